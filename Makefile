@@ -1,0 +1,42 @@
+# Cadre from the shell. `make help` lists what there is; the work is done by scripts/ and bench/.
+#
+# Needs: Debian 12 or newer (or any Linux that has the same tools), make, git, root or sudo for what apt has to
+# install, and Rust 1.95 or newer. Everything else is installed by name, and said before it is.
+
+SHELL := /bin/bash
+export PATH := $(PATH):$(HOME)/.cargo/bin
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint format bench soak clean
+
+help: ## list the targets
+	@echo "Cadre: core attention on a pool of servers. Targets:"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build target/release/cadre
+	@scripts/machine rust
+	cargo build --release --locked -p cadre
+
+demo: build ## train a small model on the King James Bible with attention on two servers
+	$(TARGET)/release/cadre run -f examples/bible.yaml
+
+test: ## lint, then every test; prints the seconds of each part
+	@scripts/test
+
+lint: ## formatting, clippy, licences, purity of the pure crates, spelling; changes nothing
+	@scripts/lint
+
+format: ## rewrite Rust, TOML and Python files in the project's format
+	@scripts/format
+
+bench: ## run every bench beside its peer, write target/bench/NAME.json, print a table
+	@scripts/machine rust python
+	@bench/run
+
+soak: ## the simulations and property tests with many more cases (SOAK_CASES, default 20000)
+	@scripts/machine rust
+	PROPTEST_CASES=$(or $(SOAK_CASES),20000) cargo test --release --locked --workspace
+
+clean: ## remove target/
+	cargo clean
