@@ -1,1 +1,25 @@
-//! Being written.
+//! The objects that the API server stores, and the names that pods and workers agree on.
+//!
+//! In: YAML manifests of users. Out: [`AttentionPool`] and [`TrainingJob`], checked.
+//! [`manifest`] reads and checks them, [`contract`] lists labels and environment variables.
+//!
+//! No cluster and no process: reading the manifest files is the only IO here, and
+//! [`manifest::parse`] does without. The same text gives the same objects or the same error.
+
+pub mod contract;
+mod fields;
+mod job;
+pub mod manifest;
+mod nearest;
+mod pool;
+pub mod validate;
+
+pub use job::{
+    Attention, Checkpoint, FailureAction, FailurePolicy, FailureRule, OnPoolLoss, PoolRef,
+    Progress, TrainingJob, TrainingJobSpec, TrainingJobStatus, Wire,
+};
+pub use k8s_openapi;
+pub use pool::{
+    Access, AttentionPool, AttentionPoolSpec, AttentionPoolStatus, Colocation, Drain, Fabric,
+    Health, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,
+};

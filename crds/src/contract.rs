@@ -1,0 +1,100 @@
+//! Names at the boundary of a pod: labels, containers and environment variables.
+//!
+//! The local supervisor and the operator set them, workers read them. Nothing else is agreed on
+//! between a controller and the process that it starts; the rest goes through the control service.
+
+/// Group and version of the objects.
+pub const API_VERSION: &str = "cadre.dev/v1alpha1";
+/// Container of a trainer's pod that trains.
+pub const TRAINER_CONTAINER: &str = "trainer";
+/// Container of a server's pod that serves.
+pub const SERVER_CONTAINER: &str = "server";
+
+/// Label: name of the pool. On any pod it makes the pod join the pool.
+pub const LABEL_POOL: &str = "cadre.dev/pool";
+/// Label: name of the job.
+pub const LABEL_JOB: &str = "cadre.dev/job";
+/// Label: [`ROLE_TRAINER`] or [`ROLE_SERVER`].
+pub const LABEL_ROLE: &str = "cadre.dev/role";
+/// Label: slot that a server fills.
+pub const LABEL_SLOT: &str = "cadre.dev/slot";
+/// Label: digest of the template that a pod was made from.
+pub const LABEL_REVISION: &str = "cadre.dev/revision";
+/// Label: number of the job's attempt.
+pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
+
+/// Role of a trainer.
+pub const ROLE_TRAINER: &str = "trainer";
+/// Role of a dedicated attention server.
+pub const ROLE_SERVER: &str = "server";
+
+/// Host of trainer 0.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// Port of trainer 0, free for the trainer's own use.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+/// Number of the trainer, from 0.
+pub const RANK: &str = "RANK";
+/// Trainers of the job.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// Number of the trainer in its pod, from 0.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// Trainers in the pod.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+/// Number of the pod in the job, from 0.
+pub const GROUP_RANK: &str = "GROUP_RANK";
+/// torchrun's `--nnodes`.
+pub const PET_NNODES: &str = "PET_NNODES";
+/// torchrun's `--nproc-per-node`.
+pub const PET_NPROC_PER_NODE: &str = "PET_NPROC_PER_NODE";
+/// torchrun's `--node-rank`.
+pub const PET_NODE_RANK: &str = "PET_NODE_RANK";
+/// torchrun's `--master-addr`.
+pub const PET_MASTER_ADDR: &str = "PET_MASTER_ADDR";
+/// torchrun's `--master-port`.
+pub const PET_MASTER_PORT: &str = "PET_MASTER_PORT";
+
+/// Start of every variable that Cadre alone may set.
+pub const CADRE_PREFIX: &str = "CADRE_";
+/// Address of the control service: path of a Unix socket, or an `https` URL.
+pub const CADRE_CONTROL: &str = "CADRE_CONTROL";
+/// [`ROLE_TRAINER`] or [`ROLE_SERVER`].
+pub const CADRE_ROLE: &str = "CADRE_ROLE";
+/// Number of the worker among those of its role, from 0.
+pub const CADRE_INDEX: &str = "CADRE_INDEX";
+/// How often the worker with this role and index has been started, from 0.
+pub const CADRE_INCARNATION: &str = "CADRE_INCARNATION";
+/// Number of the job's attempt, from 1.
+pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
+/// Name of the job.
+pub const CADRE_JOB: &str = "CADRE_JOB";
+/// Name of the pool.
+pub const CADRE_POOL: &str = "CADRE_POOL";
+/// Directory for what the run leaves behind.
+pub const CADRE_OUT: &str = "CADRE_OUT";
+/// Directory for checkpoints.
+pub const CADRE_CHECKPOINTS: &str = "CADRE_CHECKPOINTS";
+/// Directory that trace events go to; not set: no trace.
+pub const CADRE_TRACE: &str = "CADRE_TRACE";
+/// Process id of the supervisor; a worker whose parent is another has lost it.
+pub const CADRE_PARENT_PID: &str = "CADRE_PARENT_PID";
+
+/// Variables that the controller sets and a pod template therefore must not.
+pub const RESERVED: &[&str] = &[
+    GROUP_RANK,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    PET_MASTER_ADDR,
+    PET_MASTER_PORT,
+    PET_NNODES,
+    PET_NODE_RANK,
+    PET_NPROC_PER_NODE,
+    RANK,
+    WORLD_SIZE,
+];
+
+/// Whether a pod template is refused when it sets this variable.
+pub fn is_reserved(variable: &str) -> bool {
+    variable.starts_with(CADRE_PREFIX) || RESERVED.contains(&variable)
+}

@@ -1,0 +1,221 @@
+//! `TrainingJob`: trainers that send their core attention to a pool.
+//!
+//! Field names, units and defaults of the object; what a combination of fields means is checked in
+//! [`crate::manifest`]. The job's kind is optional in a cluster: pods of other kinds join by label.
+
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use serde::{Deserialize, Serialize};
+
+/// A training job whose attention runs on a pool.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct TrainingJob {
+    /// Name, labels and what else every object has.
+    pub metadata: ObjectMeta,
+    /// What the user wants.
+    pub spec: TrainingJobSpec,
+    /// What is there; written by the operator only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<TrainingJobStatus>,
+}
+
+impl TrainingJob {
+    /// `kind` of the object.
+    pub const KIND: &str = "TrainingJob";
+}
+
+/// What a job should be.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainingJobSpec {
+    /// Pod of a trainer, with one container named `trainer`.
+    pub template: PodTemplateSpec,
+    /// Pods of the job. At least 1. Default 1.
+    #[serde(default = "one")]
+    pub nodes: u32,
+    /// Trainer processes in each pod. At least 1. Default 1.
+    #[serde(default = "one")]
+    pub procs_per_node: u32,
+    /// Where core attention goes.
+    pub attention: Attention,
+    /// No pods run while this is true. Default false.
+    #[serde(default)]
+    pub suspend: bool,
+    /// Controller that acts on the job instead of Cadre's operator. Default: Cadre's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<String>,
+    /// What a dead trainer does to the job.
+    #[serde(default)]
+    pub failure_policy: FailurePolicy,
+    /// Longest time that the job may be active. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_deadline_seconds: Option<u32>,
+    /// How long a finished job is kept. Default: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<u32>,
+    /// Where checkpoints go and how many stay.
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
+}
+
+impl TrainingJobSpec {
+    /// Trainer processes of the job: `nodes` × `procsPerNode`.
+    pub fn trainers(&self) -> u32 {
+        self.nodes.saturating_mul(self.procs_per_node)
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Where core attention goes and how.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attention {
+    /// The pool.
+    pub pool_ref: PoolRef,
+    /// Weight of this job among the jobs of the pool, 1 to 1000. Default 100.
+    #[serde(default = "hundred")]
+    pub share: u32,
+    /// Type of Q, K, V, O, dO and dQ on the wire. Default: `F32` on CPU, `Bf16` on GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Wire>,
+    /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
+    #[serde(default)]
+    pub reproducible: bool,
+    /// What happens when no server is left. Default `Wait`.
+    #[serde(default)]
+    pub on_pool_loss: OnPoolLoss,
+    /// How long `Wait` waits for a server before the job fails. Default 300 s.
+    #[serde(default = "pool_wait_seconds")]
+    pub pool_wait_seconds: u32,
+}
+
+fn hundred() -> u32 {
+    100
+}
+
+fn pool_wait_seconds() -> u32 {
+    300
+}
+
+/// Names a pool.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolRef {
+    /// Name of the pool.
+    pub name: String,
+    /// Its namespace. Default: the job's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// Type of rows on the wire. LSE, Δ, dK and dV are f32 whatever it says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+pub enum Wire {
+    /// Single precision.
+    F32,
+    /// Brain float: half the bytes, rounded once when rows are published.
+    Bf16,
+}
+
+/// What a job does when no server is left.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+pub enum OnPoolLoss {
+    /// Wait for a server, `poolWaitSeconds` at most.
+    #[default]
+    Wait,
+    /// Trainers compute core attention themselves.
+    Local,
+    /// The job fails.
+    Fail,
+}
+
+/// What a dead trainer does to the job.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct FailurePolicy {
+    /// Restarts from the last checkpoint before the job fails. Default 0.
+    pub max_restarts: u32,
+    /// Exceptions, first match wins. At most 16.
+    pub rules: Vec<FailureRule>,
+}
+
+/// An exception from `maxRestarts`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureRule {
+    /// What to do.
+    pub action: FailureAction,
+    /// Exit codes of a trainer that the rule is about, 1 to 255.
+    pub exit_codes: Vec<u32>,
+}
+
+/// What a failure rule does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+pub enum FailureAction {
+    /// The job fails at once.
+    FailJob,
+    /// The job restarts and the restart counts.
+    Restart,
+    /// The job restarts and the restart does not count.
+    RestartUncounted,
+}
+
+/// Where checkpoints go and how many stay.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Checkpoint {
+    /// Newest checkpoints that are kept. At least 1. Default 3.
+    pub keep: u32,
+    /// Claim whose volume holds them, mounted in every trainer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+    /// Directory of the node that holds them, where the cluster allows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<String>,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self { keep: 3, claim_name: None, host_path: None }
+    }
+}
+
+/// What a job is, by its applied objects.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct TrainingJobStatus {
+    /// Generation of the spec that this status answers.
+    pub observed_generation: i64,
+    /// How far training is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// Number of the run of the trainers, from 1; only rises, resumes count.
+    pub attempt: u32,
+    /// Servers lost in steps of the job.
+    pub failovers: u32,
+    /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`.
+    pub conditions: Vec<Condition>,
+}
+
+/// How far training is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// Steps wanted.
+    pub total: u64,
+    /// Share done.
+    pub percent: u32,
+    /// Seconds left at the present speed.
+    pub eta_seconds: u64,
+    /// Tokens trained on per second, all trainers together.
+    pub tokens_per_second: u64,
+    /// Time that the worst trainer waited for attention, in percent of the step.
+    pub exposed_wait_percent: u32,
+    /// Busiest server over the mean, in percent.
+    pub imbalance_percent: u32,
+}

@@ -1,0 +1,256 @@
+//! `AttentionPool`: servers that compute core attention for the jobs that name the pool.
+//!
+//! Field names, units and defaults of the object; what a combination of fields means is checked in
+//! [`crate::manifest`]. No value here is a float, durations name their unit.
+
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use serde::{Deserialize, Serialize};
+
+/// A pool of attention servers.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct AttentionPool {
+    /// Name, labels and what else every object has.
+    pub metadata: ObjectMeta,
+    /// What the user wants.
+    pub spec: AttentionPoolSpec,
+    /// What is there; written by the operator only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<AttentionPoolStatus>,
+}
+
+impl AttentionPool {
+    /// `kind` of the object.
+    pub const KIND: &str = "AttentionPool";
+}
+
+/// What a pool should be.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AttentionPoolSpec {
+    /// Dedicated servers: processes (pods) of their own. Default 0.
+    pub replicas: u32,
+    /// The trainers of the pool's jobs serve too. Default true; with `replicas` this is the hybrid.
+    pub in_place: bool,
+    /// Pod of a dedicated server. Its container is `server`; left out, the chart's image is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplateSpec>,
+    /// Who decides about `replicas`, and within which bounds.
+    pub scaling: Scaling,
+    /// How near to the trainers the servers have to be.
+    pub placement: Placement,
+    /// Devices and network of a server.
+    pub fabric: Fabric,
+    /// How a server leaves.
+    pub drain: Drain,
+    /// When a server is suspected, slow, or replaced.
+    pub health: Health,
+    /// Who may use the pool.
+    pub access: Access,
+}
+
+impl Default for AttentionPoolSpec {
+    fn default() -> Self {
+        Self {
+            replicas: 0,
+            in_place: true,
+            template: None,
+            scaling: Scaling::default(),
+            placement: Placement::default(),
+            fabric: Fabric::default(),
+            drain: Drain::default(),
+            health: Health::default(),
+            access: Access::default(),
+        }
+    }
+}
+
+/// How `replicas` changes.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Scaling {
+    /// Who changes `replicas`. Default `Fixed`.
+    pub mode: ScalingMode,
+    /// Least dedicated servers of mode `Auto`. Default 0.
+    pub min: u32,
+    /// Most dedicated servers of mode `Auto`. No default: `Auto` needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<u32>,
+    /// Busy share that `Auto` aims at, 1 to 100 percent. Default 70.
+    pub target_utilization_percent: u32,
+    /// How long fewer servers must have sufficed before `Auto` removes one. Default 300 s.
+    pub scale_down_stabilization_seconds: u32,
+}
+
+impl Default for Scaling {
+    fn default() -> Self {
+        Self {
+            mode: ScalingMode::Fixed,
+            min: 0,
+            max: None,
+            target_utilization_percent: 70,
+            scale_down_stabilization_seconds: 300,
+        }
+    }
+}
+
+/// Who changes `replicas`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+pub enum ScalingMode {
+    /// The user alone.
+    #[default]
+    Fixed,
+    /// The operator, from the servers' load.
+    Auto,
+    /// An autoscaler through the scale subresource.
+    External,
+}
+
+/// Where servers run, seen from the trainers.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Placement {
+    /// Topology keys, nearest first, such as `kubernetes.io/hostname`. Default: the chart's.
+    pub levels: Vec<String>,
+    /// Jobs to be near to. Default: all jobs of the pool.
+    pub colocate_with: Vec<String>,
+    /// Whether a server may start elsewhere. Default `Preferred`.
+    pub colocation: Colocation,
+}
+
+/// How strict a placement is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+pub enum Colocation {
+    /// Near if possible.
+    #[default]
+    Preferred,
+    /// Near or not at all.
+    Required,
+}
+
+/// Devices and network of a server.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Fabric {
+    /// GPUs, hence lanes, of one server; 0 (default) computes on the CPU.
+    pub gpus_per_server: u32,
+    /// Extended resources that give a pod its RDMA devices, such as `rdma/ib`. Default none.
+    pub rdma_resources: Vec<String>,
+    /// Measured bandwidth below which a link is reported, in megabits per second. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_bandwidth_mbps: Option<u32>,
+}
+
+/// How a server leaves.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Drain {
+    /// How long a server may take to hand over its slot before it is deleted. Default 60 s.
+    pub timeout_seconds: u32,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self { timeout_seconds: 60 }
+    }
+}
+
+/// When a server is suspected, slow, or replaced.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Health {
+    /// Silence after which the conductor suspects a server. At least 400 (two heartbeats). Default
+    /// 1000 ms.
+    pub suspect_after_milliseconds: u32,
+    /// Age after which a load report no longer counts. Default 10 s.
+    pub report_timeout_seconds: u32,
+    /// Time that a slot may stay vacant before it leaves the view; later steps may then have other
+    /// bits. Default 600 s.
+    pub reshape_after_seconds: u32,
+    /// Observed over expected time, in percent, from which a server counts as slow. Above 100.
+    /// Default 150.
+    pub slow_factor_percent: u32,
+    /// Failures or slow reports in a row until a server is quarantined. Default 3.
+    pub quarantine_after: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            suspect_after_milliseconds: 1000,
+            report_timeout_seconds: 10,
+            reshape_after_seconds: 600,
+            slow_factor_percent: 150,
+            quarantine_after: 3,
+        }
+    }
+}
+
+/// Who may use a pool.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Access {
+    /// Namespaces whose jobs may join. Default: the pool's own.
+    pub namespaces: Vec<String>,
+    /// Most dedicated servers that one job may be given. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_servers_per_job: Option<u32>,
+}
+
+/// What a pool is, by its applied objects.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AttentionPoolStatus {
+    /// Generation of the spec that this status answers.
+    pub observed_generation: i64,
+    /// Dedicated servers wanted.
+    pub desired: u32,
+    /// Servers whose pod is ready.
+    pub ready: u32,
+    /// Servers with a live control connection.
+    pub registered: u32,
+    /// Servers on their way out.
+    pub draining: u32,
+    /// Servers kept out for slowness or failures.
+    pub quarantined: u32,
+    /// Trainers that serve in place.
+    pub in_place_servers: u32,
+    /// Label selector of the servers' pods, for the scale subresource.
+    pub selector: String,
+    /// Busy share of the pool in percent, rounded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u32>,
+    /// The slowest servers, worst first, at most 8.
+    pub worst_servers: Vec<WorstServer>,
+    /// The last change of `replicas`, with what it was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_scale_decision: Option<ScaleDecision>,
+    /// `Available`, `Progressing`, `Balanced`, `ScalingActive`, `PlacementSatisfied`, `Degraded`.
+    pub conditions: Vec<Condition>,
+}
+
+/// One of the slowest servers of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct WorstServer {
+    /// Name of its pod.
+    pub name: String,
+    /// Observed over expected time, in percent.
+    pub slow_factor_percent: u32,
+}
+
+/// Why `replicas` was changed.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScaleDecision {
+    /// When.
+    pub time: Time,
+    /// Servers before.
+    pub from: u32,
+    /// Servers after.
+    pub to: u32,
+    /// Busy share that it was made from, in percent.
+    pub utilization_percent: u32,
+    /// The rule that fired, one sentence.
+    pub reason: String,
+}
