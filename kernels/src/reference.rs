@@ -1,0 +1,161 @@
+//! Attention in f64, straight from its definition: what tests compare with.
+//!
+//! In: the rows of one document, or of a part of it. Out: O, LSE, and the gradients. Slow on purpose:
+//! one loop a sum, no tiles, no order to know. No checks beyond slice bounds.
+
+use std::ops::Range;
+
+use crate::{Heads, Mask};
+
+/// Rows of a document; layouts as in [`crate::Forward`].
+#[derive(Clone, Debug)]
+pub struct Document<'a> {
+    /// Heads of all rows.
+    pub heads: Heads,
+    /// Which keys a row attends to.
+    pub mask: Mask,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Rows of the whole document.
+    pub document_rows: u32,
+    /// Positions of the query rows.
+    pub rows: Range<u32>,
+    /// Positions of the keys held.
+    pub keys: Range<u32>,
+    /// `[rows, query, dim]`.
+    pub q: &'a [f32],
+    /// `[keys, kv, dim]`.
+    pub k: &'a [f32],
+    /// `[keys, kv, dim]`.
+    pub v: &'a [f32],
+}
+
+/// What the forward pass gives.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// `[rows, query, dim]`.
+    pub out: Vec<f64>,
+    /// Natural log, −∞ without keys, `[rows, query]`.
+    pub lse: Vec<f64>,
+}
+
+/// What the backward pass gives.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// rowsum(dO∘O), `[rows, query]`.
+    pub delta: Vec<f64>,
+    /// `[rows, query, dim]`.
+    pub dq: Vec<f64>,
+    /// `[keys, kv, dim]`.
+    pub dk: Vec<f64>,
+    /// `[keys, kv, dim]`.
+    pub dv: Vec<f64>,
+}
+
+/// O and LSE.
+pub fn forward(document: &Document<'_>) -> Output {
+    let Heads { query, dim, .. } = document.heads;
+    let mut out = vec![0.0; document.rows.len() * query * dim];
+    let mut lse = vec![f64::NEG_INFINITY; document.rows.len() * query];
+    for row in 0..lse.len() {
+        let (probabilities, sum) = document.probabilities(row);
+        lse[row] = sum;
+        for (key, p) in probabilities {
+            let v = &document.v[key * dim..][..dim];
+            for (o, &v) in out[row * dim..][..dim].iter_mut().zip(v) {
+                *o += p * f64::from(v);
+            }
+        }
+    }
+    Output { out, lse }
+}
+
+/// The gradients for dO `dout`, `[rows, query, dim]`.
+pub fn backward(document: &Document<'_>, dout: &[f32]) -> Gradients {
+    let Heads { query, kv, dim } = document.heads;
+    let scale = f64::from(document.scale);
+    let mut delta = vec![0.0; document.rows.len() * query];
+    let mut dq = vec![0.0; delta.len() * dim];
+    let mut dk = vec![0.0; document.keys.len() * kv * dim];
+    let mut dv = dk.clone();
+    for row in 0..delta.len() {
+        let (q, dout) = (&document.q[row * dim..][..dim], &dout[row * dim..][..dim]);
+        let pairs: Vec<_> = (document.probabilities(row).0.into_iter())
+            .map(|(key, p)| (key, p, dot(dout, &document.v[key * dim..][..dim])))
+            .collect();
+        delta[row] = pairs.iter().map(|&(_, p, dp)| p * dp).sum();
+        for (key, p, dp) in pairs {
+            let ds = p * (dp - delta[row]) * scale;
+            for i in 0..dim {
+                dv[key * dim + i] += p * f64::from(dout[i]);
+                dk[key * dim + i] += ds * f64::from(q[i]);
+                dq[row * dim + i] += ds * f64::from(document.k[key * dim + i]);
+            }
+        }
+    }
+    Gradients { delta, dq, dk, dv }
+}
+
+impl Document<'_> {
+    /// Keys that query row `row` (over rows and heads) attends to, as row (over rows and heads) of K,
+    /// with their probability; and the row's LSE.
+    fn probabilities(&self, row: usize) -> (Vec<(usize, f64)>, f64) {
+        let Heads { query, kv, dim } = self.heads;
+        let (position, head) = (self.rows.start + (row / query) as u32, row % query);
+        let kept = self.mask.keys(position, self.document_rows);
+        let q = &self.q[row * dim..][..dim];
+        let scores: Vec<(usize, f64)> = (kept.start.max(self.keys.start)
+            ..kept.end.min(self.keys.end))
+            .map(|key| {
+                let key = (key - self.keys.start) as usize * kv + head / (query / kv);
+                (key, dot(q, &self.k[key * dim..][..dim]) * f64::from(self.scale))
+            })
+            .collect();
+        let largest = scores.iter().map(|it| it.1).fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|it| (it.1 - largest).exp()).sum();
+        let lse = if scores.is_empty() { f64::NEG_INFINITY } else { largest + sum.ln() };
+        (scores.into_iter().map(|(key, score)| (key, (score - lse).exp())).collect(), lse)
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gradients are those of the forward pass: central differences of Σ dO∘O.
+    #[test]
+    fn gradients_are_the_differences_of_the_output() {
+        let heads = Heads { query: 2, kv: 1, dim: 8 };
+        let number = |seed: usize| ((seed * 7919 % 101) as f32 - 50.0) / 40.0;
+        let numbers = |seed: usize, count: usize| (0..count).map(|i| number(seed + i)).collect::<Vec<f32>>();
+        let (q, dout) = (numbers(1, 5 * 16), numbers(300, 5 * 16));
+        let rows = [q, numbers(100, 5 * 8), numbers(200, 5 * 8)];
+        let loss = |rows: &[Vec<f32>; 3]| -> f64 {
+            let output = forward(&document(heads, rows));
+            output.out.iter().zip(&dout).map(|(o, &d)| o * f64::from(d)).sum()
+        };
+        let gradients = backward(&document(heads, &rows), &dout);
+        for (which, gradient) in [gradients.dq, gradients.dk, gradients.dv].iter().enumerate() {
+            for index in 0..gradient.len() {
+                let moved = |by: f32| {
+                    let mut rows = rows.clone();
+                    rows[which][index] += by;
+                    (loss(&rows), f64::from(rows[which][index]))
+                };
+                let ((high, right), (low, left)) = (moved(0.01), moved(-0.01));
+                let difference = (high - low) / (right - left);
+                assert!((difference - gradient[index]).abs() < 1e-4, "{which} {index}");
+            }
+        }
+    }
+
+    fn document(heads: Heads, rows: &[Vec<f32>; 3]) -> Document<'_> {
+        let [q, k, v] = rows;
+        let mask = Mask::Window { left: 2 };
+        Document { heads, mask, scale: 0.3, document_rows: 5, rows: 0..5, keys: 0..5, q, k, v }
+    }
+}
