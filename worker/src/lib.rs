@@ -1,1 +1,3 @@
-//! Being written.
+//! The processes of a job: reference trainer, attention server, conductor and local supervisor.
+
+pub mod trainer;

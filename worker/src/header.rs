@@ -1,0 +1,215 @@
+//! The header of a step: everything that the plan of the step depends on, and who fills the slots now.
+//!
+//! Written by the conductor alone, one a step; every trainer and server plans from it. It is also the
+//! line of `headers.jsonl`: a run that is given the lines of another ([`Log`]) makes the same plans and,
+//! for one numerics id, the same bits.
+//!
+//! Invariant: [`Header::digest`] covers what bits depend on (slots, weights, layout, seed, numerics),
+//! never who fills a slot at the moment: a lost or replaced server changes no bit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cadre_planner::{Costs, Heads, Layout, Slot};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Type of rows on the wire.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Wire {
+    /// 4 bytes, exact.
+    #[default]
+    F32,
+    /// 2 bytes, rounded to nearest even when rows enter the arena.
+    Bf16,
+}
+
+impl Wire {
+    /// Bytes of an element.
+    pub fn bytes(self) -> u8 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Where core attention of a step is computed.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// On the slots, as planned.
+    #[default]
+    Pool,
+    /// Every query row at its trainer.
+    Local,
+}
+
+/// Number of a view: lease transitions of its author, then a counter. Larger is newer.
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize,
+)]
+pub struct ViewNumber {
+    /// Lease transitions of the controller.
+    pub term: u64,
+    /// Counts within a term.
+    pub counter: u64,
+}
+
+/// Who fills a slot.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Member {
+    /// A dedicated server and where its exchange listens.
+    Server {
+        /// Index of the server in its pool.
+        index: u16,
+        /// Which life of it.
+        incarnation: u32,
+        /// Exchange address.
+        address: String,
+    },
+    /// The trainer of that rank, in place.
+    InPlace(u16),
+    /// The trainer of that rank, only when the pool is lost.
+    Standby(u16),
+}
+
+/// What a step is planned from.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Header {
+    /// Counts from 0.
+    pub step: u64,
+    /// Layers of the model.
+    pub layers: u16,
+    /// Heads of the model.
+    pub heads: Heads,
+    /// Type of rows on the wire.
+    pub wire: Wire,
+    /// Seed of the job.
+    pub seed: u64,
+    /// Build, engine and instruction set that the bits are promised for.
+    pub numerics: String,
+    /// Where core attention is computed.
+    pub placement: Placement,
+    /// Slots with weight and head start.
+    pub slots: Vec<Slot>,
+    /// What tasks cost.
+    pub costs: Costs,
+    /// Documents and where their rows are, by nano-batch.
+    pub nanos: Vec<Layout>,
+    /// Number of the view that the slots come from.
+    pub view: ViewNumber,
+    /// Who fills each slot; nobody where it is vacant.
+    pub fillers: Vec<Option<Member>>,
+}
+
+impl Header {
+    /// Digest of everything that the bits of the step depend on.
+    pub fn digest(&self) -> u64 {
+        let Self { step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos, view: _, fillers: _ } =
+            self;
+        let text =
+            serde_json::to_vec(&(step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos))
+                .expect("a header is plain data");
+        xxh3_64(&text)
+    }
+}
+
+/// Headers of an earlier run, to be run again.
+#[derive(Clone, Debug)]
+pub struct Log {
+    path: PathBuf,
+    headers: Vec<Header>,
+}
+
+/// Why a header log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("header log {}: {source}; give a headers.jsonl of an earlier run", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line is no header.
+    #[error("header log {} line {line}: {source}; give a headers.jsonl written by this version", path.display())]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The log ends early.
+    #[error("header log {} has no step {step}; run fewer steps or give a longer log", path.display())]
+    Missing {
+        /// Which file.
+        path: PathBuf,
+        /// The step that is asked for.
+        step: u64,
+    },
+    /// The log is of another job.
+    #[error(
+        "header log {}: {what} of step {step} differs from this run's; replay with the same data, model, seed, tokens and build",
+        path.display()
+    )]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// The step.
+        step: u64,
+        /// Which field.
+        what: &'static str,
+    },
+}
+
+impl Log {
+    /// Reads a log.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreadable`], [`Error::Malformed`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| Error::Unreadable { path: path.into(), source })?;
+        let mut headers: Vec<Header> = Vec::new();
+        for (line, text) in (1..).zip(text.lines()) {
+            let header = serde_json::from_str(text)
+                .map_err(|source| Error::Malformed { path: path.into(), line, source })?;
+            headers.push(header);
+        }
+        Ok(Self { path: path.into(), headers })
+    }
+
+    /// The recorded decisions for the step of `fresh`: its slots, weights, costs and placement, with
+    /// the layout and the rest checked to be the same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`], [`Error::Foreign`].
+    pub fn replay(&self, fresh: Header) -> Result<Header, Error> {
+        let step = fresh.step;
+        // A resumed run writes a step again; the last line is the one that counted.
+        let recorded = self.headers.iter().rfind(|it| it.step == step);
+        let recorded =
+            recorded.ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
+        let differs = [
+            ("layers", recorded.layers == fresh.layers),
+            ("heads", recorded.heads == fresh.heads),
+            ("wire", recorded.wire == fresh.wire),
+            ("seed", recorded.seed == fresh.seed),
+            ("numerics", recorded.numerics == fresh.numerics),
+            ("layout", recorded.nanos == fresh.nanos),
+        ];
+        if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
+            return Err(Error::Foreign { path: self.path.clone(), step, what });
+        }
+        let Header { placement, slots, costs, .. } = recorded.clone();
+        Ok(Header { placement, slots, costs, ..fresh })
+    }
+}

@@ -1,0 +1,437 @@
+//! Lowers a plan to transfer lists: which bytes travel from whom to where.
+//!
+//! In: the problem of a nano-batch and its plan. Out: for every bundle the rows that its server pulls
+//! ([`Inputs`]), for every trainer the places of results ([`Lists::forward_result`],
+//! [`Lists::backward_result`]), and the shapes that the protocol runs on.
+//!
+//! It moves nothing and knows no peers. Invariant: server and trainer compute the same lists from the
+//! same plan, so an offset is never sent; every byte travels once for each bundle that needs it.
+//!
+//! A bundle's landing, rows of its KV-head group only:
+//! ```text
+//! forward   | Q of its tasks, in row order | K of its keys | V of its keys |
+//! backward  | Q | K | V | dO | LSE (f32) | Δ (f32) |
+//! ```
+
+use std::ops::Range;
+
+use cadre_exchange::Piece;
+use cadre_planner::{BundleId, Layout, Plan, Problem, RankId};
+use cadre_protocol::{
+    Bundle, BundleShape, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, WorkShape,
+};
+
+use crate::phases::Direction;
+
+/// A tensor that travels.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[repr(u32)]
+pub enum Tensor {
+    /// Queries, wire type, `[rows, query heads, dim]`.
+    Q,
+    /// Keys, wire type, `[rows, KV heads, dim]`.
+    K,
+    /// Values, as keys.
+    V,
+    /// Gradient of O, as queries.
+    DOut,
+    /// Log-sum-exp, f32, `[rows, query heads]`.
+    Lse,
+    /// Row sums of dO ∘ O, as LSE.
+    Delta,
+    /// Results of a task, as queries.
+    O,
+    /// Log-sum-exp of a task, f32.
+    OLse,
+    /// Gradient of Q of a bundle's query rows, wire type.
+    DQ,
+    /// One part of the gradient of K, f32, of a bundle's keys.
+    DK,
+    /// One part of the gradient of V, f32, of a bundle's keys.
+    DV,
+}
+
+/// Bytes of one row of a tensor, at its trainer and in a bundle's KV-head group.
+#[derive(Clone, Copy, Debug)]
+struct RowBytes {
+    /// Row of all heads.
+    whole: u64,
+    /// Where the group begins in it.
+    offset: u64,
+    /// The group's part.
+    part: u64,
+}
+
+/// Where the parts of a bundle's landing begin, in bytes.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Areas {
+    /// Queries of all tasks, in row order.
+    pub q: Range<usize>,
+    /// Keys.
+    pub k: Range<usize>,
+    /// Values.
+    pub v: Range<usize>,
+    /// Gradients of O; empty forward.
+    pub dout: Range<usize>,
+    /// Log-sum-exp; empty forward.
+    pub lse: Range<usize>,
+    /// Row sums of dO ∘ O; empty forward.
+    pub delta: Range<usize>,
+}
+
+/// What one trainer gives to one bundle.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The trainer.
+    pub rank: RankId,
+    /// Pieces by tensor; `remote` is in the trainer's rows of the phase, `local` in the landing.
+    pub pieces: Vec<(Tensor, Vec<Piece>)>,
+    /// All of them together.
+    pub bytes: u64,
+}
+
+/// Everything that a bundle reads in one direction.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Parts of the landing.
+    pub areas: Areas,
+    /// Size of the landing.
+    pub bytes: usize,
+    /// Whom it comes from, by rank.
+    pub sources: Vec<Source>,
+}
+
+/// Transfer lists of one nano-batch.
+#[derive(Clone, Debug)]
+pub struct Lists {
+    bundles: Vec<BundleLists>,
+    /// Row of the bundle's query rows at which a task begins, by task.
+    task_base: Vec<u32>,
+    /// First parcel of each bundle, in both directions.
+    parcel_base: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct BundleLists {
+    query_rows: u32,
+    forward: Inputs,
+    backward: Inputs,
+}
+
+impl Lists {
+    /// Lowers `plan`.
+    pub fn new(problem: &Problem, plan: &Plan) -> Self {
+        let mut lists = Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
+        let mut parcels = 0;
+        for index in (0..plan.bundles().len() as u32).map(BundleId) {
+            let mut rows = 0;
+            for task in plan.tasks_of(index) {
+                lists.task_base.push(rows);
+                rows += task.rows.end - task.rows.start;
+            }
+            let forward = inputs(problem, plan, index, rows, Direction::Forward);
+            let backward = inputs(problem, plan, index, rows, Direction::Backward);
+            lists.parcel_base.push(parcels);
+            parcels += forward.sources.len() as u32;
+            lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
+        }
+        lists
+    }
+
+    /// What a bundle reads.
+    pub fn inputs(&self, bundle: BundleId, direction: Direction) -> &Inputs {
+        let lists = &self.bundles[bundle.0 as usize];
+        match direction {
+            Direction::Forward => &lists.forward,
+            Direction::Backward => &lists.backward,
+        }
+    }
+
+    /// Query rows of a bundle, all tasks together.
+    pub fn query_rows(&self, bundle: BundleId) -> u32 {
+        self.bundles[bundle.0 as usize].query_rows
+    }
+
+    /// Where a task's rows begin among its bundle's query rows.
+    pub fn task_base(&self, task: usize) -> u32 {
+        self.task_base[task]
+    }
+
+    /// The source that a parcel stands for, with its bundle.
+    pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
+        let bundle = self.parcel_base.partition_point(|&base| base <= parcel.0) - 1;
+        let inputs = self.inputs(BundleId(bundle as u32), direction);
+        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle]) as usize];
+        (BundleId(bundle as u32), source)
+    }
+
+    /// Parcels of a bundle.
+    pub fn parcels_of(&self, bundle: BundleId) -> Range<u32> {
+        let first = self.parcel_base[bundle.0 as usize];
+        first..first + self.bundles[bundle.0 as usize].forward.sources.len() as u32
+    }
+
+    /// Pieces of a task's O and LSE that belong to `rank`: from the server's result to the trainer's rows.
+    pub fn forward_result(
+        problem: &Problem,
+        plan: &Plan,
+        task: usize,
+        rank: RankId,
+    ) -> (Vec<Piece>, Vec<Piece>) {
+        let task = &plan.tasks()[task];
+        let (o, lse) = (row(problem, &task.kv_heads, Tensor::O), row(problem, &task.kv_heads, Tensor::OLse));
+        let (mut o_pieces, mut lse_pieces) = (Vec::new(), Vec::new());
+        for at in problem.layout.locate(task.document, task.rows.clone()) {
+            if at.rank == rank {
+                let first = at.rows.start - task.rows.start;
+                scatter(&mut o_pieces, o, first, &at.local, 0);
+                scatter(&mut lse_pieces, lse, first, &at.local, 0);
+            }
+        }
+        (o_pieces, lse_pieces)
+    }
+
+    /// Pieces of a bundle's results that belong to `rank`: dQ into the trainer's rows, and its key rows
+    /// of dK and dV one after the other into a landing of their own ([`Lists::part_rows`]).
+    pub fn backward_result(
+        &self,
+        problem: &Problem,
+        plan: &Plan,
+        bundle: BundleId,
+        rank: RankId,
+    ) -> BackwardResult {
+        let whole = &plan.bundles()[bundle.0 as usize];
+        let mut result = BackwardResult::default();
+        let dq = row(problem, &whole.kv_heads, Tensor::DQ);
+        for task in whole.tasks.clone() {
+            let base = self.task_base[task as usize];
+            let task = &plan.tasks()[task as usize];
+            for at in problem.layout.locate(task.document, task.rows.clone()) {
+                if at.rank == rank {
+                    let first = base + at.rows.start - task.rows.start;
+                    scatter(&mut result.dq, dq, first, &at.local, 0);
+                }
+            }
+        }
+        let part = row(problem, &whole.kv_heads, Tensor::DK).part;
+        for at in problem.layout.locate(whole.document, whole.keys.clone()) {
+            if at.rank == rank {
+                let rows = u64::from(at.rows.end - at.rows.start);
+                let remote = u64::from(at.rows.start - whole.keys.start) * part;
+                let local = result.part_bytes;
+                result.part.push(Piece { remote, local, bytes: rows * part });
+                result.part_bytes += rows * part;
+                result.rows.push(at.local);
+            }
+        }
+        result
+    }
+
+    /// What the protocol runs on.
+    ///
+    /// # Errors
+    ///
+    /// None, unless the lists contradict themselves.
+    pub fn shape(&self, problem: &Problem, plan: &Plan, direction: Direction) -> Result<Shape, ShapeError> {
+        let bundles =
+            plan.bundles().iter().map(|it| BundleShape { slot: Slot(it.slot.0) }).collect();
+        let mut parcels = Vec::new();
+        for index in 0..self.bundles.len() as u32 {
+            for source in &self.inputs(BundleId(index), direction).sources {
+                let from = TrainerId(source.rank.0);
+                parcels.push(ParcelShape { bundle: Bundle(index), from, bytes: source.bytes });
+            }
+        }
+        let needs = |bundle: u32| self.parcels_of(BundleId(bundle)).map(Parcel).collect();
+        let works = match direction {
+            Direction::Forward => (0..plan.tasks().len())
+                .map(|task| {
+                    let bundle = plan.tasks()[task].bundle.0;
+                    let results = forward_bytes(problem, plan, task);
+                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
+                })
+                .collect(),
+            Direction::Backward => (0..self.bundles.len() as u32)
+                .map(|bundle| {
+                    let results = backward_bytes(problem, plan, BundleId(bundle));
+                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
+                })
+                .collect(),
+        };
+        Shape::new(bundles, works, parcels)
+    }
+}
+
+/// Where a bundle's gradients go at one trainer.
+#[derive(Clone, Debug, Default)]
+pub struct BackwardResult {
+    /// From the bundle's dQ to the trainer's rows.
+    pub dq: Vec<Piece>,
+    /// From the bundle's dK (and, alike, dV) to a landing that holds this trainer's key rows.
+    pub part: Vec<Piece>,
+    /// Size of that landing, for dK and dV each.
+    pub part_bytes: u64,
+    /// The trainer's rows that the landing holds, one after the other.
+    pub rows: Vec<Range<u32>>,
+}
+
+/// Bytes of one row of `tensor`: of all heads, and of the group `kv_heads`.
+fn row(problem: &Problem, kv_heads: &Range<u16>, tensor: Tensor) -> RowBytes {
+    let heads = problem.heads;
+    let ratio = u64::from(heads.query / heads.kv);
+    let (dim, wire) = (u64::from(heads.dim), u64::from(problem.element_bytes));
+    let per_kv_head = match tensor {
+        Tensor::Q | Tensor::DOut | Tensor::O | Tensor::DQ => ratio * dim * wire,
+        Tensor::K | Tensor::V => dim * wire,
+        Tensor::Lse | Tensor::Delta | Tensor::OLse => ratio * 4,
+        Tensor::DK | Tensor::DV => dim * 4,
+    };
+    RowBytes {
+        whole: u64::from(heads.kv) * per_kv_head,
+        offset: u64::from(kv_heads.start) * per_kv_head,
+        part: u64::from(kv_heads.end - kv_heads.start) * per_kv_head,
+    }
+}
+
+/// From a trainer's rows `local` to the rows of a landing area that begin at `first`.
+fn gather(pieces: &mut Vec<Piece>, row: RowBytes, local: &Range<u32>, first: u32, area: u64) {
+    let to = |index: u32| area + u64::from(first + index) * row.part;
+    let from = |index: u32| u64::from(local.start + index) * row.whole + row.offset;
+    strips(pieces, row, local.end - local.start, from, to);
+}
+
+/// From the rows of a result that begin at `first` to a trainer's rows `local`.
+fn scatter(pieces: &mut Vec<Piece>, row: RowBytes, first: u32, local: &Range<u32>, area: u64) {
+    let from = |index: u32| u64::from(first + index) * row.part;
+    let to = |index: u32| area + u64::from(local.start + index) * row.whole + row.offset;
+    strips(pieces, row, local.end - local.start, from, to);
+}
+
+/// One piece for all rows where a row is whole, one for each where a group is cut out of it.
+fn strips(
+    pieces: &mut Vec<Piece>,
+    row: RowBytes,
+    rows: u32,
+    from: impl Fn(u32) -> u64,
+    to: impl Fn(u32) -> u64,
+) {
+    if row.part == row.whole {
+        let bytes = u64::from(rows) * row.part;
+        pieces.push(Piece { remote: from(0), local: to(0), bytes });
+    } else {
+        let piece = |index| Piece { remote: from(index), local: to(index), bytes: row.part };
+        pieces.extend((0..rows).map(piece));
+    }
+}
+
+/// Query-side tensors and key-side tensors that a direction reads.
+fn read(direction: Direction) -> &'static [Tensor] {
+    match direction {
+        Direction::Forward => &[Tensor::Q, Tensor::K, Tensor::V],
+        Direction::Backward => {
+            &[Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut, Tensor::Lse, Tensor::Delta]
+        }
+    }
+}
+
+fn inputs(
+    problem: &Problem,
+    plan: &Plan,
+    index: BundleId,
+    query_rows: u32,
+    direction: Direction,
+) -> Inputs {
+    let bundle = &plan.bundles()[index.0 as usize];
+    let key_rows = bundle.keys.end - bundle.keys.start;
+    let mut areas = Areas::default();
+    let mut bytes = 0_usize;
+    let mut sources: Vec<Source> = Vec::new();
+    for &tensor in read(direction) {
+        let row = row(problem, &bundle.kv_heads, tensor);
+        let of_keys = matches!(tensor, Tensor::K | Tensor::V);
+        let rows = if of_keys { key_rows } else { query_rows };
+        let area = bytes..bytes + rows as usize * row.part as usize;
+        bytes = area.end.next_multiple_of(4);
+        let mut add = |rank: RankId, local: &Range<u32>, first: u32| {
+            let pieces = pieces_of(&mut sources, rank, tensor);
+            gather(pieces, row, local, first, area.start as u64);
+        };
+        if of_keys {
+            for at in problem.layout.locate(bundle.document, bundle.keys.clone()) {
+                add(at.rank, &at.local, at.rows.start - bundle.keys.start);
+            }
+        } else {
+            let mut base = 0;
+            for task in plan.tasks_of(index) {
+                for at in problem.layout.locate(task.document, task.rows.clone()) {
+                    add(at.rank, &at.local, base + at.rows.start - task.rows.start);
+                }
+                base += task.rows.end - task.rows.start;
+            }
+        }
+        *areas.of(tensor) = area;
+    }
+    sources.sort_by_key(|it| it.rank);
+    for source in &mut sources {
+        source.bytes = source.pieces.iter().flat_map(|(_, it)| it).map(|it| it.bytes).sum();
+    }
+    Inputs { areas, bytes, sources }
+}
+
+impl Areas {
+    fn of(&mut self, tensor: Tensor) -> &mut Range<usize> {
+        match tensor {
+            Tensor::Q | Tensor::O | Tensor::DQ => &mut self.q,
+            Tensor::K | Tensor::DK => &mut self.k,
+            Tensor::V | Tensor::DV => &mut self.v,
+            Tensor::DOut => &mut self.dout,
+            Tensor::Lse | Tensor::OLse => &mut self.lse,
+            Tensor::Delta => &mut self.delta,
+        }
+    }
+}
+
+fn pieces_of(sources: &mut Vec<Source>, rank: RankId, tensor: Tensor) -> &mut Vec<Piece> {
+    let index = sources.iter().position(|it| it.rank == rank).unwrap_or_else(|| {
+        sources.push(Source { rank, pieces: Vec::new(), bytes: 0 });
+        sources.len() - 1
+    });
+    let pieces = &mut sources[index].pieces;
+    let index = pieces.iter().position(|(it, _)| *it == tensor).unwrap_or_else(|| {
+        pieces.push((tensor, Vec::new()));
+        pieces.len() - 1
+    });
+    &mut pieces[index].1
+}
+
+/// Bytes of a task's results by home trainer.
+fn forward_bytes(problem: &Problem, plan: &Plan, task: usize) -> Vec<(TrainerId, u64)> {
+    let task = &plan.tasks()[task];
+    let row_bytes = row(problem, &task.kv_heads, Tensor::O).part
+        + row(problem, &task.kv_heads, Tensor::OLse).part;
+    by_home(&problem.layout, [(task.document, task.rows.clone(), row_bytes)])
+}
+
+/// Bytes of a bundle's results by home trainer.
+fn backward_bytes(problem: &Problem, plan: &Plan, bundle: BundleId) -> Vec<(TrainerId, u64)> {
+    let tasks = plan.tasks_of(bundle);
+    let bundle = &plan.bundles()[bundle.0 as usize];
+    let dq = row(problem, &bundle.kv_heads, Tensor::DQ).part;
+    let parts = 2 * row(problem, &bundle.kv_heads, Tensor::DK).part;
+    let rows = tasks.iter().map(|it| (it.document, it.rows.clone(), dq));
+    by_home(&problem.layout, rows.chain([(bundle.document, bundle.keys.clone(), parts)]))
+}
+
+fn by_home(
+    layout: &Layout,
+    ranges: impl IntoIterator<Item = (cadre_planner::DocumentId, Range<u32>, u64)>,
+) -> Vec<(TrainerId, u64)> {
+    let mut homes = std::collections::BTreeMap::new();
+    for (document, rows, row_bytes) in ranges {
+        for at in layout.locate(document, rows) {
+            let bytes = u64::from(at.rows.end - at.rows.start) * row_bytes;
+            *homes.entry(TrainerId(at.rank.0)).or_insert(0) += bytes;
+        }
+    }
+    homes.into_iter().collect()
+}

@@ -1,0 +1,11 @@
+//! The reference trainer: a Llama-style model on bytes of real text, data parallel, packed documents.
+//!
+//! In: a folder of documents, a model preset, a seed. Out: losses, checkpoints, a sample of text.
+//! Core attention is not computed here: it goes through [`Attention`].
+//!
+//! Invariant: a step's bits depend on the seed, the model, the number of trainers and the bits of the
+//! attention, never on the number of threads or on what arrives first.
+
+mod attention;
+
+pub use attention::{Attention, AttentionError, Gradients, IN_FLIGHT};
