@@ -25,7 +25,7 @@ impl Threads {
     }
 
     /// Runs `unit(0)` to `unit(units - 1)`, each once; threads take the next one as they get free.
-    pub(crate) fn run(self, units: usize, unit: impl Fn(usize) + Sync) {
+    pub fn run(self, units: usize, unit: impl Fn(usize) + Sync) {
         let helpers = self.0.get().min(units) - usize::from(units > 0);
         let pool = (helpers > 0).then(|| pool(self.0.get() - 1)).flatten();
         let Some(pool) = pool else {
