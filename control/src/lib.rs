@@ -1,1 +1,24 @@
-//! Being written.
+//! The control service: what workers and their controller say to each other.
+//!
+//! In: messages of `proto/cadre/control/v1alpha1/control.proto`. Out: the same, on the other side of
+//! one gRPC stream per worker, over any transport. [`client::attach`] is a worker's side,
+//! [`server::serve`] the controller's (the local supervisor or the operator).
+//!
+//! No decisions here: who is started, replaced or drained is the controller's business. Nothing of
+//! the data plane waits for this stream, so a controller may go away and come back.
+
+pub mod client;
+pub mod endpoint;
+pub mod server;
+pub mod version;
+
+pub use endpoint::Endpoint;
+pub use version::{CONTROL_VERSION, DATA_VERSION};
+
+/// Messages, generated from the protobuf, which documents them.
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+pub mod proto {
+    tonic::include_proto!("cadre.control.v1alpha1");
+}
+
+mod face;

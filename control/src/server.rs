@@ -1,0 +1,252 @@
+//! The controller's side of the stream: accepts workers and hands on what they say.
+//!
+//! In: connections of any transport. Out: [`Event`]s in a bounded queue, one [`Link`] per worker to
+//! answer on.
+//!
+//! ```text
+//! stream opened ──► Hello within the deadline, versions fit ──► Attached ──► Message* ──► Detached
+//!             └──► refused with a status that says why
+//! ```
+//!
+//! Whether the worker is expected, what it is told and when it is replaced is the business of who
+//! reads the events. Every `Attached` is followed by exactly one `Detached` of the same link, after
+//! all its messages.
+
+use std::future::Future;
+use std::os::unix::net::UnixListener;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::server::Connected;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::proto::control_server::{Control, ControlServer};
+use crate::proto::{ControllerMessage, Hello, WorkerMessage, worker_message};
+use crate::version;
+
+/// Messages that wait for one worker; a worker that lets more pile up loses its link.
+const LINK_QUEUE: usize = 256;
+/// What a worker has to say hello in.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Names a link; never used twice by one server.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct LinkId(pub u64);
+
+/// What happened on the streams.
+#[derive(Debug)]
+pub enum Event {
+    /// A worker of a known version said hello.
+    Attached {
+        /// To answer on.
+        link: Link,
+        /// Who it is.
+        hello: Hello,
+    },
+    /// It said something more.
+    Message {
+        /// Its link.
+        link: LinkId,
+        /// What.
+        message: worker_message::Message,
+    },
+    /// Its stream ended, with or without `Bye`.
+    Detached {
+        /// Its link.
+        link: LinkId,
+    },
+}
+
+/// The way to one worker. Dropping it ends the stream.
+#[derive(Debug)]
+pub struct Link {
+    id: LinkId,
+    outgoing: mpsc::Sender<Result<ControllerMessage, Status>>,
+}
+
+impl Link {
+    /// Names the link in later events.
+    pub fn id(&self) -> LinkId {
+        self.id
+    }
+
+    /// Queues a message; never blocks.
+    pub fn send(&self, message: impl Into<ControllerMessage>) -> Result<(), Error> {
+        self.outgoing.try_send(Ok(message.into())).map_err(|refused| match refused {
+            mpsc::error::TrySendError::Full(_) => Error::Slow { link: self.id },
+            mpsc::error::TrySendError::Closed(_) => Error::Gone { link: self.id },
+        })
+    }
+
+    /// Ends the stream with a reason that the worker does not retry after.
+    pub fn refuse(self, reason: &str) {
+        // A link that is full or gone ends by the drop as well.
+        let _ = self.outgoing.try_send(Err(Status::failed_precondition(reason)));
+    }
+}
+
+/// Serves workers from `incoming` until `stop` resolves or the listener fails.
+///
+/// `events` is bounded: while nobody reads it, workers are not read from either.
+pub async fn serve<I, IO>(
+    incoming: I,
+    data_version: u32,
+    events: mpsc::Sender<Event>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error>
+where
+    I: Stream<Item = std::io::Result<IO>>,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let service = Service { data_version, events, next: Arc::new(AtomicU64::new(0)) };
+    let serving = tonic::transport::Server::builder()
+        .serve_with_incoming(ControlServer::new(service), incoming);
+    tokio::select! {
+        ended = serving => ended.map_err(|source| Error::Listener { source }),
+        () = stop => Ok(()),
+    }
+}
+
+/// A server on a thread of its own; dropping it ends the server and every stream.
+#[derive(Debug)]
+pub struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves a Unix socket from a thread of its own.
+pub fn spawn(
+    listener: UnixListener,
+    data_version: u32,
+    events: mpsc::Sender<Event>,
+) -> Result<Running, Error> {
+    listener.set_nonblocking(true).map_err(|source| Error::Start { source })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::Start { source })?;
+    let (stop, stopped) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("control-server".into())
+        .spawn(move || {
+            runtime.block_on(async {
+                let listener = match tokio::net::UnixListener::from_std(listener) {
+                    Ok(listener) => listener,
+                    Err(error) => return tracing::error!(%error, "control socket cannot be polled"),
+                };
+                let incoming = UnixListenerStream::new(listener);
+                let stopped = async { drop(stopped.await) };
+                if let Err(error) = serve(incoming, data_version, events, stopped).await {
+                    tracing::error!(%error, "control service ended");
+                }
+            });
+        })
+        .map_err(|source| Error::Start { source })?;
+    Ok(Running { stop: Some(stop), thread: Some(thread) })
+}
+
+/// The generated trait's implementation: one per server, cloned by reference.
+struct Service {
+    data_version: u32,
+    events: mpsc::Sender<Event>,
+    next: Arc<AtomicU64>,
+}
+
+#[tonic::async_trait]
+impl Control for Service {
+    type AttachStream =
+        Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send + 'static>>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<WorkerMessage>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut incoming = request.into_inner();
+        let hello = first_hello(&mut incoming).await?;
+        if let Err(mismatch) = version::check(&hello, self.data_version) {
+            return Err(Status::failed_precondition(format!("{}: {mismatch}", hello.name())));
+        }
+        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (outgoing, queued) = mpsc::channel(LINK_QUEUE);
+        let attached = Event::Attached { link: Link { id, outgoing }, hello };
+        let events = self.events.clone();
+        events
+            .send(attached)
+            .await
+            .map_err(|_| Status::unavailable("the controller is shutting down"))?;
+        tokio::spawn(read(incoming, id, events));
+        Ok(Response::new(Box::pin(ReceiverStream::new(queued))))
+    }
+}
+
+/// Waits for the first message, which has to be `Hello`.
+async fn first_hello(incoming: &mut Streaming<WorkerMessage>) -> Result<Hello, Status> {
+    let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no Hello came"))??;
+    match first.and_then(|it| it.message) {
+        Some(worker_message::Message::Hello(hello)) => Ok(hello),
+        _ => Err(Status::invalid_argument("the first message of a worker is Hello")),
+    }
+}
+
+/// Hands on what a worker says until its stream ends.
+async fn read(mut incoming: Streaming<WorkerMessage>, link: LinkId, events: mpsc::Sender<Event>) {
+    while let Some(Ok(WorkerMessage { message })) = incoming.next().await {
+        // A body of a newer version is unknown here and skipped.
+        let Some(message) = message else { continue };
+        let leaves = matches!(message, worker_message::Message::Bye(_));
+        if events.send(Event::Message { link, message }).await.is_err() || leaves {
+            break;
+        }
+    }
+    // Without a reader there is nobody to tell.
+    let _ = events.send(Event::Detached { link }).await;
+}
+
+/// Why serving or sending failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket or the runtime could not be set up.
+    #[error("control service cannot start: {source}; check the limits on open files and threads")]
+    Start {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The listener failed.
+    #[error("control service ended: {source}")]
+    Listener {
+        /// What the transport said.
+        source: tonic::transport::Error,
+    },
+    /// The worker does not read.
+    #[error("worker on link {} does not read its messages; its link is to be dropped", link.0)]
+    Slow {
+        /// Its link.
+        link: LinkId,
+    },
+    /// The stream has ended.
+    #[error("link {} has ended; wait for the worker to attach again", link.0)]
+    Gone {
+        /// Its link.
+        link: LinkId,
+    },
+}

@@ -1,0 +1,88 @@
+//! Which versions may talk to each other.
+//!
+//! In: the versions a worker says in `Hello`. Out: a [`Mismatch`] that names both sides, or nothing.
+//! The control version may be one behind, so that an operator's upgrade restarts no worker; the data
+//! version has to be equal, since the bits and the frames between workers depend on it.
+
+use crate::proto::Hello;
+
+/// Version of the messages of this crate.
+pub const CONTROL_VERSION: u32 = 1;
+
+/// Version of planner, exchange, protocol and numerics together: raised when any of them changes
+/// what workers send each other or what they compute.
+pub const DATA_VERSION: u32 = 1;
+
+/// Checks a worker's versions against the job's data version.
+pub fn check(hello: &Hello, data_version: u32) -> Result<(), Mismatch> {
+    let oldest = CONTROL_VERSION.saturating_sub(1).max(1);
+    if !(oldest..=CONTROL_VERSION).contains(&hello.control_version) {
+        return Err(Mismatch::Control {
+            worker: hello.control_version,
+            oldest,
+            newest: CONTROL_VERSION,
+        });
+    }
+    if hello.data_version != data_version {
+        return Err(Mismatch::Data { worker: hello.data_version, job: data_version });
+    }
+    Ok(())
+}
+
+/// Why a worker is refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Mismatch {
+    /// The controller does not speak the worker's version.
+    #[error(
+        "worker speaks control version {worker}, this controller {oldest} to {newest}; \
+         run worker and controller of the same release"
+    )]
+    Control {
+        /// What the worker speaks.
+        worker: u32,
+        /// Oldest version that is spoken here.
+        oldest: u32,
+        /// Newest version that is spoken here.
+        newest: u32,
+    },
+    /// The worker would compute or send something else than the others.
+    #[error(
+        "worker has data version {worker}, the job {job}; \
+         start all workers of a job from the same build"
+    )]
+    Data {
+        /// The worker's.
+        worker: u32,
+        /// The job's.
+        job: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(control_version: u32, data_version: u32) -> Hello {
+        Hello { control_version, data_version, ..Hello::default() }
+    }
+
+    #[test]
+    fn own_versions_are_accepted() {
+        assert_eq!(check(&hello(CONTROL_VERSION, 7), 7), Ok(()));
+    }
+
+    #[test]
+    fn another_data_version_is_refused_with_both_named() {
+        let refusal = check(&hello(CONTROL_VERSION, 6), 7).expect_err("6 is not 7");
+        assert_eq!(
+            refusal.to_string(),
+            "worker has data version 6, the job 7; start all workers of a job from the same build"
+        );
+    }
+
+    #[test]
+    fn a_newer_control_version_is_refused() {
+        let refusal = check(&hello(CONTROL_VERSION + 1, 7), 7).expect_err("from the future");
+        assert!(refusal.to_string().contains("run worker and controller of the same release"));
+    }
+}
