@@ -1,0 +1,98 @@
+//! Cuts the documents and spreads them over the slots so that all finish together.
+//!
+//! In: a [`Problem`]. Out: a checked [`Plan`]. Three steps, one file each of the last two:
+//!
+//! 1. Pour all work over the slots like water: every slot gets a **capacity** in cost, smaller for
+//!    slow slots and for those with a head start.
+//! 2. [`fill`]: rows at a rank with a slot in place go to that slot; all others, the dearest
+//!    documents first, to the slot with most capacity left, cut where the capacity ends.
+//! 3. [`even`]: from the slot that finishes last to those that finish first move pieces with the
+//!    least bytes per cost, until nothing is left to gain.
+//!
+//! If the plan does not fit the slots' memory, the steps are repeated under limits for the bytes of
+//! a slot and of a bundle, and of the plans that fit the one that finishes first is taken.
+
+mod bins;
+mod even;
+mod fill;
+
+use crate::balance::bins::{Bins, Limits};
+use crate::memory::{self, bytes};
+use crate::plan::least_work;
+use crate::{Cuts, DocumentId, Error, Plan, Problem, TILE_ROWS};
+
+/// Plans all work of a problem onto its slots.
+///
+/// # Guarantees
+///
+/// The plan passes [`Plan::check`]; the same problem gives the same plan on every machine. Where
+/// memory does not bind, the last slot finishes later than [`crate::Bounds::level`] by no more than the
+/// time of one tile row of the longest document, in practice far less.
+///
+/// # Errors
+///
+/// What [`Problem::check`] refuses, a problem of standby slots only, or slots without the memory
+/// for a document, by name.
+pub fn plan(problem: &Problem) -> Result<Plan, Error> {
+    problem.check()?;
+    if problem.slots.iter().all(crate::Slot::is_standby) {
+        return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
+    }
+    refuse_large_documents(problem)?;
+    let plan = match attempt(problem, Limits::none()) {
+        Ok(plan) if memory::check(problem, &plan).is_ok() => plan,
+        _ => plan_within_memory(problem)?,
+    };
+    plan.check(problem)?;
+    Ok(plan)
+}
+
+/// The plan that finishes first of those made under several limits.
+fn plan_within_memory(problem: &Problem) -> Result<Plan, Error> {
+    let active = || problem.slots.iter().filter(|it| !it.is_standby()).map(|it| it.memory);
+    let (least, most) = (active().min().unwrap_or(0), active().max().unwrap_or(0));
+    // A third is what the largest bundle may have: two phases of it and the reserve.
+    let mut reserves: Vec<u64> =
+        [3, 4, 6, 10].iter().flat_map(|part| [most / part, least / part]).collect();
+    reserves.dedup();
+    let mut best: Result<Plan, Error> = Err(Error::NoSlot);
+    for reserve in reserves {
+        let plan = attempt(problem, Limits::with_reserve(reserve)).and_then(|plan| {
+            memory::check(problem, &plan)?;
+            Ok(plan)
+        });
+        best = match (best, plan) {
+            (Ok(best), Ok(plan)) if plan.bounds().finish < best.bounds().finish => Ok(plan),
+            (Err(_), plan) => plan,
+            (best, _) => best,
+        };
+    }
+    best
+}
+
+fn attempt(problem: &Problem, limits: Limits) -> Result<Plan, Error> {
+    let mut bins = Bins::new(problem, limits, least_work(problem));
+    fill::fill(&mut bins)?;
+    even::even(&mut bins);
+    Ok(Plan::new(problem, Cuts::Tiles, bins.into_shares()))
+}
+
+/// A document of which even one tile with its keys fits no slot three times over.
+fn refuse_large_documents(problem: &Problem) -> Result<(), Error> {
+    let active = problem.slots.iter().filter(|it| !it.is_standby());
+    let largest = active.map(|it| it.memory).max().unwrap_or(0);
+    let heads = problem.all_heads();
+    for (document, it) in (0..).map(DocumentId).zip(problem.layout.documents()) {
+        let last = (it.rows - 1) / TILE_ROWS * TILE_ROWS;
+        let tiles = [last.saturating_sub(TILE_ROWS)..last, last..it.rows];
+        let needed = tiles.into_iter().map(|tile| {
+            let keys = it.mask.keys(it.rows, tile.clone());
+            bytes(problem, &heads, tile.len() as u64, keys.len() as u64).most().saturating_mul(3)
+        });
+        let needed = needed.max().unwrap_or(0);
+        if needed > largest {
+            return Err(Error::DocumentTooLarge { document, needed, largest });
+        }
+    }
+    Ok(())
+}

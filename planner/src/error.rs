@@ -1,0 +1,119 @@
+//! Why a layout, a problem, a plan or an assignment is refused.
+//!
+//! One enum for the crate: a planning process is one act for those who call it. Every message names
+//! the object and says what to do.
+
+use crate::{BundleId, DocumentId, RankId, SlotId};
+
+/// Why there is no plan, or why a plan is wrong.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    /// The mask's name is none that the kernels know.
+    #[error("mask {name:?} is not supported; use causal, full or window:LEFT")]
+    UnknownMask { name: String },
+    /// Nothing to lay documents over.
+    #[error("the layout has no rank; give it at least one")]
+    NoRank,
+    /// More ranks, slots or documents than their numbers can name.
+    #[error("{count} {things} are too many; at most {most} are supported")]
+    TooMany { things: &'static str, count: u64, most: u64 },
+    /// A document without rows.
+    #[error("document {} has no rows; leave it out", document.0)]
+    EmptyDocument { document: DocumentId },
+    /// A document longer than positions can count.
+    #[error("document {} has {rows} rows, more than {most}; cut it", document.0)]
+    LongDocument { document: DocumentId, rows: u32, most: u32 },
+    /// A rank that holds nothing.
+    #[error("rank {} has no rows; give it a document or leave the rank out", rank.0)]
+    EmptyRank { rank: RankId },
+    /// More rows at one rank than its rows can be numbered.
+    #[error("rank {} has {rows} rows, more than {}; give it fewer", rank.0, u32::MAX)]
+    LongRank { rank: RankId, rows: u64 },
+    /// A stretch that is empty, reversed, or beyond its document.
+    #[error(
+        "rank {} holds rows {start}..{end} of document {}, which is empty or beyond the document; correct the layout",
+        rank.0, document.0
+    )]
+    BadStretch { rank: RankId, document: DocumentId, start: u32, end: u32 },
+    /// Rows that no rank holds.
+    #[error("rows {start}..{end} of document {} are at no rank; every row needs one", document.0)]
+    Hole { document: DocumentId, start: u32, end: u32 },
+    /// Rows that are held twice.
+    #[error("rows {start}..{end} of document {} are at two ranks; keep them at one", document.0)]
+    Overlap { document: DocumentId, start: u32, end: u32 },
+    /// Head counts that do not fit together.
+    #[error(
+        "{query} query heads over {kv} kv heads of dim {dim}: each must be positive, and query heads a multiple of kv heads"
+    )]
+    BadHeads { query: u16, kv: u16, dim: u16 },
+    /// A wire type of another size.
+    #[error("elements of {bytes} bytes are not supported; use 2 (bf16) or 4 (f32)")]
+    BadElement { bytes: u8 },
+    /// Longest task that is no whole number of tiles.
+    #[error("costs.task_rows is {rows}; use a positive multiple of 128")]
+    BadTaskRows { rows: u32 },
+    /// Nothing to plan onto.
+    #[error("the problem has no slot; add a server, or plan at home")]
+    NoSlot,
+    /// Only standby slots.
+    #[error("all {slots} slots have weight 0 (standby); give at least one a weight")]
+    NoWeight { slots: u32 },
+    /// A slot in place of a rank that the layout lacks.
+    #[error("slot {} is in place at rank {}, but the layout has {ranks} ranks; correct its home", slot.0, home.0)]
+    UnknownHome { slot: SlotId, home: RankId, ranks: u32 },
+    /// A head start beyond what finishing times can count.
+    #[error("slot {} has a head start of {head_start}, more than {most}; correct it", slot.0)]
+    LongHeadStart { slot: SlotId, head_start: u64, most: u64 },
+    /// More work than finishing times can count.
+    #[error(
+        "the attention work of the step is more than {most} pairs and heads; take fewer or shorter documents"
+    )]
+    TooMuchWork { most: u64 },
+    /// Rows at home at a rank without a processor of its own.
+    #[error("rank {} has no slot in place, so its rows cannot stay; add one", rank.0)]
+    NoSlotAtHome { rank: RankId },
+    /// A document whose keys and smallest task no slot can hold.
+    #[error(
+        "document {} does not fit any slot: one tile of its queries with its keys needs a slot of {needed} bytes, the largest has {largest}; raise the memory or cut the document",
+        document.0
+    )]
+    DocumentTooLarge { document: DocumentId, needed: u64, largest: u64 },
+    /// All fits alone, not together.
+    #[error("the slots have no memory left for document {}; raise the memory of the slots or add some", document.0)]
+    NoRoom { document: DocumentId },
+    /// A slot that the plan fills beyond its memory.
+    #[error("slot {} needs {needed} bytes for two phases and the reserve, but has {memory}; raise its memory", slot.0)]
+    SlotFull { slot: SlotId, needed: u64, memory: u64 },
+    /// A lost slot's bundle that no survivor can hold.
+    #[error(
+        "bundle {} of document {} needs {needed} bytes, but no slot alive has that in reserve; add a server or raise the memory",
+        bundle.0, document.0
+    )]
+    BundleFitsNowhere { bundle: BundleId, document: DocumentId, needed: u64 },
+    /// A plan, assignment or list of slots made for something else.
+    #[error(
+        "the {what} has {found} entries where {expected} are expected; it belongs to another plan"
+    )]
+    Mismatch { what: &'static str, found: u64, expected: u64 },
+    /// A plan made from another problem.
+    #[error(
+        "the plan was made for problem {planned:016x}, this is problem {given:016x}; plan again"
+    )]
+    OtherProblem { planned: u64, given: u64 },
+    /// An assignment that names a slot the problem lacks.
+    #[error("bundle {} runs at slot {}, but the problem has {slots} slots", bundle.0, slot.0)]
+    UnknownSlot { bundle: BundleId, slot: SlotId, slots: u32 },
+    /// A bundle that breaks a promise of [`crate::Plan`].
+    #[error("bundle {} of the plan is wrong: {why}; this is a bug of the planner", bundle.0)]
+    BadBundle { bundle: BundleId, why: &'static str },
+    /// A task that breaks a promise of [`crate::Plan`].
+    #[error("task {task} of the plan is wrong: {why}; this is a bug of the planner")]
+    BadTask { task: u32, why: &'static str },
+    /// Rows of a KV head that are computed never or twice.
+    #[error("row {row} of document {}, kv head {kv_head}, is not computed exactly once; this is a bug of the planner", document.0)]
+    NotOnce { document: DocumentId, kv_head: u16, row: u32 },
+    /// A certificate that is not that of its plan.
+    #[error("the plan's bounds are not those of its tasks; this is a bug of the planner")]
+    BadBounds,
+}

@@ -1,0 +1,76 @@
+//! Attention where the rows are: what a step would be without a pool.
+//!
+//! In: a problem with an in-place slot for each rank. Out: a plan in which no query row moves, cut
+//! at the edges of ranks, and the imbalance of such a plan. Keys that a rank lacks are pulled from
+//! their owners like those of any task.
+
+use std::ops::Range;
+
+use crate::plan::Share;
+use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, SlotId};
+
+/// Plans every query row onto the slot in place at its rank, for `--attention local`.
+///
+/// Of several slots at one rank the first is taken, standby or not. Rows of one document that a
+/// rank holds in several stretches become one bundle.
+///
+/// # Errors
+///
+/// [`Problem::check`]'s, a rank without a slot in place, or memory that does not suffice.
+pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
+    problem.check()?;
+    let mut shares = Vec::new();
+    for rank in (0..problem.layout.ranks().len() as u16).map(RankId) {
+        let slot = slot_at(problem, rank).ok_or(Error::NoSlotAtHome { rank })?;
+        for (document, rows) in rows_at(problem, rank) {
+            shares.push(Share { slot, document, kv_heads: problem.all_heads(), rows });
+        }
+    }
+    let plan = Plan::new(problem, Cuts::RankEdges, shares);
+    plan.check(problem)?;
+    Ok(plan)
+}
+
+/// The most and the mean of the ranks' own attention cost, if no row moved.
+///
+/// # Errors
+///
+/// [`Problem::check`]'s.
+pub fn imbalance_at_home(problem: &Problem) -> Result<(u64, u64), Error> {
+    problem.check()?;
+    let heads = problem.all_heads();
+    let ranks = 0..problem.layout.ranks().len() as u16;
+    let loads: Vec<u64> = ranks
+        .map(|rank| {
+            let rows = rows_at(problem, RankId(rank)).into_iter();
+            let pieces = rows.flat_map(|(id, rows)| rows.into_iter().map(move |it| (id, it)));
+            pieces.map(|(document, rows)| problem.cost(document, &heads, &rows)).sum()
+        })
+        .collect();
+    let most = loads.iter().copied().max().unwrap_or(0);
+    Ok((most, loads.iter().sum::<u64>() / loads.len().max(1) as u64))
+}
+
+/// The first slot in place at a rank.
+fn slot_at(problem: &Problem, rank: RankId) -> Option<SlotId> {
+    let slot = problem.slots.iter().position(|it| it.home == Some(rank))?;
+    Some(SlotId(slot as u16))
+}
+
+/// A rank's rows by document, those that touch merged.
+fn rows_at(problem: &Problem, rank: RankId) -> Vec<(DocumentId, Vec<Range<u32>>)> {
+    let mut stretches = problem.layout.ranks()[usize::from(rank.0)].clone();
+    stretches.sort_by_key(|it| (it.document, it.start));
+    let mut documents: Vec<(DocumentId, Vec<Range<u32>>)> = Vec::new();
+    for it in stretches {
+        let rows = it.start..it.end;
+        match documents.last_mut() {
+            Some((id, all)) if *id == it.document => match all.last_mut() {
+                Some(last) if last.end == rows.start => last.end = rows.end,
+                _ => all.push(rows),
+            },
+            _ => documents.push((it.document, vec![rows])),
+        }
+    }
+    documents
+}

@@ -1,0 +1,108 @@
+//! How many bytes a bundle and a slot need.
+//!
+//! In: a plan. Out: bytes of inputs and results, what a server keeps in its arena. Scratch of the
+//! kernels (accumulators of a tile) and the program itself are not in it.
+//!
+//! With `e` bytes an element, `d` the head dim, `h` KV heads and `H` query heads of the bundle, `r`
+//! query rows and `k` key rows:
+//!
+//! * forward: K, V `2·e·h·d·k`, Q and O `2·e·H·d·r`, LSE `4·H·r`;
+//! * backward: K, V `2·e·h·d·k`, dK, dV `8·h·d·k` (f32), Q, dO and dQ `3·e·H·d·r`, LSE and Δ `8·H·r`.
+//!
+//! A slot holds two phases of all its bundles, and a **reserve** for the largest bundle of the
+//! plan, since every bundle may move to it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BundleId, Error, Plan, Problem, SlotId};
+
+/// Bytes of one bundle's inputs and results.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct BundleMemory {
+    /// In a forward phase.
+    pub forward: u64,
+    /// In a backward phase.
+    pub backward: u64,
+}
+
+impl BundleMemory {
+    /// The larger of both.
+    pub fn most(self) -> u64 {
+        self.forward.max(self.backward)
+    }
+}
+
+/// Bytes that a plan asks of a slot.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SlotMemory {
+    /// All bundles of the slot in the larger of a forward and a backward phase.
+    pub phase: u64,
+    /// The largest bundle of the plan, whichever slot has it.
+    pub reserve: u64,
+}
+
+impl SlotMemory {
+    /// Two phases and the reserve.
+    pub fn needed(self) -> u64 {
+        self.phase.saturating_mul(2).saturating_add(self.reserve)
+    }
+}
+
+/// Bytes of a bundle; zero for one that does not exist.
+pub fn memory_of(problem: &Problem, plan: &Plan, bundle: BundleId) -> BundleMemory {
+    let rows = plan.tasks_of(bundle).iter().map(|it| u64::from(it.rows.end - it.rows.start)).sum();
+    plan.bundle(bundle).map_or(BundleMemory::default(), |it| {
+        bytes(problem, &it.kv_heads, rows, u64::from(it.keys.end - it.keys.start))
+    })
+}
+
+/// Bytes that the plan asks of a slot. Standby slots have no phase, but a reserve.
+pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemory {
+    let all = (0..plan.bundles().len() as u32).map(BundleId);
+    let reserve = all.map(|it| memory_of(problem, plan, it).most()).max().unwrap_or(0);
+    SlotMemory { phase: phase(problem, plan, slot), reserve }
+}
+
+/// Refuses a plan that a slot cannot hold; a slot without work is not asked.
+pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), Error> {
+    let all = (0..plan.bundles().len() as u32).map(BundleId);
+    let reserve = all.map(|it| memory_of(problem, plan, it).most()).max().unwrap_or(0);
+    for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
+        let phase = phase(problem, plan, slot);
+        let needed = SlotMemory { phase, reserve }.needed();
+        if phase > 0 && needed > it.memory {
+            return Err(Error::SlotFull { slot, needed, memory: it.memory });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn phase(problem: &Problem, plan: &Plan, slot: SlotId) -> u64 {
+    let bundles = plan.bundles_of(slot).map(|(bundle, _)| memory_of(problem, plan, bundle));
+    let (forward, backward) = bundles
+        .fold((0, 0), |(forward, backward), it| (forward + it.forward, backward + it.backward));
+    forward.max(backward)
+}
+
+/// Bytes of `rows` query rows and `keys` key rows.
+pub(crate) fn bytes(
+    problem: &Problem,
+    kv_heads: &Range<u16>,
+    rows: u64,
+    keys: u64,
+) -> BundleMemory {
+    let element = u64::from(problem.element_bytes);
+    let dim = u64::from(problem.heads.dim);
+    let kv_heads_count = kv_heads.len() as u64;
+    let query_heads = problem.heads.query_count(kv_heads);
+    let key = 2 * element * kv_heads_count * dim;
+    let key_part = 8 * kv_heads_count * dim;
+    let query = element * query_heads * dim;
+    let statistic = 4 * query_heads;
+    BundleMemory {
+        forward: keys * key + rows * (2 * query + statistic),
+        backward: keys * (key + key_part) + rows * (3 * query + 2 * statistic),
+    }
+}

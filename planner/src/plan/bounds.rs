@@ -1,0 +1,83 @@
+//! The certificate of a plan: what it reaches, and what no plan could beat.
+//!
+//! In: a problem and a plan. Out: [`Bounds`]. The lower bound is the larger of two: all work poured
+//! over the slots like water, and the dearest tile row of one KV head on
+//! the slot that would finish it first.
+//! Links are not bounded yet.
+
+use serde::{Deserialize, Serialize};
+
+use super::Plan;
+use crate::{Document, DocumentId, Problem, Slot, SlotId, TILE_ROWS};
+
+/// How good a plan is. All values are finishing times: forward cost at weight 100.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Bounds {
+    /// When all slots would finish if work could be poured: each starts after its head start,
+    /// none waits.
+    pub level: u64,
+    /// When the dearest tile row of one KV head would finish at the slot best for it.
+    pub indivisible: u64,
+    /// When the last slot with work finishes under the plan.
+    pub finish: u64,
+    /// How much later `finish` is than the larger bound, in parts per million of that bound.
+    pub gap_ppm: u64,
+}
+
+impl Bounds {
+    pub(crate) fn of(problem: &Problem, plan: &Plan) -> Self {
+        let slots = &problem.slots;
+        let finish = (0..slots.len() as u16)
+            .map(|slot| (plan.load(problem, SlotId(slot)), &slots[usize::from(slot)]))
+            .filter(|(load, _)| *load > 0)
+            .map(|(load, slot)| slot.finish(load))
+            .max()
+            .unwrap_or(0);
+        let level = level(slots, least_work(problem));
+        let indivisible = indivisible(problem);
+        let bound = level.max(indivisible).max(1);
+        let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
+        let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
+        Self { level, indivisible, finish, gap_ppm }
+    }
+}
+
+/// Cost of all documents if none were cut.
+pub(crate) fn least_work(problem: &Problem) -> u64 {
+    let heads = problem.all_heads();
+    let documents = (0..).map(DocumentId).zip(problem.layout.documents());
+    documents.map(|(id, it)| problem.cost(id, &heads, &(0..it.rows))).sum()
+}
+
+/// Least time by which the slots that are not standby can have done `work`, poured like water
+/// over their head starts.
+pub(crate) fn level(slots: &[Slot], work: u64) -> u64 {
+    let mut active: Vec<&Slot> = slots.iter().filter(|it| !it.is_standby()).collect();
+    active.sort_by_key(|it| it.head_start);
+    if active.is_empty() {
+        return 0;
+    }
+    // With the first n slots at work, `level · Σ weight − Σ head_start · weight = 100 · work`.
+    let (mut weight, mut started) = (0_u128, 0_u128);
+    let mut least = u128::MAX;
+    for slot in active {
+        weight += u128::from(slot.weight);
+        started += u128::from(slot.head_start) * u128::from(slot.weight);
+        least = least.min((u128::from(work) * 100 + started).div_ceil(weight));
+    }
+    u64::try_from(least).unwrap_or(u64::MAX)
+}
+
+fn indivisible(problem: &Problem) -> u64 {
+    let heads = 0..1;
+    let dearest = |(id, document): (DocumentId, &Document)| {
+        let rows = document.rows;
+        let last = (rows - 1) / TILE_ROWS * TILE_ROWS;
+        let tiles = [0..rows.min(TILE_ROWS), last.saturating_sub(TILE_ROWS)..last, last..rows];
+        tiles.iter().map(|tile| problem.cost(id, &heads, tile)).max().unwrap_or(0)
+    };
+    let documents = (0..).map(DocumentId).zip(problem.layout.documents());
+    let dearest = documents.map(dearest).max().unwrap_or(0);
+    let active = problem.slots.iter().filter(|it| !it.is_standby());
+    active.map(|it| it.finish(dearest)).min().unwrap_or(0)
+}

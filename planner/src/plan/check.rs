@@ -1,0 +1,164 @@
+//! What every plan promises, checked by everyone who has computed or read one.
+//!
+//! In: a plan and its problem. Out: nothing, or the first broken promise. The check shares no code
+//! with the balance, only masks and costs, and does not change anything.
+
+use std::ops::Range;
+
+use super::{Bounds, Bundle, BundleId, Cuts, Plan, Task, hull};
+use crate::{DocumentId, Error, Problem, TILE_ROWS, memory};
+
+impl Plan {
+    /// Checks the plan against its problem.
+    ///
+    /// # Guarantees
+    ///
+    /// * Every row of every KV head of every document is computed exactly once.
+    /// * Tasks are in the order (bundle, rows), bundles in the order (slot, document, KV heads);
+    ///   head groups of one document in one slot do not overlap.
+    /// * Keys are those of the mask, and a bundle's keys the hull of its tasks'.
+    /// * Cuts are where [`Plan::cuts`] says; a standby slot has work only in a plan at home.
+    /// * Every slot's memory holds two phases of its work and the largest bundle of the plan.
+    /// * The bounds are those of the plan.
+    ///
+    /// # Errors
+    ///
+    /// The first promise that is broken.
+    pub fn check(&self, problem: &Problem) -> Result<(), Error> {
+        problem.check()?;
+        let given = problem.digest();
+        if self.problem != given {
+            return Err(Error::OtherProblem { planned: self.problem, given });
+        }
+        self.check_bundles(problem)?;
+        for (task, it) in (0..).zip(&self.tasks) {
+            self.check_task(problem, it).map_err(|why| Error::BadTask { task, why })?;
+        }
+        self.check_cover(problem)?;
+        memory::check(problem, self)?;
+        if self.bounds != Bounds::of(problem, self) {
+            return Err(Error::BadBounds);
+        }
+        Ok(())
+    }
+
+    fn check_bundles(&self, problem: &Problem) -> Result<(), Error> {
+        let mut next = 0;
+        let mut last: Option<&Bundle> = None;
+        for (id, bundle) in (0..).map(BundleId).zip(&self.bundles) {
+            let refuse = |why| Err(Error::BadBundle { bundle: id, why });
+            let Bundle { document, kv_heads, slot, tasks, keys } = bundle;
+            if problem.layout.document(*document).is_none() {
+                return refuse("its document does not exist");
+            }
+            match problem.slots.get(usize::from(slot.0)) {
+                None => return refuse("its slot does not exist"),
+                Some(it) if it.is_standby() && self.cuts == Cuts::Tiles => {
+                    return refuse("its slot is standby");
+                }
+                Some(_) => {}
+            }
+            if kv_heads.is_empty() || kv_heads.end > problem.heads.kv {
+                return refuse("its kv heads do not exist");
+            }
+            if tasks.is_empty() || tasks.start != next || tasks.end as usize > self.tasks.len() {
+                return refuse("its tasks do not follow those of the bundle before");
+            }
+            next = tasks.end;
+            if *keys != hull(self.tasks_of(id).iter().map(|it| &it.keys)) {
+                return refuse("its keys are not those of its tasks");
+            }
+            if self.tasks_of(id).windows(2).any(|two| two[0].rows.end > two[1].rows.start) {
+                return refuse("its tasks are not in row order");
+            }
+            if let Some(before) = last {
+                let place = |it: &Bundle| (it.slot, it.document, it.kv_heads.start);
+                let together = (before.slot, before.document) == (*slot, *document);
+                if place(before) >= place(bundle) {
+                    return refuse("it is not behind the bundle before");
+                }
+                if together && before.kv_heads.end > kv_heads.start {
+                    return refuse("its kv heads overlap those of the bundle before");
+                }
+            }
+            last = Some(bundle);
+        }
+        if next as usize != self.tasks.len() {
+            let (found, expected) = (self.tasks.len() as u64, next.into());
+            return Err(Error::Mismatch { what: "list of tasks", found, expected });
+        }
+        Ok(())
+    }
+
+    fn check_task(&self, problem: &Problem, task: &Task) -> Result<(), &'static str> {
+        let Task { document, rows, keys, kv_heads, bundle } = task;
+        let Some(owner) = self.bundle(*bundle) else {
+            return Err("its bundle does not exist");
+        };
+        let inside = self.tasks_of(*bundle).as_ptr_range().contains(&std::ptr::from_ref(task));
+        if !inside || owner.document != *document || owner.kv_heads != *kv_heads {
+            return Err("it is not what its bundle says");
+        }
+        let whole = problem.document(*document);
+        if rows.is_empty() || rows.end > whole.rows {
+            return Err("its rows do not exist");
+        }
+        if rows.end - rows.start > problem.costs.task_rows {
+            return Err("it is longer than costs.task_rows");
+        }
+        if *keys != whole.mask.keys(whole.rows, rows.clone()) {
+            return Err("its keys are not those of its mask");
+        }
+        let allowed = |cut: u32| {
+            cut.is_multiple_of(TILE_ROWS)
+                || cut == whole.rows
+                || self.cuts == Cuts::RankEdges && is_rank_edge(problem, *document, cut)
+        };
+        if !allowed(rows.start) || !allowed(rows.end) {
+            return Err("it is cut inside a tile");
+        }
+        Ok(())
+    }
+
+    /// Every row of every KV head once.
+    fn check_cover(&self, problem: &Problem) -> Result<(), Error> {
+        let mut order: Vec<&Task> = self.tasks.iter().collect();
+        order.sort_by_key(|it| (it.document, it.rows.start));
+        let mut rest = &order[..];
+        for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
+            let tasks;
+            (tasks, rest) = rest.split_at(rest.partition_point(|it| it.document == document));
+            // Between two of these, all heads are computed by the same tasks.
+            let mut edges = vec![0, problem.heads.kv];
+            edges.extend(tasks.iter().flat_map(|it| [it.kv_heads.start, it.kv_heads.end]));
+            edges.sort_unstable();
+            edges.dedup();
+            for kv_head in edges[..edges.len() - 1].iter().copied() {
+                let mine = tasks.iter().filter(|it| it.kv_heads.contains(&kv_head));
+                let row = covered(mine.map(|it| &it.rows));
+                if row != Ok(whole.rows) {
+                    let row = row.unwrap_or_else(|row| row);
+                    return Err(Error::NotOnce { document, kv_head, row });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The end of ranges that follow each other from 0, or the first row that is missing or twice.
+fn covered<'a>(ranges: impl Iterator<Item = &'a Range<u32>>) -> Result<u32, u32> {
+    let mut next = 0;
+    for Range { start, end } in ranges {
+        if *start != next {
+            return Err(next.min(*start));
+        }
+        next = *end;
+    }
+    Ok(next)
+}
+
+fn is_rank_edge(problem: &Problem, document: DocumentId, cut: u32) -> bool {
+    let pieces = problem.layout.pieces_of_document(document);
+    pieces.binary_search_by_key(&cut, |it| it.rows.start).is_ok()
+}

@@ -1,0 +1,195 @@
+//! What to plan: layout, heads, slots and costs of one nano-batch.
+//!
+//! In: numbers from the step's header. Out: a [`Problem`] whose [`Problem::check`] says that all
+//! arithmetic of planning stays inside 64 bits.
+//!
+//! It holds no state of servers (who fills a slot, who is alive): that is the view's, and reaches
+//! the planner only through [`crate::reassign`].
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::{Costs, Document, DocumentId, Error, Layout, Mask, RankId, TILE_ROWS};
+
+/// Most cost of all work, and most head start: finishing times at weight 1 fit 64 bits.
+pub(crate) const MOST_COST: u64 = 1 << 57;
+const MOST_SLOTS: usize = 1 << 15;
+
+/// Index of a slot in [`Problem::slots`].
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct SlotId(pub u16);
+
+/// Heads of the model's attention.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Heads {
+    /// Query heads, a multiple of `kv`.
+    pub query: u16,
+    /// Key and value heads.
+    pub kv: u16,
+    /// Elements of one head.
+    pub dim: u16,
+}
+
+impl Heads {
+    /// Query heads that read the KV heads `kv_heads`.
+    pub fn query_heads(self, kv_heads: Range<u16>) -> Range<u16> {
+        let ratio = self.query / self.kv.max(1);
+        kv_heads.start.saturating_mul(ratio)..kv_heads.end.saturating_mul(ratio)
+    }
+
+    /// Number of query heads that read the KV heads `kv_heads`.
+    pub(crate) fn query_count(self, kv_heads: &Range<u16>) -> u64 {
+        self.query_heads(kv_heads.clone()).len() as u64
+    }
+}
+
+/// A place for a server.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Slot {
+    /// Speed, 100 for the nominal one. Zero is a **standby** slot: the plan gives it nothing, but
+    /// [`crate::reassign`] may, as if its weight were 100.
+    pub weight: u32,
+    /// Cost that the slot's processor works off before it begins with attention.
+    pub head_start: u64,
+    /// The rank in whose place it stands; `None` for a dedicated slot.
+    pub home: Option<RankId>,
+    /// Bytes for two phases and the reserve.
+    pub memory: u64,
+}
+
+impl Slot {
+    /// Whether the plan leaves it empty.
+    pub fn is_standby(&self) -> bool {
+        self.weight == 0
+    }
+
+    /// When the slot is done with `load`, in cost at weight 100; standby counts as 100.
+    pub fn finish(&self, load: u64) -> u64 {
+        let weight = if self.is_standby() { 100 } else { self.weight };
+        let busy = u128::from(load) * 100 / u128::from(weight);
+        u64::try_from(u128::from(self.head_start) + busy).unwrap_or(u64::MAX)
+    }
+}
+
+/// Everything a plan depends on.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Problem {
+    /// Documents and where their rows are.
+    pub layout: Layout,
+    /// Heads of the model.
+    pub heads: Heads,
+    /// Bytes of an element on the wire: 2 (bf16) or 4 (f32).
+    pub element_bytes: u8,
+    /// Places for servers, by [`SlotId`].
+    pub slots: Vec<Slot>,
+    /// What work costs.
+    pub costs: Costs,
+}
+
+impl Problem {
+    /// Checks all numbers, but not whether the slots' memory suffices.
+    ///
+    /// # Errors
+    ///
+    /// The first number that is out of range, by name.
+    pub fn check(&self) -> Result<(), Error> {
+        let Self { layout, heads, element_bytes, slots, costs } = self;
+        let Heads { query, kv, dim } = *heads;
+        if query == 0 || kv == 0 || dim == 0 || !query.is_multiple_of(kv) {
+            return Err(Error::BadHeads { query, kv, dim });
+        }
+        if !matches!(element_bytes, 2 | 4) {
+            return Err(Error::BadElement { bytes: *element_bytes });
+        }
+        let rows = costs.task_rows;
+        if rows == 0 || !rows.is_multiple_of(TILE_ROWS) || rows > 1 << 24 {
+            return Err(Error::BadTaskRows { rows });
+        }
+        if slots.is_empty() {
+            return Err(Error::NoSlot);
+        }
+        if slots.len() > MOST_SLOTS {
+            let (count, most) = (slots.len() as u64, MOST_SLOTS as u64);
+            return Err(Error::TooMany { things: "slots", count, most });
+        }
+        for (slot, it) in (0..).map(SlotId).zip(slots) {
+            let ranks = layout.ranks().len() as u32;
+            if let Some(home) = it.home.filter(|home| u32::from(home.0) >= ranks) {
+                return Err(Error::UnknownHome { slot, home, ranks });
+            }
+            if it.head_start > MOST_COST {
+                let head_start = it.head_start;
+                return Err(Error::LongHeadStart { slot, head_start, most: MOST_COST });
+            }
+        }
+        self.check_work()
+    }
+
+    /// All work, were every row and tile a task of its own, stays below [`MOST_COST`].
+    fn check_work(&self) -> Result<(), Error> {
+        let costs = &self.costs;
+        let mut total = 0_u128;
+        for document in self.layout.documents() {
+            let rows = u128::from(document.rows);
+            let pairs = u128::from(document.mask.pairs(document.rows, 0..document.rows));
+            let pieces = self.layout.ranks().len().min(document.rows as usize) as u128;
+            let tiles = rows.div_ceil(u128::from(TILE_ROWS)) + pieces;
+            total += (pairs + tiles * u128::from(costs.tile)) * u128::from(self.heads.query);
+            total += tiles * u128::from(costs.task);
+        }
+        if total > u128::from(MOST_COST) {
+            return Err(Error::TooMuchWork { most: MOST_COST });
+        }
+        Ok(())
+    }
+
+    /// Same on every machine for the same problem, for ever.
+    pub fn digest(&self) -> u64 {
+        let Self { layout, heads, element_bytes, slots, costs } = self;
+        let mut digest = Digest::new("problem");
+        digest.u64(layout.documents().len() as u64);
+        for &Document { rows, mask } in layout.documents() {
+            let (kind, left) = match mask {
+                Mask::Causal => (0, 0),
+                Mask::Full => (1, 0),
+                Mask::Window { left } => (2, left),
+            };
+            digest.u32s([rows, kind, left]);
+        }
+        digest.u64(layout.ranks().len() as u64);
+        for stretches in layout.ranks() {
+            digest.u64(stretches.len() as u64);
+            for it in stretches {
+                digest.u32s([it.document.0, it.start, it.end]);
+            }
+        }
+        let Heads { query, kv, dim } = *heads;
+        digest.u32s([query.into(), kv.into(), dim.into(), (*element_bytes).into()]);
+        digest.u64(slots.len() as u64);
+        for &Slot { weight, head_start, home, memory } in slots {
+            let home = home.map_or(0, |rank| u32::from(rank.0) + 1);
+            digest.u32s([weight, home]);
+            digest.u64(head_start);
+            digest.u64(memory);
+        }
+        costs.encode(&mut digest);
+        digest.value()
+    }
+
+    /// A document that a checked layout has.
+    pub(crate) fn document(&self, document: DocumentId) -> Document {
+        self.layout.documents()[document.0 as usize]
+    }
+
+    /// Cost of rows that stay together, with the KV heads that read them.
+    pub(crate) fn cost(&self, document: DocumentId, kv: &Range<u16>, rows: &Range<u32>) -> u64 {
+        self.costs.rows(self.document(document), self.heads.query_count(kv), rows)
+    }
+
+    /// All KV heads.
+    pub(crate) fn all_heads(&self) -> Range<u16> {
+        0..self.heads.kv
+    }
+}
