@@ -93,7 +93,9 @@ impl RunConfig {
     pub fn check(&self, first_step: u64) -> Result<(), RunError> {
         let refuse = |message: String| Err(RunError::BadInput { message });
         if self.trainers() == 0 {
-            return refuse("the job has no trainer; set spec.nodes and spec.procsPerNode to 1 or more".into());
+            return refuse(
+                "the job has no trainer; set spec.nodes and spec.procsPerNode to 1 or more".into(),
+            );
         }
         if self.servers() == 0 && !self.in_place() {
             return refuse(
@@ -115,7 +117,6 @@ impl RunConfig {
             servers: self.servers(),
             replace: self.replace,
         };
-        fault::check(&self.faults, reach)
-            .or_else(|refusal| refuse(refusal.to_string()))
+        fault::check(&self.faults, reach).or_else(|refusal| refuse(refusal.to_string()))
     }
 }

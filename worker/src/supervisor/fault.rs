@@ -243,8 +243,7 @@ pub enum Error {
 mod tests {
     use super::*;
 
-    const REACH: Reach =
-        Reach { first_step: 2, steps: 10, trainers: 2, servers: 2, replace: true };
+    const REACH: Reach = Reach { first_step: 2, steps: 10, trainers: 2, servers: 2, replace: true };
 
     fn fault(text: &str) -> Fault {
         text.parse().expect("a fault of this test")
@@ -266,9 +265,19 @@ mod tests {
     #[test]
     fn other_texts_are_refused() {
         for text in [
-            "", "kill-server", "kill-server@", "kill-server@-1", "kill-server@x", "@3",
-            "kill-server:@3", "kill-server:1:2@3", "kill-server@3:up", "kill-server@3:fwd:fwd",
-            "add-server:1@3", "break-server@3", "kill-server:70000@3",
+            "",
+            "kill-server",
+            "kill-server@",
+            "kill-server@-1",
+            "kill-server@x",
+            "@3",
+            "kill-server:@3",
+            "kill-server:1:2@3",
+            "kill-server@3:up",
+            "kill-server@3:fwd:fwd",
+            "add-server:1@3",
+            "break-server@3",
+            "kill-server:70000@3",
         ] {
             let refusal = text.parse::<Fault>().expect_err(text);
             assert_eq!(refusal, Error::Syntax { text: text.to_owned() });
