@@ -1,0 +1,127 @@
+//! Owned memory that tensors travel in.
+//!
+//! A [`Buffer`] is handed over, never shared mutably: its owner fills it and publishes it behind an `Arc`
+//! (read-only from then on), or hands it to a provider as the landing of pulls and takes it back when they
+//! ended. It knows bytes, `f32` and `bf16`, and no shape.
+//!
+//! Invariant: the memory is 4-byte aligned and initialised, so every view is safe and without a copy.
+
+use half::bf16;
+
+/// A piece of memory with one owner, 4-byte aligned.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Buffer {
+    words: Vec<u32>,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Zeroed memory of exactly `bytes` bytes.
+    pub fn zeroed(bytes: usize) -> Self {
+        Self { words: vec![0; bytes.div_ceil(4)], bytes }
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the buffer has room for nothing.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Bytes that [`Buffer::resize_zeroed`] can reach without new memory. Buffers of equal capacity can stand
+    /// in for one another in a pool.
+    pub fn capacity_bytes(&self) -> usize {
+        self.words.capacity() * 4
+    }
+
+    /// Makes the buffer `bytes` long; what is new is zero, what was there stays.
+    pub fn resize_zeroed(&mut self, bytes: usize) {
+        self.words.resize(bytes.div_ceil(4), 0);
+        let kept = self.bytes.min(bytes);
+        self.bytes = bytes;
+        // The last word may hold bytes from beyond the old or the new end.
+        let edge = kept.next_multiple_of(4).min(self.words.len() * 4);
+        bytemuck::cast_slice_mut::<_, u8>(&mut self.words)[kept..edge].fill(0);
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+
+    /// All bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+    }
+
+    /// The whole `f32` values that fit; bytes behind the last whole one are left out.
+    pub fn f32s(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes / 4]
+    }
+
+    /// The whole `f32` values that fit, to write.
+    pub fn f32s_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes / 4]
+    }
+
+    /// The whole `bf16` values that fit.
+    pub fn bf16s(&self) -> &[bf16] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes / 2]
+    }
+
+    /// The whole `bf16` values that fit, to write.
+    pub fn bf16s_mut(&mut self) -> &mut [bf16] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes / 2]
+    }
+
+    /// The memory as `f32` values, without a copy.
+    pub fn into_f32s(mut self) -> Vec<f32> {
+        self.words.truncate(self.bytes / 4);
+        bytemuck::cast_vec(self.words)
+    }
+}
+
+impl From<Vec<f32>> for Buffer {
+    /// Takes the vector's memory, without a copy.
+    fn from(values: Vec<f32>) -> Self {
+        let bytes = values.len() * 4;
+        Self { words: bytemuck::cast_vec(values), bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f32_vectors_go_in_and_out_without_a_copy() {
+        let values = vec![1.0_f32, -2.5, f32::NEG_INFINITY];
+        let place = values.as_ptr();
+        let mut buffer = Buffer::from(values);
+        assert_eq!(buffer.len_bytes(), 12);
+        buffer.f32s_mut()[0] = 4.0;
+        let values = buffer.into_f32s();
+        assert_eq!(values, [4.0, -2.5, f32::NEG_INFINITY]);
+        assert_eq!(values.as_ptr(), place);
+    }
+
+    #[test]
+    fn odd_lengths_show_whole_values_only() {
+        let mut buffer = Buffer::zeroed(7);
+        buffer.bytes_mut().fill(0xff);
+        assert_eq!((buffer.bytes().len(), buffer.f32s().len(), buffer.bf16s().len()), (7, 1, 3));
+        assert_eq!(buffer.clone().into_f32s().len(), 1);
+        buffer.resize_zeroed(2);
+        buffer.resize_zeroed(9);
+        assert_eq!(buffer.bytes(), [0xff, 0xff, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn an_empty_buffer_has_no_values() {
+        let buffer = Buffer::zeroed(0);
+        assert!(buffer.is_empty() && buffer.bytes().is_empty() && buffer.into_f32s().is_empty());
+    }
+}

@@ -1,0 +1,211 @@
+//! What moves memory between processes: the face of every provider.
+//!
+//! In: memory to publish, memory to land in, pulls with deadlines, small messages. Out: [`Event`]s.
+//! A provider decides nothing about steps, rounds or who is lost; it reports what happened to its links.
+//!
+//! Flow of a pull: the owner publishes a region and rings; the reader lands memory, pulls pieces into it,
+//! sees [`Event::Pulled`] and takes its memory back.
+//!
+//! Guarantees:
+//! * Nobody writes another's memory; a reader pulls, an owner only answers.
+//! * Every pull ends exactly once, at the latest at its deadline if [`Provider::poll`] is called.
+//! * Messages of one link arrive in the order they were rung, each once, or the link is reported closed.
+//! * Bytes of a landing are the target of one pull at a time.
+//!
+//! Assumptions: one thread owns a provider and polls it; others only hold its [`Waker`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buffer::Buffer;
+use crate::peer::{PeerId, Piece, RegionKey};
+use crate::waker::Waker;
+
+/// Longest message that [`Provider::ring`] takes, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Most pieces of one pull, counted after adjacent ones were merged.
+pub const MAX_PIECES: usize = 1 << 16;
+
+/// Memory handed to a provider by [`Provider::land`].
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct LandingId(pub(crate) u64);
+
+/// One pull. Later pulls of a provider have larger identities.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PullId(pub(crate) u64);
+
+/// Moves memory between processes.
+pub trait Provider {
+    /// What peers pass to [`Provider::connect`] to reach this process.
+    fn address(&self) -> String;
+
+    /// Opens the link to `peer`, unless there is one or it is being opened. Does not block: ends in
+    /// [`Event::Connected`] or [`Event::Closed`]. Rings and pulls may be queued before that.
+    fn connect(&mut self, peer: PeerId, address: &str);
+
+    /// Makes `memory` readable by every authenticated peer. A second publication of a key replaces the first.
+    fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>);
+
+    /// Ends a publication: pulls that have not begun to be answered find it gone. A reply that is being
+    /// written keeps its own `Arc` until it is written.
+    fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>>;
+
+    /// Hands memory to the provider, as the target of pulls.
+    fn land(&mut self, memory: Buffer) -> LandingId;
+
+    /// Gives landed memory back to its owner.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`] while a pull on it is outstanding (also one past its deadline that still drains);
+    /// [`Error::UnknownLanding`] when it was taken or discarded.
+    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error>;
+
+    /// Frees landed memory as soon as no pull on it is outstanding. Its pulls still end as they would.
+    fn discard(&mut self, landing: LandingId);
+
+    /// Copies pieces of the peer's region `key` into the landing. Ends exactly once, by [`Event::Pulled`].
+    ///
+    /// Pieces are read in their order. Their local bytes must lie in the landing, be disjoint, and not be the
+    /// target of another outstanding pull, else the pull is refused.
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        deadline: Instant,
+    ) -> PullId;
+
+    /// Sends a small message. It is written by the next [`Provider::poll`], in order, never behind data.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError`]; then nothing was queued.
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError>;
+
+    /// Moves what can be moved and appends what happened. Returns as soon as there is an event, the waker was
+    /// used, or `timeout` is over.
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>);
+
+    /// Ends a [`Provider::poll`] from other threads.
+    fn waker(&self) -> Waker;
+
+    /// Closes every link with `peer`, by force. Its outstanding pulls end as [`PullError::Cancelled`] with the
+    /// next poll, its landings are free at once, no [`Event::Closed`] follows. It may connect again.
+    fn close(&mut self, peer: PeerId);
+}
+
+/// What happened.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// Our link to the peer stands: it proved who it is.
+    Connected(PeerId),
+    /// The peer rang.
+    Message {
+        /// Who.
+        from: PeerId,
+        /// What it said.
+        bytes: Vec<u8>,
+    },
+    /// A pull ended.
+    Pulled {
+        /// Which.
+        pull: PullId,
+        /// Bytes that landed, or why they did not: then the landing's bytes are unspecified.
+        result: Result<u64, PullError>,
+    },
+    /// A link with the peer broke or could not be opened. Both directions are closed now; its pulls ended
+    /// before this event.
+    Closed {
+        /// Who.
+        peer: PeerId,
+        /// Why.
+        error: String,
+    },
+    /// Somebody was turned away at the door: without the secret, of another data version, stale, or no peer at all.
+    Refused {
+        /// From where and why.
+        error: String,
+    },
+}
+
+/// Why a pull brought nothing.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum PullError {
+    /// The peer does not publish the region, or no longer.
+    #[error("the peer does not publish this region, or no longer")]
+    Gone,
+    /// The link broke, or there is none.
+    #[error("the link to the peer broke, or was never opened")]
+    PeerFailed,
+    /// It was not there in time. The landing stays busy until the reply drained or the peer is closed.
+    #[error(
+        "the deadline passed; close the peer or wait until its reply drained to free the landing"
+    )]
+    Deadline,
+    /// We closed the peer.
+    #[error("the peer was closed here")]
+    Cancelled,
+    /// The pieces do not fit the region or the landing.
+    #[error("refused: {reason}")]
+    Refused {
+        /// Which rule the pull breaks.
+        reason: String,
+    },
+}
+
+/// Why a message was not queued.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum RingError {
+    /// No link to the peer is open or being opened.
+    #[error("no link to {peer}: connect first")]
+    NotConnected {
+        /// To whom.
+        peer: PeerId,
+    },
+    /// The peer does not read.
+    #[error("{queued} bytes for {peer} wait already: poll, or give the peer up")]
+    Full {
+        /// To whom.
+        peer: PeerId,
+        /// Bytes that wait.
+        queued: usize,
+    },
+    /// The message is too long.
+    #[error(
+        "a message of {bytes} bytes is above {MAX_MESSAGE_BYTES}: publish it and let the peer pull"
+    )]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// Why a provider refuses.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The provider cannot be opened.
+    #[error("cannot open the exchange on {address}: {source}; choose an address of this machine")]
+    Open {
+        /// Where it should listen.
+        address: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A pull still writes there.
+    #[error("landing {} is the target of {outstanding} pulls: wait for them or close their peers", landing.0)]
+    Busy {
+        /// Which.
+        landing: LandingId,
+        /// How many.
+        outstanding: usize,
+    },
+    /// No such landing.
+    #[error("landing {} is unknown: it was taken or discarded", landing.0)]
+    UnknownLanding {
+        /// Which.
+        landing: LandingId,
+    },
+}

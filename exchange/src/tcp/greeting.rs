@@ -1,0 +1,273 @@
+//! How two processes of one job recognise each other when a link opens.
+//!
+//! In: bytes of the other side. Out: who it is, or why it is turned away. No socket here.
+//!
+//! ```text
+//! opener                                        acceptor
+//!   Hello (who I am, whom I want, nonce)   ───▶
+//!                                          ◀───   Hello, proof of the secret over both hellos
+//!   proof of the secret over both hellos   ───▶
+//!                                          ◀───   Verdict
+//! ```
+//!
+//! A proof is BLAKE3 keyed with the job's secret over the side's name and both hellos, so it is good for this
+//! link, this direction and these two processes only. The secret itself is never sent. Both sides prove: the
+//! opener will pull data from whoever listens there now.
+//!
+//! Invariant: nothing about the opener is believed, and nothing of ours is changed, before its proof is right.
+
+use crate::peer::{PeerId, Role};
+
+pub(super) const HELLO_BYTES: usize = 64;
+pub(super) const PROOF_BYTES: usize = 32;
+pub(super) const ANSWER_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
+pub(super) const VERDICT_BYTES: usize = 8;
+const MAGIC: [u8; 8] = *b"cadrex01";
+
+/// What a process needs to be recognised.
+#[derive(Clone)]
+pub(super) struct Identity {
+    pub(super) me: PeerId,
+    pub(super) secret: [u8; 32],
+    pub(super) data_version: u32,
+}
+
+/// First words of either side.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Hello {
+    pub(super) data_version: u32,
+    pub(super) from: PeerId,
+    pub(super) to: PeerId,
+    pub(super) nonce: [u8; 32],
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..12].copy_from_slice(&self.data_version.to_le_bytes());
+        put_peer(&mut out[12..20], self.from);
+        put_peer(&mut out[20..28], self.to);
+        out[32..].copy_from_slice(&self.nonce);
+        out
+    }
+
+    pub(super) fn decode(input: &[u8; HELLO_BYTES]) -> Result<Self, GreetingError> {
+        let version = u32::from_le_bytes(*input[8..].first_chunk().expect("64 bytes"));
+        let (from, to) = (peer(&input[12..20]), peer(&input[20..28]));
+        let (Some(from), Some(to), true) = (from, to, input[..8] == MAGIC) else {
+            return Err(GreetingError::NoPeer);
+        };
+        let nonce = *input[32..].first_chunk().expect("64 bytes");
+        Ok(Self { data_version: version, from, to, nonce })
+    }
+}
+
+fn put_peer(out: &mut [u8], peer: PeerId) {
+    out[0] = match peer.role {
+        Role::Trainer => 0,
+        Role::Server => 1,
+    };
+    out[2..4].copy_from_slice(&peer.index.to_le_bytes());
+    out[4..8].copy_from_slice(&peer.incarnation.to_le_bytes());
+}
+
+fn peer(input: &[u8]) -> Option<PeerId> {
+    let role = match input[0] {
+        0 => Role::Trainer,
+        1 => Role::Server,
+        _ => return None,
+    };
+    let index = u16::from_le_bytes(*input[2..].first_chunk()?);
+    let incarnation = u32::from_le_bytes(*input[4..].first_chunk()?);
+    Some(PeerId { role, index, incarnation })
+}
+
+/// Which side of a link proves.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Opener,
+    Acceptor,
+}
+
+/// What only a holder of the secret can say, about these two hellos.
+pub(super) fn proof(
+    secret: &[u8; 32],
+    side: Side,
+    opener: &Hello,
+    acceptor: &Hello,
+) -> blake3::Hash {
+    let mut mac = blake3::Hasher::new_keyed(secret);
+    mac.update(match side {
+        Side::Opener => b"cadre exchange opener",
+        Side::Acceptor => b"cadre exchange accept",
+    });
+    mac.update(&opener.encode());
+    mac.update(&acceptor.encode());
+    mac.finalize()
+}
+
+/// Acceptor: checks the opener's hello as far as it can without the proof.
+pub(super) fn check_opener(me: &Identity, opener: &Hello) -> Result<(), GreetingError> {
+    if opener.data_version != me.data_version {
+        return Err(GreetingError::Version { theirs: opener.data_version, ours: me.data_version });
+    }
+    if opener.to != me.me {
+        return Err(GreetingError::OtherPeer { wanted: opener.to, found: me.me });
+    }
+    Ok(())
+}
+
+/// Opener: checks the acceptor's hello and proof.
+pub(super) fn check_acceptor(
+    me: &Identity,
+    sent: &Hello,
+    answer: &[u8; ANSWER_BYTES],
+) -> Result<Hello, GreetingError> {
+    let hello = Hello::decode(answer.first_chunk().expect("96 bytes"))?;
+    if hello.data_version != me.data_version {
+        return Err(GreetingError::Version { theirs: hello.data_version, ours: me.data_version });
+    }
+    if hello.from != sent.to {
+        return Err(GreetingError::OtherPeer { wanted: sent.to, found: hello.from });
+    }
+    check_proof(me, Side::Acceptor, sent, &hello, answer.last_chunk().expect("96 bytes"))?;
+    Ok(hello)
+}
+
+/// Checks the other side's proof, in constant time.
+pub(super) fn check_proof(
+    me: &Identity,
+    side: Side,
+    opener: &Hello,
+    acceptor: &Hello,
+    proven: &[u8; PROOF_BYTES],
+) -> Result<(), GreetingError> {
+    // Comparing with `blake3::Hash` takes constant time.
+    if proof(&me.secret, side, opener, acceptor) == *proven {
+        Ok(())
+    } else {
+        Err(GreetingError::Secret)
+    }
+}
+
+/// Last word of the acceptor, once the opener's proof was right.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Verdict {
+    Welcome,
+    /// A newer incarnation of the opener was here.
+    Stale {
+        newest: u32,
+    },
+}
+
+impl Verdict {
+    pub(super) fn encode(self) -> [u8; VERDICT_BYTES] {
+        let (code, newest) = match self {
+            Self::Welcome => (0_u32, 0),
+            Self::Stale { newest } => (1, newest),
+        };
+        let mut out = [0; VERDICT_BYTES];
+        out[..4].copy_from_slice(&code.to_le_bytes());
+        out[4..].copy_from_slice(&newest.to_le_bytes());
+        out
+    }
+
+    /// # Errors
+    ///
+    /// The refusal that the verdict states.
+    pub(super) fn check(input: &[u8], opener: PeerId) -> Result<(), GreetingError> {
+        match input {
+            [0, 0, 0, 0, 0, 0, 0, 0] => Ok(()),
+            [1, 0, 0, 0, a, b, c, d] => {
+                let newest = u32::from_le_bytes([*a, *b, *c, *d]);
+                Err(GreetingError::Stale { peer: opener, newest })
+            }
+            _ => Err(GreetingError::NoPeer),
+        }
+    }
+}
+
+/// Why a link does not open.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum GreetingError {
+    #[error("it does not speak the exchange's protocol: is something else on this port?")]
+    NoPeer,
+    #[error("its data version is {theirs}, ours is {ours}: run one build in all workers of a job")]
+    Version { theirs: u32, ours: u32 },
+    #[error("{wanted} is wanted, but {found} listens there: the address is out of date")]
+    OtherPeer { wanted: PeerId, found: PeerId },
+    #[error("it does not know the job's secret: give all workers of a job the same one")]
+    Secret,
+    #[error("{peer} is stale: incarnation {newest} has taken its place")]
+    Stale { peer: PeerId, newest: u32 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(me: PeerId, secret: u8, data_version: u32) -> Identity {
+        Identity { me, secret: [secret; 32], data_version }
+    }
+
+    fn hello(from: PeerId, to: PeerId, data_version: u32) -> Hello {
+        Hello { data_version, from, to, nonce: [from.index as u8 + 40; 32] }
+    }
+
+    fn answer(acceptor: &Identity, opener: &Hello) -> [u8; ANSWER_BYTES] {
+        let hello = hello(acceptor.me, opener.from, acceptor.data_version);
+        let mut out = [0; ANSWER_BYTES];
+        out[..HELLO_BYTES].copy_from_slice(&hello.encode());
+        let proof = proof(&acceptor.secret, Side::Acceptor, opener, &hello);
+        out[HELLO_BYTES..].copy_from_slice(proof.as_bytes());
+        out
+    }
+
+    #[test]
+    fn acceptors_are_recognised_or_turned_away_with_a_reason() {
+        let (a, b) = (PeerId::trainer(0, 1), PeerId::server(1, 2));
+        let me = identity(a, 7, 3);
+        let sent = hello(a, b, 3);
+        let check = |acceptor: Identity| check_acceptor(&me, &sent, &answer(&acceptor, &sent));
+        assert_eq!(check(identity(b, 7, 3)), Ok(hello(b, a, 3)));
+        assert_eq!(check(identity(b, 8, 3)), Err(GreetingError::Secret));
+        assert_eq!(check(identity(b, 7, 4)), Err(GreetingError::Version { theirs: 4, ours: 3 }));
+        let found = PeerId::server(1, 3);
+        let expected = Err(GreetingError::OtherPeer { wanted: b, found });
+        assert_eq!(check(identity(found, 7, 3)), expected);
+        assert_eq!(check_acceptor(&me, &sent, &[9; ANSWER_BYTES]), Err(GreetingError::NoPeer));
+    }
+
+    #[test]
+    fn openers_are_checked_before_they_prove() {
+        let (a, b) = (PeerId::trainer(0, 1), PeerId::server(1, 2));
+        let me = identity(b, 7, 3);
+        assert_eq!(check_opener(&me, &hello(a, b, 3)), Ok(()));
+        let expected = GreetingError::Version { theirs: 2, ours: 3 };
+        assert_eq!(check_opener(&me, &hello(a, b, 2)), Err(expected));
+        let expected = GreetingError::OtherPeer { wanted: a, found: b };
+        assert_eq!(check_opener(&me, &hello(a, a, 3)), Err(expected));
+    }
+
+    #[test]
+    fn a_proof_is_good_for_one_side_and_one_pair_of_hellos() {
+        let (a, b) = (PeerId::trainer(0, 1), PeerId::server(1, 2));
+        let (one, two) = (hello(a, b, 3), hello(b, a, 3));
+        let right = proof(&[7; 32], Side::Opener, &one, &two);
+        assert_ne!(right, proof(&[7; 32], Side::Acceptor, &one, &two));
+        assert_ne!(right, proof(&[7; 32], Side::Opener, &one, &Hello { nonce: [0; 32], ..two }));
+        let me = identity(b, 7, 3);
+        assert_eq!(check_proof(&me, Side::Opener, &one, &two, right.as_bytes()), Ok(()));
+    }
+
+    #[test]
+    fn verdicts_are_read_as_written() {
+        let peer = PeerId::server(1, 2);
+        let check = |verdict: Verdict| Verdict::check(&verdict.encode(), peer);
+        assert_eq!(check(Verdict::Welcome), Ok(()));
+        let expected = Err(GreetingError::Stale { peer, newest: 5 });
+        assert_eq!(check(Verdict::Stale { newest: 5 }), expected);
+        assert_eq!(Verdict::check(&[2; 8], peer), Err(GreetingError::NoPeer));
+    }
+}

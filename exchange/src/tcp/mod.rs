@@ -1,0 +1,249 @@
+//! The provider that is always there: plain TCP, one thread, no unsafe code.
+//!
+//! In: [`TcpConfig`]. Out: [`Tcp`], a [`Provider`]. Frames and rules: `docs/exchange.md`.
+//!
+//! Links are directed. The opener sends its greeting, rings and pull requests; the other side sends nothing but
+//! replies. So small messages never queue behind data, and if both sides ring there are two links.
+//!
+//! ```text
+//! door: a stranger ──proved──▶ incoming: their rings and pulls ──▶ events, regions
+//! connect ──▶ outgoing: our rings and pulls ──▶ ledger: landings, events
+//! ```
+//!
+//! Nothing here is encrypted: peers prove that they know the job's secret when a link opens, and the network
+//! between them is trusted not to change it afterwards.
+
+mod door;
+mod frame;
+mod greeting;
+mod incoming;
+mod ledger;
+mod outgoing;
+mod replies;
+mod run;
+mod socket;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+
+use self::door::Stranger;
+use self::frame::{Span, merged};
+use self::greeting::Identity;
+use self::incoming::{Incoming, Regions};
+use self::ledger::{Ledger, Pull};
+use self::outgoing::Outgoing;
+use crate::buffer::Buffer;
+use crate::peer::{PeerId, Piece, RegionKey, Role};
+use crate::provider::{
+    Error, Event, LandingId, MAX_MESSAGE_BYTES, Provider, PullError, PullId, RingError,
+};
+use crate::waker::Waker;
+
+/// How to open a [`Tcp`] provider.
+#[derive(Clone)]
+pub struct TcpConfig {
+    /// Where to listen, on a free port. With an unspecified address (`0.0.0.0`, `::`) the host in
+    /// [`Provider::address`] is to be replaced by one that peers can reach.
+    pub bind: IpAddr,
+    /// Who we are.
+    pub me: PeerId,
+    /// What only processes of this job know. Never sent.
+    pub secret: [u8; 32],
+    /// Planner, exchange and numerics of this build; processes of another one are turned away.
+    pub data_version: u32,
+    /// Bounds; the default fits most machines.
+    pub limits: Limits,
+}
+
+/// Bounds of a provider.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// Bytes of messages and requests that may wait for one peer.
+    pub queued_bytes: usize,
+    /// Bytes that may be asked for and not be there, from all peers together.
+    pub window_bytes: u64,
+    /// The same from one peer, so that a stalled one does not hold up the others. A peer of which nothing is
+    /// outstanding may always be asked for one pull, of any size.
+    pub peer_window_bytes: u64,
+    /// How long a greeting may take, on both sides.
+    pub greeting: Duration,
+    /// How many links may be in their greeting; the oldest makes room.
+    pub strangers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queued_bytes: 8 << 20,
+            window_bytes: 64 << 20,
+            peer_window_bytes: 16 << 20,
+            greeting: Duration::from_secs(5),
+            strangers: 64,
+        }
+    }
+}
+
+/// The provider. Dropping it closes every link.
+pub struct Tcp {
+    identity: Identity,
+    limits: Limits,
+    address: SocketAddr,
+    listener: TcpListener,
+    /// Until when nothing is accepted, because the process is out of descriptors.
+    deaf_until: Option<Instant>,
+    epoll: OwnedFd,
+    ready: Vec<epoll::Event>,
+    waker: Waker,
+    /// Names links in the poll; never used twice.
+    next_token: u64,
+    strangers: BTreeMap<u64, Stranger>,
+    incoming: BTreeMap<u64, Incoming>,
+    outgoing: BTreeMap<u64, Outgoing>,
+    peers: BTreeMap<PeerId, Links>,
+    newest: BTreeMap<(Role, u16), u32>,
+    regions: Regions,
+    ledger: Ledger,
+}
+
+/// The links with one peer, by token.
+#[derive(Clone, Copy, Debug, Default)]
+struct Links {
+    incoming: Option<u64>,
+    outgoing: Option<u64>,
+}
+
+impl Tcp {
+    /// Listens on a free port.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`] when the address is not of this machine, or the process is out of descriptors.
+    pub fn open(config: TcpConfig) -> Result<Self, Error> {
+        let TcpConfig { bind, me, secret, data_version, limits } = config;
+        let identity = Identity { me, secret, data_version };
+        Self::listen(bind, identity, limits)
+            .map_err(|source| Error::Open { address: bind.to_string(), source })
+    }
+
+    fn listen(bind: IpAddr, identity: Identity, limits: Limits) -> std::io::Result<Self> {
+        let listener = socket::listen(bind)?;
+        let tcp = Self {
+            identity,
+            limits,
+            address: listener.local_addr()?,
+            listener,
+            deaf_until: None,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            ready: Vec::with_capacity(64),
+            waker: Waker::new()?,
+            next_token: run::FIRST_LINK,
+            strangers: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            regions: Regions::new(),
+            ledger: Ledger::default(),
+        };
+        tcp.watch(&tcp.waker, run::WAKER)?;
+        tcp.watch(&tcp.listener, run::LISTENER)?;
+        Ok(tcp)
+    }
+
+    fn outgoing_to(&mut self, peer: PeerId) -> Option<&mut Outgoing> {
+        let token = self.peers.get(&peer)?.outgoing?;
+        self.outgoing.get_mut(&token)
+    }
+}
+
+impl Provider for Tcp {
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn connect(&mut self, peer: PeerId, address: &str) {
+        if self.outgoing_to(peer).is_some() {
+            return;
+        }
+        if let Err(error) = self.dial(peer, address) {
+            self.fail(peer, &error);
+        }
+    }
+
+    fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
+        self.regions.insert(key, memory);
+    }
+
+    fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>> {
+        self.regions.remove(&key)
+    }
+
+    fn land(&mut self, memory: Buffer) -> LandingId {
+        self.ledger.land(memory)
+    }
+
+    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
+        self.ledger.take(landing)
+    }
+
+    fn discard(&mut self, landing: LandingId) {
+        self.ledger.discard(landing);
+    }
+
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        deadline: Instant,
+    ) -> PullId {
+        let id = self.ledger.new_pull();
+        let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
+        let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));
+        // Runs that the ledger accepts are disjoint and inside of the landing: then the sum is exact.
+        let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
+        let pull = Pull { id, key, spans, runs, bytes, landing, deadline, expired: false };
+        if let Some(pull) = self.ledger.begin(peer, pull) {
+            let token = self.peers.get(&peer).and_then(|it| it.outgoing);
+            match token.and_then(|it| self.outgoing.get_mut(&it)) {
+                Some(link) => link.pull(pull),
+                None => self.ledger.end(&pull, Err(PullError::PeerFailed)),
+            }
+        }
+        id
+    }
+
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        if message.len() > MAX_MESSAGE_BYTES {
+            return Err(RingError::TooLong { bytes: message.len() });
+        }
+        let limit = self.limits.queued_bytes;
+        self.outgoing_to(peer).ok_or(RingError::NotConnected { peer })?.ring(message, limit)
+    }
+
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
+        self.run(timeout);
+        events.append(&mut self.ledger.events);
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.drop_links(peer, &PullError::Cancelled);
+    }
+}
+
+impl Drop for Tcp {
+    /// Writes what the sockets still take, so that a last message is not lost.
+    fn drop(&mut self) {
+        self.send();
+    }
+}

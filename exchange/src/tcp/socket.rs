@@ -1,0 +1,113 @@
+//! Sockets that never block, and what can go wrong with a link.
+//!
+//! In: addresses and streams. Out: streams, counts of bytes, [`LinkError`]. Buffers of the sockets are left to
+//! the kernel's own tuning: a fixed size would switch it off.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::frame::FrameError;
+use super::greeting::GreetingError;
+
+/// Opens a listener on a free port.
+pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
+    let address = SocketAddr::new(address, 0);
+    let socket = open(address)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(1024)?;
+    Ok(socket.into())
+}
+
+/// Begins to connect; the stream is writable as soon as that ended.
+pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = open(address)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
+        other => other?,
+    }
+    Ok(socket.into())
+}
+
+/// Prepares a stream that was accepted.
+pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)
+}
+
+fn open(address: SocketAddr) -> io::Result<Socket> {
+    // The standard flags of socket2 close it on exec.
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Reads what is there: `None` when nothing is.
+pub(super) fn read(mut stream: &TcpStream, into: &mut [u8]) -> Result<Option<usize>, LinkError> {
+    progress(|| stream.read(into))
+}
+
+/// Reads what is there into several places, one after the other.
+pub(super) fn read_vectored(
+    mut stream: &TcpStream,
+    into: &mut [IoSliceMut<'_>],
+) -> Result<Option<usize>, LinkError> {
+    progress(|| stream.read_vectored(into))
+}
+
+/// Writes what there is room for: `None` when there is none.
+pub(super) fn write(mut stream: &TcpStream, from: &[u8]) -> Result<Option<usize>, LinkError> {
+    progress(|| stream.write(from))
+}
+
+/// Writes what there is room for from several places, one after the other.
+pub(super) fn write_vectored(
+    mut stream: &TcpStream,
+    from: &[IoSlice<'_>],
+) -> Result<Option<usize>, LinkError> {
+    progress(|| stream.write_vectored(from))
+}
+
+/// Writes the few bytes of a greeting, for which a fresh socket always has room.
+pub(super) fn write_whole(stream: &TcpStream, from: &[u8]) -> Result<(), LinkError> {
+    if write(stream, from)? == Some(from.len()) { Ok(()) } else { Err(LinkError::NoRoom) }
+}
+
+fn progress(mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, LinkError> {
+    loop {
+        match call() {
+            Ok(0) => return Err(LinkError::Ended),
+            Ok(bytes) => return Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(LinkError::Io(error)),
+        }
+    }
+}
+
+/// Why a link is closed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LinkError {
+    #[error("the peer closed the link, or died")]
+    Ended,
+    #[error("the link broke: {0}")]
+    Io(#[source] io::Error),
+    #[error("the peer has no room for a greeting")]
+    NoRoom,
+    #[error("the greeting was not over in time: is the peer stopped?")]
+    Silent,
+    #[error("a reply to a pull that was not next: the peer does not speak this protocol")]
+    WrongReply,
+    #[error("more pulls at once than a link may have: the peer does not speak this protocol")]
+    TooManyPulls,
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Greeting(#[from] GreetingError),
+}
