@@ -1,0 +1,366 @@
+//! The conductor's machine: publishes headers, moves the watermark, declares servers lost.
+//!
+//! In: [`Event`]s of the shell in trainer 0. Out: [`Command`]s. It plans nothing: the shell tells whether
+//! a table can be placed.
+//!
+//! ```text
+//! a step:    ready ──room──▶ live ──watermark of its last phase──▶ done
+//! a server:  well ──link breaks──▶ broken ──answers──▶ well
+//!            well ──silent──▶ lost      broken ──fresh link refused, or silent──▶ lost
+//! a round:   proposed ──Placed──▶ sent to all
+//!            no live slot, or Unplaceable ──▶ what `on_pool_loss` says
+//! ```
+//!
+//! Invariants: at most two steps are live; the rounds of a step are numbered without gaps and each is
+//! sent with all tables before it; a server declared lost never fills a slot again under the same
+//! incarnation; the watermark never passes a phase that some trainer lacks results of.
+
+mod lives;
+mod rounds;
+
+use std::collections::BTreeMap;
+
+use self::lives::Life;
+use self::rounds::Live;
+use crate::{
+    At, End, Filler, Fillers, Heartbeat, Message, Nanos, OnPoolLoss, Peer, Round, ServerId,
+    Settings, TrainerId, Why, alive,
+};
+
+/// Steps whose headers are out and which are not done.
+const LIVE_STEPS: usize = 2;
+
+/// What happens to the conductor.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Who fills the slots of headers to come. The first comes before the first `HeaderReady`.
+    View(Fillers),
+    /// A step can be published as soon as there is room for it. Steps come in order.
+    HeaderReady {
+        /// The step.
+        step: u64,
+        /// Its number of phases, not 0.
+        phases: u32,
+    },
+    /// The answer to [`Command::Propose`]: every bundle has a slot.
+    Placed {
+        /// The step.
+        step: u64,
+        /// Which proposal.
+        proposal: u64,
+    },
+    /// The answer to [`Command::Propose`]: some bundle fits no live slot.
+    Unplaceable {
+        /// The step.
+        step: u64,
+        /// Which proposal.
+        proposal: u64,
+    },
+    /// A message for this machine.
+    Message {
+        /// Who sent it.
+        from: Peer,
+        /// What.
+        message: Message,
+    },
+    /// The link to or from a peer broke, or a try to open it failed.
+    Closed(Peer),
+    /// The deadline has come.
+    Tick,
+}
+
+/// What the conductor's shell has to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Make the header of the step with these fillers as round 0. `Header` commands follow.
+    Publish {
+        /// The step.
+        step: u64,
+        /// By slot.
+        fillers: Fillers,
+    },
+    /// Send the header of a published step, again if need be; to trainer 0, begin it.
+    Header {
+        /// The step.
+        step: u64,
+        /// To whom.
+        to: Peer,
+    },
+    /// Send, opening a link if there is none. To the own process: hand to the machine it is for.
+    Send {
+        /// To whom.
+        to: Peer,
+        /// What.
+        message: Message,
+    },
+    /// Find out whether reassigning over these tables, one after the other, gives every bundle a slot,
+    /// and come back with [`Event::Placed`] or [`Event::Unplaceable`].
+    Propose {
+        /// The step.
+        step: u64,
+        /// Which proposal. An answer to an older one is ignored.
+        proposal: u64,
+        /// Fillers of rounds `1..`.
+        tables: Vec<Fillers>,
+    },
+    /// This server is lost: tell the controller, close its links.
+    DeclareLost(ServerId),
+    /// No live slot can take a bundle of the step; the job waits, goes local or ends.
+    PoolLost {
+        /// The step.
+        step: u64,
+    },
+    /// A round was sent: what fills the slots of this step now.
+    Filled {
+        /// The step.
+        step: u64,
+        /// The round.
+        round: Round,
+    },
+    /// Every trainer has every result of the step.
+    StepDone(u64),
+    /// Nothing more comes from this machine; the job ends.
+    End(End),
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Conductor {
+    settings: Settings,
+    /// By trainer.
+    trainers: Vec<(Life, Option<At>)>,
+    servers: BTreeMap<ServerId, Life>,
+    /// Newest incarnation lost, by index of the server.
+    lost: BTreeMap<u16, u32>,
+    view: Fillers,
+    ready: BTreeMap<u64, u32>,
+    live: BTreeMap<u64, Live>,
+    /// Since when a step that could be published has found no live slot.
+    held: Option<Nanos>,
+    local: Locality,
+    proposals: u64,
+    watermark: Option<At>,
+    beat_at: Nanos,
+    last: Nanos,
+    ended: bool,
+}
+
+/// Whether headers put the work on the trainers when no server is there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Locality {
+    Pool,
+    Local,
+}
+
+impl Conductor {
+    /// The conductor of a job of `trainers` trainers.
+    pub fn new(trainers: u16, settings: Settings, now: Nanos) -> Self {
+        Self {
+            settings,
+            trainers: (0..trainers).map(|_| (Life::new(now), None)).collect(),
+            servers: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            view: Vec::new(),
+            ready: BTreeMap::new(),
+            live: BTreeMap::new(),
+            held: None,
+            local: Locality::Pool,
+            proposals: 0,
+            watermark: None,
+            beat_at: now,
+            last: now,
+            ended: false,
+        }
+    }
+
+    /// The last phase of which every trainer has its whole result.
+    pub fn watermark(&self) -> Option<At> {
+        self.watermark
+    }
+
+    /// Takes an event, appends what has to be done. `now` never goes back.
+    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Vec<Command>) {
+        if self.ended {
+            return;
+        }
+        self.forgive(now);
+        match event {
+            Event::View(view) => self.view(now, view, out),
+            Event::HeaderReady { step, phases } => {
+                assert!(phases > 0, "a step has phases");
+                self.ready.insert(step, phases);
+            }
+            Event::Placed { step, proposal } => self.placed(step, proposal, out),
+            Event::Unplaceable { step, proposal } => self.unplaceable(now, step, proposal, out),
+            Event::Message { from, message } => self.message(now, from, message, out),
+            Event::Closed(peer) => self.closed(now, peer, out),
+            Event::Tick => {}
+        }
+        self.publish(now, out);
+        self.deadlines(now, out);
+        if let Some(end) = out.iter().position(|it| matches!(it, Command::End(_))) {
+            out.truncate(end + 1);
+            self.ended = true;
+        }
+    }
+
+    /// When the shell has to send [`Event::Tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        if self.ended {
+            return None;
+        }
+        let waits = self.waits().map(|it| it.0);
+        self.life_deadlines().chain(waits).chain([self.beat_at]).min()
+    }
+
+    fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
+        let Some(life) = self.life(from) else {
+            if let Peer::Server(server) = from
+                && self.is_lost(server)
+            {
+                out.push(Command::Send { to: from, message: Message::Leave { server } });
+            }
+            return;
+        };
+        life.hear(now);
+        match message {
+            Message::PhaseDone { at } => self.phase_done(from, at, out),
+            Message::Heartbeat(beat) => self.heartbeat(now, from, &beat, out),
+            Message::Suspect { server, why, lasting } => {
+                self.suspect(now, server, why, lasting, out);
+            }
+            Message::Doorbell { .. }
+            | Message::Finished { .. }
+            | Message::Ack { .. }
+            | Message::Watermark { .. }
+            | Message::Round { .. }
+            | Message::Pulse { .. }
+            | Message::Leave { .. } => {}
+        }
+    }
+
+    fn phase_done(&mut self, from: Peer, at: At, out: &mut Vec<Command>) {
+        let Peer::Trainer(trainer) = from else { return };
+        let done = &mut self.trainers[usize::from(trainer.0)].1;
+        *done = (*done).max(Some(at));
+        let watermark = self.trainers.iter().map(|it| it.1).min().flatten();
+        if watermark <= self.watermark {
+            return;
+        }
+        self.watermark = watermark;
+        if let Some(at) = watermark {
+            self.broadcast(&Message::Watermark { at }, out);
+            while let Some((&step, live)) = self.live.first_key_value()
+                && live.last(step) <= at
+            {
+                self.live.remove(&step);
+                out.push(Command::StepDone(step));
+            }
+            self.forget_servers();
+        }
+    }
+
+    fn heartbeat(&mut self, now: Nanos, from: Peer, beat: &Heartbeat, out: &mut Vec<Command>) {
+        let Heartbeat { watermark, done, rounds, owes } = beat;
+        if let Some(life) = self.life(from) {
+            life.owes = *owes;
+        }
+        if let Some(at) = *done {
+            self.phase_done(from, at, out);
+        }
+        if let Some(at) = self.watermark.filter(|_| *watermark < self.watermark) {
+            out.push(Command::Send { to: from, message: Message::Watermark { at } });
+        }
+        for (&step, live) in &self.live {
+            match rounds.iter().find(|it| it.0 == step) {
+                Some(it) if it.1 < live.round() => {
+                    out.push(Command::Send { to: from, message: live.message(step) });
+                }
+                Some(_) => {}
+                // Its first heartbeat after the header may have crossed it.
+                None if now.since(live.published) < self.settings.heartbeat_every => {}
+                None => out.push(Command::Header { step, to: from }),
+            }
+        }
+    }
+
+    fn suspect(
+        &mut self,
+        now: Nanos,
+        server: ServerId,
+        why: Why,
+        lasting: Nanos,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(life) = self.servers.get(&server) else { return };
+        let lost = match why {
+            Why::Broken => lasting >= self.settings.suspect_after,
+            Why::Late { step, phase } => life.owes.is_some_and(|(at, span)| {
+                at <= (At { step, phase }) && span >= self.settings.phase_within
+            }),
+        };
+        if lost {
+            self.declare_lost(now, server, out);
+        } else {
+            let message = Message::Pulse { watermark: self.watermark };
+            out.push(Command::Send { to: Peer::Server(server), message });
+        }
+    }
+
+    /// Publishes what is ready, while there is room and a live slot.
+    fn publish(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        while self.live.len() < LIVE_STEPS
+            && let Some((&step, &phases)) = self.ready.first_key_value()
+        {
+            let mut fillers = self.view.clone();
+            if !alive(&fillers).contains(&true) && self.local == Locality::Local {
+                enable_standby(&mut fillers);
+            }
+            if !alive(&fillers).contains(&true) {
+                if self.held.is_none() {
+                    out.push(Command::PoolLost { step });
+                    self.held = Some(now);
+                }
+                match self.settings.on_pool_loss {
+                    OnPoolLoss::Local if enable_standby(&mut fillers) => {
+                        self.local = Locality::Local;
+                    }
+                    OnPoolLoss::Wait(_) => return,
+                    OnPoolLoss::Local | OnPoolLoss::Fail => {
+                        return out.push(Command::End(End::PoolLost { step }));
+                    }
+                }
+            }
+            self.held = None;
+            self.ready.remove(&step);
+            out.push(Command::Publish { step, fillers: fillers.clone() });
+            self.live.insert(step, Live::new(now, phases, fillers));
+            for to in self.everybody() {
+                out.push(Command::Header { step, to });
+            }
+        }
+    }
+
+    fn everybody(&self) -> Vec<Peer> {
+        let trainers = (0..self.trainers.len() as u16).map(TrainerId).map(Peer::Trainer);
+        trainers.chain(self.servers.keys().copied().map(Peer::Server)).collect()
+    }
+
+    fn broadcast(&self, message: &Message, out: &mut Vec<Command>) {
+        for to in self.everybody() {
+            out.push(Command::Send { to, message: message.clone() });
+        }
+    }
+}
+
+/// Makes standby slots take work. Whether there was one.
+fn enable_standby(fillers: &mut Fillers) -> bool {
+    let mut any = false;
+    for filler in fillers.iter_mut().flatten() {
+        if let Filler::Standby(trainer) = *filler {
+            *filler = Filler::InPlace(trainer);
+            any = true;
+        }
+    }
+    any
+}

@@ -1,0 +1,193 @@
+//! Rounds of live steps: who fills the slots, from the first loss to the lost pool.
+
+use super::{Command, Conductor, Locality, enable_standby};
+use crate::{At, End, Filler, Fillers, Message, Nanos, OnPoolLoss, Round, ServerId, alive};
+
+/// Rounds that one step may have.
+const MAX_ROUNDS: usize = 64;
+
+/// A published step that is not done.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) published: Nanos,
+    phases: u32,
+    header: Fillers,
+    /// Rounds `1..`, as sent.
+    tables: Vec<Fillers>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Settled,
+    /// The shell is asked whether these fillers will do.
+    Proposed {
+        proposal: u64,
+        fillers: Fillers,
+    },
+    /// No slot can take some bundle; the step waits for a server.
+    Lost {
+        since: Nanos,
+        fillers: Fillers,
+    },
+}
+
+impl Live {
+    pub(super) fn new(now: Nanos, phases: u32, header: Fillers) -> Self {
+        Self { published: now, phases, header, tables: Vec::new(), state: State::Settled }
+    }
+
+    pub(super) fn last(&self, step: u64) -> At {
+        At::new(step, self.phases - 1)
+    }
+
+    pub(super) fn round(&self) -> Round {
+        Round(self.tables.len() as u32)
+    }
+
+    /// As everybody knows them.
+    pub(super) fn fillers(&self) -> &Fillers {
+        self.tables.last().unwrap_or(&self.header)
+    }
+
+    /// As the conductor knows them.
+    pub(super) fn newest(&self) -> &Fillers {
+        match &self.state {
+            State::Settled => self.fillers(),
+            State::Proposed { fillers, .. } | State::Lost { fillers, .. } => fillers,
+        }
+    }
+
+    pub(super) fn message(&self, step: u64) -> Message {
+        Message::Round { step, round: self.round(), tables: self.tables.clone() }
+    }
+}
+
+impl Conductor {
+    /// Takes a lost server out of a live step.
+    pub(super) fn vacate(
+        &mut self,
+        now: Nanos,
+        step: u64,
+        server: ServerId,
+        out: &mut Vec<Command>,
+    ) {
+        let live = &self.live[&step];
+        let mut fillers = live.newest().clone();
+        for filler in fillers.iter_mut().filter(|it| **it == Some(Filler::Server(server))) {
+            *filler = None;
+        }
+        if let State::Lost { since, .. } = live.state {
+            self.set(step, State::Lost { since, fillers });
+        } else if alive(&fillers).contains(&true) {
+            self.propose(step, fillers, out);
+        } else {
+            self.pool_lost(now, step, fillers, out);
+        }
+    }
+
+    fn set(&mut self, step: u64, state: State) {
+        self.live.get_mut(&step).expect("only live steps change state").state = state;
+    }
+
+    fn propose(&mut self, step: u64, fillers: Fillers, out: &mut Vec<Command>) {
+        let live = &self.live[&step];
+        let rounds = live.tables.len();
+        if rounds >= MAX_ROUNDS {
+            return out.push(Command::End(End::Rounds { step, rounds }));
+        }
+        let mut tables = live.tables.clone();
+        tables.push(fillers.clone());
+        let proposal = self.proposals;
+        self.proposals += 1;
+        self.set(step, State::Proposed { proposal, fillers });
+        out.push(Command::Propose { step, proposal, tables });
+    }
+
+    fn pool_lost(&mut self, now: Nanos, step: u64, mut fillers: Fillers, out: &mut Vec<Command>) {
+        out.push(Command::PoolLost { step });
+        match self.settings.on_pool_loss {
+            OnPoolLoss::Local if enable_standby(&mut fillers) => {
+                self.local = Locality::Local;
+                self.propose(step, fillers, out);
+            }
+            OnPoolLoss::Wait(_) => {
+                self.set(step, State::Lost { since: now, fillers });
+                self.fill(out);
+            }
+            OnPoolLoss::Local | OnPoolLoss::Fail => {
+                out.push(Command::End(End::PoolLost { step }));
+            }
+        }
+    }
+
+    /// Fills slots of lost steps with servers of the view.
+    pub(super) fn fill(&mut self, out: &mut Vec<Command>) {
+        let lost = |it: &(&u64, &Live)| matches!(it.1.state, State::Lost { .. });
+        let steps: Vec<_> = self.live.iter().filter(lost).map(|it| *it.0).collect();
+        for step in steps {
+            let mut fillers = self.live[&step].newest().clone();
+            let mut new = Vec::new();
+            for (filler, view) in fillers.iter_mut().zip(&self.view) {
+                if let (None, Some(Filler::Server(id))) = (*filler, *view) {
+                    *filler = Some(Filler::Server(id));
+                    new.push(id);
+                }
+            }
+            if new.is_empty() {
+                continue;
+            }
+            for server in new {
+                out.push(Command::Header { step, to: crate::Peer::Server(server) });
+            }
+            self.propose(step, fillers, out);
+        }
+    }
+
+    pub(super) fn placed(&mut self, step: u64, proposal: u64, out: &mut Vec<Command>) {
+        let Some(fillers) = self.answered(step, proposal) else { return };
+        let live = self.live.get_mut(&step).expect("the proposal is of a live step");
+        live.tables.push(fillers);
+        let (round, message) = (live.round(), live.message(step));
+        out.push(Command::Filled { step, round });
+        self.broadcast(&message, out);
+    }
+
+    pub(super) fn unplaceable(
+        &mut self,
+        now: Nanos,
+        step: u64,
+        proposal: u64,
+        out: &mut Vec<Command>,
+    ) {
+        if let Some(fillers) = self.answered(step, proposal) {
+            self.pool_lost(now, step, fillers, out);
+        }
+    }
+
+    /// The fillers of a proposal, unless it is no longer the newest.
+    fn answered(&mut self, step: u64, answer: u64) -> Option<Fillers> {
+        let live = self.live.get_mut(&step)?;
+        let State::Proposed { proposal, fillers } = &live.state else { return None };
+        if *proposal != answer {
+            return None;
+        }
+        let fillers = fillers.clone();
+        live.state = State::Settled;
+        Some(fillers)
+    }
+
+    /// Until when which step waits for a server.
+    pub(super) fn waits(&self) -> impl Iterator<Item = (Nanos, u64)> {
+        let limit = match self.settings.on_pool_loss {
+            OnPoolLoss::Wait(limit) => limit,
+            OnPoolLoss::Local | OnPoolLoss::Fail => Nanos(u64::MAX),
+        };
+        let lost = self.live.iter().filter_map(|(&step, live)| match live.state {
+            State::Lost { since, .. } => Some((since, step)),
+            State::Settled | State::Proposed { .. } => None,
+        });
+        let held = self.held.zip(self.ready.keys().next().copied());
+        lost.chain(held).map(move |(since, step)| (since.after(limit), step))
+    }
+}

@@ -1,0 +1,477 @@
+//! The attention server's machine, dedicated or in place: pulls rows, says what is ready, keeps results
+//! until their readers have them.
+//!
+//! In: [`Event`]s of the shell. Out: [`Command`]s. It computes nothing and holds no bytes, but every
+//! byte that the shell holds is one that it granted.
+//!
+//! ```text
+//! a bundle:  assigned ──room──▶ active ──inputs freed, results freed, pulls ended──▶ over
+//! a parcel:  absent ──rung──▶ pulling ──Pulled──▶ here ──last work ran──▶ freed
+//! a work:    waiting ──all parcels here──▶ ready ──Ran──▶ done ──all readers acked──▶ freed
+//! ```
+//! The watermark takes every arrow at once, but a running pull and a queued work end first.
+//!
+//! Invariant: bytes pulled or being pulled, plus results of work made ready, never exceed
+//! [`Server::budget`]; and no room is held by a bundle that waits for a room held by a later one.
+
+mod room;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use self::room::Rooms;
+use self::work::Active;
+use crate::{
+    Acks, At, Bundle, End, Filler, Fillers, Heartbeat, Message, Nanos, Parcel, Peer, PullId,
+    PullResult, Round, RoundTable, ServerId, Settings, Step, TrainerId, Work,
+};
+
+/// Who a server machine is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Host {
+    /// A process of its own.
+    Dedicated(ServerId),
+    /// A library in a trainer's process.
+    InPlace(TrainerId),
+}
+
+impl Host {
+    fn fills(self, filler: Filler) -> bool {
+        match (self, filler) {
+            (Self::Dedicated(me), Filler::Server(id)) => me == id,
+            (Self::InPlace(me), Filler::InPlace(id)) => me == id,
+            (_, Filler::Server(_) | Filler::InPlace(_) | Filler::Standby(_)) => false,
+        }
+    }
+
+    fn peer(self) -> Peer {
+        match self {
+            Self::Dedicated(id) => Peer::Server(id),
+            Self::InPlace(id) => Peer::Trainer(id),
+        }
+    }
+}
+
+/// What happens to a server.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The header of a step is here and planned.
+    Begin(Arc<Step>),
+    /// A message for this machine.
+    Message {
+        /// Who sent it.
+        from: Peer,
+        /// What.
+        message: Message,
+    },
+    /// A pull ended. Every pull ends exactly once.
+    Pulled {
+        /// Which.
+        pull: PullId,
+        /// How.
+        result: PullResult,
+    },
+    /// A launch ended. Every work made ready is named exactly once, also after [`Command::Cancel`].
+    Ran {
+        /// The phase.
+        at: At,
+        /// All work of the launch.
+        works: Vec<Work>,
+    },
+    /// The answer to [`Command::Reassign`].
+    Round(Arc<RoundTable>),
+    /// The link to or from a peer broke, or a try to open it failed.
+    Closed(Peer),
+    /// The deadline has come.
+    Tick,
+}
+
+/// What a server's shell has to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Send, opening a link if there is none. To the own process: hand to the machine it is for.
+    Send {
+        /// To whom.
+        to: Peer,
+        /// What.
+        message: Message,
+    },
+    /// Pull a parcel. In place, from the own trainer: take it.
+    Pull {
+        /// Its name.
+        pull: PullId,
+        /// Whose rows.
+        peer: TrainerId,
+        /// The phase.
+        at: At,
+        /// Which rows.
+        parcel: Parcel,
+        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline).
+        deadline: Nanos,
+    },
+    /// What this pull brought counts; keep it until [`Command::FreeInput`].
+    Accept {
+        /// Which pull.
+        pull: PullId,
+        /// The phase.
+        at: At,
+        /// Which rows.
+        parcel: Parcel,
+    },
+    /// What this pull brought, if anything, does not count; free its landing space.
+    Discard {
+        /// Which pull.
+        pull: PullId,
+    },
+    /// All rows of the work are here and its results have room: queue it.
+    Ready {
+        /// The phase.
+        at: At,
+        /// The work.
+        work: Work,
+    },
+    /// Nothing of this phase is wanted any more: drop queued work, and report it as ran.
+    Cancel(At),
+    /// An accepted parcel is needed no more.
+    FreeInput {
+        /// The phase.
+        at: At,
+        /// Which rows.
+        parcel: Parcel,
+    },
+    /// The results of a work that ran are needed no more; their readers have them.
+    FreeResult {
+        /// The phase.
+        at: At,
+        /// The work.
+        work: Work,
+    },
+    /// Every phase of the step is passed and nothing of it is held here.
+    StepOver(u64),
+    /// Compute the assignments that follow from these tables, one after the other, and come back with
+    /// [`Event::Round`].
+    Reassign {
+        /// The step.
+        step: u64,
+        /// The newest round.
+        round: Round,
+        /// Fillers of rounds `1..=round`.
+        tables: Vec<Fillers>,
+    },
+    /// Close the links with a peer by force: every pull from it ends at once.
+    Close(Peer),
+    /// Nothing more comes from this machine.
+    End(End),
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Server {
+    host: Host,
+    settings: Settings,
+    steps: BTreeMap<u64, Live>,
+    rooms: Rooms,
+    /// Bundles that have room.
+    active: BTreeMap<(At, Bundle), Active>,
+    pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
+    retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
+    next_pull: u64,
+    /// Phases whose rows are readable, by trainer; none is passed.
+    rung: BTreeSet<(At, TrainerId)>,
+    /// Doorbells for steps that have not begun here, with their digests.
+    early: BTreeMap<TrainerId, BTreeMap<At, u64>>,
+    /// Everything up to here is whole at the trainer.
+    through: BTreeMap<TrainerId, At>,
+    /// When to say again what a trainer may have missed.
+    announce: BTreeMap<TrainerId, Nanos>,
+    watermark: Option<At>,
+    owing: Option<(At, Nanos)>,
+    beat_at: Nanos,
+    heard: Nanos,
+    last: Nanos,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Live {
+    step: Arc<Step>,
+    table: Arc<RoundTable>,
+}
+
+impl Server {
+    /// A server with `memory` bytes for inputs and results.
+    pub fn new(host: Host, memory: u64, settings: Settings, now: Nanos) -> Self {
+        Self {
+            host,
+            settings,
+            steps: BTreeMap::new(),
+            rooms: Rooms::new(memory),
+            active: BTreeMap::new(),
+            pulls: BTreeMap::new(),
+            retries: BTreeSet::new(),
+            next_pull: 0,
+            rung: BTreeSet::new(),
+            early: BTreeMap::new(),
+            through: BTreeMap::new(),
+            announce: BTreeMap::new(),
+            watermark: None,
+            owing: None,
+            beat_at: now,
+            heard: now,
+            last: now,
+            ended: false,
+        }
+    }
+
+    /// Bytes that the steps begun here may hold: two phases and a reserve, at most its memory.
+    pub fn budget(&self) -> u64 {
+        self.rooms.budget()
+    }
+
+    /// The last phase of which every trainer is known to have its whole result.
+    pub fn watermark(&self) -> Option<At> {
+        self.watermark
+    }
+
+    /// Takes an event, appends what has to be done. `now` never goes back.
+    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Vec<Command>) {
+        if self.ended {
+            return;
+        }
+        if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
+            // This process was paused: silence meanwhile says nothing about the conductor.
+            self.heard = now;
+        }
+        self.last = now;
+        match event {
+            Event::Begin(step) => self.begin(now, step, out),
+            Event::Message { from, message } => self.message(now, from, message, out),
+            Event::Pulled { pull, result } => self.pulled(now, pull, result, out),
+            Event::Ran { at, works } => self.ran(at, &works, out),
+            Event::Round(table) => self.round(now, &table, out),
+            Event::Closed(peer) => self.closed(now, peer),
+            Event::Tick => {}
+        }
+        if !self.ended {
+            self.admit(now, out);
+            self.deadlines(now, out);
+        }
+    }
+
+    /// When the shell has to send [`Event::Tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        if self.ended {
+            return None;
+        }
+        let silent = self.heard.after(self.settings.conductor_after);
+        let alone = matches!(self.host, Host::Dedicated(_)).then(|| self.beat_at.min(silent));
+        let retry = self.retries.first().map(|it| it.0);
+        self.announce.values().copied().chain(alone).chain(retry).min()
+    }
+
+    fn end(&mut self, end: End, out: &mut Vec<Command>) {
+        self.ended = true;
+        out.push(Command::End(end));
+    }
+
+    fn passed(&self, at: At) -> bool {
+        self.watermark >= Some(at)
+    }
+
+    fn begin(&mut self, now: Nanos, step: Arc<Step>, out: &mut Vec<Command>) {
+        let number = step.number();
+        if self.passed(step.last()) || self.steps.contains_key(&number) {
+            return;
+        }
+        let host = self.host;
+        if let Err(end) = self.rooms.begin(&step, |it| host.fills(it)) {
+            return self.end(end, out);
+        }
+        // A step that comes after a later one gets no planned room: the later one may hold it already.
+        let in_order = self.steps.range(number..).next().is_none();
+        let table = Arc::clone(step.table());
+        self.take(&step, None, &table, in_order);
+        for (&from, early) in &mut self.early {
+            let rest = early.split_off(&At::new(number + 1, 0));
+            let mut mine = std::mem::replace(early, rest);
+            let older = mine.split_off(&At::new(number, 0));
+            early.append(&mut mine);
+            for (at, theirs) in older {
+                if theirs != step.digest() {
+                    self.ended = true;
+                    let ours = step.digest();
+                    return out.push(Command::End(End::Digest { from, ours, theirs }));
+                }
+                self.rung.insert((at, from));
+            }
+        }
+        self.steps.insert(number, Live { step, table });
+        self.beat_at = now;
+    }
+
+    /// Takes on every bundle that `table` gives to this server and `before` did not.
+    fn take(&mut self, step: &Step, before: Option<&RoundTable>, table: &RoundTable, home: bool) {
+        let me = self.host.peer();
+        let first = match self.watermark {
+            Some(at) if at.step == step.number() => at.phase.0 + 1,
+            Some(_) | None => 0,
+        };
+        for phase in first..step.phases() {
+            let at = At::new(step.number(), phase);
+            let index = step.shape_index(at.phase);
+            let shape = step.shape(at.phase);
+            for bundle in shape.bundle_ids() {
+                let mine = |it: &RoundTable| it.executor(index, bundle) == Some(me);
+                if !mine(table) || before.is_some_and(mine) {
+                    continue;
+                }
+                let slot = shape.bundles()[bundle.0 as usize].slot;
+                let planned = table.assignments[index][bundle.0 as usize] == Some(slot);
+                self.rooms.expect(at, bundle, home && planned);
+            }
+        }
+    }
+
+    fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
+        if from == Peer::CONDUCTOR {
+            self.heard = now;
+        }
+        match (message, from) {
+            (Message::Doorbell { at, acks, digest, round: _ }, Peer::Trainer(from)) => {
+                self.acked(from, acks, out);
+                self.rung(now, from, at, digest, out);
+            }
+            (Message::Ack { acks }, Peer::Trainer(from)) => self.acked(from, acks, out),
+            (Message::Watermark { at } | Message::Pulse { watermark: Some(at) }, _) => {
+                self.advance(at, out);
+            }
+            (Message::Round { step, round, tables }, _) => {
+                if self.steps.get(&step).is_some_and(|it| it.table.round < round) {
+                    out.push(Command::Reassign { step, round, tables });
+                }
+            }
+            (Message::Leave { server }, _) if self.host == Host::Dedicated(server) => {
+                self.end(End::DeclaredLost(server), out);
+            }
+            (
+                Message::Doorbell { .. }
+                | Message::Ack { .. }
+                | Message::Leave { .. }
+                | Message::Pulse { watermark: None }
+                | Message::Finished { .. }
+                | Message::PhaseDone { .. }
+                | Message::Heartbeat(_)
+                | Message::Suspect { .. },
+                _,
+            ) => {}
+        }
+    }
+
+    fn rung(&mut self, now: Nanos, from: TrainerId, at: At, theirs: u64, out: &mut Vec<Command>) {
+        if self.passed(at) {
+            return;
+        }
+        let Some(live) = self.steps.get(&at.step) else {
+            let early = self.early.entry(from).or_default();
+            early.insert(at, theirs);
+            let count = early.len();
+            if count > 4 * self.settings.window {
+                self.end(End::Flooded { from, count }, out);
+            }
+            return;
+        };
+        let ours = live.step.digest();
+        if ours != theirs {
+            return self.end(End::Digest { from, ours, theirs }, out);
+        }
+        if self.rung.insert((at, from)) {
+            self.pull_rows(now, at, from, out);
+        } else {
+            // Rung again: the trainer may have missed what it was told.
+            self.announce_to(from, at..=at, out);
+        }
+    }
+
+    fn acked(&mut self, from: TrainerId, acks: Acks, out: &mut Vec<Command>) {
+        if let Some(at) = acks.through
+            && self.through.get(&from).is_none_or(|it| *it < at)
+        {
+            self.through.insert(from, at);
+            let bundles = self.active.range(..=(at, Bundle(u32::MAX)));
+            for key in bundles.map(|it| *it.0).collect::<Vec<_>>() {
+                self.acked_bundle(key, from, None, out);
+            }
+        }
+        for (at, work) in acks.works {
+            let Some(live) = self.steps.get(&at.step) else { continue };
+            if let Some(shape) = live.step.shape(at.phase).works().get(work.0 as usize) {
+                self.acked_bundle((at, shape.bundle), from, Some(work), out);
+            }
+        }
+    }
+
+    fn round(&mut self, now: Nanos, table: &Arc<RoundTable>, out: &mut Vec<Command>) {
+        let Some(live) = self.steps.get_mut(&table.step) else { return };
+        if live.table.round >= table.round {
+            return;
+        }
+        let before = std::mem::replace(&mut live.table, Arc::clone(table));
+        let step = Arc::clone(&live.step);
+        let host = self.host;
+        let fills = |it: &RoundTable| it.fillers.iter().flatten().any(|&it| host.fills(it));
+        if let (Host::Dedicated(id), true, false) = (host, fills(&before), fills(table)) {
+            return self.end(End::DeclaredLost(id), out);
+        }
+        self.take(&step, Some(&before), table, false);
+        self.beat_at = now;
+    }
+
+    fn closed(&mut self, now: Nanos, peer: Peer) {
+        let again = now.after(self.settings.retry_after);
+        if peer == Peer::CONDUCTOR {
+            self.beat_at = self.beat_at.min(again);
+        }
+        if let Peer::Trainer(trainer) = peer
+            && self.active.values().any(|it| it.owed_to(trainer))
+        {
+            self.announce.entry(trainer).or_insert(again);
+        }
+    }
+
+    fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        while let Some(&(due, at, bundle, parcel)) = self.retries.first()
+            && due <= now
+        {
+            self.retries.pop_first();
+            self.pull_parcel(now, (at, bundle), parcel, out);
+        }
+        let due = self.announce.iter().filter(|it| *it.1 <= now).map(|it| *it.0);
+        for trainer in due.collect::<Vec<_>>() {
+            self.announce.remove(&trainer);
+            let all = At::new(0, 0)..=At::new(u64::MAX, u32::MAX);
+            self.announce_to(trainer, all, out);
+        }
+        if matches!(self.host, Host::InPlace(_)) {
+            return;
+        }
+        if now >= self.heard.after(self.settings.conductor_after) {
+            return self.end(End::ConductorSilent(self.settings.conductor_after), out);
+        }
+        if now >= self.beat_at {
+            self.beat_at = now.after(self.settings.heartbeat_every);
+            let since = |at| match self.owing {
+                Some((before, since)) if before == at => (at, since),
+                Some(_) | None => (at, now),
+            };
+            self.owing = self.owes().map(since);
+            let message = Message::Heartbeat(Heartbeat {
+                watermark: self.watermark,
+                done: None,
+                rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
+                owes: self.owing.map(|(at, since)| (at, now.since(since))),
+            });
+            out.push(Command::Send { to: Peer::CONDUCTOR, message });
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Bundles that have room: their pulls, their work, their results.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::room::Room;
+use super::{Command, Server};
+use crate::{
+    At, Bundle, Message, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Shape, TrainerId,
+    Work,
+};
+
+type Key = (At, Bundle);
+
+/// A bundle that has room.
+#[derive(Debug)]
+pub(super) struct Active {
+    shape: Arc<Shape>,
+    room: Room,
+    bytes: u64,
+    /// In the order of the shape.
+    inputs: Vec<Input>,
+    /// In the order of the shape.
+    works: Vec<Unit>,
+}
+
+#[derive(Debug)]
+struct Input {
+    parcel: Parcel,
+    state: InputState,
+    /// Work that has not run and is not cancelled.
+    users: usize,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum InputState {
+    Absent,
+    Pulling,
+    Here,
+    Freed,
+}
+
+#[derive(Debug)]
+struct Unit {
+    work: Work,
+    /// Parcels that are not here yet.
+    missing: usize,
+    state: UnitState,
+}
+
+#[derive(Debug, Eq, PartialEq)]
+enum UnitState {
+    Waiting,
+    Ready,
+    /// Ran; these readers have not acknowledged.
+    Done(BTreeSet<TrainerId>),
+    Freed,
+}
+
+impl Active {
+    fn new(shape: Arc<Shape>, bundle: Bundle, room: Room) -> Self {
+        let parts = shape.parts(bundle);
+        let needs = |parcel| {
+            let needs = |it: &&Work| shape.work(**it).needs.contains(&parcel);
+            parts.works.iter().filter(needs).count()
+        };
+        let input = |&parcel| Input { parcel, state: InputState::Absent, users: needs(parcel) };
+        let unit =
+            |&work| Unit { work, missing: shape.work(work).needs.len(), state: UnitState::Waiting };
+        let inputs = parts.parcels.iter().map(input).collect();
+        let works = parts.works.iter().map(unit).collect();
+        let bytes = parts.bytes;
+        Self { shape, room, bytes, inputs, works }
+    }
+
+    fn input(&mut self, parcel: Parcel) -> &mut Input {
+        let index = self.inputs.binary_search_by_key(&parcel, |it| it.parcel);
+        &mut self.inputs[index.expect("a bundle is asked for its own parcels only")]
+    }
+
+    /// A work runs no more: its inputs lose a user, and those that have none are freed.
+    fn leave(&mut self, at: At, work: Work, out: &mut Vec<Command>) {
+        let shape = Arc::clone(&self.shape);
+        for &parcel in &shape.work(work).needs {
+            let input = self.input(parcel);
+            input.users -= 1;
+            if input.users == 0 && input.state == InputState::Here {
+                input.state = InputState::Freed;
+                out.push(Command::FreeInput { at, parcel });
+            }
+        }
+    }
+
+    pub(super) fn unfinished(&self) -> bool {
+        self.works.iter().any(|it| matches!(it.state, UnitState::Waiting | UnitState::Ready))
+    }
+
+    pub(super) fn owed_to(&self, trainer: TrainerId) -> bool {
+        self.works
+            .iter()
+            .any(|it| matches!(&it.state, UnitState::Done(left) if left.contains(&trainer)))
+    }
+
+    fn over(&self) -> bool {
+        self.inputs.iter().all(|it| it.state == InputState::Freed)
+            && self.works.iter().all(|it| it.state == UnitState::Freed)
+    }
+}
+
+impl Server {
+    pub(super) fn activate(&mut self, now: Nanos, key: Key, room: Room, out: &mut Vec<Command>) {
+        let shape = Arc::clone(self.steps[&key.0.step].step.shape(key.0.phase));
+        let active = Active::new(shape, key.1, room);
+        let absent: Vec<_> = active.inputs.iter().map(|it| it.parcel).collect();
+        self.active.insert(key, active);
+        for parcel in absent {
+            self.pull_parcel(now, key, parcel, out);
+        }
+        self.make_ready(key, out);
+    }
+
+    /// Pulls everything that the rows of `from` allow.
+    pub(super) fn pull_rows(
+        &mut self,
+        now: Nanos,
+        at: At,
+        from: TrainerId,
+        out: &mut Vec<Command>,
+    ) {
+        let bundles = self.active.range((at, Bundle(0))..=(at, Bundle(u32::MAX)));
+        let absent: Vec<_> = bundles
+            .flat_map(|(&key, it)| {
+                let from = move |input: &&Input| it.shape.parcel(input.parcel).from == from;
+                it.inputs.iter().filter(from).map(move |it| (key, it.parcel))
+            })
+            .collect();
+        for (key, parcel) in absent {
+            self.pull_parcel(now, key, parcel, out);
+        }
+    }
+
+    /// Pulls a parcel, if it is absent and readable.
+    pub(super) fn pull_parcel(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        parcel: Parcel,
+        out: &mut Vec<Command>,
+    ) {
+        let at = key.0;
+        let Some(active) = self.active.get_mut(&key) else { return };
+        let peer = active.shape.parcel(parcel).from;
+        let input = active.input(parcel);
+        if input.state != InputState::Absent || !self.rung.contains(&(at, peer)) {
+            return;
+        }
+        input.state = InputState::Pulling;
+        let pull = PullId(self.next_pull);
+        self.next_pull += 1;
+        self.pulls.insert(pull, (at, key.1, parcel));
+        let deadline = now.after(self.settings.pull_within);
+        out.push(Command::Pull { pull, peer, at, parcel, deadline });
+    }
+
+    pub(super) fn pulled(
+        &mut self,
+        now: Nanos,
+        pull: PullId,
+        result: PullResult,
+        out: &mut Vec<Command>,
+    ) {
+        let Some((at, bundle, parcel)) = self.pulls.remove(&pull) else { return };
+        let key = (at, bundle);
+        let passed = self.passed(at);
+        let refused = passed && self.settings.rules.pull_checks_watermark;
+        let active = self.active.get_mut(&key).expect("a bundle outlives its pulls");
+        let from = active.shape.parcel(parcel).from;
+        let input = active.input(parcel);
+        let same = |found| found == 0 || !self.settings.rules.pull_checks_incarnation;
+        match result {
+            Ok(found) if !refused && same(found) => {
+                input.state = InputState::Here;
+                out.push(Command::Accept { pull, at, parcel });
+                for unit in &mut active.works {
+                    if active.shape.work(unit.work).needs.contains(&parcel) {
+                        unit.missing -= 1;
+                    }
+                }
+                self.make_ready(key, out);
+            }
+            Ok(_) | Err(_) => {
+                out.push(Command::Discard { pull });
+                if passed {
+                    input.state = InputState::Freed;
+                    self.settle(key, out);
+                    return;
+                }
+                input.state = InputState::Absent;
+                let again = now.after(self.settings.retry_after);
+                self.retries.insert((again, at, bundle, parcel));
+                if result == Err(PullFailure::Deadline) {
+                    out.push(Command::Close(Peer::Trainer(from)));
+                }
+            }
+        }
+    }
+
+    fn make_ready(&mut self, key: Key, out: &mut Vec<Command>) {
+        let active = self.active.get_mut(&key).expect("only active bundles become ready");
+        for unit in &mut active.works {
+            if unit.missing == 0 && unit.state == UnitState::Waiting {
+                unit.state = UnitState::Ready;
+                out.push(Command::Ready { at: key.0, work: unit.work });
+            }
+        }
+    }
+
+    pub(super) fn ran(&mut self, at: At, works: &[Work], out: &mut Vec<Command>) {
+        let passed = self.passed(at);
+        let mut news: BTreeMap<TrainerId, Vec<Work>> = BTreeMap::new();
+        for &work in works {
+            let in_work = |it: &(&Key, &mut Active)| it.1.works.iter().any(|it| it.work == work);
+            let bundles = self.active.range_mut((at, Bundle(0))..=(at, Bundle(u32::MAX)));
+            let Some((&key, active)) = { bundles }.find(in_work) else { continue };
+            active.leave(at, work, out);
+            let readers = active.shape.work(work).results.iter().map(|it| it.0);
+            let has = |it: &TrainerId| self.through.get(it).is_some_and(|it| *it >= at);
+            let left: BTreeSet<_> = readers.filter(|it| !passed && !has(it)).collect();
+            for &reader in &left {
+                news.entry(reader).or_default().push(work);
+            }
+            let unit = active.works.iter_mut().find(|it| it.work == work);
+            let unit = unit.expect("the bundle was found by this work");
+            assert!(unit.state == UnitState::Ready, "only work made ready runs, and once");
+            unit.state = if left.is_empty() {
+                out.push(Command::FreeResult { at, work });
+                UnitState::Freed
+            } else {
+                UnitState::Done(left)
+            };
+            self.settle(key, out);
+        }
+        for (trainer, works) in news {
+            let message = Message::Finished { at, works };
+            out.push(Command::Send { to: Peer::Trainer(trainer), message });
+        }
+    }
+
+    /// `from` has the results of one work of a bundle, or of all.
+    pub(super) fn acked_bundle(
+        &mut self,
+        key: Key,
+        from: TrainerId,
+        only: Option<Work>,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(active) = self.active.get_mut(&key) else { return };
+        for unit in &mut active.works {
+            if only.is_some_and(|it| it != unit.work) {
+                continue;
+            }
+            if let UnitState::Done(left) = &mut unit.state
+                && left.remove(&from)
+                && left.is_empty()
+            {
+                unit.state = UnitState::Freed;
+                out.push(Command::FreeResult { at: key.0, work: unit.work });
+            }
+        }
+        self.settle(key, out);
+    }
+
+    /// Tells a trainer of every result that it has not acknowledged.
+    pub(super) fn announce_to(
+        &mut self,
+        trainer: TrainerId,
+        phases: RangeInclusive<At>,
+        out: &mut Vec<Command>,
+    ) {
+        let mut news: BTreeMap<At, Vec<Work>> = BTreeMap::new();
+        let keys = (*phases.start(), Bundle(0))..=(*phases.end(), Bundle(u32::MAX));
+        for (key, active) in self.active.range(keys) {
+            for unit in &active.works {
+                if matches!(&unit.state, UnitState::Done(left) if left.contains(&trainer)) {
+                    news.entry(key.0).or_default().push(unit.work);
+                }
+            }
+        }
+        for (at, works) in news {
+            let message = Message::Finished { at, works };
+            out.push(Command::Send { to: Peer::Trainer(trainer), message });
+        }
+    }
+
+    /// The watermark has reached `at`: nothing up to it is pulled or run any more.
+    pub(super) fn advance(&mut self, at: At, out: &mut Vec<Command>) {
+        if self.watermark >= Some(at) {
+            return;
+        }
+        self.watermark = Some(at);
+        self.rooms.pass(at);
+        self.rung = self
+            .rung
+            .split_off(&(At { step: at.step, phase: crate::Phase(at.phase.0 + 1) }, TrainerId(0)));
+        for early in self.early.values_mut() {
+            early.retain(|it, _| *it > at);
+        }
+        self.retries.retain(|it| it.1 > at);
+        let passed = self.active.range(..=(at, Bundle(u32::MAX)));
+        let mut cancelled = None;
+        for key in passed.map(|it| *it.0).collect::<Vec<_>>() {
+            if self.cancel(key, out) && cancelled != Some(key.0) {
+                cancelled = Some(key.0);
+                out.push(Command::Cancel(key.0));
+            }
+            self.settle(key, out);
+        }
+        self.finish_steps(out);
+    }
+
+    /// Frees what can be freed of a passed bundle. Whether work is still queued.
+    fn cancel(&mut self, key: Key, out: &mut Vec<Command>) -> bool {
+        let at = key.0;
+        let active = self.active.get_mut(&key).expect("only active bundles are cancelled");
+        let mut queued = false;
+        for index in 0..active.works.len() {
+            let unit = &mut active.works[index];
+            let work = unit.work;
+            match unit.state {
+                UnitState::Waiting => {
+                    unit.state = UnitState::Freed;
+                    active.leave(at, work, out);
+                }
+                UnitState::Done(_) => {
+                    unit.state = UnitState::Freed;
+                    out.push(Command::FreeResult { at, work });
+                }
+                UnitState::Ready => queued = true,
+                UnitState::Freed => {}
+            }
+        }
+        for input in &mut active.inputs {
+            if input.state == InputState::Absent {
+                input.state = InputState::Freed;
+            }
+        }
+        queued
+    }
+
+    /// Gives the room of a bundle back when nothing of it is left.
+    fn settle(&mut self, key: Key, out: &mut Vec<Command>) {
+        if self.active.get(&key).is_some_and(Active::over) {
+            let active = self.active.remove(&key).expect("it was just found");
+            self.rooms.free(key.0, active.room, active.bytes);
+            if self.passed(key.0) {
+                self.finish_steps(out);
+            }
+        }
+    }
+
+    fn finish_steps(&mut self, out: &mut Vec<Command>) {
+        while let Some((&number, live)) = self.steps.first_key_value() {
+            let held = self.active.range(..=(live.step.last(), Bundle(u32::MAX))).next().is_some();
+            if held || !self.passed(live.step.last()) {
+                return;
+            }
+            self.steps.remove(&number);
+            self.rooms.over(number);
+            out.push(Command::StepOver(number));
+        }
+    }
+}

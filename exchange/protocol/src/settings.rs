@@ -1,0 +1,59 @@
+//! Deadlines and bounds of the machines.
+
+use crate::{Nanos, Rules};
+
+/// Deadlines and bounds, the same in every process of a job.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Settings {
+    /// Between two heartbeats.
+    pub heartbeat_every: Nanos,
+    /// A server silent for so long is lost.
+    pub suspect_after: Nanos,
+    /// A trainer silent for so long is dead.
+    pub trainer_after: Nanos,
+    /// A conductor silent for so long has taken the job with it.
+    pub conductor_after: Nanos,
+    /// A pull that takes longer is given up and its link closed.
+    pub pull_within: Nanos,
+    /// A phase that takes longer makes the executors of what is missing suspect.
+    pub phase_within: Nanos,
+    /// Before trying again after a link broke or a pull failed.
+    pub retry_after: Nanos,
+    /// An acknowledgement that finds no doorbell to ride on for so long goes alone.
+    pub ack_within: Nanos,
+    /// Phases whose rows a trainer keeps at a time, at least 1.
+    pub window: usize,
+    /// What the conductor does when no server is left.
+    pub on_pool_loss: OnPoolLoss,
+    /// All on, but in tests of the simulation itself.
+    pub rules: Rules,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            heartbeat_every: Nanos::from_millis(200),
+            suspect_after: Nanos::from_millis(1_000),
+            trainer_after: Nanos::from_millis(30_000),
+            conductor_after: Nanos::from_millis(30_000),
+            pull_within: Nanos::from_millis(10_000),
+            phase_within: Nanos::from_millis(30_000),
+            retry_after: Nanos::from_millis(20),
+            ack_within: Nanos::from_millis(5),
+            window: 4,
+            on_pool_loss: OnPoolLoss::Fail,
+            rules: Rules::all(),
+        }
+    }
+}
+
+/// What happens when no live slot is left, or none can hold a bundle.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OnPoolLoss {
+    /// Wait so long for a server to fill a slot, then end.
+    Wait(Nanos),
+    /// The trainers' standby slots take the work.
+    Local,
+    /// End.
+    Fail,
+}

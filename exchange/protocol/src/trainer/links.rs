@@ -1,0 +1,168 @@
+//! A trainer's links: acknowledgements, what is said again after a break, heartbeats, deadlines.
+//!
+//! A message is lost only with its link or its receiver. After a break the trainer says again
+//! everything that the peer may have missed: the doorbells of every phase that the watermark has not
+//! passed, with all acknowledgements.
+
+use super::results::State;
+use super::{Command, Trainer};
+use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, Why, Work};
+
+/// What is owed to a peer.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    acks: Vec<(At, Work)>,
+    ack_due: Option<Nanos>,
+    resend: Option<Nanos>,
+    /// First and last break since something was heard.
+    broken: Option<(Nanos, Nanos)>,
+}
+
+impl Link {
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        [self.ack_due, self.resend].into_iter().flatten().min()
+    }
+
+    pub(super) fn mended(&mut self) {
+        self.broken = None;
+    }
+
+    pub(super) fn resend_at(&mut self, at: Nanos) {
+        self.resend.get_or_insert(at);
+    }
+}
+
+impl Trainer {
+    pub(super) fn link(&mut self, peer: Peer) -> &mut Link {
+        self.links.entry(peer).or_default()
+    }
+
+    pub(super) fn acknowledge(&mut self, now: Nanos, to: Peer, at: At, work: Work) {
+        let due = now.after(self.settings.ack_within);
+        let link = self.link(to);
+        link.acks.push((at, work));
+        link.ack_due.get_or_insert(due);
+    }
+
+    pub(super) fn take_acks(&mut self, to: Peer) -> Acks {
+        let through = self.done;
+        let mut works = match self.links.get_mut(&to) {
+            Some(link) => {
+                link.ack_due = None;
+                std::mem::take(&mut link.acks)
+            }
+            None => Vec::new(),
+        };
+        works.retain(|it| Some(it.0) > through);
+        Acks { through, works }
+    }
+
+    pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
+        let (retry, quiet) = (self.settings.retry_after, self.settings.suspect_after);
+        if peer == Peer::CONDUCTOR {
+            self.beat_at = self.beat_at.min(now.after(retry));
+        }
+        let open = self.phases.values().any(|it| it.rung.contains(&peer));
+        let owed = self.links.get(&peer).is_some_and(|it| !it.acks.is_empty());
+        let pulling = self.pulls.values().any(|it| it.peer == peer);
+        if !self.fills(peer) || !(open || owed || pulling) {
+            return;
+        }
+        let link = self.link(peer);
+        link.resend_at(now.after(retry));
+        let first = match link.broken {
+            Some((first, last)) if now.since(last) <= quiet => first,
+            Some(_) | None => now,
+        };
+        link.broken = Some((first, now));
+        self.suspect(now, peer, out);
+    }
+
+    /// Tells the conductor that the link to a server breaks.
+    pub(super) fn suspect(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
+        let Peer::Server(server) = peer else { return };
+        let broken = self.links.get(&peer).and_then(|it| it.broken);
+        let lasting = broken.map_or(Nanos(0), |(first, _)| now.since(first));
+        let message = Message::Suspect { server, why: Why::Broken, lasting };
+        out.push(Command::Send { to: Peer::CONDUCTOR, message });
+    }
+
+    /// Does what is due at `now`.
+    pub(super) fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        if now >= self.heard.after(self.settings.conductor_after) {
+            out.push(Command::End(End::ConductorSilent(self.settings.conductor_after)));
+            self.ended = true;
+            return;
+        }
+        if now >= self.beat_at {
+            self.beat_at = now.after(self.settings.heartbeat_every);
+            let heartbeat = Heartbeat {
+                watermark: self.watermark,
+                done: self.done,
+                rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
+                owes: None,
+            };
+            let message = Message::Heartbeat(heartbeat);
+            out.push(Command::Send { to: Peer::CONDUCTOR, message });
+        }
+        let due = |it: &Option<Nanos>| it.is_some_and(|it| it <= now);
+        let resend: Vec<_> =
+            self.links.iter().filter(|it| due(&it.1.resend)).map(|it| *it.0).collect();
+        for peer in resend {
+            self.say_again(peer, out);
+        }
+        let acks: Vec<_> =
+            self.links.iter().filter(|it| due(&it.1.ack_due)).map(|it| *it.0).collect();
+        for to in acks {
+            let acks = self.take_acks(to);
+            out.push(Command::Send { to, message: Message::Ack { acks } });
+        }
+        self.complain(now, out);
+    }
+
+    fn say_again(&mut self, peer: Peer, out: &mut Vec<Command>) {
+        let mut works = Vec::new();
+        let mut rung = Vec::new();
+        for (&at, open) in &self.phases {
+            if open.rung.contains(&peer) {
+                rung.push(at);
+            }
+            let have = |state| matches!(state, State::Have(_));
+            works.extend(open.wants.iter().filter(|it| have(it.1.state)).map(|it| (at, *it.0)));
+        }
+        let link = self.link(peer);
+        link.resend = None;
+        link.acks = works;
+        if rung.is_empty() {
+            let acks = self.take_acks(peer);
+            out.push(Command::Send { to: peer, message: Message::Ack { acks } });
+        }
+        for at in rung {
+            self.doorbell(peer, at, out);
+        }
+    }
+
+    /// Makes the executors of late work suspect, again and again until it is there.
+    fn complain(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        let late = |it: &(&At, &super::Open)| it.1.missing > 0 && it.1.late_at <= now;
+        let phases: Vec<_> = self.phases.iter().filter(late).map(|it| *it.0).collect();
+        for at in phases {
+            let open = &self.phases[&at];
+            let lasting = now.since(open.since);
+            let missing = open.wants.iter().filter(|it| !matches!(it.1.state, State::Have(_)));
+            let mut servers: Vec<_> = missing.filter_map(|it| self.executor(at, *it.0)).collect();
+            servers.sort_unstable();
+            servers.dedup();
+            for peer in servers {
+                if let Peer::Server(server) = peer {
+                    let why = Why::Late { step: at.step, phase: at.phase };
+                    let message = Message::Suspect { server, why, lasting };
+                    out.push(Command::Send { to: Peer::CONDUCTOR, message });
+                }
+                self.link(peer).resend_at(now);
+            }
+            let again = now.after(self.settings.suspect_after);
+            self.phases.get_mut(&at).expect("it was just found").late_at = again;
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The trainer's machine: rings servers, pulls results, says when rows may be reused.
+//!
+//! In: [`Event`]s of the shell. Out: [`Command`]s. It computes nothing and holds no rows.
+//!
+//! ```text
+//! a phase:   Submitted ──rings──▶ open ──last result accepted──▶ Complete ──watermark──▶ Release
+//! a result:  wanted ──Finished──▶ pulling ──Pulled──▶ accepted        (failed: wanted again)
+//! ```
+//!
+//! Invariant: `Accept` comes exactly once for every result that the trainer wants, `Complete` after
+//! the last of a phase, `Release` after the watermark has passed it, all in the order of phases but
+//! `Complete`, which comes in any order.
+
+mod links;
+mod results;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use self::links::Link;
+use self::results::{Outstanding, Want};
+use crate::{
+    At, End, Filler, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
+    Settings, Step, TrainerId, Work,
+};
+
+/// What happens to a trainer.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The header of a step is here and planned.
+    Begin(Arc<Step>),
+    /// The rows of a phase are readable and the landing space of its results is reserved.
+    /// Phases come in order, and only while [`Trainer::may_submit`].
+    Submitted(At),
+    /// A message for this machine.
+    Message {
+        /// Who sent it.
+        from: Peer,
+        /// What.
+        message: Message,
+    },
+    /// A pull ended. Every pull ends exactly once.
+    Pulled {
+        /// Which.
+        pull: PullId,
+        /// How.
+        result: PullResult,
+    },
+    /// The link to or from a peer broke, or a try to open it failed.
+    Closed(Peer),
+    /// The answer to [`Command::Reassign`].
+    Round(Arc<RoundTable>),
+    /// The deadline has come.
+    Tick,
+}
+
+/// What a trainer's shell has to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Send, opening a link if there is none. To the own process: hand to the machine it is for.
+    Send {
+        /// To whom.
+        to: Peer,
+        /// What.
+        message: Message,
+    },
+    /// Pull this trainer's results of one work.
+    Pull {
+        /// Its name.
+        pull: PullId,
+        /// From whom.
+        peer: Peer,
+        /// The phase.
+        at: At,
+        /// The work.
+        work: Work,
+        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline).
+        deadline: Nanos,
+    },
+    /// What this pull brought counts: merge it.
+    Accept {
+        /// Which pull.
+        pull: PullId,
+        /// The phase.
+        at: At,
+        /// The work.
+        work: Work,
+        /// Who made it.
+        from: Peer,
+    },
+    /// What this pull brought, if anything, does not count.
+    Discard {
+        /// Which pull.
+        pull: PullId,
+    },
+    /// Every result of the phase was accepted.
+    Complete(At),
+    /// The rows of the phase may be reused.
+    Release(At),
+    /// Every phase of the step is released; nothing of it is left here.
+    StepOver(u64),
+    /// Compute the assignments that follow from these tables, one after the other, and come back with
+    /// [`Event::Round`].
+    Reassign {
+        /// The step.
+        step: u64,
+        /// The newest round.
+        round: Round,
+        /// Fillers of rounds `1..=round`.
+        tables: Vec<Fillers>,
+    },
+    /// Close the links with a peer by force: every pull from it ends at once.
+    Close(Peer),
+    /// Nothing more comes from this machine.
+    End(End),
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Trainer {
+    me: TrainerId,
+    settings: Settings,
+    steps: BTreeMap<u64, Live>,
+    /// Submitted and not released.
+    phases: BTreeMap<At, Open>,
+    links: BTreeMap<Peer, Link>,
+    pulls: BTreeMap<PullId, Outstanding>,
+    next_pull: u64,
+    watermark: Option<At>,
+    done: Option<At>,
+    submitted: Option<At>,
+    beat_at: Nanos,
+    heard: Nanos,
+    last: Nanos,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Live {
+    step: Arc<Step>,
+    table: Arc<RoundTable>,
+}
+
+#[derive(Debug)]
+struct Open {
+    since: Nanos,
+    late_at: Nanos,
+    rung: BTreeSet<Peer>,
+    wants: BTreeMap<Work, Want>,
+    missing: usize,
+}
+
+impl Trainer {
+    /// A trainer that has begun no step yet.
+    pub fn new(me: TrainerId, settings: Settings, now: Nanos) -> Self {
+        Self {
+            me,
+            settings,
+            steps: BTreeMap::new(),
+            phases: BTreeMap::new(),
+            links: BTreeMap::new(),
+            pulls: BTreeMap::new(),
+            next_pull: 0,
+            watermark: None,
+            done: None,
+            submitted: None,
+            beat_at: now,
+            heard: now,
+            last: now,
+            ended: false,
+        }
+    }
+
+    /// Whether the rows of one phase more may be kept.
+    pub fn may_submit(&self) -> bool {
+        self.phases.len() < self.settings.window
+    }
+
+    /// The last phase of which every trainer is known to have its whole result.
+    pub fn watermark(&self) -> Option<At> {
+        self.watermark
+    }
+
+    /// Takes an event, appends what has to be done. `now` never goes back.
+    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Vec<Command>) {
+        if self.ended {
+            return;
+        }
+        if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
+            // This process was paused: silence meanwhile says nothing about the conductor.
+            self.heard = now;
+        }
+        self.last = now;
+        match event {
+            Event::Begin(step) => self.begin(step),
+            Event::Submitted(at) => self.submit(now, at, out),
+            Event::Message { from, message } => self.message(now, from, message, out),
+            Event::Pulled { pull, result } => self.pulled(now, pull, result, out),
+            Event::Closed(peer) => self.closed(now, peer, out),
+            Event::Round(table) => self.round(now, table, out),
+            Event::Tick => {}
+        }
+        self.deadlines(now, out);
+    }
+
+    /// When the shell has to send [`Event::Tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        if self.ended {
+            return None;
+        }
+        let links = self.links.values().filter_map(Link::deadline);
+        let phases = self.phases.values().filter(|it| it.missing > 0).map(|it| it.late_at);
+        let silent = self.heard.after(self.settings.conductor_after);
+        links.chain(phases).chain([self.beat_at, silent]).min()
+    }
+
+    fn begin(&mut self, step: Arc<Step>) {
+        let over = self.watermark.is_some_and(|it| it >= step.last());
+        if !over {
+            let table = Arc::clone(step.table());
+            self.steps.entry(step.number()).or_insert(Live { step, table });
+        }
+    }
+
+    fn submit(&mut self, now: Nanos, at: At, out: &mut Vec<Command>) {
+        assert!(self.submitted < Some(at), "phases are submitted in order");
+        let live = self.steps.get(&at.step).expect("a step begins before its phases are submitted");
+        self.submitted = Some(at);
+        let shape = live.step.shape(at.phase);
+        let wanted = |work: &&Work| shape.work(**work).results.iter().any(|it| it.0 == self.me);
+        let wants: BTreeMap<_, _> = (0..shape.works().len() as u32)
+            .map(Work)
+            .filter(|work| wanted(&work))
+            .map(|work| (work, Want::default()))
+            .collect();
+        let open = Open {
+            since: now,
+            late_at: now.after(self.settings.phase_within),
+            rung: BTreeSet::new(),
+            missing: wants.len(),
+            wants,
+        };
+        let whole = open.missing == 0;
+        self.phases.insert(at, open);
+        self.ring(at, out);
+        if whole {
+            self.complete(at, out);
+        }
+    }
+
+    /// Rings every executor of work that needs this trainer's rows and has not been rung.
+    fn ring(&mut self, at: At, out: &mut Vec<Command>) {
+        let live = &self.steps[&at.step];
+        let shape = live.step.shape(at.phase);
+        let index = live.step.shape_index(at.phase);
+        let executors: BTreeSet<Peer> = shape
+            .bundle_ids()
+            .filter(|&it| shape.parts(it).sources.binary_search(&self.me).is_ok())
+            .filter_map(|it| live.table.executor(index, it))
+            .collect();
+        let open = self.phases.get_mut(&at).expect("only submitted phases are rung");
+        let fresh: Vec<_> = executors.difference(&open.rung).copied().collect();
+        open.rung.extend(&fresh);
+        for peer in fresh {
+            self.doorbell(peer, at, out);
+        }
+    }
+
+    fn doorbell(&mut self, to: Peer, at: At, out: &mut Vec<Command>) {
+        let acks = self.take_acks(to);
+        let live = &self.steps[&at.step];
+        let (round, digest) = (live.table.round, live.step.digest());
+        out.push(Command::Send { to, message: Message::Doorbell { at, round, acks, digest } });
+    }
+
+    fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
+        if from == Peer::CONDUCTOR {
+            self.heard = now;
+        }
+        if let Some(link) = self.links.get_mut(&from) {
+            link.mended();
+        }
+        match message {
+            Message::Finished { at, works } => self.finished(now, from, at, &works, out),
+            Message::Watermark { at } | Message::Pulse { watermark: Some(at) } => {
+                self.advance(at, out);
+            }
+            Message::Round { step, round, tables } => {
+                if self.steps.get(&step).is_some_and(|it| it.table.round < round) {
+                    out.push(Command::Reassign { step, round, tables });
+                }
+            }
+            Message::Pulse { watermark: None }
+            | Message::Doorbell { .. }
+            | Message::Ack { .. }
+            | Message::PhaseDone { .. }
+            | Message::Heartbeat(_)
+            | Message::Suspect { .. }
+            | Message::Leave { .. } => {}
+        }
+    }
+
+    fn round(&mut self, now: Nanos, table: Arc<RoundTable>, out: &mut Vec<Command>) {
+        let Some(live) = self.steps.get_mut(&table.step) else { return };
+        if live.table.round >= table.round {
+            return;
+        }
+        let step = table.step;
+        let before = std::mem::replace(&mut live.table, table);
+        let lost = before.fillers.iter().flatten().filter_map(|&filler| match filler {
+            Filler::Server(id) if !live.table.fillers.contains(&Some(filler)) => {
+                Some(Peer::Server(id))
+            }
+            Filler::Server(_) | Filler::InPlace(_) | Filler::Standby(_) => None,
+        });
+        for peer in lost.collect::<Vec<_>>() {
+            // Frees the landing places of pulls that may never end.
+            if self.pulls.values().any(|it| it.peer == peer) {
+                out.push(Command::Close(peer));
+            }
+            self.links.remove(&peer);
+        }
+        if self.settings.rules.round_rings_again {
+            let phases = self.phases.range(At::new(step, 0)..At::new(step + 1, 0));
+            for at in phases.map(|it| *it.0).collect::<Vec<_>>() {
+                self.ring(at, out);
+            }
+        }
+        self.beat_at = now;
+    }
+
+    /// The watermark has reached `at`.
+    fn advance(&mut self, at: At, out: &mut Vec<Command>) {
+        // Beyond what this trainer has, it cannot be: the message is of another attempt.
+        if self.watermark >= Some(at) || self.done < Some(at) {
+            return;
+        }
+        self.watermark = Some(at);
+        while let Some(entry) = self.phases.first_entry().filter(|it| *it.key() <= at) {
+            let (at, _) = entry.remove_entry();
+            if self.settings.rules.release_at_watermark {
+                out.push(Command::Release(at));
+            }
+        }
+        while let Some(entry) = self.steps.first_entry().filter(|it| it.get().step.last() <= at) {
+            let (step, _) = entry.remove_entry();
+            out.push(Command::StepOver(step));
+        }
+        let mut links = std::mem::take(&mut self.links);
+        links.retain(|&peer, link| link.deadline().is_some() || self.fills(peer));
+        self.links = links;
+    }
+}
