@@ -131,7 +131,8 @@ mod tests {
     fn gradients_are_the_differences_of_the_output() {
         let heads = Heads { query: 2, kv: 1, dim: 8 };
         let number = |seed: usize| ((seed * 7919 % 101) as f32 - 50.0) / 40.0;
-        let numbers = |seed: usize, count: usize| (0..count).map(|i| number(seed + i)).collect::<Vec<f32>>();
+        let numbers =
+            |seed: usize, count: usize| (0..count).map(|i| number(seed + i)).collect::<Vec<f32>>();
         let (q, dout) = (numbers(1, 5 * 16), numbers(300, 5 * 16));
         let rows = [q, numbers(100, 5 * 8), numbers(200, 5 * 8)];
         let loss = |rows: &[Vec<f32>; 3]| -> f64 {

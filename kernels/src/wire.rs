@@ -65,7 +65,8 @@ mod tests {
         fn widening_is_exact(bits: u16) {
             let (from, mut to) = (bf16::from_bits(bits), [0.0]);
             to_f32(&mut to, &[from]);
-            prop_assert_eq!(to[0].to_bits(), from.to_f32().to_bits());
+            let exact = from.to_f32();
+            prop_assert!(to[0].to_bits() == exact.to_bits() || (to[0].is_nan() && exact.is_nan()));
         }
     }
 }

@@ -1,103 +1,59 @@
-//! The CPU engine.
+//! The CPU engine: f32 arithmetic on own vector code, the same bits at every vector width.
+//!
+//! In: tasks, bundles and products that were checked. Out: their results.
+//!
+//! ```text
+//! forward, backward, product   who computes what, in which order     safe but for output pieces
+//!   engine                     the procedures of one instruction set
+//!     block, softmax           inner loops, generic over the vector
+//!       lanes                  vectors
+//!   stage, shared              rows in, results out
+//! ```
+
+mod backward;
+mod block;
+mod engine;
+mod forward;
+mod lanes;
+mod product;
+mod shared;
+mod softmax;
+mod stage;
+#[cfg(test)]
+mod tests;
+
+use engine::Engine;
 
 use crate::matmul::{Accumulate, Matrix};
-use crate::{Backward, Forward, Threads, key_tiles, reference, wire};
-use crate::{Rows, RowsMut};
+use crate::{Backward, Forward, Threads};
 
-fn widen(rows: Rows<'_>) -> Vec<f32> {
-    match rows {
-        Rows::F32(rows) => rows.to_vec(),
-        Rows::Bf16(rows) => {
-            let mut wide = vec![0.0; rows.len()];
-            wire::to_f32(&mut wide, rows);
-            wide
-        }
-    }
+/// See [`crate::forward`].
+pub(crate) fn forward(tasks: &mut [Forward<'_>], threads: Threads) {
+    forward::run(Engine::best(), tasks, threads, forward::SEGMENT);
 }
 
-pub(crate) fn forward(tasks: &mut [Forward<'_>], _threads: Threads) {
-    for it in tasks {
-        let (q, k, v) = (widen(it.q), widen(it.k), widen(it.v));
-        let answer = reference::forward(&reference::Document {
-            heads: it.heads,
-            mask: it.mask,
-            scale: it.scale,
-            document_rows: it.document_rows,
-            rows: it.rows.clone(),
-            keys: it.keys.clone(),
-            q: &q,
-            k: &k,
-            v: &v,
-        });
-        let out: Vec<f32> = answer.out.iter().map(|&x| x as f32).collect();
-        match &mut it.out {
-            RowsMut::F32(to) => to.copy_from_slice(&out),
-            RowsMut::Bf16(to) => wire::to_bf16(to, &out),
-        }
-        for (to, &from) in it.lse.iter_mut().zip(&answer.lse) {
-            *to = from as f32;
-        }
-    }
+/// See [`crate::backward`].
+pub(crate) fn backward(bundles: &mut [Backward<'_>], threads: Threads) {
+    backward::run(Engine::best(), bundles, threads);
 }
 
-pub(crate) fn backward(bundles: &mut [Backward<'_>], _threads: Threads) {
-    for it in bundles {
-        assert_eq!(it.key_tiles, 0..key_tiles(&it.keys));
-        let (k, v) = (widen(it.k), widen(it.v));
-        let (mut dk, mut dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
-        for part in &mut it.parts {
-            let (q, dout) = (widen(part.q), widen(part.dout));
-            let document = reference::Document {
-                heads: it.heads,
-                mask: it.mask,
-                scale: it.scale,
-                document_rows: it.document_rows,
-                rows: part.rows.clone(),
-                keys: it.keys.clone(),
-                q: &q,
-                k: &k,
-                v: &v,
-            };
-            let answer = reference::backward(&document, &dout);
-            for (to, from) in part.dq.iter_mut().zip(answer.dq) {
-                *to = from as f32;
-            }
-            for (to, from) in dk.iter_mut().zip(answer.dk).chain(dv.iter_mut().zip(answer.dv)) {
-                *to += from;
-            }
-        }
-        for (to, from) in it.dk.iter_mut().zip(dk).chain(it.dv.iter_mut().zip(dv)) {
-            *to = from as f32;
-        }
-    }
-}
-
+/// See [`crate::matmul::matmul`].
 pub(crate) fn matmul(
     c: &mut [f32],
     a: Matrix<'_>,
     b: Matrix<'_>,
     accumulate: Accumulate,
-    _threads: Threads,
+    threads: Threads,
 ) {
-    for r in 0..a.rows {
-        for j in 0..b.columns {
-            let mut sum = match accumulate {
-                Accumulate::Replace => 0.0,
-                Accumulate::Add => c[r * b.columns + j],
-            };
-            for i in 0..a.columns {
-                sum += a.data[r * a.row_stride + i * a.column_stride]
-                    * b.data[i * b.row_stride + j * b.column_stride];
-            }
-            c[r * b.columns + j] = sum;
-        }
-    }
+    product::run(Engine::best(), c, (a, b), accumulate, threads);
 }
 
+/// What the bits depend on beside the build.
 pub(crate) fn arithmetic() -> &'static str {
-    "f32"
+    Engine::best().arithmetic
 }
 
+/// The instruction set in use.
 pub(crate) fn instruction_set() -> &'static str {
-    "plain"
+    Engine::best().name
 }

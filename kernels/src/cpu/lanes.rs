@@ -1,0 +1,274 @@
+//! Vectors of f32: one trait, one type an instruction set.
+//!
+//! In and out: vectors in registers; memory goes through pointers that the caller has bounded.
+//!
+//! Invariant: every type does the same IEEE operation on every lane, so the width changes no bits. The
+//! one exception is [`Lanes::fma`] on a processor without fused multiply-add, which rounds twice.
+#![allow(unsafe_code)]
+
+/// A vector of [`Lanes::COUNT`] numbers.
+///
+/// The functions of a type may run only where its instruction set is present: they are called from
+/// functions that were compiled for it, into which all of them are inlined.
+pub(super) trait Lanes: Copy {
+    /// Numbers of a vector.
+    const COUNT: usize;
+
+    fn splat(x: f32) -> Self;
+
+    /// # Safety
+    ///
+    /// `from` is valid for reads of `COUNT` numbers.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// # Safety
+    ///
+    /// `to` is valid for writes of `COUNT` numbers.
+    unsafe fn store(self, to: *mut f32);
+
+    fn add(self, other: Self) -> Self;
+
+    fn sub(self, other: Self) -> Self;
+
+    fn mul(self, other: Self) -> Self;
+
+    /// `self · b + c`.
+    fn fma(self, b: Self, c: Self) -> Self;
+
+    /// `self > other ? self : other`: `other` where one of them is NaN.
+    fn max(self, other: Self) -> Self;
+
+    /// `self < other ? less : otherwise`: `otherwise` where one of them is NaN.
+    fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self;
+
+    /// The bits as integers, shifted left by 23: an integer in the low bits becomes an exponent.
+    fn shift_to_exponent(self) -> Self;
+
+    /// 2ˣ for x ≤ 1 or so; 0 below −126, NaN from NaN. Relative error below 2e-7.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        let clamped = Self::splat(-126.0).max(self);
+        let shifted = clamped.add(Self::splat(ROUND));
+        let f = clamped.sub(shifted.sub(Self::splat(ROUND)));
+        let mut p = Self::splat(EXP2[0]);
+        for &c in &EXP2[1..] {
+            p = p.fma(f, Self::splat(c));
+        }
+        let y = p.mul(shifted.shift_to_exponent());
+        self.select_less(Self::splat(-126.0), Self::splat(0.0), y)
+    }
+}
+
+/// Added, it rounds to an integer n and leaves n + 127 in the low bits.
+const ROUND: f32 = 12_582_912.0 + 127.0;
+
+/// Coefficients of 2ᶠ on [−½, ½], the highest first: lnᵏ2 / k!, degree 6, error 2e-8.
+const EXP2: [f32; 7] =
+    [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, 0.693_147_2, 1.0];
+
+/// Eight numbers in plain Rust; with or without fused multiply-add.
+#[derive(Clone, Copy)]
+pub(super) struct Plain<const FUSED: bool>([f32; 8]);
+
+impl<const FUSED: bool> Plain<FUSED> {
+    #[inline(always)]
+    fn zip(self, other: Self, of: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| of(self.0[i], other.0[i])))
+    }
+}
+
+impl<const FUSED: bool> Lanes for Plain<FUSED> {
+    const COUNT: usize = 8;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self([x; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller promises `COUNT` readable numbers; an array of f32 asks no more alignment.
+        Self(unsafe { from.cast::<[f32; 8]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller promises `COUNT` writable numbers; an array of f32 asks no more alignment.
+        unsafe { to.cast::<[f32; 8]>().write(self.0) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|i| {
+            if FUSED { self.0[i].mul_add(b.0[i], c.0[i]) } else { self.0[i] * b.0[i] + c.0[i] }
+        }))
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self {
+        Self(std::array::from_fn(
+            |i| {
+                if self.0[i] < other.0[i] { less.0[i] } else { otherwise.0[i] }
+            },
+        ))
+    }
+
+    #[inline(always)]
+    fn shift_to_exponent(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 23)))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Lanes;
+
+    /// 16 numbers; needs `avx512f` and `avx512dq`.
+    #[derive(Clone, Copy)]
+    pub(in crate::cpu) struct Avx512(__m512);
+
+    /// 8 numbers; needs `avx2` and `fma`.
+    #[derive(Clone, Copy)]
+    pub(in crate::cpu) struct Avx2(__m256);
+
+    /// Both types but for the two operations in which the instruction sets differ in kind.
+    macro_rules! lanes {
+        ($type:ident, $count:literal, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident,
+         $mul:ident, $fma:ident, $max:ident, $select:item, $shift:item) => {
+            impl Lanes for $type {
+                const COUNT: usize = $count;
+
+                #[inline(always)]
+                fn splat(x: f32) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $splat(x) })
+                }
+
+                #[inline(always)]
+                unsafe fn load(from: *const f32) -> Self {
+                    // SAFETY: as above; the caller promises `COUNT` readable numbers, the load is unaligned.
+                    Self(unsafe { $load(from) })
+                }
+
+                #[inline(always)]
+                unsafe fn store(self, to: *mut f32) {
+                    // SAFETY: as above; the caller promises `COUNT` writable numbers, the store is unaligned.
+                    unsafe { $store(to, self.0) }
+                }
+
+                #[inline(always)]
+                fn add(self, other: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $add(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn sub(self, other: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $sub(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn mul(self, other: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $mul(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn fma(self, b: Self, c: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $fma(self.0, b.0, c.0) })
+                }
+
+                #[inline(always)]
+                fn max(self, other: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $max(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                $select
+
+                #[inline(always)]
+                $shift
+            }
+        };
+    }
+
+    lanes!(
+        Avx512,
+        16,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_add_ps,
+        _mm512_sub_ps,
+        _mm512_mul_ps,
+        _mm512_fmadd_ps,
+        _mm512_max_ps,
+        fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self {
+            // SAFETY: runs only where the instruction set is present, see the trait.
+            Self(unsafe {
+                let mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0);
+                _mm512_mask_blend_ps(mask, otherwise.0, less.0)
+            })
+        },
+        fn shift_to_exponent(self) -> Self {
+            // SAFETY: runs only where the instruction set is present, see the trait.
+            Self(unsafe {
+                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self.0)))
+            })
+        }
+    );
+
+    lanes!(
+        Avx2,
+        8,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_add_ps,
+        _mm256_sub_ps,
+        _mm256_mul_ps,
+        _mm256_fmadd_ps,
+        _mm256_max_ps,
+        fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self {
+            // SAFETY: runs only where the instruction set is present, see the trait.
+            Self(unsafe {
+                let mask = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0);
+                _mm256_blendv_ps(otherwise.0, less.0, mask)
+            })
+        },
+        fn shift_to_exponent(self) -> Self {
+            // SAFETY: runs only where the instruction set is present, see the trait.
+            Self(unsafe {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(self.0)))
+            })
+        }
+    );
+}
