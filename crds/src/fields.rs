@@ -20,9 +20,8 @@ use crate::{
 pub(crate) fn known(kind: &str, path: &str) -> &'static [&'static str] {
     match path {
         "" => return &["apiVersion", "kind", "metadata", "spec", "status"],
-        "metadata" => return of::<ObjectMeta>(),
+        "metadata" | "spec.template.metadata" => return of::<ObjectMeta>(),
         "spec.template" => return of::<PodTemplateSpec>(),
-        "spec.template.metadata" => return of::<ObjectMeta>(),
         "spec.template.spec" => return of::<PodSpec>(),
         "spec.template.spec.containers" => return of::<Container>(),
         _ => {}
