@@ -26,8 +26,8 @@ use crate::{Cuts, DocumentId, Error, Plan, Problem, TILE_ROWS};
 /// # Guarantees
 ///
 /// The plan passes [`Plan::check`]; the same problem gives the same plan on every machine. Where
-/// memory does not bind, the last slot finishes later than [`crate::Bounds::level`] by no more than the
-/// time of one tile row of the longest document, in practice far less.
+/// memory does not bind, no slot finishes later than the earliest one by more than the dearest tile
+/// row takes at both together, in practice far less ([`crate::Bounds::gap_ppm`]).
 ///
 /// # Errors
 ///

@@ -6,10 +6,14 @@
 //! Of the pieces that a donor could give, the one with the least new bytes per cost moves. For a
 //! causal document the best piece is seldom its tail: it may end where queries and keys cost the
 //! same, at `y = sqrt(2 · pairs · price of a query row / price of a key row)`, or inside the prefix
-//! that the receiver holds already. Every move makes the later of the two earlier, so the number of
+//! that the receiver holds already. Where the smallest piece is too large to gain from, [`exchange`] gives one
+//! and takes back another. Every move makes the later of the two earlier, so the number of
 //! moves is bounded, and by a count as well.
 
+use std::cmp::Reverse;
 use std::ops::Range;
+
+mod exchange;
 
 use super::bins::{Bin, Bins, Span, insert, remove};
 use crate::memory::bytes;
@@ -17,33 +21,50 @@ use crate::{DocumentId, RankId, TILE_ROWS};
 
 /// Part of the level below which a difference is left alone.
 const WORTH: u64 = 8_192;
+/// Part of the level below which a difference is not worth an exchange, which makes two tasks more.
+const WORTH_EXCHANGE: u64 = 1_024;
+/// Receivers among which the exchange with the least bytes is sought.
+const EXCHANGE_WITH: usize = 8;
 
 /// Evens out the bins.
 pub(super) fn even(bins: &mut Bins<'_>) {
     let prices = Prices::of(bins);
     let most_moves = 16 * bins.all.len() + 64;
     for _ in 0..most_moves {
-        let finish = |bin: usize| (bins.all[bin].finish(), std::cmp::Reverse(bin));
-        let filled = (0..bins.all.len()).filter(|bin| bins.all[*bin].spans().next().is_some());
-        let Some(donor) = filled.max_by_key(|bin| finish(*bin)) else {
+        let Some(donor) = last_to_finish(bins) else {
             return;
         };
-        if bins.all[donor].finish() <= bins.level + bins.level / WORTH {
+        let finish = bins.all[donor].finish();
+        if finish <= bins.level + bins.level / WORTH {
             return;
         }
-        let mut receivers: Vec<usize> = (0..bins.all.len())
-            .filter(|bin| bins.all[*bin].finish() < bins.all[donor].finish())
-            .collect();
+        let mut receivers: Vec<usize> =
+            (0..bins.all.len()).filter(|bin| bins.all[*bin].finish() < finish).collect();
         receivers.sort_by_key(|bin| (bins.all[*bin].finish(), *bin));
-        let best = receivers.into_iter().find_map(|receiver| {
-            best_move(bins, &prices, donor, receiver).map(|span| (receiver, span))
+        let best = receivers.iter().find_map(|&receiver| {
+            best_move(bins, &prices, donor, receiver).map(|span| (receiver, span, None))
         });
-        let Some((receiver, span)) = best else {
+        let is_worth_exchange = finish > bins.level + bins.level / WORTH_EXCHANGE;
+        let best = best.or_else(|| {
+            receivers.truncate(EXCHANGE_WITH);
+            let receivers = if is_worth_exchange { receivers } else { Vec::new() };
+            exchange::best(bins, &prices, donor, &receivers)
+        });
+        let Some((receiver, span, back)) = best else {
             return;
         };
         bins.take(donor, &span);
         bins.put(receiver, &span);
+        if let Some(back) = back {
+            bins.take(receiver, &back);
+            bins.put(donor, &back);
+        }
     }
+}
+
+fn last_to_finish(bins: &Bins<'_>) -> Option<usize> {
+    let filled = (0..bins.all.len()).filter(|bin| bins.all[*bin].spans().next().is_some());
+    filled.max_by_key(|bin| (bins.all[*bin].finish(), Reverse(*bin)))
 }
 
 /// Bytes that a row costs on the wire, forward and backward together.
@@ -65,11 +86,7 @@ impl Prices {
 /// The cheapest piece that the donor can give and both gain from.
 fn best_move(bins: &Bins<'_>, prices: &Prices, donor: usize, receiver: usize) -> Option<Span> {
     let (from, to) = (&bins.all[donor], &bins.all[receiver]);
-    // Within this cost, the receiver does not finish later than the donor does then.
-    let both = u128::from(from.weight()) * u128::from(to.weight());
-    let gap = u128::from(from.finish() - to.finish());
-    let most = gap * both / (100 * (u128::from(from.weight()) + u128::from(to.weight())));
-    let most = u64::try_from(most).unwrap_or(u64::MAX);
+    let most = levelling(from, to);
     let wanted = from.left().min(0).unsigned_abs().min(to.left().max(0).unsigned_abs());
     [wanted.min(most), most].into_iter().find_map(|cost| {
         let candidates = from.spans().flat_map(|span| candidates(bins, prices, to, &span, cost));
@@ -79,6 +96,14 @@ fn best_move(bins: &Bins<'_>, prices: &Prices, donor: usize, receiver: usize) ->
             .reduce(|best, it| if it.is_better_than(&best) { it } else { best })
             .map(|it| it.span)
     })
+}
+
+/// The cost that has to move so that the receiver finishes when the donor does then.
+fn levelling(from: &Bin<'_>, to: &Bin<'_>) -> u64 {
+    let both = u128::from(from.weight()) * u128::from(to.weight());
+    let gap = u128::from(from.finish().saturating_sub(to.finish()));
+    let cost = gap * both / (100 * (u128::from(from.weight()) + u128::from(to.weight())));
+    u64::try_from(cost).unwrap_or(u64::MAX)
 }
 
 /// Pieces of a span that cost at most `most`, some of them empty.
@@ -139,6 +164,21 @@ impl Scored {
         }
         self.bytes * other.moved < other.bytes * self.moved
     }
+}
+
+/// Bytes that are pulled more when a span moves.
+fn bytes_of_move(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    from: &Bin<'_>,
+    to: &Bin<'_>,
+    span: &Span,
+) -> i128 {
+    let before = pulled(bins, prices, from, span, |_| {}) + pulled(bins, prices, to, span, |_| {});
+    let after = pulled(bins, prices, from, span, |rows| remove(rows, &span.rows))
+        + pulled(bins, prices, to, span, |rows| insert(rows, span.rows.clone()));
+    // Every piece is a task more: as dear as one tile.
+    after - before + i128::from(TILE_ROWS) * (prices.query + prices.key)
 }
 
 /// Bytes that a bin pulls for a span's document after a change of its rows.

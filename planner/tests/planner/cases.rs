@@ -1,0 +1,119 @@
+//! Small problems whose best plan is known.
+
+use cadre_planner::{
+    BundleId, Costs, Cuts, DocumentId, Problem, RankId, Slot, SlotId, imbalance_at_home, memory_of,
+    plan, plan_at_home,
+};
+
+use crate::problems::{causal, dedicated, full, in_place, problem};
+
+fn rows_of(problem: &Problem) -> Vec<u32> {
+    let plan = plan(problem).unwrap();
+    let rows = |slot| plan.bundles_of(SlotId(slot)).flat_map(|(id, _)| plan.tasks_of(id));
+    (0..problem.slots.len() as u16)
+        .map(|slot| rows(slot).map(|it| it.rows.end - it.rows.start).sum())
+        .collect()
+}
+
+#[test]
+fn equal_documents_at_equal_ranks_stay_at_home() {
+    let problem = problem(vec![causal(1_000); 3], 1_000, (0..3).map(in_place).collect());
+    let plan = plan(&problem).unwrap();
+    assert_eq!(plan.bounds().gap_ppm, 0);
+    let homes: Vec<_> = plan.bundles().iter().map(|it| (it.slot.0, it.document.0)).collect();
+    assert_eq!(homes, [(0, 0), (1, 1), (2, 2)]);
+    assert_eq!(imbalance_at_home(&problem).unwrap().0, plan.load(&problem, SlotId(0)));
+}
+
+#[test]
+fn work_follows_the_weights() {
+    let slots = vec![dedicated(100), dedicated(300)];
+    assert_eq!(rows_of(&problem(vec![full(512)], 512, slots)), [128, 384]);
+}
+
+#[test]
+fn a_head_start_counts_as_work() {
+    let busy = Slot { head_start: 2 * 128 * 512 * 4, ..dedicated(100) };
+    let slots = vec![busy, dedicated(100)];
+    assert_eq!(rows_of(&problem(vec![full(512)], 512, slots)), [128, 384]);
+    let busy = Slot { head_start: 1 << 40, ..dedicated(100) };
+    assert_eq!(rows_of(&problem(vec![full(512)], 512, vec![busy, dedicated(100)])), [0, 512]);
+}
+
+#[test]
+fn standby_slots_get_nothing() {
+    let slots = vec![dedicated(0), dedicated(100), dedicated(0)];
+    assert_eq!(rows_of(&problem(vec![causal(700)], 700, slots)), [0, 700, 0]);
+}
+
+#[test]
+fn whole_documents_are_kept_whole_where_they_fit() {
+    let documents = vec![causal(1_000), causal(1_000), causal(2_000), causal(2_000)];
+    let problem = problem(documents, 6_000, vec![dedicated(100), dedicated(100)]);
+    let plan = plan(&problem).unwrap();
+    assert_eq!(plan.bundles().len(), 4);
+    assert_eq!(plan.bounds().gap_ppm, 0);
+}
+
+#[test]
+fn a_long_document_is_cut_into_few_pieces_that_are_even() {
+    let slots = vec![dedicated(100); 4];
+    let problem = problem(vec![causal(65_536)], 65_536, slots);
+    let plan = plan(&problem).unwrap();
+    assert!(plan.bounds().gap_ppm <= 2_000, "{:?}", plan.bounds());
+    assert_eq!(plan.bundles().len(), 4);
+    let longest = plan.tasks().iter().map(|it| it.rows.end - it.rows.start).max();
+    assert!(longest <= Some(problem.costs.task_rows));
+}
+
+#[test]
+fn surplus_moves_in_one_piece_to_an_idle_neighbour() {
+    let documents = vec![causal(8_192), causal(64)];
+    let mut problem = problem(documents, 8_192, vec![in_place(0), in_place(1)]);
+    problem.costs = Costs { task: 0, ..Costs::default() };
+    let plan = plan(&problem).unwrap();
+    let away: Vec<_> = plan.bundles_of(SlotId(1)).map(|(_, it)| it.document).collect();
+    assert_eq!(away, [DocumentId(0), DocumentId(1)]);
+    assert!(plan.bounds().gap_ppm < 50_000, "{:?}", plan.bounds());
+}
+
+#[test]
+fn at_home_no_query_row_moves_and_edges_cut_inside_tiles() {
+    let documents = vec![causal(900), full(500), causal(100)];
+    let mut problem = problem(documents, 500, (0..3).map(in_place).collect());
+    problem.slots[1].weight = 0;
+    let plan = plan_at_home(&problem).unwrap();
+    assert_eq!(plan.cuts(), Cuts::RankEdges);
+    for task in plan.tasks() {
+        let slot = plan.bundle(task.bundle).unwrap().slot;
+        let home = problem.slots[usize::from(slot.0)].home.unwrap();
+        let ranks = problem.layout.locate(task.document, task.rows.clone()).map(|it| it.rank);
+        assert!(ranks.into_iter().all(|rank| rank == home));
+    }
+    assert!(plan.tasks().iter().any(|it| it.rows == (500..900)));
+    let loads: Vec<u64> = (0..3).map(|slot| plan.load(&problem, SlotId(slot))).collect();
+    let (most, mean) = imbalance_at_home(&problem).unwrap();
+    assert_eq!(most, *loads.iter().max().unwrap());
+    assert_eq!(mean, loads.iter().sum::<u64>() / 3);
+}
+
+#[test]
+fn a_bundle_needs_its_inputs_and_results() {
+    let problem = problem(vec![causal(256)], 256, vec![in_place(0)]);
+    let plan = plan(&problem).unwrap();
+    let memory = memory_of(&problem, &plan, BundleId(0));
+    let (q, kv, statistic) = (256 * 4 * 64 * 4, 256 * 2 * 64 * 4, 256 * 4 * 4);
+    // Q, O; K, V; LSE.
+    assert_eq!(memory.forward, 2 * q + 2 * kv + statistic);
+    // Q, dO, dQ; K, V, dK, dV; LSE, Δ.
+    assert_eq!(memory.backward, 3 * q + 4 * kv + 2 * statistic);
+    assert_eq!(problem.layout.rank_rows(RankId(0)), 256);
+}
+
+#[test]
+fn digest_of_a_plan_is_fixed() {
+    let documents = vec![causal(5_000), full(300), causal(1_000)];
+    let mut problem = problem(documents, 3_150, vec![in_place(0), in_place(1), dedicated(150)]);
+    problem.costs = Costs::default();
+    assert_eq!(plan(&problem).unwrap().digest(), 5_799_786_680_485_668_204);
+}

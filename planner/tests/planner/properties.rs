@@ -1,0 +1,125 @@
+//! What holds for every plan of every problem.
+
+use cadre_planner::{
+    Error, Layout, Plan, Problem, SlotId, TILE_ROWS, imbalance_at_home, memory_of_slot, plan,
+    plan_at_home,
+};
+use proptest::prelude::*;
+
+use crate::problems::{PLENTY, problems};
+
+/// Time of the dearest tile row with one task at the slowest slot.
+fn tile_time(problem: &Problem) -> u64 {
+    let costs = &problem.costs;
+    let row = |rows: u32| u64::from(TILE_ROWS) * u64::from(rows) + u64::from(costs.tile);
+    let longest = problem.layout.documents().iter().map(|it| it.rows).max().unwrap_or(0);
+    let cost = row(longest) * u64::from(problem.heads.query) + u64::from(costs.task);
+    let slots = problem.slots.iter().filter(|it| !it.is_standby());
+    slots.map(|it| it.finish(cost) - it.head_start).max().unwrap_or(0)
+}
+
+fn assert_memory(problem: &Problem, plan: &Plan) {
+    for (slot, it) in problem.slots.iter().enumerate() {
+        let memory = memory_of_slot(problem, plan, SlotId(slot as u16));
+        assert!(memory.phase == 0 || memory.needed() <= it.memory);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn plans_pass_their_check_and_are_even(problem in problems(Just(PLENTY))) {
+        let plan = plan(&problem).unwrap();
+        prop_assert_eq!(plan.check(&problem), Ok(()));
+        let loads = (0..problem.slots.len() as u16).map(|slot| plan.load(&problem, SlotId(slot)));
+        let bounds = plan.bounds();
+        // Cuts cost tasks that the level does not know.
+        let costs = u64::from(problem.costs.task) * plan.tasks().len() as u64;
+        let weights: u64 = problem.slots.iter().map(|it| u64::from(it.weight)).sum();
+        let latest = bounds.level + 2 * tile_time(&problem) + costs * 100 / weights.min(100);
+        prop_assert!(bounds.finish <= latest, "{:?} beyond {}", bounds, latest);
+        for (load, slot) in loads.zip(&problem.slots) {
+            prop_assert!(load == 0 || slot.finish(load) <= bounds.finish);
+        }
+    }
+
+    #[test]
+    fn the_same_problem_gives_the_same_plan(problem in problems(Just(PLENTY))) {
+        let again = problem.clone();
+        let (first, second) = (plan(&problem).unwrap(), plan(&again).unwrap());
+        prop_assert_eq!(first.digest(), second.digest());
+        prop_assert_eq!(first, second);
+    }
+
+    #[test]
+    fn another_problem_gives_another_digest(problem in problems(Just(PLENTY))) {
+        let mut other = problem.clone();
+        other.slots[0].head_start += 1;
+        prop_assert_ne!(problem.digest(), other.digest());
+        let plan = plan(&problem).unwrap();
+        let other_digest = other.digest();
+        let refused = Error::OtherProblem { planned: problem.digest(), given: other_digest };
+        prop_assert_eq!(plan.check(&other), Err(refused));
+    }
+
+    #[test]
+    fn tight_memory_is_kept_or_refused(problem in problems(100_000_u64..60_000_000)) {
+        match plan(&problem) {
+            Ok(plan) => {
+                prop_assert_eq!(plan.check(&problem), Ok(()));
+                assert_memory(&problem, &plan);
+            }
+            Err(error) => prop_assert!(
+                matches!(error, Error::DocumentTooLarge { .. } | Error::NoRoom { .. } | Error::SlotFull { .. }),
+                "{error}"
+            ),
+        }
+    }
+
+    #[test]
+    fn a_plan_at_home_has_the_imbalance_of_home(problem in problems(Just(PLENTY))) {
+        match plan_at_home(&problem) {
+            Ok(plan) => {
+                prop_assert_eq!(plan.check(&problem), Ok(()));
+                let loads: Vec<u64> =
+                    (0..problem.slots.len() as u16).map(|it| plan.load(&problem, SlotId(it))).collect();
+                let (most, _) = imbalance_at_home(&problem).unwrap();
+                let costs = u64::from(problem.costs.task) * plan.tasks().len() as u64;
+                prop_assert!(loads.iter().max().unwrap().abs_diff(most) <= costs);
+            }
+            Err(error) => prop_assert!(matches!(error, Error::NoSlotAtHome { .. }), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_layout_and_a_plan_survive_the_wire(problem in problems(Just(PLENTY))) {
+        let bytes = serde_json::to_vec(&problem).unwrap();
+        let read: Problem = serde_json::from_slice(&bytes).unwrap();
+        prop_assert_eq!(&read, &problem);
+        let plan = plan(&problem).unwrap();
+        let read: Plan = serde_json::from_slice(&serde_json::to_vec(&plan).unwrap()).unwrap();
+        prop_assert_eq!(read, plan);
+    }
+
+    #[test]
+    fn every_row_is_located_once(problem in problems(Just(PLENTY))) {
+        let layout: &Layout = &problem.layout;
+        for (document, it) in (0..).map(cadre_planner::DocumentId).zip(layout.documents()) {
+            let mut next = 0;
+            for piece in layout.locate(document, 0..it.rows) {
+                prop_assert_eq!(piece.rows.start, next);
+                next = piece.rows.end;
+                let found = layout.pieces_of(piece.rank).any(|(id, held)| {
+                    let shift = held.rows.start.abs_diff(held.local.start);
+                    id == document
+                        && held.rows.start <= piece.rows.start
+                        && piece.rows.end <= held.rows.end
+                        && piece.rows.start.abs_diff(piece.local.start) == shift
+                });
+                prop_assert!(found);
+            }
+            prop_assert_eq!(next, it.rows);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What holds when slots are lost, come back, or none is left.
+
+use cadre_planner::{
+    Assignment, BundleId, Error, Plan, Problem, SlotId, memory_of, plan, reassign,
+};
+use proptest::prelude::*;
+
+use crate::problems::{PLENTY, causal, dedicated, in_place, problem, problems};
+
+fn executors(problem: &Problem, plan: &Plan, lost: &[u16]) -> Vec<Option<u16>> {
+    let mut alive = vec![true; problem.slots.len()];
+    for &slot in lost {
+        alive[usize::from(slot)] = false;
+    }
+    let next = reassign(problem, plan, &Assignment::planned(plan), &alive).unwrap();
+    next.executors().iter().map(|it| it.map(|slot| slot.0)).collect()
+}
+
+fn four_documents() -> (Problem, Plan) {
+    let slots = vec![dedicated(100), dedicated(100), in_place(0), in_place(1)];
+    let mut problem = problem(vec![causal(1_024); 4], 2_048, slots);
+    for slot in &mut problem.slots[2..] {
+        slot.weight = 0;
+    }
+    let plan = plan(&problem).unwrap();
+    assert_eq!(plan.bundles().len(), 4);
+    (problem, plan)
+}
+
+#[test]
+fn bundles_of_the_lost_go_to_survivors_and_no_other_moves() {
+    let (problem, plan) = four_documents();
+    assert_eq!(executors(&problem, &plan, &[2, 3]), [Some(0), Some(0), Some(1), Some(1)]);
+    assert_eq!(executors(&problem, &plan, &[0, 2, 3]), [Some(1); 4]);
+}
+
+#[test]
+fn with_no_slot_alive_bundles_have_no_executor() {
+    let (problem, plan) = four_documents();
+    assert_eq!(executors(&problem, &plan, &[0, 1, 2, 3]), [None; 4]);
+}
+
+#[test]
+fn standby_slots_take_a_lost_pool_where_its_rows_are() {
+    let (problem, plan) = four_documents();
+    let taken = executors(&problem, &plan, &[0, 1]);
+    for (bundle, executor) in plan.bundles().iter().zip(taken) {
+        let home = problem.layout.locate(bundle.document, 0..1).next().unwrap().rank;
+        assert_eq!(executor, Some(home.0 + 2));
+    }
+}
+
+#[test]
+fn a_filled_slot_gets_the_bundles_back_that_have_no_executor() {
+    let (problem, plan) = four_documents();
+    let planned = Assignment::planned(&plan);
+    let none = reassign(&problem, &plan, &planned, &[false; 4]).unwrap();
+    assert!(none.has_gaps());
+    assert_eq!(none.executor(BundleId(0)), None);
+    let back = reassign(&problem, &plan, &none, &[true, true, false, false]).unwrap();
+    assert_eq!(back, planned);
+}
+
+#[test]
+fn a_bundle_that_no_survivor_can_hold_is_named() {
+    let (mut problem, plan_before) = four_documents();
+    let needed = memory_of(&problem, &plan_before, BundleId(0)).most();
+    problem.slots[2].memory = needed - 1;
+    let plan = plan(&problem).unwrap();
+    let alive = [false, false, true, false];
+    let refused = reassign(&problem, &plan, &Assignment::planned(&plan), &alive);
+    let document = plan.bundles()[0].document;
+    let error = Error::BundleFitsNowhere { bundle: BundleId(0), document, needed };
+    assert_eq!(refused, Err(error));
+}
+
+#[test]
+fn lists_of_another_problem_are_refused() {
+    let (problem, planned) = four_documents();
+    let assignment = Assignment::planned(&planned);
+    let check = |problem: &Problem, assignment: &Assignment, alive: &[bool], expected: Error| {
+        assert_eq!(reassign(problem, &planned, assignment, alive), Err(expected));
+    };
+    let what = "list of slots alive";
+    check(&problem, &assignment, &[true; 3], Error::Mismatch { what, found: 3, expected: 4 });
+
+    let mut other = problem.clone();
+    other.slots[0].weight = 50;
+    let (given, was) = (other.digest(), problem.digest());
+    check(&other, &assignment, &[true; 4], Error::OtherProblem { planned: was, given });
+
+    let read = |text: &str| serde_json::from_str::<Assignment>(text).unwrap();
+    let what = "assignment";
+    let short = read(r#"{"executors":[0]}"#);
+    check(&problem, &short, &[true; 4], Error::Mismatch { what, found: 1, expected: 4 });
+    let beyond = read(r#"{"executors":[0,0,9,1]}"#);
+    let (bundle, slot) = (BundleId(2), SlotId(9));
+    check(&problem, &beyond, &[true; 4], Error::UnknownSlot { bundle, slot, slots: 4 });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn only_orphans_move_and_all_find_a_slot(
+        problem in problems(Just(PLENTY)),
+        first in prop::collection::vec(any::<bool>(), 6),
+        second in prop::collection::vec(any::<bool>(), 6),
+    ) {
+        let plan = plan(&problem).unwrap();
+        let mut current = Assignment::planned(&plan);
+        for alive in [&first[..], &second[..]] {
+            let alive = &alive.iter().copied().cycle().take(problem.slots.len()).collect::<Vec<_>>();
+            let is_alive = |slot: SlotId| alive[usize::from(slot.0)];
+            let next = reassign(&problem, &plan, &current, alive).unwrap();
+            prop_assert_eq!(&next, &reassign(&problem, &plan, &current, alive).unwrap());
+            for (before, after) in current.executors().iter().zip(next.executors()) {
+                match before {
+                    Some(slot) if is_alive(*slot) => prop_assert_eq!(before, after),
+                    _ if alive.contains(&true) => prop_assert!(after.is_some_and(is_alive)),
+                    _ => prop_assert_eq!(*after, None),
+                }
+            }
+            current = next;
+        }
+    }
+
+    #[test]
+    fn a_plan_within_memory_survives_the_loss_of_any_slot(
+        problem in problems(10_000_000_u64..100_000_000),
+    ) {
+        let Ok(plan) = plan(&problem) else {
+            return Ok(());
+        };
+        // Standby slots and slots left empty hold what they can.
+        let working = |slot: usize| plan.bundles_of(SlotId(slot as u16)).next().is_some();
+        let count = (0..problem.slots.len()).filter(|it| working(*it)).count();
+        for lost in 0..problem.slots.len() {
+            let alive: Vec<bool> =
+                (0..problem.slots.len()).map(|it| it != lost && working(it)).collect();
+            if count < 2 {
+                continue;
+            }
+            let next = reassign(&problem, &plan, &Assignment::planned(&plan), &alive).unwrap();
+            prop_assert!(!next.has_gaps());
+        }
+    }
+}

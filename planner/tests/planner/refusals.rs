@@ -1,0 +1,157 @@
+//! Problems and plans that are refused, each by name.
+
+use cadre_planner::{
+    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, RankId, Slot, SlotId, plan,
+    plan_at_home,
+};
+use serde_json::{Value, json};
+
+use crate::problems::{PLENTY, causal, dedicated, in_place, problem};
+
+fn good() -> Problem {
+    problem(vec![causal(1_000), causal(500)], 750, vec![dedicated(100), dedicated(100)])
+}
+
+fn refused(change: impl FnOnce(&mut Problem), expected: Error) {
+    let mut problem = good();
+    change(&mut problem);
+    let message = expected.to_string();
+    assert!(!message.ends_with('.') && message.contains(';') || message.contains(':'), "{message}");
+    assert_eq!(plan(&problem), Err(expected));
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    for (query, kv, dim) in [(0, 2, 64), (4, 0, 64), (4, 2, 0), (5, 2, 64)] {
+        let heads = Heads { query, kv, dim };
+        refused(|it| it.heads = heads, Error::BadHeads { query, kv, dim });
+    }
+    refused(|it| it.element_bytes = 8, Error::BadElement { bytes: 8 });
+    for rows in [0, 100, 1 << 25] {
+        refused(|it| it.costs.task_rows = rows, Error::BadTaskRows { rows });
+    }
+    refused(|it| it.slots.clear(), Error::NoSlot);
+    let zero = vec![dedicated(0); 2];
+    refused(|it| it.slots = zero, Error::NoWeight { slots: 2 });
+    let many = vec![dedicated(100); (1 << 15) + 1];
+    let (count, most) = (many.len() as u64, 1 << 15);
+    refused(|it| it.slots = many, Error::TooMany { things: "slots", count, most });
+    let unknown = Error::UnknownHome { slot: SlotId(1), home: RankId(2), ranks: 2 };
+    refused(|it| it.slots[1] = in_place(2), unknown);
+    let head_start = u64::MAX;
+    let long = Error::LongHeadStart { slot: SlotId(0), head_start, most: 1 << 57 };
+    refused(|it| it.slots[0].head_start = head_start, long);
+}
+
+#[test]
+fn more_work_than_can_be_counted_is_refused() {
+    let mut much = problem(vec![causal(1 << 24); 40], u32::MAX, vec![dedicated(100)]);
+    much.heads = Heads { query: 64, kv: 8, dim: 128 };
+    assert_eq!(plan(&much), Err(Error::TooMuchWork { most: 1 << 57 }));
+}
+
+#[test]
+fn memory_that_does_not_suffice_is_refused_with_what_is_needed() {
+    let document = DocumentId(0);
+    // One tile of 104 rows with 1,000 keys, or the whole tile before with 896: thrice the dearer.
+    let needed = 3 * (1_000 * 2_048 + 104 * 3_104);
+    let large = Error::DocumentTooLarge { document, needed, largest: 1_000_000 };
+    refused(|it| it.slots.iter_mut().for_each(|slot| slot.memory = 1_000_000), large);
+    let tight = |it: &mut Problem| it.slots.iter_mut().for_each(|slot| slot.memory = needed);
+    refused(tight, Error::NoRoom { document });
+}
+
+#[test]
+fn rows_stay_at_home_only_where_there_is_a_slot_with_memory() {
+    let mut home = good();
+    assert_eq!(plan_at_home(&home), Err(Error::NoSlotAtHome { rank: RankId(0) }));
+    home.slots = vec![in_place(1), Slot { memory: 1_000, ..in_place(0) }];
+    let Err(Error::SlotFull { slot, memory, .. }) = plan_at_home(&home) else {
+        panic!("a slot of 1000 bytes is too small");
+    };
+    assert_eq!((slot, memory), (SlotId(1), 1_000));
+}
+
+/// Plans by hand that break one promise each.
+#[test]
+fn a_wrong_plan_is_found_by_its_check() {
+    let mut problem = problem(vec![causal(1_000), causal(500)], 750, vec![dedicated(100)]);
+    problem.slots.push(Slot { weight: 0, memory: PLENTY, ..dedicated(0) });
+    problem.costs = Costs { task_rows: 256, ..Costs::default() };
+    let good = serde_json::to_value(plan(&problem).unwrap()).unwrap();
+    let check = |change: &dyn Fn(&mut Value), expected: Error| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        let plan: Plan = serde_json::from_value(plan).unwrap();
+        assert_eq!(plan.check(&problem), Err(expected));
+    };
+    let bundle = |bundle, why| Error::BadBundle { bundle: BundleId(bundle), why };
+    let task = |task, why| Error::BadTask { task, why };
+
+    check(&|it| it["bundles"][0]["document"] = json!(7), bundle(0, "its document does not exist"));
+    check(&|it| it["bundles"][0]["slot"] = json!(7), bundle(0, "its slot does not exist"));
+    check(&|it| it["bundles"][0]["slot"] = json!(1), bundle(0, "its slot is standby"));
+    check(
+        &|it| it["bundles"][0]["kv_heads"]["end"] = json!(3),
+        bundle(0, "its kv heads do not exist"),
+    );
+    let gap = "its tasks do not follow those of the bundle before";
+    check(&|it| it["bundles"][0]["tasks"]["end"] = json!(99), bundle(0, gap));
+    check(&|it| it["bundles"][1]["tasks"]["start"] = json!(3), bundle(1, gap));
+    let keys = "its keys are not those of its tasks";
+    check(&|it| it["bundles"][0]["keys"]["end"] = json!(999), bundle(0, keys));
+    check(
+        &|it| it["tasks"].as_array_mut().unwrap().swap(0, 1),
+        bundle(0, "its tasks are not in row order"),
+    );
+    let second = "it is not behind the bundle before";
+    check(&|it| it["bundles"][0]["document"] = json!(1), bundle(1, second));
+    let overlap = "its kv heads overlap those of the bundle before";
+    check(
+        &|it| {
+            it["bundles"][1]["document"] = json!(0);
+            it["bundles"][1]["kv_heads"]["start"] = json!(1);
+        },
+        bundle(1, overlap),
+    );
+    let what = "list of tasks";
+    check(
+        &|it| {
+            let last = it["tasks"][0].clone();
+            it["tasks"].as_array_mut().unwrap().push(last);
+        },
+        Error::Mismatch { what, found: 7, expected: 6 },
+    );
+
+    check(&|it| it["tasks"][0]["bundle"] = json!(9), task(0, "its bundle does not exist"));
+    check(&|it| it["tasks"][0]["bundle"] = json!(1), task(0, "it is not what its bundle says"));
+    check(&|it| it["tasks"][3]["rows"]["end"] = json!(1001), task(3, "its rows do not exist"));
+    let long = "it is longer than costs.task_rows";
+    check(&|it| it["tasks"][3]["rows"]["start"] = json!(800), task(3, "it is cut inside a tile"));
+    check(
+        &|it| it["tasks"][1]["rows"]["start"] = json!(0),
+        bundle(0, "its tasks are not in row order"),
+    );
+    check(
+        &|it| it["tasks"][0]["rows"]["end"] = json!(128),
+        task(0, "its keys are not those of its mask"),
+    );
+    check(
+        &|it| {
+            it["tasks"][0]["rows"]["end"] = json!(128);
+            it["tasks"][0]["keys"]["end"] = json!(128);
+        },
+        Error::NotOnce { document: DocumentId(0), kv_head: 0, row: 128 },
+    );
+    check(
+        &|it| {
+            it["tasks"][0]["rows"]["start"] = json!(0);
+            it["tasks"][0]["rows"]["end"] = json!(512);
+            it["tasks"][1]["rows"]["start"] = json!(512);
+        },
+        task(0, long),
+    );
+    check(&|it| it["bounds"]["finish"] = json!(1), Error::BadBounds);
+    let planned = good["problem"].as_u64().unwrap();
+    check(&|it| it["problem"] = json!(1), Error::OtherProblem { planned: 1, given: planned });
+}
