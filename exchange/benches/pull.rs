@@ -1,2 +1,244 @@
-//! Being written.
-fn main() {}
+//! Pulls and rings of the `tcp` provider beside raw sockets, interleaved in one run.
+//!
+//! Bandwidth: an owner rings one doorbell per unit, the reader pulls the unit and rings back; 64 KiB, 1 MiB and 16 MiB
+//! a unit. The peer is a plain blocking writer and reader that move the same bytes between memory of the same size.
+//! Round trip: 32 bytes there and back, beside a blocking ping-pong with the same socket options.
+//!
+//! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cadre_exchange::{
+    Buffer, Event, LandingId, Limits, PeerId, Piece, Provider, RegionKey, Tcp, TcpConfig,
+};
+
+const RUNS: usize = 9;
+/// Memory on either side of a bandwidth run.
+const ARENA_BYTES: usize = 16 << 20;
+const TOTAL_BYTES: usize = 256 << 20;
+const ROUND_TRIPS: u32 = 2000;
+const MESSAGE_BYTES: usize = 32;
+const KEY: RegionKey = RegionKey([0; 4]);
+
+fn main() {
+    let mut rows = Vec::new();
+    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
+        let name = format!("pull and ring, {} KiB a unit", unit_bytes >> 10);
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes), raw_stream(unit_bytes)));
+        rows.push(Row::new(name, "MiB/s", rates, |ours, peer| ours / peer));
+    }
+    let name = format!("round trip of a ring, {MESSAGE_BYTES} bytes");
+    let times = (0..RUNS).map(|_| (rings(), raw_ping_pong()));
+    rows.push(Row::new(name, "us", times, |ours, peer| peer / ours));
+
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    let json = format!("[\n  {}\n]\n", json.join(",\n  "));
+    std::fs::write(folder.join("exchange.json"), json).expect("the target folder can be written");
+}
+
+/// One case.
+struct Row {
+    case: String,
+    unit: &'static str,
+    ours: f64,
+    peer: f64,
+    ratio: f64,
+}
+
+impl Row {
+    fn new(
+        case: String,
+        unit: &'static str,
+        runs: impl Iterator<Item = (f64, f64)>,
+        ratio: impl Fn(f64, f64) -> f64,
+    ) -> Self {
+        let (mut ours, mut peer): (Vec<_>, Vec<_>) = runs.unzip();
+        let (ours, peer) = (median(&mut ours), median(&mut peer));
+        let row = Self { case, unit, ours: ours.0, peer: peer.0, ratio: ratio(ours.0, peer.0) };
+        println!(
+            "{:32} ours {:8.1} {unit} ({:.1} to {:.1})   raw sockets {:8.1} {unit} ({:.1} to {:.1})   ratio {:.3}",
+            row.case, ours.0, ours.1, ours.2, peer.0, peer.1, peer.2, row.ratio
+        );
+        row
+    }
+
+    fn json(&self) -> String {
+        let Self { case, unit, ours, peer, ratio } = self;
+        format!(
+            r#"{{"case": "{case}", "ours": {ours:.1}, "peer": {peer:.1}, "peer_name": "raw sockets", "unit": "{unit}", "ratio": {ratio:.3}}}"#
+        )
+    }
+}
+
+/// Median, least and most.
+fn median(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    (values[values.len() / 2], values[0], values[values.len() - 1])
+}
+
+fn mib_per_second(begin: Instant) -> f64 {
+    TOTAL_BYTES as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64()
+}
+
+fn open(me: PeerId) -> Tcp {
+    let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let limits = Limits::default();
+    Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, limits })
+        .expect("loopback is there")
+}
+
+/// Two providers with links both ways.
+fn pair() -> (Tcp, Tcp) {
+    let (mut owner, mut reader) = (open(PeerId::trainer(0, 0)), open(PeerId::server(0, 0)));
+    owner.connect(PeerId::server(0, 0), &reader.address());
+    reader.connect(PeerId::trainer(0, 0), &owner.address());
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        owner.poll(Duration::ZERO, &mut events);
+        reader.poll(Duration::ZERO, &mut events);
+    }
+    (owner, reader)
+}
+
+/// Moves the total by doorbells, pulls and rings back; MiB/s as the owner sees it.
+fn pulls(unit_bytes: usize) -> f64 {
+    let (mut owner, reader) = pair();
+    owner.publish(KEY, Arc::new(Buffer::from(vec![1.0; ARENA_BYTES / 4])));
+    let units = TOTAL_BYTES / unit_bytes;
+    let landing = Buffer::from(vec![0.0; ARENA_BYTES / 4]);
+    let reading = thread::spawn(move || read(reader, landing, unit_bytes, units));
+    let begin = Instant::now();
+    let mut events = Vec::new();
+    for unit in 0..units {
+        owner.ring(PeerId::server(0, 0), &unit.to_le_bytes()).expect("doorbells are few");
+    }
+    let mut back = 0;
+    while back < units {
+        owner.poll(Duration::from_secs(10), &mut events);
+        back += events.drain(..).filter(|it| matches!(it, Event::Message { .. })).count();
+    }
+    let rate = mib_per_second(begin);
+    reading.join().expect("the reader has read all");
+    rate
+}
+
+fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
+    let owner = PeerId::trainer(0, 0);
+    let slots = ARENA_BYTES / unit_bytes;
+    let landing: LandingId = reader.land(landing);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (mut rung, mut begun, mut done) = (0, 0, 0);
+    let mut events = Vec::new();
+    while done < units {
+        reader.poll(Duration::from_secs(10), &mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Message { .. } => rung += 1,
+                Event::Pulled { result, .. } => {
+                    assert_eq!(result, Ok(unit_bytes as u64));
+                    reader.ring(owner, &[0; 8]).expect("rings back are few");
+                    done += 1;
+                }
+                Event::Connected(_) => {}
+                Event::Closed { .. } | Event::Refused { .. } => panic!("{event:?}"),
+            }
+        }
+        // A slot of the landing is one pull's at a time.
+        while begun < rung && begun < done + slots {
+            let at = (begun % slots * unit_bytes) as u64;
+            let piece = Piece { remote: at, local: at, bytes: unit_bytes as u64 };
+            reader.pull(owner, KEY, vec![piece], landing, deadline);
+            begun += 1;
+        }
+    }
+    reader.poll(Duration::ZERO, &mut events);
+}
+
+/// A blocking writer and a blocking reader move the total; MiB/s as the reader sees it.
+fn raw_stream(unit_bytes: usize) -> f64 {
+    let (mut writer, mut reader) = raw_pair();
+    let source = vec![1_u8; ARENA_BYTES];
+    let mut target = vec![1_u8; ARENA_BYTES];
+    let writing = thread::spawn(move || {
+        for _ in 0..TOTAL_BYTES / ARENA_BYTES {
+            for unit in source.chunks(unit_bytes) {
+                writer.write_all(unit).expect("the reader reads");
+            }
+        }
+    });
+    let begin = Instant::now();
+    for _ in 0..TOTAL_BYTES / ARENA_BYTES {
+        for unit in target.chunks_mut(unit_bytes) {
+            reader.read_exact(unit).expect("the writer writes");
+        }
+    }
+    let rate = mib_per_second(begin);
+    writing.join().expect("the writer has written all");
+    rate
+}
+
+/// Microseconds of one ring there and one back, each side sleeping in its poll.
+fn rings() -> f64 {
+    let (mut owner, mut reader) = pair();
+    let echo = thread::spawn(move || {
+        let mut events = Vec::new();
+        for _ in 0..ROUND_TRIPS {
+            message(&mut reader, &mut events);
+            reader.ring(PeerId::trainer(0, 0), &[2; MESSAGE_BYTES]).expect("one at a time");
+        }
+        reader.poll(Duration::ZERO, &mut events);
+    });
+    let begin = Instant::now();
+    let mut events = Vec::new();
+    for _ in 0..ROUND_TRIPS {
+        owner.ring(PeerId::server(0, 0), &[1; MESSAGE_BYTES]).expect("one at a time");
+        message(&mut owner, &mut events);
+    }
+    let time = begin.elapsed();
+    echo.join().expect("it echoes");
+    time.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
+}
+
+fn message(tcp: &mut Tcp, events: &mut Vec<Event>) {
+    while !events.drain(..).any(|it| matches!(it, Event::Message { .. })) {
+        tcp.poll(Duration::from_secs(10), events);
+    }
+}
+
+/// Microseconds of a blocking ping-pong.
+fn raw_ping_pong() -> f64 {
+    let (mut one, mut two) = raw_pair();
+    let echo = thread::spawn(move || {
+        let mut bytes = [0; MESSAGE_BYTES];
+        for _ in 0..ROUND_TRIPS {
+            two.read_exact(&mut bytes).expect("it is rung");
+            two.write_all(&bytes).expect("it is heard");
+        }
+    });
+    let mut bytes = [0; MESSAGE_BYTES];
+    let begin = Instant::now();
+    for _ in 0..ROUND_TRIPS {
+        one.write_all(&bytes).expect("it is heard");
+        one.read_exact(&mut bytes).expect("it is echoed");
+    }
+    let time = begin.elapsed();
+    echo.join().expect("it echoes");
+    time.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
+}
+
+fn raw_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
+    let one = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (two, _) = listener.accept().expect("just connected");
+    for stream in [&one, &two] {
+        stream.set_nodelay(true).expect("a socket of ours");
+    }
+    (one, two)
+}

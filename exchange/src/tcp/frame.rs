@@ -110,7 +110,7 @@ pub(super) fn request(frame: &[u8]) -> Result<Request<'_>, FrameError> {
     if word(header, 0) == RING {
         return Ok(Request::Ring(body));
     }
-    if body.len() < PULL_HEAD_BYTES || (body.len() - PULL_HEAD_BYTES) % SPAN_BYTES != 0 {
+    if body.len() < PULL_HEAD_BYTES || !(body.len() - PULL_HEAD_BYTES).is_multiple_of(SPAN_BYTES) {
         return Err(FrameError::Pull { bytes: body.len() });
     }
     let (head, spans) = body.split_at(PULL_HEAD_BYTES);

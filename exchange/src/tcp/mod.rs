@@ -45,7 +45,7 @@ use crate::provider::{
 use crate::waker::Waker;
 
 /// How to open a [`Tcp`] provider.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub struct TcpConfig {
     /// Where to listen, on a free port. With an unspecified address (`0.0.0.0`, `::`) the host in
     /// [`Provider::address`] is to be replaced by one that peers can reach.

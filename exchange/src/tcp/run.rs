@@ -148,15 +148,14 @@ impl Tcp {
         loop {
             let (stream, address) = match self.listener.accept() {
                 Ok(stranger) => stranger,
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return,
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                    _ => {
-                        tracing::warn!(%error, "cannot accept links: raise the limit of open files");
-                        self.listen_again_at(Instant::now() + DEAF);
-                        return;
-                    }
-                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    self.listen_again_at(Instant::now() + DEAF);
+                    return;
+                }
             };
             if self.strangers.len() >= self.limits.strangers {
                 self.strangers.pop_first();
@@ -300,7 +299,9 @@ impl Tcp {
                 self.refuse(&stranger, &LinkError::Silent.to_string());
             }
         }
-        opening.into_iter().for_each(|it| self.fail(it, &LinkError::Silent.to_string()));
+        for peer in opening {
+            self.fail(peer, &LinkError::Silent.to_string());
+        }
         if self.deaf_until.is_some_and(|it| it <= now)
             && self.watch(&self.listener, LISTENER).is_ok()
         {

@@ -1,0 +1,200 @@
+//! Providers on loopback, polled in turn by one test thread, and a peer that speaks raw bytes.
+//!
+//! The raw peer writes the greeting down a second time, from `docs/exchange.md`, so that page and code are compared.
+
+// Every test file compiles this one for itself and uses a part of it.
+#![allow(dead_code)]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_exchange::{
+    Buffer, Event, LandingId, Limits, PeerId, Piece, Provider, PullError, PullId, RegionKey, Role,
+    Tcp, TcpConfig,
+};
+
+pub const SECRET: [u8; 32] = [42; 32];
+pub const VERSION: u32 = 7;
+pub const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
+
+/// A provider and what it has reported.
+pub struct Node {
+    pub id: PeerId,
+    pub tcp: Tcp,
+    pub events: Vec<Event>,
+}
+
+pub fn config(me: PeerId) -> TcpConfig {
+    let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    TcpConfig { bind, me, secret: SECRET, data_version: VERSION, limits: Limits::default() }
+}
+
+impl Node {
+    pub fn new(id: PeerId) -> Self {
+        Self::with(config(id))
+    }
+
+    pub fn with(config: TcpConfig) -> Self {
+        let id = config.me;
+        Self { id, tcp: Tcp::open(config).expect("loopback is there"), events: Vec::new() }
+    }
+
+    pub fn poll(&mut self) {
+        self.tcp.poll(Duration::from_millis(1), &mut self.events);
+    }
+
+    /// Publishes bytes of a pattern that differs by `seed`.
+    pub fn publish(&mut self, key: RegionKey, bytes: usize, seed: usize) -> Arc<Buffer> {
+        let memory = Arc::new(pattern(bytes, seed));
+        self.tcp.publish(key, Arc::clone(&memory));
+        memory
+    }
+
+    pub fn pull(
+        &mut self,
+        from: PeerId,
+        key: RegionKey,
+        pieces: &[(u64, u64, u64)],
+        to: LandingId,
+    ) -> PullId {
+        self.pull_until(from, key, pieces, to, Instant::now() + Duration::from_secs(60))
+    }
+
+    pub fn pull_until(
+        &mut self,
+        from: PeerId,
+        key: RegionKey,
+        pieces: &[(u64, u64, u64)],
+        to: LandingId,
+        deadline: Instant,
+    ) -> PullId {
+        let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
+        self.tcp.pull(from, key, pieces.iter().map(piece).collect(), to, deadline)
+    }
+
+    /// How the pull ended, if it did. It may not have ended twice.
+    pub fn result(&self, wanted: PullId) -> Option<Result<u64, PullError>> {
+        let ends = self.events.iter().filter_map(|event| match event {
+            Event::Pulled { pull, result } if *pull == wanted => Some(result.clone()),
+            _ => None,
+        });
+        let ends: Vec<_> = ends.collect();
+        assert!(ends.len() <= 1, "a pull ends once: {ends:?}");
+        ends.into_iter().next()
+    }
+
+    pub fn is_connected(&self, to: PeerId) -> bool {
+        self.events.contains(&Event::Connected(to))
+    }
+
+    pub fn messages(&self) -> Vec<Vec<u8>> {
+        let messages = self.events.iter().filter_map(|event| match event {
+            Event::Message { bytes, .. } => Some(bytes.clone()),
+            _ => None,
+        });
+        messages.collect()
+    }
+
+    /// Why the links with `wanted` were closed.
+    pub fn closed(&self, wanted: PeerId) -> Option<&str> {
+        self.events.iter().find_map(|event| match event {
+            Event::Closed { peer, error } if *peer == wanted => Some(error.as_str()),
+            _ => None,
+        })
+    }
+
+    pub fn refusals(&self) -> Vec<&str> {
+        let refusals = self.events.iter().filter_map(|event| match event {
+            Event::Refused { error } => Some(error.as_str()),
+            _ => None,
+        });
+        refusals.collect()
+    }
+}
+
+/// Polls all nodes in turn until `done`.
+pub fn until(nodes: &mut [&mut Node], mut done: impl FnMut(&[&mut Node]) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !done(nodes) {
+        nodes.iter_mut().for_each(|node| node.poll());
+        let events = || nodes.iter().map(|it| (it.id, &it.events)).collect::<Vec<_>>();
+        assert!(Instant::now() < limit, "it never came to it: {:?}", events());
+    }
+}
+
+/// Opens the link from the first node to the second.
+pub fn connect(from: &mut Node, to: &mut Node) {
+    from.tcp.connect(to.id, &to.tcp.address());
+    let id = to.id;
+    until(&mut [from, to], |nodes| nodes[0].is_connected(id));
+}
+
+pub fn pattern(bytes: usize, seed: usize) -> Buffer {
+    let mut memory = Buffer::zeroed(bytes);
+    for (at, byte) in memory.bytes_mut().iter_mut().enumerate() {
+        *byte = (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17) ^ seed.wrapping_mul(101)) as u8;
+    }
+    memory
+}
+
+/// A first word of a greeting, by the page.
+pub fn hello(version: u32, from: PeerId, to: PeerId, nonce: u8) -> Vec<u8> {
+    let peer = |it: PeerId| {
+        let role = match it.role {
+            Role::Trainer => 0,
+            Role::Server => 1,
+        };
+        [&[role, 0][..], &it.index.to_le_bytes(), &it.incarnation.to_le_bytes()].concat()
+    };
+    let nonce = [nonce; 32];
+    [&b"cadrex01"[..], &version.to_le_bytes(), &peer(from), &peer(to), &[0; 4], &nonce].concat()
+}
+
+fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 32] {
+    let said = [format!("cadre exchange {side}").as_bytes(), opener, acceptor].concat();
+    *blake3::keyed_hash(secret, &said).as_bytes()
+}
+
+/// Opens a link by raw bytes; the node has to be polled meanwhile.
+pub fn raw_open(node: &mut Node, me: PeerId) -> TcpStream {
+    let mut stream = TcpStream::connect(node.tcp.address()).expect("it listens");
+    let ours = hello(VERSION, me, node.id, 1);
+    stream.write_all(&ours).expect("there is room");
+    let answer = receive(node, &mut stream, 96);
+    let theirs = &answer[..64];
+    assert_eq!(answer[64..], proof(&SECRET, "accept", &ours, theirs));
+    stream.write_all(&proof(&SECRET, "opener", &ours, theirs)).expect("there is room");
+    assert_eq!(receive(node, &mut stream, 8), [0; 8], "welcome");
+    stream
+}
+
+/// Accepts a link by raw bytes; the node has to be polled meanwhile.
+pub fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStream {
+    node.poll();
+    let (mut stream, _) = listener.accept().expect("the node connects");
+    let theirs = receive(node, &mut stream, 64);
+    let ours = hello(VERSION, me, node.id, 2);
+    let answer = [&ours[..], &proof(&SECRET, "accept", &theirs, &ours)].concat();
+    stream.write_all(&answer).expect("there is room");
+    assert_eq!(receive(node, &mut stream, 32), proof(&SECRET, "opener", &theirs, &ours));
+    stream.write_all(&[0; 8]).expect("there is room");
+    until(&mut [node], |nodes| nodes[0].is_connected(me));
+    stream
+}
+
+/// Reads `bytes` bytes while the node is polled.
+pub fn receive(node: &mut Node, stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    stream.set_nonblocking(true).expect("a socket of ours");
+    let (mut all, mut filled) = (vec![0; bytes], 0);
+    until(&mut [node], |_| {
+        match stream.read(&mut all[filled..]) {
+            Ok(read) => filled += read,
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        filled == bytes
+    });
+    stream.set_nonblocking(false).expect("a socket of ours");
+    all
+}

@@ -1,0 +1,148 @@
+//! Who may open a link: peers of this job, of this build, in their newest incarnation, and nobody else.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use cadre_exchange::{Limits, PeerId, Provider, TcpConfig};
+use common::{Node, VERSION, config, connect, hello, raw_open, until};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+
+/// Lets the server try to open a link, and checks what both sides say.
+fn check(server: TcpConfig, claimed: PeerId, server_says: &str, trainer_says: &str) {
+    let mut server = Node::with(server);
+    let mut trainer = Node::new(TRAINER);
+    server.tcp.connect(claimed, &trainer.tcp.address());
+    until(&mut [&mut server, &mut trainer], |nodes| {
+        nodes[0].closed(claimed).is_some() && !nodes[1].refusals().is_empty()
+    });
+    let said = server.closed(claimed).expect("just seen");
+    assert!(said.contains(server_says), "{said}");
+    let said = trainer.refusals()[0];
+    assert!(said.contains(trainer_says), "{said}");
+    assert!(!server.is_connected(claimed));
+}
+
+#[test]
+fn a_peer_without_the_secret_is_turned_away() {
+    let server = TcpConfig { secret: [1; 32], ..config(PeerId::server(0, 0)) };
+    check(server, TRAINER, "does not know the job's secret", "knows the job's secret");
+}
+
+#[test]
+fn a_peer_of_another_build_is_turned_away() {
+    let server = TcpConfig { data_version: VERSION + 1, ..config(PeerId::server(0, 0)) };
+    check(server, TRAINER, "data version is 7, ours is 8", "data version is 8, ours is 7");
+}
+
+#[test]
+fn an_address_that_belongs_to_somebody_else_by_now_is_noticed() {
+    let wanted = PeerId::trainer(1, 0);
+    let found = "trainer 0 (incarnation 0) listens there";
+    check(config(PeerId::server(0, 0)), wanted, found, "trainer 1 (incarnation 0) is wanted");
+}
+
+#[test]
+fn a_proof_cannot_be_replayed() {
+    let mut trainer = Node::new(TRAINER);
+    let peer = PeerId::server(0, 0);
+    let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
+    stream.write_all(&hello(VERSION, peer, TRAINER, 1)).expect("there is room");
+    // What the trainer proves of itself is not what it wants to hear.
+    let answer = common::receive(&mut trainer, &mut stream, 96);
+    stream.write_all(&answer[64..]).expect("there is room");
+    until(&mut [&mut trainer], |nodes| !nodes[0].refusals().is_empty());
+    assert!(trainer.refusals()[0].contains("does not know the job's secret"));
+}
+
+#[test]
+fn a_newer_incarnation_shuts_the_older_out() {
+    let mut trainer = Node::new(TRAINER);
+    let (old, new) = (PeerId::server(0, 3), PeerId::server(0, 4));
+    let mut first = Node::new(old);
+    connect(&mut first, &mut trainer);
+    connect(&mut trainer, &mut first);
+    let mut second = Node::new(new);
+    connect(&mut second, &mut trainer);
+    until(&mut [&mut first, &mut trainer], |nodes| {
+        nodes[0].closed(TRAINER).is_some() && nodes[1].closed(old).is_some()
+    });
+    assert!(trainer.closed(old).is_some_and(|it| it.contains("has taken its place")));
+    // The older one resumes and tries again, and the trainer does not open a link to it either.
+    first.events.clear();
+    first.tcp.connect(TRAINER, &trainer.tcp.address());
+    until(&mut [&mut first, &mut trainer], |nodes| nodes[0].closed(TRAINER).is_some());
+    assert!(first.closed(TRAINER).is_some_and(|it| it.contains("incarnation 4 has taken")));
+    assert!(trainer.refusals()[0].contains("is stale"));
+    trainer.events.clear();
+    trainer.tcp.connect(old, &first.tcp.address());
+    trainer.poll();
+    assert!(trainer.closed(old).is_some_and(|it| it.contains("is stale")));
+    // Other indexes are other peers, and the newer one is undisturbed.
+    connect(&mut Node::new(PeerId::server(1, 0)), &mut trainer);
+    second.tcp.ring(TRAINER, b"here").expect("there is room");
+    until(&mut [&mut second, &mut trainer], |nodes| nodes[1].messages() == [b"here"]);
+}
+
+#[test]
+fn a_second_link_of_a_peer_takes_the_place_of_the_first() {
+    let mut trainer = Node::new(TRAINER);
+    let peer = PeerId::server(0, 0);
+    let mut first = raw_open(&mut trainer, peer);
+    let mut second = raw_open(&mut trainer, peer);
+    assert!(trainer.closed(peer).is_some_and(|it| it.contains("new link")));
+    assert!(matches!(first.read(&mut [0; 1]), Ok(0) | Err(_)), "the first is closed");
+    second.write_all(&[1, 0, 0, 0, 2, 0, 0, 0, 7, 8]).expect("there is room");
+    until(&mut [&mut trainer], |nodes| nodes[0].messages() == [[7, 8]]);
+}
+
+#[test]
+fn strangers_are_bounded_in_number_and_time() {
+    let limits = Limits { strangers: 4, greeting: Duration::from_millis(50), ..Limits::default() };
+    let mut trainer = Node::with(TcpConfig { limits, ..config(TRAINER) });
+    let knock = || TcpStream::connect(trainer.tcp.address()).expect("it listens");
+    let mut knocking: Vec<_> = (0..32).map(|_| knock()).collect();
+    knocking[31].write_all(b"GET / HTTP/1.1").expect("there is room");
+    until(&mut [&mut trainer], |nodes| !nodes[0].refusals().is_empty());
+    // Only the one that spoke is worth a word; all are gone.
+    assert_eq!(trainer.refusals().len(), 1, "{:?}", trainer.refusals());
+    assert!(trainer.refusals()[0].contains("not over in time"));
+    for stream in &mut knocking {
+        assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)), "closed");
+    }
+}
+
+#[test]
+fn random_bytes_disturb_nobody() {
+    let mut server = Node::new(PeerId::server(0, 0));
+    let mut trainer = Node::new(TRAINER);
+    connect(&mut server, &mut trainer);
+    let nodes = std::cell::RefCell::new((server, trainer));
+    let valid = hello(VERSION, PeerId::server(1, 0), TRAINER, 9);
+    let start =
+        prop_oneof![Just(Vec::new()), (0..65_usize).prop_map(move |it| valid[..it].to_vec())];
+    let bytes = (start, prop::collection::vec(any::<u8>(), 1..300));
+    let attack = |(start, noise): (Vec<u8>, Vec<u8>)| {
+        let (server, trainer) = &mut *nodes.borrow_mut();
+        trainer.events.clear();
+        let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
+        // It may be turned away before it has said everything.
+        let _ = stream.write_all(&[start, noise].concat());
+        drop(stream);
+        server.tcp.ring(TRAINER, b"undisturbed").expect("there is room");
+        until(&mut [server, trainer], |nodes| {
+            !nodes[1].messages().is_empty() && !nodes[1].refusals().is_empty()
+        });
+        prop_assert_eq!(trainer.messages(), [b"undisturbed"]);
+        prop_assert_eq!(trainer.closed(server.id), None);
+        Ok(())
+    };
+    let mut runner =
+        TestRunner::new(Config { cases: 64, failure_persistence: None, ..Config::default() });
+    runner.run(&bytes, attack).expect("no bytes disturb others");
+}
