@@ -133,7 +133,7 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
     let owner = PeerId::trainer(0, 0);
     let slots = ARENA_BYTES / unit_bytes;
     let landing: LandingId = reader.land(landing);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     let (mut rung, mut begun, mut done) = (0, 0, 0);
     let mut events = Vec::new();
     while done < units {

@@ -217,11 +217,11 @@ fn wakers_end_a_poll_from_other_threads() {
     let waker = server.tcp.waker();
     let other = std::thread::spawn(move || waker.wake());
     // Without the wake this would take an hour.
-    server.tcp.poll(Duration::from_secs(3600), &mut server.events);
+    server.tcp.poll(Duration::from_hours(1), &mut server.events);
     other.join().expect("it only wakes");
     let before = Instant::now();
     server.tcp.poll(Duration::ZERO, &mut server.events);
-    assert!(before.elapsed() < Duration::from_secs(60) && server.events.is_empty());
+    assert!(before.elapsed() < Duration::from_mins(1) && server.events.is_empty());
 }
 
 #[test]

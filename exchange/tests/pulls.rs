@@ -47,7 +47,9 @@ fn any_pieces_of_two_peers_land_where_they_belong() {
         };
         let mut lists = [lay(&one), lay(&two)];
         if reversed {
-            lists.iter_mut().for_each(|it| it.reverse());
+            for list in &mut lists {
+                list.reverse();
+            }
         }
         let landing = server.tcp.land(Buffer::zeroed(room as usize));
         let pulls = [

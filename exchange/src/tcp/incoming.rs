@@ -225,9 +225,10 @@ mod tests {
         let memory = Arc::new(Buffer::from((0_u8..40).map(f32::from).collect::<Vec<_>>()));
         let spans = vec![Span { start: 100, bytes: 21 }, Span { start: 3, bytes: 40 }];
         let mut expected = Vec::new();
-        spans.iter().for_each(|it| {
-            expected.extend_from_slice(&memory.bytes()[it.start as usize..][..it.bytes as usize]);
-        });
+        for span in &spans {
+            expected
+                .extend_from_slice(&memory.bytes()[span.start as usize..][..span.bytes as usize]);
+        }
         let regions = Regions::from([(RegionKey::default(), memory)]);
         for portion in [1, 7, 23, 24, 25, 84, 85] {
             let request = PullRequest { pull: 1, key: RegionKey::default(), spans: spans.clone() };

@@ -97,7 +97,6 @@ pub struct Tcp {
     /// Until when nothing is accepted, because the process is out of descriptors.
     deaf_until: Option<Instant>,
     epoll: OwnedFd,
-    ready: Vec<epoll::Event>,
     waker: Waker,
     /// Names links in the poll; never used twice.
     next_token: u64,
@@ -109,6 +108,12 @@ pub struct Tcp {
     regions: Regions,
     ledger: Ledger,
 }
+
+/// A provider is opened in one thread and polled in another.
+const _: fn() = || {
+    fn sent_between_threads<T: Send>() {}
+    sent_between_threads::<Tcp>();
+};
 
 /// The links with one peer, by token.
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,7 +144,6 @@ impl Tcp {
             listener,
             deaf_until: None,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            ready: Vec::with_capacity(64),
             waker: Waker::new()?,
             next_token: run::FIRST_LINK,
             strangers: BTreeMap::new(),

@@ -6,6 +6,7 @@
 //! the wait, and there no longer than to the next deadline.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ pub(super) const WAKER: u64 = 0;
 pub(super) const LISTENER: u64 = 1;
 pub(super) const FIRST_LINK: u64 = 2;
 
+/// Sockets that one wait reports; others have their turn in the next one.
+const READY: usize = 64;
 /// How long nothing is accepted after the process ran out of descriptors.
 const DEAF: Duration = Duration::from_millis(100);
 
@@ -55,16 +58,15 @@ impl Tcp {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Vec<(u64, EventFlags)> {
+    fn wait(&self, timeout: Option<Duration>) -> Vec<(u64, EventFlags)> {
         // A time that does not fit is far enough away to wait without one.
         let timeout = timeout.and_then(|it| Timespec::try_from(it).ok());
-        self.ready.clear();
-        let spare = rustix::buffer::spare_capacity(&mut self.ready);
-        match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let mut room = [MaybeUninit::uninit(); READY];
+        match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok((ready, _)) => ready.iter().map(|it| (it.data.u64(), it.flags)).collect(),
+            Err(rustix::io::Errno::INTR) => Vec::new(),
             Err(error) => panic!("waiting on our own descriptors: {error}"),
         }
-        self.ready.iter().map(|it| (it.data.u64(), it.flags)).collect()
     }
 
     fn serve(&mut self, token: u64, flags: EventFlags) {

@@ -15,54 +15,54 @@ use cadre_exchange::{
     Tcp, TcpConfig,
 };
 
-pub const SECRET: [u8; 32] = [42; 32];
-pub const VERSION: u32 = 7;
-pub const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
+pub(crate) const SECRET: [u8; 32] = [42; 32];
+pub(crate) const VERSION: u32 = 7;
+pub(crate) const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
 
 /// A provider and what it has reported.
-pub struct Node {
-    pub id: PeerId,
-    pub tcp: Tcp,
-    pub events: Vec<Event>,
+pub(crate) struct Node {
+    pub(crate) id: PeerId,
+    pub(crate) tcp: Tcp,
+    pub(crate) events: Vec<Event>,
 }
 
-pub fn config(me: PeerId) -> TcpConfig {
+pub(crate) fn config(me: PeerId) -> TcpConfig {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
     TcpConfig { bind, me, secret: SECRET, data_version: VERSION, limits: Limits::default() }
 }
 
 impl Node {
-    pub fn new(id: PeerId) -> Self {
+    pub(crate) fn new(id: PeerId) -> Self {
         Self::with(config(id))
     }
 
-    pub fn with(config: TcpConfig) -> Self {
+    pub(crate) fn with(config: TcpConfig) -> Self {
         let id = config.me;
         Self { id, tcp: Tcp::open(config).expect("loopback is there"), events: Vec::new() }
     }
 
-    pub fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         self.tcp.poll(Duration::from_millis(1), &mut self.events);
     }
 
     /// Publishes bytes of a pattern that differs by `seed`.
-    pub fn publish(&mut self, key: RegionKey, bytes: usize, seed: usize) -> Arc<Buffer> {
+    pub(crate) fn publish(&mut self, key: RegionKey, bytes: usize, seed: usize) -> Arc<Buffer> {
         let memory = Arc::new(pattern(bytes, seed));
         self.tcp.publish(key, Arc::clone(&memory));
         memory
     }
 
-    pub fn pull(
+    pub(crate) fn pull(
         &mut self,
         from: PeerId,
         key: RegionKey,
         pieces: &[(u64, u64, u64)],
         to: LandingId,
     ) -> PullId {
-        self.pull_until(from, key, pieces, to, Instant::now() + Duration::from_secs(60))
+        self.pull_until(from, key, pieces, to, Instant::now() + Duration::from_mins(1))
     }
 
-    pub fn pull_until(
+    pub(crate) fn pull_until(
         &mut self,
         from: PeerId,
         key: RegionKey,
@@ -75,63 +75,73 @@ impl Node {
     }
 
     /// How the pull ended, if it did. It may not have ended twice.
-    pub fn result(&self, wanted: PullId) -> Option<Result<u64, PullError>> {
-        let ends = self.events.iter().filter_map(|event| match event {
-            Event::Pulled { pull, result } if *pull == wanted => Some(result.clone()),
-            _ => None,
-        });
-        let ends: Vec<_> = ends.collect();
-        assert!(ends.len() <= 1, "a pull ends once: {ends:?}");
-        ends.into_iter().next()
+    pub(crate) fn result(&self, wanted: PullId) -> Option<Result<u64, PullError>> {
+        let mut end = None;
+        for event in &self.events {
+            if let Event::Pulled { pull, result } = event
+                && *pull == wanted
+            {
+                assert_eq!(end, None, "a pull ends once");
+                end = Some(result.clone());
+            }
+        }
+        end
     }
 
-    pub fn is_connected(&self, to: PeerId) -> bool {
+    pub(crate) fn is_connected(&self, to: PeerId) -> bool {
         self.events.contains(&Event::Connected(to))
     }
 
-    pub fn messages(&self) -> Vec<Vec<u8>> {
-        let messages = self.events.iter().filter_map(|event| match event {
-            Event::Message { bytes, .. } => Some(bytes.clone()),
-            _ => None,
-        });
-        messages.collect()
+    pub(crate) fn messages(&self) -> Vec<Vec<u8>> {
+        let message = |event: &Event| {
+            if let Event::Message { bytes, .. } = event { Some(bytes.clone()) } else { None }
+        };
+        self.events.iter().filter_map(message).collect()
     }
 
     /// Why the links with `wanted` were closed.
-    pub fn closed(&self, wanted: PeerId) -> Option<&str> {
-        self.events.iter().find_map(|event| match event {
-            Event::Closed { peer, error } if *peer == wanted => Some(error.as_str()),
-            _ => None,
+    pub(crate) fn closed(&self, wanted: PeerId) -> Option<&str> {
+        self.events.iter().find_map(|event| {
+            if let Event::Closed { peer, error } = event
+                && *peer == wanted
+            {
+                return Some(error.as_str());
+            }
+            None
         })
     }
 
-    pub fn refusals(&self) -> Vec<&str> {
-        let refusals = self.events.iter().filter_map(|event| match event {
-            Event::Refused { error } => Some(error.as_str()),
-            _ => None,
-        });
-        refusals.collect()
+    pub(crate) fn refusals(&self) -> Vec<&str> {
+        let mut refusals = Vec::new();
+        for event in &self.events {
+            if let Event::Refused { error } = event {
+                refusals.push(error.as_str());
+            }
+        }
+        refusals
     }
 }
 
 /// Polls all nodes in turn until `done`.
-pub fn until(nodes: &mut [&mut Node], mut done: impl FnMut(&[&mut Node]) -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
+pub(crate) fn until(nodes: &mut [&mut Node], mut done: impl FnMut(&[&mut Node]) -> bool) {
+    let limit = Instant::now() + Duration::from_mins(1);
     while !done(nodes) {
-        nodes.iter_mut().for_each(|node| node.poll());
+        for node in &mut *nodes {
+            node.poll();
+        }
         let events = || nodes.iter().map(|it| (it.id, &it.events)).collect::<Vec<_>>();
         assert!(Instant::now() < limit, "it never came to it: {:?}", events());
     }
 }
 
 /// Opens the link from the first node to the second.
-pub fn connect(from: &mut Node, to: &mut Node) {
+pub(crate) fn connect(from: &mut Node, to: &mut Node) {
     from.tcp.connect(to.id, &to.tcp.address());
     let id = to.id;
     until(&mut [from, to], |nodes| nodes[0].is_connected(id));
 }
 
-pub fn pattern(bytes: usize, seed: usize) -> Buffer {
+pub(crate) fn pattern(bytes: usize, seed: usize) -> Buffer {
     let mut memory = Buffer::zeroed(bytes);
     for (at, byte) in memory.bytes_mut().iter_mut().enumerate() {
         *byte = (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17) ^ seed.wrapping_mul(101)) as u8;
@@ -140,7 +150,7 @@ pub fn pattern(bytes: usize, seed: usize) -> Buffer {
 }
 
 /// A first word of a greeting, by the page.
-pub fn hello(version: u32, from: PeerId, to: PeerId, nonce: u8) -> Vec<u8> {
+pub(crate) fn hello(version: u32, from: PeerId, to: PeerId, nonce: u8) -> Vec<u8> {
     let peer = |it: PeerId| {
         let role = match it.role {
             Role::Trainer => 0,
@@ -158,7 +168,7 @@ fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 
 }
 
 /// Opens a link by raw bytes; the node has to be polled meanwhile.
-pub fn raw_open(node: &mut Node, me: PeerId) -> TcpStream {
+pub(crate) fn raw_open(node: &mut Node, me: PeerId) -> TcpStream {
     let mut stream = TcpStream::connect(node.tcp.address()).expect("it listens");
     let ours = hello(VERSION, me, node.id, 1);
     stream.write_all(&ours).expect("there is room");
@@ -171,7 +181,7 @@ pub fn raw_open(node: &mut Node, me: PeerId) -> TcpStream {
 }
 
 /// Accepts a link by raw bytes; the node has to be polled meanwhile.
-pub fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStream {
+pub(crate) fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStream {
     node.poll();
     let (mut stream, _) = listener.accept().expect("the node connects");
     let theirs = receive(node, &mut stream, 64);
@@ -185,7 +195,7 @@ pub fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStr
 }
 
 /// Reads `bytes` bytes while the node is polled.
-pub fn receive(node: &mut Node, stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+pub(crate) fn receive(node: &mut Node, stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     stream.set_nonblocking(true).expect("a socket of ours");
     let (mut all, mut filled) = (vec![0; bytes], 0);
     until(&mut [node], |_| {
