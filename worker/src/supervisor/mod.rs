@@ -8,9 +8,15 @@
 //! but the workers' logs.
 
 pub mod config;
+mod ending;
 pub mod event;
 pub mod fault;
+mod registration;
+mod run;
 pub mod settings;
+mod slots;
+mod spawn;
+mod state;
 
 pub use config::{Limits, RunConfig};
 pub use event::{
@@ -18,4 +24,5 @@ pub use event::{
     ServerRecord, StepRecord, WorkerName,
 };
 pub use fault::{Direction, Fault, Moment};
+pub use run::{Interrupt, run};
 pub use settings::{AttentionPlace, Settings};

@@ -1,0 +1,53 @@
+//! What a worker process does about its parent.
+//!
+//! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
+//! for processes that no supervisor started.
+
+use cadre_crds::contract::CADRE_PARENT_PID;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+/// Makes this process die with its supervisor, even by `kill -9`.
+///
+/// # Caveats
+///
+/// The kernel sends the signal when the *thread* that started this process ends, so the supervisor
+/// starts all workers from one thread that outlives them. To be called from a thread of this process
+/// that lives as long as it, best the main one, before any other is started.
+///
+/// # Errors
+///
+/// The supervisor is gone already, or the kernel refuses.
+pub fn arm_parent_death() -> Result<(), Error> {
+    let Ok(text) = std::env::var(CADRE_PARENT_PID) else { return Ok(()) };
+    let expected: i32 = text.parse().map_err(|_| Error::Malformed { text })?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|source| Error::Refused { source: source.into() })?;
+    // The supervisor may have died before the line above; then there is another parent by now.
+    let parent = getppid().map_or(0, rustix::process::Pid::as_raw_pid);
+    if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
+}
+
+/// Why a worker cannot be tied to its supervisor.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The supervisor ended before the worker was up.
+    #[error("supervisor {expected} is gone, the parent is {parent}; nothing to work for")]
+    Gone {
+        /// Process id of the supervisor.
+        expected: i32,
+        /// Process id of the parent.
+        parent: i32,
+    },
+    /// Not a process id.
+    #[error("CADRE_PARENT_PID is {text:?}, not a process id; leave it to the supervisor")]
+    Malformed {
+        /// Its value.
+        text: String,
+    },
+    /// The kernel said no.
+    #[error("the kernel does not tie this process to its parent: {source}")]
+    Refused {
+        /// What it said.
+        source: std::io::Error,
+    },
+}
