@@ -70,6 +70,11 @@ pub enum Error {
         "the attention work of the step is more than {most} pairs and heads; take fewer or shorter documents"
     )]
     TooMuchWork { most: u64 },
+    /// More bytes than memory can count.
+    #[error(
+        "the rows of the step may need more than {most} bytes in one slot; take fewer documents or smaller heads"
+    )]
+    TooManyBytes { most: u64 },
     /// Rows at home at a rank without a processor of its own.
     #[error("rank {} has no slot in place, so its rows cannot stay; add one", rank.0)]
     NoSlotAtHome { rank: RankId },

@@ -11,10 +11,13 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::memory;
 use crate::{Costs, Document, DocumentId, Error, Layout, Mask, RankId, TILE_ROWS};
 
 /// Most cost of all work, and most head start: finishing times at weight 1 fit 64 bits.
 pub(crate) const MOST_COST: u64 = 1 << 57;
+/// Most bytes of all rows, with keys in every slot.
+const MOST_BYTES: u64 = 1 << 62;
 const MOST_SLOTS: usize = 1 << 15;
 
 /// Index of a slot in [`Problem::slots`].
@@ -127,20 +130,27 @@ impl Problem {
         self.check_work()
     }
 
-    /// All work, were every row and tile a task of its own, stays below [`MOST_COST`].
+    /// All work stays below [`MOST_COST`], and all bytes below [`MOST_BYTES`], however the documents
+    /// are cut and wherever their pieces go.
     fn check_work(&self) -> Result<(), Error> {
         let costs = &self.costs;
-        let mut total = 0_u128;
+        let row = memory::bytes(self, &self.all_heads(), 1, 0).most();
+        let key = memory::bytes(self, &self.all_heads(), 0, 1).most();
+        let (mut cost, mut bytes) = (0_u128, 0_u128);
         for document in self.layout.documents() {
             let rows = u128::from(document.rows);
             let pairs = u128::from(document.mask.pairs(document.rows, 0..document.rows));
             let pieces = self.layout.ranks().len().min(document.rows as usize) as u128;
             let tiles = rows.div_ceil(u128::from(TILE_ROWS)) + pieces;
-            total += (pairs + tiles * u128::from(costs.tile)) * u128::from(self.heads.query);
-            total += tiles * u128::from(costs.task);
+            cost += (pairs + tiles * u128::from(costs.tile)) * u128::from(self.heads.query);
+            cost += tiles * u128::from(costs.task);
+            bytes += rows * (u128::from(row) + u128::from(key) * self.slots.len() as u128);
         }
-        if total > u128::from(MOST_COST) {
+        if cost > u128::from(MOST_COST) {
             return Err(Error::TooMuchWork { most: MOST_COST });
+        }
+        if bytes > u128::from(MOST_BYTES) {
+            return Err(Error::TooManyBytes { most: MOST_BYTES });
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! What holds for every plan of every problem.
 
 use cadre_planner::{
-    Error, Layout, Plan, Problem, SlotId, TILE_ROWS, imbalance_at_home, memory_of_slot, plan,
-    plan_at_home,
+    Costs, Document, DocumentId, Error, Heads, Layout, Mask, Plan, Problem, RankId, SlotId,
+    Stretch, TILE_ROWS, imbalance_at_home, memory_of_slot, plan, plan_at_home,
 };
 use proptest::prelude::*;
 
@@ -105,7 +105,7 @@ proptest! {
     #[test]
     fn every_row_is_located_once(problem in problems(Just(PLENTY))) {
         let layout: &Layout = &problem.layout;
-        for (document, it) in (0..).map(cadre_planner::DocumentId).zip(layout.documents()) {
+        for (document, it) in (0..).map(DocumentId).zip(layout.documents()) {
             let mut next = 0;
             for piece in layout.locate(document, 0..it.rows) {
                 prop_assert_eq!(piece.rows.start, next);
@@ -120,6 +120,45 @@ proptest! {
                 prop_assert!(found);
             }
             prop_assert_eq!(next, it.rows);
+        }
+    }
+
+    /// Any outcome but a panic, also of overflow checks where they are on.
+    #[test]
+    fn numbers_of_any_size_give_a_plan_or_an_error(
+        problem in problems(any::<u64>()),
+        numbers in any::<[u16; 3]>(),
+        costs in any::<[u32; 3]>(),
+        weights in prop::collection::vec((any::<u32>(), any::<u64>(), 0_u32..64), 6),
+    ) {
+        let mut problem = problem;
+        for (slot, (weight, head_start, shift)) in problem.slots.iter_mut().zip(weights) {
+            slot.weight = weight;
+            slot.head_start = head_start >> shift;
+        }
+        let [tile, task, backward_percent] = costs;
+        problem.costs = Costs { tile, task, backward_percent, ..problem.costs };
+        let _ = plan(&problem);
+        let [query, kv, dim] = numbers;
+        problem.heads = Heads { query: (query % 64).saturating_mul(kv), kv, dim };
+        let _ = (plan(&problem), plan_at_home(&problem), imbalance_at_home(&problem));
+    }
+
+    #[test]
+    fn any_layout_is_taken_or_refused(
+        documents in prop::collection::vec(0_u32..40, 0..4),
+        ranks in prop::collection::vec(
+            prop::collection::vec((0_u32..4, 0_u32..40, 0_u32..40), 0..4), 0..4
+        ),
+    ) {
+        let documents = documents.into_iter().map(|rows| Document { rows, mask: Mask::Causal });
+        let stretch = |(document, start, end)| Stretch { document: DocumentId(document), start, end };
+        let ranks = ranks.into_iter().map(|it| it.into_iter().map(stretch).collect());
+        let layout = Layout::new(documents.collect(), ranks.collect());
+        if let Ok(layout) = layout {
+            let rows: u64 = layout.documents().iter().map(|it| u64::from(it.rows)).sum();
+            let held = (0..layout.ranks().len() as u16).map(|it| u64::from(layout.rank_rows(RankId(it))));
+            prop_assert_eq!(held.sum::<u64>(), rows);
         }
     }
 }

@@ -51,6 +51,13 @@ fn more_work_than_can_be_counted_is_refused() {
 }
 
 #[test]
+fn more_bytes_than_can_be_counted_are_refused() {
+    let mut much = problem(vec![causal(1 << 17); 40], u32::MAX, vec![dedicated(100); 20_000]);
+    much.heads = Heads { query: 1_000, kv: 1_000, dim: 60_000 };
+    assert_eq!(plan(&much), Err(Error::TooManyBytes { most: 1 << 62 }));
+}
+
+#[test]
 fn memory_that_does_not_suffice_is_refused_with_what_is_needed() {
     let document = DocumentId(0);
     // One tile of 104 rows with 1,000 keys, or the whole tile before with 896: thrice the dearer.
