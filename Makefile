@@ -34,9 +34,10 @@ bench: ## run every bench beside its peer, write target/bench/NAME.json, print a
 	@scripts/machine rust python
 	@bench/run
 
-soak: ## the simulations and property tests with many more cases (SOAK_CASES, default 20000)
+soak: ## simulation and properties with new seeds and many more cases (SOAK_STEPS, SOAK_CASES)
 	@scripts/machine rust
-	PROPTEST_CASES=$(or $(SOAK_CASES),20000) cargo test --release --locked --workspace
+	CADRE_SEED=$$(date +%s) CADRE_STEPS=$(or $(SOAK_STEPS),2000000) PROPTEST_CASES=$(or $(SOAK_CASES),5000) \
+		cargo test --release --locked -p cadre-protocol -p cadre-planner -p cadre-exchange -- --nocapture
 
 clean: ## remove target/
 	cargo clean
