@@ -71,8 +71,8 @@ impl Slot {
     /// When the slot is done with `load`, in cost at weight 100; standby counts as 100.
     pub fn finish(&self, load: u64) -> u64 {
         let weight = if self.is_standby() { 100 } else { self.weight };
-        let busy = u128::from(load) * 100 / u128::from(weight);
-        u64::try_from(u128::from(self.head_start) + busy).unwrap_or(u64::MAX)
+        // Loads of a checked problem stay below 2^57.
+        self.head_start.saturating_add(load.saturating_mul(100) / u64::from(weight))
     }
 }
 

@@ -67,6 +67,10 @@ impl Bin<'_> {
         self.capacity as i64 - self.load as i64
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
     pub(super) fn finish(&self) -> u64 {
         self.slot.finish(self.load)
     }

@@ -17,11 +17,11 @@ pub(super) fn best(
     bins: &Bins<'_>,
     prices: &Prices,
     donor: usize,
-    receivers: &[usize],
+    receivers: impl Iterator<Item = usize>,
 ) -> Option<Exchange> {
     let from = &bins.all[donor];
     let mut best: Option<(i128, Exchange)> = None;
-    for &receiver in receivers {
+    for receiver in receivers {
         let to = &bins.all[receiver];
         // Any difference below twice this makes the later of the two earlier.
         let wanted = levelling(from, to);

@@ -38,17 +38,25 @@ pub(super) fn even(bins: &mut Bins<'_>) {
         if finish <= bins.level + bins.level / WORTH {
             return;
         }
-        let mut receivers: Vec<usize> =
-            (0..bins.all.len()).filter(|bin| bins.all[*bin].finish() < finish).collect();
-        receivers.sort_by_key(|bin| (bins.all[*bin].finish(), *bin));
-        let best = receivers.iter().find_map(|&receiver| {
+        let mut receivers: Vec<(u64, usize)> = bins
+            .all
+            .iter()
+            .enumerate()
+            .map(|(bin, it)| (it.finish(), bin))
+            .filter(|(receiver, _)| *receiver < finish)
+            .collect();
+        let moved = |&(_, receiver): &(u64, usize)| {
             best_move(bins, &prices, donor, receiver).map(|span| (receiver, span, None))
+        };
+        // The first to finish nearly always gains, so the others are seldom sorted.
+        let best = receivers.iter().min().and_then(moved).or_else(|| {
+            receivers.sort_unstable();
+            receivers.iter().find_map(moved)
         });
-        let is_worth_exchange = finish > bins.level + bins.level / WORTH_EXCHANGE;
         let best = best.or_else(|| {
-            receivers.truncate(EXCHANGE_WITH);
-            let receivers = if is_worth_exchange { receivers } else { Vec::new() };
-            exchange::best(bins, &prices, donor, &receivers)
+            let is_worth_it = finish > bins.level + bins.level / WORTH_EXCHANGE;
+            receivers.truncate(if is_worth_it { EXCHANGE_WITH } else { 0 });
+            exchange::best(bins, &prices, donor, receivers.iter().map(|(_, bin)| *bin))
         });
         let Some((receiver, span, back)) = best else {
             return;
@@ -63,7 +71,7 @@ pub(super) fn even(bins: &mut Bins<'_>) {
 }
 
 fn last_to_finish(bins: &Bins<'_>) -> Option<usize> {
-    let filled = (0..bins.all.len()).filter(|bin| bins.all[*bin].spans().next().is_some());
+    let filled = (0..bins.all.len()).filter(|bin| !bins.all[*bin].is_empty());
     filled.max_by_key(|bin| (bins.all[*bin].finish(), Reverse(*bin)))
 }
 
