@@ -45,10 +45,11 @@ id! {
     /// keeps them apart.
     PullId(u64)
 }
-id! {
-    /// Nanoseconds: a moment since some start that the shell chose, or a span.
-    Nanos(u64)
-}
+/// Nanoseconds: a moment since some start that the shell chose, or a span.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
+)]
+pub struct Nanos(pub u64);
 
 impl Nanos {
     /// A span of whole milliseconds.

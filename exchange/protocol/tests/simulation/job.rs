@@ -1,0 +1,223 @@
+//! The simulated job: random steps, a stand-in for the planner's `reassign`, and what is right.
+//!
+//! Rows and results are numbers. A row is a hash of who holds it and of the phase it was written for, a
+//! result is a hash of the rows that were really read, so that a reused row shows.
+
+use std::sync::Arc;
+
+use cadre_protocol::{
+    At, Bundle, BundleShape, Filler, Fillers, Nanos, OnPoolLoss, Parcel, ParcelShape, Phase, Round,
+    RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, Work, WorkShape, alive,
+};
+
+use crate::random::{Random, hash};
+
+/// What a scenario is made of.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) trainers: u16,
+    /// Dedicated slots come first, then in-place ones, then standby ones.
+    pub(crate) dedicated: u16,
+    pub(crate) slots: Fillers,
+    pub(crate) steps: u64,
+    pub(crate) settings: Settings,
+    /// Phases that a trainer has in flight.
+    pub(crate) ahead: u32,
+    /// Whether no trainer begins a step before all have finished the last.
+    pub(crate) all_reduce: bool,
+    /// Memory of dead and paused processes can be read, and of whoever took their place.
+    pub(crate) shared_memory: bool,
+    /// Whether some slots refuse some bundles.
+    pub(crate) picky: bool,
+    templates: Vec<Template>,
+}
+
+#[derive(Debug)]
+struct Template {
+    shapes: Vec<Arc<Shape>>,
+    phases: Vec<u16>,
+}
+
+impl Job {
+    pub(crate) fn new(random: &mut Random, steps: u64) -> Self {
+        let most = *random.pick(&[3, 4, 6]);
+        let trainers = random.within(2, most) as u16;
+        let in_place = random.chance(30);
+        let most = *random.pick(&[2, 4, 4, 8]);
+        let dedicated = random.within(u64::from(!in_place), most) as u16;
+        let mut slots: Fillers = (0..dedicated)
+            .map(|index| Some(Filler::Server(ServerId { index, incarnation: 0 })))
+            .collect();
+        if in_place {
+            slots.extend((0..trainers).map(|it| Some(Filler::InPlace(TrainerId(it)))));
+        }
+        let planned = slots.len() as u64;
+        let standby = !in_place && random.chance(60);
+        if standby {
+            slots.extend((0..trainers).map(|it| Some(Filler::Standby(TrainerId(it)))));
+        }
+        let templates = (0..3).map(|_| template(random, trainers, planned)).collect();
+        let on_pool_loss = match random.within(0, 2) {
+            0 if standby => OnPoolLoss::Local,
+            1 => OnPoolLoss::Fail,
+            _ => OnPoolLoss::Wait(Nanos::from_millis(3_000)),
+        };
+        Self {
+            trainers,
+            dedicated,
+            slots,
+            steps,
+            settings: settings(random, on_pool_loss),
+            ahead: random.within(1, 2) as u32,
+            all_reduce: random.chance(70),
+            shared_memory: random.chance(50),
+            picky: random.chance(10),
+            templates,
+        }
+    }
+
+    fn template(&self, step: u64) -> &Template {
+        &self.templates[(step % self.templates.len() as u64) as usize]
+    }
+
+    pub(crate) fn phases(&self, step: u64) -> u32 {
+        self.template(step).phases.len() as u32
+    }
+
+    pub(crate) fn shape(&self, at: At) -> &Arc<Shape> {
+        let template = self.template(at.step);
+        &template.shapes[usize::from(template.phases[at.phase.0 as usize])]
+    }
+
+    /// The step, with the fillers of its header.
+    pub(crate) fn step(&self, step: u64, fillers: &Fillers) -> Arc<Step> {
+        let template = self.template(step);
+        let (table, _) = self.table(step, fillers, &[]);
+        let (shapes, phases) = (template.shapes.clone(), template.phases.clone());
+        Arc::new(
+            Step::new(self.trainers, hash(&[step]), shapes, phases, table)
+                .expect("it is well made"),
+        )
+    }
+
+    /// The table after some rounds, and whether every bundle has a slot.
+    pub(crate) fn table(
+        &self,
+        step: u64,
+        header: &Fillers,
+        rounds: &[Fillers],
+    ) -> (RoundTable, bool) {
+        let shapes = &self.template(step).shapes;
+        let planned = |shape: &Arc<Shape>| shape.bundles().iter().map(|it| Some(it.slot)).collect();
+        let mut assignments: Vec<Vec<Option<Slot>>> = shapes.iter().map(planned).collect();
+        for fillers in [header].into_iter().chain(rounds) {
+            let alive = alive(fillers);
+            for (bundle, slot) in assignments.iter_mut().flat_map(|it| it.iter_mut().enumerate()) {
+                if slot.is_none_or(|it| !alive[usize::from(it.0)]) {
+                    *slot = self.survivor(Bundle(bundle as u32), fillers);
+                }
+            }
+        }
+        let placed = assignments.iter().flatten().all(Option::is_some);
+        let fillers = rounds.last().unwrap_or(header).clone();
+        (RoundTable { step, round: Round(rounds.len() as u32), fillers, assignments }, placed)
+    }
+
+    fn survivor(&self, bundle: Bundle, fillers: &Fillers) -> Option<Slot> {
+        let holds = |it: &usize| {
+            !self.picky || *it >= usize::from(self.dedicated) || (*it as u32 + bundle.0) % 3 != 0
+        };
+        let alive = alive(fillers);
+        let slots: Vec<_> = (0..fillers.len()).filter(|&it| alive[it]).filter(holds).collect();
+        let index = (bundle.0 as usize * 7) % slots.len().max(1);
+        slots.get(index).map(|&it| Slot(it as u16))
+    }
+
+    /// The work that a trainer wants in a phase.
+    pub(crate) fn wanted(&self, at: At, trainer: TrainerId) -> impl Iterator<Item = Work> {
+        let works = self.shape(at).works().iter().enumerate();
+        works
+            .filter(move |it| it.1.results.iter().any(|it| it.0 == trainer))
+            .map(|it| Work(it.0 as u32))
+    }
+
+    pub(crate) fn right_result(&self, at: At, work: Work) -> u64 {
+        let shape = self.shape(at);
+        let rows = shape.works()[work.0 as usize].needs.iter();
+        let rows = rows.map(|&it| row(shape.parcels()[it.0 as usize].from, at, it));
+        result(at, work, rows)
+    }
+}
+
+/// Rows of a parcel, written for `at`.
+pub(crate) fn row(from: TrainerId, at: At, parcel: Parcel) -> u64 {
+    hash(&[u64::from(from.0), at.step, u64::from(at.phase.0), u64::from(parcel.0)])
+}
+
+/// The result of a work from the rows that it read.
+pub(crate) fn result(at: At, work: Work, rows: impl Iterator<Item = u64>) -> u64 {
+    let head = [at.step, u64::from(at.phase.0), u64::from(work.0)];
+    hash(&head.into_iter().chain(rows).collect::<Vec<_>>())
+}
+
+/// The phase after `at`.
+pub(crate) fn next(job: &Job, at: At) -> At {
+    if at.phase.0 + 1 < job.phases(at.step) {
+        At { phase: Phase(at.phase.0 + 1), ..at }
+    } else {
+        At::new(at.step + 1, 0)
+    }
+}
+
+/// Ten times as fast as in production, so that faults fall into steps.
+fn settings(random: &mut Random, on_pool_loss: OnPoolLoss) -> Settings {
+    Settings {
+        heartbeat_every: Nanos::from_millis(20),
+        suspect_after: Nanos::from_millis(100),
+        trainer_after: Nanos::from_millis(2_000),
+        conductor_after: Nanos::from_millis(2_000),
+        pull_within: Nanos::from_millis(*random.pick(&[10, 50, 300])),
+        phase_within: Nanos::from_millis(*random.pick(&[60, 500])),
+        retry_after: Nanos::from_millis(2),
+        ack_within: Nanos(500_000),
+        window: random.within(2, 4) as usize,
+        on_pool_loss,
+        ..Settings::default()
+    }
+}
+
+fn template(random: &mut Random, trainers: u16, slots: u64) -> Template {
+    let shapes = (0..random.within(1, 2)).map(|_| Arc::new(shape(random, trainers, slots)));
+    let shapes: Vec<_> = shapes.collect();
+    let count = random.within(2, 4);
+    let phases = (0..count).map(|_| random.within(0, shapes.len() as u64 - 1) as u16).collect();
+    Template { shapes, phases }
+}
+
+fn shape(random: &mut Random, trainers: u16, slots: u64) -> Shape {
+    let (mut bundles, mut works, mut parcels) = (Vec::new(), Vec::new(), Vec::new());
+    for bundle in (0..random.within(1, 5) as u32).map(Bundle) {
+        bundles.push(BundleShape { slot: Slot(random.within(0, slots - 1) as u16) });
+        let first = parcels.len() as u32;
+        for _ in 0..random.within(1, 3) {
+            let from = TrainerId(random.within(0, u64::from(trainers) - 1) as u16);
+            parcels.push(ParcelShape { bundle, from, bytes: random.within(1, 100) });
+        }
+        let mine: Vec<_> = (first..parcels.len() as u32).map(Parcel).collect();
+        for index in 0..random.within(1, 3) {
+            // The first work reads everything, so that no parcel is idle.
+            let keep = |random: &mut Random| index == 0 || random.chance(60);
+            let mut needs: Vec<_> = mine.iter().copied().filter(|_| keep(random)).collect();
+            if needs.is_empty() {
+                needs.push(mine[0]);
+            }
+            let mut readers: Vec<_> = needs.iter().map(|it| parcels[it.0 as usize].from).collect();
+            readers.sort_unstable();
+            readers.dedup();
+            readers.retain(|_| random.chance(80));
+            let results = readers.iter().map(|&it| (it, random.within(1, 100))).collect();
+            works.push(WorkShape { bundle, needs, results });
+        }
+    }
+    Shape::new(bundles, works, parcels).expect("it is well made")
+}
