@@ -127,7 +127,8 @@ impl Plan {
         let mut rest = &order[..];
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
             let tasks;
-            (tasks, rest) = rest.split_at(rest.partition_point(|it| it.document == document));
+            let end = rest.iter().position(|it| it.document != document);
+            (tasks, rest) = rest.split_at(end.unwrap_or(rest.len()));
             // Between two of these, all heads are computed by the same tasks.
             let mut edges = vec![0, problem.heads.kv];
             edges.extend(tasks.iter().flat_map(|it| [it.kv_heads.start, it.kv_heads.end]));
