@@ -189,3 +189,108 @@ fn keys_held(
 fn length(task: usize, field: &'static str, actual: usize, expected: usize) -> Result<(), Error> {
     if actual == expected { Ok(()) } else { Err(Error::Length { task, field, expected, actual }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BackwardRows, RowsMut, Threads};
+
+    const HEADS: Heads = Heads { query: 2, kv: 1, dim: 8 };
+
+    /// What `change` makes of a good launch of one task, rows 2..4 of a document of 4.
+    fn refusal_of_forward(change: impl FnOnce(&mut Forward<'_>)) -> Result<(), Error> {
+        let numbers = [0.0; 64];
+        let (mut out, mut lse) = ([0.0; 32], [0.0; 4]);
+        let mut task = Forward {
+            heads: HEADS,
+            mask: Mask::Causal,
+            scale: 1.0,
+            document_rows: 4,
+            rows: 2..4,
+            keys: 0..4,
+            q: Rows::F32(&numbers[..32]),
+            k: Rows::F32(&numbers[..32]),
+            v: Rows::F32(&numbers[..32]),
+            out: RowsMut::F32(&mut out),
+            lse: &mut lse,
+        };
+        change(&mut task);
+        crate::forward(&mut [task], Threads::ONE)
+    }
+
+    /// What `change` makes of a good launch of one bundle with two parts.
+    fn refusal_of_backward(change: impl FnOnce(&mut Backward<'_>)) -> Result<(), Error> {
+        let numbers = [0.0; 32];
+        let (mut dk, mut dv, mut dq) = ([0.0; 32], [0.0; 32], [[0.0; 32]; 2]);
+        let part = |(rows, dq)| BackwardRows {
+            rows,
+            q: Rows::F32(&numbers),
+            dout: Rows::F32(&numbers),
+            lse: &numbers[..4],
+            delta: &numbers[..4],
+            dq,
+        };
+        let mut bundle = Backward {
+            heads: HEADS,
+            mask: Mask::Causal,
+            scale: 1.0,
+            document_rows: 4,
+            keys: 0..4,
+            k: Rows::F32(&numbers),
+            v: Rows::F32(&numbers),
+            parts: [0..2, 2..4]
+                .into_iter()
+                .zip(dq.iter_mut().map(|it| &mut it[..]))
+                .map(part)
+                .collect(),
+            dk: &mut dk,
+            dv: &mut dv,
+            key_tiles: 0..1,
+        };
+        change(&mut bundle);
+        crate::backward(&mut [bundle], Threads::ONE)
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        assert_eq!(refusal_of_forward(|_| ()), Ok(()));
+        assert_eq!(refusal_of_backward(|_| ()), Ok(()));
+        assert_eq!(
+            refusal_of_forward(|it| it.heads.dim = 12),
+            Err(Error::Dim { task: 0, dim: 12 })
+        );
+        assert_eq!(
+            refusal_of_forward(|it| it.heads.kv = 3),
+            Err(Error::Ratio { task: 0, query: 2, kv: 3 })
+        );
+        let scale = "NaN".into();
+        assert_eq!(
+            refusal_of_forward(|it| it.scale = f32::NAN),
+            Err(Error::Scale { task: 0, scale })
+        );
+        assert_eq!(
+            refusal_of_forward(|it| it.rows = 2..5),
+            Err(Error::Positions { task: 0, field: "rows", start: 2, end: 5, limit: 4 })
+        );
+        assert_eq!(
+            refusal_of_forward(|it| it.keys = 1..4),
+            Err(Error::KeysMissing { task: 0, rows: 2..4, needed: 0..4, held: 1..4 })
+        );
+        assert_eq!(
+            refusal_of_forward(|it| it.q = Rows::F32(&[0.0; 8])),
+            Err(Error::Length { task: 0, field: "q", expected: 32, actual: 8 })
+        );
+        assert_eq!(
+            refusal_of_backward(|it| it.key_tiles = 0..2),
+            Err(Error::Positions { task: 0, field: "key_tiles", start: 0, end: 2, limit: 1 })
+        );
+        assert_eq!(
+            refusal_of_backward(|it| it.parts[1].rows = 1..3),
+            Err(Error::Parts { task: 0, part: 1, start: 1, previous_end: 2 })
+        );
+        assert_eq!(
+            refusal_of_backward(|it| it.parts[0].delta = &[]),
+            Err(Error::Length { task: 0, field: "delta", expected: 4, actual: 0 })
+        );
+    }
+}

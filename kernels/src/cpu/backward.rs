@@ -1,14 +1,14 @@
 //! Backward attention: dQ, dK and dV from Q, K, V, dO, LSE and Δ.
 //!
-//! In: checked bundles. Out: their gradients. A unit of work is a key tile of a bundle under one KV
-//! head; it goes over all query rows of the bundle that reach the tile, in row order.
+//! In: checked bundles. Out: their gradients. A unit of work is one or two key tiles of a bundle under
+//! one KV head; it goes over all query rows of the bundle that reach them, in row order.
 //!
 //! Invariant: dK and dV of a key are summed over blocks of query rows whose edges are counted from the
 //! document's start, dQ of a row over key tiles, ascending: units take turns at a block of dQ. A pair
 //! that is masked, or whose row or key is not held, adds exactly 0.
 //!
 //! Numerics: P comes from the same sums as in the forward pass. Gradients are within 2e-5 of f64,
-//! relative to their largest. Scratch: `4·(7·TILE·dim + 2·BLOCK·TILE + 3·BLOCK·dim)` bytes a thread.
+//! relative to their largest. Scratch: `4·(11·TILE·dim + 2·BLOCK·TILE + 3·BLOCK·dim)` bytes a thread.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -28,6 +28,8 @@ use crate::{Backward, BackwardRows, Heads, Mask, Rows, TILE, Threads};
 const BLOCK: usize = 64;
 /// Keys of a tile.
 const KEYS: usize = TILE as usize;
+/// Tiles that share the staging of the query rows.
+const TOGETHER: usize = 2;
 
 /// Runs a launch.
 pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads) {
@@ -36,15 +38,19 @@ pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads
         bundles.iter().flat_map(|it| (0..it.heads.kv).map(move |head| (it, head))).collect();
     queues.sort_by_key(|(bundle, _)| std::cmp::Reverse(bundle.cost));
     // Tiles of a queue stay ascending: a unit waits only for units that were taken before it.
-    let units: Vec<(&Bundle<'_>, usize, u32)> = queues
+    let units: Vec<(&Bundle<'_>, usize, Range<u32>)> = queues
         .into_iter()
-        .flat_map(|(bundle, head)| bundle.tiles.clone().map(move |tile| (bundle, head, tile)))
+        .flat_map(|(bundle, head)| {
+            let starts = bundle.tiles.clone().step_by(TOGETHER);
+            let unit = |start: u32| start..bundle.tiles.end.min(start + TOGETHER as u32);
+            starts.map(move |start| (bundle, head, unit(start)))
+        })
         .collect();
     let failed = AtomicBool::new(false);
     threads.run(units.len(), |index| {
         let guard = Guard(&failed);
-        let (bundle, head, tile) = units[index];
-        SCRATCH.with_borrow_mut(|scratch| bundle.tile(engine, scratch, head, tile, &failed));
+        let (bundle, head, tiles) = &units[index];
+        SCRATCH.with_borrow_mut(|scratch| bundle.tiles(engine, scratch, *head, tiles, &failed));
         std::mem::forget(guard);
     });
 }
@@ -65,15 +71,31 @@ impl Drop for Guard<'_> {
 /// Buffers of a thread, kept from launch to launch.
 #[derive(Default)]
 struct Scratch {
-    /// K and V of the tile, `[KEYS, width]`.
+    tiles: [Tile; TOGETHER],
+    /// Rows to be transposed, `[KEYS, width]`.
+    rows: Vec<f32>,
+    block: Staged,
+}
+
+/// A key tile and its gradients.
+#[derive(Default)]
+struct Tile {
+    /// Positions of its held keys.
+    keys: Range<u32>,
+    /// `[KEYS, width]`.
     k: Vec<f32>,
-    v: Vec<f32>,
-    /// Scaled K and V of the tile, `[dim, KEYS]`.
+    /// Scaled K and V, `[dim, KEYS]`.
     k_columns: Vec<f32>,
     v_columns: Vec<f32>,
     /// `[KEYS, width]`.
     dk: Vec<f32>,
     dv: Vec<f32>,
+}
+
+/// A block of query rows.
+#[derive(Default)]
+struct Staged {
+    pairs: usize,
     /// `[pairs, width]`.
     q: Vec<f32>,
     dout: Vec<f32>,
@@ -133,7 +155,9 @@ impl<'a> Bundle<'a> {
             bundle;
         let first = keys.start / TILE;
         if key_tiles.start == 0 {
-            parts.iter_mut().for_each(|part| part.dq.fill(0.0));
+            for part in &mut *parts {
+                part.dq.fill(0.0);
+            }
         }
         let parts = parts
             .iter_mut()
@@ -193,93 +217,136 @@ impl<'a> Bundle<'a> {
         blocks.into_iter().map(|(_, block)| block).collect()
     }
 
-    /// Computes tile `tile`, counted from the document's start, under KV head `head`.
-    fn tile(
+    /// Computes `tiles`, counted from the document's start, under KV head `head`.
+    fn tiles(
         &self,
         engine: Engine,
         scratch: &mut Scratch,
         head: usize,
-        tile: u32,
+        tiles: &Range<u32>,
         failed: &AtomicBool,
     ) {
         let Heads { kv, dim, .. } = self.heads;
-        let keys = tile_keys(&self.keys, &{
-            let first = self.keys.start / TILE;
-            tile - first..tile - first + 1
-        });
         let width = round_up(dim, WIDTH);
-        let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
-        let source = |rows| Source { rows, offset, distance: kv * dim, dim };
-        scratch.size(width, dim);
-        let Scratch { k, v, k_columns, v_columns, .. } = scratch;
-        source(self.k).copy(keys.len(), self.scale * LOG2_E, v, width);
-        transpose(v, width, dim, k_columns, KEYS);
-        source(self.v).copy(keys.len(), 1.0, v, width);
-        transpose(v, width, dim, v_columns, KEYS);
-        source(self.k).copy(keys.len(), 1.0, k, width);
-        scratch.dk.fill(0.0);
-        scratch.dv.fill(0.0);
+        let Scratch { tiles: staged, rows, block: rows_of_block } = scratch;
+        let staged = &mut staged[..tiles.len()];
+        for (tile, staged) in tiles.clone().zip(&mut *staged) {
+            self.open(staged, rows, head, tile);
+        }
+        let keys = staged[0].keys.start..staged[tiles.len() - 1].keys.end;
         for block in &self.blocks {
-            if block.keys.start < keys.end && block.keys.end > keys.start {
-                self.block(engine, scratch, head, (tile, &keys), block, failed);
+            if block.keys.start >= keys.end || block.keys.end <= keys.start {
+                continue;
+            }
+            self.stage(rows_of_block, head, block);
+            let mut turn = None;
+            for tile in &mut *staged {
+                if block.keys.start >= tile.keys.end || block.keys.end <= tile.keys.start {
+                    continue;
+                }
+                let columns = self.scores(engine, rows_of_block, block, tile);
+                turn.get_or_insert_with(|| {
+                    let turn =
+                        Turn::wait(&block.turn[head], tiles.start.max(block.first_tile), failed);
+                    self.dq_rows(head, block, |pair, dq| {
+                        rows_of_block.dq[pair * width..][..dim].copy_from_slice(dq);
+                    });
+                    turn
+                });
+                let Staged { pairs, dq, dp, .. } = &mut *rows_of_block;
+                let shape = Shape { m: round_up(*pairs, 8), n: width, k: columns.len() };
+                let (left, right) = (&dp[..], &tile.k[columns.start * width..]);
+                let left = (left, Left::RowMajor(KEYS));
+                (engine.product)(shape, (dq, width), left, (right, width), Into::Add);
+            }
+            if let Some(turn) = turn {
+                self.dq_rows(head, block, |pair, dq| {
+                    dq.copy_from_slice(&rows_of_block.dq[pair * width..][..dim]);
+                });
+                turn.pass(tiles.end);
             }
         }
-        for key in 0..keys.len() {
-            let at = offset + key * kv * dim;
-            // SAFETY: a row of dK and dV belongs to one head and key tile of one bundle: this unit.
-            unsafe {
-                self.dk.piece(at, dim).copy_from_slice(&scratch.dk[key * width..][..dim]);
-                self.dv.piece(at, dim).copy_from_slice(&scratch.dv[key * width..][..dim]);
+        for tile in staged {
+            for key in 0..tile.keys.len() {
+                let row = (tile.keys.start - self.keys.start) as usize + key;
+                let at = (row * kv + head) * dim;
+                // SAFETY: a row of dK and dV belongs to one head and key tile of one bundle: this unit.
+                unsafe {
+                    self.dk.piece(at, dim).copy_from_slice(&tile.dk[key * width..][..dim]);
+                    self.dv.piece(at, dim).copy_from_slice(&tile.dv[key * width..][..dim]);
+                }
             }
         }
     }
 
-    /// Adds what the rows of `block` give to the tile, and the tile to their dQ.
-    fn block(
+    /// Stages K and V of a tile and clears its gradients.
+    fn open(&self, staged: &mut Tile, rows: &mut Vec<f32>, head: usize, tile: u32) {
+        let Heads { kv, dim, .. } = self.heads;
+        let width = round_up(dim, WIDTH);
+        let first = self.keys.start / TILE;
+        let keys = tile_keys(&self.keys, &(tile - first..tile - first + 1));
+        let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
+        let source = |rows| Source { rows, offset, distance: kv * dim, dim };
+        let Tile { keys: of_tile, k, k_columns, v_columns, dk, dv } = staged;
+        for buffer in [&mut *rows, &mut *k] {
+            buffer.resize(KEYS * width, 0.0);
+        }
+        for buffer in [&mut *k_columns, v_columns] {
+            buffer.resize(dim * KEYS, 0.0);
+        }
+        source(self.k).copy(keys.len(), self.scale * LOG2_E, rows, width);
+        transpose(rows, width, dim, k_columns, KEYS);
+        source(self.v).copy(keys.len(), 1.0, rows, width);
+        transpose(rows, width, dim, v_columns, KEYS);
+        source(self.k).copy(keys.len(), 1.0, k, width);
+        for buffer in [dk, dv] {
+            buffer.clear();
+            buffer.resize(KEYS * width, 0.0);
+        }
+        *of_tile = keys;
+    }
+
+    /// Leaves dS of the block in `staged.dp`, adds to dK and dV of the tile; returns its columns.
+    fn scores(
         &self,
         engine: Engine,
-        scratch: &mut Scratch,
-        head: usize,
-        (tile, keys): (u32, &Range<u32>),
+        staged: &mut Staged,
         block: &RowBlock,
-        failed: &AtomicBool,
-    ) {
+        tile: &mut Tile,
+    ) -> Range<usize> {
         let dim = self.heads.dim;
         let width = round_up(dim, WIDTH);
         // Columns of the tile that any row keeps, whole vectors.
+        let keys = &tile.keys;
         let start = (block.keys.start.max(keys.start) - keys.start) as usize / WIDTH * WIDTH;
         let end = (block.keys.end.min(keys.end) - keys.start) as usize;
         let columns = round_up(end - start, WIDTH);
-        let pairs = self.stage(scratch, head, block);
-        let all = self.bounds(scratch, block, keys.start + start as u32, columns);
+        let all = self.bounds(staged, block, keys.start + start as u32, columns);
         let all = all && start + columns <= keys.len();
 
-        let Scratch { k, k_columns, v_columns, dk, dv, q, dout, dq, scores, dp, .. } = scratch;
+        let Staged { pairs, q, dout, scores, dp, .. } = staged;
         let Engine { product, gradient, .. } = engine;
-        let shape = Shape { m: round_up(pairs, 8), n: columns, k: dim };
-        let by_row = Left::RowMajor(width);
-        product(shape, (scores, KEYS), (q, by_row), (&k_columns[start..], KEYS), Into::Replace);
-        product(shape, (dp, KEYS), (dout, by_row), (&v_columns[start..], KEYS), Into::Replace);
-        let kept = (!all).then_some(Kept { low: &scratch.low, high: &scratch.high });
-        let sums = RowSums { lse: &scratch.lse, delta: &scratch.delta, scale: self.scale };
-        gradient((scores, dp), KEYS, (pairs, columns), kept, sums);
+        let shape = Shape { m: round_up(*pairs, 8), n: columns, k: dim };
+        let (by_row, from) = (Left::RowMajor(width), start..);
+        let right = (&tile.k_columns[from.clone()], KEYS);
+        product(shape, (scores, KEYS), (q, by_row), right, Into::Replace);
+        let right = (&tile.v_columns[from], KEYS);
+        product(shape, (dp, KEYS), (dout, by_row), right, Into::Replace);
+        let kept = (!all).then_some(Kept { low: &staged.low, high: &staged.high });
+        let sums = RowSums { lse: &staged.lse, delta: &staged.delta, scale: self.scale };
+        gradient((scores, dp), KEYS, (*pairs, columns), kept, sums);
 
-        let shape = Shape { m: columns, n: width, k: pairs };
-        let by_column = Left::ColumnMajor(KEYS);
-        let rows = start * width;
-        product(shape, (&mut dv[rows..], width), (scores, by_column), (dout, width), Into::Add);
-        product(shape, (&mut dk[rows..], width), (dp, by_column), (q, width), Into::Add);
-
-        let turn = Turn::wait(&block.turn[head], tile, failed);
-        self.dq_rows(head, block, |row, from| row_in(dq, row, width)[..dim].copy_from_slice(from));
-        let shape = Shape { m: round_up(pairs, 8), n: width, k: columns };
-        product(shape, (dq, width), (dp, Left::RowMajor(KEYS)), (&k[rows..], width), Into::Add);
-        self.dq_rows(head, block, |row, to| to.copy_from_slice(&row_in(dq, row, width)[..dim]));
-        turn.pass();
+        let shape = Shape { m: columns, n: width, k: *pairs };
+        let (by_column, from) = (Left::ColumnMajor(KEYS), start * width..);
+        let to = (&mut tile.dv[from.clone()], width);
+        product(shape, to, (scores, by_column), (dout, width), Into::Add);
+        let to = (&mut tile.dk[from], width);
+        product(shape, to, (dp, by_column), (q, width), Into::Add);
+        start..start + columns
     }
 
-    /// Stages Q, dO, LSE and Δ of a block; returns its pairs of row and head.
-    fn stage(&self, scratch: &mut Scratch, head: usize, block: &RowBlock) -> usize {
+    /// Stages Q, dO, LSE and Δ of a block.
+    fn stage(&self, scratch: &mut Staged, head: usize, block: &RowBlock) {
         let Heads { query, kv, dim } = self.heads;
         let (group, width) = (query / kv, round_up(dim, WIDTH));
         let rows: usize = block.pieces.iter().map(|it| it.1.len()).sum();
@@ -311,11 +378,11 @@ impl<'a> Bundle<'a> {
                 pair += group;
             }
         }
-        pairs
+        scratch.pairs = pairs;
     }
 
     /// Sets the bounds of each pair in `columns` columns from key `start`; true where all are kept.
-    fn bounds(&self, scratch: &mut Scratch, block: &RowBlock, start: u32, columns: usize) -> bool {
+    fn bounds(&self, scratch: &mut Staged, block: &RowBlock, start: u32, columns: usize) -> bool {
         let group = self.heads.query / self.heads.kv;
         let mut all = true;
         scratch.low.clear();
@@ -351,22 +418,8 @@ impl<'a> Bundle<'a> {
     }
 }
 
-impl Scratch {
-    /// Makes room for a tile.
-    fn size(&mut self, width: usize, dim: usize) {
-        for buffer in [&mut self.k, &mut self.v, &mut self.dk, &mut self.dv] {
-            buffer.resize(KEYS * width, 0.0);
-        }
-        self.k_columns.resize(dim * KEYS, 0.0);
-        self.v_columns.resize(dim * KEYS, 0.0);
-    }
-}
-
 /// The right to add to a block of dQ.
-struct Turn<'a> {
-    turn: &'a AtomicU32,
-    tile: u32,
-}
+struct Turn<'a>(&'a AtomicU32);
 
 impl<'a> Turn<'a> {
     /// Waits until the tiles before `tile` have added theirs; their units run on other threads.
@@ -377,16 +430,13 @@ impl<'a> Turn<'a> {
             spins += 1;
             if spins < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        Self { turn, tile }
+        Self(turn)
     }
 
-    fn pass(self) {
-        self.turn.store(self.tile + 1, Ordering::Release);
+    /// Hands the turn to the unit that starts at tile `next`.
+    fn pass(self, next: u32) {
+        self.0.store(next, Ordering::Release);
     }
-}
-
-fn row_in(rows: &mut [f32], row: usize, width: usize) -> &mut [f32] {
-    &mut rows[row * width..][..width]
 }
 
 fn grow(buffer: &mut Vec<f32>, len: usize) {

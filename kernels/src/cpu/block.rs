@@ -6,6 +6,8 @@
 //! Invariant: an element is one chain of multiply-adds from 0 over k ascending, then one operation with
 //! what C held; so its bits depend on its row of A and column of B alone.
 #![allow(unsafe_code)]
+#![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
+#![expect(clippy::needless_pass_by_value, reason = "a pair of slice and distance is one argument")]
 
 use super::lanes::Lanes;
 
@@ -42,7 +44,13 @@ pub(crate) struct Shape {
 
 /// Computes the product; `c` and `b` come with the distance of their rows.
 #[inline(always)]
-pub(super) fn product<L: Lanes, const R: usize, const C: usize>(
+pub(super) fn product<
+    L: Lanes,
+    const R: usize,
+    const C: usize,
+    const R2: usize,
+    const C2: usize,
+>(
     shape: Shape,
     c: (&mut [f32], usize),
     a: (&[f32], Left),
@@ -69,24 +77,48 @@ pub(super) fn product<L: Lanes, const R: usize, const C: usize>(
     let (c, ldc, a, ldb) = ((c.0.as_mut_ptr()), c.1, (a.0.as_ptr(), a.1), b.1);
     let mut column = 0;
     while column < n {
-        let b = b.0.as_ptr().wrapping_add(column);
-        let wide = column + C * L::COUNT <= n;
-        let mut row = 0;
-        while row < m {
-            let tall = row + R <= m;
-            let at = Corner { row, column };
-            // SAFETY: the corner and the strip's rows and columns lie within the shape asserted above.
-            unsafe {
-                match (tall, wide) {
-                    (true, true) => strip::<L, R, C>(k, at, (c, ldc), a, (b, ldb), into),
-                    (true, false) => strip::<L, R, 1>(k, at, (c, ldc), a, (b, ldb), into),
-                    (false, true) => strip::<L, 1, C>(k, at, (c, ldc), a, (b, ldb), into),
-                    (false, false) => strip::<L, 1, 1>(k, at, (c, ldc), a, (b, ldb), into),
-                }
+        let b = (b.0.as_ptr().wrapping_add(column), ldb);
+        // SAFETY: the columns lie within the shape asserted above, as do all m rows.
+        unsafe {
+            if column + C * L::COUNT <= n {
+                rows::<L, R, C>((m, k), column, (c, ldc), a, b, into);
+                column += C * L::COUNT;
+            } else if column + C2 * L::COUNT <= n {
+                rows::<L, R2, C2>((m, k), column, (c, ldc), a, b, into);
+                column += C2 * L::COUNT;
+            } else {
+                rows::<L, R2, 1>((m, k), column, (c, ldc), a, b, into);
+                column += L::COUNT;
             }
-            row += if tall { R } else { 1 };
         }
-        column += if wide { C * L::COUNT } else { L::COUNT };
+    }
+}
+
+/// All m rows of some columns.
+///
+/// # Safety
+///
+/// Rows and columns lie within A, B and C; B points to the first of the columns.
+#[inline(always)]
+unsafe fn rows<L: Lanes, const R: usize, const C: usize>(
+    (m, k): (usize, usize),
+    column: usize,
+    c: (*mut f32, usize),
+    a: (*const f32, Left),
+    b: (*const f32, usize),
+    into: Into<'_>,
+) {
+    let mut row = 0;
+    // SAFETY: strips stay below row m, the rest is the caller's promise.
+    unsafe {
+        while row + R <= m {
+            strip::<L, R, C>(k, Corner { row, column }, c, a, b, into);
+            row += R;
+        }
+        while row < m {
+            strip::<L, 1, C>(k, Corner { row, column }, c, a, b, into);
+            row += 1;
+        }
     }
 }
 
@@ -119,10 +151,10 @@ unsafe fn strip<L: Lanes, const R: usize, const C: usize>(
                 for i in 0..k {
                     let columns: [L; C] =
                         std::array::from_fn(|j| L::load(b.0.add(i * b.1 + j * L::COUNT)));
-                    for r in 0..R {
+                    for (r, sums) in sums.iter_mut().enumerate() {
                         let left = L::splat(*a.add(r * distance + i));
-                        for j in 0..C {
-                            sums[r][j] = left.fma(columns[j], sums[r][j]);
+                        for (sum, &column) in sums.iter_mut().zip(&columns) {
+                            *sum = left.fma(column, *sum);
                         }
                     }
                 }
@@ -132,10 +164,10 @@ unsafe fn strip<L: Lanes, const R: usize, const C: usize>(
                 for i in 0..k {
                     let columns: [L; C] =
                         std::array::from_fn(|j| L::load(b.0.add(i * b.1 + j * L::COUNT)));
-                    for r in 0..R {
+                    for (r, sums) in sums.iter_mut().enumerate() {
                         let left = L::splat(*a.add(i * distance + r));
-                        for j in 0..C {
-                            sums[r][j] = left.fma(columns[j], sums[r][j]);
+                        for (sum, &column) in sums.iter_mut().zip(&columns) {
+                            *sum = left.fma(column, *sum);
                         }
                     }
                 }

@@ -58,7 +58,9 @@ impl Engine {
 
 /// A module with the three procedures for one vector type and strip size.
 macro_rules! engine {
-    ($module:ident, $lanes:ty, $rows:literal by $vectors:literal, $name:expr, $arithmetic:expr,
+    // Rows by vectors of a strip, and of a narrower one where columns run out.
+    ($module:ident, $lanes:ty, $rows:literal by $vectors:literal or $rows2:literal by $vectors2:literal,
+     $name:expr, $arithmetic:expr,
      $($feature:literal)?) => {
         pub(super) mod $module {
             use super::*;
@@ -66,13 +68,17 @@ macro_rules! engine {
             pub(crate) const ENGINE: Engine = Engine {
                 name: $name,
                 arithmetic: $arithmetic,
-                // SAFETY (of the three): an engine is handed out only by `Engine::all`, which has asked the processor.
-                product: |shape, c, a, b, into| unsafe { product(shape, c, a, b, into) },
-                online: |scores, distance, size, kept, running| unsafe {
-                    online(scores, distance, size, kept, running)
+                product: |shape, c, a, b, into| {
+                    // SAFETY: `Engine::all` hands an engine out only after asking the processor.
+                    unsafe { product(shape, c, a, b, into) }
                 },
-                gradient: |tiles, distance, size, kept, sums| unsafe {
-                    gradient(tiles, distance, size, kept, sums)
+                online: |scores, distance, size, kept, running| {
+                    // SAFETY: as above.
+                    unsafe { online(scores, distance, size, kept, running) }
+                },
+                gradient: |tiles, distance, size, kept, sums| {
+                    // SAFETY: as above.
+                    unsafe { gradient(tiles, distance, size, kept, sums) }
                 },
             };
 
@@ -84,7 +90,7 @@ macro_rules! engine {
                 b: (&[f32], usize),
                 into: Into<'_>,
             ) {
-                block::product::<$lanes, $rows, $vectors>(shape, c, a, b, into);
+                block::product::<$lanes, $rows, $vectors, $rows2, $vectors2>(shape, c, a, b, into);
             }
 
             $(#[target_feature(enable = $feature)])?
@@ -113,12 +119,12 @@ macro_rules! engine {
 }
 
 #[cfg(target_arch = "x86_64")]
-engine!(avx512, super::super::lanes::Avx512, 8 by 2, "avx512f", "fused f32", "avx512f,avx2,fma");
+engine!(avx512, super::super::lanes::Avx512, 4 by 4 or 8 by 2, "avx512f", "fused f32", "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-engine!(avx2, super::super::lanes::Avx2, 4 by 2, "avx2", "fused f32", "avx2,fma");
+engine!(avx2, super::super::lanes::Avx2, 2 by 4 or 4 by 2, "avx2", "fused f32", "avx2,fma");
 #[cfg(target_arch = "aarch64")]
-engine!(plain, Plain<true>, 4 by 2, "neon", "fused f32",);
+engine!(plain, Plain<true>, 4 by 2 or 4 by 1, "neon", "fused f32",);
 #[cfg(not(target_arch = "aarch64"))]
-engine!(plain, Plain<false>, 2 by 1, "plain", "f32",);
+engine!(plain, Plain<false>, 2 by 2 or 2 by 1, "plain", "f32",);
 #[cfg(test)]
-engine!(fused, Plain<true>, 3 by 1, "fused in software", "fused f32",);
+engine!(fused, Plain<true>, 3 by 2 or 3 by 1, "fused in software", "fused f32",);

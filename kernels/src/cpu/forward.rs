@@ -197,7 +197,7 @@ impl<'a> Task<'a> {
             source(self.k).copy(keys.len(), self.scale * LOG2_E, k, dim);
             source(self.v).copy(keys.len(), 1.0, v, dim);
             for block in &mut *blocks {
-                if tile * KEYS % segment == 0 && tile * KEYS > start {
+                if (tile * KEYS).is_multiple_of(segment) && tile * KEYS > start {
                     block.close();
                 }
                 block.step(engine, &keys, (k, v), scores, dim);

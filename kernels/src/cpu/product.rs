@@ -18,6 +18,8 @@ use crate::matmul::{Accumulate, Matrix};
 const ROWS: usize = 96;
 /// Columns of a panel of B.
 const COLUMNS: usize = 512;
+/// Rows and columns of a square that is transposed at a time: both sides stay in cache.
+const SIDE: usize = 16;
 /// Inner numbers of a step.
 const DEPTH: usize = 256;
 
@@ -116,8 +118,6 @@ fn pack(
         }
         return;
     }
-    // Small squares, so that both sides stay in cache.
-    const SIDE: usize = 16;
     for r in (0..rows).step_by(SIDE) {
         for c in (0..columns).step_by(SIDE) {
             for c in c..columns.min(c + SIDE) {

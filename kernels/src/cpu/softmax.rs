@@ -4,6 +4,7 @@
 //!
 //! Invariant: lanes do not mix; a masked score gives exactly 0.
 #![allow(unsafe_code)]
+#![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
 
 use super::block::WIDTH;
 use super::lanes::Lanes;

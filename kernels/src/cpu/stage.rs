@@ -30,7 +30,10 @@ impl Source<'_> {
                 Rows::F32(from) => to[..dim].copy_from_slice(&from[at..at + dim]),
                 Rows::Bf16(from) => wire::to_f32(&mut to[..dim], &from[at..at + dim]),
             }
-            to[..dim].iter_mut().for_each(|x| *x *= factor);
+            #[expect(clippy::float_cmp, reason = "1 is exact, and the usual case")]
+            if factor != 1.0 {
+                to[..dim].iter_mut().for_each(|x| *x *= factor);
+            }
             to[dim..].fill(0.0);
         }
     }
