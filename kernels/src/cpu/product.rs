@@ -17,7 +17,7 @@ use crate::matmul::{Accumulate, Matrix};
 /// Rows of a panel of A.
 const ROWS: usize = 96;
 /// Columns of a panel of B.
-const COLUMNS: usize = 512;
+const COLUMNS: usize = 64;
 /// Rows and columns of a square that is transposed at a time: both sides stay in cache.
 const SIDE: usize = 16;
 /// Inner numbers of a step.
@@ -30,7 +30,8 @@ thread_local! {
 #[derive(Default)]
 struct Scratch {
     a: Vec<f32>,
-    b: Vec<f32>,
+    /// Panels of all columns.
+    b: Vec<Vec<f32>>,
     c: Vec<f32>,
 }
 
@@ -54,18 +55,29 @@ pub(super) fn run(
         // SAFETY: these rows are this unit's.
         let c = unsafe { shared.piece(rows.start * columns, rows.len() * columns) };
         SCRATCH.with_borrow_mut(|scratch| {
-            for column in (0..columns).step_by(COLUMNS) {
-                let n = COLUMNS.min(columns - column);
-                for depth in (0..a.columns).step_by(DEPTH) {
-                    let k = DEPTH.min(a.columns - depth);
-                    let replace = depth == 0 && accumulate == Accumulate::Replace;
-                    let into = if replace { Into::Replace } else { Into::Add };
-                    pack(&mut scratch.b, b, (depth, k), (column, n), round_up(n, WIDTH));
-                    for row in rows.clone().step_by(ROWS) {
-                        let m = ROWS.min(rows.end - row);
+            for depth in (0..a.columns).step_by(DEPTH) {
+                let k = DEPTH.min(a.columns - depth);
+                let replace = depth == 0 && accumulate == Accumulate::Replace;
+                let into = if replace { Into::Replace } else { Into::Add };
+                scratch.b.resize_with(columns.div_ceil(COLUMNS), Vec::new);
+                for (panel, column) in scratch.b.iter_mut().zip((0..columns).step_by(COLUMNS)) {
+                    let n = COLUMNS.min(columns - column);
+                    pack(panel, b, (depth, k), (column, n), round_up(n, WIDTH));
+                }
+                for row in rows.clone().step_by(ROWS) {
+                    let m = ROWS.min(rows.end - row);
+                    let left = if a.column_stride == 1 {
                         pack(&mut scratch.a, a, (row, m), (depth, k), k);
-                        let c = &mut c[(row - rows.start) * columns + column..];
-                        panel(engine, scratch, Shape { m, n, k }, (c, columns), into);
+                        Left::RowMajor(k)
+                    } else {
+                        pack(&mut scratch.a, a.transposed(), (depth, k), (row, m), m);
+                        Left::ColumnMajor(m)
+                    };
+                    let Scratch { a, b, c: tile } = &mut *scratch;
+                    for (panel, column) in b.iter().zip((0..columns).step_by(COLUMNS)) {
+                        let n = COLUMNS.min(columns - column);
+                        let c = (&mut c[(row - rows.start) * columns + column..], columns);
+                        multiply(engine, Shape { m, n, k }, c, (a, left), panel, (into, tile));
                     }
                 }
             }
@@ -73,20 +85,19 @@ pub(super) fn run(
     });
 }
 
-/// Multiplies the packed panels; C is any number of columns wide.
-fn panel(
+/// Multiplies packed panels; C is any number of columns wide.
+fn multiply(
     engine: Engine,
-    scratch: &mut Scratch,
     Shape { m, n, k }: Shape,
     (c, distance): (&mut [f32], usize),
-    into: Into<'_>,
+    left: (&[f32], Left),
+    right: &[f32],
+    (into, tile): (Into<'_>, &mut Vec<f32>),
 ) {
-    let Scratch { a, b, c: tile } = scratch;
     let width = round_up(n, WIDTH);
     let shape = Shape { m, n: width, k };
-    let (left, right) = ((&a[..], Left::RowMajor(k)), (&b[..], width));
     if width == n {
-        (engine.product)(shape, (c, distance), left, right, into);
+        (engine.product)(shape, (c, distance), left, (right, width), into);
         return;
     }
     tile.resize((m * width).max(tile.len()), 0.0);
@@ -94,7 +105,7 @@ fn panel(
     for (of_c, of_tile) in (0..m).map(rows) {
         tile[of_tile].copy_from_slice(&c[of_c]);
     }
-    (engine.product)(shape, (tile, width), left, right, into);
+    (engine.product)(shape, (tile, width), left, (right, width), into);
     for (of_c, of_tile) in (0..m).map(rows) {
         c[of_c].copy_from_slice(&tile[of_tile]);
     }
