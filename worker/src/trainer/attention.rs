@@ -91,7 +91,7 @@ pub enum AttentionError {
     NotFinite {
         /// Layer of the phase.
         layer: usize,
-        /// `O`, `dQ`, `dK` or `dV`.
+        /// `O`, `LSE`, `dQ`, `dK` or `dV`.
         tensor: &'static str,
         /// The task, in words.
         task: String,

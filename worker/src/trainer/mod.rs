@@ -7,5 +7,17 @@
 //! attention, never on the number of threads or on what arrives first.
 
 mod attention;
+pub mod checkpoint;
+pub mod corpus;
+mod in_process;
+pub mod loader;
+pub mod model;
+pub mod optimizer;
+pub mod ring;
+pub mod sample;
+pub mod step;
+#[cfg(test)]
+mod tests;
 
 pub use attention::{Attention, AttentionError, Gradients, IN_FLIGHT};
+pub use in_process::InProcess;

@@ -1,0 +1,26 @@
+//! The model: a Llama-style decoder on bytes, by hand, forward and backward.
+//!
+//! In: parameters in one flat buffer, rows of the loader, O (backward: dQ, dK, dV) of core attention.
+//! Out: Q, K, V (backward: dO, Δ), the loss, gradients in a buffer of the parameters' layout.
+//!
+//! ```text
+//! embed ─► before attention ─► [core attention] ─► after attention ─► … ─► head ─► loss
+//!          norm, QKV, RoPE      elsewhere           O, norm, SwiGLU        norm, logits
+//! ```
+//!
+//! Each stage is a plain call, so a step may do other work between the stages of a nano-batch. Core
+//! attention itself is not here.
+//!
+//! Invariant: the bits of every stage depend on its inputs alone, not on the number of threads.
+
+mod config;
+mod gradient;
+mod math;
+mod rope;
+mod stages;
+#[cfg(test)]
+mod tests;
+
+pub use config::{Config, Matrix, Parameters, UnknownModel};
+pub(super) use math::{share, trigonometry};
+pub use stages::{Activations, Loss, Model};
