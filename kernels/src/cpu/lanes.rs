@@ -147,7 +147,7 @@ pub(super) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    #![expect(clippy::wildcard_imports, reason = "a prefix on every name is namespace enough")]
+    #![allow(clippy::wildcard_imports, reason = "a prefix on every name is namespace enough")]
 
     use std::arch::x86_64::*;
 
