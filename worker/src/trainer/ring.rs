@@ -188,24 +188,19 @@ impl Ring {
             if moved {
                 continue;
             }
-            // The next trainer sends nothing on its link, so a readable one is a closed one.
-            let mut wait = [
-                PollFd::new(&links.next, PollFlags::IN),
-                PollFd::new(&links.previous, PollFlags::empty()),
-            ];
+            // Who has sent everything does not watch the next trainer, which may be done and gone; if it
+            // broke down, that comes round through the previous one.
+            let late = if receive.is_empty() { to } else { from };
+            let mut wait = Vec::with_capacity(2);
             if !send.is_empty() {
-                wait[0] = PollFd::new(&links.next, PollFlags::IN | PollFlags::OUT);
+                wait.push(PollFd::new(&links.next, PollFlags::OUT));
             }
             if !receive.is_empty() {
-                wait[1] = PollFd::new(&links.previous, PollFlags::IN);
+                wait.push(PollFd::new(&links.previous, PollFlags::IN));
             }
-            let woken = ready(&mut wait, self.deadline);
-            let closed = wait[0].revents().contains(PollFlags::IN);
-            let late = if receive.is_empty() { to } else { from };
-            match woken {
-                Ok(false) => return Err(RingError::Late { peer: late, after: self.deadline }),
-                Ok(true) if closed => return Err(RingError::Closed { peer: to }),
+            match ready(&mut wait, self.deadline) {
                 Ok(true) => {}
+                Ok(false) => return Err(RingError::Late { peer: late, after: self.deadline }),
                 Err(source) => return Err(RingError::Link { peer: late, what: "waiting", source }),
             }
         }
