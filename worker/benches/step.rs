@@ -153,7 +153,8 @@ impl Peer {
         let answers = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut peer = Self { child, orders, answers, name: String::new() };
         let order = json!({"parameters": path, "config": config, "threads": THREADS});
-        peer.name = peer.ask(&order)["name"].as_str().expect("a name").to_owned();
+        let answer = peer.ask(&order);
+        answer["name"].as_str().expect("a name").clone_into(&mut peer.name);
         Some(peer)
     }
 

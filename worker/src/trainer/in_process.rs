@@ -100,8 +100,8 @@ impl Attention for InProcess {
                 q: Rows::F32(take(&mut q, query * heads.dim)),
                 k: Rows::F32(take(&mut k, kv)),
                 v: Rows::F32(take(&mut v, kv)),
-                out: RowsMut::F32(take_mut(&mut rest, query * heads.dim)),
-                lse: take_mut(&mut lse, query),
+                out: RowsMut::F32(rest.split_off_mut(..query * heads.dim).expect(DOCUMENTS)),
+                lse: lse.split_off_mut(..query).expect(DOCUMENTS),
             });
         }
         forward(&mut tasks, threads).map_err(failed)?;
@@ -147,10 +147,10 @@ impl Attention for InProcess {
                     dout: Rows::F32(take(&mut dout, query * heads.dim)),
                     lse: take(&mut lse, query),
                     delta: take(&mut delta, query),
-                    dq: take_mut(&mut dq, query * heads.dim),
+                    dq: dq.split_off_mut(..query * heads.dim).expect(DOCUMENTS),
                 }],
-                dk: take_mut(&mut dk, kv),
-                dv: take_mut(&mut dv, kv),
+                dk: dk.split_off_mut(..kv).expect(DOCUMENTS),
+                dv: dv.split_off_mut(..kv).expect(DOCUMENTS),
                 key_tiles: 0..key_tiles(&(0..rows)),
             });
         }
@@ -161,13 +161,7 @@ impl Attention for InProcess {
 
 /// Splits the first `count` off.
 fn take<'a>(rows: &mut &'a [f32], count: usize) -> &'a [f32] {
-    let (first, rest) = rows.split_at(count);
-    *rows = rest;
-    first
+    rows.split_off(..count).expect(DOCUMENTS)
 }
 
-fn take_mut<'a>(rows: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let (first, rest) = std::mem::take(rows).split_at_mut(count);
-    *rows = rest;
-    first
-}
+const DOCUMENTS: &str = "the documents have the rows of the nano-batch";

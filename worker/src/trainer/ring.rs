@@ -211,10 +211,13 @@ impl Ring {
 /// Nothing when the socket was merely not ready.
 fn refused(peer: usize, what: &'static str, source: io::Error) -> Result<(), RingError> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, WouldBlock};
-    match source.kind() {
-        WouldBlock | Interrupted => Ok(()),
-        BrokenPipe | ConnectionReset => Err(RingError::Closed { peer }),
-        _ => Err(RingError::Link { peer, what, source }),
+    let kind = source.kind();
+    if matches!(kind, WouldBlock | Interrupted) {
+        Ok(())
+    } else if matches!(kind, BrokenPipe | ConnectionReset) {
+        Err(RingError::Closed { peer })
+    } else {
+        Err(RingError::Link { peer, what, source })
     }
 }
 

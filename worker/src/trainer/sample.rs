@@ -69,7 +69,9 @@ fn attend(heads: Heads, q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
             sum += weight;
             out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * value);
         }
-        out.iter_mut().for_each(|it| *it /= sum);
+        for it in out {
+            *it /= sum;
+        }
     }
     out
 }

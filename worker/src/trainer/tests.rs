@@ -145,7 +145,7 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
     let one = |rank: usize| {
         let place = Place { rank, world: 2, token: 1 };
         let next = listeners[1 - rank].local_addr().unwrap();
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_mins(1);
         let mut ring = Ring::connect(place, &listeners[rank], next, limit, limit).unwrap();
         let mut trainer = trainer();
         let mut attention = InProcess::new(trainer.model().heads(), Threads::ONE);
