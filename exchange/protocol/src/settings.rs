@@ -1,6 +1,6 @@
 //! Deadlines and bounds of the machines.
 
-use crate::{Nanos, Rules};
+use crate::{Nanos, Peer, Rules};
 
 /// Deadlines and bounds, the same in every process of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -13,7 +13,8 @@ pub struct Settings {
     pub trainer_after: Nanos,
     /// A conductor silent for so long has taken the job with it.
     pub conductor_after: Nanos,
-    /// A pull that takes longer is given up and its link closed.
+    /// A pull that takes longer is given up and its link closed; between two trainers, whose links
+    /// also carry the conductor's messages, only after `trainer_after`.
     pub pull_within: Nanos,
     /// A phase that takes longer makes the executors of what is missing suspect.
     pub phase_within: Nanos,
@@ -27,6 +28,16 @@ pub struct Settings {
     pub on_pool_loss: OnPoolLoss,
     /// All on, but in tests of the simulation itself.
     pub rules: Rules,
+}
+
+impl Settings {
+    /// How long a pull may take.
+    pub(crate) fn pull_span(&self, by: Peer, from: Peer) -> Nanos {
+        match (by, from) {
+            (Peer::Trainer(_), Peer::Trainer(_)) => self.trainer_after,
+            (Peer::Server(_), _) | (_, Peer::Server(_)) => self.pull_within,
+        }
+    }
 }
 
 impl Default for Settings {

@@ -2,7 +2,7 @@
 //!
 //! A server whose link broke gets a ping over a fresh link a moment later (both directions of a link may
 //! report the same break); if that link breaks too, it is lost at once. A silent one is lost at its
-//! deadline. A trainer in the same state ends the job.
+//! deadline. A trainer that cannot be reached for longer than that ends the job.
 
 use super::{Command, Conductor};
 use crate::{At, End, Filler, Fillers, Message, Nanos, Peer, ServerId, TrainerId};
@@ -21,10 +21,13 @@ enum Link {
     Well,
     /// Broke; a ping goes out then.
     Broken {
+        since: Nanos,
         ping_at: Nanos,
     },
     /// A ping is on its way.
-    Pinged,
+    Pinged {
+        since: Nanos,
+    },
 }
 
 impl Life {
@@ -39,8 +42,8 @@ impl Life {
 
     fn ping_at(&self) -> Option<Nanos> {
         match self.link {
-            Link::Broken { ping_at } => Some(ping_at),
-            Link::Well | Link::Pinged => None,
+            Link::Broken { ping_at, .. } => Some(ping_at),
+            Link::Well | Link::Pinged { .. } => None,
         }
     }
 }
@@ -102,11 +105,19 @@ impl Conductor {
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let ping_at = now.after(self.settings.retry_after);
+        // To lose a trainer is to lose the job: try for longer.
+        let patience = match peer {
+            Peer::Trainer(_) => self.settings.suspect_after,
+            Peer::Server(_) => Nanos(0),
+        };
         let Some(life) = self.life(peer).filter(|_| peer != Peer::CONDUCTOR) else { return };
         match life.link {
-            Link::Well => life.link = Link::Broken { ping_at },
+            Link::Well => life.link = Link::Broken { since: now, ping_at },
+            Link::Pinged { since } if now.since(since) < patience => {
+                life.link = Link::Broken { since, ping_at };
+            }
             Link::Broken { .. } => {}
-            Link::Pinged => self.dead(now, peer, out),
+            Link::Pinged { .. } => self.dead(now, peer, out),
         }
     }
 
@@ -165,8 +176,10 @@ impl Conductor {
         let ping: Vec<_> = self.lives().filter(ping).map(|it| it.0).collect();
         let message = Message::Pulse { watermark: self.watermark };
         for to in ping {
-            if let Some(life) = self.life(to) {
-                life.link = Link::Pinged;
+            if let Some(life) = self.life(to)
+                && let Link::Broken { since, .. } = life.link
+            {
+                life.link = Link::Pinged { since };
             }
             out.push(Command::Send { to, message: message.clone() });
         }

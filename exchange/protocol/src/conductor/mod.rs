@@ -30,6 +30,9 @@ use crate::{
 /// Steps whose headers are out and which are not done.
 const LIVE_STEPS: usize = 2;
 
+/// The proposal that a header is.
+pub const HEADER: u64 = 0;
+
 /// What happens to the conductor.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -49,11 +52,11 @@ pub enum Event {
         /// Which proposal.
         proposal: u64,
     },
-    /// The answer to [`Command::Propose`]: some bundle fits no live slot.
+    /// The answer to [`Command::Propose`] or [`Command::Publish`]: some bundle fits no live slot.
     Unplaceable {
         /// The step.
         step: u64,
-        /// Which proposal.
+        /// Which proposal, or [`HEADER`].
         proposal: u64,
     },
     /// A message for this machine.
@@ -72,7 +75,9 @@ pub enum Event {
 /// What the conductor's shell has to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Command {
-    /// Make the header of the step with these fillers as round 0. `Header` commands follow.
+    /// Make the header of the step with these fillers as round 0; `Header` commands follow. If some
+    /// bundle then has no slot, come back with [`Event::Unplaceable`] of [`HEADER`] before any other
+    /// event, and send no header: the step is published again with other fillers.
     Publish {
         /// The step.
         step: u64,
@@ -134,6 +139,8 @@ pub struct Conductor {
     lost: BTreeMap<u16, u32>,
     view: Fillers,
     ready: BTreeMap<u64, u32>,
+    /// The fillers with which the next step could not be published.
+    refused: Option<Fillers>,
     live: BTreeMap<u64, Live>,
     /// Since when a step that could be published has found no live slot.
     held: Option<Nanos>,
@@ -162,6 +169,7 @@ impl Conductor {
             lost: BTreeMap::new(),
             view: Vec::new(),
             ready: BTreeMap::new(),
+            refused: None,
             live: BTreeMap::new(),
             held: None,
             local: Locality::Pool,
@@ -316,7 +324,7 @@ impl Conductor {
             if !alive(&fillers).contains(&true) && self.local == Locality::Local {
                 enable_standby(&mut fillers);
             }
-            if !alive(&fillers).contains(&true) {
+            if !alive(&fillers).contains(&true) || self.refused.as_ref() == Some(&fillers) {
                 if self.held.is_none() {
                     out.push(Command::PoolLost { step });
                     self.held = Some(now);
@@ -330,8 +338,9 @@ impl Conductor {
                         return out.push(Command::End(End::PoolLost { step }));
                     }
                 }
+            } else {
+                self.held = None;
             }
-            self.held = None;
             self.ready.remove(&step);
             out.push(Command::Publish { step, fillers: fillers.clone() });
             self.live.insert(step, Live::new(now, phases, fillers));
@@ -339,6 +348,19 @@ impl Conductor {
                 out.push(Command::Header { step, to });
             }
         }
+    }
+
+    /// A header cannot be placed: its step is ready again.
+    fn withdraw(&mut self, step: u64) {
+        if let Some(live) = self.live.remove(&step) {
+            self.ready.insert(step, live.phases());
+            self.refused = Some(live.fillers().clone());
+        }
+    }
+
+    fn next_proposal(&mut self) -> u64 {
+        self.proposals += 1;
+        self.proposals
     }
 
     fn everybody(&self) -> Vec<Peer> {

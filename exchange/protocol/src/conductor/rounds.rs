@@ -1,6 +1,6 @@
 //! Rounds of live steps: who fills the slots, from the first loss to the lost pool.
 
-use super::{Command, Conductor, Locality, enable_standby};
+use super::{Command, Conductor, HEADER, Locality, enable_standby};
 use crate::{At, End, Filler, Fillers, Message, Nanos, OnPoolLoss, Round, ServerId, alive};
 
 /// Rounds that one step may have.
@@ -39,6 +39,10 @@ impl Live {
 
     pub(super) fn last(&self, step: u64) -> At {
         At::new(step, self.phases - 1)
+    }
+
+    pub(super) fn phases(&self) -> u32 {
+        self.phases
     }
 
     pub(super) fn round(&self) -> Round {
@@ -91,15 +95,13 @@ impl Conductor {
     }
 
     fn propose(&mut self, step: u64, fillers: Fillers, out: &mut Vec<Command>) {
-        let live = &self.live[&step];
-        let rounds = live.tables.len();
+        let mut tables = self.live[&step].tables.clone();
+        let rounds = tables.len();
         if rounds >= MAX_ROUNDS {
             return out.push(Command::End(End::Rounds { step, rounds }));
         }
-        let mut tables = live.tables.clone();
         tables.push(fillers.clone());
-        let proposal = self.proposals;
-        self.proposals += 1;
+        let proposal = self.next_proposal();
         self.set(step, State::Proposed { proposal, fillers });
         out.push(Command::Propose { step, proposal, tables });
     }
@@ -160,7 +162,9 @@ impl Conductor {
         proposal: u64,
         out: &mut Vec<Command>,
     ) {
-        if let Some(fillers) = self.answered(step, proposal) {
+        if proposal == HEADER {
+            self.withdraw(step);
+        } else if let Some(fillers) = self.answered(step, proposal) {
             self.pool_lost(now, step, fillers, out);
         }
     }

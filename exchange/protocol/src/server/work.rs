@@ -160,7 +160,8 @@ impl Server {
         let pull = PullId(self.next_pull);
         self.next_pull += 1;
         self.pulls.insert(pull, (at, key.1, parcel));
-        let deadline = now.after(self.settings.pull_within);
+        let span = self.settings.pull_span(self.host.peer(), Peer::Trainer(peer));
+        let deadline = now.after(span);
         out.push(Command::Pull { pull, peer, at, parcel, deadline });
     }
 

@@ -72,7 +72,7 @@ impl Trainer {
         let want = open.wants.get_mut(&work).expect("only wanted results are pulled");
         want.state = State::Pulling(pull, peer);
         want.others.retain(|&it| it != peer);
-        let deadline = now.after(self.settings.pull_within);
+        let deadline = now.after(self.settings.pull_span(Peer::Trainer(self.me), peer));
         out.push(Command::Pull { pull, peer, at, work, deadline });
     }
 

@@ -33,15 +33,18 @@ enum Weather {
 
 fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String> {
     let mut random = Random::new(seed);
-    let steps = random.within(5, 25);
+    let steps = random.within(5, 45);
     let mut job = Job::new(&mut random, steps);
     job.settings.rules = rules;
     let faults = match weather {
         Weather::Calm => Faults::none(),
         Weather::Stormy => Faults::random(&mut random, &job),
     };
+    let list = format!("{:?}", faults.list);
     let run = || World::new(job, faults, random).run();
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("a machine panicked".into()))
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err("a panic".into()))
+        .map_err(|wrong| format!("{wrong}; faults: {list}"))
 }
 
 fn number(name: &str, default: u64) -> u64 {

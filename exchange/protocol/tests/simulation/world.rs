@@ -1,9 +1,10 @@
 //! The simulated cluster: processes, time, faults and the supervisor.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use cadre_protocol::{
-    Audience, End, Filler, Fillers, Message, Nanos, OnPoolLoss, Peer, PullFailure, ServerId,
+    Audience, End, Filler, Fillers, Message, Nanos, OnPoolLoss, Peer, PullFailure, ServerId, Step,
     TrainerId, conductor, server, trainer,
 };
 
@@ -30,7 +31,7 @@ pub(crate) struct World {
     pub(crate) random: Random,
     pub(crate) net: Net,
     processes: BTreeMap<Peer, Process>,
-    headers: BTreeMap<u64, Fillers>,
+    headers: BTreeMap<u64, Arc<Step>>,
     faults: Faults,
     /// Slots as the supervisor sees them, and incarnations given out.
     pub(crate) view: Fillers,
@@ -42,6 +43,8 @@ pub(crate) struct World {
     finished: BTreeMap<u64, u16>,
     steps_done: u64,
     limit: Nanos,
+    /// Pulls that reached a paused process.
+    reads: BTreeMap<Peer, Vec<u64>>,
     events: u64,
 }
 
@@ -67,6 +70,7 @@ impl World {
             finished: BTreeMap::new(),
             steps_done: 0,
             limit,
+            reads: BTreeMap::new(),
             events: 0,
             faults,
             job,
@@ -105,6 +109,7 @@ impl World {
                 return Err(format!("no end of events, the last is {happening:?}"));
             }
             if now > self.limit {
+                self.show();
                 return Err(format!(
                     "no progress: {} of {} steps",
                     self.steps_done, self.job.steps
@@ -119,10 +124,24 @@ impl World {
         Ok(Outcome { steps: self.steps_done, end: self.end, lost })
     }
 
+    /// Prints the machines of a job that is stuck, for whoever looks for the reason.
+    fn show(&self) {
+        for process in self.processes.values() {
+            println!("{}, paused: {}", process.peer, process.paused);
+            if let Some(it) = &process.trainer {
+                println!("  next {:?}, {:?}", it.next, it.machine);
+            }
+            println!(
+                "  {:?}\n  {:?}",
+                process.server.as_ref().map(|it| &it.machine),
+                process.conductor
+            );
+        }
+    }
+
     /// Lets what is under way end, then looks for leaks.
     fn settle(&mut self) -> Checked {
-        let until = self.now.after(Nanos::from_millis(1_000));
-        let until = until.max(self.faults.over.after(Nanos::from_millis(1_000)));
+        let until = self.now.max(self.faults.over).after(Nanos::from_millis(300));
         while self.end.is_none() && self.now < until {
             let Some((now, happening)) = self.net.pop() else {
                 return Err("nothing happens".into());
@@ -315,7 +334,7 @@ impl World {
         step: u64,
         local: &mut VecDeque<Message>,
     ) -> Checked {
-        let made = self.job.step(step, &self.headers[&step]);
+        let made = Arc::clone(&self.headers[&step]);
         process.steps.insert(step, made.clone());
         if let Some(shell) = &mut process.trainer {
             shell.begun.insert(step);
@@ -489,12 +508,20 @@ impl World {
             for command in commands {
                 match command {
                     conductor::Command::Publish { step, fillers } => {
-                        self.headers.insert(step, fillers);
-                        if step + 1 < self.job.steps {
+                        if !self.job.table(step, &fillers, &[]).1 {
+                            self.headers.remove(&step);
+                            let proposal = conductor::HEADER;
+                            events.push_back(conductor::Event::Unplaceable { step, proposal });
+                            continue;
+                        }
+                        if step + 1 < self.job.steps && !self.headers.contains_key(&step) {
                             let when = self.now.after(Nanos(self.random.within(10_000, 3_000_000)));
                             self.net.local(when, Peer::CONDUCTOR, Input::Lengths(step + 1));
                         }
+                        self.headers.insert(step, self.job.step(step, &fillers));
                     }
+                    conductor::Command::Header { step, .. }
+                        if !self.headers.contains_key(&step) => {}
                     conductor::Command::Header { step, to } if to == process.peer => {
                         self.net.local(self.now, to, Input::Header(step));
                     }
@@ -506,12 +533,9 @@ impl World {
                         self.send(process.peer, to, message, local);
                     }
                     conductor::Command::Propose { step, proposal, tables } => {
-                        let (_, placed) = self.job.table(step, &self.headers[&step], &tables);
-                        events.push_back(if placed {
-                            conductor::Event::Placed { step, proposal }
-                        } else {
-                            conductor::Event::Unplaceable { step, proposal }
-                        });
+                        let header = &self.headers[&step].table().fillers;
+                        let (_, placed) = self.job.table(step, header, &tables);
+                        events.push_back(answer(placed, step, proposal));
                     }
                     conductor::Command::DeclareLost(id) => self.declared(id),
                     conductor::Command::PoolLost { .. } | conductor::Command::Filled { .. } => {}
@@ -550,8 +574,9 @@ impl World {
         };
         if process.paused && !shared {
             // A paused process answers when it goes on.
-            let again = self.now.after(Nanos::from_millis(2));
-            return self.net.at(again, Happening::Read(id));
+            let peer = process.peer;
+            self.reads.entry(peer).or_default().push(id);
+            return;
         }
         let value = match what {
             What::Rows(at, parcel) => {
@@ -670,6 +695,9 @@ impl World {
             when = when.after(Nanos(1));
             self.net.local(when, peer, input);
         }
+        for id in self.reads.remove(&peer).unwrap_or_default() {
+            self.net.at(when, Happening::Read(id));
+        }
         self.plan_wake(peer)
     }
 
@@ -699,5 +727,13 @@ impl World {
         } else {
             Err(format!("{peer} believes that {id:?} was declared lost"))
         }
+    }
+}
+
+fn answer(placed: bool, step: u64, proposal: u64) -> conductor::Event {
+    if placed {
+        conductor::Event::Placed { step, proposal }
+    } else {
+        conductor::Event::Unplaceable { step, proposal }
     }
 }
