@@ -10,29 +10,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cadre_crds::Wire;
 use cadre_planner::{Costs, Heads, Layout, Slot};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
-
-/// Type of rows on the wire.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub enum Wire {
-    /// 4 bytes, exact.
-    #[default]
-    F32,
-    /// 2 bytes, rounded to nearest even when rows enter the arena.
-    Bf16,
-}
-
-impl Wire {
-    /// Bytes of an element.
-    pub fn bytes(self) -> u8 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-}
 
 /// Where core attention of a step is computed.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -46,9 +27,7 @@ pub enum Placement {
 }
 
 /// Number of a view: lease transitions of its author, then a counter. Larger is newer.
-#[derive(
-    Clone, Copy, Debug, Default, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize,
-)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct ViewNumber {
     /// Lease transitions of the controller.
     pub term: u64,
@@ -108,11 +87,24 @@ pub struct Header {
 impl Header {
     /// Digest of everything that the bits of the step depend on.
     pub fn digest(&self) -> u64 {
-        let Self { step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos, view: _, fillers: _ } =
-            self;
-        let text =
-            serde_json::to_vec(&(step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos))
-                .expect("a header is plain data");
+        let Self {
+            step,
+            layers,
+            heads,
+            wire,
+            seed,
+            numerics,
+            placement,
+            slots,
+            costs,
+            nanos,
+            view: _,
+            fillers: _,
+        } = self;
+        let text = serde_json::to_vec(&(
+            step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos,
+        ))
+        .expect("a header is plain data");
         xxh3_64(&text)
     }
 }
@@ -179,8 +171,11 @@ impl Log {
             .map_err(|source| Error::Unreadable { path: path.into(), source })?;
         let mut headers: Vec<Header> = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
-            let header = serde_json::from_str(text)
-                .map_err(|source| Error::Malformed { path: path.into(), line, source })?;
+            let header = serde_json::from_str(text).map_err(|source| Error::Malformed {
+                path: path.into(),
+                line,
+                source,
+            })?;
             headers.push(header);
         }
         Ok(Self { path: path.into(), headers })
@@ -196,8 +191,7 @@ impl Log {
         let step = fresh.step;
         // A resumed run writes a step again; the last line is the one that counted.
         let recorded = self.headers.iter().rfind(|it| it.step == step);
-        let recorded =
-            recorded.ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
+        let recorded = recorded.ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
         let differs = [
             ("layers", recorded.layers == fresh.layers),
             ("heads", recorded.heads == fresh.heads),

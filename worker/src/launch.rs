@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cadre_crds::Wire;
 use cadre_exchange::Buffer;
 use cadre_kernels::{
     Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, forward,
@@ -18,9 +19,8 @@ use cadre_kernels::{
 use cadre_planner::{BundleId, Task};
 use cadre_protocol::Phase;
 
-use crate::header::Wire;
 use crate::phases::Direction;
-use crate::planned::{NanoPlan, PlannedStep};
+use crate::planned::{NanoPlan, PlannedStep, wire_bytes};
 
 /// Cost of a launch in pairs × query heads × dim; some tens of milliseconds of one CPU core.
 const LAUNCH_COST: u64 = 1 << 30;
@@ -109,7 +109,13 @@ pub fn fuse(queue: &mut Vec<Work>) -> Vec<Work> {
         cost += work.cost();
         Some((work.planned.header.step, work.phase)) == first && cost <= LAUNCH_COST
     };
-    let count = queue.iter().map_while({ let mut fits = fits; move |it| fits(it).then_some(()) }).count();
+    let count = queue
+        .iter()
+        .map_while({
+            let mut fits = fits;
+            move |it| fits(it).then_some(())
+        })
+        .count();
     queue.drain(..count.max(1).min(queue.len())).collect()
 }
 
@@ -193,7 +199,7 @@ impl<'a> View<'a> {
     /// the bundle's first row (`base`) or from the document's (`position`).
     fn place(&self, part: Part, base: u32, position: u32) -> (&'a Buffer, usize) {
         let heads = self.heads();
-        let wire = usize::from(self.wire.bytes());
+        let wire = usize::from(wire_bytes(self.wire));
         let row = match part {
             Part::Q | Part::DOut => heads.query * heads.dim * wire,
             Part::K | Part::V => heads.kv * heads.dim * wire,
@@ -266,7 +272,7 @@ fn launch_forward(works: &[Work], threads: Threads) -> Result<Vec<Results>, cadr
         let (view, task) = task_of(work);
         let heads = view.heads();
         let rows = (task.rows.end - task.rows.start) as usize;
-        let o = rows * heads.query * heads.dim * usize::from(view.wire.bytes());
+        let o = rows * heads.query * heads.dim * usize::from(wire_bytes(view.wire));
         buffers.push((Buffer::zeroed(o), Buffer::zeroed(rows * heads.query * 4)));
     }
     let mut tasks: Vec<Forward<'_>> = Vec::new();

@@ -20,6 +20,11 @@ pub mod merge;
 pub mod phases;
 pub mod planned;
 pub mod process;
+pub mod server;
 pub mod supervisor;
 pub mod trace;
 pub mod trainer;
+
+pub use cadre_kernels::Threads;
+pub use server::{ServerArgs, server_main};
+pub use trainer::process::{TrainArgs, trainer_main};

@@ -121,7 +121,8 @@ struct BundleLists {
 impl Lists {
     /// Lowers `plan`.
     pub fn new(problem: &Problem, plan: &Plan) -> Self {
-        let mut lists = Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
+        let mut lists =
+            Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
         let mut parcels = 0;
         for index in (0..plan.bundles().len() as u32).map(BundleId) {
             let mut rows = 0;
@@ -179,7 +180,8 @@ impl Lists {
         rank: RankId,
     ) -> (Vec<Piece>, Vec<Piece>) {
         let task = &plan.tasks()[task];
-        let (o, lse) = (row(problem, &task.kv_heads, Tensor::O), row(problem, &task.kv_heads, Tensor::OLse));
+        let (o, lse) =
+            (row(problem, &task.kv_heads, Tensor::O), row(problem, &task.kv_heads, Tensor::OLse));
         let (mut o_pieces, mut lse_pieces) = (Vec::new(), Vec::new());
         for at in problem.layout.locate(task.document, task.rows.clone()) {
             if at.rank == rank {
@@ -232,7 +234,12 @@ impl Lists {
     /// # Errors
     ///
     /// None, unless the lists contradict themselves.
-    pub fn shape(&self, problem: &Problem, plan: &Plan, direction: Direction) -> Result<Shape, ShapeError> {
+    pub fn shape(
+        &self,
+        problem: &Problem,
+        plan: &Plan,
+        direction: Direction,
+    ) -> Result<Shape, ShapeError> {
         let bundles =
             plan.bundles().iter().map(|it| BundleShape { slot: Slot(it.slot.0) }).collect();
         let mut parcels = Vec::new();

@@ -5,27 +5,8 @@
 //! Everyone numbers phases by this order: the trainer's calls, the protocol and the messages.
 
 use cadre_protocol::Phase;
-use serde::{Deserialize, Serialize};
 
-/// Way through the model.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// From the first layer to the last.
-    Forward,
-    /// From the last layer to the first.
-    Backward,
-}
-
-impl Direction {
-    /// Name in messages, traces and faults.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "fwd",
-            Self::Backward => "bwd",
-        }
-    }
-}
+pub use crate::supervisor::Direction;
 
 /// One phase, as the model sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use cadre_crds::Wire;
 use cadre_planner::{Assignment, BundleId, Plan, Problem, plan, plan_at_home, reassign};
 use cadre_protocol::{
     Bundle, Filler, Fillers, Phase, Round, RoundTable, ServerId, Shape, ShapeError, Slot, Step,
@@ -73,7 +74,7 @@ impl PlannedStep {
             let problem = Problem {
                 layout: layout.clone(),
                 heads: header.heads,
-                element_bytes: header.wire.bytes(),
+                element_bytes: wire_bytes(header.wire),
                 slots: header.slots.clone(),
                 costs: header.costs,
             };
@@ -172,6 +173,14 @@ impl PlannedStep {
     /// The slot that a bundle was planned for.
     pub fn slot_of(&self, phase: Phase, bundle: Bundle) -> Slot {
         Slot(self.nano_of(phase).0.plan.bundles()[bundle.0 as usize].slot.0)
+    }
+}
+
+/// Bytes of an element of wire type.
+pub fn wire_bytes(wire: Wire) -> u8 {
+    match wire {
+        Wire::F32 => 4,
+        Wire::Bf16 => 2,
     }
 }
 

@@ -100,12 +100,23 @@ impl Tracer {
         start: Instant,
         detail: impl FnOnce() -> String,
     ) {
+        self.span_between(track, activity, (start, Instant::now()), detail);
+    }
+
+    /// Keeps the span between two moments.
+    pub fn span_between(
+        &self,
+        track: &'static str,
+        activity: Activity,
+        (start, end): (Instant, Instant),
+        detail: impl FnOnce() -> String,
+    ) {
         let Some(inner) = &self.0 else { return };
         let (epoch, micros) = inner.epoch;
         let line = Line {
             name: activity.name(),
             ts_us: micros + start.saturating_duration_since(epoch).as_micros() as u64,
-            dur_us: start.elapsed().as_micros() as u64,
+            dur_us: end.saturating_duration_since(start).as_micros() as u64,
             track,
             args: detail(),
         };

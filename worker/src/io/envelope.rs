@@ -29,8 +29,6 @@ pub enum Envelope {
     ServerStep(ServerStep),
     /// Conductor to trainers: no step after this.
     End(Ending),
-    /// Conductor to a server: you are in no view any more; nothing is wanted from you.
-    Dismissed,
 }
 
 /// One trainer's stretch of every packed stream of a step.

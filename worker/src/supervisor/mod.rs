@@ -8,6 +8,8 @@
 //! but the workers' logs.
 
 pub mod config;
+#[cfg(test)]
+mod decision_tests;
 mod ending;
 pub mod event;
 pub mod fault;

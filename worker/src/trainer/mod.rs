@@ -13,8 +13,10 @@ mod in_process;
 pub mod loader;
 pub mod model;
 pub mod optimizer;
+pub mod process;
 pub mod ring;
 pub mod sample;
+pub mod session;
 pub mod step;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,306 @@
+//! The trainer's side of the IO thread: its rows go out, its results come in.
+//!
+//! In: phases that the trainer's main thread submits, events of the exchange. Out: whole phases
+//! ([`Whole`]) to the main thread. It merges nothing: that is for the thread that computes.
+//!
+//! Invariant: the landing of a phase is reserved before its rows are announced, and handed on only when
+//! no pull can write to it any more.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use cadre_exchange::{Buffer, LandingId, Provider as _, Tcp};
+use cadre_planner::{BundleId, RankId};
+use cadre_protocol::trainer::{Command, Event, Trainer};
+use cadre_protocol::{
+    At, End, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work,
+};
+
+use super::shared::{Shared, Side, result_key, rows_key};
+use crate::launch::{PhaseRows, Results};
+use crate::lowering::{BackwardResult, Lists, Tensor};
+use crate::phases::Direction;
+use crate::planned::wire_bytes;
+
+/// A phase of which everything is here.
+#[derive(Debug)]
+pub struct Whole {
+    /// The phase.
+    pub at: At,
+    /// Landed results, but for what this process computed itself.
+    pub landed: Landed,
+    /// Results of this process's in-place server, to be copied out of.
+    pub own: Vec<(Work, Arc<Results>)>,
+    /// Who computed each work.
+    pub makers: BTreeMap<Work, Peer>,
+}
+
+/// Results that came from other processes.
+#[derive(Debug)]
+pub enum Landed {
+    /// O (wire type) and LSE, as rows of this trainer's stream.
+    Forward {
+        /// `[rows, query heads, dim]`.
+        o: Buffer,
+        /// `[rows, query heads]`.
+        lse: Buffer,
+    },
+    /// dQ as rows of the stream, and parts of dK and dV by bundle.
+    Backward {
+        /// `[rows, query heads, dim]`.
+        dq: Buffer,
+        /// This trainer's key rows of a bundle, dK then dV, with where they belong.
+        parts: BTreeMap<BundleId, (Buffer, BackwardResult)>,
+    },
+}
+
+/// Landings of a phase.
+#[derive(Debug)]
+enum Landing {
+    Forward { o: LandingId, lse: LandingId },
+    Backward { dq: LandingId, parts: BTreeMap<BundleId, (LandingId, BackwardResult)> },
+}
+
+#[derive(Debug)]
+struct Open {
+    landing: Landing,
+    own: Vec<(Work, Arc<Results>)>,
+    makers: BTreeMap<Work, Peer>,
+}
+
+/// See the module.
+pub struct Rows {
+    me: TrainerId,
+    machine: Trainer,
+    /// Submitted by the main thread, waiting for the window.
+    queued: VecDeque<(At, PhaseRows)>,
+    open: BTreeMap<At, Open>,
+    /// Pulls of results from this process's own server.
+    own: BTreeMap<PullId, Arc<Results>>,
+    /// Whole phases for the main thread.
+    pub whole: Vec<Whole>,
+    /// Why the job cannot go on.
+    pub end: Option<End>,
+    /// A step's assignments could not be made.
+    pub failed: Option<cadre_planner::Error>,
+    /// Steps that are over here.
+    pub over: Vec<u64>,
+}
+
+impl Rows {
+    /// Of trainer `me`.
+    pub fn new(me: TrainerId, settings: Settings, now: Nanos) -> Self {
+        Self {
+            me,
+            machine: Trainer::new(me, settings, now),
+            queued: VecDeque::new(),
+            open: BTreeMap::new(),
+            own: BTreeMap::new(),
+            whole: Vec::new(),
+            end: None,
+            failed: None,
+            over: Vec::new(),
+        }
+    }
+
+    /// When [`Event::Tick`] is due.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.machine.next_deadline()
+    }
+
+    /// Takes rows of a phase; they go out as soon as the window allows.
+    pub fn submit(&mut self, shared: &mut Shared, at: At, rows: PhaseRows) {
+        self.queued.push_back((at, rows));
+        self.announce(shared);
+    }
+
+    fn announce(&mut self, shared: &mut Shared) {
+        while self.machine.may_submit() {
+            let Some((at, rows)) = self.queued.pop_front() else { return };
+            self.reserve(shared, at);
+            publish(shared, at, rows);
+            self.handle(shared, Event::Submitted(at));
+        }
+    }
+
+    /// Reserves the landing of a phase's results.
+    fn reserve(&mut self, shared: &mut Shared, at: At) {
+        let running = shared.steps.get(&at.step).expect("a step runs while it is submitted to");
+        let planned = Arc::clone(&running.planned);
+        let (nano, direction) = planned.nano_of(at.phase);
+        let heads = nano.problem.heads;
+        let rows = nano.problem.layout.rank_rows(RankId(self.me.0)) as usize;
+        let scalars = rows * usize::from(heads.query);
+        let wire = usize::from(wire_bytes(planned.header.wire));
+        let wide = scalars * usize::from(heads.dim) * wire;
+        let landing = match direction {
+            Direction::Forward => Landing::Forward {
+                o: shared.provider.land(Buffer::zeroed(wide)),
+                lse: shared.provider.land(Buffer::zeroed(scalars * 4)),
+            },
+            Direction::Backward => {
+                let dq = shared.provider.land(Buffer::zeroed(wide));
+                Landing::Backward { dq, parts: BTreeMap::new() }
+            }
+        };
+        self.open.insert(at, Open { landing, own: Vec::new(), makers: BTreeMap::new() });
+    }
+
+    /// A pull of this side ended.
+    pub fn pulled(&mut self, shared: &mut Shared, pull: PullId, result: PullResult) {
+        self.handle(shared, Event::Pulled { pull, result });
+    }
+
+    /// Runs the machine on an event and does what it commands.
+    pub fn handle(&mut self, shared: &mut Shared, event: Event) {
+        let mut commands = Vec::new();
+        self.machine.handle(shared.now(), event, &mut commands);
+        for command in commands {
+            self.obey(shared, command);
+        }
+        self.announce(shared);
+    }
+
+    fn obey(&mut self, shared: &mut Shared, command: Command) {
+        match command {
+            Command::Send { to, message } => shared.send(to, message),
+            Command::Pull { pull, peer, at, work, deadline } => {
+                if peer == shared.me {
+                    self.pull_own(shared, pull, at, work);
+                } else {
+                    self.pull(shared, pull, (peer, deadline), at, work);
+                }
+            }
+            Command::Accept { pull, at, work, from } => {
+                let open = self.open.get_mut(&at).expect("results count only in an open phase");
+                open.makers.insert(work, from);
+                if let Some(results) = self.own.remove(&pull) {
+                    open.own.push((work, results));
+                }
+            }
+            Command::Discard { pull } => {
+                self.own.remove(&pull);
+            }
+            Command::Complete(at) => self.complete(shared, at),
+            Command::Release(at) => release(shared, at),
+            Command::StepOver(step) => self.over.push(step),
+            Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
+                Ok(Some(table)) => self.round(shared, table),
+                Ok(None) => {}
+                Err(error) => self.failed = Some(error),
+            },
+            Command::Close(peer) => shared.close(peer),
+            Command::End(end) => self.end = Some(end),
+        }
+    }
+
+    fn round(&mut self, shared: &mut Shared, table: RoundTable) {
+        self.handle(shared, Event::Round(Arc::new(table)));
+    }
+
+    fn pull_own(&mut self, shared: &mut Shared, pull: PullId, at: At, work: Work) {
+        let result = match shared.results.get(&(at, work)) {
+            Some(results) => {
+                self.own.insert(pull, Arc::clone(results));
+                Ok(shared.me.incarnation())
+            }
+            None => Err(cadre_protocol::PullFailure::Gone),
+        };
+        shared.ended.push_back((Side::Trainer, pull, result));
+    }
+
+    fn pull(
+        &mut self,
+        shared: &mut Shared,
+        pull: PullId,
+        (peer, deadline): (Peer, Nanos),
+        at: At,
+        work: Work,
+    ) {
+        let planned = Arc::clone(&shared.steps[&at.step].planned);
+        let (nano, _) = planned.nano_of(at.phase);
+        let rank = RankId(self.me.0);
+        let open = self.open.get_mut(&at).expect("results are pulled in an open phase");
+        let key = |tensor| result_key(at, tensor, work);
+        let parts = match &mut open.landing {
+            Landing::Forward { o, lse } => {
+                let (problem, plan) = (&nano.problem, &nano.plan);
+                let (o_pieces, lse_pieces) =
+                    Lists::forward_result(problem, plan, work.0 as usize, rank);
+                vec![(key(Tensor::O), o_pieces, *o), (key(Tensor::OLse), lse_pieces, *lse)]
+            }
+            Landing::Backward { dq, parts } => {
+                let bundle = BundleId(work.0);
+                let (part, result) = parts.entry(bundle).or_insert_with(|| {
+                    let result =
+                        nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
+                    let landing = Buffer::zeroed(2 * result.part_bytes as usize);
+                    (shared.provider.land(landing), result)
+                });
+                let behind = |it: &cadre_exchange::Piece| cadre_exchange::Piece {
+                    local: it.local + result.part_bytes,
+                    ..*it
+                };
+                let dv = result.part.iter().map(behind).collect();
+                vec![
+                    (key(Tensor::DQ), result.dq.clone(), *dq),
+                    (key(Tensor::DK), result.part.clone(), *part),
+                    (key(Tensor::DV), dv, *part),
+                ]
+            }
+        };
+        shared.pull((Side::Trainer, pull), peer, parts, deadline);
+    }
+
+    fn complete(&mut self, shared: &mut Shared, at: At) {
+        let Open { landing, own, makers } =
+            self.open.remove(&at).expect("a phase completes once, while it is open");
+        let provider = &mut shared.provider;
+        let take = |provider: &mut Tcp, landing| {
+            provider.take(landing).expect("no pull is outstanding on a whole phase")
+        };
+        let landed = match landing {
+            Landing::Forward { o, lse } => {
+                Landed::Forward { o: take(provider, o), lse: take(provider, lse) }
+            }
+            Landing::Backward { dq, parts } => {
+                let dq = take(provider, dq);
+                let mine = own.iter().map(|it| BundleId(it.0.0)).collect::<Vec<_>>();
+                let mut kept = BTreeMap::new();
+                for (bundle, (landing, result)) in parts {
+                    if mine.contains(&bundle) {
+                        provider.discard(landing);
+                    } else {
+                        kept.insert(bundle, (take(provider, landing), result));
+                    }
+                }
+                Landed::Backward { dq, parts: kept }
+            }
+        };
+        self.whole.push(Whole { at, landed, own, makers });
+    }
+}
+
+fn publish(shared: &mut Shared, at: At, rows: PhaseRows) {
+    for (tensor, memory) in tensors(&rows) {
+        shared.provider.publish(rows_key(at, tensor), Arc::clone(memory));
+    }
+    shared.rows.insert(at, rows);
+}
+
+fn release(shared: &mut Shared, at: At) {
+    if let Some(rows) = shared.rows.remove(&at) {
+        for (tensor, _) in tensors(&rows) {
+            shared.provider.withdraw(rows_key(at, tensor));
+        }
+    }
+}
+
+/// The tensors of a phase's rows, by name.
+pub fn tensors(rows: &PhaseRows) -> impl Iterator<Item = (Tensor, &Arc<Buffer>)> {
+    let PhaseRows { q, k, v, gradients } = rows;
+    let gradients = gradients.iter().flat_map(|[dout, lse, delta]| {
+        [(Tensor::DOut, dout), (Tensor::Lse, lse), (Tensor::Delta, delta)]
+    });
+    [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)].into_iter().chain(gradients)
+}

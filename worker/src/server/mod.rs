@@ -1,0 +1,71 @@
+//! The process of a dedicated attention server.
+//!
+//! In: the environment contract and [`ServerArgs`]. Out: an exit code. The main thread computes, the IO
+//! thread pulls, serves and beats, a third talks to the controller. The process ends when the controller
+//! says so, when the conductor has declared it lost, or with its parent.
+
+use std::process::ExitCode;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cadre_control::proto;
+use cadre_kernels::{Threads, numerics_id};
+use cadre_protocol::ServerId;
+use cadre_protocol::server::Host;
+
+use crate::attach::{Attached, Contract, attach, protocol_settings};
+use crate::compute::Compute;
+use crate::io::shared::{Shared, peer_of};
+use crate::io::tasks::Tasks;
+use crate::io::{Io, Outlets, Request};
+
+/// What `cadre serve` is given.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerArgs {
+    /// Threads that compute.
+    pub threads: Threads,
+    /// Memory for rows and results, in MiB.
+    pub memory_mib: u64,
+}
+
+/// Longest wait for the controller to read the last words.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Serves until the job ends.
+///
+/// # Errors
+///
+/// The process cannot join its job.
+pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
+    crate::process::arm_parent_death()?;
+    let contract = Contract::from_env()?;
+    let (memory, numerics) = (args.memory_mib << 20, numerics_id());
+    let Attached { provider, control, settings, tracer, conductor } =
+        attach(&contract, &numerics, memory, "")?;
+    let me = contract.me;
+    let mut shared = Shared::new(peer_of(me), provider, tracer.clone());
+    if let Some((id, address)) = conductor {
+        shared.know(id, &address);
+    }
+    let id = ServerId { index: me.index, incarnation: me.incarnation };
+    let protocol = protocol_settings(&settings);
+    let tasks = Tasks::new(Host::Dedicated(id), memory, protocol, shared.now());
+    let (main, notices) = channel();
+    let outlets = Outlets { main, rescue: None };
+    let sender = control.sender.clone();
+    let (io, handle) = Io::new(shared, (None, Some(tasks), None), control, outlets, numerics)
+        .context("cannot start the planning thread")?;
+    let io = std::thread::Builder::new()
+        .name("io".into())
+        .spawn(move || io.run())
+        .context("cannot start the io thread")?;
+    Compute::new(args.threads, "compute", handle.clone(), tracer).serve(&notices);
+    handle.send(Request::Leave);
+    if io.join().is_err() {
+        anyhow::bail!("the io thread of {me} panicked");
+    }
+    sender.send(proto::Drained {}).ok();
+    sender.leave(FAREWELL).ok();
+    Ok(ExitCode::SUCCESS)
+}

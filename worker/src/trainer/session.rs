@@ -1,0 +1,385 @@
+//! Core attention of a trainer through the pool.
+//!
+//! In: rows of the model's calls ([`Attention`]). Out: whole phases, merged. What the plan gives to this
+//! trainer's own processor (in place) is computed inside the calls, on the calling thread.
+//!
+//! Invariant: a call returns only when its rows are complete and every work of the phase that was planned
+//! for this trainer's in-place server has run, so no other trainer waits for this one's next call. Parts
+//! of dK and dV are added in the order of bundles: slot, then document, then KV head.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use cadre_crds::Wire;
+use cadre_exchange::Buffer;
+use cadre_kernels::wire;
+use cadre_planner::{BundleId, RankId};
+use cadre_protocol::{At, Bundle, Filler, TrainerId};
+
+use super::{Attention, AttentionError, Gradients};
+use crate::compute::{Compute, Progress};
+use crate::io::envelope::{Ending, Lengths, StepDone};
+use crate::io::rows::{Landed, Whole};
+use crate::io::{Handle, Notice, Request};
+use crate::launch::{PhaseRows, Results};
+use crate::merge;
+use crate::phases::{Direction, PhaseAt};
+use crate::planned::{PlannedStep, filler};
+use crate::trace::{Activity, Tracer};
+
+/// What a phase keeps from its forward to its backward.
+#[derive(Debug)]
+struct Kept {
+    q: Arc<Buffer>,
+    k: Arc<Buffer>,
+    v: Arc<Buffer>,
+    lse: Option<Arc<Buffer>>,
+}
+
+/// See the module.
+pub struct Session {
+    me: TrainerId,
+    handle: Handle,
+    notices: Receiver<Notice>,
+    compute: Compute,
+    tracer: Tracer,
+    planned: Option<Arc<PlannedStep>>,
+    /// Steps that were announced and not yet begun.
+    coming: BTreeMap<u64, Arc<PlannedStep>>,
+    /// Where the trainers listen for the all-reduce, once known.
+    rings: Option<Vec<String>>,
+    whole: BTreeMap<At, Whole>,
+    kept: BTreeMap<(usize, usize), Kept>,
+    exposed: Duration,
+    ended: Option<Ending>,
+}
+
+/// What the conductor wants next.
+#[derive(Debug)]
+pub enum Next {
+    /// Run this step.
+    Step(Arc<PlannedStep>),
+    /// No step follows.
+    End(Ending),
+}
+
+/// The job ended while attention was computed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Ended(String);
+
+impl Session {
+    /// Of trainer `me`; `compute` runs what is planned for it in place.
+    pub fn new(
+        me: TrainerId,
+        handle: Handle,
+        notices: Receiver<Notice>,
+        compute: Compute,
+        tracer: Tracer,
+    ) -> Self {
+        Self {
+            me,
+            handle,
+            notices,
+            compute,
+            tracer,
+            planned: None,
+            coming: BTreeMap::new(),
+            rings: None,
+            whole: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            exposed: Duration::ZERO,
+            ended: None,
+        }
+    }
+
+    /// Waits until all trainers listen: where, for the all-reduce, by rank.
+    ///
+    /// # Errors
+    ///
+    /// The job ended before, or `deadline` is over.
+    pub fn rings(&mut self, deadline: Duration) -> Result<Vec<String>, Option<Ending>> {
+        let until = Instant::now() + deadline;
+        loop {
+            if let Some(rings) = self.rings.take() {
+                return Ok(rings);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            match self.notices.recv_timeout(left) {
+                Ok(notice) => self.take(notice),
+                Err(_) => return Err(self.ended.clone()),
+            }
+            if self.ended.is_some() {
+                return Err(self.ended.clone());
+            }
+        }
+    }
+
+    /// The IO thread of this process.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Tells the conductor what this trainer holds of a step to come.
+    pub fn announce(&self, lengths: Lengths) {
+        self.handle.send(Request::Lengths(lengths));
+    }
+
+    /// Waits for the header of `step`, or for the end of the job.
+    pub fn next(&mut self, step: u64) -> Next {
+        loop {
+            if let Some(ending) = &self.ended {
+                return Next::End(ending.clone());
+            }
+            if let Some(planned) = self.coming.remove(&step) {
+                self.planned = Some(Arc::clone(&planned));
+                self.kept.clear();
+                self.exposed = Duration::ZERO;
+                return Next::Step(planned);
+            }
+            self.progress();
+        }
+    }
+
+    /// Time in attention calls of this step in which nothing was computed.
+    pub fn exposed_wait(&self) -> Duration {
+        self.exposed
+    }
+
+    /// Tells the conductor that a step is over here.
+    pub fn step_done(&self, done: StepDone) {
+        self.handle.send(Request::StepDone(done));
+    }
+
+    /// Waits for the reason why the job ends, at most for `deadline`.
+    pub fn ending(&mut self, deadline: Duration) -> Option<Ending> {
+        let until = Instant::now() + deadline;
+        while self.ended.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.notices.recv_timeout(left) {
+                Ok(notice) => self.take(notice),
+                Err(_) => break,
+            }
+        }
+        self.ended.clone()
+    }
+
+    /// Computes what is queued, or waits for something to happen.
+    fn progress(&mut self) {
+        while let Ok(notice) = self.notices.try_recv() {
+            self.take(notice);
+        }
+        if let Progress::Ran(_) = self.compute.run() {
+            return;
+        }
+        if self.ended.is_some() || !self.coming.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        match self.notices.recv() {
+            Ok(notice) => self.take(notice),
+            Err(_) => {
+                let reason = "the io thread of this trainer ended".to_owned();
+                self.ended = Some(Ending::Failed { reason, bad_input: false });
+            }
+        }
+        self.exposed += start.elapsed();
+        self.tracer.span("main", Activity::Wait, start, String::new);
+    }
+
+    fn take(&mut self, notice: Notice) {
+        match notice {
+            Notice::Trainers(rings) => self.rings = Some(rings),
+            Notice::Step(planned) => {
+                self.coming.insert(planned.header.step, planned);
+            }
+            Notice::Whole(whole) => {
+                self.whole.insert(whole.at, *whole);
+            }
+            Notice::Work(work) => self.compute.push(*work),
+            Notice::Cancelled(at) => self.compute.cancel(at),
+            Notice::End(ending) => self.ended = Some(ending),
+        }
+    }
+
+    fn running(&self, layer: usize, nano: usize) -> Result<&Arc<PlannedStep>, AttentionError> {
+        let order = |what: &str| AttentionError::Order { layer, nano, what: what.into() };
+        let planned = self.planned.as_ref().ok_or_else(|| order("used before a step began"))?;
+        let (layers, nanos) = (planned.order.layers, planned.order.nanos);
+        if layer < layers && nano < nanos {
+            Ok(planned)
+        } else {
+            Err(order("named: no such phase"))
+        }
+    }
+
+    fn at(
+        &self,
+        direction: Direction,
+        layer: usize,
+        nano: usize,
+    ) -> Result<(Arc<PlannedStep>, At), AttentionError> {
+        let planned = Arc::clone(self.running(layer, nano)?);
+        let phase = planned.order.index(PhaseAt { layer, nano, direction });
+        let step = planned.header.step;
+        Ok((planned, At { step, phase }))
+    }
+
+    /// Waits until a phase is whole and this trainer's own part of it has run.
+    fn wait(&mut self, planned: &PlannedStep, at: At) -> Result<Whole, AttentionError> {
+        let own = self.planned_here(planned, at);
+        loop {
+            if (self.compute.ran(at) >= own || self.compute.is_cancelled(at))
+                && let Some(whole) = self.whole.remove(&at)
+            {
+                return Ok(whole);
+            }
+            if let Some(ending) = &self.ended {
+                let reason = match ending {
+                    Ending::Failed { reason, .. } => reason.clone(),
+                    Ending::Completed | Ending::Stopped { .. } => "the job was ended".into(),
+                };
+                return Err(AttentionError::Failed(Box::new(Ended(reason))));
+            }
+            self.progress();
+        }
+    }
+
+    /// Works of a phase that the plan gives to this trainer's in-place server.
+    fn planned_here(&self, planned: &PlannedStep, at: At) -> usize {
+        let mine = |slot: cadre_protocol::Slot| {
+            let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
+            member == Some(Filler::InPlace(self.me))
+        };
+        (0..planned.works(at.phase) as u32)
+            .filter(|&work| {
+                let bundle = planned.bundle_of(at.phase, work);
+                mine(planned.slot_of(at.phase, Bundle(bundle.0)))
+            })
+            .count()
+    }
+
+    fn announce_rows(&self, at: At, rows: PhaseRows) {
+        let start = Instant::now();
+        self.handle.send(Request::Submit(at, rows));
+        self.tracer.span("main", Activity::Doorbell, start, || {
+            format!("step {} phase {}", at.step, at.phase.0)
+        });
+    }
+}
+
+impl Attention for Session {
+    fn submit_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        q: Vec<f32>,
+        k: Vec<f32>,
+        v: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        let (planned, at) = self.at(Direction::Forward, layer, nano)?;
+        let kind = planned.header.wire;
+        let [q, k, v] = [q, k, v].map(|it| Arc::new(to_wire(kind, it)));
+        let rows = PhaseRows { q, k, v, gradients: None };
+        let (q, k, v) = (Arc::clone(&rows.q), Arc::clone(&rows.k), Arc::clone(&rows.v));
+        self.kept.insert((layer, nano), Kept { q, k, v, lse: None });
+        self.announce_rows(at, rows);
+        Ok(())
+    }
+
+    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
+        let (planned, at) = self.at(Direction::Forward, layer, nano)?;
+        let whole = self.wait(&planned, at)?;
+        let (nano_plan, rank) = (&planned.nanos[nano], RankId(self.me.0));
+        let Landed::Forward { mut o, mut lse } = whole.landed else {
+            unreachable!("a forward phase lands O and LSE")
+        };
+        for (work, results) in &whole.own {
+            if let Results::Forward([own_o, own_lse]) = results.as_ref() {
+                merge::own_forward(
+                    nano_plan,
+                    work.0 as usize,
+                    rank,
+                    (own_o, own_lse),
+                    (&mut o, &mut lse),
+                );
+            }
+        }
+        let o = from_wire(planned.header.wire, o);
+        merge::check_forward(&planned, at, rank, &o, lse.f32s(), &whole.makers)?;
+        let kept = self.kept.get_mut(&(layer, nano)).ok_or_else(|| AttentionError::Order {
+            layer,
+            nano,
+            what: "waited for: it was not submitted".into(),
+        })?;
+        kept.lse = Some(Arc::new(lse));
+        Ok(o)
+    }
+
+    fn submit_backward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        dout: Vec<f32>,
+        delta: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        let (planned, at) = self.at(Direction::Backward, layer, nano)?;
+        let kept = self.kept.remove(&(layer, nano));
+        let (Some(kept), Some(lse)) = kept.map_or((None, None), |it| {
+            let lse = it.lse.clone();
+            (Some(it), lse)
+        }) else {
+            let what = "submitted backward: its forward is not done".into();
+            return Err(AttentionError::Order { layer, nano, what });
+        };
+        let dout = Arc::new(to_wire(planned.header.wire, dout));
+        let gradients = Some([dout, lse, Arc::new(Buffer::from(delta))]);
+        let Kept { q, k, v, lse: _ } = kept;
+        self.announce_rows(at, PhaseRows { q, k, v, gradients });
+        Ok(())
+    }
+
+    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
+        let (planned, at) = self.at(Direction::Backward, layer, nano)?;
+        let whole = self.wait(&planned, at)?;
+        let (nano_plan, rank) = (&planned.nanos[nano], RankId(self.me.0));
+        let Landed::Backward { mut dq, parts } = whole.landed else {
+            unreachable!("a backward phase lands dQ and parts")
+        };
+        let own: BTreeMap<BundleId, Arc<Results>> =
+            whole.own.into_iter().map(|(work, it)| (BundleId(work.0), it)).collect();
+        for (&bundle, results) in &own {
+            if let Results::Backward([own_dq, _, _]) = results.as_ref() {
+                merge::own_backward(nano_plan, bundle, rank, own_dq, &mut dq);
+            }
+        }
+        let (dk, dv) = merge::parts(nano_plan, rank, &own, &parts);
+        let gradients = Gradients { dq: from_wire(planned.header.wire, dq), dk, dv };
+        merge::check_backward(&planned, at, rank, &gradients, &whole.makers)?;
+        Ok(gradients)
+    }
+}
+
+fn to_wire(kind: Wire, values: Vec<f32>) -> Buffer {
+    match kind {
+        Wire::F32 => Buffer::from(values),
+        Wire::Bf16 => {
+            let mut buffer = Buffer::zeroed(values.len() * 2);
+            wire::to_bf16(buffer.bf16s_mut(), &values);
+            buffer
+        }
+    }
+}
+
+fn from_wire(kind: Wire, buffer: Buffer) -> Vec<f32> {
+    match kind {
+        Wire::F32 => buffer.into_f32s(),
+        Wire::Bf16 => {
+            let mut values = vec![0.0; buffer.bf16s().len()];
+            wire::to_f32(&mut values, buffer.bf16s());
+            values
+        }
+    }
+}
