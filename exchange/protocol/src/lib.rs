@@ -19,6 +19,7 @@ mod message;
 mod rules;
 pub mod server;
 mod settings;
+mod shape;
 mod step;
 pub mod trainer;
 
@@ -28,10 +29,8 @@ pub use ids::{
 pub use message::{Acks, Audience, Heartbeat, Message, Why};
 pub use rules::Rules;
 pub use settings::{OnPoolLoss, Settings};
-pub use step::{
-    Assignment, BundleShape, Filler, Fillers, ParcelShape, RoundTable, Shape, ShapeError, Step,
-    StepError, WorkShape, alive,
-};
+pub use shape::{BundleShape, ParcelShape, Shape, ShapeError, WorkShape};
+pub use step::{Assignment, Filler, Fillers, RoundTable, Step, StepError, alive};
 
 /// How a pull ended: the incarnation found at the far side after the last byte, or why it failed.
 ///

@@ -35,10 +35,10 @@ impl Faults {
         Self { list: Vec::new(), replace: true, over: Nanos(0) }
     }
 
-    /// Up to eight faults, at random times of a run, or in a burst.
-    pub(crate) fn random(random: &mut Random, job: &Job) -> Self {
+    /// Up to eight faults, at random times of a run, or all within a few phases.
+    pub(crate) fn random(random: &mut Random, job: &Job, at_once: bool) -> Self {
         let span = Nanos::from_millis(random.within(1, 10) * job.steps);
-        let burst = random.chance(30).then(|| random.within(0, span.0));
+        let burst = at_once.then(|| random.within(0, span.0));
         let mut list = Vec::new();
         let mut over = Nanos(0);
         for _ in 0..random.within(1, 8) {

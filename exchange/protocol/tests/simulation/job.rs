@@ -125,7 +125,9 @@ impl Job {
 
     fn survivor(&self, bundle: Bundle, fillers: &Fillers) -> Option<Slot> {
         let holds = |it: &usize| {
-            !self.picky || *it >= usize::from(self.dedicated) || (*it as u32 + bundle.0) % 3 != 0
+            !self.picky
+                || *it >= usize::from(self.dedicated)
+                || !(*it as u32 + bundle.0).is_multiple_of(3)
         };
         let alive = alive(fillers);
         let slots: Vec<_> = (0..fillers.len()).filter(|&it| alive[it]).filter(holds).collect();

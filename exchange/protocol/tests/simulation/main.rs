@@ -13,6 +13,8 @@ mod job;
 mod net;
 mod process;
 mod random;
+mod shell;
+mod supervisor;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +30,10 @@ use crate::world::{Outcome, World};
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Weather {
     Calm,
+    /// Faults now and then.
     Stormy,
+    /// All faults in one moment.
+    Burst,
 }
 
 fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String> {
@@ -38,7 +43,9 @@ fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String
     job.settings.rules = rules;
     let faults = match weather {
         Weather::Calm => Faults::none(),
-        Weather::Stormy => Faults::random(&mut random, &job),
+        Weather::Stormy | Weather::Burst => {
+            Faults::random(&mut random, &job, weather == Weather::Burst)
+        }
     };
     let list = format!("{:?}", faults.list);
     let run = || World::new(job, faults, random).run();
@@ -95,7 +102,13 @@ fn every_job_without_faults_ends_with_the_right_bits() {
 #[test]
 fn faults_cost_time_or_end_the_job_but_never_bits() {
     let first = number("CADRE_SEED", 1_000_000);
-    simulate(Weather::Stormy, first, number("CADRE_STEPS", 100_000));
+    simulate(Weather::Stormy, first, number("CADRE_STEPS", 60_000));
+}
+
+#[test]
+fn many_faults_at_once_cost_no_bits_either() {
+    let first = number("CADRE_SEED", 3_000_000);
+    simulate(Weather::Burst, first, number("CADRE_STEPS", 40_000));
 }
 
 fn broken_rule_is_seen(rule: &str) {

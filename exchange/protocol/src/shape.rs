@@ -1,0 +1,202 @@
+//! What one phase asks for: bundles, work and parcels.
+//!
+//! The worker lowers its plan to this; the protocol knows nothing else about it. The constructor checks
+//! what the machines assume: indices in range, every bundle with work, results going only to trainers
+//! whose rows the work needs (so that a result never comes before its reader's landing space).
+
+use crate::{Bundle, Parcel, Slot, TrainerId, Work};
+
+/// Work that moves as a whole from slot to slot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BundleShape {
+    /// Its slot in the plan, in whose memory it has a planned place.
+    pub slot: Slot,
+}
+
+/// What a server launches: forward a task, backward a whole bundle.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct WorkShape {
+    /// The bundle that it belongs to.
+    pub bundle: Bundle,
+    /// Parcels of the same bundle that it reads, each once.
+    pub needs: Vec<Parcel>,
+    /// Bytes of results for each trainer that wants some, each trainer once.
+    pub results: Vec<(TrainerId, u64)>,
+}
+
+/// Rows that one trainer holds and one bundle needs, pulled in one go.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ParcelShape {
+    /// The bundle that needs it.
+    pub bundle: Bundle,
+    /// The trainer that holds it.
+    pub from: TrainerId,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// What one phase asks for, the same in every layer of a nano-batch and direction.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Shape {
+    bundles: Vec<BundleShape>,
+    works: Vec<WorkShape>,
+    parcels: Vec<ParcelShape>,
+    parts: Vec<Parts>,
+}
+
+/// A bundle's share of a shape, found once.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Parts {
+    pub(crate) works: Vec<Work>,
+    pub(crate) parcels: Vec<Parcel>,
+    /// Trainers whose rows it needs, ascending.
+    pub(crate) sources: Vec<TrainerId>,
+    /// Inputs and results together.
+    pub(crate) bytes: u64,
+}
+
+impl Shape {
+    /// Checks and indexes the parts.
+    ///
+    /// # Errors
+    ///
+    /// The first part that breaks what the types' docs say.
+    pub fn new(
+        bundles: Vec<BundleShape>,
+        works: Vec<WorkShape>,
+        parcels: Vec<ParcelShape>,
+    ) -> Result<Self, ShapeError> {
+        let mut parts = vec![Parts::default(); bundles.len()];
+        for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
+            let part = parts
+                .get_mut(shape.bundle.0 as usize)
+                .ok_or(ShapeError::ParcelBundle { parcel, bundle: shape.bundle })?;
+            part.parcels.push(parcel);
+            part.sources.push(shape.from);
+            part.bytes += shape.bytes;
+        }
+        for (work, shape) in (0..).map(Work).zip(&works) {
+            let part = parts
+                .get_mut(shape.bundle.0 as usize)
+                .ok_or(ShapeError::WorkBundle { work, bundle: shape.bundle })?;
+            part.works.push(work);
+            part.bytes += shape.results.iter().map(|it| it.1).sum::<u64>();
+            check_work(work, shape, &parcels)?;
+        }
+        for (bundle, part) in (0..).map(Bundle).zip(&mut parts) {
+            part.sources.sort_unstable();
+            part.sources.dedup();
+            if part.works.is_empty() {
+                return Err(ShapeError::Idle { bundle });
+            }
+            let used = |parcel: &&Parcel| {
+                !part.works.iter().any(|it| works[it.0 as usize].needs.contains(parcel))
+            };
+            if let Some(&parcel) = part.parcels.iter().find(used) {
+                return Err(ShapeError::Unused { parcel });
+            }
+        }
+        Ok(Self { bundles, works, parcels, parts })
+    }
+
+    /// The bundles, by [`Bundle`].
+    pub fn bundles(&self) -> &[BundleShape] {
+        &self.bundles
+    }
+
+    /// The work, by [`Work`].
+    pub fn works(&self) -> &[WorkShape] {
+        &self.works
+    }
+
+    /// The parcels, by [`Parcel`].
+    pub fn parcels(&self) -> &[ParcelShape] {
+        &self.parcels
+    }
+
+    /// Bytes of a bundle's inputs and results together.
+    pub fn bundle_bytes(&self, bundle: Bundle) -> u64 {
+        self.parts(bundle).bytes
+    }
+
+    pub(crate) fn parts(&self, bundle: Bundle) -> &Parts {
+        &self.parts[bundle.0 as usize]
+    }
+
+    pub(crate) fn work(&self, work: Work) -> &WorkShape {
+        &self.works[work.0 as usize]
+    }
+
+    pub(crate) fn parcel(&self, parcel: Parcel) -> &ParcelShape {
+        &self.parcels[parcel.0 as usize]
+    }
+
+    pub(crate) fn bundle_ids(&self) -> impl Iterator<Item = Bundle> + use<> {
+        (0..self.bundles.len() as u32).map(Bundle)
+    }
+}
+
+fn check_work(work: Work, shape: &WorkShape, parcels: &[ParcelShape]) -> Result<(), ShapeError> {
+    for (index, &parcel) in shape.needs.iter().enumerate() {
+        let foreign = parcels.get(parcel.0 as usize).is_none_or(|it| it.bundle != shape.bundle);
+        if foreign || shape.needs[..index].contains(&parcel) {
+            return Err(ShapeError::Needs { work, parcel });
+        }
+    }
+    for (index, &(trainer, _)) in shape.results.iter().enumerate() {
+        let sends = shape.needs.iter().any(|it| parcels[it.0 as usize].from == trainer);
+        if !sends || shape.results[..index].iter().any(|it| it.0 == trainer) {
+            return Err(ShapeError::Reader { work, trainer });
+        }
+    }
+    Ok(())
+}
+
+/// Why a shape is refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ShapeError {
+    /// A parcel of no bundle.
+    #[error("parcel {} names bundle {}, which the shape does not have", parcel.0, bundle.0)]
+    ParcelBundle {
+        /// The parcel.
+        parcel: Parcel,
+        /// What it names.
+        bundle: Bundle,
+    },
+    /// Work of no bundle.
+    #[error("work {} names bundle {}, which the shape does not have", work.0, bundle.0)]
+    WorkBundle {
+        /// The work.
+        work: Work,
+        /// What it names.
+        bundle: Bundle,
+    },
+    /// Work that needs a parcel of another bundle, or one twice.
+    #[error("work {} needs parcel {}, which is not its bundle's or is named twice", work.0, parcel.0)]
+    Needs {
+        /// The work.
+        work: Work,
+        /// The parcel.
+        parcel: Parcel,
+    },
+    /// Results for a trainer that sends nothing to the work, or twice.
+    #[error("work {} has results for trainer {}, which sends it no rows or is named twice", work.0, trainer.0)]
+    Reader {
+        /// The work.
+        work: Work,
+        /// The trainer.
+        trainer: TrainerId,
+    },
+    /// A bundle without work.
+    #[error("bundle {} has no work; leave it out", bundle.0)]
+    Idle {
+        /// The bundle.
+        bundle: Bundle,
+    },
+    /// A parcel that no work reads.
+    #[error("parcel {} is needed by no work; leave it out", parcel.0)]
+    Unused {
+        /// The parcel.
+        parcel: Parcel,
+    },
+}
