@@ -1,3 +1,77 @@
-//! Being written.
+//! The `cadre` command.
+//!
+//! In: the command line. Out: an exit code: 0, 2 for bad input, 3 when the job failed, 130 when it
+//! was interrupted. Errors are one line on stderr that starts with `error: `.
+//!
+//! Subcommands do the work; here is only who is called and how it ends.
 
-fn main() {}
+mod arguments;
+mod face;
+mod out;
+mod run;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use cadre_worker::{ServerArgs, TrainArgs, server_main, trainer_main};
+use clap::{CommandFactory, Parser};
+use tracing_subscriber::EnvFilter;
+
+use arguments::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            let printed = error.print();
+            return if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(BAD_INPUT) };
+        }
+        Err(error) => return complain(&arguments::one_line(&error), BAD_INPUT),
+    };
+    match cli.command {
+        Command::Run(options) => match run::run(&options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                for line in error.log() {
+                    eprintln!("  {line}");
+                }
+                complain(&error.to_string(), error.exit_code())
+            }
+        },
+        Command::Train(options) => worker(|| trainer_main(TrainArgs::from(options))),
+        Command::Serve(options) => worker(|| server_main(ServerArgs::from(options))),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "cadre", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
+        Command::Version => print(&format!("cadre {}\n", env!("CARGO_PKG_VERSION"))),
+    }
+}
+
+const BAD_INPUT: u8 = 2;
+
+/// Runs a worker whose log is its stderr.
+fn worker(main: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_env_filter(EnvFilter::try_from_env("CADRE_LOG").unwrap_or_else(|_| "info".into()))
+        .init();
+    main().unwrap_or_else(|error| complain(&format!("{error:#}"), 3))
+}
+
+fn complain(message: &str, code: u8) -> ExitCode {
+    eprintln!("error: {}", message.split_whitespace().collect::<Vec<_>>().join(" "));
+    ExitCode::from(code)
+}
+
+/// Prints to stdout; a reader that has gone away is no fault of ours.
+fn print(text: &str) -> ExitCode {
+    use std::io::Write as _;
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => complain(&format!("stdout: {error}"), BAD_INPUT),
+    }
+}

@@ -3,7 +3,8 @@
 //! In: typed objects. Out: the first [`Refusal`], naming the field and the remedy.
 //!
 //! Nothing is changed or defaulted here. [`pool`], [`job`] and [`together`] hold everywhere and are
-//! what the API server checks as well; [`on_one_machine`] is for runs without a cluster.
+//! what the API server checks as well; [`pool_on_one_machine`] and
+//! [`job_on_one_machine`] are for runs without a cluster.
 
 use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -161,12 +162,12 @@ pub fn together(pool: &AttentionPool, job: &TrainingJob) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Checks what a run without a cluster needs in addition.
+/// Checks what a pool needs in addition where there is no cluster.
 ///
 /// # Errors
 ///
-/// The first field that this machine cannot do.
-pub fn on_one_machine(pool: &AttentionPool, job: &TrainingJob) -> Result<(), Refusal> {
+/// The first field that one machine cannot do.
+pub fn pool_on_one_machine(pool: &AttentionPool) -> Result<(), Refusal> {
     if pool.spec.replicas == 0 && !pool.spec.in_place {
         return refuse(
             "spec.replicas",
@@ -174,6 +175,18 @@ pub fn on_one_machine(pool: &AttentionPool, job: &TrainingJob) -> Result<(), Ref
             "set spec.replicas to 1 or more, or spec.inPlace to true",
         );
     }
+    match &pool.spec.template {
+        Some(template) => plain_env(container(template, SERVER_CONTAINER)?),
+        None => Ok(()),
+    }
+}
+
+/// Checks what a job needs in addition where there is no cluster.
+///
+/// # Errors
+///
+/// The first field that one machine cannot do.
+pub fn job_on_one_machine(job: &TrainingJob) -> Result<(), Refusal> {
     if job.spec.suspend {
         return refuse("spec.suspend", "is true, so nothing would run", "remove it");
     }
@@ -185,11 +198,7 @@ pub fn on_one_machine(pool: &AttentionPool, job: &TrainingJob) -> Result<(), Ref
             "write the program to run, such as [cadre, train]",
         );
     }
-    plain_env(trainer)?;
-    match &pool.spec.template {
-        Some(template) => plain_env(container(template, SERVER_CONTAINER)?),
-        None => Ok(()),
-    }
+    plain_env(trainer)
 }
 
 /// The one container of a template, which has to carry this name.

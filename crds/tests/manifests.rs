@@ -285,7 +285,9 @@ fn one_machine_refuses_what_needs_a_cluster() {
     let check = |from: &str, to: &str, expected: &str| {
         let good = format!("{POOL}---\n{JOB}");
         let Manifests { pool, job, .. } = read(&good.replace(from, to)).unwrap();
-        let refusal = validate::on_one_machine(&pool, &job).expect_err(to);
+        let refusal = validate::pool_on_one_machine(&pool)
+            .and_then(|()| validate::job_on_one_machine(&job))
+            .expect_err(to);
         assert_eq!(refusal.to_string(), expected);
     };
     check(
@@ -347,8 +349,10 @@ fn shipped_examples_load() {
     assert_eq!((bible.pool.spec.replicas, bible.pool.spec.in_place), (2, false));
     assert_eq!(bible.job.spec.trainers(), 2);
     assert_eq!(bible.job.spec.attention.wire, Some(Wire::F32));
-    validate::on_one_machine(&bible.pool, &bible.job).unwrap();
+    validate::pool_on_one_machine(&bible.pool).unwrap();
+    validate::job_on_one_machine(&bible.job).unwrap();
     let in_place = example("bible-in-place.yaml");
     assert_eq!((in_place.pool.spec.replicas, in_place.pool.spec.in_place), (0, true));
-    validate::on_one_machine(&in_place.pool, &in_place.job).unwrap();
+    validate::pool_on_one_machine(&in_place.pool).unwrap();
+    validate::job_on_one_machine(&in_place.job).unwrap();
 }

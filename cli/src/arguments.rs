@@ -1,0 +1,274 @@
+//! The command line: what can be asked of `cadre`.
+//!
+//! In: words. Out: [`Cli`], every number within its range. Nothing is read or started here.
+//!
+//! The arguments of a trainer's container are read by the same [`TrainOptions`] as `cadre train`'s,
+//! so that a manifest with a wrong argument is refused before anything starts.
+
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+
+use cadre_worker::supervisor::{AttentionPlace, Fault};
+use cadre_worker::trainer::model::Config;
+use cadre_worker::{ServerArgs, Threads, TrainArgs};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Runs core attention of long-context training on a pool of attention servers.
+#[derive(Debug, Parser)]
+#[command(name = "cadre", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train on this machine: read a pool and a job, start their processes, supervise them.
+    Run(Box<RunOptions>),
+    /// Be one trainer of a job (started by `cadre run` or in a pod).
+    #[command(hide = true, args_override_self = true)]
+    Train(TrainOptions),
+    /// Be one attention server of a pool (started by `cadre run` or in a pod).
+    #[command(hide = true, args_override_self = true)]
+    Serve(ServeOptions),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the version.
+    Version,
+}
+
+/// Options of `cadre run`; those for trainers override the manifest's.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunOptions {
+    /// Manifest with a pool, a job or both; may be repeated.
+    #[arg(short, long = "file", value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Steps of the job.
+    #[arg(long)]
+    pub(crate) steps: Option<NonZeroU64>,
+    /// Seed of weights and data.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Directory of documents, one a file.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a Chrome trace of all processes (opens in Perfetto).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Go on from the newest checkpoint under the directory for results.
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Where core attention is computed.
+    #[arg(long, value_enum, default_value_t = Place::Pool)]
+    pub(crate) attention: Place,
+    /// Replay the headers.jsonl of an earlier run.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) headers: Option<PathBuf>,
+    /// Break something: kill-server[:I]@STEP[:fwd|bwd], stop-server…, add-server@…, kill-trainer…;
+    /// may be repeated.
+    #[arg(long = "fault", value_name = "FAULT")]
+    pub(crate) faults: Vec<Fault>,
+    /// Leave the slots of dead servers vacant.
+    #[arg(long)]
+    pub(crate) no_replace: bool,
+}
+
+/// Where core attention is computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Place {
+    /// On the pool.
+    Pool,
+    /// In the trainers.
+    Local,
+}
+
+impl From<Place> for AttentionPlace {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Pool => Self::Pool,
+            Place::Local => Self::Local,
+        }
+    }
+}
+
+/// Options of a trainer.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct TrainOptions {
+    /// Directory of documents, one a file.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: PathBuf,
+    /// Size of the model: tiny, small or medium.
+    #[arg(long, default_value = "small", value_parser = model)]
+    pub(crate) model: String,
+    /// Steps of the job.
+    #[arg(long)]
+    pub(crate) steps: NonZeroU64,
+    /// Rows of each trainer in each nano-batch.
+    #[arg(long, default_value = "4096")]
+    pub(crate) tokens: NonZeroU32,
+    /// Longest document.
+    #[arg(long, default_value = "4096")]
+    pub(crate) cap: NonZeroU32,
+    /// File with the lengths that documents are cut at; default: the list that ships with Cadre.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lengths: Option<PathBuf>,
+    /// Nano-batches of a step; two hide transfers behind work.
+    #[arg(long, default_value = "2")]
+    pub(crate) nano_batches: NonZeroU32,
+    /// Highest learning rate.
+    #[arg(long, default_value = "3e-3", value_parser = learning_rate)]
+    pub(crate) lr: f32,
+    /// Steps until the learning rate is at its highest.
+    #[arg(long, default_value = "10")]
+    pub(crate) warmup: u64,
+    /// Seed of weights and data.
+    #[arg(long, default_value = "1")]
+    pub(crate) seed: u64,
+    /// Threads that compute.
+    #[arg(long, default_value = "1")]
+    pub(crate) threads: NonZeroUsize,
+    /// Steps between checkpoints; 0: at the end only.
+    #[arg(long, default_value = "0")]
+    pub(crate) checkpoint_every: u64,
+    /// Start of the text that the trained model goes on with.
+    #[arg(long, default_value = "In the beginning")]
+    pub(crate) prompt: String,
+}
+
+fn model(name: &str) -> Result<String, String> {
+    Config::preset(name).map(|_| name.to_owned()).map_err(|error| error.to_string())
+}
+
+fn learning_rate(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("write a number above 0, such as 3e-3".into()),
+    }
+}
+
+/// Options of a server.
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ServeOptions {
+    /// Threads that compute.
+    #[arg(long, default_value = "1")]
+    pub(crate) threads: NonZeroUsize,
+    /// Memory for rows and results.
+    #[arg(long, value_name = "MIB", default_value = "1024")]
+    pub(crate) memory_mib: NonZeroU64,
+}
+
+impl From<TrainOptions> for TrainArgs {
+    fn from(options: TrainOptions) -> Self {
+        let TrainOptions {
+            data,
+            model,
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            lr,
+            warmup,
+            seed,
+            threads,
+            checkpoint_every,
+            prompt,
+        } = options;
+        Self {
+            data,
+            model,
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            lr,
+            warmup,
+            seed,
+            threads: Threads(threads),
+            checkpoint_every,
+            prompt,
+        }
+    }
+}
+
+impl From<ServeOptions> for ServerArgs {
+    fn from(options: ServeOptions) -> Self {
+        let ServeOptions { threads, memory_mib } = options;
+        Self { threads: Threads(threads), memory_mib: memory_mib.get() }
+    }
+}
+
+/// A container's arguments on their own.
+#[derive(Debug, Parser)]
+#[command(name = "args", no_binary_name = true, args_override_self = true)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Container<T: Args> {
+    #[command(flatten)]
+    pub(crate) options: T,
+}
+
+/// The complaint of the command line's reader, in one line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let said = text.split("\n\nUsage:").next().unwrap_or(&text).trim_start_matches("error: ");
+    let said = said.split("\n\nFor more").next().unwrap_or(said);
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn train(args: &[&str]) -> Result<TrainOptions, String> {
+        let parsed = Container::<TrainOptions>::try_parse_from(args);
+        parsed.map(|it| it.options).map_err(|error| one_line(&error))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn later_arguments_of_a_trainer_win() {
+        let options = train(&["--data=a", "--steps", "5", "--data", "b", "--steps=7"]).unwrap();
+        assert_eq!((options.data, options.steps.get()), (PathBuf::from("b"), 7));
+        assert_eq!(options.lr.to_bits(), 3e-3_f32.to_bits());
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_in_one_line() {
+        for (args, expected) in [
+            (
+                &["--steps=1"][..],
+                "the following required arguments were not provided: --data <DIR>",
+            ),
+            (
+                &["--data=a", "--steps=0"],
+                "invalid value '0' for '--steps <STEPS>': number would be zero for non-zero type",
+            ),
+            (
+                &["--data=a", "--steps=1", "--lr=-1"],
+                "invalid value '-1' for '--lr <LR>': write a number above 0, such as 3e-3",
+            ),
+            (&["--data=a", "--steps=1", "--what"], "unexpected argument '--what' found"),
+        ] {
+            assert_eq!(train(args).unwrap_err(), expected);
+        }
+        assert!(train(&["--data=a", "--steps=1", "--model=x"]).unwrap_err().contains("tiny"));
+    }
+}

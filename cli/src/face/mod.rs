@@ -1,0 +1,150 @@
+//! Shows a run while it goes on.
+//!
+//! In: events and a [`Summary`]. Out: a live display on a terminal, a plain line a step elsewhere, or
+//! one JSON object a line for programs. Nothing is decided or kept here.
+//!
+//! Steps and the summary go to stdout, notices to stderr; with `--json` everything goes to stdout.
+
+mod json;
+mod live;
+mod table;
+
+use std::io::{IsTerminal, Write as _};
+use std::path::Path;
+
+use cadre_worker::supervisor::{Level, RunEvent, StepRecord};
+
+use crate::out::summary::Summary;
+use live::Live;
+
+/// How a run is shown.
+#[derive(Debug)]
+pub(crate) enum Face {
+    /// On a terminal.
+    Live(Box<Live>),
+    /// Lines for people.
+    Plain {
+        /// Steps of the job.
+        steps: u64,
+    },
+    /// Lines for programs.
+    Json,
+}
+
+impl Face {
+    /// The face for where stdout goes.
+    pub(crate) fn new(json: bool, steps: u64) -> Self {
+        match (json, std::io::stdout().is_terminal() && std::io::stderr().is_terminal()) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Live(Box::new(Live::new(steps))),
+            (false, false) => Self::Plain { steps },
+        }
+    }
+
+    /// Shows what happened.
+    pub(crate) fn event(&mut self, event: &RunEvent) {
+        match self {
+            Self::Live(live) => live.event(event),
+            Self::Plain { steps } => match event {
+                RunEvent::Step(step) => say(&line(step, *steps)),
+                RunEvent::Notice { level, text } => note(*level, text),
+                RunEvent::Attempt(attempt) if attempt.number > 1 || attempt.first_step > 0 => {
+                    note(Level::Information, &restart(attempt.number, attempt.first_step));
+                }
+                RunEvent::Attempt(_)
+                | RunEvent::Process(_)
+                | RunEvent::ProcessEnded { .. }
+                | RunEvent::Server(_)
+                | RunEvent::Header { .. }
+                | RunEvent::Load(_)
+                | RunEvent::Finished(_) => {}
+            },
+            Self::Json => {
+                if let Some(line) = json::event(event) {
+                    say(&line);
+                }
+            }
+        }
+    }
+
+    /// Shows something a person should read.
+    pub(crate) fn notice(&mut self, level: Level, text: &str) {
+        match self {
+            Self::Live(live) => live.notice(level, text),
+            Self::Plain { .. } => note(level, text),
+            Self::Json => say(&json::notice(level, text)),
+        }
+    }
+
+    /// Takes the live display away.
+    pub(crate) fn clear(&mut self) {
+        if let Self::Live(live) = self {
+            live.clear();
+        }
+    }
+
+    /// Shows what the run has come to.
+    pub(crate) fn finish(&mut self, summary: &Summary, out: &Path) {
+        self.clear();
+        match self {
+            Self::Json => say(&json::summary(summary, out)),
+            Self::Live(_) | Self::Plain { .. } => say(&table::draw(summary, out)),
+        }
+    }
+}
+
+/// `step 3/60  loss 4.1234  12345 tokens/s  exposed wait 3.1 %  imbalance 1.02 (unplanned 1.74)`.
+fn line(step: &StepRecord, steps: u64) -> String {
+    let lost = match step.failovers {
+        0 => String::new(),
+        lost => format!("  slots lost {lost}"),
+    };
+    format!(
+        "step {}/{steps}  loss {:.4}  {:.0} tokens/s  exposed wait {:.1} %  imbalance {:.2} \
+         (unplanned {:.2}){lost}",
+        step.step + 1,
+        step.loss,
+        step.tokens as f64 / step.seconds.max(1e-9),
+        100.0 * step.exposed_wait_seconds / step.seconds.max(1e-9),
+        step.imbalance,
+        step.imbalance_unplanned,
+    )
+}
+
+fn restart(number: u32, first_step: u64) -> String {
+    format!("attempt {number} of the trainers goes on from step {first_step}")
+}
+
+/// Prints a line; that nobody reads it must not end the training.
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
+fn note(level: Level, text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}: {text}", word(level));
+}
+
+fn word(level: Level) -> &'static str {
+    match level {
+        Level::Information => "note",
+        Level::Warning => "warning",
+        Level::Error => "failure",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::out::summary::tests::step;
+
+    #[test]
+    fn a_step_is_a_line() {
+        assert_eq!(
+            line(&step(0, 5.5), 60),
+            "step 1/60  loss 5.5000  50 tokens/s  exposed wait 25.0 %  imbalance 1.50 (unplanned \
+             2.50)"
+        );
+        assert!(line(&step(1, 5.5), 60).ends_with("  slots lost 1"));
+    }
+}

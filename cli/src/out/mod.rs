@@ -1,0 +1,221 @@
+//! What a run leaves under its directory.
+//!
+//! In: the events of the run. Out: `steps.jsonl`, `servers.jsonl`, `headers.jsonl`, `processes.json`,
+//! `summary.json`, `picture.svg`, and a trace where the user wants it.
+//!
+//! Rows are appended as they come and survive a kill; whole files appear whole or not at all. Rows of
+//! steps that a restart computes again are dropped, so every step stands once, in order.
+
+pub(crate) mod directory;
+mod picture;
+pub(crate) mod rows;
+pub(crate) mod summary;
+pub(crate) mod trace;
+mod whole;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cadre_worker::supervisor::{ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
+use serde::{Deserialize, Serialize};
+
+use directory::Directory;
+use rows::Rows;
+use summary::Summary;
+
+/// The files of a run.
+#[derive(Debug)]
+pub(crate) struct Output {
+    directory: Directory,
+    steps: Rows<StepRecord>,
+    servers: Rows<ServerRecord>,
+    headers: Rows<HeaderStep>,
+    processes: BTreeMap<WorkerName, ProcessRecord>,
+    started: Vec<WorkerName>,
+}
+
+/// What is looked at of a header.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct HeaderStep {
+    step: u64,
+}
+
+impl rows::Row for StepRecord {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl rows::Row for ServerRecord {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl rows::Row for HeaderStep {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl Output {
+    /// Opens the files of a directory that belongs to this run.
+    pub(crate) fn open(directory: Directory) -> Result<Self, Error> {
+        let path = |name: &str| directory.path().join(name);
+        let output = Self {
+            steps: Rows::open(path("steps.jsonl"))?,
+            servers: Rows::open(path("servers.jsonl"))?,
+            headers: Rows::open(path("headers.jsonl"))?,
+            processes: BTreeMap::new(),
+            started: Vec::new(),
+            directory,
+        };
+        output.write_processes()?;
+        Ok(output)
+    }
+
+    /// Where the files are.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Steps so far, those before a resume included.
+    pub(crate) fn steps(&self) -> &[StepRecord] {
+        self.steps.rows()
+    }
+
+    /// What servers did in them.
+    pub(crate) fn servers(&self) -> &[ServerRecord] {
+        self.servers.rows()
+    }
+
+    /// Processes that this run has started, in order.
+    pub(crate) fn started(&self) -> &[WorkerName] {
+        &self.started
+    }
+
+    /// Writes down what happened.
+    pub(crate) fn record(&mut self, event: &RunEvent) -> Result<(), Error> {
+        match event {
+            RunEvent::Attempt(attempt) => {
+                self.steps.drop_from(attempt.first_step)?;
+                self.servers.drop_from(attempt.first_step)?;
+                self.headers.drop_from(attempt.first_step)
+            }
+            RunEvent::Process(process) => {
+                if self.processes.insert(process.worker, process.clone()).is_none() {
+                    self.started.push(process.worker);
+                }
+                self.write_processes()
+            }
+            RunEvent::ProcessEnded { worker, .. } => {
+                self.processes.remove(worker);
+                self.write_processes()
+            }
+            RunEvent::Step(step) => self.steps.push(step.clone()),
+            RunEvent::Server(server) => self.servers.push(server.clone()),
+            RunEvent::Header { step, line } => {
+                self.headers.push_line(HeaderStep { step: *step }, line)
+            }
+            RunEvent::Load(_) | RunEvent::Notice { .. } | RunEvent::Finished(_) => Ok(()),
+        }
+    }
+
+    /// Writes the summary and the picture.
+    pub(crate) fn finish(&mut self, summary: &Summary) -> Result<(), Error> {
+        self.processes.clear();
+        self.write_processes()?;
+        let svg = picture::draw(self.steps.rows(), self.servers.rows(), summary.unigram_entropy)
+            .map_err(|why| Error::Picture { why })?;
+        whole::write(&self.path().join("picture.svg"), svg.as_bytes())?;
+        whole::write_json(&self.path().join("summary.json"), summary)
+    }
+
+    /// Gives the directory back as it was found, when nothing has come of the run.
+    pub(crate) fn withdraw(self) {
+        self.directory.withdraw();
+    }
+
+    fn write_processes(&self) -> Result<(), Error> {
+        let processes: Vec<&ProcessRecord> = self.processes.values().collect();
+        whole::write_json(&self.path().join("processes.json"), &processes)
+    }
+}
+
+/// Why results cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// A file or directory cannot be written or read.
+    #[error("cannot {action} {}: {source}; {}", path.display(), remedy(source))]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of rows has one that is not a row.
+    #[error("{} line {line}: {source}; restore the file or start anew with another --out", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// What the reader said.
+        source: serde_json::Error,
+    },
+    /// The directory has other things in it.
+    #[error("{} is not empty and holds no run of cadre; name another --out", path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory holds a run that has not finished.
+    #[error("{} holds an unfinished run; add --resume, or name another --out", path.display())]
+    Unfinished {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// There is nothing to resume.
+    #[error("{} holds no run to resume; name its directory with --out", path.display())]
+    NothingToResume {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process is writing there.
+    #[error("{} is in use by another run; wait for it or name another --out", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The file for the trace is there already.
+    #[error("{} exists; remove it or name another file with --trace", path.display())]
+    TraceExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The picture cannot be drawn.
+    #[error("cannot draw the picture: {why}; please report it")]
+    Picture {
+        /// What the plotter said.
+        why: String,
+    },
+}
+
+impl Error {
+    fn file(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::File { action, path: path.to_path_buf(), source }
+    }
+}
+
+fn remedy(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as Kind;
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the system's list of errors is open")]
+    match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded => "free space there, or name another --out",
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => "name a directory you may write to",
+        Kind::NotFound => "name a directory that exists",
+        _ => "name another --out",
+    }
+}

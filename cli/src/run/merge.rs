@@ -1,0 +1,157 @@
+//! Options of the command line over the arguments in manifests.
+//!
+//! In: a job or pool, [`RunOptions`]. Out: the job with its trainer's arguments completed, and what they
+//! mean, read by the rules of `cadre train` itself. A wrong argument is refused with its container.
+//!
+//! Only Cadre's own trainer and server are known; what another program's arguments mean is not.
+
+use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
+use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
+use cadre_crds::validate::{self, Refusal};
+use cadre_crds::{AttentionPool, TrainingJob};
+use clap::{Args, Parser};
+
+use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
+
+/// Where the one container stands.
+const CONTAINER: &str = "spec.template.spec.containers[0]";
+
+/// Completes the trainer's arguments and says what they mean.
+pub(super) fn trainer(
+    job: &mut TrainingJob,
+    options: &RunOptions,
+) -> Result<TrainOptions, Refusal> {
+    validate::container(&job.spec.template, TRAINER_CONTAINER)?;
+    let container = only(&mut job.spec.template);
+    let mut args = own_arguments(container, "train")?;
+    if let Some(steps) = options.steps {
+        args.push(format!("--steps={steps}"));
+    }
+    if let Some(seed) = options.seed {
+        args.push(format!("--seed={seed}"));
+    }
+    if let Some(data) = &options.data {
+        let refusal = || Refusal {
+            field: "--data".into(),
+            problem: format!("{} is not UTF-8", data.display()),
+            remedy: "name a directory that is".into(),
+        };
+        args.push(format!("--data={}", data.to_str().ok_or_else(refusal)?));
+    }
+    let parsed = parse(&args)?;
+    container.args = Some(args);
+    Ok(parsed)
+}
+
+/// Checks the server's arguments.
+pub(super) fn server(pool: &mut AttentionPool) -> Result<(), Refusal> {
+    let Some(template) = &mut pool.spec.template else { return Ok(()) };
+    validate::container(template, SERVER_CONTAINER)?;
+    let args = own_arguments(only(template), "serve")?;
+    parse::<ServeOptions>(&args).map(|_| ())
+}
+
+fn only(template: &mut PodTemplateSpec) -> &mut PodContainer {
+    let spec = template.spec.as_mut().expect("a template without its container is refused");
+    &mut spec.containers[0]
+}
+
+/// Arguments behind `cadre train` or `cadre serve`, which may begin in `command`.
+fn own_arguments(container: &mut PodContainer, subcommand: &str) -> Result<Vec<String>, Refusal> {
+    let args = container.args.clone().unwrap_or_default();
+    let command = container.command.clone().unwrap_or_default();
+    match command.as_slice() {
+        [] if subcommand == "serve" => Ok(args),
+        [program, first, rest @ ..] if program == "cadre" && first == subcommand => {
+            let all = rest.iter().cloned().chain(args).collect();
+            container.command = Some(vec![program.clone(), first.clone()]);
+            container.args = Some(Vec::clone(&all));
+            Ok(all)
+        }
+        other => Err(Refusal {
+            field: format!("{CONTAINER}.command"),
+            problem: format!("is [{}]", other.join(", ")),
+            remedy: format!("on one machine write [cadre, {subcommand}]"),
+        }),
+    }
+}
+
+fn parse<T: Args>(args: &[String]) -> Result<T, Refusal> {
+    Container::<T>::try_parse_from(args).map(|it| it.options).map_err(|error| Refusal {
+        field: format!("{CONTAINER}.args"),
+        problem: format!("are not understood: {}", one_line(&error)),
+        remedy: "correct them".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use cadre_crds::manifest::{Manifests, Source, parse};
+
+    use super::*;
+    use crate::arguments::{Cli, Command};
+
+    fn manifests(command: &str) -> Manifests {
+        let object = |kind: &str, spec: &str| {
+            format!("apiVersion: cadre.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: a}}\n{spec}\n")
+        };
+        let pool = object("AttentionPool", "spec: {}");
+        let job = object(
+            "TrainingJob",
+            &format!(
+                "spec: {{attention: {{poolRef: {{name: a}}}}, template: {{spec: {{containers: \
+                 [{{name: trainer, {command}}}]}}}}}}"
+            ),
+        );
+        parse(&[Source { file: "m".into(), text: format!("{pool}---\n{job}") }]).unwrap()
+    }
+
+    fn options(words: &[&str]) -> RunOptions {
+        let words = ["cadre", "run", "-f", "m"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Run(options) => *options,
+            Command::Train(_)
+            | Command::Serve(_)
+            | Command::Completions { .. }
+            | Command::Version => panic!("these are words of a run"),
+        }
+    }
+
+    #[test]
+    fn options_win_over_the_manifest() {
+        let mut job =
+            manifests("command: [cadre, train, --steps=9], args: ['--data=a', --seed, '4']").job;
+        let merged =
+            trainer(&mut job, &options(&["--steps=2", "--data", "b"])).expect("all is well");
+        assert_eq!((merged.steps.get(), merged.seed), (2, 4));
+        assert_eq!(merged.data, PathBuf::from("b"));
+        let container = only(&mut job.spec.template);
+        assert_eq!(container.command.as_deref().unwrap(), ["cadre", "train"]);
+        assert_eq!(
+            container.args.as_deref().unwrap(),
+            ["--steps=9", "--data=a", "--seed", "4", "--steps=2", "--data=b"]
+        );
+    }
+
+    #[test]
+    fn wrong_programs_and_arguments_are_refused() {
+        for (command, expected) in [
+            (
+                "command: [python, train.py]",
+                "spec.template.spec.containers[0].command is [python, train.py]; on one machine \
+                 write [cadre, train]",
+            ),
+            (
+                "command: [cadre, train], args: [--stepz=1]",
+                "spec.template.spec.containers[0].args are not understood: unexpected argument \
+                 '--stepz' found tip: a similar argument exists: '--steps'; correct them",
+            ),
+        ] {
+            let mut job = manifests(command).job;
+            let refusal = trainer(&mut job, &options(&[])).unwrap_err();
+            assert_eq!(refusal.to_string(), expected);
+        }
+    }
+}

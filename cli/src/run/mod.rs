@@ -1,0 +1,222 @@
+//! `cadre run`: a job with its pool, on this machine.
+//!
+//! In: [`RunOptions`]. Out: files, a display, and how it ended.
+//!
+//! ```text
+//! manifests ─▶ merged and checked ─▶ directory ─▶ supervisor ──events──▶ files, display ─▶ summary
+//!              nothing is started before this is done ┘
+//! ```
+//!
+//! Processes are the supervisor's; what happens to them arrives here as events. When results can no
+//! longer be kept, the run is ended as if the user had asked for it.
+
+mod merge;
+mod signals;
+
+use std::path::Path;
+use std::sync::mpsc::channel;
+
+use cadre_crds::manifest::{self, Manifests};
+use cadre_crds::validate::{self, Refusal};
+use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_worker::header::Log;
+use cadre_worker::supervisor::{
+    self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent,
+};
+use cadre_worker::trainer::corpus::Corpus;
+
+use crate::arguments::RunOptions;
+use crate::face::Face;
+use crate::out::directory::Directory;
+use crate::out::summary::{End, Ending, Summary};
+use crate::out::{self, Output, trace};
+
+/// Runs a job to its end.
+pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
+    let Prepared { mut config, job, unigram_entropy, passed_over } = prepare(options)?;
+    let directory = Directory::choose(options.out.as_deref(), &job, options.resume)?;
+    config.out = std::path::absolute(directory.path())
+        .map_err(|error| refused(format!("{}: {error}", directory.path().display())))?;
+    if options.trace.is_some() {
+        trace::clear(directory.path())?;
+    }
+    let mut output = Output::open(directory)?;
+    let mut face = Face::new(options.json, config.steps);
+    if !passed_over.is_empty() {
+        let text = format!("passed over without a cluster: {}", passed_over.join(", "));
+        face.notice(Level::Information, &text);
+    }
+    face.notice(Level::Information, &format!("results go to {}", output.path().display()));
+
+    let (result, lost, attempts) = supervise(config, &mut output, &mut face);
+    if let (Err(RunError::BadInput { message }), None) = (&result, &lost) {
+        let message = message.clone();
+        face.clear();
+        output.withdraw();
+        return Err(refused(message));
+    }
+    let sample = result.as_ref().ok().and_then(|outcome| outcome.sample.clone());
+    let (outcome, message) = match (&result, &lost) {
+        (_, Some(error)) => (Ending::Failed, Some(error.to_string())),
+        (Ok(_), None) => (Ending::Completed, None),
+        (Err(RunError::Interrupted), None) => (Ending::Interrupted, None),
+        (Err(error), None) => (Ending::Failed, Some(error.to_string())),
+    };
+    let end = End { job, outcome, message, attempts, unigram_entropy, sample };
+    let summary = Summary::of(end, output.steps(), output.servers());
+    let kept = match lost {
+        Some(error) => Err(error),
+        None => keep(&mut output, &summary, options.trace.as_deref()),
+    };
+    face.finish(&summary, output.path());
+    kept.map_err(Failure::Lost)?;
+    result.map(|_| ()).map_err(Failure::Run)
+}
+
+fn keep(output: &mut Output, summary: &Summary, file: Option<&Path>) -> Result<(), out::Error> {
+    if let Some(file) = file {
+        trace::merge(output.path(), output.started(), file)?;
+    }
+    output.finish(summary)
+}
+
+/// A run that nothing is known to be wrong with.
+struct Prepared {
+    /// Its `out` is still to be chosen.
+    config: RunConfig,
+    job: String,
+    unigram_entropy: f64,
+    passed_over: Vec<String>,
+}
+
+/// Reads and checks everything that can be checked before a process starts or a file is made.
+fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
+    let Manifests { mut pool, mut job, cluster_only } =
+        manifest::load(&options.files).map_err(|error| refused(error.to_string()))?;
+    let files: Vec<_> = options.files.iter().map(|it| it.display().to_string()).collect();
+    let named = |kind: &str, name: Option<&String>| {
+        let name = name.cloned().unwrap_or_default();
+        let start = format!("{}: {kind} {name}", files.join(", "));
+        move |refusal: Refusal| refused(format!("{start}: {refusal}"))
+    };
+    let of_pool = named(AttentionPool::KIND, pool.metadata.name.as_ref());
+    let of_job = named(TrainingJob::KIND, job.metadata.name.as_ref());
+    validate::pool_on_one_machine(&pool).map_err(&of_pool)?;
+    validate::job_on_one_machine(&job).map_err(&of_job)?;
+    let trainer = merge::trainer(&mut job, options).map_err(&of_job)?;
+    merge::server(&mut pool).map_err(&of_pool)?;
+
+    let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
+    if let Some(headers) = &options.headers {
+        Log::read(headers).map_err(|error| refused(error.to_string()))?;
+    }
+    let name = job.metadata.name.clone().expect("manifests without a name are refused");
+    let out = options.out.clone().unwrap_or_default();
+    if let Some(file) = &options.trace {
+        trace::check(file, &out)?;
+    }
+    let program = std::env::current_exe()
+        .map_err(|error| refused(format!("cannot find the cadre program: {error}")))?;
+    let config = RunConfig {
+        pool,
+        job,
+        steps: trainer.steps.get(),
+        out,
+        trace: options.trace.is_some(),
+        resume: options.resume,
+        attention: options.attention.into(),
+        headers: options.headers.clone(),
+        faults: options.faults.clone(),
+        replace: !options.no_replace,
+        program,
+        limits: Limits::default(),
+    };
+    config.check(0).map_err(|error| refused(error.to_string()))?;
+    let unigram_entropy = corpus.unigram_entropy();
+    Ok(Prepared { config, job: name, unigram_entropy, passed_over: cluster_only })
+}
+
+/// Drives the supervisor. Out: how it ended, why results were lost, starts of the trainers.
+fn supervise(
+    config: RunConfig,
+    output: &mut Output,
+    face: &mut Face,
+) -> (Result<Outcome, RunError>, Option<out::Error>, u32) {
+    let (sender, events) = channel();
+    let interrupt = Interrupt::default();
+    let failed = |message: String| Err(RunError::JobFailed { message, log: Vec::new() });
+    if let Err(error) = signals::listen(interrupt.clone()) {
+        return (failed(format!("cannot listen to signals: {error}")), None, 0);
+    }
+    let raised = interrupt.clone();
+    // A thread of its own that lives as long as the workers: they die with it.
+    let run = std::thread::Builder::new()
+        .name("supervisor".into())
+        .spawn(move || supervisor::run(config, sender, &raised));
+    let run = match run {
+        Ok(run) => run,
+        Err(error) => return (failed(format!("cannot start a thread: {error}")), None, 0),
+    };
+    let (mut lost, mut attempts) = (None, 0);
+    for event in events {
+        if let RunEvent::Attempt(attempt) = &event {
+            attempts = attempt.number;
+        }
+        if lost.is_none()
+            && let Err(error) = output.record(&event)
+        {
+            face.notice(Level::Error, &error.to_string());
+            lost = Some(error);
+            interrupt.raise();
+        }
+        face.event(&event);
+    }
+    let result = run.join().unwrap_or_else(|_| failed("the supervisor panicked".into()));
+    (result, lost, attempts)
+}
+
+/// Why `cadre run` does not end well.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// What the user gave cannot be run; nothing was started.
+    #[error("{0}")]
+    Refused(String),
+    /// The supervisor's account.
+    #[error("{0}")]
+    Run(RunError),
+    /// Results could not be kept.
+    #[error("{0}")]
+    Lost(out::Error),
+}
+
+impl Failure {
+    /// Exit code of the command.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Refused(_) => 2,
+            Self::Run(error) => error.exit_code(),
+            Self::Lost(_) => 3,
+        }
+    }
+
+    /// Last words of the worker that failed.
+    pub(crate) fn log(&self) -> &[String] {
+        match self {
+            Self::Run(RunError::JobFailed { log, .. }) => log,
+            Self::Run(RunError::BadInput { .. } | RunError::Interrupted)
+            | Self::Refused(_)
+            | Self::Lost(_) => &[],
+        }
+    }
+}
+
+/// Before the start, files that cannot be made are bad input.
+impl From<out::Error> for Failure {
+    fn from(error: out::Error) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+fn refused(message: String) -> Failure {
+    Failure::Refused(message)
+}

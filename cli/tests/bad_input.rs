@@ -1,0 +1,143 @@
+//! Bad input, given to the real program: exit code 2, one line, nothing left behind.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const MANIFEST: &str = "\
+apiVersion: cadre.dev/v1alpha1
+kind: AttentionPool
+metadata: {name: p}
+spec: {replicas: 1, inPlace: false}
+---
+apiVersion: cadre.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: j}
+spec:
+  attention: {poolRef: {name: p}}
+  template:
+    spec:
+      containers:
+        - name: trainer
+          command: [cadre, train]
+          args: [--data=data, --steps=5, --tokens=128, --cap=128, --model=tiny]
+";
+
+/// A directory with a good manifest and data.
+fn place() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    fs::write(folder.path().join("data/text.txt"), "In the beginning.").unwrap();
+    fs::write(folder.path().join("m.yaml"), MANIFEST).unwrap();
+    folder
+}
+
+/// Runs `cadre` there; gives its exit code and stderr.
+fn cadre(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("the program was built for this test");
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Changes the good place, runs, and expects one line with `expected` and nothing else.
+fn check(change: impl FnOnce(&Path), args: &[&str], expected: &str) {
+    let folder = place();
+    change(folder.path());
+    let before = entries(folder.path());
+    let all: Vec<&str> = ["run", "-f", "m.yaml"].iter().chain(args).copied().collect();
+    let (code, said) = cadre(folder.path(), &all);
+    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("error: "), "{said}");
+    assert!(said.contains(expected), "`{expected}` is not in: {said}");
+    assert_eq!(entries(folder.path()), before);
+}
+
+/// Rewrites the manifest.
+fn manifest(from: &'static str, to: &'static str) -> impl FnOnce(&Path) {
+    assert_eq!(MANIFEST.matches(from).count(), 1);
+    move |folder| fs::write(folder.join("m.yaml"), MANIFEST.replace(from, to)).unwrap()
+}
+
+#[test]
+fn bad_manifests_are_refused() {
+    check(|folder| fs::remove_file(folder.join("m.yaml")).unwrap(), &[], "m.yaml: No such file");
+    check(manifest("replicas: 1", "replicas: ]"), &[], "m.yaml: not valid YAML: ");
+    check(manifest("replicas: 1", "servers: 1"), &[], "m.yaml:4: AttentionPool p: spec.servers");
+    check(manifest("replicas: 1", "replicas: 0"), &[], "so the pool has no server");
+    check(manifest("poolRef: {name: p}", "poolRef: {name: q}"), &[], "the pool is called `p`");
+    check(manifest("command: [cadre, train]", "command: [bash]"), &[], "is [bash]");
+    check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
+}
+
+#[test]
+fn bad_options_are_refused() {
+    check(|_| (), &["--steps", "0"], "--steps");
+    check(|_| (), &["--what"], "unexpected argument '--what'");
+    check(|_| (), &["--attention", "both"], "[possible values: pool, local]");
+    check(|_| (), &["--fault", "explode@1"], "kill-server[:I]@STEP");
+    check(|_| (), &["--fault", "kill-server@5"], "can never fire");
+    check(|_| (), &["--fault", "kill-server:7@1"], "can never fire");
+    check(|_| (), &["--headers", "none.jsonl"], "none.jsonl");
+    check(|_| (), &["--trace", "no/such/trace.json"], "cannot write no/such/trace.json");
+    check(|_| (), &["--trace", "m.yaml"], "m.yaml exists; remove it or name another");
+}
+
+#[test]
+fn bad_data_is_refused() {
+    let empty = |folder: &Path| fs::remove_file(folder.join("data/text.txt")).unwrap();
+    check(empty, &[], "data");
+    check(|_| (), &["--data", "nowhere"], "nowhere");
+    check(|_| (), &["--data", "m.yaml"], "m.yaml");
+    let looped = |folder: &Path| std::os::unix::fs::symlink("..", folder.join("data/up")).unwrap();
+    check(looped, &[], "data/up");
+}
+
+#[test]
+fn bad_directories_for_results_are_refused() {
+    check(|_| (), &["--out", "data"], "data is not empty and holds no run of cadre");
+    check(|_| (), &["--out", "m.yaml"], "cannot read m.yaml");
+    check(|_| (), &["--resume"], "runs/j holds no run to resume");
+    check(|_| (), &["--out", "/dev/null/x"], "/dev/null/x");
+    // An unfinished run without a checkpoint stays as it is.
+    let unfinished = |folder: &Path| {
+        fs::create_dir(folder.join("old")).unwrap();
+        fs::write(folder.join("old/steps.jsonl"), "").unwrap();
+    };
+    check(unfinished, &["--out", "old"], "old holds an unfinished run; add --resume");
+    check(unfinished, &["--out", "old", "--resume"], "no checkpoint");
+}
+
+#[test]
+fn other_commands_answer() {
+    let folder = place();
+    let run = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(args)
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(run(&["version"]), format!("cadre {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(run(&["completions", "bash"]).contains("_cadre"));
+    let help = run(&["run", "--help"]);
+    assert!(help.contains("--no-replace") && help.contains("--fault"));
+    let (code, said) = cadre(folder.path(), &["run"]);
+    assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+}
