@@ -299,11 +299,11 @@ impl Session {
 
 /// Tells a refusal, which stays one, from a fault of the moment.
 fn ended(status: &Status) -> Ended {
-    match status.code() {
-        Code::FailedPrecondition | Code::InvalidArgument | Code::PermissionDenied => {
-            Ended::Refused(status.message().to_owned())
-        }
-        _ => Ended::Broken,
+    let refusals = [Code::FailedPrecondition, Code::InvalidArgument, Code::PermissionDenied];
+    if refusals.contains(&status.code()) {
+        Ended::Refused(status.message().to_owned())
+    } else {
+        Ended::Broken
     }
 }
 

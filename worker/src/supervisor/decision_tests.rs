@@ -11,11 +11,12 @@ use cadre_control::proto::{
 };
 use cadre_control::server::LinkId;
 
+use super::action::{Action, Input};
 use super::config::{Limits, RunConfig};
 use super::ending::Exit;
 use super::event::{Role, RunEvent, WorkerName};
 use super::settings::AttentionPlace;
-use super::state::{Action, Input, State};
+use super::state::State;
 
 /// A run under test, with its clock in milliseconds.
 struct Run {
@@ -215,7 +216,7 @@ fn without_replacement_the_slot_stays_vacant_and_leaves_late() {
         "notice server 0: killed by SIGKILL; its slot stays vacant; view 1.2 [- 1.0]"
     );
     assert_eq!(run.after(59_999), "");
-    assert_eq!(run.state.next_deadline(), Some(Duration::from_secs(60)));
+    assert_eq!(run.state.next_deadline(), Some(Duration::from_mins(1)));
     assert_eq!(
         run.after(1),
         "notice slot 0 has been vacant for 60s and leaves the view; later steps may have other \

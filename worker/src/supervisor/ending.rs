@@ -18,8 +18,9 @@ use std::time::Duration;
 use cadre_control::proto::{Drain, Finished, Stop, finished};
 use cadre_crds::FailureAction;
 
+use super::action::{Action, Worker};
 use super::event::{Level, Outcome, Role, RunError, RunEvent, WorkerName};
-use super::state::{Action, BAD_INPUT, State, Worker};
+use super::state::{BAD_INPUT, State};
 
 /// What the run is doing.
 #[derive(Debug)]

@@ -7,6 +7,7 @@
 //! faults that the user ordered, and leaves nothing running. It computes nothing and writes no file
 //! but the workers' logs.
 
+mod action;
 pub mod config;
 #[cfg(test)]
 mod decision_tests;

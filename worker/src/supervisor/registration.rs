@@ -12,12 +12,13 @@ use cadre_control::proto::{
 };
 use cadre_control::server::LinkId;
 
+use super::action::Action;
 use super::ending::Mode;
 use super::event::{
     Level, LoadRecord, Role, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
 };
 use super::fault::{Direction, Moment};
-use super::state::{Action, State};
+use super::state::State;
 
 impl State {
     /// A hello: welcome those that this run has started.

@@ -20,11 +20,12 @@ use cadre_control::{CONTROL_VERSION, DATA_VERSION};
 use cadre_crds::Wire;
 use rustix::process::Signal;
 
+use super::action::{Action, Input};
 use super::config::RunConfig;
 use super::event::{Attempt, Outcome, ProcessRecord, RunError, RunEvent, WorkerName};
 use super::settings::Settings;
 use super::spawn::Processes;
-use super::state::{Action, Input, State};
+use super::state::State;
 
 /// Things that wait for the supervisor; who puts more waits.
 const QUEUE: usize = 4096;
