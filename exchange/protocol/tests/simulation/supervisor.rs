@@ -1,6 +1,6 @@
 //! Faults happen here, and the supervisor answers them: it replaces what is lost.
 
-use cadre_protocol::{Filler, Nanos, Peer, PullFailure, ServerId, TrainerId};
+use cadre_protocol::{End, Filler, Nanos, Peer, PullFailure, ServerId, TrainerId};
 
 use crate::faults::Fault;
 use crate::net::{Happening, Input};
@@ -20,6 +20,10 @@ impl World {
             Fault::KillTrainer(index) => {
                 self.trainer_died = true;
                 self.kill(Peer::Trainer(TrainerId(index)));
+                if !self.processes.keys().any(|it| matches!(it, Peer::Trainer(_))) {
+                    // Nobody of the job is left to say so.
+                    self.end = Some(End::TrainerDead(TrainerId(index)));
+                }
             }
             Fault::PauseServer(index, span) => {
                 let newest = |it: &&Peer| matches!(it, Peer::Server(id) if id.index == index);

@@ -37,7 +37,7 @@ pub(crate) struct World {
     pub(crate) view: Fillers,
     pub(crate) incarnations: BTreeMap<u16, u32>,
     pub(crate) lost: BTreeSet<ServerId>,
-    end: Option<End>,
+    pub(crate) end: Option<End>,
     pub(crate) trainer_died: bool,
     /// Steps whose trainers may go on; the all-reduce.
     pub(crate) finished: BTreeMap<u64, u16>,
