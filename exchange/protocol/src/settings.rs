@@ -18,7 +18,8 @@ pub struct Settings {
     pub pull_within: Nanos,
     /// A phase that takes longer makes the executors of what is missing suspect.
     pub phase_within: Nanos,
-    /// Before trying again after a link broke or a pull failed.
+    /// Before trying again after a link broke or a pull failed; a trainer waits longer with every try,
+    /// up to sixteen times this.
     pub retry_after: Nanos,
     /// An acknowledgement that finds no doorbell to ride on for so long goes alone.
     pub ack_within: Nanos,

@@ -60,6 +60,10 @@ impl Conductor {
         self.lost.get(&server.index).is_some_and(|it| *it >= server.incarnation)
     }
 
+    pub(super) fn is_replaced(&self, server: ServerId) -> bool {
+        self.servers.keys().any(|it| it.index == server.index && *it > server)
+    }
+
     /// After a pause of this process, silence says nothing about the others.
     pub(super) fn forgive(&mut self, now: Nanos) {
         if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
@@ -85,8 +89,8 @@ impl Conductor {
         }
         self.view = view;
         // A server that came back under a new incarnation is no longer there under the old one.
-        let newest = |id: &ServerId| self.servers.keys().any(|it| it.index == id.index && it > id);
-        let old: Vec<_> = self.servers.keys().copied().filter(newest).collect();
+        let old = self.servers.keys().copied().filter(|&it| self.is_replaced(it));
+        let old: Vec<_> = old.collect();
         for server in old {
             self.declare_lost(now, server, out);
         }

@@ -224,7 +224,7 @@ impl Conductor {
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
         let Some(life) = self.life(from) else {
             if let Peer::Server(server) = from
-                && self.is_lost(server)
+                && (self.is_lost(server) || self.is_replaced(server))
             {
                 out.push(Command::Send { to: from, message: Message::Leave { server } });
             }

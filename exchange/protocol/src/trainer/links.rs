@@ -8,12 +8,17 @@ use super::results::State;
 use super::{Command, Trainer};
 use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, Why, Work};
 
+/// Doublings of the time between two tries.
+const MAX_DOUBLINGS: u32 = 4;
+
 /// What is owed to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     acks: Vec<(At, Work)>,
     ack_due: Option<Nanos>,
     resend: Option<Nanos>,
+    /// Times it was said again since something was heard.
+    tries: u32,
     /// First and last break since something was heard.
     broken: Option<(Nanos, Nanos)>,
 }
@@ -25,10 +30,15 @@ impl Link {
 
     pub(super) fn mended(&mut self) {
         self.broken = None;
+        self.tries = 0;
     }
 
-    pub(super) fn resend_at(&mut self, at: Nanos) {
-        self.resend.get_or_insert(at);
+    /// Plans to say everything again, a while after `now` that doubles with every try.
+    pub(super) fn say_again_later(&mut self, now: Nanos, first: Nanos) {
+        if self.resend.is_none() {
+            self.resend = Some(now.after(Nanos(first.0 << self.tries.min(MAX_DOUBLINGS))));
+            self.tries += 1;
+        }
     }
 }
 
@@ -69,13 +79,16 @@ impl Trainer {
             return;
         }
         let link = self.link(peer);
-        link.resend_at(now.after(retry));
+        let known = link.resend.is_some();
+        link.say_again_later(now, retry);
         let first = match link.broken {
             Some((first, last)) if now.since(last) <= quiet => first,
             Some(_) | None => now,
         };
         link.broken = Some((first, now));
-        self.suspect(now, peer, out);
+        if !known {
+            self.suspect(now, peer, out);
+        }
     }
 
     /// Tells the conductor that the link to a server breaks.
@@ -159,7 +172,7 @@ impl Trainer {
                     let message = Message::Suspect { server, why, lasting };
                     out.push(Command::Send { to: Peer::CONDUCTOR, message });
                 }
-                self.link(peer).resend_at(now);
+                self.link(peer).resend = Some(now);
             }
             let again = now.after(self.settings.suspect_after);
             self.phases.get_mut(&at).expect("it was just found").late_at = again;

@@ -115,9 +115,9 @@ impl Trainer {
                 want.state = State::Wanted;
                 let next = want.others.pop();
                 out.push(Command::Discard { pull });
-                let again = now.after(self.settings.retry_after);
+                let first = self.settings.retry_after;
                 if self.fills(peer) {
-                    self.link(peer).resend_at(again);
+                    self.link(peer).say_again_later(now, first);
                 }
                 if result == Err(PullFailure::Deadline) {
                     out.push(Command::Close(peer));

@@ -40,10 +40,10 @@ struct Template {
 
 impl Job {
     pub(crate) fn new(random: &mut Random, steps: u64) -> Self {
-        let most = *random.pick(&[3, 4, 6]);
+        let most = *random.pick(&[2, 3, 3, 6]);
         let trainers = random.within(2, most) as u16;
         let in_place = random.chance(30);
-        let most = *random.pick(&[2, 4, 4, 8]);
+        let most = *random.pick(&[2, 3, 3, 8]);
         let dedicated = random.within(u64::from(!in_place), most) as u16;
         let mut slots: Fillers = (0..dedicated)
             .map(|index| Some(Filler::Server(ServerId { index, incarnation: 0 })))
@@ -198,7 +198,7 @@ fn template(random: &mut Random, trainers: u16, slots: u64) -> Template {
 
 fn shape(random: &mut Random, trainers: u16, slots: u64) -> Shape {
     let (mut bundles, mut works, mut parcels) = (Vec::new(), Vec::new(), Vec::new());
-    for bundle in (0..random.within(1, 5) as u32).map(Bundle) {
+    for bundle in (0..random.within(1, 4) as u32).map(Bundle) {
         bundles.push(BundleShape { slot: Slot(random.within(0, slots - 1) as u16) });
         let first = parcels.len() as u32;
         for _ in 0..random.within(1, 3) {

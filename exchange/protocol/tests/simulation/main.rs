@@ -95,7 +95,7 @@ fn simulate(weather: Weather, first: u64, steps: u64) -> Totals {
 
 #[test]
 fn every_job_without_faults_ends_with_the_right_bits() {
-    let totals = simulate(Weather::Calm, number("CADRE_SEED", 1), number("CADRE_STEPS", 10_000));
+    let totals = simulate(Weather::Calm, number("CADRE_SEED", 1), number("CADRE_STEPS", 5_000));
     assert_eq!((totals.ended, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
 }
 

@@ -14,7 +14,10 @@ impl World {
                 let newest = |it: &&Peer| matches!(it, Peer::Server(id) if id.index == index);
                 if let Some(&peer) = self.processes.keys().rev().find(newest) {
                     self.kill(peer);
-                    self.replace(index);
+                    // One that was declared lost has its replacement already.
+                    if !matches!(peer, Peer::Server(id) if self.lost.contains(&id)) {
+                        self.replace(index);
+                    }
                 }
             }
             Fault::KillTrainer(index) => {

@@ -30,7 +30,7 @@ pub(crate) struct World {
     pub(crate) now: Nanos,
     pub(crate) random: Random,
     pub(crate) net: Net,
-    pub(crate) processes: BTreeMap<Peer, Process>,
+    pub(crate) processes: BTreeMap<Peer, Box<Process>>,
     pub(crate) headers: BTreeMap<u64, Arc<Step>>,
     pub(crate) faults: Faults,
     /// Slots as the supervisor sees them, and incarnations given out.
@@ -94,7 +94,7 @@ impl World {
 
     pub(crate) fn start(&mut self, process: Process) {
         self.net.at(self.now, Happening::Wake(process.peer));
-        self.processes.insert(process.peer, process);
+        self.processes.insert(process.peer, Box::new(process));
     }
 
     /// Runs to the end.
@@ -150,7 +150,7 @@ impl World {
             self.happen(happening)?;
         }
         let leaks = |it: &&Process| it.server.as_ref().is_some_and(ServerShell::holds);
-        match self.processes.values().filter(|it| !it.paused).find(leaks) {
+        match self.processes.values().map(Box::as_ref).filter(|it| !it.paused).find(leaks) {
             Some(process) => Err(format!("{} holds memory after the last step", process.peer)),
             None => Ok(()),
         }
@@ -246,7 +246,7 @@ impl World {
         self.finish(process, local)
     }
 
-    fn finish(&mut self, mut process: Process, mut local: VecDeque<Message>) -> Checked {
+    fn finish(&mut self, mut process: Box<Process>, mut local: VecDeque<Message>) -> Checked {
         while let Some(message) = local.pop_front() {
             let from = process.peer;
             self.message(&mut process, from, message, &mut local)?;
@@ -273,9 +273,9 @@ impl World {
             Peer::Server(asked) if shared => {
                 let newest =
                     |it: &&Process| matches!(it.peer, Peer::Server(id) if id.index == asked.index);
-                self.processes.values().rev().find(newest)
+                self.processes.values().map(Box::as_ref).rev().find(newest)
             }
-            Peer::Server(_) | Peer::Trainer(_) => self.processes.get(&from),
+            Peer::Server(_) | Peer::Trainer(_) => self.processes.get(&from).map(Box::as_ref),
         };
         let Some(process) = found else {
             return self.net.end(self.now, id, Err(PullFailure::PeerFailed));
