@@ -125,9 +125,10 @@ mod tests {
     }
 
     fn samples() -> impl Strategy<Value = Vec<Sample>> {
-        prop::collection::vec((0_u64..20, -1e9_f64..1e9, ".{0,8}"), 0..20).prop_map(|mut rows| {
+        prop::collection::vec((0_u64..20, any::<i32>(), ".{0,8}"), 0..20).prop_map(|mut rows| {
             rows.sort_by_key(|row| row.0);
-            rows.into_iter().map(|(step, value, text)| Sample { step, value, text }).collect()
+            let row = |(step, value, text)| Sample { step, value: f64::from(value), text };
+            rows.into_iter().map(row).collect()
         })
     }
 
@@ -176,13 +177,13 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_named_and_leaves_no_part_of_a_row() {
-        let mut file = Rows::<Sample>::open(PathBuf::from("/dev/full"));
-        // Some systems refuse to set the length of a device; that is the same error.
-        let error = match &mut file {
-            Ok(file) => file.push(Sample { step: 0, value: 0.0, text: String::new() }).unwrap_err(),
-            Err(_) => return,
-        };
-        assert!(error.to_string().contains("free space there"), "{error}");
-        assert!(file.unwrap().rows().is_empty());
+        // Not through `open`, which would read the device, and it never ends.
+        let path = PathBuf::from("/dev/full");
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let mut file = Rows::<Sample> { path, file, read: Vec::new(), ends: Vec::new() };
+        let row = Sample { step: 0, value: 0.0, text: String::new() };
+        let error = file.push(row).unwrap_err().to_string();
+        assert!(error.contains("free space there"), "{error}");
+        assert!(file.rows().is_empty());
     }
 }

@@ -42,13 +42,11 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     }
     let mut output = Output::open(directory)?;
     let mut face = Face::new(options.json, config.steps);
+    let mut opening = vec![format!("results go to {}", output.path().display())];
     if !passed_over.is_empty() {
-        let text = format!("passed over without a cluster: {}", passed_over.join(", "));
-        face.notice(Level::Information, &text);
+        opening.push(format!("passed over without a cluster: {}", passed_over.join(", ")));
     }
-    face.notice(Level::Information, &format!("results go to {}", output.path().display()));
-
-    let (result, lost, attempts) = supervise(config, &mut output, &mut face);
+    let (result, lost, attempts) = supervise(config, &opening, &mut output, &mut face);
     if let (Err(RunError::BadInput { message }), None) = (&result, &lost) {
         let message = message.clone();
         face.clear();
@@ -137,8 +135,11 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
 }
 
 /// Drives the supervisor. Out: how it ended, why results were lost, starts of the trainers.
+///
+/// The `opening` is said when the run has begun.
 fn supervise(
     config: RunConfig,
+    opening: &[String],
     output: &mut Output,
     face: &mut Face,
 ) -> (Result<Outcome, RunError>, Option<out::Error>, u32) {
@@ -158,7 +159,11 @@ fn supervise(
         Err(error) => return (failed(format!("cannot start a thread: {error}")), None, 0),
     };
     let (mut lost, mut attempts) = (None, 0);
+    let mut opening = opening.iter();
     for event in events {
+        for text in opening.by_ref() {
+            face.notice(Level::Information, text);
+        }
         if let RunEvent::Attempt(attempt) = &event {
             attempts = attempt.number;
         }
