@@ -336,6 +336,13 @@ impl Conducting {
 
     fn server_step(&mut self, from: Peer, done: &ServerStep) {
         let Some(published) = self.published.get_mut(&done.step) else { return };
+        // Every trainer has an in-place server; here are those that the step's slots name, and those
+        // that took work of lost ones.
+        let mut members = published.planned.header.fillers.iter().flatten();
+        let named = members.any(|it| filler(it).executor() == Some(from));
+        if !named && done.tasks == 0 {
+            return;
+        }
         published.servers.push(crate::conduct::server_step(&published.planned, from, done));
     }
 

@@ -118,6 +118,8 @@ pub struct Io {
     planner: Sender<Box<Header>>,
     numerics: String,
     load: Load,
+    /// Newest step that began here.
+    newest: Option<u64>,
     ended: Option<Ending>,
     leave: bool,
 }
@@ -184,6 +186,7 @@ impl Io {
             planner,
             numerics,
             load,
+            newest: None,
             ended: None,
             leave: false,
         };
@@ -368,8 +371,7 @@ impl Io {
                 for (id, address) in &trainers {
                     self.shared.know(*id, address);
                 }
-                let known = self.shared.steps.contains_key(&header.step);
-                if !known && self.planner.send(header).is_err() {
+                if self.newest < Some(header.step) && self.planner.send(header).is_err() {
                     self.fail("the planning thread ended".into(), false);
                 }
             }
@@ -386,6 +388,7 @@ impl Io {
     fn deliver(&mut self, from: Peer, message: cadre_protocol::Message) {
         use cadre_protocol::Audience;
         let audience = message.audience();
+        tracing::trace!("{from} says {message:?}");
         let shared = &mut self.shared;
         let members = audience == Audience::Members;
         if let Some(it) = self.trainer.as_mut().filter(|_| members || audience == Audience::Trainer)
@@ -405,13 +408,11 @@ impl Io {
     /// Begins a step in every machine that works for it.
     fn begin(&mut self, planned: Arc<PlannedStep>) {
         let number = planned.header.step;
-        if self.trainer.is_some()
-            && self.server.is_none()
-            && self.shared.steps.contains_key(&number)
-            && self.conductor.is_none()
-        {
+        // A header may come twice, the second time late.
+        if self.newest >= Some(number) {
             return;
         }
+        self.newest = Some(number);
         for member in planned.header.fillers.iter().flatten() {
             if let crate::header::Member::Server { index, incarnation, address } = member {
                 self.shared.know(PeerId::server(*index, *incarnation), address);

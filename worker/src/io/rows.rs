@@ -162,6 +162,7 @@ impl Rows {
     }
 
     fn obey(&mut self, shared: &mut Shared, command: Command) {
+        tracing::trace!("trainer side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
             Command::Pull { pull, peer, at, work, deadline } => {

@@ -121,6 +121,7 @@ impl Tasks {
             shared.provider.publish(result_key(at, tensor, id), Arc::clone(memory));
         }
         shared.results.insert((at, id), Arc::new(results));
+        tracing::trace!("ran {at:?} {id:?}");
         self.handle(shared, Event::Ran { at, works: vec![id] });
         if self.machine.watermark() >= Some(at) {
             free_result(shared, at, id);
@@ -143,6 +144,7 @@ impl Tasks {
     }
 
     fn obey(&mut self, shared: &mut Shared, command: Command) {
+        tracing::trace!("server side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
             Command::Pull { pull, peer, at, parcel, deadline } => {

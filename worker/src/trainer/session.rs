@@ -168,13 +168,16 @@ impl Session {
 
     /// Computes what is queued, or waits for something to happen.
     fn progress(&mut self) {
+        let mut any = false;
         while let Ok(notice) = self.notices.try_recv() {
             self.take(notice);
+            any = true;
         }
+        // Something came, or was computed: the caller looks whether it is what it waits for.
         if let Progress::Ran(_) = self.compute.run() {
             return;
         }
-        if self.ended.is_some() || !self.coming.is_empty() {
+        if any || self.ended.is_some() {
             return;
         }
         let start = Instant::now();
