@@ -36,7 +36,7 @@ impl Life {
     }
 
     pub(super) fn hear(&mut self, now: Nanos) {
-        self.heard = self.heard.max(now);
+        self.heard = now;
         self.link = Link::Well;
     }
 
