@@ -325,10 +325,8 @@ fn fields_for_a_cluster_are_listed() {
     );
     assert_eq!(
         read(&text).unwrap().cluster_only,
-        [
-            "TrainingJob j: spec.template.spec.containers[0].image",
-            "TrainingJob j: spec.template.spec.containers[0].resources",
-        ]
+        ["TrainingJob j: spec.template.spec.containers[0].image, \
+             spec.template.spec.containers[0].resources",]
     );
 }
 

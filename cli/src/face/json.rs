@@ -5,9 +5,8 @@
 
 use std::path::Path;
 
-use cadre_worker::supervisor::{Level, RunEvent};
+use cadre_worker::supervisor::{Level, RunEvent, WorkerName};
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::out::summary::Summary;
 
@@ -16,29 +15,29 @@ pub(super) fn event(event: &RunEvent) -> Option<String> {
     match event {
         RunEvent::Attempt(attempt) => Some(line(
             "attempt",
-            json!({
-                "number": attempt.number,
-                "first_step": attempt.first_step,
-                "checkpoint": attempt.checkpoint,
-            }),
+            AttemptLine {
+                number: attempt.number,
+                first_step: attempt.first_step,
+                checkpoint: attempt.checkpoint.as_ref().map(|it| it.display().to_string()),
+            },
         )),
-        RunEvent::Process(process) => Some(record("process", process)),
+        RunEvent::Process(process) => Some(line("process", process)),
         RunEvent::ProcessEnded { worker, how } => {
-            let mut fields = serde_json::to_value(worker).expect("a name has text as keys");
-            fields["how"] = how.as_str().into();
-            Some(line("process_ended", fields))
+            Some(line("process_ended", EndLine { worker: *worker, how }))
         }
-        RunEvent::Step(step) => Some(record("step", step)),
-        RunEvent::Server(server) => Some(record("server", server)),
-        RunEvent::Load(load) => {
-            let mut fields = serde_json::to_value(load).expect("a load has text as keys");
-            if let Some(fields) = fields.as_object_mut()
-                && let Some(Value::Object(worker)) = fields.remove("worker")
-            {
-                fields.extend(worker);
-            }
-            Some(line("load", fields))
-        }
+        RunEvent::Step(step) => Some(line("step", step)),
+        RunEvent::Server(server) => Some(line("server", server)),
+        RunEvent::Load(load) => Some(line(
+            "load",
+            LoadLine {
+                worker: load.worker,
+                step: load.step,
+                queue: load.queue,
+                busy: load.busy,
+                tasks_per_second: load.tasks_per_second,
+                observed_over_expected: load.observed_over_expected,
+            },
+        )),
         RunEvent::Notice { level, text } => Some(notice(*level, text)),
         RunEvent::Header { .. } | RunEvent::Finished(_) => None,
     }
@@ -46,28 +45,68 @@ pub(super) fn event(event: &RunEvent) -> Option<String> {
 
 /// The line of a notice.
 pub(super) fn notice(level: Level, text: &str) -> String {
-    line("notice", json!({"level": level, "text": text}))
+    line("notice", NoticeLine { level, text })
 }
 
 /// The last line.
 pub(super) fn summary(summary: &Summary, out: &Path) -> String {
-    let mut fields = serde_json::to_value(summary).expect("a summary has text as keys");
-    fields["out"] = out.display().to_string().into();
-    line("summary", fields)
+    line("summary", SummaryLine { out: out.display().to_string(), summary })
 }
 
-fn record(event: &str, record: &impl Serialize) -> String {
-    line(event, serde_json::to_value(record).expect("records have text as keys"))
+fn line(event: &str, record: impl Serialize) -> String {
+    let line = Line { event, record };
+    serde_json::to_string(&line).expect("records have text as keys")
 }
 
-fn line(event: &str, mut fields: Value) -> String {
-    fields["event"] = event.into();
-    fields.to_string()
+#[derive(Serialize)]
+struct Line<'a, T> {
+    event: &'a str,
+    #[serde(flatten)]
+    record: T,
+}
+
+#[derive(Serialize)]
+struct AttemptLine {
+    number: u32,
+    first_step: u64,
+    checkpoint: Option<String>,
+}
+
+#[derive(Serialize)]
+struct EndLine<'a> {
+    #[serde(flatten)]
+    worker: WorkerName,
+    how: &'a str,
+}
+
+#[derive(Serialize)]
+struct LoadLine {
+    #[serde(flatten)]
+    worker: WorkerName,
+    step: u64,
+    queue: u32,
+    busy: f64,
+    tasks_per_second: f64,
+    observed_over_expected: f64,
+}
+
+#[derive(Serialize)]
+struct NoticeLine<'a> {
+    level: Level,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct SummaryLine<'a> {
+    out: String,
+    #[serde(flatten)]
+    summary: &'a Summary,
 }
 
 #[cfg(test)]
 mod tests {
-    use cadre_worker::supervisor::{LoadRecord, Role, WorkerName};
+    use cadre_worker::supervisor::{LoadRecord, Role};
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::out::summary::tests::step;
@@ -92,7 +131,12 @@ mod tests {
         assert_eq!((&value["event"], &value["role"]), (&json!("load"), &json!("server")));
         assert_eq!((&value["index"], &value["queue"]), (&json!(1), &json!(4)));
         let value = read(&event(&RunEvent::Step(step(0, 1.5))).unwrap());
-        assert_eq!(value["loss_bits"], "3fc00000");
+        assert_eq!((&value["loss"], &value["loss_bits"]), (&json!(1.5), &json!("3fc00000")));
+        let third = event(&RunEvent::Step(step(0, 1.0 / 3.0))).unwrap();
+        assert!(
+            third.starts_with("{\"event\":\"step\",") && third.contains(":0.33333334,"),
+            "{third}"
+        );
         let ended = RunEvent::ProcessEnded { worker, how: "killed by SIGKILL".into() };
         assert_eq!(read(&event(&ended).unwrap())["how"], "killed by SIGKILL");
         assert_eq!(read(&notice(Level::Warning, "x\ny"))["text"], "x\ny");

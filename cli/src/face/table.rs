@@ -8,7 +8,7 @@ use cadre_worker::supervisor::ServerKind;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
-use crate::out::summary::{Ending, Summary};
+use crate::out::summary::{Ending, ServerSummary, Summary};
 
 /// Longest sample of text that is shown, in characters.
 const SAMPLE: usize = 400;
@@ -62,7 +62,9 @@ fn servers(summary: &Summary) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     table.set_header(["server", "kind", "steps", "busy", "tasks", "pulled"]);
-    for server in &summary.servers {
+    // A trainer that stands by for others has nothing to show.
+    let worked = |it: &&ServerSummary| it.kind == ServerKind::Dedicated || it.tasks > 0;
+    for server in summary.servers.iter().filter(worked) {
         let kind = match server.kind {
             ServerKind::Dedicated => "dedicated",
             ServerKind::InPlace => "in place",

@@ -52,6 +52,8 @@ fn busy(area: &Area<'_>, steps: &[StepRecord], rows: &[ServerRecord]) -> Result<
     for row in rows {
         *servers.entry(&row.server).or_default().entry(row.step).or_default() += row.busy_seconds;
     }
+    // A trainer that stands by for others has nothing to show.
+    servers.retain(|_, seconds| seconds.values().any(|&busy| busy > 0.0));
     let highest = servers.values().flat_map(BTreeMap::values).copied().fold(0.0, f64::max);
     let lines: Vec<_> = servers
         .iter()
@@ -94,7 +96,9 @@ fn panel(
     chart
         .configure_mesh()
         .x_desc("step")
-        .x_label_formatter(&|step| format!("{step:.0}"))
+        .x_label_formatter(&|&step| {
+            if step.fract() == 0.0 { format!("{step}") } else { String::new() }
+        })
         .light_line_style(WHITE)
         .draw()
         .map_err(text)?;
@@ -112,6 +116,7 @@ fn panel(
     }
     chart
         .configure_series_labels()
+        .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .label_font((FONT, 13))

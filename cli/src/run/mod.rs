@@ -44,7 +44,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let mut face = Face::new(options.json, config.steps);
     let mut opening = vec![format!("results go to {}", output.path().display())];
     if !passed_over.is_empty() {
-        opening.push(format!("passed over without a cluster: {}", passed_over.join(", ")));
+        opening.push(format!("only for a cluster, passed over here: {}", passed_over.join("; ")));
     }
     let (result, lost, attempts) = supervise(config, &opening, &mut output, &mut face);
     if let (Err(RunError::BadInput { message }), None) = (&result, &lost) {

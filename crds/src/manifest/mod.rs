@@ -31,7 +31,7 @@ pub struct Manifests {
     pub pool: AttentionPool,
     /// The job.
     pub job: TrainingJob,
-    /// Fields that only a cluster can honour, such as `TrainingJob bible: …containers[0].image`.
+    /// Fields that only a cluster can honour, an entry an object: `TrainingJob bible: spec.scaling, …`.
     pub cluster_only: Vec<String>,
 }
 
@@ -84,11 +84,11 @@ pub fn parse(sources: &[Source]) -> Result<Manifests, Error> {
                     return Err(place.second(&first));
                 }
             }
-            cluster_only.extend(
-                only_in_a_cluster(&tree.value)
-                    .into_iter()
-                    .map(|field| format!("{} {}: {field}", place.kind, place.name)),
-            );
+            let fields = only_in_a_cluster(&tree.value);
+            if !fields.is_empty() {
+                let (kind, name) = (&place.kind, &place.name);
+                cluster_only.push(format!("{kind} {name}: {}", fields.join(", ")));
+            }
         }
     }
     let files = || sources.iter().map(|it| it.file.display().to_string()).collect::<Vec<_>>();
