@@ -50,6 +50,8 @@ pub struct Conducting {
     faults: BTreeSet<Moment>,
     firing: BTreeSet<Moment>,
     stop: Option<Ending>,
+    /// No server is there for some work of the step in progress.
+    pool_lost: bool,
     /// The first header waits for all servers until here.
     patience: Nanos,
     /// For the controller.
@@ -90,6 +92,7 @@ impl Conducting {
             faults: faults.iter().copied().filter(|it| it.step >= first).collect(),
             firing: BTreeSet::new(),
             stop: None,
+            pool_lost: false,
             patience: now.after(PATIENCE),
             reports: VecDeque::new(),
             begin: Vec::new(),
@@ -116,8 +119,13 @@ impl Conducting {
             tracing::warn!("a view that is not newer than the last was refused");
             return;
         }
-        for (id, address) in view.addresses() {
-            shared.know(id, &address);
+        let servers: Vec<_> = view.addresses().collect();
+        for (id, address) in &servers {
+            shared.know(*id, address);
+        }
+        // A round may name a server that no header did; its address has to be there first.
+        for trainer in shared.trainers() {
+            shared.ring(trainer, &Envelope::Addresses(servers.clone()));
         }
         self.view = Some(view);
         let running = self.published.keys().next_back().copied();
@@ -130,6 +138,10 @@ impl Conducting {
     /// The controller wants the job to end after the step in progress.
     pub fn stop(&mut self, shared: &mut Shared, checkpoint: bool) {
         self.stop = Some(Ending::Stopped { checkpoint });
+        if self.pool_lost {
+            // The step in progress may never end; the one before it is worth a checkpoint.
+            self.ending.clone_from(&self.stop);
+        }
         self.proceed(shared);
     }
 
@@ -196,15 +208,22 @@ impl Conducting {
                 shared.close(Peer::Server(server));
             }
             Command::PoolLost { step } => {
+                self.pool_lost = true;
                 let text = format!("step {step} has no attention server left");
                 self.report_notice(notice::Level::Warning, text, notice::Event::PoolLost, None);
             }
             Command::Filled { step, round } => {
+                if std::mem::take(&mut self.pool_lost) {
+                    let text = format!("step {step} goes on");
+                    let level = notice::Level::Information;
+                    self.report_notice(level, text, notice::Event::PoolBack, None);
+                }
                 tracing::info!("round {} of step {step} is out", round.0);
             }
             Command::StepDone(step) => {
                 tracing::debug!("every phase of step {step} is whole");
                 self.clear = true;
+                self.pool_lost = false;
                 self.proceed(shared);
             }
             Command::End(end) => self.end = Some(end),

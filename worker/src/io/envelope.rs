@@ -23,6 +23,8 @@ pub enum Envelope {
         /// Every trainer and where its exchange listens, by rank.
         trainers: Vec<(PeerId, String)>,
     },
+    /// Conductor to trainers: where servers listen that may fill slots within a step.
+    Addresses(Vec<(PeerId, String)>),
     /// Trainer to conductor: my step is over.
     StepDone(StepDone),
     /// Server to conductor: what I did in a step.

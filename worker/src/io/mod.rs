@@ -375,6 +375,11 @@ impl Io {
                     self.fail("the planning thread ended".into(), false);
                 }
             }
+            Envelope::Addresses(servers) => {
+                for (id, address) in &servers {
+                    self.shared.know(*id, address);
+                }
+            }
             Envelope::End(ending) => self.end(ending),
             Envelope::Lengths(_) | Envelope::StepDone(_) | Envelope::ServerStep(_) => {
                 if let Some(it) = &mut self.conductor {
