@@ -26,7 +26,7 @@ impl Live {
     pub(super) fn new(steps: u64) -> Self {
         let screen = MultiProgress::new();
         let bar = screen.add(ProgressBar::new(steps));
-        bar.set_style(style("{bar:32.cyan/blue} {pos}/{len}  {elapsed} (left {eta})  {msg}"));
+        bar.set_style(style("{bar:32.cyan/blue} {pos}/{len}  {elapsed} (left {eta})\n  {msg}"));
         bar.set_message("starting");
         bar.enable_steady_tick(Duration::from_millis(500));
         Self { screen, steps: bar, servers: BTreeMap::new() }

@@ -97,7 +97,7 @@ impl Summary {
     /// Sums up.
     pub(crate) fn of(end: End, steps: &[StepRecord], servers: &[ServerRecord]) -> Self {
         let End { job, outcome, message, attempts, unigram_entropy, sample } = end;
-        let sum = |of: fn(&StepRecord) -> f64| steps.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&StepRecord) -> f64| steps.iter().map(of).fold(0.0, |sum, it| sum + it);
         let (seconds, waited) = (sum(|it| it.seconds), sum(|it| it.exposed_wait_seconds));
         let tokens = steps.iter().map(|it| it.tokens).sum::<u64>();
         let count = steps.len() as f64;

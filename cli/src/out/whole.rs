@@ -4,11 +4,11 @@
 //! full, or the process dies, what was there before stays. No file is synced: a crash of the machine
 //! may lose the last version, never mix two.
 
+use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
-use tempfile::NamedTempFile;
 
 use super::Error;
 
@@ -27,7 +27,7 @@ pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Erro
 /// Replaces a file with what `fill` writes.
 pub(super) fn write_with(
     path: &Path,
-    fill: impl FnOnce(&mut NamedTempFile) -> std::io::Result<()>,
+    fill: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> Result<(), Error> {
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |source| Error::file("write", path, source);
@@ -36,8 +36,9 @@ pub(super) fn write_with(
         .prefix(".cadre-")
         .permissions(mode)
         .tempfile_in(folder)
-        .map_err(failed)?;
-    fill(&mut file).map_err(failed)?;
+        // Its own error names the temporary file, which nobody asked for.
+        .map_err(|error| failed(error.kind().into()))?;
+    fill(file.as_file_mut()).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
 }

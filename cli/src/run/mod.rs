@@ -47,11 +47,11 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
         opening.push(format!("only for a cluster, passed over here: {}", passed_over.join("; ")));
     }
     let (result, lost, attempts) = supervise(config, &opening, &mut output, &mut face);
-    if let (Err(RunError::BadInput { message }), None) = (&result, &lost) {
-        let message = message.clone();
+    let ended_early = lost.is_some() || matches!(result, Err(RunError::BadInput { .. }));
+    if ended_early && output.steps().is_empty() {
         face.clear();
         output.withdraw();
-        return Err(refused(message));
+        return Err(lost.map_or_else(|| result.expect_err("ended early").into(), Failure::Lost));
     }
     let sample = result.as_ref().ok().and_then(|outcome| outcome.sample.clone());
     let (outcome, message) = match (&result, &lost) {
@@ -68,7 +68,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     };
     face.finish(&summary, output.path());
     kept.map_err(Failure::Lost)?;
-    result.map(|_| ()).map_err(Failure::Run)
+    result.map(|_| ()).map_err(Failure::from)
 }
 
 fn keep(output: &mut Output, summary: &Summary, file: Option<&Path>) -> Result<(), out::Error> {
@@ -219,6 +219,12 @@ impl Failure {
 impl From<out::Error> for Failure {
     fn from(error: out::Error) -> Self {
         Self::Refused(error.to_string())
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self::Run(error)
     }
 }
 
