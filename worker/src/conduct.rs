@@ -222,14 +222,14 @@ impl Draft {
     /// # Errors
     ///
     /// [`Error`].
-    pub fn prepare<'a>(
+    pub fn prepare(
         &mut self,
         step: u64,
-        lengths: impl Iterator<Item = &'a Lengths> + Clone,
+        lengths: &BTreeMap<u16, Lengths>,
         view: &View,
     ) -> Result<u32, Error> {
-        let count = lengths.clone().map(|it| it.nanos.len()).max().unwrap_or(0);
-        let nanos = (0..count).map(|nano| layout(step, nano, lengths.clone()));
+        let count = lengths.values().map(|it| it.nanos.len()).max().unwrap_or(0);
+        let nanos = (0..count).map(|nano| layout(step, nano, lengths.values()));
         let nanos = nanos.collect::<Result<Vec<_>, Error>>()?;
         let slots = self.slots(view);
         let fresh = Header {

@@ -30,7 +30,7 @@ pub struct PhaseOrder {
 
 impl PhaseOrder {
     /// Phases in a step.
-    pub fn len(self) -> usize {
+    pub fn count(self) -> usize {
         2 * self.layers * self.nanos
     }
 
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn numbering_and_its_inverse_agree() {
         let order = PhaseOrder { layers: 3, nanos: 2 };
-        for index in 0..order.len() as u32 {
+        for index in 0..order.count() as u32 {
             assert_eq!(order.index(order.at(Phase(index))), Phase(index));
         }
         let first_back = order.at(Phase(order.forward() as u32));

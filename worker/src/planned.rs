@@ -118,7 +118,7 @@ impl PlannedStep {
     /// The protocol refuses the lists: a bug of the lowering.
     pub fn protocol_step(&self, assignments: &[Assignment]) -> Result<Step, StepError> {
         let shapes = self.nanos.iter().flat_map(|it| [&it.forward, &it.backward]).map(Arc::clone);
-        let phases = (0..self.order.len() as u32).map(|phase| {
+        let phases = (0..self.order.count() as u32).map(|phase| {
             let at = self.order.at(Phase(phase));
             (2 * at.nano + usize::from(at.direction == Direction::Backward)) as u16
         });

@@ -252,7 +252,7 @@ impl Conducting {
             return;
         }
         let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
-        match self.draft.prepare(self.next, lengths.values(), view) {
+        match self.draft.prepare(self.next, &lengths, view) {
             Ok(phases) => {
                 let fillers = self.draft.fillers(view);
                 self.offered = true;

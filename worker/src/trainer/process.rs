@@ -76,7 +76,7 @@ pub struct TrainArgs {
 /// Memory of a trainer for rows of others, in place and standing by.
 const MEMORY: u64 = 4 << 30;
 /// Longest wait for all trainers to listen.
-const ASSEMBLE: Duration = Duration::from_secs(60);
+const ASSEMBLE: Duration = Duration::from_mins(1);
 /// Longest wait for the reason of a failure that showed in the all-reduce first.
 const REASON: Duration = Duration::from_secs(3);
 /// Longest wait for the controller to read the last words.
@@ -348,7 +348,7 @@ impl Process {
         self.state.slots = slots_in_words(planned);
         let every = self.args.checkpoint_every;
         if every > 0
-            && self.state.step % every == 0
+            && self.state.step.is_multiple_of(every)
             && self.state.step < self.args.steps.get()
             && self.rank == 0
         {
@@ -378,13 +378,12 @@ impl Process {
                 self.session.handle().send(Request::Fail(error.to_string()));
                 own
             }),
-            _ => match self.session.ending(Duration::ZERO) {
-                Some(ending) => ending,
-                None => {
+            StepError::Attention(_) | StepError::NotFinite { .. } => {
+                self.session.ending(Duration::ZERO).unwrap_or_else(|| {
                     self.session.handle().send(Request::Fail(error.to_string()));
                     self.session.ending(REASON).unwrap_or(own)
-                }
-            },
+                })
+            }
         }
     }
 

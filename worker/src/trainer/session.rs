@@ -181,12 +181,11 @@ impl Session {
             return;
         }
         let start = Instant::now();
-        match self.notices.recv() {
-            Ok(notice) => self.take(notice),
-            Err(_) => {
-                let reason = "the io thread of this trainer ended".to_owned();
-                self.ended = Some(Ending::Failed { reason, bad_input: false });
-            }
+        if let Ok(notice) = self.notices.recv() {
+            self.take(notice);
+        } else {
+            let reason = "the io thread of this trainer ended".to_owned();
+            self.ended = Some(Ending::Failed { reason, bad_input: false });
         }
         self.exposed += start.elapsed();
         self.tracer.span("main", Activity::Wait, start, String::new);
