@@ -194,7 +194,7 @@ impl Lists {
     }
 
     /// Pieces of a bundle's results that belong to `rank`: dQ into the trainer's rows, and its key rows
-    /// of dK and dV one after the other into a landing of their own ([`Lists::part_rows`]).
+    /// of dK and dV one after the other into a landing of their own ([`BackwardResult::part`]).
     pub fn backward_result(
         &self,
         problem: &Problem,
