@@ -442,3 +442,6 @@ fn by_home(
     }
     homes.into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests;

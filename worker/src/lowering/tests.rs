@@ -1,0 +1,262 @@
+//! Every byte has a name here, and moves by the lists: landings and homes must hold the right names, once.
+
+use std::collections::BTreeMap;
+
+use cadre_planner::{
+    Costs, Document, DocumentId, Heads, Mask, Slot as Place, Stretch, plan, plan_at_home,
+};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const HEADS: Heads = Heads { query: 6, kv: 3, dim: 2 };
+
+/// A byte of a document's row of all heads: tensor, document, row, place in the row.
+type Name = (Tensor, u32, u32, u64);
+
+/// Bytes that are still to come are `None`.
+type Names = Vec<Option<Name>>;
+
+/// A tensor, in a group of KV heads.
+#[derive(Clone, Copy)]
+struct Part {
+    tensor: Tensor,
+    row: RowBytes,
+}
+
+impl Part {
+    fn of(problem: &Problem, kv_heads: &Range<u16>, tensor: Tensor) -> Self {
+        Self { tensor, row: row(problem, kv_heads, tensor) }
+    }
+
+    fn all_heads(problem: &Problem, tensor: Tensor) -> Self {
+        Self::of(problem, &(0..HEADS.kv), tensor)
+    }
+
+    /// The group's part of some rows, one after the other.
+    fn names(self, document: DocumentId, rows: Range<u32>) -> Names {
+        let Self { tensor, row } = self;
+        let bytes = row.offset..row.offset + row.part;
+        let name = |it| bytes.clone().map(move |byte| Some((tensor, document.0, it, byte)));
+        rows.flat_map(name).collect()
+    }
+
+    /// A bundle's query rows, task by task.
+    fn queries(self, plan: &Plan, bundle: BundleId) -> Names {
+        let tasks = plan.tasks_of(bundle).iter();
+        tasks.flat_map(|it| self.names(it.document, it.rows.clone())).collect()
+    }
+}
+
+/// Everything that a trainer holds of a tensor.
+fn held(problem: &Problem, rank: RankId, tensor: Tensor) -> Names {
+    let whole = Part::all_heads(problem, tensor);
+    let pieces = problem.layout.pieces_of(rank);
+    pieces.flat_map(|(document, piece)| whole.names(document, piece.rows)).collect()
+}
+
+fn go(pieces: &[Piece], from: &Names, to: &mut Names) {
+    for Piece { remote, local, bytes } in pieces {
+        for byte in 0..*bytes {
+            let place = &mut to[(local + byte) as usize];
+            assert_eq!(*place, None, "a byte came twice");
+            *place = from[(remote + byte) as usize];
+        }
+    }
+}
+
+fn bytes_of(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|it| it.bytes).sum()
+}
+
+fn ranks(problem: &Problem) -> impl Iterator<Item = RankId> + use<> {
+    (0..problem.layout.ranks().len() as u16).map(RankId)
+}
+
+fn bundles(plan: &Plan) -> impl Iterator<Item = (BundleId, &cadre_planner::Bundle)> {
+    (0..).map(BundleId).zip(plan.bundles())
+}
+
+fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Direction) {
+    let lists = Lists::new(problem, plan);
+    for (id, bundle) in bundles(plan) {
+        let inputs = lists.inputs(id, direction);
+        let mut landing: Names = vec![None; inputs.bytes];
+        for source in &inputs.sources {
+            for (tensor, pieces) in &source.pieces {
+                go(pieces, &held(problem, source.rank, *tensor), &mut landing);
+            }
+            let bytes: u64 = source.pieces.iter().map(|(_, it)| bytes_of(it)).sum();
+            assert_eq!(source.bytes, bytes);
+        }
+        let mut areas = inputs.areas.clone();
+        let mut used = 0;
+        for &tensor in read(direction) {
+            let part = Part::of(problem, &bundle.kv_heads, tensor);
+            let expected = if matches!(tensor, Tensor::K | Tensor::V) {
+                part.names(bundle.document, bundle.keys.clone())
+            } else {
+                part.queries(plan, id)
+            };
+            let area = areas.of(tensor).clone();
+            used += area.len();
+            assert!(landing[area] == expected[..], "{tensor:?} of {bundle:?}");
+        }
+        assert_eq!(used, landing.iter().flatten().count(), "bytes came that nobody reads");
+        for (parcel, source) in lists.parcels_of(id).zip(&inputs.sources) {
+            let (of, found) = lists.parcel(Parcel(parcel), direction);
+            assert_eq!((of, found.rank), (id, source.rank));
+        }
+    }
+}
+
+fn outputs_reach_their_homes_once(problem: &Problem, plan: &Plan) {
+    for rank in ranks(problem) {
+        let whole = held(problem, rank, Tensor::O);
+        let whole_lse = held(problem, rank, Tensor::OLse);
+        let (mut o, mut lse) = (vec![None; whole.len()], vec![None; whole_lse.len()]);
+        for (index, task) in plan.tasks().iter().enumerate() {
+            let result = |tensor| {
+                let part = Part::of(problem, &task.kv_heads, tensor);
+                part.names(task.document, task.rows.clone())
+            };
+            let (o_pieces, lse_pieces) = Lists::forward_result(problem, plan, index, rank);
+            go(&o_pieces, &result(Tensor::O), &mut o);
+            go(&lse_pieces, &result(Tensor::OLse), &mut lse);
+            let promised: BTreeMap<_, _> =
+                forward_bytes(problem, plan, index).into_iter().collect();
+            let bytes = bytes_of(&o_pieces) + bytes_of(&lse_pieces);
+            assert_eq!(bytes, promised.get(&TrainerId(rank.0)).copied().unwrap_or(0));
+        }
+        assert!(o == whole && lse == whole_lse, "rows of {rank:?} are missing or misplaced");
+    }
+}
+
+fn gradients_reach_their_homes_once(problem: &Problem, plan: &Plan) {
+    let lists = Lists::new(problem, plan);
+    let mut key_rows: BTreeMap<BundleId, u64> = BTreeMap::new();
+    for rank in ranks(problem) {
+        let whole = held(problem, rank, Tensor::DQ);
+        let mut dq = vec![None; whole.len()];
+        for (id, bundle) in bundles(plan) {
+            let result = lists.backward_result(problem, plan, id, rank);
+            let dq_part = Part::of(problem, &bundle.kv_heads, Tensor::DQ);
+            go(&result.dq, &dq_part.queries(plan, id), &mut dq);
+
+            // Rows of the landing are the trainer's rows that the result names, in that order.
+            let dk = Part::of(problem, &bundle.kv_heads, Tensor::DK);
+            let part = dk.row;
+            let mut landing: Names = vec![None; result.part_bytes as usize];
+            let keys = dk.names(bundle.document, bundle.keys.clone());
+            go(&result.part, &keys, &mut landing);
+            let own = held(problem, rank, Tensor::DK);
+            let group = |at: u32| {
+                let first = u64::from(at) * part.whole + part.offset;
+                own[first as usize..(first + part.part) as usize].iter().copied()
+            };
+            let expected: Names = result.rows.iter().cloned().flatten().flat_map(group).collect();
+            assert!(landing == expected, "dK of {bundle:?} at {rank:?}");
+
+            *key_rows.entry(id).or_default() += result.part_bytes / part.part;
+            let promised: BTreeMap<_, _> = backward_bytes(problem, plan, id).into_iter().collect();
+            let bytes = bytes_of(&result.dq) + 2 * result.part_bytes;
+            assert_eq!(bytes, promised.get(&TrainerId(rank.0)).copied().unwrap_or(0));
+        }
+        assert!(dq == whole, "dQ of {rank:?} is missing or misplaced");
+    }
+    for (id, bundle) in bundles(plan) {
+        assert_eq!(key_rows[&id], u64::from(bundle.keys.end - bundle.keys.start));
+    }
+}
+
+/// The plan with every bundle of an odd index cut into two KV-head groups, which no planner makes yet.
+fn cut_by_heads(plan: &Plan) -> Plan {
+    let (mut tasks, mut bundles) = (Vec::new(), Vec::new());
+    for (id, bundle) in self::bundles(plan) {
+        let edges = if id.0 % 2 == 0 { &[0, HEADS.kv][..] } else { &[0, 1, HEADS.kv] };
+        for kv_heads in edges.windows(2).map(|it| it[0]..it[1]) {
+            let first = tasks.len() as u32;
+            for task in plan.tasks_of(id) {
+                let bundle = BundleId(bundles.len() as u32);
+                let kv_heads = kv_heads.clone();
+                tasks.push(cadre_planner::Task { bundle, kv_heads, ..task.clone() });
+            }
+            let tasks = first..tasks.len() as u32;
+            bundles.push(cadre_planner::Bundle { kv_heads, tasks, ..bundle.clone() });
+        }
+    }
+    let mut whole = serde_json::to_value(plan).unwrap();
+    whole["tasks"] = json!(tasks);
+    whole["bundles"] = json!(bundles);
+    serde_json::from_value(whole).unwrap()
+}
+
+prop_compose! {
+    /// Rows of a document, its mask, and where it is cut among which ranks.
+    fn documents()(
+        rows in 1..300_u32,
+        mask in prop_oneof![
+            Just(Mask::Causal),
+            Just(Mask::Full),
+            (0..200_u32).prop_map(|left| Mask::Window { left }),
+        ],
+        cuts in prop::collection::btree_set(1..300_u32, 0..3),
+        ranks in prop::collection::vec(0..3_usize, 4),
+    ) -> (Document, Vec<(Range<u32>, usize)>) {
+        let cuts: Vec<u32> = cuts.into_iter().filter(|&it| it < rows).collect();
+        let edges: Vec<u32> = [0].into_iter().chain(cuts).chain([rows]).collect();
+        let stretches = edges.windows(2).map(|it| it[0]..it[1]).zip(ranks).collect();
+        (Document { rows, mask }, stretches)
+    }
+}
+
+prop_compose! {
+    fn problems()(
+        documents in prop::collection::vec(documents(), 1..5),
+        element_bytes in prop_oneof![Just(2), Just(4)],
+        dedicated in 1..4_usize,
+        backwards in any::<bool>(),
+    ) -> Problem {
+        let mut ranks: Vec<Vec<Stretch>> = vec![Vec::new(); 3];
+        for (id, (_, stretches)) in (0..).map(DocumentId).zip(&documents) {
+            for (rows, rank) in stretches {
+                ranks[*rank].push(Stretch { document: id, start: rows.start, end: rows.end });
+            }
+        }
+        ranks.retain(|it| !it.is_empty());
+        if backwards {
+            for it in &mut ranks {
+                it.reverse();
+            }
+        }
+        let place = |home| Place { weight: 100, head_start: 0, home, memory: 1 << 40 };
+        let at_home = (0..ranks.len() as u16).map(|rank| place(Some(RankId(rank))));
+        let slots = at_home.chain((0..dedicated).map(|_| place(None))).collect();
+        let documents = documents.into_iter().map(|it| it.0).collect();
+        let layout = Layout::new(documents, ranks).unwrap();
+        let costs = Costs { task_rows: 128, ..Costs::pairs_only() };
+        Problem { layout, heads: HEADS, element_bytes, slots, costs }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_byte_travels_to_its_place_once(problem in problems()) {
+        for plan in [plan(&problem).unwrap(), plan_at_home(&problem).unwrap()] {
+            plan.check(&problem).unwrap();
+            for plan in [cut_by_heads(&plan), plan] {
+                landings_hold_what_bundles_read(&problem, &plan, Direction::Forward);
+                landings_hold_what_bundles_read(&problem, &plan, Direction::Backward);
+                outputs_reach_their_homes_once(&problem, &plan);
+                gradients_reach_their_homes_once(&problem, &plan);
+                let lists = Lists::new(&problem, &plan);
+                for direction in [Direction::Forward, Direction::Backward] {
+                    lists.shape(&problem, &plan, direction).unwrap();
+                }
+            }
+        }
+    }
+}
