@@ -207,3 +207,114 @@ impl Log {
         Ok(Header { placement, slots, costs, ..fresh })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cadre_planner::{Document, DocumentId, Mask, Stretch};
+
+    use super::*;
+
+    fn layout(rows: u32) -> Layout {
+        let stretch = Stretch { document: DocumentId(0), start: 0, end: rows };
+        Layout::new(vec![Document { rows, mask: Mask::Causal }], vec![vec![stretch]]).unwrap()
+    }
+
+    fn slot(weight: u32) -> Slot {
+        Slot { weight, head_start: 0, home: None, memory: 1 << 30 }
+    }
+
+    fn header(step: u64) -> Header {
+        Header {
+            step,
+            layers: 2,
+            heads: Heads { query: 4, kv: 2, dim: 8 },
+            wire: Wire::F32,
+            seed: 7,
+            numerics: "test".into(),
+            placement: Placement::Pool,
+            slots: vec![slot(100)],
+            costs: Costs::default(),
+            nanos: vec![layout(300)],
+            view: ViewNumber::default(),
+            fillers: vec![Some(Member::InPlace(0))],
+        }
+    }
+
+    fn log(text: &str) -> Result<Log, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("headers.jsonl");
+        fs::write(&path, text).unwrap();
+        Log::read(&path)
+    }
+
+    fn lines(headers: &[Header]) -> String {
+        headers.iter().map(|it| serde_json::to_string(it).unwrap() + "\n").collect()
+    }
+
+    #[test]
+    fn a_replay_takes_decisions_from_the_last_line_of_a_step_and_members_from_now() {
+        let first = header(3);
+        let slots = vec![slot(50), slot(200)];
+        let again = Header { slots, placement: Placement::Local, ..header(3) };
+        let log = log(&lines(&[first, again.clone()])).unwrap();
+        let view = ViewNumber { term: 1, counter: 9 };
+        let fresh = Header { fillers: vec![None], view, ..header(3) };
+        let replayed = log.replay(fresh.clone()).unwrap();
+        assert_eq!(replayed, Header { fillers: fresh.fillers, view, ..again.clone() });
+        assert_eq!(replayed.digest(), again.digest());
+    }
+
+    #[test]
+    fn the_digest_is_of_what_bits_depend_on() {
+        let digest = header(3).digest();
+        let view = ViewNumber { term: 1, counter: 1 };
+        assert_eq!(Header { view, fillers: Vec::new(), ..header(3) }.digest(), digest);
+        for other in [
+            header(4),
+            Header { placement: Placement::Local, ..header(3) },
+            Header { slots: vec![slot(101)], ..header(3) },
+            Header { costs: Costs::pairs_only(), ..header(3) },
+            Header { nanos: vec![layout(299)], ..header(3) },
+        ] {
+            assert_ne!(other.digest(), digest, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_log_of_another_job_is_refused_by_the_field_that_differs() {
+        let log = log(&lines(&[header(3)])).unwrap();
+        let check = |fresh: Header, expected: &str| match log.replay(fresh) {
+            Err(Error::Foreign { step: 3, what, .. }) => assert_eq!(what, expected),
+            other => panic!("{expected}: {other:?}"),
+        };
+        check(Header { layers: 3, ..header(3) }, "layers");
+        check(Header { heads: Heads { query: 4, kv: 4, dim: 8 }, ..header(3) }, "heads");
+        check(Header { wire: Wire::Bf16, ..header(3) }, "wire");
+        check(Header { seed: 8, ..header(3) }, "seed");
+        check(Header { numerics: "other".into(), ..header(3) }, "numerics");
+        check(Header { nanos: vec![layout(301)], ..header(3) }, "layout");
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_used_is_refused() {
+        let short = log(&lines(&[header(0), header(1)])).unwrap();
+        assert!(matches!(short.replay(header(2)), Err(Error::Missing { step: 2, .. })));
+        assert!(matches!(log("").unwrap().replay(header(0)), Err(Error::Missing { step: 0, .. })));
+
+        let check = |text: &str, expected: usize| match log(text) {
+            Err(Error::Malformed { line, .. }) => assert_eq!(line, expected),
+            other => panic!("{text}: {other:?}"),
+        };
+        let good = lines(&[header(0)]);
+        check(&format!("{good}{}", &good[..good.len() / 2]), 2);
+        check(&good.replacen("\"seed\"", "\"sead\"", 1), 1);
+        check(&format!("{good}\n{good}"), 2);
+
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path().join("absent.jsonl"), folder.path().into()] {
+            assert!(
+                matches!(Log::read(&path), Err(Error::Unreadable { path: it, .. }) if it == path)
+            );
+        }
+    }
+}

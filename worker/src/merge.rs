@@ -179,3 +179,180 @@ fn not_finite(
     let server = server.map_or_else(|| "an unknown server".into(), ToString::to_string);
     AttentionError::NotFinite { layer, tensor, task, server }
 }
+
+#[cfg(test)]
+mod tests {
+    use cadre_crds::Wire;
+    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
+    use cadre_protocol::ServerId;
+
+    use super::*;
+    use crate::header::{Header, Placement, ViewNumber};
+    use crate::phases::{Direction, PhaseAt};
+
+    const HEADS: Heads = Heads { query: 2, kv: 1, dim: 4 };
+
+    /// Documents of 300 and 212 rows over two trainers of 256; forward tasks of 128 rows, two servers.
+    fn planned() -> PlannedStep {
+        let document = |rows| Document { rows, mask: Mask::Causal };
+        let layout = Layout::end_to_end(vec![document(300), document(212)], 256).unwrap();
+        let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
+        let header = Header {
+            step: 5,
+            layers: 3,
+            heads: HEADS,
+            wire: Wire::F32,
+            seed: 0,
+            numerics: "test".into(),
+            placement: Placement::Pool,
+            slots: vec![slot, slot],
+            costs: Costs { task_rows: 128, ..Costs::default() },
+            nanos: vec![layout],
+            view: ViewNumber::default(),
+            fillers: vec![None, None],
+        };
+        PlannedStep::new(Arc::new(header)).unwrap()
+    }
+
+    fn at(planned: &PlannedStep, layer: usize, direction: Direction) -> At {
+        At { step: 5, phase: planned.order.index(PhaseAt { layer, nano: 0, direction }) }
+    }
+
+    /// Each work made by the server of its number.
+    fn makers(planned: &PlannedStep, at: At) -> BTreeMap<Work, Peer> {
+        let server = |index| Peer::Server(ServerId { index: index as u16, incarnation: 2 });
+        (0..planned.works(at.phase) as u32).map(|it| (Work(it), server(it))).collect()
+    }
+
+    /// The work of the task that has a row of a document.
+    fn task_with(planned: &PlannedStep, document: u32, row: u32) -> (usize, Range<u32>) {
+        let tasks = planned.nanos[0].plan.tasks().iter();
+        let found =
+            tasks.enumerate().find(|(_, it)| it.document.0 == document && it.rows.contains(&row));
+        let (index, task) = found.unwrap();
+        (index, task.rows.clone())
+    }
+
+    #[test]
+    fn a_result_that_is_not_finite_names_layer_tensor_task_and_server() {
+        let planned = planned();
+        let at = at(&planned, 2, Direction::Forward);
+        let width = usize::from(HEADS.query) * usize::from(HEADS.dim);
+        // Row 200 of trainer 1 is row 156 of document 1: 44 rows of document 0 come before it.
+        let (task, rows) = task_with(&planned, 1, 156);
+        let check = |value: f32, in_o: bool, expected: Option<&str>| {
+            let mut o = vec![0.0; 256 * width];
+            let mut lse = vec![0.0; 256 * usize::from(HEADS.query)];
+            if in_o {
+                o[200 * width + 3] = value;
+            } else {
+                lse[200 * usize::from(HEADS.query) + 1] = value;
+            }
+            let makers = makers(&planned, at);
+            let result = check_forward(&planned, at, RankId(1), &o, &lse, &makers);
+            let expected = expected.map(|tensor| {
+                let (start, end) = (rows.start, rows.end);
+                format!(
+                    "{tensor} of layer 2 is not finite (task rows {start}..{end} of document 1, \
+                     computed by server {task} (incarnation 2))"
+                )
+            });
+            assert_eq!(result.err().map(|it| it.to_string()), expected);
+        };
+        check(f32::NAN, true, Some("O"));
+        check(f32::INFINITY, true, Some("O"));
+        check(f32::NEG_INFINITY, true, Some("O"));
+        check(f32::NAN, false, Some("LSE"));
+        check(f32::INFINITY, false, Some("LSE"));
+        // A row that keeps no key.
+        check(f32::NEG_INFINITY, false, None);
+        check(f32::MAX, true, None);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_names_the_bundle_of_its_task() {
+        let planned = planned();
+        let at = at(&planned, 1, Direction::Backward);
+        let (task, rows) = task_with(&planned, 0, 130);
+        let bundle = planned.nanos[0].plan.tasks()[task].bundle;
+        let query = usize::from(HEADS.query) * usize::from(HEADS.dim);
+        let kv = usize::from(HEADS.kv) * usize::from(HEADS.dim);
+        let zeros = || Gradients {
+            dq: vec![0.0; 256 * query],
+            dk: vec![0.0; 256 * kv],
+            dv: vec![0.0; 256 * kv],
+        };
+        let check = |gradients: &Gradients| {
+            let makers = makers(&planned, at);
+            let result = check_backward(&planned, at, RankId(0), gradients, &makers);
+            result.err().map(|it| it.to_string())
+        };
+        assert_eq!(check(&zeros()), None);
+        let mut gradients = zeros();
+        gradients.dq[130 * query] = f32::NAN;
+        let Range { start, end } = rows;
+        let expected = format!(
+            "dQ of layer 1 is not finite (task rows {start}..{end} of document 0, \
+             computed by server {} (incarnation 2))",
+            bundle.0
+        );
+        assert_eq!(check(&gradients), Some(expected));
+        for (name, of) in [
+            ("dK", (|it| &mut it.dk) as fn(&mut Gradients) -> &mut Vec<f32>),
+            ("dV", |it| &mut it.dv),
+        ] {
+            let mut gradients = zeros();
+            of(&mut gradients)[130 * kv + 1] = f32::INFINITY;
+            let message = check(&gradients).unwrap();
+            assert!(message.starts_with(&format!("{name} of layer 1 is not finite")), "{message}");
+        }
+    }
+
+    /// dK and dV parts that a bundle's server would give: other numbers in every bundle and row.
+    fn part(nano: &NanoPlan, bundle: BundleId) -> Buffer {
+        let whole = &nano.plan.bundles()[bundle.0 as usize];
+        let count = whole.keys.len() * usize::from(HEADS.dim);
+        let mut buffer = Buffer::zeroed(count * 4);
+        for (index, value) in buffer.f32s_mut().iter_mut().enumerate() {
+            *value = (1.0 + bundle.0 as f32 * 7.0) / (1.0 + index as f32);
+        }
+        buffer
+    }
+
+    #[test]
+    fn gradients_have_the_same_bits_wherever_their_parts_were_made() {
+        let planned = planned();
+        let nano = &planned.nanos[0];
+        let bundles = || (0..nano.plan.bundles().len() as u32).map(BundleId);
+        assert!(bundles().count() > 1, "nothing to sum");
+        for rank in [RankId(0), RankId(1)] {
+            let sums = |landed_here: fn(BundleId) -> bool| {
+                let (mut own, mut landed) = (BTreeMap::new(), BTreeMap::new());
+                for bundle in bundles() {
+                    let (dk, dv) = (part(nano, bundle), part(nano, bundle));
+                    if landed_here(bundle) {
+                        let result =
+                            nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
+                        let mut buffer = Buffer::zeroed(2 * result.part_bytes as usize);
+                        copy(&result.part, &dk, &mut buffer);
+                        let behind =
+                            |it: &Piece| Piece { local: it.local + result.part_bytes, ..*it };
+                        let second: Vec<_> = result.part.iter().map(behind).collect();
+                        copy(&second, &dv, &mut buffer);
+                        landed.insert(bundle, (buffer, result));
+                    } else {
+                        let results = [Buffer::zeroed(0), dk, dv].map(Arc::new);
+                        own.insert(bundle, Arc::new(Results::Backward(results)));
+                    }
+                }
+                let (dk, dv) = parts(nano, rank, &own, &landed);
+                let bits = |it: Vec<f32>| it.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                (bits(dk), bits(dv))
+            };
+            let here = sums(|_| false);
+            assert!(here.0.iter().all(|&it| it != 0), "a row got nothing");
+            assert_eq!(sums(|_| true), here);
+            assert_eq!(sums(|it| it.0 % 2 == 0), here);
+        }
+    }
+}
