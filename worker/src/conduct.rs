@@ -68,6 +68,8 @@ pub struct Offer {
     pub memory: Option<u64>,
     /// Who fills it.
     pub member: Option<Member>,
+    /// What the bits of who fills it depend on.
+    pub numerics: Option<String>,
 }
 
 impl View {
@@ -86,7 +88,8 @@ impl View {
                 },
             });
             let memory = slot.server.as_ref().map(|it| it.memory_bytes);
-            Offer { weight: slot.weight, home, memory, member }
+            let numerics = slot.server.as_ref().map(|it| it.numerics_id.clone());
+            Offer { weight: slot.weight, home, memory, member, numerics }
         });
         let ViewNumber { term, counter } =
             ViewNumber { term: number.term, counter: number.counter };
@@ -96,6 +99,22 @@ impl View {
     /// Whether somebody is still expected.
     pub fn has_vacancy(&self) -> bool {
         self.slots.is_empty() || self.slots.iter().any(|it| it.member.is_none())
+    }
+
+    /// Makes slots vacant whose servers would compute other bits; says which.
+    pub fn refuse_foreign(&mut self, numerics: &str) -> Vec<String> {
+        let mut refused = Vec::new();
+        for (index, offer) in self.slots.iter_mut().enumerate() {
+            let other = offer.numerics.as_deref().filter(|it| !it.is_empty() && *it != numerics);
+            if let Some(other) = other {
+                refused.push(format!(
+                    "the server of slot {index} computes with {other:?}, the trainers with {numerics:?}; \
+                     the job says reproducible, so the slot stays vacant"
+                ));
+                offer.member = None;
+            }
+        }
+        refused
     }
 
     /// Dedicated servers and where they listen.
@@ -159,6 +178,8 @@ pub struct Draft {
     pub seed: u64,
     /// Numerics id of this build.
     pub numerics: String,
+    /// Whether servers of another numerics id are refused.
+    pub reproducible: bool,
     /// Where core attention is computed.
     pub placement: Placement,
     /// What tasks cost.
@@ -386,4 +407,51 @@ pub fn moment(step: u64, direction: proto::Direction) -> Moment {
         }
     };
     Moment { step, direction }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(index: u32, numerics: &str) -> proto::Slot {
+        let server = proto::Server {
+            index,
+            incarnation: 0,
+            exchange_address: "127.0.0.1:1".into(),
+            memory_bytes: 1 << 20,
+            numerics_id: numerics.into(),
+        };
+        proto::Slot {
+            slot: index,
+            weight: 100,
+            kind: proto::Kind::Dedicated.into(),
+            server: Some(server),
+        }
+    }
+
+    #[test]
+    fn servers_of_other_numerics_leave_their_slots_vacant() {
+        let slots = vec![server(0, "cpu"), server(1, "gpu")];
+        let mut view = View::of(&proto::View { number: None, slots });
+        let refused = view.refuse_foreign("cpu");
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].contains("slot 1 computes with \"gpu\""), "{refused:?}");
+        assert!(view.slots[0].member.is_some() && view.slots[1].member.is_none());
+        assert!(view.has_vacancy());
+    }
+
+    #[test]
+    fn recorded_slots_are_filled_in_order() {
+        let view = View::of(&proto::View { number: None, slots: vec![server(4, "cpu")] });
+        let slot = |home: Option<u16>, weight| Slot {
+            weight,
+            head_start: 0,
+            home: home.map(RankId),
+            memory: 1,
+        };
+        let members =
+            view.fill(&[slot(None, 100), slot(Some(1), 100), slot(None, 100), slot(Some(0), 0)]);
+        assert!(matches!(members[0], Some(Member::Server { index: 4, .. })));
+        assert_eq!(members[1..], [Some(Member::InPlace(1)), None, Some(Member::Standby(0))]);
+    }
 }

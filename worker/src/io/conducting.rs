@@ -114,10 +114,15 @@ impl Conducting {
     }
 
     /// The controller offers servers.
-    pub fn view(&mut self, shared: &mut Shared, view: View) {
+    pub fn view(&mut self, shared: &mut Shared, mut view: View) {
         if self.view.as_ref().is_some_and(|it| it.number >= view.number) {
             tracing::warn!("a view that is not newer than the last was refused");
             return;
+        }
+        if self.draft.reproducible {
+            for text in view.refuse_foreign(&self.draft.numerics) {
+                self.notice(notice::Level::Warning, text, None);
+            }
         }
         let servers: Vec<_> = view.addresses().collect();
         for (id, address) in &servers {

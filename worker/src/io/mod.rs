@@ -116,7 +116,6 @@ pub struct Io {
     control: Control,
     outlets: Outlets,
     planner: Sender<Box<Header>>,
-    numerics: String,
     load: Load,
     /// Newest step that began here.
     newest: Option<u64>,
@@ -153,7 +152,6 @@ impl Io {
         (trainer, server, conductor): (Option<Rows>, Option<Tasks>, Option<Conducting>),
         control: Control,
         outlets: Outlets,
-        numerics: String,
     ) -> std::io::Result<(Self, Handle)> {
         let (sender, requests) = channel();
         let handle = Handle { requests: sender, waker: shared.provider.waker() };
@@ -184,7 +182,6 @@ impl Io {
             control,
             outlets,
             planner,
-            numerics,
             load,
             newest: None,
             ended: None,
@@ -302,13 +299,8 @@ impl Io {
                 }
             }
             Some(Message::View(it)) => {
-                let view = View::of(&it);
-                let foreign = view_of_others(&it, &self.numerics);
                 if let Some(conductor) = &mut self.conductor {
-                    if let Some(text) = foreign {
-                        tracing::warn!("{text}");
-                    }
-                    conductor.view(shared, view);
+                    conductor.view(shared, View::of(&it));
                 }
             }
             Some(Message::FaultsFired(it)) => {
@@ -619,15 +611,4 @@ impl Load {
         (self.since, self.tasks, self.busy, self.cost) = (Instant::now(), 0, Duration::ZERO, 0);
         report
     }
-}
-
-/// Names a server of the view whose numerics differ from this process's.
-fn view_of_others(view: &proto::View, numerics: &str) -> Option<String> {
-    let foreign = |it: &&proto::Server| !it.numerics_id.is_empty() && it.numerics_id != numerics;
-    view.slots.iter().filter_map(|it| it.server.as_ref()).find(foreign).map(|it| {
-        format!(
-            "server {} computes with {}, this trainer with {numerics}",
-            it.index, it.numerics_id
-        )
-    })
 }

@@ -250,6 +250,7 @@ impl Tasks {
 
     fn step_over(&mut self, shared: &mut Shared, step: u64) {
         self.over.push(step);
+        shared.tracer.flush();
         let Some(Tally { tasks, busy_seconds, bytes_before }) = self.tallies.remove(&step) else {
             return;
         };

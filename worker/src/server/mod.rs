@@ -54,7 +54,7 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     let (main, notices) = channel();
     let outlets = Outlets { main, rescue: None };
     let sender = control.sender.clone();
-    let (io, handle) = Io::new(shared, (None, Some(tasks), None), control, outlets, numerics)
+    let (io, handle) = Io::new(shared, (None, Some(tasks), None), control, outlets)
         .context("cannot start the planning thread")?;
     let io = std::thread::Builder::new()
         .name("io".into())

@@ -207,7 +207,7 @@ impl Process {
         let outlets = Outlets { main, rescue: Some(rescue) };
         let sender = control.sender.clone();
         let machines = (Some(rows), Some(tasks), conducting);
-        let (io, handle) = Io::new(shared, machines, control, outlets, numerics)
+        let (io, handle) = Io::new(shared, machines, control, outlets)
             .context("cannot start the planning thread")?;
         let io = std::thread::Builder::new()
             .name("io".into())
@@ -502,6 +502,7 @@ fn draft(
         wire: settings.wire,
         seed: args.seed,
         numerics: numerics.to_owned(),
+        reproducible: settings.reproducible,
         placement,
         costs: cadre_planner::Costs::default(),
         standby,

@@ -1,0 +1,149 @@
+//! A server's own time for each task: decode the doorbell, admit the task, issue its pulls, take the rows,
+//! and after the launch publish and announce the results. Pulls, queue and kernel are not counted.
+//!
+//! An idle server, tasks of 128 query rows by 128 keys, one at a time; the parts of the IO thread are run
+//! here one by one, over two providers on loopback. Prints median and 99th percentile, writes
+//! `target/bench/overhead.json` beside the bar of 50 µs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_crds::Wire;
+use cadre_exchange::{Buffer, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig};
+use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
+use cadre_protocol::server::{Event, Host};
+use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
+use cadre_worker::Threads;
+use cadre_worker::header::{Header, Member, Placement, ViewNumber};
+use cadre_worker::io::envelope::Envelope;
+use cadre_worker::io::shared::{Shared, rows_key};
+use cadre_worker::io::tasks::Tasks;
+use cadre_worker::launch::launch;
+use cadre_worker::lowering::Tensor;
+use cadre_worker::planned::PlannedStep;
+use cadre_worker::trace::Tracer;
+
+const TASKS: u16 = 2000;
+const ROWS: u32 = 128;
+const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
+const BAR_MICROS: f64 = 50.0;
+
+fn main() {
+    let server = PeerId::server(0, 0);
+    let mut trainer = open(PeerId::trainer(0, 0));
+    let mut shared = Shared::new(
+        Peer::Server(ServerId { index: 0, incarnation: 0 }),
+        open(server),
+        Tracer::off(),
+    );
+    shared.know(PeerId::trainer(0, 0), &trainer.address());
+    trainer.connect(server, &shared.provider.address());
+    let id = ServerId { index: 0, incarnation: 0 };
+    let mut tasks = Tasks::new(Host::Dedicated(id), 1 << 30, Settings::default(), shared.now());
+
+    let planned = Arc::new(PlannedStep::new(Arc::new(header())).expect("one document on one slot"));
+    let running = shared.begin(Arc::clone(&planned)).expect("the slot is filled");
+    let step = planned.protocol_step(running.first()).expect("lists of one document");
+    tasks.begin(&shared, 0);
+    tasks.handle(&mut shared, Event::Begin(Arc::new(step)));
+
+    let row = usize::from(HEADS.dim) * 4;
+    let q = Arc::new(Buffer::from(vec![0.5; ROWS as usize * usize::from(HEADS.query) * row / 4]));
+    let k = Arc::new(Buffer::from(vec![0.5; ROWS as usize * usize::from(HEADS.kv) * row / 4]));
+    let mut times: Vec<f64> = Vec::new();
+    for phase in 0..u32::from(TASKS) {
+        let at = At::new(0, phase);
+        for (tensor, rows) in [(Tensor::Q, &q), (Tensor::K, &k), (Tensor::V, &k)] {
+            trainer.publish(rows_key(at, tensor), Arc::clone(rows));
+        }
+        let through = phase.checked_sub(1).map(|it| At::new(0, it));
+        let acks = Acks { through, works: Vec::new() };
+        let message = Message::Doorbell { at, round: Round(0), acks, digest: planned.digest };
+        let bytes = postcard::to_stdvec(&Envelope::Protocol(message)).expect("a small message");
+        times.push(one(&mut shared, &mut tasks, &mut trainer, &bytes).as_secs_f64() * 1e6);
+        for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+            trainer.withdraw(rows_key(at, tensor));
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+    println!(
+        "own time of a server for a task: median {median:.1} us, p99 {p99:.1} us, bar {BAR_MICROS} us"
+    );
+    let case = |name: &str, ours: f64| {
+        let ratio = BAR_MICROS / ours;
+        serde_json::json!({"case": name, "ours": ours, "peer": BAR_MICROS, "peer_name": "bar", "unit": "us", "ratio": ratio})
+    };
+    let list =
+        vec![case("own time of a server, median", median), case("own time of a server, p99", p99)];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    let text = serde_json::to_string_pretty(&list).expect("plain data");
+    std::fs::write(folder.join("overhead.json"), text).expect("the target folder can be written");
+}
+
+/// One task from its doorbell to its announcement; the time of the parts that count.
+fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) -> Duration {
+    let from = Peer::Trainer(TrainerId(0));
+    let start = Instant::now();
+    let envelope: Envelope = postcard::from_bytes(bytes).expect("what was encoded above");
+    let Envelope::Protocol(message) = envelope else { unreachable!("a doorbell") };
+    tasks.handle(shared, Event::Message { from, message });
+    let mut own = start.elapsed();
+    let (mut seen, mut theirs) = (Vec::new(), Vec::new());
+    while tasks.ready.is_empty() {
+        shared.provider.poll(Duration::ZERO, &mut seen);
+        trainer.poll(Duration::ZERO, &mut theirs);
+        let start = Instant::now();
+        for event in seen.drain(..) {
+            if let Seen::Pulled { pull, result } = event {
+                shared.pulled(pull, result);
+            }
+        }
+        while let Some((_, pull, result)) = shared.ended.pop_front() {
+            tasks.pulled(shared, pull, result);
+        }
+        if !tasks.ready.is_empty() {
+            own += start.elapsed();
+        }
+    }
+    let works = std::mem::take(&mut tasks.ready).into_iter().map(|it| it.0).collect();
+    let done = launch(works, Threads::ONE).expect("a sound task");
+    let start = Instant::now();
+    for done in done {
+        tasks.ran(shared, done);
+    }
+    own += start.elapsed();
+    while !theirs.iter().any(|it| matches!(it, Seen::Message { .. })) {
+        shared.provider.poll(Duration::ZERO, &mut seen);
+        trainer.poll(Duration::ZERO, &mut theirs);
+    }
+    own
+}
+
+fn open(me: PeerId) -> Tcp {
+    let bind = std::net::Ipv4Addr::LOCALHOST.into();
+    let config =
+        TcpConfig { bind, me, secret: [7; 32], data_version: 1, limits: Limits::default() };
+    Tcp::open(config).expect("loopback listens")
+}
+
+fn header() -> Header {
+    let documents = vec![Document { rows: ROWS, mask: Mask::Causal }];
+    let layout = Layout::end_to_end(documents, ROWS).expect("one document on one rank");
+    Header {
+        step: 0,
+        layers: TASKS,
+        heads: HEADS,
+        wire: Wire::F32,
+        seed: 0,
+        numerics: String::new(),
+        placement: Placement::Pool,
+        slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
+        costs: Costs::default(),
+        nanos: vec![layout],
+        view: ViewNumber::default(),
+        fillers: vec![Some(Member::Server { index: 0, incarnation: 0, address: String::new() })],
+    }
+}
