@@ -119,6 +119,8 @@ pub struct Io {
     load: Load,
     /// Newest step that began here.
     newest: Option<u64>,
+    /// The controller wants this server to end as soon as nothing is left here.
+    draining: bool,
     ended: Option<Ending>,
     leave: bool,
 }
@@ -184,6 +186,7 @@ impl Io {
             planner,
             load,
             newest: None,
+            draining: false,
             ended: None,
             leave: false,
         };
@@ -204,6 +207,7 @@ impl Io {
             self.tick();
             self.settle();
             self.report();
+            self.drain();
             let timeout = self.sleep();
             self.shared.provider.poll(timeout, &mut events);
             for event in events.drain(..) {
@@ -212,6 +216,14 @@ impl Io {
         }
         self.shared.tracer.flush();
         drop(self.handle);
+    }
+
+    /// Ends a server that drains, once it holds nothing that anybody wants.
+    fn drain(&mut self) {
+        let idle = self.server.as_ref().is_none_or(Tasks::is_idle);
+        if self.draining && idle && self.shared.results.is_empty() {
+            self.end(Ending::Completed);
+        }
     }
 
     /// How long nothing is due.
@@ -313,10 +325,7 @@ impl Io {
                     conductor.stop(shared, it.checkpoint);
                 }
             }
-            Some(Message::Drain(_)) => {
-                // The view without this server came first: what is left here is finished by its steps.
-                self.say(proto::Drained {});
-            }
+            Some(Message::Drain(_)) => self.draining = true,
             Some(Message::Welcome(it)) => {
                 if let Some(conductor) = it.conductor {
                     shared.know(
