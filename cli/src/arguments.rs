@@ -75,9 +75,14 @@ pub(crate) struct RunOptions {
     /// Replay the headers.jsonl of an earlier run.
     #[arg(long, value_name = "FILE")]
     pub(crate) headers: Option<PathBuf>,
-    /// Break something: kill-server[:I]@STEP[:fwd|bwd], stop-server…, add-server@…, kill-trainer…;
-    /// may be repeated.
-    #[arg(long = "fault", value_name = "FAULT")]
+    /// What to break, and when.
+    // Brackets would be links in documentation.
+    #[arg(
+        long = "fault",
+        value_name = "FAULT",
+        help = "Break something: kill-server[:I]@STEP[:fwd|bwd], stop-server…, add-server@…, \
+                kill-trainer…; may be repeated"
+    )]
     pub(crate) faults: Vec<Fault>,
     /// Leave the slots of dead servers vacant.
     #[arg(long)]
