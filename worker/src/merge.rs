@@ -308,13 +308,13 @@ mod tests {
         }
     }
 
-    /// dK and dV parts that a bundle's server would give: other numbers in every bundle and row.
-    fn part(nano: &NanoPlan, bundle: BundleId) -> Buffer {
+    /// A part that a bundle's server would give: other numbers in every bundle, row and `scale`.
+    fn part(nano: &NanoPlan, bundle: BundleId, scale: f32) -> Buffer {
         let whole = &nano.plan.bundles()[bundle.0 as usize];
         let count = whole.keys.len() * usize::from(HEADS.dim);
         let mut buffer = Buffer::zeroed(count * 4);
         for (index, value) in buffer.f32s_mut().iter_mut().enumerate() {
-            *value = (1.0 + bundle.0 as f32 * 7.0) / (1.0 + index as f32);
+            *value = scale * (1.0 + bundle.0 as f32 * 7.0) / (1.0 + index as f32);
         }
         buffer
     }
@@ -329,7 +329,7 @@ mod tests {
             let sums = |landed_here: fn(BundleId) -> bool| {
                 let (mut own, mut landed) = (BTreeMap::new(), BTreeMap::new());
                 for bundle in bundles() {
-                    let (dk, dv) = (part(nano, bundle), part(nano, bundle));
+                    let (dk, dv) = (part(nano, bundle, 1.0), part(nano, bundle, -3.0));
                     if landed_here(bundle) {
                         let result =
                             nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
