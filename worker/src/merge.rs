@@ -164,19 +164,22 @@ fn not_finite(
         let mut pieces = nano.problem.layout.locate(task.document, rows);
         pieces.any(|it| it.rank == rank && it.local.contains(&(row as u32)))
     };
-    let found = nano.plan.tasks().iter().position(covers);
-    let (task, server) = found.map_or(("unknown".into(), None), |index| {
-        let task = &nano.plan.tasks()[index];
+    // A row of dK or dV is a sum of parts: every server that made one of them may be the one.
+    let (mut tasks, mut servers) = (Vec::new(), Vec::new());
+    for (index, task) in nano.plan.tasks().iter().enumerate().filter(|it| covers(it.1)) {
         let work = match direction {
             crate::phases::Direction::Forward => Work(index as u32),
             crate::phases::Direction::Backward => Work(task.bundle.0),
         };
-        let rows = &task.rows;
-        let name = format!("rows {}..{} of document {}", rows.start, rows.end, task.document.0);
-        (name, makers.get(&work))
-    });
+        let (rows, document) = (&task.rows, task.document.0);
+        tasks.push(format!("rows {}..{} of document {document}", rows.start, rows.end));
+        let server = makers.get(&work).map_or("an unknown server".into(), ToString::to_string);
+        if !servers.contains(&server) {
+            servers.push(server);
+        }
+    }
+    let (task, server) = (tasks.join(" or "), servers.join(" or "));
     let layer = planned.order.at(at.phase).layer;
-    let server = server.map_or_else(|| "an unknown server".into(), ToString::to_string);
     AttentionError::NotFinite { layer, tensor, task, server }
 }
 
@@ -305,6 +308,11 @@ mod tests {
             of(&mut gradients)[130 * kv + 1] = f32::INFINITY;
             let message = check(&gradients).unwrap();
             assert!(message.starts_with(&format!("{name} of layer 1 is not finite")), "{message}");
+            for (index, bundle) in planned.nanos[0].plan.bundles().iter().enumerate() {
+                let adds = bundle.document.0 == 0 && bundle.keys.contains(&130);
+                let server = format!("server {index} (incarnation 2)");
+                assert_eq!(message.contains(&server), adds, "{message}");
+            }
         }
     }
 
