@@ -1,26 +1,93 @@
 //! The product of two blocks that lie in cache, on vectors of any width.
 //!
-//! In: A `[m, k]` with one adjacent direction, B `[k, n]` with adjacent columns, n a multiple of
-//! [`WIDTH`]. Out: C `[m, n]` with adjacent columns, see [`Into`].
+//! In: A and B in panels of [`PANEL`] columns, so that all distances of the inner loop are constants and a
+//! panel of B fills whole cache sets. Out: C, see [`Target`] and [`Into`].
+//!
+//! ```text
+//! panel of B   [k, PANEL]   stays in the first cache while all strips of A go by
+//! strip of A   R rows       R · C vectors of sums stay in registers over all of k
+//! ```
 //!
 //! Invariant: an element is one chain of multiply-adds from 0 over k ascending, then one operation with
 //! what C held; so its bits depend on its row of A and column of B alone.
 #![allow(unsafe_code)]
 #![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
-#![expect(clippy::needless_pass_by_value, reason = "a pair of slice and distance is one argument")]
 
 use super::lanes::Lanes;
 
 /// Columns come in multiples of this: the widest vector.
 pub(crate) const WIDTH: usize = 16;
 
-/// Which direction of A is adjacent in memory; the other one's distance.
+/// Columns of a panel.
+pub(crate) const PANEL: usize = 32;
+
+/// A matrix in panels: element (r, c) lies at `(c / PANEL · rows + r) · PANEL + c % PANEL`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Left {
-    /// Element (r, i) lies at `r·distance + i`.
-    RowMajor(usize),
-    /// Element (r, i) lies at `i·distance + r`.
-    ColumnMajor(usize),
+pub(crate) struct Panels<'a> {
+    data: &'a [f32],
+    rows: usize,
+}
+
+impl<'a> Panels<'a> {
+    /// Panels of `rows` rows.
+    pub(crate) fn new(data: &'a [f32], rows: usize) -> Self {
+        Self { data, rows }
+    }
+
+    /// The rows from `row` on.
+    pub(crate) fn from_row(self, row: usize) -> Self {
+        Self { data: &self.data[row * PANEL..], rows: self.rows }
+    }
+
+    /// The columns from `column` on, the first of a panel.
+    pub(crate) fn from_column(self, column: usize) -> Self {
+        assert!(column.is_multiple_of(PANEL), "views begin at a panel");
+        Self { data: &self.data[column * self.rows..], rows: self.rows }
+    }
+
+    /// Panics if the first `rows` rows and `columns` columns are not all there.
+    #[inline(always)]
+    fn check(self, rows: usize, columns: usize) {
+        if rows > 0 && columns > 0 {
+            let last = (columns - 1) / PANEL * self.rows + rows - 1;
+            assert!(rows <= self.rows, "rows of two panels must not mix");
+            assert!(last * PANEL + (columns - 1) % PANEL < self.data.len(), "a panel is too short");
+        }
+    }
+}
+
+/// Numbers of a matrix of `rows` rows and `columns` columns in panels.
+pub(crate) fn panelled(rows: usize, columns: usize) -> usize {
+    columns.div_ceil(PANEL) * PANEL * rows
+}
+
+/// The first operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Left<'a> {
+    /// A as it is.
+    Rows(Panels<'a>),
+    /// What lies in memory is the transpose of A.
+    Columns(Panels<'a>),
+}
+
+/// C: rows `row` apart; columns adjacent within a panel, panels `panel` apart.
+#[derive(Debug)]
+pub(crate) struct Target<'a> {
+    data: &'a mut [f32],
+    row: usize,
+    panel: usize,
+}
+
+impl<'a> Target<'a> {
+    /// Panels of `rows` rows.
+    pub(crate) fn panels(data: &'a mut [f32], rows: usize) -> Self {
+        Self { data, row: PANEL, panel: rows * PANEL }
+    }
+
+    /// Rows of adjacent numbers, `distance` apart.
+    pub(crate) fn rows(data: &'a mut [f32], distance: usize) -> Self {
+        Self { data, row: distance, panel: PANEL }
+    }
 }
 
 /// Where the product goes.
@@ -42,150 +109,214 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// Computes the product; `c` and `b` come with the distance of their rows.
+/// Computes the product on strips of `R` rows by `C` vectors.
 #[inline(always)]
-pub(super) fn product<
-    L: Lanes,
-    const R: usize,
-    const C: usize,
-    const R2: usize,
-    const C2: usize,
->(
+pub(super) fn product<L: Lanes, const R: usize, const C: usize>(
     shape: Shape,
-    c: (&mut [f32], usize),
-    a: (&[f32], Left),
-    b: (&[f32], usize),
+    c: Target<'_>,
+    a: Left<'_>,
+    b: Panels<'_>,
     into: Into<'_>,
 ) {
     let Shape { m, n, k } = shape;
     if m == 0 || n == 0 {
         return;
     }
+    const { assert!(PANEL.is_multiple_of(C * L::COUNT) && L::COUNT <= WIDTH, "panels hold strips") };
     assert!(n.is_multiple_of(WIDTH), "columns come in multiples of {WIDTH}");
-    assert!(n <= c.1 && (m - 1) * c.1 + n <= c.0.len(), "C is too short");
-    if k > 0 {
-        let a_end = match a.1 {
-            Left::RowMajor(distance) => (m - 1) * distance + k,
-            Left::ColumnMajor(distance) => (k - 1) * distance + m,
-        };
-        assert!(a_end <= a.0.len(), "A is too short");
-        assert!(n <= b.1 && (k - 1) * b.1 + n <= b.0.len(), "B is too short");
+    let last = (m - 1) * c.row + (n - 1) / PANEL * c.panel + (n - 1) % PANEL;
+    assert!(last < c.data.len(), "C is too short");
+    b.check(k, n);
+    match a {
+        Left::Rows(a) => a.check(m, k),
+        Left::Columns(a) => a.check(k, m),
     }
     if let Into::Scale(factors) = into {
         assert!(n <= factors.len(), "a factor per column");
     }
-    let (c, ldc, a, ldb) = ((c.0.as_mut_ptr()), c.1, (a.0.as_ptr(), a.1), b.1);
-    let mut column = 0;
-    while column < n {
-        let b = (b.0.as_ptr().wrapping_add(column), ldb);
-        // SAFETY: the columns lie within the shape asserted above, as do all m rows.
-        unsafe {
-            if column + C * L::COUNT <= n {
-                rows::<L, R, C>((m, k), column, (c, ldc), a, b, into);
-                column += C * L::COUNT;
-            } else if column + C2 * L::COUNT <= n {
-                rows::<L, R2, C2>((m, k), column, (c, ldc), a, b, into);
-                column += C2 * L::COUNT;
-            } else {
-                rows::<L, R2, 1>((m, k), column, (c, ldc), a, b, into);
-                column += L::COUNT;
+    for column in (0..n).step_by(PANEL) {
+        let width = PANEL.min(n - column);
+        let mut within = 0;
+        while within < width {
+            let at = column + within;
+            let b = b.data.as_ptr().wrapping_add(column * b.rows + within);
+            let c = (c.data.as_mut_ptr().wrapping_add(column / PANEL * c.panel + within), c.row);
+            let into = match into {
+                Into::Scale(factors) => Into::Scale(&factors[at..]),
+                other => other,
+            };
+            // SAFETY: the columns lie within the shape checked above, as do all m rows.
+            unsafe {
+                if within + C * L::COUNT <= width {
+                    rows::<L, R, C>((m, k), c, a, b, into);
+                    within += C * L::COUNT;
+                } else {
+                    rows::<L, R, 1>((m, k), c, a, b, into);
+                    within += L::COUNT;
+                }
             }
         }
     }
 }
 
-/// All m rows of some columns.
+/// All m rows of `C` vectors of columns; C and B point to the first of these.
 ///
 /// # Safety
 ///
-/// Rows and columns lie within A, B and C; B points to the first of the columns.
+/// Rows and columns lie within A, B and C.
 #[inline(always)]
 unsafe fn rows<L: Lanes, const R: usize, const C: usize>(
     (m, k): (usize, usize),
-    column: usize,
-    c: (*mut f32, usize),
-    a: (*const f32, Left),
-    b: (*const f32, usize),
+    (c, distance): (*mut f32, usize),
+    a: Left<'_>,
+    b: *const f32,
     into: Into<'_>,
 ) {
     let mut row = 0;
-    // SAFETY: strips stay below row m, the rest is the caller's promise.
-    unsafe {
-        while row + R <= m {
-            strip::<L, R, C>(k, Corner { row, column }, c, a, b, into);
-            row += R;
-        }
-        while row < m {
-            strip::<L, 1, C>(k, Corner { row, column }, c, a, b, into);
-            row += 1;
+    while row < m {
+        // Strips of columns stay inside a panel.
+        let (from, end, step) = match a {
+            Left::Rows(a) => (a.data.as_ptr().wrapping_add(row * PANEL), m, a.rows * PANEL),
+            Left::Columns(a) => {
+                let panel = a.data.as_ptr().wrapping_add(row / PANEL * PANEL * a.rows);
+                (panel.wrapping_add(row % PANEL), m.min((row / PANEL + 1) * PANEL), 0)
+            }
+        };
+        let c = (c.wrapping_add(row * distance), distance);
+        let left = end - row;
+        // SAFETY: the strip has at most `left` rows, which the caller promises to lie within A and C.
+        unsafe {
+            if left >= R {
+                strip::<L, R, C>(k, c, (from, step), b, into);
+                row += R;
+            } else if left >= 8 && R > 8 {
+                strip::<L, 8, C>(k, c, (from, step), b, into);
+                row += 8;
+            } else if left >= 4 && R > 4 {
+                strip::<L, 4, C>(k, c, (from, step), b, into);
+                row += 4;
+            } else {
+                strip::<L, 1, C>(k, c, (from, step), b, into);
+                row += 1;
+            }
         }
     }
 }
 
-#[derive(Clone, Copy)]
-struct Corner {
-    row: usize,
-    column: usize,
+/// Runs a block for each row below `R`, the row a constant: arrays indexed by it stay in registers.
+macro_rules! each_row {
+    ($row:ident below $R:ident, $body:block) => {
+        each_row!(@ $row $R $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $row:ident $R:ident $body:block $($number:literal)*) => {
+        $(if $number < $R {
+            #[allow(non_upper_case_globals, reason = "reads as the variable that it stands for")]
+            const $row: usize = $number;
+            $body
+        })*
+    };
 }
 
 /// R rows and C vectors of columns, held in registers over all of k.
 ///
+/// A comes as its first element and the distance of its panels; 0 if rows of A are adjacent in memory.
+///
 /// # Safety
 ///
-/// The strip lies within C, its rows within A, its columns within B; B points to its first column.
+/// Rows, columns and k lie within A, B and C.
 #[inline(always)]
 unsafe fn strip<L: Lanes, const R: usize, const C: usize>(
     k: usize,
-    at: Corner,
-    c: (*mut f32, usize),
-    a: (*const f32, Left),
-    b: (*const f32, usize),
+    (c, distance): (*mut f32, usize),
+    (a, step): (*const f32, usize),
+    b: *const f32,
     into: Into<'_>,
 ) {
     let mut sums = [[L::splat(0.0); C]; R];
-    // SAFETY: indices stay below k, R and C · COUNT, which the caller promises to lie within A and B.
+    let (mut a, mut b) = (a, b);
+    // SAFETY: indices stay below k, R and C · COUNT, which the caller promises to lie within A, B and C.
     unsafe {
-        match a.1 {
-            Left::RowMajor(distance) => {
-                let a = a.0.add(at.row * distance);
-                for i in 0..k {
-                    let columns: [L; C] =
-                        std::array::from_fn(|j| L::load(b.0.add(i * b.1 + j * L::COUNT)));
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let left = L::splat(*a.add(r * distance + i));
-                        for (sum, &column) in sums.iter_mut().zip(&columns) {
-                            *sum = left.fma(column, *sum);
-                        }
+        if step == 0 {
+            for _ in 0..k {
+                let columns: [L; C] = std::array::from_fn(|j| L::load(b.add(j * L::COUNT)));
+                each_row!(row below R, {
+                    let left = L::splat(*a.add(row));
+                    for j in 0..C {
+                        sums[row][j] = left.fma(columns[j], sums[row][j]);
                     }
-                }
+                });
+                a = a.wrapping_add(PANEL);
+                b = b.wrapping_add(PANEL);
             }
-            Left::ColumnMajor(distance) => {
-                let a = a.0.add(at.row);
-                for i in 0..k {
-                    let columns: [L; C] =
-                        std::array::from_fn(|j| L::load(b.0.add(i * b.1 + j * L::COUNT)));
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let left = L::splat(*a.add(i * distance + r));
-                        for (sum, &column) in sums.iter_mut().zip(&columns) {
-                            *sum = left.fma(column, *sum);
+        } else {
+            let mut left_over = k;
+            while left_over > 0 {
+                let count = left_over.min(PANEL);
+                for i in 0..count {
+                    let a = a.add(i);
+                    let columns: [L; C] = std::array::from_fn(|j| L::load(b.add(j * L::COUNT)));
+                    each_row!(row below R, {
+                        let left = L::splat(*a.add(row * PANEL));
+                        for j in 0..C {
+                            sums[row][j] = left.fma(columns[j], sums[row][j]);
                         }
-                    }
+                    });
+                    b = b.wrapping_add(PANEL);
                 }
+                a = a.wrapping_add(step);
+                left_over -= count;
             }
         }
-        for (r, sums) in sums.iter().enumerate() {
-            for (j, &sum) in sums.iter().enumerate() {
-                let c = c.0.add((at.row + r) * c.1 + at.column + j * L::COUNT);
+        each_row!(row below R, {
+            for j in 0..C {
+                let c = c.add(row * distance + j * L::COUNT);
+                let sum = sums[row][j];
                 let value = match into {
                     Into::Replace => sum,
                     Into::Add => L::load(c).add(sum),
                     Into::Scale(factors) => {
-                        let factor = L::load(factors.as_ptr().add(at.column + j * L::COUNT));
+                        let factor = L::load(factors.as_ptr().add(j * L::COUNT));
                         L::load(c).fma(factor, sum)
                     }
                 };
                 value.store(c);
             }
+        });
+    }
+}
+
+/// Copies `count` rows of `columns` numbers times `factor` to the first rows of panels of `stride` rows,
+/// with zeros up to the end of the last panel; rows of `from` are `distance` apart.
+#[inline(always)]
+pub(super) fn place<L: Lanes>(
+    from: &[f32],
+    distance: usize,
+    (count, columns): (usize, usize),
+    factor: f32,
+    to: &mut [f32],
+    stride: usize,
+) {
+    if count == 0 || columns == 0 {
+        return;
+    }
+    assert!((count - 1) * distance + columns <= from.len(), "rows are too short");
+    assert!(count <= stride, "rows of two panels must not mix");
+    assert!(panelled(stride, columns) - (stride - count) * PANEL <= to.len(), "panels are too short");
+    let whole = columns / L::COUNT * L::COUNT;
+    let times = L::splat(factor);
+    for row in 0..count {
+        for column in (0..whole).step_by(L::COUNT) {
+            let at = (column / PANEL * stride + row) * PANEL + column % PANEL;
+            // SAFETY: a vector ends within its row and within its panel, which were checked above.
+            unsafe {
+                let numbers = L::load(from.as_ptr().add(row * distance + column));
+                numbers.mul(times).store(to.as_mut_ptr().add(at));
+            }
+        }
+        for column in whole..columns.next_multiple_of(PANEL) {
+            let inside = column < columns;
+            let number = if inside { from[row * distance + column] * factor } else { 0.0 };
+            to[(column / PANEL * stride + row) * PANEL + column % PANEL] = number;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The three inner procedures, compiled once per instruction set and chosen at run time.
+//! The inner procedures, compiled once per instruction set and chosen at run time.
 //!
 //! In: nothing; the processor is asked once. Out: an [`Engine`], a table of safe functions.
 //!
@@ -7,12 +7,14 @@
 
 use std::sync::OnceLock;
 
-use super::block::{self, Into, Left, Shape};
+use super::block::{self, Into, Left, Panels, Shape, Target};
 use super::lanes::Plain;
 use super::softmax::{self, Kept, RowSums, Running};
 
 /// Product of two blocks, see [`block::product`].
-type Product = fn(Shape, (&mut [f32], usize), (&[f32], Left), (&[f32], usize), Into<'_>);
+type Product = fn(Shape, Target<'_>, Left<'_>, Panels<'_>, Into<'_>);
+/// Rows into panels, see [`block::place`].
+type Place = fn(&[f32], usize, (usize, usize), f32, &mut [f32], usize);
 /// Online softmax of a tile, see [`softmax::online`].
 type Online = fn(&mut [f32], usize, (usize, usize), Option<Kept<'_>>, &mut Running);
 /// Gradient of a tile's scores, see [`softmax::gradient`].
@@ -26,6 +28,7 @@ pub(crate) struct Engine {
     /// What the bits depend on.
     pub(crate) arithmetic: &'static str,
     pub(crate) product: Product,
+    pub(crate) place: Place,
     pub(crate) online: Online,
     pub(crate) gradient: Gradient,
 }
@@ -56,11 +59,10 @@ impl Engine {
     }
 }
 
-/// A module with the three procedures for one vector type and strip size.
+/// A module with the procedures for one vector type and strip size.
 macro_rules! engine {
-    // Rows by vectors of a strip, and of a narrower one where columns run out.
-    ($module:ident, $lanes:ty, $rows:literal by $vectors:literal or $rows2:literal by $vectors2:literal,
-     $name:expr, $arithmetic:expr,
+    // Rows by vectors of a strip.
+    ($module:ident, $lanes:ty, $rows:literal by $vectors:literal, $name:expr, $arithmetic:expr,
      $($feature:literal)?) => {
         pub(super) mod $module {
             use super::*;
@@ -72,25 +74,41 @@ macro_rules! engine {
                     // SAFETY: `Engine::all` hands an engine out only after asking the processor.
                     unsafe { product(shape, c, a, b, into) }
                 },
+                place: |from, distance, size, factor, to, stride| {
+                    // SAFETY: as above.
+                    unsafe { place(from, distance, size, factor, to, stride) }
+                },
                 online: |scores, distance, size, kept, running| {
                     // SAFETY: as above.
                     unsafe { online(scores, distance, size, kept, running) }
                 },
-                gradient: |tiles, distance, size, kept, sums| {
+                gradient: |tiles, stride, size, kept, sums| {
                     // SAFETY: as above.
-                    unsafe { gradient(tiles, distance, size, kept, sums) }
+                    unsafe { gradient(tiles, stride, size, kept, sums) }
                 },
             };
 
             $(#[target_feature(enable = $feature)])?
             unsafe fn product(
                 shape: Shape,
-                c: (&mut [f32], usize),
-                a: (&[f32], Left),
-                b: (&[f32], usize),
+                c: Target<'_>,
+                a: Left<'_>,
+                b: Panels<'_>,
                 into: Into<'_>,
             ) {
-                block::product::<$lanes, $rows, $vectors, $rows2, $vectors2>(shape, c, a, b, into);
+                block::product::<$lanes, $rows, $vectors>(shape, c, a, b, into);
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn place(
+                from: &[f32],
+                distance: usize,
+                size: (usize, usize),
+                factor: f32,
+                to: &mut [f32],
+                stride: usize,
+            ) {
+                block::place::<$lanes>(from, distance, size, factor, to, stride);
             }
 
             $(#[target_feature(enable = $feature)])?
@@ -107,24 +125,24 @@ macro_rules! engine {
             $(#[target_feature(enable = $feature)])?
             unsafe fn gradient(
                 tiles: (&mut [f32], &mut [f32]),
-                distance: usize,
+                stride: usize,
                 size: (usize, usize),
                 kept: Option<Kept<'_>>,
                 sums: RowSums<'_>,
             ) {
-                softmax::gradient::<$lanes>(tiles, distance, size, kept, sums);
+                softmax::gradient::<$lanes>(tiles, stride, size, kept, sums);
             }
         }
     };
 }
 
 #[cfg(target_arch = "x86_64")]
-engine!(avx512, super::super::lanes::Avx512, 4 by 4 or 8 by 2, "avx512f", "fused f32", "avx512f,avx2,fma");
+engine!(avx512, super::super::lanes::Avx512, 12 by 2, "avx512f", "fused f32", "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-engine!(avx2, super::super::lanes::Avx2, 2 by 4 or 4 by 2, "avx2", "fused f32", "avx2,fma");
+engine!(avx2, super::super::lanes::Avx2, 6 by 2, "avx2", "fused f32", "avx2,fma");
 #[cfg(target_arch = "aarch64")]
-engine!(plain, Plain<true>, 4 by 2 or 4 by 1, "neon", "fused f32",);
+engine!(plain, Plain<true>, 4 by 2, "neon", "fused f32",);
 #[cfg(not(target_arch = "aarch64"))]
-engine!(plain, Plain<false>, 2 by 2 or 2 by 1, "plain", "f32",);
+engine!(plain, Plain<false>, 4 by 1, "plain", "f32",);
 #[cfg(test)]
-engine!(fused, Plain<true>, 3 by 2 or 3 by 1, "fused in software", "fused f32",);
+engine!(fused, Plain<true>, 3 by 2, "fused in software", "fused f32",);

@@ -1,7 +1,7 @@
 //! Forward attention with an online softmax over key tiles.
 //!
-//! In: checked tasks. Out: O and LSE. A unit of work is a query tile of a task under one KV head. Its
-//! query rows, times the query heads that share the KV head, are the lanes of every vector, so scores
+//! In: checked tasks. Out: O and LSE. A unit of work is some rows of a task under one KV head. Its
+//! rows, times the query heads that share the KV head, are the lanes of every vector, so scores
 //! are held as `[keys, lanes]` and no operation mixes lanes.
 //!
 //! Invariant: per row, keys are taken in tiles of [`KEYS`] counted from the document's start. A key
@@ -15,40 +15,63 @@ use std::cell::RefCell;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
-use super::block::{Into, Left, Shape, WIDTH};
+use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
 use super::engine::Engine;
 use super::shared::Shared;
 use super::softmax::{Kept, Running};
 use super::stage::{Source, round_up, transpose};
-use crate::{Forward, Heads, Mask, Rows, RowsMut, TILE, Threads, math, wire};
+use crate::{Forward, Heads, Mask, Rows, RowsMut, Threads, math, wire};
 
 /// Keys of a softmax step.
 const KEYS: u32 = 64;
 /// Lanes of a product.
-const LANES: usize = 64;
+const LANES: usize = PANEL;
 /// Lanes that go over a staged key tile together.
-const WAVE: usize = 4 * LANES;
+const WAVE: usize = 16 * LANES;
+/// Units that a thread should find in a launch.
+const UNITS: usize = 8;
 /// Keys after which the running softmax is closed and merged; a multiple of [`KEYS`].
 pub(super) const SEGMENT: u32 = 1 << 16;
 
 /// Runs a launch.
 pub(super) fn run(engine: Engine, tasks: &mut [Forward<'_>], threads: Threads, segment: u32) {
     let tasks: Vec<Task<'_>> = tasks.iter_mut().map(Task::new).collect();
+    // As many rows as fill a wave share staged keys, but every thread finds work.
+    let mut wave = WAVE;
+    let mut units = units_of(&tasks, wave);
+    while wave > LANES && units.len() < UNITS * threads.0.get() {
+        wave /= 2;
+        units = units_of(&tasks, wave);
+    }
+    units.sort_by_key(|unit| std::cmp::Reverse(unit.cost));
+    threads.run(units.len(), |index| {
+        let Unit { task, head, rows, .. } = &units[index];
+        SCRATCH.with_borrow_mut(|scratch| task.run(engine, scratch, *head, rows, segment));
+    });
+}
+
+/// Rows of a task under one KV head.
+struct Unit<'a, 'b> {
+    task: &'a Task<'b>,
+    head: usize,
+    rows: Range<u32>,
+    /// Pairs, at most.
+    cost: usize,
+}
+
+/// Cuts tasks into units of at most `lanes` lanes, or one row.
+fn units_of<'a, 'b>(tasks: &'a [Task<'b>], lanes: usize) -> Vec<Unit<'a, 'b>> {
     let mut units = Vec::new();
-    for task in &tasks {
-        for tile in task.rows.start / TILE..task.rows.end.div_ceil(TILE) {
-            let rows = task.rows.start.max(tile * TILE)..task.rows.end.min((tile + 1) * TILE);
-            let keys = task.mask.keys_of(&rows, task.document_rows).len();
-            units.extend(
-                (0..task.heads.kv).map(|head| (keys * rows.len(), task, head, rows.clone())),
-            );
+    for task in tasks {
+        let step = (lanes / (task.heads.query / task.heads.kv)).max(1) as u32;
+        for start in task.rows.clone().step_by(step as usize) {
+            let rows = start..task.rows.end.min(start + step);
+            let cost = task.mask.keys_of(&rows, task.document_rows).len() * rows.len();
+            let unit = |head| Unit { task, head, rows: rows.clone(), cost };
+            units.extend((0..task.heads.kv).map(unit));
         }
     }
-    units.sort_by_key(|unit| std::cmp::Reverse(unit.0));
-    threads.run(units.len(), |index| {
-        let (_, task, head, rows) = &units[index];
-        SCRATCH.with_borrow_mut(|scratch| task.tile(engine, scratch, *head, rows, segment));
-    });
+    units
 }
 
 thread_local! {
@@ -120,8 +143,8 @@ impl<'a> Task<'a> {
         Self { heads, mask, scale, document_rows, rows, keys, q: *q, k: *k, v: *v, out, lse }
     }
 
-    /// Computes the rows `rows`, at most a tile, under KV head `head`.
-    fn tile(
+    /// Computes the rows `rows` under KV head `head`.
+    fn run(
         &self,
         engine: Engine,
         scratch: &mut Scratch,
@@ -164,7 +187,7 @@ impl<'a> Task<'a> {
         let staged = &mut scratch.rows[..lanes.len() * dim];
         for (lane, to) in lanes.clone().zip(staged.chunks_exact_mut(dim)) {
             let offset = self.row(rows, head, lane) * dim;
-            Source { rows: self.q, offset, distance: 0, dim }.copy(1, 1.0, to, dim);
+            Source { rows: self.q, offset, distance: 0, dim }.copy_rows(1, 1.0, to);
             let kept = self.mask.keys(rows.start + (lane / group) as u32, self.document_rows);
             let (start, end) = (kept.start.max(self.keys.start), kept.end.min(self.keys.end));
             block.kept.push(start..end.max(start));
@@ -185,8 +208,8 @@ impl<'a> Task<'a> {
     ) {
         let Heads { kv, dim, .. } = self.heads;
         let Scratch { k, v, scores, .. } = scratch;
-        k.resize(KEYS as usize * dim, 0.0);
-        v.resize(KEYS as usize * dim, 0.0);
+        k.resize(panelled(KEYS as usize, dim), 0.0);
+        v.resize(panelled(KEYS as usize, dim), 0.0);
         scores.resize(KEYS as usize * LANES, 0.0);
         let start = blocks.iter().map(|it| it.keys.start).min().unwrap_or(0);
         let end = blocks.iter().map(|it| it.keys.end).max().unwrap_or(0);
@@ -194,8 +217,8 @@ impl<'a> Task<'a> {
             let keys = start.max(tile * KEYS)..end.min((tile + 1) * KEYS);
             let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
             let source = |rows| Source { rows, offset, distance: kv * dim, dim };
-            source(self.k).copy(keys.len(), self.scale * LOG2_E, k, dim);
-            source(self.v).copy(keys.len(), 1.0, v, dim);
+            source(self.k).copy(engine, keys.len(), self.scale * LOG2_E, k, KEYS as usize);
+            source(self.v).copy(engine, keys.len(), 1.0, v, KEYS as usize);
             for block in &mut *blocks {
                 if (tile * KEYS).is_multiple_of(segment) && tile * KEYS > start {
                     block.close();
@@ -275,10 +298,11 @@ impl Block {
         if count == 0 || self.keys.start >= keys.end {
             return;
         }
-        let lanes = round_up(self.lanes, WIDTH);
-        let shape = Shape { m: round_up(count, 8), n: lanes, k: dim };
-        let (left, right) = ((k, Left::RowMajor(dim)), (&self.q[..], LANES));
-        (engine.product)(shape, (scores, LANES), left, right, Into::Replace);
+        let (all_keys, lanes) = (KEYS as usize, round_up(self.lanes, WIDTH));
+        let shape = Shape { m: round_up(count, 4), n: lanes, k: dim };
+        let left = Left::Rows(Panels::new(k, all_keys));
+        let to = Target::panels(scores, all_keys);
+        (engine.product)(shape, to, left, Panels::new(&self.q, dim), Into::Replace);
 
         let end = keys.start + count as u32;
         let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
@@ -292,9 +316,10 @@ impl Block {
         (engine.online)(scores, LANES, (count, lanes), kept, &mut self.running);
 
         let shape = Shape { m: dim, n: lanes, k: count };
-        let (left, right) = ((v, Left::ColumnMajor(dim)), (&scores[..], LANES));
+        let left = Left::Columns(Panels::new(v, all_keys));
         let into = Into::Scale(&self.running.correction);
-        (engine.product)(shape, (&mut self.out, LANES), left, right, into);
+        let to = Target::panels(&mut self.out, dim);
+        (engine.product)(shape, to, left, Panels::new(scores, all_keys), into);
     }
 
     /// Divides by the sums and merges with the segments before, in key order.

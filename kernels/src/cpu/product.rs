@@ -1,38 +1,32 @@
-//! Matrix products of any size: packs panels that fit in cache and multiplies blocks of them.
+//! Matrix products of any size: packs both operands in panels and multiplies blocks that fit in cache.
 //!
-//! In: two views and C. Out: C. A unit of work is a panel of C's rows and columns.
+//! In: two views and C. Out: C. B is packed once for all threads; then a unit of work is a span of C's
+//! rows, with the rows of A that it needs.
 //!
-//! Invariant: an element sums its products in steps of [`DEPTH`], in order, whatever the panel.
+//! Invariant: an element sums its products in steps of [`DEPTH`], in order, whatever the blocks.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
 
-use super::block::{Into, Left, Shape, WIDTH};
+use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH};
 use super::engine::Engine;
 use super::shared::Shared;
 use super::stage::round_up;
 use crate::Threads;
 use crate::matmul::{Accumulate, Matrix};
 
-/// Rows of a panel of A.
+/// Most rows of a block of A.
 const ROWS: usize = 96;
-/// Columns of a panel of B.
-const COLUMNS: usize = 64;
 /// Rows and columns of a square that is transposed at a time: both sides stay in cache.
 const SIDE: usize = 16;
 /// Inner numbers of a step.
-const DEPTH: usize = 256;
+const DEPTH: usize = 128;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-#[derive(Default)]
-struct Scratch {
-    a: Vec<f32>,
-    /// Panels of all columns.
-    b: Vec<Vec<f32>>,
-    c: Vec<f32>,
+    /// A block of A, and C where its columns are no whole vectors.
+    static SCRATCH: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
+    /// B of the product that this thread has called.
+    static PACKED: RefCell<Vec<f32>> = RefCell::default();
 }
 
 /// Computes C.
@@ -43,102 +37,134 @@ pub(super) fn run(
     accumulate: Accumulate,
     threads: Threads,
 ) {
-    if accumulate == Accumulate::Replace && a.columns == 0 {
-        c.fill(0.0);
+    if a.columns == 0 {
+        if accumulate == Accumulate::Replace {
+            c.fill(0.0);
+        }
+        return;
     }
-    let columns = b.columns;
-    // A thread packs B for its rows alone: so as few spans of rows as there are threads.
-    let span = round_up(a.rows.div_ceil(threads.0.get()), 8).max(1);
+    let mut packed = PACKED.take();
+    let width = pack_all(&mut packed, b, threads);
+    // Two spans a thread: the faster thread takes what the slower has not begun.
+    let span = round_up(a.rows.div_ceil(2 * threads.0.get()), 12).clamp(12, ROWS);
     let shared = Shared::new(c);
     threads.run(a.rows.div_ceil(span), |unit| {
         let rows = unit * span..a.rows.min((unit + 1) * span);
         // SAFETY: these rows are this unit's.
-        let c = unsafe { shared.piece(rows.start * columns, rows.len() * columns) };
-        SCRATCH.with_borrow_mut(|scratch| {
+        let c = unsafe { shared.piece(rows.start * b.columns, rows.len() * b.columns) };
+        SCRATCH.with_borrow_mut(|(of_a, of_c)| {
             for depth in (0..a.columns).step_by(DEPTH) {
                 let k = DEPTH.min(a.columns - depth);
                 let replace = depth == 0 && accumulate == Accumulate::Replace;
                 let into = if replace { Into::Replace } else { Into::Add };
-                scratch.b.resize_with(columns.div_ceil(COLUMNS), Vec::new);
-                for (panel, column) in scratch.b.iter_mut().zip((0..columns).step_by(COLUMNS)) {
-                    let n = COLUMNS.min(columns - column);
-                    pack(panel, b, (depth, k), (column, n), round_up(n, WIDTH));
-                }
-                for row in rows.clone().step_by(ROWS) {
-                    let m = ROWS.min(rows.end - row);
-                    let left = if a.column_stride == 1 {
-                        pack(&mut scratch.a, a, (row, m), (depth, k), k);
-                        Left::RowMajor(k)
-                    } else {
-                        pack(&mut scratch.a, a.transposed(), (depth, k), (row, m), m);
-                        Left::ColumnMajor(m)
-                    };
-                    let Scratch { a, b, c: tile } = &mut *scratch;
-                    for (panel, column) in b.iter().zip((0..columns).step_by(COLUMNS)) {
-                        let n = COLUMNS.min(columns - column);
-                        let c = (&mut c[(row - rows.start) * columns + column..], columns);
-                        multiply(engine, Shape { m, n, k }, c, (a, left), panel, (into, tile));
-                    }
-                }
+                let m = rows.len();
+                let left = if a.column_stride == 1 {
+                    Left::Rows(pack_block(of_a, a, (rows.start, m), (depth, k)))
+                } else {
+                    Left::Columns(pack_block(of_a, a.transposed(), (depth, k), (rows.start, m)))
+                };
+                let right = Panels::new(&packed[depth * width..], k);
+                let shape = Shape { m, n: b.columns, k };
+                multiply(engine, shape, c, left, right, (into, of_c));
             }
         });
     });
+    PACKED.set(packed);
 }
 
-/// Multiplies packed panels; C is any number of columns wide.
-fn multiply(
-    engine: Engine,
-    Shape { m, n, k }: Shape,
-    (c, distance): (&mut [f32], usize),
-    left: (&[f32], Left),
-    right: &[f32],
-    (into, tile): (Into<'_>, &mut Vec<f32>),
-) {
-    let width = round_up(n, WIDTH);
-    let shape = Shape { m, n: width, k };
-    if width == n {
-        (engine.product)(shape, (c, distance), left, (right, width), into);
-        return;
+/// Packs all of B, step by step of the depth; returns the numbers of a row.
+fn pack_all(to: &mut Vec<f32>, b: Matrix<'_>, threads: Threads) -> usize {
+    let width = round_up(b.columns, PANEL);
+    let len = b.rows * width;
+    if to.len() < len {
+        to.resize(len, 0.0);
     }
-    tile.resize((m * width).max(tile.len()), 0.0);
-    let rows = |r: usize| (r * distance..r * distance + n, r * width..r * width + n);
-    for (of_c, of_tile) in (0..m).map(rows) {
-        tile[of_tile].copy_from_slice(&c[of_c]);
-    }
-    (engine.product)(shape, (tile, width), left, (right, width), into);
-    for (of_c, of_tile) in (0..m).map(rows) {
-        c[of_c].copy_from_slice(&tile[of_tile]);
-    }
+    let shared = Shared::new(&mut to[..len]);
+    let panels = width / PANEL;
+    threads.run(b.rows.div_ceil(DEPTH) * panels, |unit| {
+        let (depth, column) = (unit / panels * DEPTH, unit % panels * PANEL);
+        let (k, n) = (DEPTH.min(b.rows - depth), PANEL.min(b.columns - column));
+        // SAFETY: panels do not overlap, and each is one unit's.
+        let panel = unsafe { shared.piece(depth * width + column * k, k * PANEL) };
+        pack(panel, b, (depth, k), (column, n));
+    });
+    width
 }
 
-/// Copies rows and columns of `from` (first, count) to `to`, rows `width` apart, zeros beyond.
-fn pack(
-    to: &mut Vec<f32>,
+/// Packs rows and columns of `from` (first, count) into panels.
+fn pack_block<'a>(
+    to: &'a mut Vec<f32>,
     from: Matrix<'_>,
     (row, rows): (usize, usize),
     (column, columns): (usize, usize),
-    width: usize,
+) -> Panels<'a> {
+    let len = round_up(columns, PANEL) * rows;
+    if to.len() < len {
+        to.resize(len, 0.0);
+    }
+    for (panel, to) in to[..len].chunks_exact_mut(rows * PANEL).enumerate() {
+        let first = panel * PANEL;
+        pack(to, from, (row, rows), (column + first, PANEL.min(columns - first)));
+    }
+    Panels::new(&to[..len], rows)
+}
+
+/// Multiplies packed blocks; C has any number of columns, without gaps.
+fn multiply(
+    engine: Engine,
+    Shape { m, n, k }: Shape,
+    c: &mut [f32],
+    left: Left<'_>,
+    right: Panels<'_>,
+    (into, tile): (Into<'_>, &mut Vec<f32>),
 ) {
-    to.resize((rows * width).max(to.len()), 0.0);
+    let whole = n / WIDTH * WIDTH;
+    (engine.product)(Shape { m, n: whole, k }, Target::rows(c, n), left, right, into);
+    if whole == n {
+        return;
+    }
+    // The last columns go by way of a block that is wide enough.
+    let first = n / PANEL * PANEL;
+    let width = round_up(n - first, WIDTH);
+    tile.resize((m * width).max(tile.len()), 0.0);
+    let rows = |r: usize| (r * n + whole..(r + 1) * n, r * width..(r + 1) * width);
+    for (of_c, of_tile) in (0..m).map(rows) {
+        tile[of_tile][whole - first..n - first].copy_from_slice(&c[of_c]);
+    }
+    let right = right.from_column(first);
+    (engine.product)(Shape { m, n: width, k }, Target::rows(tile, width), left, right, into);
+    for (of_c, of_tile) in (0..m).map(rows) {
+        c[of_c].copy_from_slice(&tile[of_tile][whole - first..n - first]);
+    }
+}
+
+/// Copies rows and at most [`PANEL`] columns of `from` (first, count) to a panel, zeros beyond.
+fn pack(
+    to: &mut [f32],
+    from: Matrix<'_>,
+    (row, rows): (usize, usize),
+    (column, columns): (usize, usize),
+) {
     let Matrix { data, row_stride, column_stride, .. } = from;
     let at = |r: usize, c: usize| (row + r) * row_stride + (column + c) * column_stride;
     if column_stride == 1 {
-        for (r, to) in to.chunks_exact_mut(width).take(rows).enumerate() {
+        for (r, to) in to.chunks_exact_mut(PANEL).take(rows).enumerate() {
             to[..columns].copy_from_slice(&data[at(r, 0)..][..columns]);
             to[columns..].fill(0.0);
         }
         return;
     }
     for r in (0..rows).step_by(SIDE) {
+        let square = r..rows.min(r + SIDE);
         for c in (0..columns).step_by(SIDE) {
             for c in c..columns.min(c + SIDE) {
-                for r in r..rows.min(r + SIDE) {
-                    to[r * width + c] = data[at(r, c)];
+                for r in square.clone() {
+                    to[r * PANEL + c] = data[at(r, c)];
                 }
             }
         }
-        for r in r..rows.min(r + SIDE) {
-            to[r * width + columns..(r + 1) * width].fill(0.0);
+        for r in square {
+            to[r * PANEL + columns..(r + 1) * PANEL].fill(0.0);
         }
     }
 }

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 #![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
 
-use super::block::WIDTH;
+use super::block::{PANEL, WIDTH, panelled};
 use super::lanes::Lanes;
 
 /// State of the online softmax of some query rows, one lane each.
@@ -100,18 +100,18 @@ pub(crate) struct RowSums<'a> {
     pub(crate) scale: f32,
 }
 
-/// Turns scores into P and dP into dS = scale · P∘(dP − Δ), both `[rows, keys]`.
+/// Turns scores into P and dP into dS = scale · P∘(dP − Δ), both `[rows, keys]` in panels of `stride` rows.
 #[inline(always)]
 pub(super) fn gradient<L: Lanes>(
     (scores, dp): (&mut [f32], &mut [f32]),
-    distance: usize,
+    stride: usize,
     (rows, keys): (usize, usize),
     kept: Option<Kept<'_>>,
     sums: RowSums<'_>,
 ) {
     let RowSums { lse, delta, scale } = sums;
-    assert!(keys.is_multiple_of(WIDTH) && keys <= distance && rows > 0, "whole vectors");
-    let end = (rows - 1) * distance + keys;
+    assert!(keys.is_multiple_of(WIDTH) && rows > 0 && rows <= stride, "whole vectors");
+    let end = panelled(stride, keys);
     assert!(end <= scores.len() && end <= dp.len(), "scores are too short");
     let first: [f32; WIDTH] = std::array::from_fn(|lane| lane as f32);
     let (zero, scale) = (L::splat(0.0), L::splat(scale));
@@ -119,10 +119,11 @@ pub(super) fn gradient<L: Lanes>(
         let (lse, delta) = (L::splat(lse[row]), L::splat(delta[row]));
         let bounds = kept.map(|it| (L::splat(it.low[row]), L::splat(it.high[row])));
         for key in (0..keys).step_by(L::COUNT) {
+            let at = (key / PANEL * stride + row) * PANEL + key % PANEL;
             // SAFETY: the vector at `row` and `key` ends within `end`, asserted above.
             unsafe {
-                let scores = scores.as_mut_ptr().add(row * distance + key);
-                let dp = dp.as_mut_ptr().add(row * distance + key);
+                let scores = scores.as_mut_ptr().add(at);
+                let dp = dp.as_mut_ptr().add(at);
                 let mut p = L::load(scores).sub(lse).exp2();
                 if let Some((low, high)) = bounds {
                     let position = L::load(first.as_ptr()).add(L::splat(key as f32));

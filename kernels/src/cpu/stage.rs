@@ -1,10 +1,12 @@
 //! Copies rows into scratch, contiguous, widened to f32 and padded with zeros.
 //!
-//! In: rows of the caller, every so many numbers one. Out: the same rows without gaps, or transposed.
+//! In: rows of the caller, every so many numbers one. Out: the same rows in panels, without gaps, or transposed.
 //!
 //! Rows a power of two apart share few cache sets, and bf16 has to be widened: so every tile is staged,
 //! once for many products.
 
+use super::block::{PANEL, panelled};
+use super::engine::Engine;
 use crate::{Rows, wire};
 
 /// Rows of `dim` numbers, the first at `offset`, `distance` apart.
@@ -17,25 +19,68 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Copies `count` rows times `factor` to rows of `width`, and clears `to` beyond them.
-    pub(super) fn copy(&self, count: usize, factor: f32, to: &mut [f32], width: usize) {
-        let dim = self.dim;
-        for (row, to) in to.chunks_exact_mut(width).enumerate() {
-            if row >= count {
-                to.fill(0.0);
-                continue;
-            }
-            let at = self.offset + row * self.distance;
-            match self.rows {
-                Rows::F32(from) => to[..dim].copy_from_slice(&from[at..at + dim]),
-                Rows::Bf16(from) => wire::to_f32(&mut to[..dim], &from[at..at + dim]),
-            }
-            #[expect(clippy::float_cmp, reason = "1 is exact, and the usual case")]
-            if factor != 1.0 {
-                to[..dim].iter_mut().for_each(|x| *x *= factor);
-            }
-            to[dim..].fill(0.0);
+    /// Copies `count` rows times `factor` into panels of `rows` rows, zeros beyond.
+    pub(super) fn copy(&self, with: Engine, count: usize, factor: f32, to: &mut [f32], rows: usize) {
+        self.place(with, count, factor, to, rows);
+        for panel in to[..panelled(rows, self.dim)].chunks_exact_mut(rows * PANEL) {
+            panel[count * PANEL..].fill(0.0);
         }
+    }
+
+    /// Copies `count` rows times `factor` to the first rows of panels of `rows` rows.
+    pub(super) fn place(&self, with: Engine, count: usize, factor: f32, to: &mut [f32], rows: usize) {
+        let from = match self.rows {
+            Rows::F32(from) => {
+                let from = &from[self.offset..];
+                (with.place)(from, self.distance, (count, self.dim), factor, to, rows);
+                return;
+            }
+            Rows::Bf16(from) => from,
+        };
+        let mut wide = [0.0; PANEL];
+        for row in 0..count {
+            let at = self.offset + row * self.distance;
+            for (panel, from) in from[at..at + self.dim].chunks(PANEL).enumerate() {
+                wire::to_f32(&mut wide[..from.len()], from);
+                wide[..from.len()].iter_mut().for_each(|x| *x *= factor);
+                wide[from.len()..].fill(0.0);
+                copy(&mut to[(panel * rows + row) * PANEL..][..PANEL], &wide);
+            }
+        }
+    }
+
+    /// Copies `count` rows times `factor` to adjacent rows.
+    pub(super) fn copy_rows(&self, count: usize, factor: f32, to: &mut [f32]) {
+        for (row, to) in to.chunks_exact_mut(self.dim).take(count).enumerate() {
+            self.widen(self.offset + row * self.distance, factor, to);
+        }
+    }
+
+    /// Numbers from `at`, times `factor`.
+    fn widen(&self, at: usize, factor: f32, to: &mut [f32]) {
+        match self.rows {
+            Rows::F32(from) => copy(to, &from[at..at + to.len()]),
+            Rows::Bf16(from) => wire::to_f32(to, &from[at..at + to.len()]),
+        }
+        #[expect(clippy::float_cmp, reason = "1 is exact, and the usual case")]
+        if factor != 1.0 {
+            to.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
+}
+
+/// Copies as many numbers as a panel has columns, or fewer; faster than a call for so few.
+pub(super) fn copy(to: &mut [f32], from: &[f32]) {
+    match (<&mut [f32; PANEL]>::try_from(&mut *to), <&[f32; PANEL]>::try_from(from)) {
+        (Ok(to), Ok(from)) => *to = *from,
+        _ => to.copy_from_slice(from),
+    }
+}
+
+/// Transposes adjacent rows of `dim` numbers, at most `count`, into panels `[count / PANEL, dim, PANEL]`.
+pub(super) fn transpose_rows(from: &[f32], dim: usize, to: &mut [f32]) {
+    for (from, to) in from.chunks(PANEL * dim).zip(to.chunks_exact_mut(dim * PANEL)) {
+        transpose(from, dim, dim, to, PANEL);
     }
 }
 

@@ -1,0 +1,293 @@
+//! Backward attention: dQ, dK and dV from Q, K, V, dO, LSE and Δ.
+//!
+//! In: checked bundles. Out: their gradients. A unit of work is one or two key tiles of a bundle under
+//! one KV head; it goes over all query rows of the bundle that reach them, in row order.
+//!
+//! Invariant: dK and dV of a key are summed over blocks of query rows whose edges are counted from the
+//! document's start, dQ of a row over key tiles, ascending: units take turns at a block of dQ. A pair
+//! that is masked, or whose row or key is not held, adds exactly 0.
+//!
+//! Numerics: P comes from the same sums as in the forward pass. Gradients are within 2e-5 of f64,
+//! relative to their largest. Scratch: `4·(11·TILE·dim + 2·BLOCK·TILE + 3·BLOCK·dim)` bytes a thread.
+#![allow(unsafe_code)]
+
+mod rows;
+mod turn;
+
+use std::cell::RefCell;
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use rows::{RowBlock, Staged, row_blocks};
+use turn::{Guard, Turn};
+
+use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
+use super::engine::Engine;
+use super::shared::Shared;
+use super::softmax::{Kept, RowSums};
+use super::stage::{Source, round_up, transpose_rows};
+use crate::attention::tile_keys;
+use crate::{Backward, BackwardRows, Heads, Mask, Rows, TILE, Threads};
+
+/// Pairs of query row and head that go through the products together.
+const BLOCK: usize = 64;
+/// Keys of a tile.
+const KEYS: usize = TILE as usize;
+/// Tiles that share the staging of the query rows.
+const TOGETHER: usize = 2;
+
+/// Runs a launch.
+pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads) {
+    let bundles: Vec<Bundle<'_>> = bundles.iter_mut().map(Bundle::new).collect();
+    let mut queues: Vec<(&Bundle<'_>, usize)> =
+        bundles.iter().flat_map(|it| (0..it.heads.kv).map(move |head| (it, head))).collect();
+    queues.sort_by_key(|(bundle, _)| std::cmp::Reverse(bundle.cost));
+    // Tiles of a queue stay ascending: a unit waits only for units that were taken before it.
+    let units: Vec<(&Bundle<'_>, usize, Range<u32>)> = queues
+        .into_iter()
+        .flat_map(|(bundle, head)| {
+            let starts = bundle.tiles.clone().step_by(TOGETHER);
+            let unit = |start: u32| start..bundle.tiles.end.min(start + TOGETHER as u32);
+            starts.map(move |start| (bundle, head, unit(start)))
+        })
+        .collect();
+    let failed = AtomicBool::new(false);
+    threads.run(units.len(), |index| {
+        let guard = Guard(&failed);
+        let (bundle, head, tiles) = &units[index];
+        SCRATCH.with_borrow_mut(|scratch| bundle.tiles(engine, scratch, *head, tiles, &failed));
+        std::mem::forget(guard);
+    });
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Buffers of a thread, kept from launch to launch.
+#[derive(Default)]
+struct Scratch {
+    tiles: [Tile; TOGETHER],
+    /// Rows to be transposed, `[KEYS, dim]`.
+    rows: Vec<f32>,
+    block: Staged,
+}
+
+/// A key tile and its gradients, in panels.
+#[derive(Default)]
+struct Tile {
+    /// Positions of its held keys.
+    keys: Range<u32>,
+    /// `[KEYS, dim]`.
+    k: Vec<f32>,
+    /// Scaled K and V, `[dim, KEYS]`.
+    k_columns: Vec<f32>,
+    v_columns: Vec<f32>,
+    /// `[KEYS, dim]`.
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+struct Bundle<'a> {
+    heads: Heads,
+    mask: Mask,
+    scale: f32,
+    document_rows: u32,
+    keys: Range<u32>,
+    k: Rows<'a>,
+    v: Rows<'a>,
+    dk: Shared<'a, f32>,
+    dv: Shared<'a, f32>,
+    parts: Vec<Part<'a>>,
+    blocks: Vec<RowBlock>,
+    /// Tiles of this launch, counted from the document's start.
+    tiles: Range<u32>,
+    cost: u64,
+}
+
+struct Part<'a> {
+    rows: Range<u32>,
+    q: Rows<'a>,
+    dout: Rows<'a>,
+    lse: &'a [f32],
+    delta: &'a [f32],
+    dq: Shared<'a, f32>,
+}
+
+impl<'a> Bundle<'a> {
+    fn new(bundle: &'a mut Backward<'_>) -> Self {
+        let cost = crate::backward_cost(bundle);
+        let Backward { heads, mask, scale, document_rows, keys, k, v, parts, dk, dv, key_tiles } =
+            bundle;
+        let first = keys.start / TILE;
+        if key_tiles.start == 0 {
+            for part in &mut *parts {
+                part.dq.fill(0.0);
+            }
+        }
+        let parts = parts
+            .iter_mut()
+            .map(|BackwardRows { rows, q, dout, lse, delta, dq }| {
+                let dq = Shared::new(dq);
+                Part { rows: rows.clone(), q: *q, dout: *dout, lse, delta, dq }
+            })
+            .collect();
+        let mut bundle = Bundle {
+            heads: *heads,
+            mask: *mask,
+            scale: *scale,
+            document_rows: *document_rows,
+            keys: keys.clone(),
+            k: *k,
+            v: *v,
+            dk: Shared::new(dk),
+            dv: Shared::new(dv),
+            parts,
+            blocks: Vec::new(),
+            tiles: first + key_tiles.start..first + key_tiles.end,
+            cost,
+        };
+        bundle.blocks = row_blocks(&bundle);
+        bundle
+    }
+
+    /// Computes `tiles`, counted from the document's start, under KV head `head`.
+    fn tiles(
+        &self,
+        engine: Engine,
+        scratch: &mut Scratch,
+        head: usize,
+        tiles: &Range<u32>,
+        failed: &AtomicBool,
+    ) {
+        let width = round_up(self.heads.dim, WIDTH);
+        let Scratch { tiles: staged, rows, block: rows_of_block } = scratch;
+        let staged = &mut staged[..tiles.len()];
+        for (tile, staged) in tiles.clone().zip(&mut *staged) {
+            self.open(engine, staged, rows, (head, tile));
+        }
+        let keys = staged[0].keys.start..staged[tiles.len() - 1].keys.end;
+        for block in &self.blocks {
+            if block.keys.start >= keys.end || block.keys.end <= keys.start {
+                continue;
+            }
+            block.stage(engine, self, rows_of_block, head);
+            let mut turn = None;
+            for tile in &mut *staged {
+                if block.keys.start >= tile.keys.end || block.keys.end <= tile.keys.start {
+                    continue;
+                }
+                let columns = self.scores(engine, rows_of_block, block, tile);
+                turn.get_or_insert_with(|| {
+                    let first = tiles.start.max(block.first_tile);
+                    let turn = Turn::wait(&block.turn[head], first, failed);
+                    block.load_dq(self, rows_of_block, head);
+                    turn
+                });
+                let Staged { stride, dq, dp, .. } = &mut *rows_of_block;
+                let shape = Shape { m: *stride, n: width, k: columns.len() };
+                let left = Left::Rows(Panels::new(dp, *stride));
+                let right = Panels::new(&tile.k, KEYS).from_row(columns.start);
+                (engine.product)(shape, Target::panels(dq, *stride), left, right, Into::Add);
+            }
+            if let Some(turn) = turn {
+                block.store_dq(self, rows_of_block, head);
+                turn.pass(tiles.end);
+            }
+        }
+        for tile in staged {
+            self.write(tile, head);
+        }
+    }
+
+    /// Stages K and V of a tile and clears its gradients.
+    fn open(
+        &self,
+        engine: Engine,
+        staged: &mut Tile,
+        rows: &mut Vec<f32>,
+        (head, tile): (usize, u32),
+    ) {
+        let Heads { kv, dim, .. } = self.heads;
+        let first = self.keys.start / TILE;
+        let keys = tile_keys(&self.keys, &(tile - first..tile - first + 1));
+        let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
+        let source = |rows| Source { rows, offset, distance: kv * dim, dim };
+        let Tile { keys: of_tile, k, k_columns, v_columns, dk, dv } = staged;
+        rows.resize(KEYS * dim, 0.0);
+        rows[keys.len() * dim..].fill(0.0);
+        for (to, from, factor) in
+            [(k_columns, self.k, self.scale * LOG2_E), (v_columns, self.v, 1.0)]
+        {
+            source(from).copy_rows(keys.len(), factor, rows);
+            to.resize(panelled(dim, KEYS), 0.0);
+            transpose_rows(rows, dim, to);
+        }
+        k.resize(panelled(KEYS, dim), 0.0);
+        source(self.k).copy(engine, keys.len(), 1.0, k, KEYS);
+        for buffer in [dk, dv] {
+            buffer.clear();
+            buffer.resize(panelled(KEYS, dim), 0.0);
+        }
+        *of_tile = keys;
+    }
+
+    /// Leaves dS of the block in `staged.dp`, adds to dK and dV of the tile; returns its columns.
+    fn scores(
+        &self,
+        engine: Engine,
+        staged: &mut Staged,
+        block: &RowBlock,
+        tile: &mut Tile,
+    ) -> Range<usize> {
+        let dim = self.heads.dim;
+        let width = round_up(dim, WIDTH);
+        // Columns of the tile that any row keeps, from a panel on, whole vectors.
+        let keys = &tile.keys;
+        let start = (block.keys.start.max(keys.start) - keys.start) as usize / PANEL * PANEL;
+        let end = (block.keys.end.min(keys.end) - keys.start) as usize;
+        let columns = round_up(end - start, WIDTH);
+        let all = block.bounds(self, staged, keys.start + start as u32, columns);
+        let all = all && start + columns <= keys.len();
+
+        let Staged { pairs, stride, q, dout, scores, dp, .. } = staged;
+        let (pairs, stride) = (*pairs, *stride);
+        let Engine { product, gradient, .. } = engine;
+        let shape = Shape { m: stride, n: columns, k: dim };
+        for (to, left, right) in
+            [(&mut *scores, &*q, &tile.k_columns), (&mut *dp, &*dout, &tile.v_columns)]
+        {
+            let left = Left::Rows(Panels::new(left, stride));
+            let right = Panels::new(right, dim).from_column(start);
+            product(shape, Target::panels(to, stride), left, right, Into::Replace);
+        }
+        let kept = (!all).then_some(Kept { low: &staged.low, high: &staged.high });
+        let sums = RowSums { lse: &staged.lse, delta: &staged.delta, scale: self.scale };
+        gradient((scores, dp), stride, (pairs, columns), kept, sums);
+
+        let shape = Shape { m: columns, n: width, k: pairs };
+        for (to, left, right) in [(&mut tile.dv, &*scores, &*dout), (&mut tile.dk, &*dp, &*q)] {
+            let to = Target::panels(&mut to[start * PANEL..], KEYS);
+            let left = Left::Columns(Panels::new(left, stride));
+            product(shape, to, left, Panels::new(right, stride), Into::Add);
+        }
+        start..start + columns
+    }
+
+    /// Writes the gradients of a finished tile.
+    fn write(&self, tile: &Tile, head: usize) {
+        let Heads { kv, dim, .. } = self.heads;
+        let first = (tile.keys.start - self.keys.start) as usize;
+        for key in 0..tile.keys.len() {
+            let at = ((first + key) * kv + head) * dim;
+            for (to, from) in [(&self.dk, &tile.dk), (&self.dv, &tile.dv)] {
+                // SAFETY: a row of dK and dV belongs to one head and key tile of one bundle: this unit.
+                let to = unsafe { to.piece(at, dim) };
+                for (panel, to) in to.chunks_mut(PANEL).enumerate() {
+                    to.copy_from_slice(&from[(panel * KEYS + key) * PANEL..][..to.len()]);
+                }
+            }
+        }
+    }
+}
