@@ -301,7 +301,10 @@ pub(super) fn place<L: Lanes>(
     }
     assert!((count - 1) * distance + columns <= from.len(), "rows are too short");
     assert!(count <= stride, "rows of two panels must not mix");
-    assert!(panelled(stride, columns) - (stride - count) * PANEL <= to.len(), "panels are too short");
+    assert!(
+        panelled(stride, columns) - (stride - count) * PANEL <= to.len(),
+        "panels are too short"
+    );
     let whole = columns / L::COUNT * L::COUNT;
     let times = L::splat(factor);
     for row in 0..count {

@@ -37,4 +37,15 @@ impl<'a, T> Shared<'a, T> {
         // SAFETY: within the slice by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), count) }
     }
+
+    /// Numbers `[offset, offset + count)` to read.
+    ///
+    /// # Safety
+    ///
+    /// No piece that overlaps this one is handed out while it is alive, on any thread.
+    pub(super) unsafe fn read(&self, offset: usize, count: usize) -> &[T] {
+        assert!(offset + count <= self.len, "a piece ends beyond its slice");
+        // SAFETY: within the slice by the assertion, not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset), count) }
+    }
 }

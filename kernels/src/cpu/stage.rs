@@ -20,7 +20,14 @@ pub(super) struct Source<'a> {
 
 impl Source<'_> {
     /// Copies `count` rows times `factor` into panels of `rows` rows, zeros beyond.
-    pub(super) fn copy(&self, with: Engine, count: usize, factor: f32, to: &mut [f32], rows: usize) {
+    pub(super) fn copy(
+        &self,
+        with: Engine,
+        count: usize,
+        factor: f32,
+        to: &mut [f32],
+        rows: usize,
+    ) {
         self.place(with, count, factor, to, rows);
         for panel in to[..panelled(rows, self.dim)].chunks_exact_mut(rows * PANEL) {
             panel[count * PANEL..].fill(0.0);
@@ -28,7 +35,14 @@ impl Source<'_> {
     }
 
     /// Copies `count` rows times `factor` to the first rows of panels of `rows` rows.
-    pub(super) fn place(&self, with: Engine, count: usize, factor: f32, to: &mut [f32], rows: usize) {
+    pub(super) fn place(
+        &self,
+        with: Engine,
+        count: usize,
+        factor: f32,
+        to: &mut [f32],
+        rows: usize,
+    ) {
         let from = match self.rows {
             Rows::F32(from) => {
                 let from = &from[self.offset..];

@@ -15,11 +15,12 @@ mod rows;
 mod turn;
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use rows::{RowBlock, Staged, row_blocks};
+use rows::{RowBlock, row_blocks};
 use turn::{Guard, Turn};
 
 use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
@@ -37,32 +38,72 @@ const KEYS: usize = TILE as usize;
 /// Tiles that share the staging of the query rows.
 const TOGETHER: usize = 2;
 
+/// Numbers of workspace that the bundles and heads in flight may have together; one a thread may always be.
+const SPACE: usize = 16 << 20;
+
 /// Runs a launch.
 pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads) {
-    let bundles: Vec<Bundle<'_>> = bundles.iter_mut().map(Bundle::new).collect();
-    let mut queues: Vec<(&Bundle<'_>, usize)> =
+    let mut bundles: Vec<Bundle<'_>> = bundles.iter_mut().map(Bundle::new).collect();
+    bundles.sort_by_key(|bundle| std::cmp::Reverse(bundle.cost));
+    let mut queues: VecDeque<(&Bundle<'_>, usize)> =
         bundles.iter().flat_map(|it| (0..it.heads.kv).map(move |head| (it, head))).collect();
-    queues.sort_by_key(|(bundle, _)| std::cmp::Reverse(bundle.cost));
-    // Tiles of a queue stay ascending: a unit waits only for units that were taken before it.
-    let units: Vec<(&Bundle<'_>, usize, Range<u32>)> = queues
-        .into_iter()
-        .flat_map(|(bundle, head)| {
-            let starts = bundle.tiles.clone().step_by(TOGETHER);
-            let unit = |start: u32| start..bundle.tiles.end.min(start + TOGETHER as u32);
-            starts.map(move |start| (bundle, head, unit(start)))
-        })
-        .collect();
+    let mut space = SPACES.take();
+    while !queues.is_empty() {
+        let (mut wave, mut used) = (Vec::new(), 0);
+        while let Some(&(bundle, head)) = queues.front() {
+            if wave.len() >= threads.0.get() && used + bundle.space > SPACE {
+                break;
+            }
+            wave.push(Queue { bundle, head, space: used });
+            used += bundle.space;
+            queues.pop_front();
+        }
+        if space.len() < used {
+            space.resize(used, 0.0);
+        }
+        run_wave(engine, &wave, &Shared::new(&mut space), threads);
+    }
+    if space.len() <= SPACE {
+        SPACES.set(space);
+    }
+}
+
+/// A KV head of a bundle.
+#[derive(Clone, Copy)]
+struct Queue<'a, 'b> {
+    bundle: &'a Bundle<'b>,
+    head: usize,
+    /// First number of its workspace.
+    space: usize,
+}
+
+/// Runs the units of some queues.
+fn run_wave(engine: Engine, wave: &[Queue<'_, '_>], space: &Shared<'_, f32>, threads: Threads) {
+    // Tiles of a queue stay ascending, since a unit waits only for units that were taken before it; heads
+    // of a bundle alternate, so that it seldom waits.
+    let mut units = Vec::new();
+    for queues in wave.chunk_by(|a, b| std::ptr::eq(a.bundle, b.bundle)) {
+        let tiles = &queues[0].bundle.tiles;
+        for start in tiles.clone().step_by(TOGETHER) {
+            let end = tiles.end.min(start + TOGETHER as u32);
+            units.extend(queues.iter().map(|queue| (*queue, start..end)));
+        }
+    }
     let failed = AtomicBool::new(false);
     threads.run(units.len(), |index| {
         let guard = Guard(&failed);
-        let (bundle, head, tiles) = &units[index];
-        SCRATCH.with_borrow_mut(|scratch| bundle.tiles(engine, scratch, *head, tiles, &failed));
+        let (queue, tiles) = &units[index];
+        SCRATCH.with_borrow_mut(|scratch| {
+            queue.bundle.tiles(engine, scratch, (queue.head, tiles), (space, queue.space), &failed);
+        });
         std::mem::forget(guard);
     });
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// Workspace of the launches that this thread has called.
+    static SPACES: RefCell<Vec<f32>> = RefCell::default();
 }
 
 /// Buffers of a thread, kept from launch to launch.
@@ -71,7 +112,7 @@ struct Scratch {
     tiles: [Tile; TOGETHER],
     /// Rows to be transposed, `[KEYS, dim]`.
     rows: Vec<f32>,
-    block: Staged,
+    scores: Scores,
 }
 
 /// A key tile and its gradients, in panels.
@@ -89,6 +130,29 @@ struct Tile {
     dv: Vec<f32>,
 }
 
+/// Scores of a block of query rows and a tile, in panels, and what they need of each pair.
+#[derive(Default)]
+struct Scores {
+    /// P and dS, `[pairs, KEYS]`.
+    p: Vec<f32>,
+    ds: Vec<f32>,
+    lse: Vec<f32>,
+    delta: Vec<f32>,
+    low: Vec<f32>,
+    high: Vec<f32>,
+}
+
+impl Scores {
+    /// Makes room for a block and takes the sums of its rows.
+    fn open(&mut self, bundle: &Bundle<'_>, block: &RowBlock, head: usize) {
+        let Self { p, ds, lse, delta, .. } = self;
+        for buffer in [p, ds] {
+            buffer.resize(panelled(block.stride, KEYS).max(buffer.len()), 0.0);
+        }
+        block.sums(bundle, head, lse, delta);
+    }
+}
+
 struct Bundle<'a> {
     heads: Heads,
     mask: Mask,
@@ -101,6 +165,8 @@ struct Bundle<'a> {
     dv: Shared<'a, f32>,
     parts: Vec<Part<'a>>,
     blocks: Vec<RowBlock>,
+    /// Numbers of workspace of a KV head.
+    space: usize,
     /// Tiles of this launch, counted from the document's start.
     tiles: Range<u32>,
     cost: u64,
@@ -145,10 +211,11 @@ impl<'a> Bundle<'a> {
             dv: Shared::new(dv),
             parts,
             blocks: Vec::new(),
+            space: 0,
             tiles: first + key_tiles.start..first + key_tiles.end,
             cost,
         };
-        bundle.blocks = row_blocks(&bundle);
+        (bundle.blocks, bundle.space) = row_blocks(&bundle);
         bundle
     }
 
@@ -157,12 +224,12 @@ impl<'a> Bundle<'a> {
         &self,
         engine: Engine,
         scratch: &mut Scratch,
-        head: usize,
-        tiles: &Range<u32>,
+        (head, tiles): (usize, &Range<u32>),
+        (space, at): (&Shared<'_, f32>, usize),
         failed: &AtomicBool,
     ) {
         let width = round_up(self.heads.dim, WIDTH);
-        let Scratch { tiles: staged, rows, block: rows_of_block } = scratch;
+        let Scratch { tiles: staged, rows, scores } = scratch;
         let staged = &mut staged[..tiles.len()];
         for (tile, staged) in tiles.clone().zip(&mut *staged) {
             self.open(engine, staged, rows, (head, tile));
@@ -172,29 +239,37 @@ impl<'a> Bundle<'a> {
             if block.keys.start >= keys.end || block.keys.end <= keys.start {
                 continue;
             }
-            block.stage(engine, self, rows_of_block, head);
-            let mut turn = None;
+            let turn = Turn::new(&block.turn[head], failed);
+            if tiles.start <= block.tiles.start {
+                // SAFETY: the first unit that reaches the block has its workspace alone until it says so.
+                unsafe { block.stage(engine, self, head, space, at) };
+                turn.pass(block.tiles.start);
+            }
+            turn.wait_until_staged();
+            // SAFETY: the rows are staged, and Q and dO are written no more.
+            let inputs = unsafe { block.inputs(self, space, at) };
+            scores.open(self, block, head);
+            let (stride, mut waits) = (block.stride, true);
             for tile in &mut *staged {
                 if block.keys.start >= tile.keys.end || block.keys.end <= tile.keys.start {
                     continue;
                 }
-                let columns = self.scores(engine, rows_of_block, block, tile);
-                turn.get_or_insert_with(|| {
-                    let first = tiles.start.max(block.first_tile);
-                    let turn = Turn::wait(&block.turn[head], first, failed);
-                    block.load_dq(self, rows_of_block, head);
-                    turn
-                });
-                let Staged { stride, dq, dp, .. } = &mut *rows_of_block;
-                let shape = Shape { m: *stride, n: width, k: columns.len() };
-                let left = Left::Rows(Panels::new(dp, *stride));
+                let columns = self.scores(engine, scores, block, inputs, tile);
+                if std::mem::take(&mut waits) {
+                    turn.wait_for(tiles.start.max(block.tiles.start));
+                }
+                // SAFETY: this unit has the turn.
+                let dq = unsafe { block.dq(self, space, at) };
+                let shape = Shape { m: stride, n: width, k: columns.len() };
+                let left = Left::Rows(Panels::new(&scores.ds, stride));
                 let right = Panels::new(&tile.k, KEYS).from_row(columns.start);
-                (engine.product)(shape, Target::panels(dq, *stride), left, right, Into::Add);
+                (engine.product)(shape, Target::panels(dq, stride), left, right, Into::Add);
             }
-            if let Some(turn) = turn {
-                block.store_dq(self, rows_of_block, head);
-                turn.pass(tiles.end);
+            if tiles.end >= block.tiles.end {
+                // SAFETY: this unit has the turn, since it reaches one of its tiles.
+                unsafe { block.finish(self, head, space, at) };
             }
+            turn.pass(tiles.end);
         }
         for tile in staged {
             self.write(tile, head);
@@ -233,12 +308,13 @@ impl<'a> Bundle<'a> {
         *of_tile = keys;
     }
 
-    /// Leaves dS of the block in `staged.dp`, adds to dK and dV of the tile; returns its columns.
+    /// Leaves dS of the block in `scores.ds`, adds to dK and dV of the tile; returns its columns.
     fn scores(
         &self,
         engine: Engine,
-        staged: &mut Staged,
+        scores: &mut Scores,
         block: &RowBlock,
+        (q, dout): (&[f32], &[f32]),
         tile: &mut Tile,
     ) -> Range<usize> {
         let dim = self.heads.dim;
@@ -248,26 +324,25 @@ impl<'a> Bundle<'a> {
         let start = (block.keys.start.max(keys.start) - keys.start) as usize / PANEL * PANEL;
         let end = (block.keys.end.min(keys.end) - keys.start) as usize;
         let columns = round_up(end - start, WIDTH);
-        let all = block.bounds(self, staged, keys.start + start as u32, columns);
+        let Scores { p, ds, lse, delta, low, high } = scores;
+        let all = block.bounds(self, (low, high), keys.start + start as u32, columns);
         let all = all && start + columns <= keys.len();
 
-        let Staged { pairs, stride, q, dout, scores, dp, .. } = staged;
-        let (pairs, stride) = (*pairs, *stride);
+        let (pairs, stride) = (block.pairs, block.stride);
         let Engine { product, gradient, .. } = engine;
         let shape = Shape { m: stride, n: columns, k: dim };
-        for (to, left, right) in
-            [(&mut *scores, &*q, &tile.k_columns), (&mut *dp, &*dout, &tile.v_columns)]
+        for (to, left, right) in [(&mut *p, q, &tile.k_columns), (&mut *ds, dout, &tile.v_columns)]
         {
             let left = Left::Rows(Panels::new(left, stride));
             let right = Panels::new(right, dim).from_column(start);
             product(shape, Target::panels(to, stride), left, right, Into::Replace);
         }
-        let kept = (!all).then_some(Kept { low: &staged.low, high: &staged.high });
-        let sums = RowSums { lse: &staged.lse, delta: &staged.delta, scale: self.scale };
-        gradient((scores, dp), stride, (pairs, columns), kept, sums);
+        let kept = (!all).then_some(Kept { low, high });
+        let sums = RowSums { lse, delta, scale: self.scale };
+        gradient((p, ds), stride, (pairs, columns), kept, sums);
 
         let shape = Shape { m: columns, n: width, k: pairs };
-        for (to, left, right) in [(&mut tile.dv, &*scores, &*dout), (&mut tile.dk, &*dp, &*q)] {
+        for (to, left, right) in [(&mut tile.dv, &*p, dout), (&mut tile.dk, &*ds, q)] {
             let to = Target::panels(&mut to[start * PANEL..], KEYS);
             let left = Left::Columns(Panels::new(left, stride));
             product(shape, to, left, Panels::new(right, stride), Into::Add);

@@ -1,80 +1,74 @@
-//! Blocks of query rows of a bundle: where they are cut, and how they are staged.
+//! Blocks of query rows of a bundle: where they are cut, and their workspace.
 //!
-//! In: a bundle. Out: its [`RowBlock`]s, and their rows in scratch. Edges are counted from the document's
-//! start, so a block's products are the same whatever else the bundle has.
+//! In: a bundle. Out: its [`RowBlock`]s. Edges are counted from the document's start, so a block's products
+//! are the same whatever else the bundle has.
+//!
+//! The workspace of a block holds Q, dO and dQ of one KV head in panels, one after the other: rows are
+//! gathered once for all key tiles, and dQ is summed where it is near.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
-use super::{BLOCK, Bundle, KEYS, LOG2_E};
+use super::turn::Turn;
+use super::{BLOCK, Bundle, LOG2_E};
 use crate::cpu::block::{PANEL, panelled};
 use crate::cpu::engine::Engine;
+use crate::cpu::shared::Shared;
 use crate::cpu::stage::{Source, copy, round_up};
-use crate::{Heads, TILE};
+use crate::{Heads, Rows, TILE};
 
 /// Query rows that go through the products together: those that the bundle has of so many rows of the
 /// document.
 pub(super) struct RowBlock {
     /// Part and rows, ascending.
     pieces: Vec<(usize, Range<u32>)>,
+    /// Pairs of row and head.
+    pub(super) pairs: usize,
+    /// Rows of its panels.
+    pub(super) stride: usize,
+    /// First number of its workspace, counted from the head's.
+    space: usize,
     /// Held keys that any of the rows keeps.
     pub(super) keys: Range<u32>,
-    /// First tile of this launch that the rows reach.
-    pub(super) first_tile: u32,
-    /// Of each KV head: the tile whose turn it is at dQ.
+    /// Tiles of this launch that the rows reach.
+    pub(super) tiles: Range<u32>,
+    /// Of each KV head: the tile whose turn it is.
     pub(super) turn: Vec<AtomicU32>,
 }
 
-/// A staged block; matrices in panels of `stride` rows.
-#[derive(Default)]
-pub(super) struct Staged {
-    /// Pairs of query row and head.
-    pub(super) pairs: usize,
-    pub(super) stride: usize,
-    /// `[pairs, dim]`.
-    pub(super) q: Vec<f32>,
-    pub(super) dout: Vec<f32>,
-    pub(super) dq: Vec<f32>,
-    /// `[pairs, KEYS]`.
-    pub(super) scores: Vec<f32>,
-    pub(super) dp: Vec<f32>,
-    pub(super) lse: Vec<f32>,
-    pub(super) delta: Vec<f32>,
-    pub(super) low: Vec<f32>,
-    pub(super) high: Vec<f32>,
-}
-
-/// Cuts the query rows of a bundle at edges counted from the document's start.
-pub(super) fn row_blocks(bundle: &Bundle<'_>) -> Vec<RowBlock> {
-    let Heads { query, kv, .. } = bundle.heads;
+/// Cuts the query rows of a bundle at edges counted from the document's start; numbers of workspace.
+pub(super) fn row_blocks(bundle: &Bundle<'_>) -> (Vec<RowBlock>, usize) {
+    let Heads { query, kv, dim } = bundle.heads;
     let step = (BLOCK / (query / kv)).max(1) as u32;
-    let mut blocks: Vec<(u32, RowBlock)> = Vec::new();
+    let mut pieces: Vec<(usize, Range<u32>)> = Vec::new();
     for (index, part) in bundle.parts.iter().enumerate() {
         let mut start = part.rows.start;
         while start < part.rows.end {
-            let number = start / step;
-            let rows = start..part.rows.end.min((number + 1) * step);
-            start = rows.end;
-            let kept = bundle.mask.keys_of(&rows, bundle.document_rows);
-            let keys = kept.start.max(bundle.keys.start)..kept.end.min(bundle.keys.end);
-            match blocks.last_mut() {
-                Some((last, block)) if *last == number => {
-                    block.keys.end = block.keys.end.max(keys.end);
-                    block.pieces.push((index, rows));
-                }
-                _ => {
-                    let (pieces, turn) = (vec![(index, rows)], Vec::new());
-                    blocks.push((number, RowBlock { pieces, keys, first_tile: 0, turn }));
-                }
-            }
+            let end = part.rows.end.min((start / step + 1) * step);
+            pieces.push((index, start..end));
+            start = end;
         }
     }
-    for (_, block) in &mut blocks {
-        block.first_tile = (block.keys.start / TILE).max(bundle.tiles.start);
-        block.turn = (0..kv).map(|_| AtomicU32::new(block.first_tile)).collect();
-    }
-    blocks.into_iter().map(|(_, block)| block).collect()
+    let mut space = 0;
+    let blocks = pieces.chunk_by(|a, b| a.1.start / step == b.1.start / step).map(|pieces| {
+        let rows: usize = pieces.iter().map(|it| it.1.len()).sum();
+        let mut keys = u32::MAX..0;
+        for (_, rows) in pieces {
+            let kept = bundle.mask.keys_of(rows, bundle.document_rows);
+            keys.start = keys.start.min(kept.start.max(bundle.keys.start));
+            keys.end = keys.end.max(kept.end.min(bundle.keys.end));
+        }
+        let Range { start, end } = bundle.tiles;
+        let tiles = (keys.start / TILE).max(start)..keys.end.div_ceil(TILE).min(end);
+        let pairs = rows * (query / kv);
+        let stride = round_up(pairs, 4);
+        let turn = (0..kv).map(|_| Turn::unstaged()).collect();
+        let block = RowBlock { pieces: pieces.to_vec(), pairs, stride, space, keys, tiles, turn };
+        space += 3 * panelled(stride, dim);
+        block
+    });
+    (blocks.collect(), space)
 }
 
 impl RowBlock {
@@ -83,99 +77,112 @@ impl RowBlock {
         self.pieces.iter().flat_map(|(part, rows)| rows.clone().map(move |row| (*part, row)))
     }
 
-    /// Stages Q, dO, LSE and Δ under KV head `head`.
-    pub(super) fn stage(
+    /// Stages Q, dO and the dQ of earlier launches under KV head `head`; `at` is the head's workspace.
+    ///
+    /// # Safety
+    ///
+    /// No other unit uses the block's workspace.
+    pub(super) unsafe fn stage(
         &self,
         engine: Engine,
         bundle: &Bundle<'_>,
-        staged: &mut Staged,
         head: usize,
+        space: &Shared<'_, f32>,
+        at: usize,
     ) {
-        let Heads { query, kv, dim } = bundle.heads;
-        let group = query / kv;
-        let pairs = self.rows().count() * group;
-        let stride = round_up(pairs, 4);
-        for buffer in [&mut staged.q, &mut staged.dout, &mut staged.dq] {
-            grow(buffer, panelled(stride, dim));
-        }
-        for buffer in [&mut staged.scores, &mut staged.dp] {
-            grow(buffer, panelled(stride, KEYS));
-        }
-        staged.lse.clear();
-        staged.delta.clear();
-        (staged.pairs, staged.stride) = (pairs, stride);
-        let mut pair = 0;
-        for (part, rows) in &self.pieces {
-            let part = &bundle.parts[*part];
-            let first = (rows.start - part.rows.start) as usize * query + head * group;
-            for (to, from) in [(&mut staged.q, part.q), (&mut staged.dout, part.dout)] {
-                // The heads of a row are adjacent; alone, they are rows `query` heads apart.
-                if group == 1 {
-                    let source = Source { rows: from, offset: first * dim, distance: query * dim, dim };
-                    source.place(engine, rows.len(), 1.0, &mut to[pair * PANEL..], stride);
-                    continue;
-                }
-                for row in 0..rows.len() {
-                    let offset = (first + row * query) * dim;
-                    let source = Source { rows: from, offset, distance: dim, dim };
-                    let to = &mut to[(pair + row * group) * PANEL..];
-                    source.place(engine, group, 1.0, to, stride);
-                }
-            }
-            pair += rows.len() * group;
-        }
-        for (part, row) in self.rows() {
-            let part = &bundle.parts[part];
-            let first = (row - part.rows.start) as usize * query + head * group;
-            for at in first..first + group {
-                let lse = part.lse[at];
-                let none = lse == f32::NEG_INFINITY;
-                staged.lse.push(if none { f32::INFINITY } else { lse * LOG2_E });
-                staged.delta.push(part.delta[at]);
-            }
-        }
-    }
-
-    /// Sets the bounds of each pair in `columns` columns from key `start`; true where all are kept.
-    pub(super) fn bounds(
-        &self,
-        bundle: &Bundle<'_>,
-        staged: &mut Staged,
-        start: u32,
-        columns: usize,
-    ) -> bool {
-        let group = bundle.heads.query / bundle.heads.kv;
-        let mut all = true;
-        staged.low.clear();
-        staged.high.clear();
-        for (_, row) in self.rows() {
-            let kept = bundle.mask.keys(row, bundle.document_rows);
-            let inside =
-                |key: u32| (key.min(bundle.keys.end).saturating_sub(start) as usize).min(columns);
-            let (low, high) = (inside(kept.start), inside(kept.end));
-            all &= low == 0 && high == columns;
-            staged.low.extend(std::iter::repeat_n(low as f32, group));
-            staged.high.extend(std::iter::repeat_n(high as f32, group));
-        }
-        all
-    }
-
-    /// Copies the block's rows of dQ to scratch; the caller has the turn.
-    pub(super) fn load_dq(&self, bundle: &Bundle<'_>, staged: &mut Staged, head: usize) {
-        let Staged { dq, stride, .. } = staged;
+        let count = panelled(self.stride, bundle.heads.dim);
+        // SAFETY: the caller's promise.
+        let space = unsafe { space.piece(at + self.space, 3 * count) };
+        let (q, rest) = space.split_at_mut(count);
+        let (dout, dq) = rest.split_at_mut(count);
+        self.gather(engine, bundle, head, q, |part| bundle.parts[part].q);
+        self.gather(engine, bundle, head, dout, |part| bundle.parts[part].dout);
         self.dq_rows(bundle, head, |pair, row| {
             for (panel, from) in row.chunks(PANEL).enumerate() {
-                copy(&mut dq[(panel * *stride + pair) * PANEL..][..from.len()], from);
+                copy(&mut dq[(panel * self.stride + pair) * PANEL..][..from.len()], from);
             }
         });
     }
 
-    /// Copies the block's rows of dQ back; the caller has the turn.
-    pub(super) fn store_dq(&self, bundle: &Bundle<'_>, staged: &Staged, head: usize) {
+    /// Copies the block's rows of an input into panels.
+    fn gather<'a>(
+        &self,
+        engine: Engine,
+        bundle: &Bundle<'_>,
+        head: usize,
+        to: &mut [f32],
+        of: impl Fn(usize) -> Rows<'a>,
+    ) {
+        let Heads { query, kv, dim } = bundle.heads;
+        let group = query / kv;
+        let mut pair = 0;
+        for (part, rows) in &self.pieces {
+            let from = of(*part);
+            let first =
+                (rows.start - bundle.parts[*part].rows.start) as usize * query + head * group;
+            // The heads of a row are adjacent; alone, they are `query` rows apart.
+            let (times, count, distance) =
+                if group == 1 { (1, rows.len(), query * dim) } else { (rows.len(), group, dim) };
+            for index in 0..times {
+                let offset = (first + index * query) * dim;
+                let to = &mut to[(pair + index * count) * PANEL..];
+                let source = Source { rows: from, offset, distance, dim };
+                source.place(engine, count, 1.0, to, self.stride);
+            }
+            pair += rows.len() * group;
+        }
+    }
+
+    /// The staged Q and dO.
+    ///
+    /// # Safety
+    ///
+    /// The rows are staged, and no unit writes them.
+    pub(super) unsafe fn inputs<'a>(
+        &self,
+        bundle: &Bundle<'_>,
+        space: &'a Shared<'_, f32>,
+        at: usize,
+    ) -> (&'a [f32], &'a [f32]) {
+        let count = panelled(self.stride, bundle.heads.dim);
+        // SAFETY: the caller's promise.
+        unsafe { space.read(at + self.space, 2 * count) }.split_at(count)
+    }
+
+    /// The sums of dQ.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the turn.
+    #[expect(clippy::mut_from_ref, reason = "exclusiveness is the caller's promise")]
+    pub(super) unsafe fn dq<'a>(
+        &self,
+        bundle: &Bundle<'_>,
+        space: &'a Shared<'_, f32>,
+        at: usize,
+    ) -> &'a mut [f32] {
+        let count = panelled(self.stride, bundle.heads.dim);
+        // SAFETY: the caller's promise.
+        unsafe { space.piece(at + self.space + 2 * count, count) }
+    }
+
+    /// Writes the rows of dQ.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the turn.
+    pub(super) unsafe fn finish(
+        &self,
+        bundle: &Bundle<'_>,
+        head: usize,
+        space: &Shared<'_, f32>,
+        at: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        let dq = unsafe { self.dq(bundle, space, at) };
         self.dq_rows(bundle, head, |pair, row| {
             for (panel, to) in row.chunks_mut(PANEL).enumerate() {
-                let from = &staged.dq[(panel * staged.stride + pair) * PANEL..];
-                copy(to, &from[..to.len()]);
+                copy(to, &dq[(panel * self.stride + pair) * PANEL..][..to.len()]);
             }
         });
     }
@@ -194,10 +201,49 @@ impl RowBlock {
             }
         }
     }
-}
 
-fn grow(buffer: &mut Vec<f32>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
+    /// LSE in units of log 2, +∞ for a row without gradient, and Δ, of each pair.
+    pub(super) fn sums(
+        &self,
+        bundle: &Bundle<'_>,
+        head: usize,
+        lse: &mut Vec<f32>,
+        delta: &mut Vec<f32>,
+    ) {
+        let Heads { query, kv, .. } = bundle.heads;
+        let group = query / kv;
+        lse.clear();
+        delta.clear();
+        for (part, row) in self.rows() {
+            let part = &bundle.parts[part];
+            let first = (row - part.rows.start) as usize * query + head * group;
+            let none = |it: f32| if it == f32::NEG_INFINITY { f32::INFINITY } else { it * LOG2_E };
+            lse.extend(part.lse[first..first + group].iter().map(|&it| none(it)));
+            delta.extend(&part.delta[first..first + group]);
+        }
+    }
+
+    /// Sets the bounds of each pair in `columns` columns from key `start`; true where all are kept.
+    pub(super) fn bounds(
+        &self,
+        bundle: &Bundle<'_>,
+        (low, high): (&mut Vec<f32>, &mut Vec<f32>),
+        start: u32,
+        columns: usize,
+    ) -> bool {
+        let group = bundle.heads.query / bundle.heads.kv;
+        let mut all = true;
+        low.clear();
+        high.clear();
+        for (_, row) in self.rows() {
+            let kept = bundle.mask.keys(row, bundle.document_rows);
+            let inside =
+                |key: u32| (key.min(bundle.keys.end).saturating_sub(start) as usize).min(columns);
+            let (first, end) = (inside(kept.start), inside(kept.end));
+            all &= first == 0 && end == columns;
+            low.extend(std::iter::repeat_n(first as f32, group));
+            high.extend(std::iter::repeat_n(end as f32, group));
+        }
+        all
     }
 }

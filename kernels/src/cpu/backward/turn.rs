@@ -1,7 +1,8 @@
-//! Whose turn it is to add to a block of dQ, so that key tiles add in ascending order.
+//! Whose turn it is to write a block's workspace: its first unit stages the rows, then key tiles add to dQ
+//! in ascending order.
 //!
-//! In: the counter of a block, and whether a unit of the launch has panicked. Out: the right to write the
-//! block until [`Turn::pass`].
+//! In: the counter of a block, and whether a unit of the launch has panicked. Out: the right to write until
+//! [`Turn::pass`].
 //!
 //! A unit waits only for units that were taken before it, so waiting ends.
 
@@ -16,23 +17,47 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The right to add to a block of dQ.
-pub(super) struct Turn<'a>(&'a AtomicU32);
+/// Before the rows of a block are staged.
+const UNSTAGED: u32 = u32::MAX;
+
+/// A block's counter, as a unit sees it.
+pub(super) struct Turn<'a> {
+    tile: &'a AtomicU32,
+    failed: &'a AtomicBool,
+}
 
 impl<'a> Turn<'a> {
-    /// Waits until the tiles before `tile` have added theirs; their units run on other threads.
-    pub(super) fn wait(turn: &'a AtomicU32, tile: u32, failed: &AtomicBool) -> Self {
+    /// A counter at its start.
+    pub(super) fn unstaged() -> AtomicU32 {
+        AtomicU32::new(UNSTAGED)
+    }
+
+    pub(super) fn new(tile: &'a AtomicU32, failed: &'a AtomicBool) -> Self {
+        Self { tile, failed }
+    }
+
+    /// Waits until the block's first unit has staged its rows.
+    pub(super) fn wait_until_staged(&self) {
+        self.wait(|tile| tile != UNSTAGED);
+    }
+
+    /// Waits until the tiles before `first` have added theirs; their units run on other threads.
+    pub(super) fn wait_for(&self, first: u32) {
+        self.wait(|tile| tile == first);
+    }
+
+    /// Says that the rows are staged, or hands the turn to the unit that starts at tile `next`.
+    pub(super) fn pass(&self, next: u32) {
+        self.tile.store(next, Ordering::Release);
+    }
+
+    fn wait(&self, until: impl Fn(u32) -> bool) {
         let mut spins = 0_u32;
-        while turn.load(Ordering::Acquire) != tile {
-            assert!(!failed.load(Ordering::Relaxed), "another thread of the launch has panicked");
+        while !until(self.tile.load(Ordering::Acquire)) {
+            let failed = self.failed.load(Ordering::Relaxed);
+            assert!(!failed, "another thread of the launch has panicked");
             spins += 1;
             if spins < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        Self(turn)
-    }
-
-    /// Hands the turn to the unit that starts at tile `next`.
-    pub(super) fn pass(self, next: u32) {
-        self.0.store(next, Ordering::Release);
     }
 }
