@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 #![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, SQUARE};
 
 /// Columns come in multiples of this: the widest vector.
 pub(crate) const WIDTH: usize = 16;
@@ -320,6 +320,40 @@ pub(super) fn place<L: Lanes>(
             let inside = column < columns;
             let number = if inside { from[row * distance + column] * factor } else { 0.0 };
             to[(column / PANEL * stride + row) * PANEL + column % PANEL] = number;
+        }
+    }
+}
+
+/// Transposes rows of `columns` numbers, `distance` apart, to columns of rows `stride` apart.
+#[inline(always)]
+pub(super) fn transpose<L: Lanes>(
+    from: &[f32],
+    distance: usize,
+    (rows, columns): (usize, usize),
+    to: &mut [f32],
+    stride: usize,
+) {
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    assert!((rows - 1) * distance + columns <= from.len(), "rows are too short");
+    assert!((columns - 1) * stride + rows <= to.len(), "the transpose has no room");
+    for row in (0..rows).step_by(SQUARE) {
+        for column in (0..columns).step_by(SQUARE) {
+            let (start, end) = (row * distance + column, column * stride + row);
+            if row + SQUARE <= rows && column + SQUARE <= columns {
+                // SAFETY: the square lies within the rows and columns that were checked above.
+                unsafe {
+                    let (from, to) = (from.as_ptr().add(start), to.as_mut_ptr().add(end));
+                    L::transpose(from, to, (distance, stride));
+                }
+                continue;
+            }
+            for r in 0..SQUARE.min(rows - row) {
+                for c in 0..SQUARE.min(columns - column) {
+                    to[end + c * stride + r] = from[start + r * distance + c];
+                }
+            }
         }
     }
 }

@@ -15,6 +15,8 @@ use super::softmax::{self, Kept, RowSums, Running};
 type Product = fn(Shape, Target<'_>, Left<'_>, Panels<'_>, Into<'_>);
 /// Rows into panels, see [`block::place`].
 type Place = fn(&[f32], usize, (usize, usize), f32, &mut [f32], usize);
+/// Rows and columns swapped, see [`block::transpose`].
+type Transpose = fn(&[f32], usize, (usize, usize), &mut [f32], usize);
 /// Online softmax of a tile, see [`softmax::online`].
 type Online = fn(&mut [f32], usize, (usize, usize), Option<Kept<'_>>, &mut Running);
 /// Gradient of a tile's scores, see [`softmax::gradient`].
@@ -29,6 +31,7 @@ pub(crate) struct Engine {
     pub(crate) arithmetic: &'static str,
     pub(crate) product: Product,
     pub(crate) place: Place,
+    pub(crate) transpose: Transpose,
     pub(crate) online: Online,
     pub(crate) gradient: Gradient,
 }
@@ -78,6 +81,10 @@ macro_rules! engine {
                     // SAFETY: as above.
                     unsafe { place(from, distance, size, factor, to, stride) }
                 },
+                transpose: |from, distance, size, to, stride| {
+                    // SAFETY: as above.
+                    unsafe { transpose(from, distance, size, to, stride) }
+                },
                 online: |scores, distance, size, kept, running| {
                     // SAFETY: as above.
                     unsafe { online(scores, distance, size, kept, running) }
@@ -109,6 +116,17 @@ macro_rules! engine {
                 stride: usize,
             ) {
                 block::place::<$lanes>(from, distance, size, factor, to, stride);
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transpose(
+                from: &[f32],
+                distance: usize,
+                size: (usize, usize),
+                to: &mut [f32],
+                stride: usize,
+            ) {
+                block::transpose::<$lanes>(from, distance, size, to, stride);
             }
 
             $(#[target_feature(enable = $feature)])?

@@ -19,7 +19,7 @@ use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
 use super::engine::Engine;
 use super::shared::Shared;
 use super::softmax::{Kept, Running};
-use super::stage::{Source, round_up, transpose};
+use super::stage::{Source, round_up};
 use crate::{Forward, Heads, Mask, Rows, RowsMut, Threads, math, wire};
 
 /// Keys of a softmax step.
@@ -160,12 +160,12 @@ impl<'a> Task<'a> {
             blocks.resize_with(blocks.len().max(count), Block::empty);
             for (index, block) in blocks[..count].iter_mut().enumerate() {
                 let first = first + index * LANES;
-                self.open(block, scratch, head, rows, first..end.min(first + LANES));
+                self.open(engine, block, scratch, (head, rows), first..end.min(first + LANES));
             }
             self.sweep(engine, scratch, head, &mut blocks[..count], segment);
             for block in &mut blocks[..count] {
                 block.close();
-                self.write(block, &mut scratch.rows, head, rows);
+                self.write(engine, block, &mut scratch.rows, head, rows);
             }
             scratch.blocks = blocks;
         }
@@ -174,10 +174,10 @@ impl<'a> Task<'a> {
     /// Stages Q of the lanes and starts their softmax.
     fn open(
         &self,
+        engine: Engine,
         block: &mut Block,
         scratch: &mut Scratch,
-        head: usize,
-        rows: &Range<u32>,
+        (head, rows): (usize, &Range<u32>),
         lanes: Range<usize>,
     ) {
         let Heads { query, kv, dim } = self.heads;
@@ -192,7 +192,7 @@ impl<'a> Task<'a> {
             let (start, end) = (kept.start.max(self.keys.start), kept.end.min(self.keys.end));
             block.kept.push(start..end.max(start));
         }
-        transpose(staged, dim, dim, &mut block.q, LANES);
+        (engine.transpose)(staged, dim, (lanes.len(), dim), &mut block.q, LANES);
         let start = block.kept.iter().map(|it| it.start).min().unwrap_or(0);
         block.keys = start..block.kept.iter().map(|it| it.end).max().unwrap_or(0).max(start);
     }
@@ -229,13 +229,20 @@ impl<'a> Task<'a> {
     }
 
     /// Writes O and LSE of a closed block.
-    fn write(&self, block: &Block, row: &mut [f32], head: usize, rows: &Range<u32>) {
+    fn write(
+        &self,
+        engine: Engine,
+        block: &Block,
+        row: &mut [f32],
+        head: usize,
+        rows: &Range<u32>,
+    ) {
         let Heads { dim, .. } = self.heads;
         let Some(Merged { out, lse }) = &block.merged else {
             unreachable!("a closed block has merged its last segment")
         };
         let staged = &mut row[..LANES * dim];
-        transpose(out, LANES, LANES, staged, dim);
+        (engine.transpose)(out, LANES, (dim, LANES), staged, dim);
         for lane in 0..block.lanes {
             let at = self.row(rows, head, block.first + lane);
             let row = &staged[lane * dim..][..dim];

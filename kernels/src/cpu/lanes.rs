@@ -9,6 +9,9 @@
 
 use std::f32::consts::LN_2;
 
+/// Rows and columns of the square that [`Lanes::transpose`] takes.
+pub(super) const SQUARE: usize = 8;
+
 /// A vector of [`Lanes::COUNT`] numbers.
 ///
 /// The functions of a type may run only where its instruction set is present: they are called from
@@ -46,6 +49,23 @@ pub(super) trait Lanes: Copy {
 
     /// The bits as integers, shifted left by 23: an integer in the low bits becomes an exponent.
     fn shift_to_exponent(self) -> Self;
+
+    /// Transposes a square of [`SQUARE`] rows, `distances.0` apart, to rows `distances.1` apart.
+    ///
+    /// # Safety
+    ///
+    /// Both squares are valid, for reads and for writes.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, to: *mut f32, distances: (usize, usize)) {
+        for row in 0..SQUARE {
+            for column in 0..SQUARE {
+                // SAFETY: inside the squares that the caller promises.
+                unsafe {
+                    *to.add(column * distances.1 + row) = *from.add(row * distances.0 + column);
+                }
+            }
+        }
+    }
 
     /// 2ˣ for x ≤ 1 or so; 0 below −126, NaN from NaN. Relative error below 3e-7.
     #[inline(always)]
@@ -151,7 +171,7 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::Lanes;
+    use super::{Lanes, SQUARE};
 
     /// 16 numbers; needs `avx512f` and `avx512dq`.
     #[derive(Clone, Copy)]
@@ -217,12 +237,48 @@ mod x86 {
                 }
 
                 #[inline(always)]
+                unsafe fn transpose(from: *const f32, to: *mut f32, distances: (usize, usize)) {
+                    // SAFETY: both types' instruction sets hold AVX2; the rest is the caller's promise.
+                    unsafe { transpose(from, to, distances) }
+                }
+
+                #[inline(always)]
                 $select
 
                 #[inline(always)]
                 $shift
             }
         };
+    }
+
+    /// [`Lanes::transpose`] in three rounds: pairs of rows, of pairs, of halves.
+    ///
+    /// # Safety
+    ///
+    /// As there; needs `avx2`.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, to: *mut f32, distances: (usize, usize)) {
+        // SAFETY: inside the squares that the caller promises.
+        unsafe {
+            let rows: [__m256; SQUARE] =
+                std::array::from_fn(|row| _mm256_loadu_ps(from.add(row * distances.0)));
+            let pairs: [__m256; SQUARE] = std::array::from_fn(|i| {
+                let (a, b) = (rows[i / 2 * 2], rows[i / 2 * 2 + 1]);
+                if i % 2 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
+            });
+            let fours: [__m256; SQUARE] = std::array::from_fn(|i| {
+                let (a, b) = (pairs[i / 4 * 4 + i % 4 / 2], pairs[i / 4 * 4 + i % 4 / 2 + 2]);
+                let low = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                if i % 2 == 0 { low } else { _mm256_shuffle_ps::<0b11_10_11_10>(a, b) }
+            });
+            for i in 0..SQUARE / 2 {
+                let (a, b) = (fours[i], fours[i + SQUARE / 2]);
+                let halves =
+                    [_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)];
+                _mm256_storeu_ps(to.add(i * distances.1), halves[0]);
+                _mm256_storeu_ps(to.add((i + SQUARE / 2) * distances.1), halves[1]);
+            }
+        }
     }
 
     lanes!(

@@ -38,53 +38,92 @@ pub(super) fn online<L: Lanes>(
     kept: Option<Kept<'_>>,
     running: &mut Running,
 ) {
-    let Running { largest, sum, correction } = running;
+    let Running { largest, sum, correction } = &*running;
     assert!(lanes.is_multiple_of(WIDTH) && lanes <= distance && keys > 0, "whole vectors");
     assert!((keys - 1) * distance + lanes <= scores.len(), "scores are too short");
     assert!(lanes <= largest.len() && lanes <= sum.len() && lanes <= correction.len());
     if let Some(Kept { low, high }) = kept {
         assert!(lanes <= low.len() && lanes <= high.len(), "bounds for every lane");
     }
-    let (least, zero) = (L::splat(f32::NEG_INFINITY), L::splat(0.0));
-    for lane in (0..lanes).step_by(L::COUNT) {
-        // SAFETY: `lane` and the vector from it lie below `lanes`, rows below `keys`: asserted above.
+    let mut lane = 0;
+    while lane < lanes {
+        // SAFETY: the vectors from `lane` on lie below `lanes`, rows below `keys`: asserted above.
         unsafe {
-            let scores = scores.as_mut_ptr().add(lane);
-            let before = L::load(largest.as_ptr().add(lane));
-            let mut now = before;
-            match kept {
-                None => {
-                    for key in 0..keys {
-                        now = L::load(scores.add(key * distance)).max(now);
+            // Two vectors together hide the latency of each other's maximum and sum.
+            if lane + 2 * L::COUNT <= lanes {
+                columns::<L, 2>(scores, distance, (lane, keys), kept, running);
+                lane += 2 * L::COUNT;
+            } else {
+                columns::<L, 1>(scores, distance, (lane, keys), kept, running);
+                lane += L::COUNT;
+            }
+        }
+    }
+}
+
+/// The online softmax of `V` vectors from `lane` on.
+///
+/// # Safety
+///
+/// The vectors lie within all that is handed in, and `keys` rows within `scores`.
+#[inline(always)]
+unsafe fn columns<L: Lanes, const V: usize>(
+    scores: &mut [f32],
+    distance: usize,
+    (lane, keys): (usize, usize),
+    kept: Option<Kept<'_>>,
+    running: &mut Running,
+) {
+    let Running { largest, sum, correction } = running;
+    let (least, zero) = (L::splat(f32::NEG_INFINITY), L::splat(0.0));
+    // SAFETY: the caller's promise.
+    unsafe {
+        let load = |from: &[f32]| -> [L; V] {
+            std::array::from_fn(|j| L::load(from.as_ptr().add(lane + j * L::COUNT)))
+        };
+        let scores = scores.as_mut_ptr().add(lane);
+        let before = load(largest);
+        let mut now = before;
+        match kept {
+            None => {
+                for key in 0..keys {
+                    for (j, now) in now.iter_mut().enumerate() {
+                        *now = L::load(scores.add(key * distance + j * L::COUNT)).max(*now);
                     }
                 }
-                Some(Kept { low, high }) => {
-                    let low = L::load(low.as_ptr().add(lane));
-                    let high = L::load(high.as_ptr().add(lane));
-                    for key in 0..keys {
-                        let at = scores.add(key * distance);
-                        let position = L::splat(key as f32);
-                        let score = position.select_less(low, least, L::load(at));
-                        let score = position.select_less(high, score, least);
+            }
+            Some(Kept { low, high }) => {
+                let (low, high) = (load(low), load(high));
+                for key in 0..keys {
+                    let position = L::splat(key as f32);
+                    for (j, now) in now.iter_mut().enumerate() {
+                        let at = scores.add(key * distance + j * L::COUNT);
+                        let score = position.select_less(low[j], least, L::load(at));
+                        let score = position.select_less(high[j], score, least);
                         score.store(at);
-                        now = score.max(now);
+                        *now = score.max(*now);
                     }
                 }
             }
-            // Without a key so far, −∞ − −∞ would be NaN.
-            let base = now.select_less(L::splat(f32::MIN), zero, now);
-            let mut total = zero;
-            for key in 0..keys {
-                let at = scores.add(key * distance);
-                let p = L::load(at).sub(base).exp2();
+        }
+        // Without a key so far, −∞ − −∞ would be NaN.
+        let base = now.map(|now| now.select_less(L::splat(f32::MIN), zero, now));
+        let mut total = [zero; V];
+        for key in 0..keys {
+            for (j, total) in total.iter_mut().enumerate() {
+                let at = scores.add(key * distance + j * L::COUNT);
+                let p = L::load(at).sub(base[j]).exp2();
                 p.store(at);
-                total = total.add(p);
+                *total = total.add(p);
             }
-            let factor = before.sub(base).exp2();
-            factor.store(correction.as_mut_ptr().add(lane));
-            now.store(largest.as_mut_ptr().add(lane));
-            let sum = sum.as_mut_ptr().add(lane);
-            L::load(sum).fma(factor, total).store(sum);
+        }
+        for j in 0..V {
+            let at = lane + j * L::COUNT;
+            let factor = before[j].sub(base[j]).exp2();
+            factor.store(correction.as_mut_ptr().add(at));
+            now[j].store(largest.as_mut_ptr().add(at));
+            let sum = sum.as_mut_ptr().add(at);
+            L::load(sum).fma(factor, total[j]).store(sum);
         }
     }
 }

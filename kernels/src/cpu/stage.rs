@@ -91,31 +91,10 @@ pub(super) fn copy(to: &mut [f32], from: &[f32]) {
     }
 }
 
-/// Transposes adjacent rows of `dim` numbers, at most `count`, into panels `[count / PANEL, dim, PANEL]`.
-pub(super) fn transpose_rows(from: &[f32], dim: usize, to: &mut [f32]) {
+/// Transposes adjacent rows of `dim` numbers into panels `[rows / PANEL, dim, PANEL]`.
+pub(super) fn transpose_rows(with: Engine, from: &[f32], dim: usize, to: &mut [f32]) {
     for (from, to) in from.chunks(PANEL * dim).zip(to.chunks_exact_mut(dim * PANEL)) {
-        transpose(from, dim, dim, to, PANEL);
-    }
-}
-
-/// Transposes rows of `width`, all of `from`, into `[dim, lanes]` with `distance` between rows.
-pub(super) fn transpose(from: &[f32], width: usize, dim: usize, to: &mut [f32], distance: usize) {
-    const SIDE: usize = 8;
-    let rows = from.len() / width;
-    for first in (0..rows).step_by(SIDE) {
-        let count = SIDE.min(rows - first);
-        for column in (0..dim).step_by(SIDE) {
-            let mut tile = [[0.0; SIDE]; SIDE];
-            for (row, tile) in tile.iter_mut().enumerate().take(count) {
-                tile.copy_from_slice(&from[(first + row) * width + column..][..SIDE]);
-            }
-            for i in 0..SIDE {
-                let to = &mut to[(column + i) * distance + first..][..count];
-                for (to, row) in to.iter_mut().zip(&tile) {
-                    *to = row[i];
-                }
-            }
-        }
+        (with.transpose)(from, dim, (from.len() / dim, dim), to, PANEL);
     }
 }
 

@@ -297,7 +297,7 @@ impl<'a> Bundle<'a> {
         {
             source(from).copy_rows(keys.len(), factor, rows);
             to.resize(panelled(dim, KEYS), 0.0);
-            transpose_rows(rows, dim, to);
+            transpose_rows(engine, rows, dim, to);
         }
         k.resize(panelled(KEYS, dim), 0.0);
         source(self.k).copy(engine, keys.len(), 1.0, k, KEYS);
