@@ -12,6 +12,7 @@
 //! what C held; so its bits depend on its row of A and column of B alone.
 #![allow(unsafe_code)]
 #![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
+#![expect(clippy::needless_pass_by_value, reason = "the view of C is made for one product")]
 
 use super::lanes::{Lanes, SQUARE};
 
@@ -35,12 +36,12 @@ impl<'a> Panels<'a> {
     }
 
     /// The rows from `row` on.
-    pub(crate) fn from_row(self, row: usize) -> Self {
+    pub(crate) fn skip_rows(self, row: usize) -> Self {
         Self { data: &self.data[row * PANEL..], rows: self.rows }
     }
 
     /// The columns from `column` on, the first of a panel.
-    pub(crate) fn from_column(self, column: usize) -> Self {
+    pub(crate) fn skip_columns(self, column: usize) -> Self {
         assert!(column.is_multiple_of(PANEL), "views begin at a panel");
         Self { data: &self.data[column * self.rows..], rows: self.rows }
     }
@@ -143,7 +144,7 @@ pub(super) fn product<L: Lanes, const R: usize, const C: usize>(
             let c = (c.data.as_mut_ptr().wrapping_add(column / PANEL * c.panel + within), c.row);
             let into = match into {
                 Into::Scale(factors) => Into::Scale(&factors[at..]),
-                other => other,
+                Into::Replace | Into::Add => into,
             };
             // SAFETY: the columns lie within the shape checked above, as do all m rows.
             unsafe {
@@ -268,9 +269,8 @@ unsafe fn strip<L: Lanes, const R: usize, const C: usize>(
             }
         }
         each_row!(row below R, {
-            for j in 0..C {
+            for (j, &sum) in sums[row].iter().enumerate() {
                 let c = c.add(row * distance + j * L::COUNT);
-                let sum = sums[row][j];
                 let value = match into {
                     Into::Replace => sum,
                     Into::Add => L::load(c).add(sum),

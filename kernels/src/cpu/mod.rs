@@ -34,7 +34,7 @@ pub(crate) fn forward(tasks: &mut [Forward<'_>], threads: Threads) {
 
 /// See [`crate::backward`].
 pub(crate) fn backward(bundles: &mut [Backward<'_>], threads: Threads) {
-    backward::run(Engine::best(), bundles, threads);
+    backward::run(Engine::best(), bundles, threads, backward::SPACE);
 }
 
 /// See [`crate::matmul::matmul`].

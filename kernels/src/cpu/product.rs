@@ -131,7 +131,7 @@ fn multiply(
     for (of_c, of_tile) in (0..m).map(rows) {
         tile[of_tile][whole - first..n - first].copy_from_slice(&c[of_c]);
     }
-    let right = right.from_column(first);
+    let right = right.skip_columns(first);
     (engine.product)(Shape { m, n: width, k }, Target::rows(tile, width), left, right, into);
     for (of_c, of_tile) in (0..m).map(rows) {
         c[of_c].copy_from_slice(&tile[of_tile][whole - first..n - first]);

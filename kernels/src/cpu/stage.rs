@@ -56,7 +56,9 @@ impl Source<'_> {
             let at = self.offset + row * self.distance;
             for (panel, from) in from[at..at + self.dim].chunks(PANEL).enumerate() {
                 wire::to_f32(&mut wide[..from.len()], from);
-                wide[..from.len()].iter_mut().for_each(|x| *x *= factor);
+                for x in &mut wide[..from.len()] {
+                    *x *= factor;
+                }
                 wide[from.len()..].fill(0.0);
                 copy(&mut to[(panel * rows + row) * PANEL..][..PANEL], &wide);
             }
@@ -78,7 +80,9 @@ impl Source<'_> {
         }
         #[expect(clippy::float_cmp, reason = "1 is exact, and the usual case")]
         if factor != 1.0 {
-            to.iter_mut().for_each(|x| *x *= factor);
+            for x in to {
+                *x *= factor;
+            }
         }
     }
 }

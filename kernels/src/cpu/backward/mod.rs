@@ -8,7 +8,8 @@
 //! that is masked, or whose row or key is not held, adds exactly 0.
 //!
 //! Numerics: P comes from the same sums as in the forward pass. Gradients are within 2e-5 of f64,
-//! relative to their largest. Scratch: `4·(11·TILE·dim + 2·BLOCK·TILE + 3·BLOCK·dim)` bytes a thread.
+//! relative to their largest. Scratch: `4·(11·TILE·dim + 2·BLOCK·TILE)` bytes a thread, and for the query rows
+//! of the heads in flight `12·dim` bytes each, see [`SPACE`].
 #![allow(unsafe_code)]
 
 mod rows;
@@ -39,10 +40,15 @@ const KEYS: usize = TILE as usize;
 const TOGETHER: usize = 2;
 
 /// Numbers of workspace that the bundles and heads in flight may have together; one a thread may always be.
-const SPACE: usize = 16 << 20;
+pub(super) const SPACE: usize = 16 << 20;
 
-/// Runs a launch.
-pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads) {
+/// Runs a launch; `most_space` is [`SPACE`], less in tests.
+pub(super) fn run(
+    engine: Engine,
+    bundles: &mut [Backward<'_>],
+    threads: Threads,
+    most_space: usize,
+) {
     let mut bundles: Vec<Bundle<'_>> = bundles.iter_mut().map(Bundle::new).collect();
     bundles.sort_by_key(|bundle| std::cmp::Reverse(bundle.cost));
     let mut queues: VecDeque<(&Bundle<'_>, usize)> =
@@ -51,7 +57,7 @@ pub(super) fn run(engine: Engine, bundles: &mut [Backward<'_>], threads: Threads
     while !queues.is_empty() {
         let (mut wave, mut used) = (Vec::new(), 0);
         while let Some(&(bundle, head)) = queues.front() {
-            if wave.len() >= threads.0.get() && used + bundle.space > SPACE {
+            if wave.len() >= threads.0.get() && used + bundle.space > most_space {
                 break;
             }
             wave.push(Queue { bundle, head, space: used });
@@ -262,7 +268,7 @@ impl<'a> Bundle<'a> {
                 let dq = unsafe { block.dq(self, space, at) };
                 let shape = Shape { m: stride, n: width, k: columns.len() };
                 let left = Left::Rows(Panels::new(&scores.ds, stride));
-                let right = Panels::new(&tile.k, KEYS).from_row(columns.start);
+                let right = Panels::new(&tile.k, KEYS).skip_rows(columns.start);
                 (engine.product)(shape, Target::panels(dq, stride), left, right, Into::Add);
             }
             if tiles.end >= block.tiles.end {
@@ -334,7 +340,7 @@ impl<'a> Bundle<'a> {
         for (to, left, right) in [(&mut *p, q, &tile.k_columns), (&mut *ds, dout, &tile.v_columns)]
         {
             let left = Left::Rows(Panels::new(left, stride));
-            let right = Panels::new(right, dim).from_column(start);
+            let right = Panels::new(right, dim).skip_columns(start);
             product(shape, Target::panels(to, stride), left, right, Into::Replace);
         }
         let kept = (!all).then_some(Kept { low, high });

@@ -53,11 +53,14 @@ pub(super) fn row_blocks(bundle: &Bundle<'_>) -> (Vec<RowBlock>, usize) {
     let mut space = 0;
     let blocks = pieces.chunk_by(|a, b| a.1.start / step == b.1.start / step).map(|pieces| {
         let rows: usize = pieces.iter().map(|it| it.1.len()).sum();
-        let mut keys = u32::MAX..0;
-        for (_, rows) in pieces {
+        let kept = |rows| {
             let kept = bundle.mask.keys_of(rows, bundle.document_rows);
-            keys.start = keys.start.min(kept.start.max(bundle.keys.start));
-            keys.end = keys.end.max(kept.end.min(bundle.keys.end));
+            kept.start.max(bundle.keys.start)..kept.end.min(bundle.keys.end)
+        };
+        let mut keys = kept(&pieces[0].1);
+        for (_, rows) in &pieces[1..] {
+            let kept = kept(rows);
+            keys = keys.start.min(kept.start)..keys.end.max(kept.end);
         }
         let Range { start, end } = bundle.tiles;
         let tiles = (keys.start / TILE).max(start)..keys.end.div_ceil(TILE).min(end);

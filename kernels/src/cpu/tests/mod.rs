@@ -1,17 +1,18 @@
 //! The engine against the f64 reference, and the promises about bits as properties.
 
+mod launches;
+
 use std::ops::Range;
 
-use half::bf16;
 use proptest::prelude::*;
+
+use launches::task;
 
 use super::engine::Engine;
 use super::{backward, forward, product};
 use crate::matmul::{Accumulate, Matrix};
 use crate::reference::{self, Document};
-use crate::{
-    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, key_tiles, wire,
-};
+use crate::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, key_tiles};
 
 /// A document with numbers made from a seed.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ struct Way {
     engine: usize,
     /// Key tiles of the first backward launch.
     first_tiles: u32,
+    /// Workspace of the heads in flight of a backward launch.
+    space: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -110,9 +113,7 @@ impl Case {
         }
         forward::run(engine, &mut tasks, threads, forward::SEGMENT);
 
-        let delta: Vec<f32> = (out.chunks_exact(dim).zip(self.dout.chunks_exact(dim)))
-            .map(|(o, d)| o.iter().zip(d).map(|(o, d)| o * d).sum())
-            .collect();
+        let delta = self.delta(&out);
         let mut gradients = [
             vec![f32::NAN; self.q.len()],
             vec![f32::NAN; self.k.len()],
@@ -152,9 +153,17 @@ impl Case {
                 dv,
                 key_tiles,
             };
-            backward::run(engine, &mut [bundle], threads);
+            backward::run(engine, &mut [bundle], threads, way.space);
         }
         (out, lse, gradients)
+    }
+
+    /// Δ = rowsum(dO∘O).
+    fn delta(&self, out: &[f32]) -> Vec<f32> {
+        let dim = self.heads.dim;
+        (out.chunks_exact(dim).zip(self.dout.chunks_exact(dim)))
+            .map(|(o, d)| o.iter().zip(d).map(|(o, d)| o * d).sum())
+            .collect()
     }
 
     fn bits(&self, way: &Way) -> Bits {
@@ -165,7 +174,7 @@ impl Case {
 }
 
 fn whole() -> Way {
-    Way { cuts: Vec::new(), threads: 1, engine: 0, first_tiles: u32::MAX }
+    Way { cuts: Vec::new(), threads: 1, engine: 0, first_tiles: u32::MAX, space: backward::SPACE }
 }
 
 /// Largest difference, relative to the largest number if that is above 1.
@@ -202,12 +211,13 @@ fn results_are_those_of_the_reference() {
 
 fn ways(rows: u32) -> impl Strategy<Value = Way> {
     let cuts = prop::collection::btree_set(0..=rows, 0..4);
-    (cuts, 1_usize..4, 0_usize..4, 0_u32..4).prop_map(|(cuts, threads, engine, first_tiles)| Way {
-        cuts: cuts.into_iter().collect(),
-        threads,
-        engine,
-        first_tiles,
-    })
+    let space = prop::sample::select(vec![0, 40_000, backward::SPACE]);
+    (cuts, 1_usize..4, 0_usize..4, 0_u32..4, space).prop_map(
+        |(cuts, threads, engine, first_tiles, space)| {
+            let cuts = cuts.into_iter().collect();
+            Way { cuts, threads, engine, first_tiles, space }
+        },
+    )
 }
 
 fn cases() -> impl Strategy<Value = (Case, Way)> {
@@ -269,22 +279,6 @@ proptest! {
 }
 
 #[test]
-fn other_tasks_of_a_launch_do_not_show() {
-    let heads = Heads { query: 2, kv: 1, dim: 16 };
-    let cases: Vec<Case> =
-        [300, 5, 129].map(|rows| Case::new(heads, Mask::Causal, rows, rows.into())).into();
-    let mut together: Vec<(Vec<f32>, Vec<f32>)> =
-        cases.iter().map(|it| (vec![0.0; it.q.len()], vec![0.0; it.q.len() / 16])).collect();
-    let mut tasks: Vec<Forward<'_>> =
-        cases.iter().zip(&mut together).map(|(case, (out, lse))| task(case, out, lse)).collect();
-    crate::forward(&mut tasks, Threads::new(2)).unwrap();
-    for (case, (out, lse)) in cases.iter().zip(&together) {
-        let (alone, alone_lse, _) = case.compute(&whole());
-        assert_eq!((out, lse), (&alone, &alone_lse));
-    }
-}
-
-#[test]
 fn segments_are_merged_in_key_order_and_rows_are_cut_freely() {
     let case = Case::new(Heads { query: 2, kv: 1, dim: 16 }, Mask::Causal, 500, 9);
     let expected = reference::forward(&case.document());
@@ -340,48 +334,10 @@ fn rows_without_keys_are_zero_and_have_no_gradient() {
 }
 
 #[test]
-fn bf16_rows_give_what_their_widened_numbers_give() {
-    let mut case = Case::new(Heads { query: 2, kv: 1, dim: 16 }, Mask::Causal, 200, 7);
-    let mut narrow = [&mut case.q, &mut case.k, &mut case.v].map(|wide| {
-        let mut narrow = vec![bf16::ZERO; wide.len()];
-        wire::to_bf16(&mut narrow, wide);
-        wire::to_f32(wide, &narrow);
-        narrow
-    });
-    let (expected, expected_lse, _) = case.compute(&whole());
-    let mut rounded = vec![bf16::ZERO; expected.len()];
-    wire::to_bf16(&mut rounded, &expected);
-    let (mut unused, mut lse) = (vec![0.0; case.q.len()], vec![0.0; 400]);
-    let mut out = rounded.clone();
-    let mut narrowed = task(&case, &mut unused, &mut lse);
-    let [q, k, v] = &mut narrow;
-    (narrowed.q, narrowed.k, narrowed.v) = (Rows::Bf16(q), Rows::Bf16(k), Rows::Bf16(v));
-    narrowed.out = RowsMut::Bf16(&mut out);
-    crate::forward(&mut [narrowed], Threads::ONE).unwrap();
-    assert_eq!((out, lse), (rounded, expected_lse));
-}
-
-#[test]
 fn nan_comes_out_as_nan() {
     let mut case = Case::new(Heads { query: 1, kv: 1, dim: 8 }, Mask::Causal, 200, 5);
     case.q[150 * 8] = f32::NAN;
     let (out, lse, [dq, dk, dv]) = case.compute(&Way { threads: 2, ..whole() });
     assert!(out[150 * 8].is_nan() && lse[150].is_nan() && dq[150 * 8].is_nan());
     assert!(dk[0].is_nan() && dv[0].is_nan() && !out[149 * 8].is_nan());
-}
-
-fn task<'a>(case: &'a Case, out: &'a mut [f32], lse: &'a mut [f32]) -> Forward<'a> {
-    Forward {
-        heads: case.heads,
-        mask: case.mask,
-        scale: SCALE,
-        document_rows: case.rows,
-        rows: 0..case.rows,
-        keys: 0..case.rows,
-        q: Rows::F32(&case.q),
-        k: Rows::F32(&case.k),
-        v: Rows::F32(&case.v),
-        out: RowsMut::F32(out),
-        lse,
-    }
 }
