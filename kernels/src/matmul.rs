@@ -60,7 +60,7 @@ pub enum Accumulate {
 
 /// C = A·B or C += A·B; C is `[a.rows, b.columns]`, row-major without gaps.
 ///
-/// Sums of 256 products are taken in order and added to C in order. An empty inner dimension gives 0.
+/// Sums of 128 products are taken in order and added to C in order. An empty inner dimension gives 0.
 ///
 /// # Panics
 ///
