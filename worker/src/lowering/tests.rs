@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Heads, Mask, Slot as Place, Stretch, plan, plan_at_home,
+    Costs, Document, DocumentId, Heads, Layout, Mask, Slot as Place, Stretch, plan, plan_at_home,
 };
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::pieces::RowBytes;
 use super::*;
 
 const HEADS: Heads = Heads { query: 6, kv: 3, dim: 2 };

@@ -13,14 +13,17 @@
 //! backward  | Q | K | V | dO | LSE (f32) | Δ (f32) |
 //! ```
 
+mod pieces;
+
 use std::ops::Range;
 
 use cadre_exchange::Piece;
-use cadre_planner::{BundleId, Layout, Plan, Problem, RankId};
+use cadre_planner::{BundleId, Plan, Problem, RankId};
 use cadre_protocol::{
     Bundle, BundleShape, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, WorkShape,
 };
 
+use self::pieces::{backward_bytes, forward_bytes, gather, row, scatter};
 use crate::phases::Direction;
 
 /// A tensor that travels.
@@ -49,17 +52,6 @@ pub enum Tensor {
     DK,
     /// One part of the gradient of V, f32, of a bundle's keys.
     DV,
-}
-
-/// Bytes of one row of a tensor, at its trainer and in a bundle's KV-head group.
-#[derive(Clone, Copy, Debug)]
-struct RowBytes {
-    /// Row of all heads.
-    whole: u64,
-    /// Where the group begins in it.
-    offset: u64,
-    /// The group's part.
-    part: u64,
 }
 
 /// Where the parts of a bundle's landing begin, in bytes.
@@ -282,55 +274,6 @@ pub struct BackwardResult {
     pub rows: Vec<Range<u32>>,
 }
 
-/// Bytes of one row of `tensor`: of all heads, and of the group `kv_heads`.
-fn row(problem: &Problem, kv_heads: &Range<u16>, tensor: Tensor) -> RowBytes {
-    let heads = problem.heads;
-    let ratio = u64::from(heads.query / heads.kv);
-    let (dim, wire) = (u64::from(heads.dim), u64::from(problem.element_bytes));
-    let per_kv_head = match tensor {
-        Tensor::Q | Tensor::DOut | Tensor::O | Tensor::DQ => ratio * dim * wire,
-        Tensor::K | Tensor::V => dim * wire,
-        Tensor::Lse | Tensor::Delta | Tensor::OLse => ratio * 4,
-        Tensor::DK | Tensor::DV => dim * 4,
-    };
-    RowBytes {
-        whole: u64::from(heads.kv) * per_kv_head,
-        offset: u64::from(kv_heads.start) * per_kv_head,
-        part: u64::from(kv_heads.end - kv_heads.start) * per_kv_head,
-    }
-}
-
-/// From a trainer's rows `local` to the rows of a landing area that begin at `first`.
-fn gather(pieces: &mut Vec<Piece>, row: RowBytes, local: &Range<u32>, first: u32, area: u64) {
-    let to = |index: u32| area + u64::from(first + index) * row.part;
-    let from = |index: u32| u64::from(local.start + index) * row.whole + row.offset;
-    strips(pieces, row, local.end - local.start, from, to);
-}
-
-/// From the rows of a result that begin at `first` to a trainer's rows `local`.
-fn scatter(pieces: &mut Vec<Piece>, row: RowBytes, first: u32, local: &Range<u32>, area: u64) {
-    let from = |index: u32| u64::from(first + index) * row.part;
-    let to = |index: u32| area + u64::from(local.start + index) * row.whole + row.offset;
-    strips(pieces, row, local.end - local.start, from, to);
-}
-
-/// One piece for all rows where a row is whole, one for each where a group is cut out of it.
-fn strips(
-    pieces: &mut Vec<Piece>,
-    row: RowBytes,
-    rows: u32,
-    from: impl Fn(u32) -> u64,
-    to: impl Fn(u32) -> u64,
-) {
-    if row.part == row.whole {
-        let bytes = u64::from(rows) * row.part;
-        pieces.push(Piece { remote: from(0), local: to(0), bytes });
-    } else {
-        let piece = |index| Piece { remote: from(index), local: to(index), bytes: row.part };
-        pieces.extend((0..rows).map(piece));
-    }
-}
-
 /// Query-side tensors and key-side tensors that a direction reads.
 fn read(direction: Direction) -> &'static [Tensor] {
     match direction {
@@ -409,38 +352,6 @@ fn pieces_of(sources: &mut Vec<Source>, rank: RankId, tensor: Tensor) -> &mut Ve
         pieces.len() - 1
     });
     &mut pieces[index].1
-}
-
-/// Bytes of a task's results by home trainer.
-fn forward_bytes(problem: &Problem, plan: &Plan, task: usize) -> Vec<(TrainerId, u64)> {
-    let task = &plan.tasks()[task];
-    let row_bytes = row(problem, &task.kv_heads, Tensor::O).part
-        + row(problem, &task.kv_heads, Tensor::OLse).part;
-    by_home(&problem.layout, [(task.document, task.rows.clone(), row_bytes)])
-}
-
-/// Bytes of a bundle's results by home trainer.
-fn backward_bytes(problem: &Problem, plan: &Plan, bundle: BundleId) -> Vec<(TrainerId, u64)> {
-    let tasks = plan.tasks_of(bundle);
-    let bundle = &plan.bundles()[bundle.0 as usize];
-    let dq = row(problem, &bundle.kv_heads, Tensor::DQ).part;
-    let parts = 2 * row(problem, &bundle.kv_heads, Tensor::DK).part;
-    let rows = tasks.iter().map(|it| (it.document, it.rows.clone(), dq));
-    by_home(&problem.layout, rows.chain([(bundle.document, bundle.keys.clone(), parts)]))
-}
-
-fn by_home(
-    layout: &Layout,
-    ranges: impl IntoIterator<Item = (cadre_planner::DocumentId, Range<u32>, u64)>,
-) -> Vec<(TrainerId, u64)> {
-    let mut homes = std::collections::BTreeMap::new();
-    for (document, rows, row_bytes) in ranges {
-        for at in layout.locate(document, rows) {
-            let bytes = u64::from(at.rows.end - at.rows.start) * row_bytes;
-            *homes.entry(TrainerId(at.rank.0)).or_insert(0) += bytes;
-        }
-    }
-    homes.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,202 @@
+//! Who is there: the trainers by rank, and the servers that the controller offers for each slot.
+//!
+//! In: what the controller says. Out: a [`Roster`], a [`View`], and who fills the slots of a header.
+
+use cadre_control::proto;
+use cadre_exchange::PeerId;
+use cadre_planner::{RankId, Slot};
+use cadre_protocol::{Filler, ServerId, TrainerId};
+
+use crate::header::{Member, ViewNumber};
+use crate::planned::filler;
+
+/// Who the trainers are.
+#[derive(Clone, Debug)]
+pub struct Roster {
+    count: usize,
+    list: Vec<(PeerId, String)>,
+}
+
+impl Roster {
+    /// Of a job of `trainers` trainers, none known yet.
+    pub fn new(trainers: u16) -> Self {
+        Self { count: trainers.into(), list: Vec::new() }
+    }
+
+    /// Learns all of them, by rank.
+    pub fn trainers(&mut self, list: Vec<(PeerId, String)>) {
+        self.list = list;
+    }
+
+    /// Whether all are known.
+    pub fn is_complete(&self) -> bool {
+        self.list.len() == self.count
+    }
+
+    /// All of them, by rank.
+    pub fn list(&self) -> Vec<(PeerId, String)> {
+        self.list.clone()
+    }
+}
+
+/// What the controller offers.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Its number.
+    pub number: ViewNumber,
+    /// By slot.
+    pub slots: Vec<Offer>,
+}
+
+/// One slot of a view.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Nominal weight.
+    pub weight: u32,
+    /// The trainer's rank, in place.
+    pub home: Option<u16>,
+    /// Memory of who fills it.
+    pub memory: Option<u64>,
+    /// Who fills it.
+    pub member: Option<Member>,
+    /// What the bits of who fills it depend on.
+    pub numerics: Option<String>,
+}
+
+impl View {
+    /// Reads the controller's view.
+    pub fn of(view: &proto::View) -> Self {
+        let number = view.number.unwrap_or_default();
+        let slots = view.slots.iter().map(|slot| {
+            let index = slot.server.as_ref().map(|it| it.index as u16);
+            let home = (slot.kind() == proto::Kind::InPlace).then_some(index).flatten();
+            let member = slot.server.as_ref().map(|it| match home {
+                Some(rank) => Member::InPlace(rank),
+                None => Member::Server {
+                    index: it.index as u16,
+                    incarnation: it.incarnation,
+                    address: it.exchange_address.clone(),
+                },
+            });
+            let memory = slot.server.as_ref().map(|it| it.memory_bytes);
+            let numerics = slot.server.as_ref().map(|it| it.numerics_id.clone());
+            Offer { weight: slot.weight, home, memory, member, numerics }
+        });
+        let ViewNumber { term, counter } =
+            ViewNumber { term: number.term, counter: number.counter };
+        Self { number: ViewNumber { term, counter }, slots: slots.collect() }
+    }
+
+    /// Whether somebody is still expected.
+    pub fn has_vacancy(&self) -> bool {
+        self.slots.is_empty() || self.slots.iter().any(|it| it.member.is_none())
+    }
+
+    /// Makes slots vacant whose servers would compute other bits; says which.
+    pub fn refuse_foreign(&mut self, numerics: &str) -> Vec<String> {
+        let mut refused = Vec::new();
+        for (index, offer) in self.slots.iter_mut().enumerate() {
+            let other = offer.numerics.as_deref().filter(|it| !it.is_empty() && *it != numerics);
+            if let Some(other) = other {
+                refused.push(format!(
+                    "the server of slot {index} computes with {other:?}, the trainers with {numerics:?}; \
+                     the job says reproducible, so the slot stays vacant"
+                ));
+                offer.member = None;
+            }
+        }
+        refused
+    }
+
+    /// Dedicated servers and where they listen.
+    pub fn addresses(&self) -> impl Iterator<Item = (PeerId, String)> {
+        self.slots.iter().filter_map(|it| match &it.member {
+            Some(Member::Server { index, incarnation, address }) => {
+                Some((PeerId::server(*index, *incarnation), address.clone()))
+            }
+            Some(Member::InPlace(_) | Member::Standby(_)) | None => None,
+        })
+    }
+
+    /// Fillers of the protocol, with the addresses of this view.
+    pub fn members(&self, fillers: &[Option<Filler>]) -> Vec<Option<Member>> {
+        let server = |id: ServerId| {
+            let known = self
+                .slots
+                .iter()
+                .filter_map(|it| it.member.clone())
+                .find(|it| filler(it) == Filler::Server(id));
+            known.unwrap_or(Member::Server {
+                index: id.index,
+                incarnation: id.incarnation,
+                address: String::new(),
+            })
+        };
+        let member = |it: &Filler| match *it {
+            Filler::InPlace(TrainerId(rank)) => Member::InPlace(rank),
+            Filler::Standby(TrainerId(rank)) => Member::Standby(rank),
+            Filler::Server(id) => server(id),
+        };
+        fillers.iter().map(|it| it.as_ref().map(member)).collect()
+    }
+
+    /// Who fills slots that may be of another view: dedicated ones in order, the others by their home.
+    pub fn fill(&self, slots: &[Slot]) -> Vec<Option<Member>> {
+        let mut dedicated = self.slots.iter().filter(|it| it.home.is_none());
+        slots
+            .iter()
+            .map(|slot| match slot.home {
+                Some(RankId(rank)) if slot.is_standby() => Some(Member::Standby(rank)),
+                Some(RankId(rank)) => Some(Member::InPlace(rank)),
+                None => dedicated.next().and_then(|it| it.member.clone()),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(index: u32, numerics: &str) -> proto::Slot {
+        let server = proto::Server {
+            index,
+            incarnation: 0,
+            exchange_address: "127.0.0.1:1".into(),
+            memory_bytes: 1 << 20,
+            numerics_id: numerics.into(),
+        };
+        proto::Slot {
+            slot: index,
+            weight: 100,
+            kind: proto::Kind::Dedicated.into(),
+            server: Some(server),
+        }
+    }
+
+    #[test]
+    fn servers_of_other_numerics_leave_their_slots_vacant() {
+        let slots = vec![server(0, "cpu"), server(1, "gpu")];
+        let mut view = View::of(&proto::View { number: None, slots });
+        let refused = view.refuse_foreign("cpu");
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].contains("slot 1 computes with \"gpu\""), "{refused:?}");
+        assert!(view.slots[0].member.is_some() && view.slots[1].member.is_none());
+        assert!(view.has_vacancy());
+    }
+
+    #[test]
+    fn recorded_slots_are_filled_in_order() {
+        let view = View::of(&proto::View { number: None, slots: vec![server(4, "cpu")] });
+        let slot = |home: Option<u16>, weight| Slot {
+            weight,
+            head_start: 0,
+            home: home.map(RankId),
+            memory: 1,
+        };
+        let members =
+            view.fill(&[slot(None, 100), slot(Some(1), 100), slot(None, 100), slot(Some(0), 0)]);
+        assert!(matches!(members[0], Some(Member::Server { index: 4, .. })));
+        assert_eq!(members[1..], [Some(Member::InPlace(1)), None, Some(Member::Standby(0))]);
+    }
+}

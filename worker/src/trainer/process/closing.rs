@@ -1,0 +1,87 @@
+//! How a trainer ends: the last checkpoint, the sample, and what the controller is told.
+//!
+//! In: the ending. Out: an [`Outcome`] with the exit code.
+
+use cadre_control::proto;
+
+use super::Process;
+use crate::io::envelope::Ending;
+use crate::trainer::model::Model;
+use crate::trainer::sample;
+
+/// Length of the sample text, in bytes.
+const SAMPLE: usize = 160;
+
+/// What a trainer leaves behind.
+pub(super) struct Outcome {
+    told: proto::finished::Outcome,
+    pub(super) error: Option<String>,
+    pub(super) code: u8,
+    sample: String,
+}
+
+impl Outcome {
+    pub(super) fn report(&self) -> proto::Finished {
+        proto::Finished {
+            outcome: self.told.into(),
+            message: self.error.clone().unwrap_or_default(),
+            exit_code: self.code.into(),
+            sample: self.sample.clone(),
+        }
+    }
+}
+
+impl Process {
+    /// What is left to do when no step follows.
+    pub(super) fn close(&mut self, ending: Ending) -> Outcome {
+        use proto::finished::Outcome as Told;
+        let (told, reason, code) = match ending {
+            Ending::Completed => (Told::Completed, None, 0),
+            Ending::Stopped { .. } => (Told::Stopped, None, 0),
+            Ending::Failed { reason, bad_input: true } => (Told::Failed, Some(reason), 2),
+            Ending::Failed { reason, bad_input: false } => (Told::Failed, Some(reason), 3),
+        };
+        // Trainer 0 writes; of a failed job every survivor, since trainer 0 may be the dead one.
+        let writes = match ending_kind(told) {
+            Kind::Good => self.rank == 0 && self.state.step > 0,
+            Kind::Failed => code == 3 && self.state.step > 0,
+        };
+        let mut outcome = Outcome { told, error: reason, code, sample: String::new() };
+        if writes && let Err(error) = self.save() {
+            let error = error.to_string();
+            outcome.code = outcome.code.max(3);
+            outcome.error = Some(match outcome.error.take() {
+                Some(reason) => format!("{reason}; and {error}"),
+                None => error,
+            });
+            outcome.told = Told::Failed;
+        }
+        if told == Told::Completed && self.rank == 0 {
+            outcome.sample = self.sample();
+        }
+        outcome
+    }
+
+    fn sample(&self) -> String {
+        let config = *self.trainer.model().config();
+        let positions = (self.args.prompt.len() + SAMPLE) as u32 + 1;
+        let mut model = Model::new(config, positions, self.args.threads);
+        let parameters = self.trainer.parameters();
+        let prompt = self.args.prompt.as_bytes();
+        let text = sample::sample(&mut model, parameters, prompt, SAMPLE, 0.7, self.args.seed);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+enum Kind {
+    Good,
+    Failed,
+}
+
+fn ending_kind(told: proto::finished::Outcome) -> Kind {
+    use proto::finished::Outcome as Told;
+    match told {
+        Told::Completed | Told::Stopped => Kind::Good,
+        Told::Failed | Told::Unspecified => Kind::Failed,
+    }
+}
