@@ -212,9 +212,9 @@ fn headers_of_a_run_give_its_bits_again() {
 #[test]
 fn the_last_server_lost_does_what_the_job_says() {
     let place = Place::new();
-    let calm = place.bits("calm", JOB, &[]);
-    let fault = ["--fault", "kill-server@2:bwd"];
     let alone = Job { servers: 1, ..JOB };
+    let calm = place.bits("calm", alone, &[]);
+    let fault = ["--fault", "kill-server@2:bwd"];
     assert_eq!(
         place.bits("waits", alone, &fault),
         calm,
