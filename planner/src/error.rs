@@ -47,6 +47,9 @@ pub enum Error {
         "{query} query heads over {kv} kv heads of dim {dim}: each must be positive, and query heads a multiple of kv heads"
     )]
     BadHeads { query: u16, kv: u16, dim: u16 },
+    /// Lanes that cannot share the KV heads.
+    #[error("{lanes} lanes for {kv} kv heads: lanes must be positive and divide the kv heads")]
+    BadLanes { lanes: u16, kv: u16 },
     /// A wire type of another size.
     #[error("elements of {bytes} bytes are not supported; use 2 (bf16) or 4 (f32)")]
     BadElement { bytes: u8 },

@@ -133,6 +133,35 @@ impl Layout {
         Self::new(documents, ranks)
     }
 
+    /// Lays documents end to end, but a document that spans ranks leaves each of them a piece of its
+    /// head and one of its tail, so that their work is nearly the same. This is how context
+    /// parallelism lays documents out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Layout::end_to_end`].
+    pub fn head_tail(documents: Vec<Document>, rank_rows: u32) -> Result<Self, Error> {
+        let Self { documents, mut ranks, pieces, first_piece } =
+            Self::end_to_end(documents, rank_rows)?;
+        for (index, whole) in documents.iter().enumerate() {
+            let document = DocumentId(index as u32);
+            let pieces = &pieces[first_piece[index] as usize..first_piece[index + 1] as usize];
+            let (mut head, mut tail) = (0, whole.rows);
+            for Piece { rank, rows, .. } in pieces.iter().filter(|_| pieces.len() > 1) {
+                let count = rows.end - rows.start;
+                let stretches = &mut ranks[usize::from(rank.0)];
+                let at = stretches.iter().position(|it| it.document == document);
+                let of_head = Stretch { document, start: head, end: head + count / 2 };
+                let of_tail = Stretch { document, start: tail - (count - count / 2), end: tail };
+                (head, tail) = (of_head.end, of_tail.start);
+                let new = [of_head, of_tail].into_iter().filter(|it| it.start < it.end);
+                let at = at.expect("the rank holds a piece");
+                stretches.splice(at..=at, new);
+            }
+        }
+        Self::new(documents, ranks)
+    }
+
     /// Documents, by [`DocumentId`].
     pub fn documents(&self) -> &[Document] {
         &self.documents

@@ -85,6 +85,9 @@ pub struct Problem {
     pub heads: Heads,
     /// Bytes of an element on the wire: 2 (bf16) or 4 (f32).
     pub element_bytes: u8,
+    /// Processors of a rank and of a slot, each with an equal share of the KV heads and a link of its
+    /// own. With one, KV heads of a document may part; with more, all move together.
+    pub lanes: u16,
     /// Places for servers, by [`SlotId`].
     pub slots: Vec<Slot>,
     /// What work costs.
@@ -98,13 +101,16 @@ impl Problem {
     ///
     /// The first number that is out of range, by name.
     pub fn check(&self) -> Result<(), Error> {
-        let Self { layout, heads, element_bytes, slots, costs } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs } = self;
         let Heads { query, kv, dim } = *heads;
         if query == 0 || kv == 0 || dim == 0 || !query.is_multiple_of(kv) {
             return Err(Error::BadHeads { query, kv, dim });
         }
         if !matches!(element_bytes, 2 | 4) {
             return Err(Error::BadElement { bytes: *element_bytes });
+        }
+        if *lanes == 0 || !kv.is_multiple_of(*lanes) {
+            return Err(Error::BadLanes { lanes: *lanes, kv });
         }
         let rows = costs.task_rows;
         if rows == 0 || !rows.is_multiple_of(TILE_ROWS) || rows > 1 << 24 {
@@ -157,7 +163,7 @@ impl Problem {
 
     /// Same on every machine for the same problem, for ever.
     pub fn digest(&self) -> u64 {
-        let Self { layout, heads, element_bytes, slots, costs } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs } = self;
         let mut digest = Digest::new("problem");
         digest.u64(layout.documents().len() as u64);
         for &Document { rows, mask } in layout.documents() {
@@ -176,7 +182,13 @@ impl Problem {
             }
         }
         let Heads { query, kv, dim } = *heads;
-        digest.u32s([query.into(), kv.into(), dim.into(), (*element_bytes).into()]);
+        digest.u32s([
+            query.into(),
+            kv.into(),
+            dim.into(),
+            (*element_bytes).into(),
+            (*lanes).into(),
+        ]);
         digest.u64(slots.len() as u64);
         for &Slot { weight, head_start, home, memory } in slots {
             let home = home.map_or(0, |rank| u32::from(rank.0) + 1);
@@ -196,6 +208,11 @@ impl Problem {
     /// Cost of rows that stay together, with the KV heads that read them.
     pub(crate) fn cost(&self, document: DocumentId, kv: &Range<u16>, rows: &Range<u32>) -> u64 {
         self.costs.rows(self.document(document), self.heads.query_count(kv), rows)
+    }
+
+    /// Whether KV heads of a document may go to different slots.
+    pub(crate) fn heads_may_part(&self) -> bool {
+        self.lanes == 1 && self.heads.kv > 1
     }
 
     /// All KV heads.

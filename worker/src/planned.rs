@@ -75,6 +75,8 @@ impl PlannedStep {
                 layout: layout.clone(),
                 heads: header.heads,
                 element_bytes: wire_bytes(header.wire),
+                // A trainer of this project is one processor.
+                lanes: 1,
                 slots: header.slots.clone(),
                 costs: header.costs,
             };

@@ -3,22 +3,15 @@
 //! In: pieces of documents put and taken. Out: exact loads and bytes of every slot at any time, and
 //! at the end the shares of the plan.
 //!
-//! What the other steps rely on: the rows of a document in a bin are disjoint, ascending and never
-//! touch, so one range is one run of tasks.
+//! What the other steps rely on is what [`Group`] says.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::groups::{Group, Span, put, take};
 use crate::memory::bytes;
 use crate::plan::{Share, hull, level};
 use crate::{DocumentId, Problem, RankId, Slot, SlotId, TILE_ROWS};
-
-/// Rows of one document, cut at tiles.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Span {
-    pub(super) document: DocumentId,
-    pub(super) rows: Range<u32>,
-}
 
 /// What a bin may hold at most, so that the plan fits the memory.
 #[derive(Clone, Copy)]
@@ -47,6 +40,7 @@ impl Limits {
 }
 
 /// A slot that is not standby, and what it holds so far.
+#[derive(Clone)]
 pub(super) struct Bin<'a> {
     id: SlotId,
     slot: &'a Slot,
@@ -54,12 +48,17 @@ pub(super) struct Bin<'a> {
     capacity: u64,
     load: u64,
     bytes: u64,
-    held: BTreeMap<DocumentId, Vec<Range<u32>>>,
+    held: BTreeMap<DocumentId, Vec<Group>>,
 }
 
 impl Bin<'_> {
     pub(super) fn home(&self) -> Option<RankId> {
         self.slot.home
+    }
+
+    /// Cost that it should get.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
     }
 
     /// Capacity less load; negative for a bin that has too much.
@@ -85,20 +84,33 @@ impl Bin<'_> {
         self.slot.weight.into()
     }
 
-    /// All it holds, by document, then row.
+    /// All it holds, by document, heads and row.
     pub(super) fn spans(&self) -> impl Iterator<Item = Span> + '_ {
-        self.held.iter().flat_map(|(&document, rows)| {
-            rows.iter().map(move |rows| Span { document, rows: rows.clone() })
+        self.held.iter().flat_map(|(&document, groups)| {
+            groups.iter().flat_map(move |Group { heads, rows }| {
+                let span = move |rows: &Range<u32>| Span {
+                    document,
+                    heads: heads.clone(),
+                    rows: rows.clone(),
+                };
+                rows.iter().map(span)
+            })
         })
     }
 
-    /// Its rows of one document.
-    pub(super) fn rows_of(&self, document: DocumentId) -> &[Range<u32>] {
+    /// Its KV-head groups of one document, ascending.
+    pub(super) fn groups_of(&self, document: DocumentId) -> &[Group] {
         self.held.get(&document).map_or(&[], Vec::as_slice)
+    }
+
+    /// Its documents.
+    pub(super) fn documents(&self) -> impl Iterator<Item = (DocumentId, &[Group])> {
+        self.held.iter().map(|(document, groups)| (*document, groups.as_slice()))
     }
 }
 
 /// All slots that are not standby.
+#[derive(Clone)]
 pub(super) struct Bins<'a> {
     pub(super) problem: &'a Problem,
     pub(super) all: Vec<Bin<'a>>,
@@ -121,7 +133,7 @@ impl<'a> Bins<'a> {
     }
 
     pub(super) fn cost(&self, span: &Span) -> u64 {
-        self.problem.cost(span.document, &self.problem.all_heads(), &span.rows)
+        self.problem.cost(span.document, &span.heads, &span.rows)
     }
 
     /// Whether a bin's memory has room for a span that it does not hold yet.
@@ -131,66 +143,68 @@ impl<'a> Bins<'a> {
         if phase == u64::MAX {
             return true;
         }
-        let mut rows = it.rows_of(span.document).to_vec();
-        let before = self.bytes(span.document, &rows);
-        insert(&mut rows, span.rows.clone());
-        let after = self.bytes(span.document, &rows);
-        after <= self.limits.bundle() && it.bytes - before + after <= phase
+        let before = it.groups_of(span.document);
+        let mut after = before.to_vec();
+        put(&mut after, span);
+        let largest = after.iter().map(|group| self.bytes(span.document, group)).max();
+        let bytes = it.bytes - self.all_bytes(span.document, before)
+            + self.all_bytes(span.document, &after);
+        largest.unwrap_or(0) <= self.limits.bundle() && bytes <= phase
     }
 
     /// Gives a bin rows that it does not hold.
     pub(super) fn put(&mut self, bin: usize, span: &Span) {
-        self.change(bin, span.document, |rows| insert(rows, span.rows.clone()));
+        self.change(bin, span.document, |groups| put(groups, span));
     }
 
     /// Takes from a bin rows that it holds.
     pub(super) fn take(&mut self, bin: usize, span: &Span) {
-        self.change(bin, span.document, |rows| remove(rows, &span.rows));
+        self.change(bin, span.document, |groups| take(groups, span));
     }
 
     pub(super) fn into_shares(self) -> Vec<Share> {
-        let kv_heads = self.problem.all_heads();
         let shares = self.all.into_iter().flat_map(|bin| {
             let slot = bin.id;
-            bin.held.into_iter().map(move |(document, rows)| (slot, document, rows))
-        });
-        shares
-            .map(|(slot, document, rows)| Share {
-                slot,
-                document,
-                kv_heads: kv_heads.clone(),
-                rows,
+            bin.held.into_iter().flat_map(move |(document, groups)| {
+                groups.into_iter().map(move |Group { heads: kv_heads, rows }| Share {
+                    slot,
+                    document,
+                    kv_heads,
+                    rows,
+                })
             })
-            .collect()
+        });
+        shares.collect()
     }
 
-    fn change(
-        &mut self,
-        bin: usize,
-        document: DocumentId,
-        change: impl FnOnce(&mut Vec<Range<u32>>),
-    ) {
-        let mut rows = self.all[bin].held.remove(&document).unwrap_or_default();
-        let before = (self.total_cost(document, &rows), self.bytes(document, &rows));
-        change(&mut rows);
-        let after = (self.total_cost(document, &rows), self.bytes(document, &rows));
+    fn change(&mut self, bin: usize, document: DocumentId, change: impl FnOnce(&mut Vec<Group>)) {
+        let mut groups = self.all[bin].held.remove(&document).unwrap_or_default();
+        let before = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
+        change(&mut groups);
+        let after = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
         let it = &mut self.all[bin];
         it.load = it.load - before.0 + after.0;
         it.bytes = it.bytes - before.1 + after.1;
-        if !rows.is_empty() {
-            it.held.insert(document, rows);
+        if !groups.is_empty() {
+            it.held.insert(document, groups);
         }
     }
 
-    fn total_cost(&self, document: DocumentId, rows: &[Range<u32>]) -> u64 {
-        let heads = self.problem.all_heads();
-        rows.iter().map(|rows| self.problem.cost(document, &heads, rows)).sum()
+    fn all_cost(&self, document: DocumentId, groups: &[Group]) -> u64 {
+        let cost = |group: &Group| -> u64 {
+            group.rows.iter().map(|rows| self.problem.cost(document, &group.heads, rows)).sum()
+        };
+        groups.iter().map(cost).sum()
     }
 
-    fn bytes(&self, document: DocumentId, rows: &[Range<u32>]) -> u64 {
+    fn all_bytes(&self, document: DocumentId, groups: &[Group]) -> u64 {
+        groups.iter().map(|group| self.bytes(document, group)).sum()
+    }
+
+    fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
         let keys = self.keys(document, rows);
         let rows = rows.iter().map(|it| it.len() as u64).sum();
-        bytes(self.problem, &self.problem.all_heads(), rows, keys.len() as u64).most()
+        bytes(self.problem, heads, rows, keys.len() as u64).most()
     }
 
     /// Keys that rows of a document need, without holes.
@@ -204,13 +218,12 @@ impl<'a> Bins<'a> {
     pub(super) fn tail(&self, span: &Span, most: u64) -> Span {
         let Range { start, end } = span.rows;
         let tiles = tiles_between(start, end);
-        let from = |tiles: u32| Span {
-            document: span.document,
-            rows: if tiles == 0 {
+        let from = |tiles: u32| {
+            span.with_rows(if tiles == 0 {
                 end..end
             } else {
                 start.max((end.div_ceil(TILE_ROWS) - tiles) * TILE_ROWS)..end
-            },
+            })
         };
         from(most_tiles(tiles, |tiles| self.cost(&from(tiles)) <= most))
     }
@@ -219,28 +232,11 @@ impl<'a> Bins<'a> {
     pub(super) fn head(&self, span: &Span, most: u64) -> Span {
         let Range { start, end } = span.rows;
         let tiles = tiles_between(start, end);
-        let until = |tiles: u32| Span {
-            document: span.document,
-            rows: start..end.min((start / TILE_ROWS + tiles) * TILE_ROWS).max(start),
+        let until = |tiles: u32| {
+            span.with_rows(start..end.min((start / TILE_ROWS + tiles) * TILE_ROWS).max(start))
         };
         until(most_tiles(tiles, |tiles| self.cost(&until(tiles)) <= most))
     }
-}
-
-/// Adds a range to disjoint ascending ranges, merging those that touch.
-pub(super) fn insert(rows: &mut Vec<Range<u32>>, new: Range<u32>) {
-    let first = rows.partition_point(|it| it.end < new.start);
-    let end = rows.partition_point(|it| it.start <= new.end);
-    let merged = hull(rows[first..end].iter().chain([&new]));
-    rows.splice(first..end, [merged]);
-}
-
-/// Takes a range out of disjoint ascending ranges that hold it.
-pub(super) fn remove(rows: &mut Vec<Range<u32>>, old: &Range<u32>) {
-    let at = rows.partition_point(|it| it.end <= old.start);
-    let whole = rows[at].clone();
-    let rest = [whole.start..old.start, old.end..whole.end];
-    rows.splice(at..=at, rest.into_iter().filter(|it| !it.is_empty()));
 }
 
 fn tiles_between(start: u32, end: u32) -> u32 {
@@ -264,20 +260,6 @@ fn most_tiles(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_merge_where_they_touch_and_split_where_taken() {
-        let mut rows = vec![0..2, 4..6];
-        insert(&mut rows, 2..4);
-        assert_eq!(rows.len(), 1);
-        assert_eq!(rows[0], 0..6);
-        insert(&mut rows, 8..9);
-        remove(&mut rows, &(2..3));
-        assert_eq!(rows, [0..2, 3..6, 8..9]);
-        remove(&mut rows, &(3..6));
-        remove(&mut rows, &(0..1));
-        assert_eq!(rows, [1..2, 8..9]);
-    }
 
     #[test]
     fn most_tiles_finds_the_edge() {

@@ -10,8 +10,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::ops::Range;
 
-use super::bins::{Bins, Span};
+use super::bins::Bins;
+use super::groups::Span;
 use crate::{DocumentId, Error, TILE_ROWS};
 
 /// Parts of the level that are worth a task of their own.
@@ -28,7 +30,8 @@ pub(super) fn fill(bins: &mut Bins<'_>) -> Result<(), Error> {
         queue.push(bins, span);
     }
     let mut order = Order::new(bins);
-    while let Some(span) = queue.pop() {
+    while let Some((document, rows)) = queue.pop() {
+        let span = Span { document, heads: bins.problem.all_heads(), rows };
         place(bins, &mut order, &mut queue, &span)?;
     }
     Ok(())
@@ -52,7 +55,7 @@ fn place_at_home(bins: &mut Bins<'_>) -> Vec<Span> {
             if rows.is_empty() {
                 continue;
             }
-            let span = Span { document, rows };
+            let span = Span { document, heads: problem.all_heads(), rows };
             match homes.get(&piece.rank).filter(|bin| bins.has_room(**bin, &span)) {
                 Some(&bin) => bins.put(bin, &span),
                 None => match others.last_mut() {
@@ -89,7 +92,7 @@ fn place(
             continue;
         }
         order.put(bins, bin, &tail);
-        let mut rest = Span { rows: span.rows.start..tail.rows.start, document: span.document };
+        let mut rest = span.with_rows(span.rows.start..tail.rows.start);
         let left = u64::try_from(bins.all[bin].left()).unwrap_or(0);
         if left > worth {
             let head = bins.head(&rest, left);
@@ -112,11 +115,11 @@ fn place_one_tile(
     span: &Span,
 ) -> Result<(), Error> {
     let cut = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
-    let tile = Span { rows: cut.max(span.rows.start)..span.rows.end, document: span.document };
+    let tile = span.with_rows(cut.max(span.rows.start)..span.rows.end);
     let bin = order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, &tile));
     let bin = bin.ok_or(Error::NoRoom { document: span.document })?;
     order.put(bins, bin, &tile);
-    queue.push(bins, Span { rows: span.rows.start..tile.rows.start, document: span.document });
+    queue.push(bins, span.with_rows(span.rows.start..tile.rows.start));
     Ok(())
 }
 
@@ -128,14 +131,14 @@ impl Queue {
     fn push(&mut self, bins: &Bins<'_>, span: Span) {
         if !span.rows.is_empty() {
             let cost = bins.cost(&span);
-            let Span { document, rows } = span;
+            let Span { document, heads: _, rows } = span;
             self.0.push((cost, Reverse(document), Reverse(rows.start), rows.end));
         }
     }
 
-    fn pop(&mut self) -> Option<Span> {
+    fn pop(&mut self) -> Option<(DocumentId, Range<u32>)> {
         let (_, Reverse(document), Reverse(start), end) = self.0.pop()?;
-        Some(Span { document, rows: start..end })
+        Some((document, start..end))
     }
 }
 

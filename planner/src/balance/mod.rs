@@ -1,13 +1,14 @@
 //! Cuts the documents and spreads them over the slots so that all finish together.
 //!
-//! In: a [`Problem`]. Out: a checked [`Plan`]. Three steps, one file each of the last two:
+//! In: a [`Problem`]. Out: a checked [`Plan`]. Four steps, one file each of the last three:
 //!
 //! 1. Pour all work over the slots like water: every slot gets a **capacity** in cost, smaller for
 //!    slow slots and for those with a head start.
 //! 2. [`fill`]: rows at a rank with a slot in place go to that slot; all others, the dearest
 //!    documents first, to the slot with most capacity left, cut where the capacity ends.
-//! 3. [`even`]: from the slot that finishes last to those that finish first move pieces with the
-//!    least bytes per cost, until nothing is left to gain.
+//! 3. [`matching`]: who holds too much sends few large pieces to who has room.
+//! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
+//!    least bytes per cost, until the last finishes within 1/640 of the level.
 //!
 //! If the plan does not fit the slots' memory, the steps are repeated under limits for the bytes of
 //! a slot and of a bundle, and of the plans that fit the one that finishes first is taken.
@@ -15,8 +16,13 @@
 mod bins;
 mod even;
 mod fill;
+mod groups;
+mod matching;
+mod pieces;
+mod prices;
 
-use crate::balance::bins::{Bins, Limits};
+use crate::balance::bins::{Bin, Bins, Limits};
+use crate::balance::prices::Prices;
 use crate::memory::{self, bytes};
 use crate::plan::least_work;
 use crate::{Cuts, DocumentId, Error, Plan, Problem, TILE_ROWS};
@@ -73,8 +79,29 @@ fn plan_within_memory(problem: &Problem) -> Result<Plan, Error> {
 fn attempt(problem: &Problem, limits: Limits) -> Result<Plan, Error> {
     let mut bins = Bins::new(problem, limits, least_work(problem));
     fill::fill(&mut bins)?;
+    // Edges do not see that a slot holds keys of a document already; where documents span ranks that
+    // may be worth more than few pieces.
+    let spans = (0..problem.layout.documents().len() as u32)
+        .any(|it| problem.layout.pieces_of_document(DocumentId(it)).len() > 1);
+    let other = spans.then(|| bins.clone());
+    matching::spread(&mut bins);
     even::even(&mut bins);
+    if let Some(mut other) = other {
+        even::even(&mut other);
+        if rank(&other) < rank(&bins) {
+            bins = other;
+        }
+    }
     Ok(Plan::new(problem, Cuts::Tiles, bins.into_shares()))
+}
+
+/// Part of the level by which the last may finish late without being worse.
+const ENOUGH: u64 = 520;
+
+/// How good bins are, the less the better: how far beyond the tolerated finish, then bytes.
+fn rank(bins: &Bins<'_>) -> (u64, i128) {
+    let finish = bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0);
+    (finish.saturating_sub(bins.level + bins.level / ENOUGH), Prices::of(bins).of_all(bins))
 }
 
 /// A document of which even one tile with its keys fits no slot three times over.

@@ -32,6 +32,7 @@ pub(crate) fn problem(documents: Vec<Document>, rank_rows: u32, slots: Vec<Slot>
         layout: Layout::end_to_end(documents, rank_rows).expect("the test's layout is right"),
         heads: SMALL_HEADS,
         element_bytes: 4,
+        lanes: 1,
         slots,
         costs: Costs::pairs_only(),
     }
@@ -113,11 +114,13 @@ pub(crate) fn problems(
     layouts().prop_flat_map(move |layout| {
         let slots = slots(layout.ranks().len() as u16, memory.clone());
         let element = prop_oneof![Just(2_u8), Just(4)];
-        (Just(layout), heads.clone(), element, slots, costs.clone()).prop_map(
-            |(layout, heads, element_bytes, slots, costs)| Problem {
+        let lanes = any::<bool>();
+        (Just(layout), heads.clone(), element, lanes, slots, costs.clone()).prop_map(
+            |(layout, heads, element_bytes, one, slots, costs)| Problem {
                 layout,
                 heads,
                 element_bytes,
+                lanes: if one { 1 } else { heads.kv },
                 slots,
                 costs,
             },

@@ -26,6 +26,9 @@ fn numbers_out_of_range_are_refused() {
         let heads = Heads { query, kv, dim };
         refused(|it| it.heads = heads, Error::BadHeads { query, kv, dim });
     }
+    for lanes in [0, 3] {
+        refused(|it| it.lanes = lanes, Error::BadLanes { lanes, kv: 2 });
+    }
     refused(|it| it.element_bytes = 8, Error::BadElement { bytes: 8 });
     for rows in [0, 100, 1 << 25] {
         refused(|it| it.costs.task_rows = rows, Error::BadTaskRows { rows });

@@ -59,6 +59,7 @@ fn plan_and_print(workload: &Workload, costs: Costs, in_place: bool) -> f64 {
         layout: Layout::end_to_end(documents, workload.tokens_per_rank).unwrap(),
         heads: Heads { query: 32, kv: 8, dim: 128 },
         element_bytes: 2,
+        lanes: 8,
         slots: (0..workload.num_ranks).map(slot).collect(),
         costs,
     };

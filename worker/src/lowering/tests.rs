@@ -171,11 +171,13 @@ fn gradients_reach_their_homes_once(problem: &Problem, plan: &Plan) {
     }
 }
 
-/// The plan with every bundle of an odd index cut into two KV-head groups, which no planner makes yet.
+/// The plan with every bundle of an odd index and more than one KV head cut into two groups.
 fn cut_by_heads(plan: &Plan) -> Plan {
     let (mut tasks, mut bundles) = (Vec::new(), Vec::new());
     for (id, bundle) in self::bundles(plan) {
-        let edges = if id.0 % 2 == 0 { &[0, HEADS.kv][..] } else { &[0, 1, HEADS.kv] };
+        let Range { start, end } = bundle.kv_heads;
+        let cut = if id.0 % 2 == 0 || end - start < 2 { vec![] } else { vec![start + 1] };
+        let edges = [vec![start], cut, vec![end]].concat();
         for kv_heads in edges.windows(2).map(|it| it[0]..it[1]) {
             let first = tasks.len() as u32;
             for task in plan.tasks_of(id) {
@@ -237,7 +239,7 @@ prop_compose! {
         let documents = documents.into_iter().map(|it| it.0).collect();
         let layout = Layout::new(documents, ranks).unwrap();
         let costs = Costs { task_rows: 128, ..Costs::pairs_only() };
-        Problem { layout, heads: HEADS, element_bytes, slots, costs }
+        Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs }
     }
 }
 

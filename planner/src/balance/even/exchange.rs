@@ -4,10 +4,9 @@
 //! than the donor did, with the least bytes. Tiles of a causal document cost from one tile of keys
 //! to all of them, so two tiles differ by as little as one needs.
 
-use std::ops::Range;
-
-use super::{Bin, Bins, Prices, Span, bytes_of_move, levelling};
+use super::{Bin, Bins, Prices, Span, levelling};
 use crate::TILE_ROWS;
+use crate::balance::pieces::{dearest_tile, held, tile_of};
 
 /// What a receiver gets and, if anything, gives back.
 type Exchange = (usize, Span, Option<Span>);
@@ -34,8 +33,8 @@ pub(super) fn best(
             if !bins.has_room(receiver, &gives) || !bins.has_room(donor, &takes) {
                 continue;
             }
-            let bytes = bytes_of_move(bins, prices, from, to, &gives)
-                + bytes_of_move(bins, prices, to, from, &takes);
+            let bytes =
+                prices.of_move(bins, from, to, &gives) + prices.of_move(bins, to, from, &takes);
             if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
                 best = Some((bytes, (receiver, gives, Some(takes))));
             }
@@ -49,40 +48,15 @@ pub(super) fn best(
 fn pairs(bins: &Bins<'_>, from: &Bin<'_>, to: &Bin<'_>, less: u64) -> Vec<(Span, Span)> {
     let mut pairs = Vec::new();
     for own in from.spans() {
-        let held = bins.keys(own.document, to.rows_of(own.document)).end;
+        let held = held(bins, to, &own);
         for end in [own.rows.end, held.clamp(own.rows.start + 1, own.rows.end)] {
             let gives = tile_of(&own, (end - 1) / TILE_ROWS);
             let target = bins.cost(&gives).saturating_sub(less);
-            pairs
-                .extend(to.spans().map(|span| (gives.clone(), dearest_up_to(bins, &span, target))));
+            pairs.extend(to.spans().map(|span| (gives.clone(), dearest_tile(bins, &span, target))));
         }
         let gives = tile_of(&own, own.rows.start / TILE_ROWS);
         let target = bins.cost(&gives).saturating_sub(less);
-        pairs.extend(to.spans().map(|span| (gives.clone(), dearest_up_to(bins, &span, target))));
+        pairs.extend(to.spans().map(|span| (gives.clone(), dearest_tile(bins, &span, target))));
     }
     pairs
-}
-
-/// The last tile of a span that costs at most `most`, if cost grows along the span; its first tile
-/// if none does.
-fn dearest_up_to(bins: &Bins<'_>, span: &Span, most: u64) -> Span {
-    let first = span.rows.start / TILE_ROWS;
-    let tiles = span.rows.end.div_ceil(TILE_ROWS) - first;
-    let (mut known, mut beyond) = (0, tiles);
-    while beyond - known > 1 {
-        let middle = known + (beyond - known) / 2;
-        if bins.cost(&tile_of(span, first + middle)) <= most {
-            known = middle;
-        } else {
-            beyond = middle;
-        }
-    }
-    tile_of(span, first + known)
-}
-
-/// A tile of a span, cut by the span's ends.
-fn tile_of(span: &Span, tile: u32) -> Span {
-    let Range { start, end } = span.rows;
-    let rows = (tile * TILE_ROWS).max(start)..((tile + 1) * TILE_ROWS).min(end);
-    Span { document: span.document, rows }
 }

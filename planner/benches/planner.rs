@@ -1,0 +1,199 @@
+//! Plans of the published workloads, beside what the published planner (`DistCA`) does on them.
+//!
+//! Prints a line a workload and number of lanes and writes `target/bench/planner.json`: balance, Q+KV bytes, bytes of
+//! the busiest sender, planning seconds of one core. The peer's numbers were recorded with its
+//! unmodified code (tolerance 0.05). Files come from `../shared/data/planner`, or the folder in
+//! `CADRE_WORKLOADS`; without them the bench says so and writes an empty list. Any argument narrows the
+//! workloads to those whose name contains it.
+//!
+//! Documents that span ranks are laid out head and tail, as the peer does. Bytes are bf16, one layer,
+//! forward, between different ranks only, all lanes of a slot together.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench reads files and clocks
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use cadre_planner::{
+    Costs, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, plan,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
+/// Runs of a workload; the median counts.
+const TURNS: usize = 5;
+
+#[derive(Deserialize)]
+struct Workload {
+    name: String,
+    tokens_per_rank: u32,
+    num_ranks: u16,
+    ranks: Vec<Vec<u32>>,
+}
+
+/// The peer's record of a workload.
+#[derive(Deserialize)]
+struct Record {
+    workload: String,
+    tolerance: f64,
+    hidden_q: u32,
+    max_over_mean: f64,
+    q_bytes: u64,
+    kv_bytes: u64,
+    max_send_bytes: u64,
+    plan_cpu_s: f64,
+    metadata_cpu_s: f64,
+}
+
+fn main() {
+    let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
+    let folder = std::env::var_os("CADRE_WORKLOADS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/planner"),
+        PathBuf::from,
+    );
+    let mut lines = Vec::new();
+    match records(&folder) {
+        Some(records) => {
+            for lanes in [8, 1] {
+                println!(
+                    "{lanes} lanes: ours / ratio to DistCA at tolerance 0.05, above 1 is better"
+                );
+                let mut logs = Vec::new();
+                for workload in workloads(&folder).iter().filter(|it| it.name.contains(&filter)) {
+                    logs.push(compare(workload, &records, lanes, &mut lines));
+                }
+                let mean = |of: usize| {
+                    let sum: f64 = logs.iter().map(|it: &[f64; 2]| it[of].ln()).sum();
+                    (sum / logs.len().max(1) as f64).exp()
+                };
+                println!("geometric mean: bytes {:.3}, busiest sender {:.3}", mean(0), mean(1));
+            }
+        }
+        None => println!("SKIPPED: no workloads at {}", folder.display()),
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
+    let file = target.join("bench/planner.json");
+    let text = serde_json::to_string_pretty(&lines).expect("numbers and names are JSON");
+    fs::create_dir_all(target.join("bench"))
+        .and_then(|()| fs::write(&file, text + "\n"))
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+}
+
+fn records(folder: &Path) -> Option<BTreeMap<String, Record>> {
+    let text = fs::read(folder.join("distca.json")).ok()?;
+    let all: Vec<Record> = serde_json::from_slice(&text).expect("distca.json has the known fields");
+    let kept =
+        all.into_iter().filter(|it| it.hidden_q == 4096 && (it.tolerance - 0.05).abs() < 1e-9);
+    Some(kept.map(|it| (it.workload.clone(), it)).collect())
+}
+
+fn workloads(folder: &Path) -> Vec<Workload> {
+    let files =
+        fs::read_dir(folder.join("workloads")).expect("distca.json has workloads beside it");
+    let mut files: Vec<_> = files.map(|it| it.expect("a readable folder").path()).collect();
+    files.sort();
+    let read = |path: &PathBuf| {
+        let text = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    files.iter().map(read).collect()
+}
+
+/// Plans a workload; returns the ratios of bytes and of the busiest sender.
+fn compare(
+    workload: &Workload,
+    records: &BTreeMap<String, Record>,
+    lanes: u16,
+    lines: &mut Vec<Value>,
+) -> [f64; 2] {
+    let problem = problem(workload, lanes);
+    let mut seconds: Vec<f64> = Vec::new();
+    let mut made = None;
+    for _ in 0..TURNS {
+        let start = Instant::now();
+        made = Some(plan(&problem).expect("the workload can be planned"));
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    let made = made.expect("turns were run");
+    seconds.sort_by(f64::total_cmp);
+    let seconds = seconds[TURNS / 2];
+    let balance = balance(&problem, &made);
+    let (sent, total) = traffic(&problem, &made);
+    let Some(record) = records.get(&workload.name) else {
+        println!("{:30} has no record of the peer", workload.name);
+        return [1.0; 2];
+    };
+    let most = sent.iter().copied().max().unwrap_or(0);
+    let values = [
+        ("max/mean", balance, record.max_over_mean, "ratio"),
+        ("Q+KV", total as f64 / 1e9, (record.q_bytes + record.kv_bytes) as f64 / 1e9, "GB"),
+        ("busiest sender", most as f64 / 1e9, record.max_send_bytes as f64 / 1e9, "GB"),
+        ("planning", seconds, record.plan_cpu_s + record.metadata_cpu_s, "s"),
+    ];
+    for (what, ours, peer, unit) in values {
+        lines.push(json!({"case": format!("{}, {lanes} lanes: {what}", workload.name), "ours": ours,
+            "peer": peer, "peer_name": "DistCA at tolerance 0.05", "unit": unit, "ratio": peer / ours}));
+    }
+    let share = |index: usize| values[index].1 / values[index].2;
+    println!(
+        "{:30} max/mean {balance:.5} (peer {:.4})  Q+KV {:8.2} GB x {:.3}  send {:6.2} GB x {:.3}  {:8.2} ms / {:.0}  {} bundles",
+        workload.name,
+        record.max_over_mean,
+        values[1].1,
+        share(1),
+        values[2].1,
+        share(2),
+        seconds * 1e3,
+        1.0 / share(3),
+        made.bundles().len(),
+    );
+    [share(1), share(2)]
+}
+
+fn problem(workload: &Workload, lanes: u16) -> Problem {
+    let lengths = workload.ranks.iter().flatten();
+    let documents = lengths.map(|&rows| Document { rows, mask: Mask::Causal }).collect();
+    let slot =
+        |rank| Slot { weight: 100, head_start: 0, home: Some(RankId(rank)), memory: 1 << 50 };
+    Problem {
+        layout: Layout::head_tail(documents, workload.tokens_per_rank).expect("lengths fill ranks"),
+        heads: HEADS,
+        element_bytes: 2,
+        lanes,
+        slots: (0..workload.num_ranks).map(slot).collect(),
+        costs: Costs::pairs_only(),
+    }
+}
+
+fn balance(problem: &Problem, plan: &Plan) -> f64 {
+    let loads: Vec<u64> =
+        (0..problem.slots.len() as u16).map(|slot| plan.load(problem, SlotId(slot))).collect();
+    let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
+    loads.iter().copied().max().unwrap_or(0) as f64 / mean
+}
+
+/// Q, K and V bytes that each rank sends, and that all send together.
+fn traffic(problem: &Problem, plan: &Plan) -> (Vec<u64>, u64) {
+    let mut sent = vec![0_u64; problem.layout.ranks().len()];
+    let mut add = |slot: SlotId, document, rows, bytes: u64| {
+        let home = problem.slots[usize::from(slot.0)].home;
+        for piece in problem.layout.locate(document, rows).filter(|it| Some(it.rank) != home) {
+            sent[usize::from(piece.rank.0)] += piece.rows.len() as u64 * bytes;
+        }
+    };
+    for bundle in plan.bundles() {
+        let heads = bundle.kv_heads.len() as u64;
+        let row = heads * 128 * 2;
+        add(bundle.slot, bundle.document, bundle.keys.clone(), 2 * row);
+        let tasks = &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize];
+        for task in tasks {
+            add(bundle.slot, bundle.document, task.rows.clone(), 4 * row);
+        }
+    }
+    let total = sent.iter().sum();
+    (sent, total)
+}

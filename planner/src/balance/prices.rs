@@ -1,0 +1,97 @@
+//! What moving rows costs on the wire: bytes of a phase forward and a phase backward together.
+//!
+//! In: bins and a span. Out: bytes that are pulled more when it moves, and where a piece that starts
+//! anew is cheapest.
+
+use std::ops::Range;
+
+use super::bins::{Bin, Bins};
+use super::groups::{Group, Span, put, take};
+use crate::memory::bytes;
+use crate::{DocumentId, RankId, TILE_ROWS};
+
+/// Bytes of a row under one KV head, with the query heads that read it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prices {
+    query: i128,
+    key: i128,
+}
+
+impl Prices {
+    pub(super) fn of(bins: &Bins<'_>) -> Self {
+        let price = |rows, keys| {
+            let it = bytes(bins.problem, &(0..1), rows, keys);
+            i128::from(it.forward) + i128::from(it.backward)
+        };
+        Self { query: price(1, 0), key: price(0, 1) }
+    }
+
+    /// Bytes that are pulled more when a span moves.
+    pub(super) fn of_move(
+        &self,
+        bins: &Bins<'_>,
+        from: &Bin<'_>,
+        to: &Bin<'_>,
+        span: &Span,
+    ) -> i128 {
+        let gives = self.change(bins, from, span.document, |groups| take(groups, span));
+        let gets = self.change(bins, to, span.document, |groups| put(groups, span));
+        // Every piece is a task more: as dear as one tile.
+        let task = i128::from(TILE_ROWS) * (self.query + self.key) * span.heads.len() as i128;
+        gives + gets + task
+    }
+
+    /// The end row of the piece that costs `most` for the least bytes, where a bin has to pull all keys
+    /// up to there: `sqrt(2 · pairs · price of a query row / price of a key row)` for a thin piece.
+    pub(super) fn cheapest_end(&self, bins: &Bins<'_>, heads: &Range<u16>, most: u64) -> u32 {
+        let pairs = i128::from(most / bins.problem.heads.query_count(heads).max(1));
+        // For a piece [a, b) of a causal document b/a = 1 + key/query is best, and b² − a² = 2 pairs.
+        let (query, key) = (self.query, self.key.max(1));
+        let whole = (query + key) * (query + key);
+        let end = 2 * pairs * whole / (whole - query * query).max(1);
+        u32::try_from(u128::try_from(end).unwrap_or(0).isqrt()).unwrap_or(u32::MAX >> 1)
+    }
+
+    /// Bytes that all bins pull.
+    pub(super) fn of_all(&self, bins: &Bins<'_>) -> i128 {
+        let of_bin = |bin: &Bin<'_>| -> i128 {
+            bin.documents().map(|(id, groups)| self.pulled(bins, bin.home(), id, groups)).sum()
+        };
+        bins.all.iter().map(of_bin).sum()
+    }
+
+    fn change(
+        &self,
+        bins: &Bins<'_>,
+        bin: &Bin<'_>,
+        document: DocumentId,
+        change: impl FnOnce(&mut Vec<Group>),
+    ) -> i128 {
+        let mut groups = bin.groups_of(document).to_vec();
+        let before = self.pulled(bins, bin.home(), document, &groups);
+        change(&mut groups);
+        self.pulled(bins, bin.home(), document, &groups) - before
+    }
+
+    /// Bytes that a bin pulls for its rows of a document.
+    fn pulled(
+        &self,
+        bins: &Bins<'_>,
+        home: Option<RankId>,
+        document: DocumentId,
+        groups: &[Group],
+    ) -> i128 {
+        let of_group = |Group { heads, rows }: &Group| {
+            let queries: i128 = rows.iter().map(|it| away(bins, home, document, it)).sum();
+            let keys = away(bins, home, document, &bins.keys(document, rows));
+            heads.len() as i128 * (queries * self.query + keys * self.key)
+        };
+        groups.iter().map(of_group).sum()
+    }
+}
+
+/// How many rows are not at a rank.
+fn away(bins: &Bins<'_>, home: Option<RankId>, document: DocumentId, rows: &Range<u32>) -> i128 {
+    let here = home.map_or(0, |rank| bins.problem.layout.rows_at(rank, document, rows));
+    rows.len() as i128 - i128::from(here)
+}
