@@ -5,7 +5,7 @@
 //! The arguments of a trainer's container are read by the same [`TrainOptions`] as `cadre train`'s,
 //! so that a manifest with a wrong argument is refused before anything starts.
 
-use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use cadre_worker::supervisor::{AttentionPlace, Fault};
@@ -27,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Train on this machine: read a pool and a job, start their processes, supervise them.
     Run(Box<RunOptions>),
+    /// Plan recorded documents over a pool and say what the plan costs; starts nothing.
+    Plan(PlanOptions),
     /// Be one trainer of a job (started by `cadre run` or in a pod).
     #[command(hide = true, args_override_self = true)]
     Train(TrainOptions),
@@ -105,6 +107,53 @@ impl From<Place> for AttentionPlace {
             Place::Local => Self::Local,
         }
     }
+}
+
+/// Options of `cadre plan`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlanOptions {
+    /// Lengths of documents and the ranks that they fill, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workload: PathBuf,
+    /// Dedicated slots; default: one in place at each rank.
+    #[arg(long, value_name = "N")]
+    pub(crate) slots: Option<NonZeroU16>,
+    /// Processors of a rank and of a slot; with one, KV heads of a document may part.
+    #[arg(long, default_value = "1", value_name = "N")]
+    pub(crate) lanes: NonZeroU16,
+    /// Speed of each slot, 100 the nominal one.
+    #[arg(long, value_delimiter = ',', value_name = "W,…")]
+    pub(crate) weights: Vec<u32>,
+    /// How documents that span ranks are laid out.
+    #[arg(long, value_enum, default_value_t = LayoutKind::EndToEnd)]
+    pub(crate) layout: LayoutKind,
+    /// Elements of a row of Q: heads times head dim.
+    #[arg(long, default_value_t = 4096)]
+    pub(crate) hidden_q: u32,
+    /// Elements of a row of K, and of V.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) hidden_kv: u32,
+    /// Query heads.
+    #[arg(long, default_value = "32")]
+    pub(crate) heads: NonZeroU16,
+    /// Elements of a head.
+    #[arg(long, default_value = "128")]
+    pub(crate) head_dim: NonZeroU16,
+    /// Print one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the plan to a file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// How documents that span ranks are laid out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum LayoutKind {
+    /// One piece after the other.
+    EndToEnd,
+    /// Each rank has a piece of the head and one of the tail.
+    HeadTail,
 }
 
 /// Options of a trainer.

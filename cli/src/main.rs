@@ -8,6 +8,7 @@
 mod arguments;
 mod face;
 mod out;
+mod plan;
 mod run;
 
 use std::io::IsTerminal;
@@ -37,6 +38,10 @@ fn main() -> ExitCode {
                 }
                 complain(&error.to_string(), error.exit_code())
             }
+        },
+        Command::Plan(options) => match plan::plan(&options) {
+            Ok(text) => print(&text),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
         Command::Train(options) => worker(|| trainer_main(TrainArgs::from(options))),
         Command::Serve(options) => worker(|| server_main(ServerArgs::from(options))),

@@ -4,7 +4,7 @@
 //! cuts it into tasks and gives every task to a slot so that all slots finish together. In: a
 //! [`Problem`], made from a step's header. Out: a [`Plan`], and for lost slots an [`Assignment`].
 //!
-//! Nothing here does IO, reads a clock, starts a thread, uses hash order or a float: trainers and
+//! Nothing here does IO, reads a clock, starts a thread or uses hash order, and no plan depends on a float: trainers and
 //! servers plan on their own and get the same bits. A plan is checked by everyone who makes one
 //! ([`Plan::check`]), and its digest is compared between processes ([`Plan::digest`]).
 //!
@@ -22,6 +22,7 @@ mod memory;
 mod plan;
 mod problem;
 mod reassign;
+mod traffic;
 
 pub use balance::plan;
 pub use costs::Costs;
@@ -33,6 +34,7 @@ pub use memory::{BundleMemory, SlotMemory, memory_of, memory_of_slot};
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
 pub use reassign::{Assignment, reassign};
+pub use traffic::{Flow, Place, Traffic, least_pulled};
 
 /// Rows of a query or key tile, counted from the document's start.
 pub const TILE_ROWS: u32 = 128;

@@ -112,7 +112,8 @@ mod tests {
         let words = ["cadre", "run", "-f", "m"].iter().chain(words);
         match Cli::try_parse_from(words).unwrap().command {
             Command::Run(options) => *options,
-            Command::Train(_)
+            Command::Plan(_)
+            | Command::Train(_)
             | Command::Serve(_)
             | Command::Completions { .. }
             | Command::Version => panic!("these are words of a run"),

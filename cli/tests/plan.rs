@@ -1,0 +1,144 @@
+//! `cadre plan` as a user calls it: what it reports can be computed again from the plan that it writes.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+fn cadre(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(["plan", "--workload", "w.json"])
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("the program was built for this test");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn place(workload: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("w.json"), workload.to_string()).unwrap();
+    folder
+}
+
+/// Four ranks; the first document spans two of them.
+fn workload() -> Value {
+    json!({"name": "four", "tokens_per_rank": 8192, "num_ranks": 4, "seed": 7,
+        "ranks": [[12000, 4384], [8192], [1000, 3000, 192, 2000, 2000]]})
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+fn range(value: &Value) -> (u64, u64) {
+    (number(&value[0]), number(&value[1]))
+}
+
+/// Loads, and bytes of Q and of K and V that are pulled, from the file alone.
+fn account(file: &Value) -> (Vec<u64>, u64, u64) {
+    let mut home: BTreeMap<(u64, u64), usize> = BTreeMap::new();
+    for (rank, stretches) in file["ranks"].as_array().unwrap().iter().enumerate() {
+        for it in stretches.as_array().unwrap() {
+            let (start, end) = range(&it["rows"]);
+            home.extend((start..end).map(|row| ((number(&it["doc"]), row), rank)));
+        }
+    }
+    let (mut loads, mut q_bytes) = (vec![0; 4], 0);
+    let mut keys: BTreeMap<(usize, u64, u64), u64> = BTreeMap::new();
+    for task in file["tasks"].as_array().unwrap() {
+        let (document, slot) = (number(&task["doc"]), number(&task["slot"]) as usize);
+        let ((first, end), (_, last)) = (range(&task["q"]), range(&task["k"]));
+        assert_eq!(last, end, "a causal task keeps the keys up to its last row");
+        let heads = range(&task["kv_heads"]);
+        let count = heads.1 - heads.0;
+        loads[slot] += (first..end).map(|row| (row + 1) * count * 4).sum::<u64>();
+        let away = (first..end).filter(|row| home[&(document, *row)] != slot).count() as u64;
+        q_bytes += away * count * 4 * 128 * 2;
+        for head in heads.0..heads.1 {
+            let most = keys.entry((slot, document, head)).or_default();
+            *most = last.max(*most);
+        }
+    }
+    let away = |((slot, document, _), last): (&(usize, u64, u64), &u64)| {
+        (0..*last).filter(|row| home[&(*document, *row)] != *slot).count() as u64
+    };
+    let kv_bytes = keys.iter().map(away).sum::<u64>() * 2 * 128 * 2;
+    (loads, q_bytes, kv_bytes)
+}
+
+#[test]
+fn a_report_can_be_computed_again_from_the_plan() {
+    let folder = place(&workload());
+    for args in [&["--lanes", "8"][..], &["--lanes", "1", "--layout", "head-tail"]] {
+        let args = [&["--json", "--out", "plan.json"], args].concat();
+        let (code, out, said) = cadre(folder.path(), &args);
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        assert_eq!(out.lines().count(), 1);
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let file = fs::read(folder.path().join("plan.json")).unwrap();
+        let (loads, q_bytes, kv_bytes) = account(&serde_json::from_slice(&file).unwrap());
+        assert_eq!(loads.iter().sum::<u64>(), 32 * pairs(), "every pair is computed once");
+        let (most, sum) = (*loads.iter().max().unwrap() as f64, loads.iter().sum::<u64>() as f64);
+        let balance = report["max_over_mean"].as_f64().unwrap();
+        assert!((balance - 4.0 * most / sum).abs() < 1e-9 && balance < 1.002, "{balance}");
+        assert_eq!((number(&report["q_bytes"]), number(&report["kv_bytes"])), (q_bytes, kv_bytes));
+        assert_eq!((number(&report["slots"]), number(&report["documents"])), (4, 8));
+        assert!(report["max_over_mean_before"].as_f64().unwrap() > 1.2);
+        assert!(report["gap_bytes"].as_f64().unwrap() > 0.0, "no plan is below the bound");
+    }
+}
+
+fn pairs() -> u64 {
+    let lengths = workload()["ranks"].clone();
+    let lengths = lengths.as_array().unwrap().iter().flat_map(|it| it.as_array().unwrap().clone());
+    lengths.map(|it| number(&it) * (number(&it) + 1) / 2).sum()
+}
+
+#[test]
+fn slots_of_their_own_share_by_weight() {
+    let folder = place(&workload());
+    let args = ["--slots", "3", "--weights", "100,200,400", "--json"];
+    let (code, out, said) = cadre(folder.path(), &args);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert!(report["max_over_mean"].as_f64().unwrap() < 1.02, "{out}");
+    let (code, table, _) = cadre(folder.path(), &[]);
+    assert_eq!(code, Some(0));
+    assert!(table.contains("max/mean") && table.contains("busiest link"), "{table}");
+}
+
+#[test]
+fn bad_workloads_and_options_are_refused_by_name() {
+    let check = |change: &dyn Fn(&mut Value), args: &[&str], expected: &str| {
+        let mut workload = workload();
+        change(&mut workload);
+        let folder = place(&workload);
+        let (code, out, said) = cadre(folder.path(), args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+        assert!(said.contains(expected), "{said} does not contain {expected}");
+    };
+    let same = |_: &mut Value| {};
+    check(&|it| it["ranks"][1][0] = json!(0), &[], "ranks[1][0] is 0");
+    check(&|it| it["ranks"][1][0] = json!(-5), &[], "expected u32");
+    check(&|it| it["ranks"][1][0] = json!(9000), &[], "33576 tokens");
+    check(&|it| it["ranks"][1][0] = json!(1_u64 << 40), &[], "expected u32");
+    check(&|it| it["tokens_per_rank"] = json!(0), &[], "tokens_per_rank is 0");
+    check(&|it| it["num_ranks"] = json!(0), &[], "num_ranks is 0");
+    check(&|it| it["num_ranks"] = json!("NaN"), &[], "expected u16");
+    check(&|it| *it = json!([]), &[], "w.json");
+    check(&same, &["--weights", "100,100"], "2 numbers for 4 slots");
+    check(&same, &["--weights", "100,100,0,100"], "slot 2 is 0");
+    check(&same, &["--weights", "100,-1,100,100"], "weights");
+    check(&same, &["--slots", "0"], "slots");
+    check(&same, &["--lanes", "3"], "lanes");
+    check(&same, &["--hidden-q", "4000"], "--hidden-q is 4000");
+    check(&same, &["--hidden-kv", "1000"], "--hidden-kv is 1000");
+    check(&same, &["--out", "missing/plan.json"], "cannot write missing/plan.json");
+}
