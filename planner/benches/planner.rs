@@ -1,7 +1,7 @@
 //! Plans of the published workloads, beside what the published planner (`DistCA`) does on them.
 //!
 //! Prints a line a workload and number of lanes and writes `target/bench/planner.json`: balance, Q+KV bytes, bytes of
-//! the busiest sender, planning seconds of one core. The peer's numbers were recorded with its
+//! the busiest sender, seconds of one core for plan, check and transfer lists. The peer's numbers were recorded with its
 //! unmodified code (tolerance 0.05). Files come from `../shared/data/planner`, or the folder in
 //! `CADRE_WORKLOADS`; without them the bench says so and writes an empty list. Any argument narrows the
 //! workloads to those whose name contains it.
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, plan,
+    Costs, Document, Heads, Layout, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId, Traffic,
+    least_pulled, plan,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -115,19 +116,24 @@ fn compare(
     let mut made = None;
     for _ in 0..TURNS {
         let start = Instant::now();
-        made = Some(plan(&problem).expect("the workload can be planned"));
+        let it = plan(&problem).expect("the workload can be planned");
+        let pulls = Pulls::of(&problem, &it);
         seconds.push(start.elapsed().as_secs_f64());
+        std::hint::black_box(pulls);
+        made = Some(it);
     }
     let made = made.expect("turns were run");
     seconds.sort_by(f64::total_cmp);
     let seconds = seconds[TURNS / 2];
     let balance = balance(&problem, &made);
-    let (sent, total) = traffic(&problem, &made);
+    let flow = Traffic::of(&problem, &made).forward;
+    let total = flow.queries + flow.keys;
+    let least = least_pulled(&problem, made.bounds().finish).unwrap_or(0);
     let Some(record) = records.get(&workload.name) else {
         println!("{:30} has no record of the peer", workload.name);
         return [1.0; 2];
     };
-    let most = sent.iter().copied().max().unwrap_or(0);
+    let most = flow.places.iter().map(|it| it.inputs_sent).max().unwrap_or(0);
     let values = [
         ("max/mean", balance, record.max_over_mean, "ratio"),
         ("Q+KV", total as f64 / 1e9, (record.q_bytes + record.kv_bytes) as f64 / 1e9, "GB"),
@@ -140,7 +146,7 @@ fn compare(
     }
     let share = |index: usize| values[index].1 / values[index].2;
     println!(
-        "{:30} max/mean {balance:.5} (peer {:.4})  Q+KV {:8.2} GB x {:.3}  send {:6.2} GB x {:.3}  {:8.2} ms / {:.0}  {} bundles",
+        "{:30} max/mean {balance:.5} (peer {:.4})  Q+KV {:8.2} GB x {:.3}  send {:6.2} GB x {:.3}  {:8.2} ms / {:.0}  Q+KV/bound {:.2}",
         workload.name,
         record.max_over_mean,
         values[1].1,
@@ -149,7 +155,7 @@ fn compare(
         share(2),
         seconds * 1e3,
         1.0 / share(3),
-        made.bundles().len(),
+        total as f64 / least.max(1) as f64,
     );
     [share(1), share(2)]
 }
@@ -174,26 +180,4 @@ fn balance(problem: &Problem, plan: &Plan) -> f64 {
         (0..problem.slots.len() as u16).map(|slot| plan.load(problem, SlotId(slot))).collect();
     let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
     loads.iter().copied().max().unwrap_or(0) as f64 / mean
-}
-
-/// Q, K and V bytes that each rank sends, and that all send together.
-fn traffic(problem: &Problem, plan: &Plan) -> (Vec<u64>, u64) {
-    let mut sent = vec![0_u64; problem.layout.ranks().len()];
-    let mut add = |slot: SlotId, document, rows, bytes: u64| {
-        let home = problem.slots[usize::from(slot.0)].home;
-        for piece in problem.layout.locate(document, rows).filter(|it| Some(it.rank) != home) {
-            sent[usize::from(piece.rank.0)] += piece.rows.len() as u64 * bytes;
-        }
-    };
-    for bundle in plan.bundles() {
-        let heads = bundle.kv_heads.len() as u64;
-        let row = heads * 128 * 2;
-        add(bundle.slot, bundle.document, bundle.keys.clone(), 2 * row);
-        let tasks = &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize];
-        for task in tasks {
-            add(bundle.slot, bundle.document, task.rows.clone(), 4 * row);
-        }
-    }
-    let total = sent.iter().sum();
-    (sent, total)
 }

@@ -34,7 +34,7 @@ pub use memory::{BundleMemory, SlotMemory, memory_of, memory_of_slot};
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
 pub use reassign::{Assignment, reassign};
-pub use traffic::{Flow, Place, Traffic, least_pulled};
+pub use traffic::{Flow, Place, Pull, Pulls, Traffic, least_pulled};
 
 /// Rows of a query or key tile, counted from the document's start.
 pub const TILE_ROWS: u32 = 128;

@@ -75,8 +75,9 @@ impl PlannedStep {
                 layout: layout.clone(),
                 heads: header.heads,
                 element_bytes: wire_bytes(header.wire),
-                // A trainer of this project is one processor.
-                lanes: 1,
+                // A trainer is one processor, so heads could part; but a piece of the exchange is one
+                // range of bytes, and a group of heads would be a piece a row.
+                lanes: header.heads.kv,
                 slots: header.slots.clone(),
                 costs: header.costs,
             };

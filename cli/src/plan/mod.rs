@@ -13,9 +13,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, plan as make,
+    Costs, Document, Heads, Layout, Mask, Plan, Problem, Pulls, RankId, Slot, plan as make,
 };
-use cadre_worker::lowering::Lists;
 
 use crate::arguments::{LayoutKind, PlanOptions};
 use report::Report;
@@ -56,7 +55,7 @@ pub(crate) fn plan(options: &PlanOptions) -> Result<String, PlanError> {
     let problem = problem(options, &workload)?;
     let (plan, plan_seconds) = timed(|| make(&problem));
     let plan = plan.map_err(refuse)?;
-    let (_, lists_seconds) = timed(|| Lists::new(&problem, &plan));
+    let (_, lists_seconds) = timed(|| Pulls::of(&problem, &plan));
     let before = cadre_planner::imbalance_at_home(&problem).map_err(refuse)?;
     if let Some(path) = &options.out {
         let text = file::text(&problem, &plan);

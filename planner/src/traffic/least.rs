@@ -13,7 +13,8 @@
 use crate::{Document, Mask, Problem, RankId};
 
 /// Least bytes of Q, K and V that slots pull from other places if all finish by `finish`; `None` where
-/// the bound does not hold: masks other than causal, overheads in the costs.
+/// the bound does not hold: masks other than causal, overheads in the costs, a finish at which no slot
+/// has begun.
 pub fn least_pulled(problem: &Problem, finish: u64) -> Option<u64> {
     let layout = &problem.layout;
     let causal = layout.documents().iter().all(|it| it.mask == Mask::Causal);
@@ -25,6 +26,9 @@ pub fn least_pulled(problem: &Problem, finish: u64) -> Option<u64> {
         (time * u128::from(slot.weight) / 100) as f64
     };
     let most = problem.slots.iter().map(capacity).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return None;
+    }
     let mut own = vec![0.0; layout.ranks().len()];
     for slot in &problem.slots {
         if let Some(RankId(rank)) = slot.home {

@@ -6,12 +6,14 @@
 //! It is an account, not a schedule: which bytes travel, not when.
 
 mod least;
+mod pulls;
 
 use std::ops::Range;
 
 use serde::Serialize;
 
 pub use least::least_pulled;
+pub use pulls::{Pull, Pulls};
 
 use crate::{DocumentId, Plan, Problem, RankId, SlotId};
 

@@ -7,4 +7,5 @@ mod problems;
 mod properties;
 mod reassigning;
 mod refusals;
+mod traffic;
 mod workloads;
