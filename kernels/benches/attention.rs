@@ -17,8 +17,10 @@ use cadre_kernels::{
 use serde_json::{Value, json};
 
 const THREADS: usize = 2;
-/// Turns per case; each runs both sides.
-const TURNS: usize = 5;
+/// Turns per case, each of both sides: more for short cases, whose times scatter more.
+const TURNS: std::ops::RangeInclusive<usize> = 5..=41;
+/// Seconds that the turns of a case take together, within the limits above.
+const TOGETHER: f64 = 1.5;
 
 struct Case {
     name: String,
@@ -33,10 +35,11 @@ fn main() {
     let mut lines = Vec::new();
     for case in cases().iter().filter(|it| it.name.contains(&filter)) {
         let mut own = Own::new(case);
-        own.run();
+        let first = own.run();
         peer.run(case, 1);
+        let turns = (TOGETHER / (2.0 * (first.0 + first.1))) as usize;
         let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for _ in 0..TURNS {
+        for _ in 0..turns.clamp(*TURNS.start(), *TURNS.end()) {
             let (forward, backward) = own.run();
             ours[0].push(forward);
             ours[1].push(backward);
