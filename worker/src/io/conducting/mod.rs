@@ -7,19 +7,21 @@
 //! together. Invariant: a header is published once, when every phase of the step before it is whole
 //! everywhere, so that it names who fills the slots now.
 
+mod headers;
+mod progress;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cadre_control::proto::{self, notice};
 use cadre_exchange::PeerId;
-use cadre_protocol::conductor::{Command, Conductor, Event, HEADER};
-use cadre_protocol::{At, End, Fillers, Nanos, Peer, ServerId, TrainerId, alive};
+use cadre_protocol::conductor::{Command, Conductor, Event};
+use cadre_protocol::{End, Nanos, Peer};
 
-use super::envelope::{Ending, Envelope, Lengths, ServerStep, StepDone};
+use super::envelope::{Ending, Envelope, Lengths, StepDone};
 use super::shared::Shared;
 use crate::conduct::{Draft, Roster, View};
-use crate::phases::Direction;
-use crate::planned::{PlannedStep, filler};
+use crate::planned::PlannedStep;
 use crate::supervisor::Moment;
 
 /// A step that is out.
@@ -233,167 +235,5 @@ impl Conducting {
             }
             Command::End(end) => self.end = Some(end),
         }
-    }
-
-    /// Offers the next header, or ends the job, as soon as nothing is missing for it.
-    fn proceed(&mut self, shared: &mut Shared) {
-        if !self.clear || self.offered || self.ending.is_some() || !self.firing.is_empty() {
-            return;
-        }
-        if self.stop.is_some() || self.next >= self.steps {
-            // Only when every trainer has told the end of its last step.
-            if self.published.is_empty() {
-                self.ending = Some(self.stop.clone().unwrap_or(Ending::Completed));
-            }
-            return;
-        }
-        let trainers = usize::from(self.draft.trainers);
-        let complete = self.lengths.get(&self.next).is_some_and(|it| it.len() == trainers);
-        if !complete || !self.roster.is_complete() {
-            return;
-        }
-        let Some(view) = &self.view else { return };
-        if self.published.is_empty() && view.has_vacancy() && shared.now() < self.patience {
-            return;
-        }
-        let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
-        match self.draft.prepare(self.next, &lengths, view) {
-            Ok(phases) => {
-                let fillers = self.draft.fillers(view);
-                self.offered = true;
-                self.clear = false;
-                let step = self.next;
-                self.handle(
-                    shared,
-                    Event::View(fillers.iter().map(|it| it.as_ref().map(filler)).collect()),
-                );
-                self.handle(shared, Event::HeaderReady { step, phases });
-            }
-            Err(error) => {
-                self.ending = Some(Ending::Failed { reason: error.to_string(), bad_input: true });
-            }
-        }
-    }
-
-    /// Makes the header with these fillers; comes back with an event if some bundle has no place then.
-    fn publish(&mut self, shared: &mut Shared, step: u64, fillers: &Fillers) -> Option<Event> {
-        let view = self.view.as_ref()?;
-        let members = view.members(fillers);
-        let header = Arc::new(self.draft.finish(view.number, members));
-        let planned = match PlannedStep::new(header) {
-            Ok(planned) => Arc::new(planned),
-            Err(error) => {
-                self.ending = Some(Ending::Failed { reason: error.to_string(), bad_input: true });
-                return None;
-            }
-        };
-        if let Err(error) = planned.assign(None, &alive(fillers)) {
-            self.notice(notice::Level::Warning, error.to_string(), None);
-            // Without a header here, the commands that follow send none.
-            self.published.remove(&step);
-            return Some(Event::Unplaceable { step, proposal: HEADER });
-        }
-        tracing::debug!("step {step} is published at {} ms", shared.now().millis());
-        let (done, servers) = (BTreeMap::new(), Vec::new());
-        self.published.insert(step, Published { planned, done, servers });
-        self.next = step + 1;
-        self.offered = false;
-        None
-    }
-
-    fn header(&mut self, shared: &mut Shared, step: u64, to: Peer) {
-        let Some(published) = self.published.get(&step) else { return };
-        if to == shared.me {
-            self.begin.push(Arc::clone(&published.planned));
-            return;
-        }
-        let header = Box::new(published.planned.header.as_ref().clone());
-        let trainers = self.roster.list();
-        shared.ring(to, &Envelope::Header { header, trainers });
-    }
-
-    /// Fillers of a published step's slots by the newest view.
-    fn fillers_of(&self, step: u64) -> Option<Fillers> {
-        let (view, published) = (self.view.as_ref()?, self.published.get(&step)?);
-        let members = view.fill(&published.planned.header.slots);
-        Some(members.iter().map(|it| it.as_ref().map(filler)).collect())
-    }
-
-    /// Tells the controller that a step has got to where a fault is to be fired.
-    fn fire(&mut self) {
-        let Some(watermark) = self.machine.watermark() else { return };
-        while let Some(&moment) = self.faults.first() {
-            let Moment { step, direction } = moment;
-            let Some(published) = self.published.get(&step) else { return };
-            let first = match direction {
-                Direction::Forward => 0,
-                Direction::Backward => published.planned.order.forward() as u32,
-            };
-            if watermark < At::new(step, first) {
-                return;
-            }
-            self.faults.pop_first();
-            self.firing.insert(moment);
-            let direction = match direction {
-                Direction::Forward => proto::Direction::Forward,
-                Direction::Backward => proto::Direction::Backward,
-            };
-            let direction = direction.into();
-            self.reports.push_back(proto::PhaseReached { step, direction }.into());
-        }
-    }
-
-    fn step_done(&mut self, shared: &mut Shared, from: TrainerId, done: StepDone) {
-        let step = done.step;
-        let Some(published) = self.published.get_mut(&step) else { return };
-        published.done.insert(from.0, done);
-        if published.done.len() == usize::from(self.draft.trainers) {
-            let published = self.published.remove(&step).expect("it was there a moment ago");
-            let failovers = std::mem::take(&mut self.failovers);
-            let Published { planned, done, servers } = published;
-            let done: Vec<_> = done.into_values().collect();
-            self.reports
-                .push_back(crate::conduct::progress(&planned, &done, servers, failovers).into());
-            self.proceed(shared);
-        }
-    }
-
-    fn server_step(&mut self, from: Peer, done: &ServerStep) {
-        let Some(published) = self.published.get_mut(&done.step) else { return };
-        // Every trainer has an in-place server; here are those that the step's slots name, and those
-        // that took work of lost ones.
-        let mut members = published.planned.header.fillers.iter().flatten();
-        let named = members.any(|it| filler(it).executor() == Some(from));
-        if !named && done.tasks == 0 {
-            return;
-        }
-        published.servers.push(crate::conduct::server_step(&published.planned, from, done));
-    }
-
-    fn notice(
-        &mut self,
-        level: notice::Level,
-        text: String,
-        event: Option<(notice::Event, ServerId)>,
-    ) {
-        let (event, server) =
-            event.map_or((notice::Event::Unspecified, None), |(event, id)| (event, Some(id)));
-        self.report_notice(level, text, event, server);
-    }
-
-    fn report_notice(
-        &mut self,
-        level: notice::Level,
-        text: String,
-        event: notice::Event,
-        server: Option<ServerId>,
-    ) {
-        let server = server.map(|it| proto::ServerName {
-            kind: proto::Kind::Dedicated.into(),
-            index: it.index.into(),
-            incarnation: it.incarnation,
-        });
-        let notice = proto::Notice { level: level.into(), text, event: event.into(), server };
-        self.reports.push_back(notice.into());
     }
 }

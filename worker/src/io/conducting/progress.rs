@@ -1,0 +1,93 @@
+//! What the conductor tells the controller: places of faults, steps that are over, notices.
+//!
+//! In: the watermark, what workers tell of a step. Out: reports, in the order in which things happened.
+
+use cadre_control::proto::{self, notice};
+use cadre_protocol::{At, Peer, ServerId, TrainerId};
+
+use super::{Conducting, Published};
+use crate::io::envelope::{ServerStep, StepDone};
+use crate::io::shared::Shared;
+use crate::phases::Direction;
+use crate::planned::filler;
+use crate::supervisor::Moment;
+
+impl Conducting {
+    /// Tells the controller that a step has got to where a fault is to be fired.
+    pub(super) fn fire(&mut self) {
+        let Some(watermark) = self.machine.watermark() else { return };
+        while let Some(&moment) = self.faults.first() {
+            let Moment { step, direction } = moment;
+            let Some(published) = self.published.get(&step) else { return };
+            let first = match direction {
+                Direction::Forward => 0,
+                Direction::Backward => published.planned.order.forward() as u32,
+            };
+            if watermark < At::new(step, first) {
+                return;
+            }
+            self.faults.pop_first();
+            self.firing.insert(moment);
+            let direction = match direction {
+                Direction::Forward => proto::Direction::Forward,
+                Direction::Backward => proto::Direction::Backward,
+            };
+            let direction = direction.into();
+            self.reports.push_back(proto::PhaseReached { step, direction }.into());
+        }
+    }
+
+    pub(super) fn step_done(&mut self, shared: &mut Shared, from: TrainerId, done: StepDone) {
+        let step = done.step;
+        let Some(published) = self.published.get_mut(&step) else { return };
+        published.done.insert(from.0, done);
+        if published.done.len() == usize::from(self.draft.trainers) {
+            let published = self.published.remove(&step).expect("it was there a moment ago");
+            let failovers = std::mem::take(&mut self.failovers);
+            let Published { planned, done, servers } = published;
+            let done: Vec<_> = done.into_values().collect();
+            self.reports
+                .push_back(crate::conduct::progress(&planned, &done, servers, failovers).into());
+            self.proceed(shared);
+        }
+    }
+
+    pub(super) fn server_step(&mut self, from: Peer, done: &ServerStep) {
+        let Some(published) = self.published.get_mut(&done.step) else { return };
+        // Every trainer has an in-place server; here are those that the step's slots name, and those
+        // that took work of lost ones.
+        let mut members = published.planned.header.fillers.iter().flatten();
+        let named = members.any(|it| filler(it).executor() == Some(from));
+        if !named && done.tasks == 0 {
+            return;
+        }
+        published.servers.push(crate::conduct::server_step(&published.planned, from, done));
+    }
+
+    pub(super) fn notice(
+        &mut self,
+        level: notice::Level,
+        text: String,
+        event: Option<(notice::Event, ServerId)>,
+    ) {
+        let (event, server) =
+            event.map_or((notice::Event::Unspecified, None), |(event, id)| (event, Some(id)));
+        self.report_notice(level, text, event, server);
+    }
+
+    pub(super) fn report_notice(
+        &mut self,
+        level: notice::Level,
+        text: String,
+        event: notice::Event,
+        server: Option<ServerId>,
+    ) {
+        let server = server.map(|it| proto::ServerName {
+            kind: proto::Kind::Dedicated.into(),
+            index: it.index.into(),
+            incarnation: it.incarnation,
+        });
+        let notice = proto::Notice { level: level.into(), text, event: event.into(), server };
+        self.reports.push_back(notice.into());
+    }
+}
