@@ -24,9 +24,14 @@ impl Io {
                     it.submit(shared, at, rows);
                 }
             }
-            Request::Lengths(lengths) => shared.tell_conductor(Envelope::Lengths(lengths)),
+            Request::Lengths(lengths) if self.ended.is_none() => {
+                shared.tell_conductor(Envelope::Lengths(lengths));
+            }
+            Request::Lengths(_) => {}
             Request::StepDone(done) => {
-                shared.tell_conductor(Envelope::StepDone(done));
+                if self.ended.is_none() {
+                    shared.tell_conductor(Envelope::StepDone(done));
+                }
                 shared.tracer.flush();
             }
             Request::Ran(done) => {
@@ -104,14 +109,24 @@ impl Io {
     /// What the exchange says.
     pub(super) fn event(&mut self, event: Wire) {
         match event {
-            Wire::Connected(_) => {}
+            Wire::Connected(peer) => {
+                self.down.remove(&peer);
+            }
             Wire::Message { from, bytes } => match postcard::from_bytes(&bytes) {
                 Ok(envelope) => self.ring(from, envelope),
                 Err(error) => tracing::error!("{from} rang something unreadable: {error}"),
             },
             Wire::Pulled { pull, result } => self.shared.pulled(pull, result),
+            // Everybody leaves when the job is over.
+            Wire::Closed { peer, error } if self.is_over() => {
+                tracing::debug!("the link with {peer} is closed: {error}");
+            }
             Wire::Closed { peer, error } => {
-                tracing::info!("the link with {peer} broke: {error}");
+                if self.down.insert(peer) {
+                    tracing::info!("the link with {peer} broke: {error}");
+                } else {
+                    tracing::debug!("the link with {peer} is still broken: {error}");
+                }
                 let (shared, peer) = (&mut self.shared, peer_of(peer));
                 if let Some(it) = &mut self.trainer {
                     it.handle(shared, trainer::Event::Closed(peer));
@@ -129,6 +144,13 @@ impl Io {
 
     fn ring(&mut self, from: PeerId, envelope: Envelope) {
         let peer = peer_of(from);
+        if let Some(ending) = self.ended.as_ref().filter(|_| self.shared.me == Peer::CONDUCTOR) {
+            // Who still calls came late, or missed it.
+            if !matches!(envelope, Envelope::End(_)) {
+                self.shared.ring(peer, &Envelope::End(ending.clone()));
+            }
+            return;
+        }
         match envelope {
             Envelope::Protocol(message) => self.deliver(peer, message),
             Envelope::Header { header, trainers } => {
@@ -143,6 +165,11 @@ impl Io {
                 for (id, address) in &servers {
                     self.shared.know(*id, address);
                 }
+            }
+            // A dedicated server is the controller's: it stays until that one lets it go.
+            Envelope::End(_) if matches!(self.shared.me, Peer::Server(_)) => {
+                tracing::info!("the job is over");
+                self.retire();
             }
             Envelope::End(ending) => self.end(ending),
             Envelope::Lengths(_) | Envelope::StepDone(_) | Envelope::ServerStep(_) => {
@@ -178,7 +205,7 @@ impl Io {
     pub(super) fn begin(&mut self, planned: Arc<PlannedStep>) {
         let number = planned.header.step;
         // A header may come twice, the second time late.
-        if self.newest >= Some(number) {
+        if self.newest >= Some(number) || self.is_over() {
             return;
         }
         self.newest = Some(number);

@@ -12,6 +12,9 @@
 //!
 //! Every wait has a deadline: the provider's poll ends at the next deadline of a machine. Planning is done
 //! by a thread of its own, so that rows are served meanwhile.
+//!
+//! The conductor's process tells every worker the end of the job. From then on a worker has no machines
+//! and calls nobody; a dedicated server waits for the controller's leave to go.
 
 pub mod conducting;
 pub mod envelope;
@@ -22,13 +25,14 @@ pub mod rows;
 pub mod shared;
 pub mod tasks;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use cadre_control::proto;
-use cadre_exchange::{Provider as _, Waker};
-use cadre_protocol::{At, Nanos, conductor, server, trainer};
+use cadre_exchange::{PeerId, Provider as _, Waker};
+use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 
 use self::conducting::Conducting;
 use self::envelope::{Ending, Lengths, StepDone};
@@ -120,6 +124,8 @@ pub struct Io {
     load: Load,
     /// Newest step that began here.
     newest: Option<u64>,
+    /// Peers whose link is known to be broken: further tries are not worth a line each.
+    down: BTreeSet<PeerId>,
     /// The controller wants this server to end as soon as nothing is left here.
     draining: bool,
     ended: Option<Ending>,
@@ -165,6 +171,7 @@ impl Io {
             planner,
             load: Load::new(),
             newest: None,
+            down: BTreeSet::new(),
             draining: false,
             ended: None,
             leave: false,
@@ -234,7 +241,7 @@ impl Io {
 
     /// Tells the controller about the load of a dedicated server, now and then.
     fn report(&mut self) {
-        if self.trainer.is_none()
+        if matches!(self.shared.me, Peer::Server(_))
             && let Some(report) = self.load.report()
         {
             self.say(report);

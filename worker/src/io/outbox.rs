@@ -158,14 +158,15 @@ impl Io {
         self.end(ending);
     }
 
-    /// No step follows: everybody here is told, and by the conductor's process the trainers.
+    /// No step follows: everybody here is told, and by the conductor's process the other workers.
     pub(super) fn end(&mut self, ending: Ending) {
         if self.ended.is_some() {
             return;
         }
-        if self.conductor.is_some() {
-            for trainer in self.shared.trainers() {
-                self.shared.ring(trainer, &Envelope::End(ending.clone()));
+        if let Some(conductor) = &self.conductor {
+            // Servers first: they have to know before a trainer leaves.
+            for peer in conductor.servers().into_iter().chain(self.shared.trainers()) {
+                self.shared.ring(peer, &Envelope::End(ending.clone()));
             }
         }
         self.tell(Notice::End(ending.clone()));
@@ -173,5 +174,24 @@ impl Io {
             drop(rescue.send(Notice::End(ending.clone())));
         }
         self.ended = Some(ending);
+        self.retire();
+    }
+
+    /// The job is over here: the machines go, so that nobody is called who may have left. What was
+    /// published stays readable until the process ends.
+    pub(super) fn retire(&mut self) {
+        if let Some(conductor) = self.conductor.take() {
+            for report in conductor.reports {
+                self.say(report);
+            }
+        }
+        self.trainer = None;
+        self.server = None;
+        self.shared.results.clear();
+    }
+
+    /// Whether the job is over here.
+    pub(super) fn is_over(&self) -> bool {
+        self.trainer.is_none() && self.server.is_none()
     }
 }

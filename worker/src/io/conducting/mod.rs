@@ -19,7 +19,7 @@ use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::{End, Nanos, Peer};
 
 use super::envelope::{Ending, Envelope, Lengths, StepDone};
-use super::shared::Shared;
+use super::shared::{Shared, peer_of};
 use crate::conduct::{Draft, Roster, View};
 use crate::planned::PlannedStep;
 use crate::supervisor::Moment;
@@ -101,6 +101,12 @@ impl Conducting {
             ending: None,
             end: None,
         }
+    }
+
+    /// The dedicated servers of the newest view.
+    pub fn servers(&self) -> Vec<Peer> {
+        let addresses = self.view.iter().flat_map(View::addresses);
+        addresses.map(|(id, _)| peer_of(id)).collect()
     }
 
     /// When something is due.
