@@ -15,6 +15,7 @@ mod ending;
 pub mod event;
 pub mod fault;
 mod registration;
+mod room;
 mod run;
 pub mod settings;
 mod slots;

@@ -5,9 +5,7 @@
 //! the control service, one waiting thread per process, and [`Interrupt`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::DirBuilder;
 use std::io::Read as _;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
@@ -23,6 +21,7 @@ use rustix::process::Signal;
 use super::action::{Action, Input};
 use super::config::RunConfig;
 use super::event::{Attempt, Outcome, ProcessRecord, RunError, RunEvent, WorkerName};
+use super::room::Room;
 use super::settings::Settings;
 use super::spawn::Processes;
 use super::state::State;
@@ -31,8 +30,6 @@ use super::state::State;
 const QUEUE: usize = 4096;
 /// Longest sleep when nothing is due.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// Longest path of a Unix socket that every kernel takes.
-const SOCKET_PATH: usize = 100;
 
 /// Runs a job to its end. Blocks; when it returns nothing that it started is left running.
 ///
@@ -55,7 +52,7 @@ pub fn run(
     }
     config.check(newest.as_ref().map_or(0, |(step, _)| *step))?;
     let room = Room::new().map_err(bad_input)?;
-    let socket = room.path.join("control");
+    let socket = room.socket();
     let listener = UnixListener::bind(&socket).map_err(|source| {
         bad_input(format!("control socket {}: {source}; set TMPDIR", socket.display()))
     })?;
@@ -316,38 +313,4 @@ fn secret() -> std::io::Result<Vec<u8>> {
     let mut secret = vec![0; 32];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
     Ok(secret)
-}
-
-/// A folder that only this user can enter, for the control socket; removed when dropped.
-struct Room {
-    path: PathBuf,
-}
-
-impl Room {
-    fn new() -> Result<Self, String> {
-        let secret = secret().map_err(|source| format!("/dev/urandom: {source}"))?;
-        let name = format!(
-            "cadre-{}-{:02x}{:02x}{:02x}",
-            std::process::id(),
-            secret[0],
-            secret[1],
-            secret[2]
-        );
-        let mut path = std::env::temp_dir().join(&name);
-        if path.as_os_str().len() > SOCKET_PATH - "/control".len() {
-            path = Path::new("/tmp").join(&name);
-        }
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|source| format!("folder {}: {source}; set TMPDIR", path.display()))?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // What stays is an empty folder with a dead socket.
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
 }
