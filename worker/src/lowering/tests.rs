@@ -8,6 +8,7 @@ use cadre_planner::{
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::inputs::read;
 use super::pieces::RowBytes;
 use super::*;
 
