@@ -66,7 +66,7 @@ pub(super) fn scatter(
 }
 
 /// One piece for all rows where a row is whole, one for each where a group is cut out of it.
-pub(super) fn strips(
+fn strips(
     pieces: &mut Vec<Piece>,
     row: RowBytes,
     rows: u32,
@@ -104,7 +104,7 @@ pub(super) fn backward_bytes(
     by_home(&problem.layout, rows.chain([(bundle.document, bundle.keys.clone(), parts)]))
 }
 
-pub(super) fn by_home(
+fn by_home(
     layout: &Layout,
     ranges: impl IntoIterator<Item = (cadre_planner::DocumentId, Range<u32>, u64)>,
 ) -> Vec<(TrainerId, u64)> {
