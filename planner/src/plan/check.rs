@@ -122,21 +122,23 @@ impl Plan {
 
     /// Every row of every KV head once.
     fn check_cover(&self, problem: &Problem) -> Result<(), Error> {
-        let mut order: Vec<&Task> = self.tasks.iter().collect();
-        order.sort_by_key(|it| (it.document, it.rows.start));
+        // Tasks of one document and row differ in heads, so their order does not matter.
+        let place = |it: &Task| u64::from(it.document.0) << 32 | u64::from(it.rows.start);
+        let mut order: Vec<(u64, &Task)> = self.tasks.iter().map(|it| (place(it), it)).collect();
+        order.sort_unstable_by_key(|it| it.0);
         let mut rest = &order[..];
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
             let tasks;
-            let end = rest.iter().position(|it| it.document != document);
+            let end = rest.iter().position(|it| it.1.document != document);
             (tasks, rest) = rest.split_at(end.unwrap_or(rest.len()));
             // Between two of these, all heads are computed by the same tasks.
             let mut edges = vec![0, problem.heads.kv];
-            edges.extend(tasks.iter().flat_map(|it| [it.kv_heads.start, it.kv_heads.end]));
+            edges.extend(tasks.iter().flat_map(|it| [it.1.kv_heads.start, it.1.kv_heads.end]));
             edges.sort_unstable();
             edges.dedup();
             for kv_head in edges[..edges.len() - 1].iter().copied() {
-                let mine = tasks.iter().filter(|it| it.kv_heads.contains(&kv_head));
-                let row = covered(mine.map(|it| &it.rows));
+                let mine = tasks.iter().filter(|it| it.1.kv_heads.contains(&kv_head));
+                let row = covered(mine.map(|it| &it.1.rows));
                 if row != Ok(whole.rows) {
                     let row = row.unwrap_or_else(|row| row);
                     return Err(Error::NotOnce { document, kv_head, row });
