@@ -16,56 +16,6 @@ use cadre_worker::supervisor::Settings;
 
 use super::PATIENCE;
 
-fn number(variable: &str) -> u32 {
-    std::env::var(variable).expect("set by the supervisor").parse().expect("a number")
-}
-
-fn join() -> Attachment {
-    arm_parent_death().expect("the supervisor lives");
-    let trainer = std::env::var("CADRE_ROLE").expect("set by the supervisor") == "trainer";
-    let role = if trainer { proto::Role::Trainer } else { proto::Role::Server };
-    let hello = Hello {
-        role: role.into(),
-        index: number("CADRE_INDEX"),
-        incarnation: number("CADRE_INCARNATION"),
-        pid: std::process::id(),
-        control_version: CONTROL_VERSION,
-        data_version: DATA_VERSION,
-        ..Hello::default()
-    };
-    let control = std::env::var("CADRE_CONTROL").expect("set by the supervisor");
-    let endpoint = Endpoint::parse(&control).expect("an address");
-    let joined = attach(endpoint, hello, Options::default()).expect("a welcome");
-    assert_eq!(joined.welcome.job_secret.len(), 32);
-    let exchange_address = format!("127.0.0.1:{}", std::process::id());
-    joined.sender.send(Listening { exchange_address, ring_address: "r:1".into() }).expect("room");
-    joined
-}
-
-pub(crate) fn server() -> i32 {
-    let Attachment { sender, receiver, .. } = join();
-    while let Ok(message) = receiver.recv() {
-        if let Some(Message::Drain(_)) = message.message {
-            sender.send(Drained {}).expect("room");
-            return i32::from(sender.leave(PATIENCE).is_err());
-        }
-    }
-    1
-}
-
-/// Waits for a message that `wanted` takes.
-fn wait<T>(
-    receiver: &Receiver<proto::ControllerMessage>,
-    mut wanted: impl FnMut(Message) -> Option<T>,
-) -> T {
-    loop {
-        let message = receiver.recv_timeout(PATIENCE).expect("the supervisor answers");
-        if let Some(found) = message.message.and_then(&mut wanted) {
-            return found;
-        }
-    }
-}
-
 pub(crate) fn trainer() -> i32 {
     let index = number("CADRE_INDEX");
     let Attachment { welcome, sender, receiver } = join();
@@ -135,4 +85,54 @@ pub(crate) fn trainer() -> i32 {
     }
     std::fs::write(out.join(format!("done-{}", settings.attempt)), "").expect("room on the disk");
     finish(finished::Outcome::Completed, "", 0)
+}
+
+pub(crate) fn server() -> i32 {
+    let Attachment { sender, receiver, .. } = join();
+    while let Ok(message) = receiver.recv() {
+        if let Some(Message::Drain(_)) = message.message {
+            sender.send(Drained {}).expect("room");
+            return i32::from(sender.leave(PATIENCE).is_err());
+        }
+    }
+    1
+}
+
+fn join() -> Attachment {
+    arm_parent_death().expect("the supervisor lives");
+    let trainer = std::env::var("CADRE_ROLE").expect("set by the supervisor") == "trainer";
+    let role = if trainer { proto::Role::Trainer } else { proto::Role::Server };
+    let hello = Hello {
+        role: role.into(),
+        index: number("CADRE_INDEX"),
+        incarnation: number("CADRE_INCARNATION"),
+        pid: std::process::id(),
+        control_version: CONTROL_VERSION,
+        data_version: DATA_VERSION,
+        ..Hello::default()
+    };
+    let control = std::env::var("CADRE_CONTROL").expect("set by the supervisor");
+    let endpoint = Endpoint::parse(&control).expect("an address");
+    let joined = attach(endpoint, hello, Options::default()).expect("a welcome");
+    assert_eq!(joined.welcome.job_secret.len(), 32);
+    let exchange_address = format!("127.0.0.1:{}", std::process::id());
+    joined.sender.send(Listening { exchange_address, ring_address: "r:1".into() }).expect("room");
+    joined
+}
+
+/// Waits for a message that `wanted` takes.
+fn wait<T>(
+    receiver: &Receiver<proto::ControllerMessage>,
+    mut wanted: impl FnMut(Message) -> Option<T>,
+) -> T {
+    loop {
+        let message = receiver.recv_timeout(PATIENCE).expect("the supervisor answers");
+        if let Some(found) = message.message.and_then(&mut wanted) {
+            return found;
+        }
+    }
+}
+
+fn number(variable: &str) -> u32 {
+    std::env::var(variable).expect("set by the supervisor").parse().expect("a number")
 }

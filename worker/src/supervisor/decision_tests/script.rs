@@ -21,97 +21,6 @@ pub(super) struct Run {
     pub(super) now: u64,
 }
 
-pub(super) fn config(servers: u32, in_place: bool, faults: &[&str]) -> RunConfig {
-    let pool = serde_json::json!({
-        "metadata": {"name": "pool"},
-        "spec": {"replicas": servers, "inPlace": in_place, "health": {"reshapeAfterSeconds": 60}},
-    });
-    let job = serde_json::json!({
-        "metadata": {"name": "job"},
-        "spec": {
-            "template": {}, "nodes": 2, "attention": {"poolRef": {"name": "pool"}},
-            "failurePolicy": {"maxRestarts": 0},
-        },
-    });
-    RunConfig {
-        pool: serde_json::from_value(pool).expect("a pool"),
-        job: serde_json::from_value(job).expect("a job"),
-        steps: 10,
-        out: "/nowhere".into(),
-        trace: false,
-        resume: false,
-        attention: AttentionPlace::Pool,
-        headers: None,
-        faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
-        replace: true,
-        program: "/nowhere".into(),
-        limits: Limits::default(),
-    }
-}
-
-/// `t1` or `s0.2`: role, index, incarnation.
-pub(super) fn name(text: &str) -> WorkerName {
-    let (role, rest) = text.split_at(1);
-    let role = if role == "t" { Role::Trainer } else { Role::Server };
-    let (index, incarnation) = rest.split_once('.').unwrap_or((rest, "0"));
-    let number = |text: &str| text.parse().expect("a number");
-    WorkerName {
-        role,
-        index: u16::try_from(number(index)).expect("small"),
-        incarnation: number(incarnation),
-    }
-}
-
-pub(super) fn short(name: WorkerName) -> String {
-    let role = if name.role == Role::Trainer { "t" } else { "s" };
-    let incarnation =
-        if name.incarnation == 0 { String::new() } else { format!(".{}", name.incarnation) };
-    format!("{role}{}{incarnation}", name.index)
-}
-
-/// The link of a worker is made from its name.
-pub(super) fn link(text: &str) -> LinkId {
-    let WorkerName { role, index, incarnation } = name(text);
-    LinkId(u64::from(role == Role::Server) * 1000 + u64::from(index) * 100 + u64::from(incarnation))
-}
-
-pub(super) fn written(action: &Action) -> Option<String> {
-    let to = |link: &LinkId| {
-        let role = if link.0 >= 1000 { "s" } else { "t" };
-        format!("{role}{}", link.0 % 1000 / 100)
-    };
-    Some(match action {
-        Action::BeginAttempt { number } => format!("attempt {number}"),
-        Action::Spawn(worker) => format!("spawn {}", short(*worker)),
-        Action::Kill(worker) => format!("kill {}", short(*worker)),
-        Action::Pause(worker) => format!("pause {}", short(*worker)),
-        Action::Welcome { link, .. } => format!("welcome {}", to(link)),
-        Action::Refuse { .. } => "refuse".into(),
-        Action::Send { link, message } => match message.message.as_ref().expect("a body") {
-            controller_message::Message::View(view) => {
-                let slot = |slot: &proto::Slot| match &slot.server {
-                    Some(server) if slot.kind() == Kind::InPlace => format!("i{}", server.index),
-                    Some(server) => format!("{}.{}", server.index, server.incarnation),
-                    None => "-".into(),
-                };
-                let slots: Vec<String> = view.slots.iter().map(slot).collect();
-                let number = view.number.unwrap_or_default();
-                format!("view {number} [{}]", slots.join(" "))
-            }
-            controller_message::Message::FaultsFired(fired) => format!("fired {}", fired.step),
-            controller_message::Message::Stop(_) => format!("stop {}", to(link)),
-            controller_message::Message::Drain(_) => format!("drain {}", to(link)),
-            controller_message::Message::Trainers(_)
-            | controller_message::Message::Welcome(_)
-            | controller_message::Message::Conductor(_) => return None,
-        },
-        Action::Emit(RunEvent::Notice { text, .. }) => format!("notice {text}"),
-        Action::Emit(_) | Action::Address { .. } => return None,
-        Action::Done(Ok(_)) => "done ok".into(),
-        Action::Done(Err(error)) => format!("done {}: {error}", error.exit_code()),
-    })
-}
-
 impl Run {
     pub(super) fn begin(config: RunConfig) -> (Self, String) {
         let mut run = Self { state: State::new(config), now: 0 };
@@ -180,6 +89,97 @@ impl Run {
     }
 }
 
-pub(super) fn lines(actions: &[Action]) -> String {
+pub(super) fn config(servers: u32, in_place: bool, faults: &[&str]) -> RunConfig {
+    let pool = serde_json::json!({
+        "metadata": {"name": "pool"},
+        "spec": {"replicas": servers, "inPlace": in_place, "health": {"reshapeAfterSeconds": 60}},
+    });
+    let job = serde_json::json!({
+        "metadata": {"name": "job"},
+        "spec": {
+            "template": {}, "nodes": 2, "attention": {"poolRef": {"name": "pool"}},
+            "failurePolicy": {"maxRestarts": 0},
+        },
+    });
+    RunConfig {
+        pool: serde_json::from_value(pool).expect("a pool"),
+        job: serde_json::from_value(job).expect("a job"),
+        steps: 10,
+        out: "/nowhere".into(),
+        trace: false,
+        resume: false,
+        attention: AttentionPlace::Pool,
+        headers: None,
+        faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
+        replace: true,
+        program: "/nowhere".into(),
+        limits: Limits::default(),
+    }
+}
+
+/// `t1` or `s0.2`: role, index, incarnation.
+pub(super) fn name(text: &str) -> WorkerName {
+    let (role, rest) = text.split_at(1);
+    let role = if role == "t" { Role::Trainer } else { Role::Server };
+    let (index, incarnation) = rest.split_once('.').unwrap_or((rest, "0"));
+    let number = |text: &str| text.parse().expect("a number");
+    WorkerName {
+        role,
+        index: u16::try_from(number(index)).expect("small"),
+        incarnation: number(incarnation),
+    }
+}
+
+/// The link of a worker is made from its name.
+pub(super) fn link(text: &str) -> LinkId {
+    let WorkerName { role, index, incarnation } = name(text);
+    LinkId(u64::from(role == Role::Server) * 1000 + u64::from(index) * 100 + u64::from(incarnation))
+}
+
+fn lines(actions: &[Action]) -> String {
     actions.iter().filter_map(written).collect::<Vec<_>>().join("; ")
+}
+
+fn written(action: &Action) -> Option<String> {
+    let to = |link: &LinkId| {
+        let role = if link.0 >= 1000 { "s" } else { "t" };
+        format!("{role}{}", link.0 % 1000 / 100)
+    };
+    Some(match action {
+        Action::BeginAttempt { number } => format!("attempt {number}"),
+        Action::Spawn(worker) => format!("spawn {}", short(*worker)),
+        Action::Kill(worker) => format!("kill {}", short(*worker)),
+        Action::Pause(worker) => format!("pause {}", short(*worker)),
+        Action::Welcome { link, .. } => format!("welcome {}", to(link)),
+        Action::Refuse { .. } => "refuse".into(),
+        Action::Send { link, message } => match message.message.as_ref().expect("a body") {
+            controller_message::Message::View(view) => {
+                let slot = |slot: &proto::Slot| match &slot.server {
+                    Some(server) if slot.kind() == Kind::InPlace => format!("i{}", server.index),
+                    Some(server) => format!("{}.{}", server.index, server.incarnation),
+                    None => "-".into(),
+                };
+                let slots: Vec<String> = view.slots.iter().map(slot).collect();
+                let number = view.number.unwrap_or_default();
+                format!("view {number} [{}]", slots.join(" "))
+            }
+            controller_message::Message::FaultsFired(fired) => format!("fired {}", fired.step),
+            controller_message::Message::Stop(_) => format!("stop {}", to(link)),
+            controller_message::Message::Drain(_) => format!("drain {}", to(link)),
+            controller_message::Message::Trainers(_)
+            | controller_message::Message::Welcome(_)
+            | controller_message::Message::Conductor(_) => return None,
+        },
+        Action::Emit(RunEvent::Notice { text, .. }) => format!("notice {text}"),
+        Action::Emit(_) | Action::Address { .. } => return None,
+        Action::Done(Ok(_)) => "done ok".into(),
+        Action::Done(Err(error)) => format!("done {}: {error}", error.exit_code()),
+    })
+}
+
+fn short(name: WorkerName) -> String {
+    let role = if name.role == Role::Trainer { "t" } else { "s" };
+    let incarnation =
+        if name.incarnation == 0 { String::new() } else { format!(".{}", name.incarnation) };
+    format!("{role}{}{incarnation}", name.index)
 }
