@@ -1,6 +1,9 @@
 //! What the controller is told of steps.
 //!
-//! In: what servers and trainers report of a step. Out: messages of the control channel.
+//! In: what servers and trainers report of a step. Out: messages of the control channel. Nothing is sent or
+//! kept here.
+//!
+//! Invariant: the same reports of the same step give the same message.
 
 use cadre_control::proto;
 use cadre_planner::imbalance_at_home;

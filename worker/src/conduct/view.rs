@@ -1,6 +1,9 @@
 //! Who is there: the trainers by rank, and the servers that the controller offers for each slot.
 //!
-//! In: what the controller says. Out: a [`Roster`], a [`View`], and who fills the slots of a header.
+//! In: what the controller says. Out: a [`Roster`], a [`View`], and who fills the slots of a header. Which
+//! slots a header has is not decided here, but by [`super::Draft`].
+//!
+//! Invariant: members come one for each slot that was asked about, in the same order, vacant or not.
 
 use cadre_control::proto;
 use cadre_exchange::PeerId;

@@ -1,6 +1,9 @@
 //! What reaches the IO thread: requests of other threads, the controller's messages, the exchange's events.
 //!
-//! In: one of these. Out: an event for each machine that it is for.
+//! In: one of these. Out: an event for each machine that it is for. Nothing here waits; what the machines
+//! answer is left for the outbox.
+//!
+//! Invariant: a step begins here at most once, and never after a later one, however often its header comes.
 
 use std::sync::Arc;
 

@@ -1,7 +1,9 @@
 //! How busy a server is, as its load reports say.
 //!
 //! In: works that ran. Out: once a second a report: share of the time busy, queue, tasks a second, and
-//! observed over expected time, where the first second of work says what is expected.
+//! observed over expected time, where the first second of work says what is expected. It sends nothing.
+//!
+//! Invariant: a work that ran is counted in one report at most.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,10 @@
 //! What leaves the IO thread: steps, whole phases and works for the threads that compute, reports for the
 //! controller, and the end.
 //!
-//! In: what the machines left. Out: notices and messages, until nothing is left.
+//! In: what the machines left. Out: notices and messages, until nothing is left. Doorbells and pulls do not
+//! pass here: the machines' sides put them on the wire.
+//!
+//! Invariant: of several endings the first stays, and the threads that compute are told that one only.
 
 use cadre_control::proto;
 use cadre_protocol::{End, Peer};

@@ -1,6 +1,9 @@
 //! Rows as byte ranges: how wide a row of a tensor is, and which pieces carry some rows.
 //!
-//! In: tensors, KV-head groups, rows. Out: pieces of an exchange, and bytes by trainer.
+//! In: tensors, KV-head groups, rows. Out: pieces of an exchange, and bytes by trainer. Which rows a bundle
+//! needs is not known here.
+//!
+//! Invariant: parts of different KV heads of a row do not overlap, and together they are the row.
 
 use std::ops::Range;
 

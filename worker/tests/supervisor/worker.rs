@@ -1,5 +1,7 @@
-//! A worker that speaks the control protocol and trains nothing. What a trainer does at its third step is
-//! said by the variable `AT_STEP_3`.
+//! A worker that speaks the control protocol and trains nothing.
+//!
+//! In: the environment that the supervisor sets, and `AT_STEP_3`, which says what trainer 0 does when it
+//! comes to step 3: refuse, wait to be stopped, or (anything else) go on. Out: an exit code.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

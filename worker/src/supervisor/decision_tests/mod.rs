@@ -1,7 +1,7 @@
 //! Tables over the supervisor's decisions: what happens, and what is done about it.
 //!
 //! In: short words for inputs. Out: short words for actions, compared as a whole. No process and no
-//! clock here; real ones are in `tests/supervisor.rs`.
+//! clock here; real ones are in `tests/supervisor/`.
 
 mod script;
 

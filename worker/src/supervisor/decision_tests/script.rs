@@ -1,4 +1,7 @@
 //! Short words for inputs and actions, and a run that takes and gives them.
+//!
+//! In: names such as `s0.2` and what happens to them. Out: a line of what is done about it. Actions that no
+//! table looks at (records of the run, addresses) have no words. Time is what the test adds to it.
 
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! How a trainer ends: the last checkpoint, the sample, and what the controller is told.
 //!
-//! In: the ending. Out: an [`Outcome`] with the exit code.
+//! In: the ending. Out: an [`Outcome`] with the exit code. Its caller sends it and ends the threads.
+//!
+//! Invariant: once a step is done, trainer 0 alone writes at a good ending, and every survivor at a failure
+//! that is not bad input. A checkpoint that cannot be written makes any ending a failure.
 
 use cadre_control::proto;
 

@@ -1,6 +1,9 @@
 //! How a trainer starts: reads its input, joins the job, makes or loads its state, starts its threads.
 //!
 //! In: [`TrainArgs`] and the environment contract. Out: a [`Process`] that has not run a step, or why not.
+//! It does not wait for the other trainers.
+//!
+//! Invariant: bad input is refused before the IO thread starts, and the conductor is in trainer 0 only.
 
 use std::net::TcpListener;
 use std::num::NonZeroU32;

@@ -1,6 +1,10 @@
 //! The steps of a trainer, from joining the ring to the ending that the conductor names.
 //!
-//! In: a prepared process. Out: an [`Ending`]; checkpoints on the way.
+//! In: a prepared process. Out: an [`Ending`]; checkpoints on the way. It does not decide that the job is
+//! over: the conductor does, or a failure.
+//!
+//! Invariant: the state counts a step only after the step has succeeded here, so a checkpoint never holds
+//! half a step.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
