@@ -11,9 +11,10 @@ mod out;
 mod plan;
 mod run;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
+use cadre_worker::process::last_words;
 use cadre_worker::{ServerArgs, TrainArgs, server_main, trainer_main};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 for line in error.log() {
-                    eprintln!("  {line}");
+                    let _ = writeln!(std::io::stderr(), "  {line}");
                 }
                 complain(&error.to_string(), error.exit_code())
             }
@@ -61,19 +62,32 @@ fn worker(main: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would panic where the log is on a full disk.
+        .log_internal_errors(false)
         .with_env_filter(EnvFilter::try_from_env("CADRE_LOG").unwrap_or_else(|_| "info".into()))
         .init();
-    main().unwrap_or_else(|error| complain(&format!("{error:#}"), 3))
+    main().unwrap_or_else(|error| complain(&account(&error), 3))
+}
+
+/// An error with its causes, but for those that it names itself.
+fn account(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text = format!("{text}{colon}{cause}");
+        }
+    }
+    text
 }
 
 fn complain(message: &str, code: u8) -> ExitCode {
-    eprintln!("error: {}", message.split_whitespace().collect::<Vec<_>>().join(" "));
+    last_words(message);
     ExitCode::from(code)
 }
 
 /// Prints to stdout; a reader that has gone away is no fault of ours.
 fn print(text: &str) -> ExitCode {
-    use std::io::Write as _;
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,

@@ -187,7 +187,9 @@ pub enum RingError {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The provider cannot be opened.
-    #[error("cannot open the exchange on {address}: {source}; choose an address of this machine")]
+    #[error(
+        "cannot open the exchange on {address}: {source}; choose an address of this machine, or end programs that hold its ports"
+    )]
     Open {
         /// Where it should listen.
         address: String,

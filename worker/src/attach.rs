@@ -89,6 +89,21 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the user has to act before another try can succeed: another build, ports taken, a folder
+    /// that cannot be written.
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Control(error) => matches!(error, client::Error::Refused { .. }),
+            Self::Exchange(_) | Self::Trace { .. } => true,
+            Self::Missing { .. }
+            | Self::Malformed { .. }
+            | Self::Settings(_)
+            | Self::Secret { .. } => false,
+        }
+    }
+}
+
 impl Contract {
     /// Reads the environment.
     ///

@@ -1,7 +1,9 @@
-//! What a worker process does about its parent.
+//! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
 //! for processes that no supervisor started.
+
+use std::io::Write as _;
 
 use cadre_crds::contract::CADRE_PARENT_PID;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -25,6 +27,13 @@ pub fn arm_parent_death() -> Result<(), Error> {
     // The supervisor may have died before the line above; then there is another parent by now.
     let parent = getppid().map_or(0, rustix::process::Pid::as_raw_pid);
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
+}
+
+/// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic where stderr is
+/// a log on a full disk: the exit code says what is left to say.
+pub fn last_words(reason: &str) {
+    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    let _ = writeln!(std::io::stderr(), "error: {line}");
 }
 
 /// Why a worker cannot be tied to its supervisor.

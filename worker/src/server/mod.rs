@@ -19,6 +19,7 @@ use crate::compute::Compute;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
 use crate::io::{Io, Outlets, Request};
+use crate::process::last_words;
 
 /// What `cadre serve` is given.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +37,19 @@ const FAREWELL: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 ///
-/// The process cannot join its job.
+/// The process cannot join its job. What the user has to correct is printed here: exit code 2.
 pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     crate::process::arm_parent_death()?;
     let contract = Contract::from_env()?;
     let (memory, numerics) = (args.memory_mib << 20, numerics_id());
-    let Attached { provider, control, settings, tracer, conductor } =
-        attach(&contract, &numerics, memory, "")?;
+    let attached = match attach(&contract, &numerics, memory, "") {
+        Err(error) if error.is_bad_input() => {
+            last_words(&error.to_string());
+            return Ok(ExitCode::from(2));
+        }
+        attached => attached?,
+    };
+    let Attached { provider, control, settings, tracer, conductor } = attached;
     let me = contract.me;
     let mut shared = Shared::new(peer_of(me), provider, tracer.clone());
     if let Some((id, address)) = conductor {
@@ -65,6 +72,7 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     if io.join().is_err() {
         anyhow::bail!("the io thread of {me} panicked");
     }
+    // The controller that is away sees the exit.
     sender.send(proto::Drained {}).ok();
     sender.leave(FAREWELL).ok();
     Ok(ExitCode::SUCCESS)

@@ -52,7 +52,8 @@ impl Process {
         let mut outcome = Outcome { told, error: reason, code, sample: String::new() };
         if writes && let Err(error) = self.save() {
             let error = error.to_string();
-            outcome.code = outcome.code.max(3);
+            // As for the checkpoints on the way: the user has to make room.
+            outcome.code = outcome.code.max(2);
             outcome.error = Some(match outcome.error.take() {
                 Some(reason) => format!("{reason}; and {error}"),
                 None => error,

@@ -26,6 +26,7 @@ use super::loader::Loader;
 use super::session::Session;
 use super::step::Trainer;
 use crate::io::Request;
+use crate::process::last_words;
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
 
@@ -73,7 +74,7 @@ pub fn trainer_main(args: TrainArgs) -> anyhow::Result<ExitCode> {
     match Process::prepare(args) {
         Ok(process) => process.run(),
         Err(Failure::BadInput(message)) => {
-            eprintln!("error: {message}");
+            last_words(&message);
             Ok(ExitCode::from(2))
         }
         Err(Failure::Other(error)) => Err(error),
@@ -113,7 +114,7 @@ impl Process {
         match outcome.error {
             Some(message) if outcome.code == 3 => Err(anyhow!(message)),
             Some(message) => {
-                eprintln!("error: {message}");
+                last_words(&message);
                 Ok(ExitCode::from(outcome.code))
             }
             None => Ok(ExitCode::SUCCESS),

@@ -64,11 +64,14 @@ impl Process {
             None => Lengths::shipped(),
         };
         let contract = Contract::from_env().context("the environment of this trainer")?;
-        let listener =
-            TcpListener::bind("127.0.0.1:0").context("cannot listen for the all-reduce")?;
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(|source| {
+            bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
+        })?;
         let ring = listener.local_addr().context("cannot listen for the all-reduce")?.to_string();
-        let attached =
-            attach(&contract, &numerics_id(), MEMORY, &ring).context("cannot join the job")?;
+        let attached = match attach(&contract, &numerics_id(), MEMORY, &ring) {
+            Err(error) if error.is_bad_input() => return Err(bad_input(error)),
+            attached => attached.context("cannot join the job")?,
+        };
         let settings = attached.settings.clone();
         let trainers = NonZeroU32::new(settings.trainers.into())
             .ok_or_else(|| anyhow!("the controller says that the job has no trainers"))?;
