@@ -93,6 +93,8 @@ fn bad_options_are_refused() {
     check(|_| (), &["--fault", "kill-server@5"], "can never fire");
     check(|_| (), &["--fault", "kill-server:7@1"], "can never fire");
     check(|_| (), &["--headers", "none.jsonl"], "none.jsonl");
+    let short = |folder: &Path| fs::write(folder.join("short.jsonl"), "").unwrap();
+    check(short, &["--headers", "short.jsonl"], "short.jsonl has no step 0");
     check(|_| (), &["--trace", "no/such/trace.json"], "cannot write no/such/trace.json");
     check(|_| (), &["--trace", "m.yaml"], "m.yaml exists; remove it or name another");
 }
@@ -101,6 +103,8 @@ fn bad_options_are_refused() {
 fn bad_data_is_refused() {
     let empty = |folder: &Path| fs::remove_file(folder.join("data/text.txt")).unwrap();
     check(empty, &[], "data");
+    let short = |folder: &Path| fs::write(folder.join("data/text.txt"), "x").unwrap();
+    check(short, &[], "data holds no file of two bytes");
     check(|_| (), &["--data", "nowhere"], "nowhere");
     check(|_| (), &["--data", "m.yaml"], "m.yaml");
     let looped = |folder: &Path| std::os::unix::fs::symlink("..", folder.join("data/up")).unwrap();

@@ -294,6 +294,18 @@ fn an_interrupted_job_goes_on_with_the_same_bits() {
     let done = rows(&out.join("steps.jsonl")).len();
     assert!(out.join(format!("checkpoints/step-{done}")).is_dir(), "{done} steps");
     assert!(alive(&out).is_empty(), "{:?}", alive(&out));
+
+    let state = out.join(format!("checkpoints/step-{done}/state.json"));
+    let good = fs::read(&state).expect("a whole checkpoint");
+    let files = || ["steps.jsonl", "summary.json"].map(|it| fs::read(out.join(it)).expect("there"));
+    let before = files();
+    fs::write(&state, "{").expect("a small file");
+    let damaged = place.run("stopped", JOB, &["--resume"]);
+    assert_eq!(damaged.code, Some(2), "{}", damaged.said);
+    assert!(damaged.said.contains("state.json is damaged"), "{}", damaged.said);
+    assert_eq!(files(), before, "a refused run changes nothing");
+    fs::write(&state, good).expect("a small file");
+
     assert_eq!(place.bits("stopped", JOB, &["--resume"]), calm);
     assert!(alive(&out).is_empty(), "{:?}", alive(&out));
 }

@@ -181,6 +181,20 @@ impl Log {
         Ok(Self { path: path.into(), headers })
     }
 
+    /// Checks that every step of a run is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] for the first that is not.
+    pub fn covers(&self, mut steps: std::ops::Range<u64>) -> Result<(), Error> {
+        let recorded: std::collections::BTreeSet<_> =
+            self.headers.iter().map(|it| it.step).collect();
+        match steps.find(|it| !recorded.contains(it)) {
+            Some(step) => Err(Error::Missing { path: self.path.clone(), step }),
+            None => Ok(()),
+        }
+    }
+
     /// The recorded decisions for the step of `fresh`: its slots, weights, costs and placement, with
     /// the layout and the rest checked to be the same.
     ///

@@ -76,7 +76,8 @@ impl Directory {
         if !self.fresh {
             return;
         }
-        // Best effort: an error is on its way to the user already.
+        // Best effort: the error that led here is the one to tell, and what stays behind is harmless:
+        // the next run in this directory says that it is there.
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.is_dir() && !path.is_symlink() {

@@ -59,19 +59,32 @@ impl rows::Row for HeaderStep {
 }
 
 impl Output {
-    /// Opens the files of a directory that belongs to this run.
+    /// Opens the files of a directory that belongs to this run; takes back what it made if it cannot.
     pub(crate) fn open(directory: Directory) -> Result<Self, Error> {
         let path = |name: &str| directory.path().join(name);
-        let output = Self {
-            steps: Rows::open(path("steps.jsonl"))?,
-            servers: Rows::open(path("servers.jsonl"))?,
-            headers: Rows::open(path("headers.jsonl"))?,
-            processes: BTreeMap::new(),
-            started: Vec::new(),
-            directory,
+        let files = || {
+            Ok((
+                Rows::open(path("steps.jsonl"))?,
+                Rows::open(path("servers.jsonl"))?,
+                Rows::open(path("headers.jsonl"))?,
+            ))
         };
-        output.write_processes()?;
-        Ok(output)
+        let (steps, servers, headers) = match files() {
+            Ok(files) => files,
+            Err(error) => {
+                directory.withdraw();
+                return Err(error);
+            }
+        };
+        let (processes, started) = (BTreeMap::new(), Vec::new());
+        let output = Self { directory, steps, servers, headers, processes, started };
+        match output.write_processes() {
+            Ok(()) => Ok(output),
+            Err(error) => {
+                output.withdraw();
+                Err(error)
+            }
+        }
     }
 
     /// Where the files are.

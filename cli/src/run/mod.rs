@@ -46,9 +46,10 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     if !passed_over.is_empty() {
         opening.push(format!("only for a cluster, passed over here: {}", passed_over.join("; ")));
     }
-    let (result, lost, attempts) = supervise(config, &opening, &mut output, &mut face);
+    let Supervised { result, lost, attempts, steps } =
+        supervise(config, &opening, &mut output, &mut face);
     let ended_early = lost.is_some() || matches!(result, Err(RunError::BadInput { .. }));
-    if ended_early && output.steps().is_empty() {
+    if ended_early && steps == 0 {
         face.clear();
         output.withdraw();
         return Err(lost.map_or_else(|| result.expect_err("ended early").into(), Failure::Lost));
@@ -106,7 +107,11 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
 
     let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
     if let Some(headers) = &options.headers {
-        Log::read(headers).map_err(|error| refused(error.to_string()))?;
+        // A run that goes on needs those from its checkpoint on, wherever that is.
+        let first = if options.resume { trainer.steps.get() - 1 } else { 0 };
+        Log::read(headers)
+            .and_then(|log| log.covers(first..trainer.steps.get()))
+            .map_err(|error| refused(error.to_string()))?;
     }
     let name = job.metadata.name.clone().expect("manifests without a name are refused");
     let out = options.out.clone().unwrap_or_default();
@@ -134,20 +139,31 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     Ok(Prepared { config, job: name, unigram_entropy, passed_over: cluster_only })
 }
 
-/// Drives the supervisor. Out: how it ended, why results were lost, starts of the trainers.
-///
-/// The `opening` is said when the run has begun.
+/// What came of the supervisor's run.
+struct Supervised {
+    result: Result<Outcome, RunError>,
+    /// Why results could not be kept.
+    lost: Option<out::Error>,
+    /// Starts of the trainers.
+    attempts: u32,
+    /// Steps that were done, those of earlier runs not included.
+    steps: u64,
+}
+
+/// Drives the supervisor. The `opening` is said when the run has begun.
 fn supervise(
     config: RunConfig,
     opening: &[String],
     output: &mut Output,
     face: &mut Face,
-) -> (Result<Outcome, RunError>, Option<out::Error>, u32) {
+) -> Supervised {
     let (sender, events) = channel();
     let interrupt = Interrupt::default();
     let failed = |message: String| Err(RunError::JobFailed { message, log: Vec::new() });
+    let stillborn =
+        |message| Supervised { result: failed(message), lost: None, attempts: 0, steps: 0 };
     if let Err(error) = signals::listen(interrupt.clone()) {
-        return (failed(format!("cannot listen to signals: {error}")), None, 0);
+        return stillborn(format!("cannot listen to signals: {error}"));
     }
     let raised = interrupt.clone();
     // A thread of its own that lives as long as the workers: they die with it.
@@ -156,9 +172,9 @@ fn supervise(
         .spawn(move || supervisor::run(config, sender, &raised));
     let run = match run {
         Ok(run) => run,
-        Err(error) => return (failed(format!("cannot start a thread: {error}")), None, 0),
+        Err(error) => return stillborn(format!("cannot start a thread: {error}")),
     };
-    let (mut lost, mut attempts) = (None, 0);
+    let (mut lost, mut attempts, mut steps) = (None, 0, 0);
     let mut opening = opening.iter();
     for event in events {
         for text in opening.by_ref() {
@@ -167,6 +183,7 @@ fn supervise(
         if let RunEvent::Attempt(attempt) = &event {
             attempts = attempt.number;
         }
+        steps += u64::from(matches!(event, RunEvent::Step(_)));
         if lost.is_none()
             && let Err(error) = output.record(&event)
         {
@@ -177,7 +194,7 @@ fn supervise(
         face.event(&event);
     }
     let result = run.join().unwrap_or_else(|_| failed("the supervisor panicked".into()));
-    (result, lost, attempts)
+    Supervised { result, lost, attempts, steps }
 }
 
 /// Why `cadre run` does not end well.
@@ -198,9 +215,9 @@ impl Failure {
     /// Exit code of the command.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Refused(_) => 2,
+            // A full disk, most often: as for a checkpoint that cannot be written, the user has to act.
+            Self::Refused(_) | Self::Lost(_) => 2,
             Self::Run(error) => error.exit_code(),
-            Self::Lost(_) => 3,
         }
     }
 

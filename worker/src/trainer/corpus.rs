@@ -48,7 +48,8 @@ impl Corpus {
         let mut documents = Vec::new();
         walk(root, root, &mut vec![(status.dev(), status.ino())], &mut documents)?;
         documents.sort_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
-        if documents.is_empty() {
+        // Of a single byte nothing can be predicted.
+        if documents.iter().all(|it| it.bytes.len() < 2) {
             return Err(CorpusError::Empty { path: root.to_path_buf() });
         }
         Ok(Self::from_documents(documents))
@@ -165,7 +166,7 @@ pub enum CorpusError {
         path: PathBuf,
     },
     /// There is nothing to train on.
-    #[error("{} holds no file with text; put one file per document there", path.display())]
+    #[error("{} holds no file of two bytes or more; put one file per document there", path.display())]
     Empty {
         /// The directory.
         path: PathBuf,
@@ -235,6 +236,12 @@ mod tests {
             fs::write(root.join("a"), "").unwrap();
         };
         check(empty, "holds no file");
+        let short = |root: &Path| {
+            fs::create_dir(root).unwrap();
+            fs::write(root.join("a"), "a").unwrap();
+            fs::write(root.join("b"), "b").unwrap();
+        };
+        check(short, "holds no file of two bytes");
         let up = |root: &Path| {
             fs::create_dir_all(root.join("a/b")).unwrap();
             symlink(root.join("a"), root.join("a/b/up")).unwrap();
