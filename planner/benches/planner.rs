@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId, Traffic,
-    least_pulled, plan,
+    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId,
+    Traffic, plan,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ fn compare(
     let balance = balance(&problem, &made);
     let flow = Traffic::of(&problem, &made).forward;
     let total = flow.queries + flow.keys;
-    let least = least_pulled(&problem, made.bounds().finish).unwrap_or(0);
+    let least = made.bounds().least_pulled;
     let Some(record) = records.get(&workload.name) else {
         println!("{:30} has no record of the peer", workload.name);
         return [1.0; 2];
@@ -172,6 +172,7 @@ fn problem(workload: &Workload, lanes: u16) -> Problem {
         lanes,
         slots: (0..workload.num_ranks).map(slot).collect(),
         costs: Costs::pairs_only(),
+        links: Links::equal(),
     }
 }
 

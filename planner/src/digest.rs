@@ -6,20 +6,32 @@
 
 use xxhash_rust::xxh3::Xxh3Default;
 
+/// Bytes that are hashed at once.
+const BUFFER: usize = 4096;
+
 /// A digest being made.
-pub(crate) struct Digest(Xxh3Default);
+pub(crate) struct Digest {
+    hash: Xxh3Default,
+    buffer: [u8; BUFFER],
+    filled: usize,
+}
 
 impl Digest {
     /// Starts with the name of what is digested.
     pub(crate) fn new(what: &str) -> Self {
-        let mut digest = Self(Xxh3Default::new());
-        digest.u64(what.len() as u64);
-        digest.0.update(what.as_bytes());
-        digest
+        let mut hash = Xxh3Default::new();
+        hash.update(&(what.len() as u64).to_le_bytes());
+        hash.update(what.as_bytes());
+        Self { hash, buffer: [0; BUFFER], filled: 0 }
     }
 
     pub(crate) fn u64(&mut self, value: u64) {
-        self.0.update(&value.to_le_bytes());
+        if self.filled == BUFFER {
+            self.hash.update(&self.buffer);
+            self.filled = 0;
+        }
+        self.buffer[self.filled..self.filled + 8].copy_from_slice(&value.to_le_bytes());
+        self.filled += 8;
     }
 
     pub(crate) fn u32s<const N: usize>(&mut self, values: [u32; N]) {
@@ -28,7 +40,8 @@ impl Digest {
         }
     }
 
-    pub(crate) fn value(&self) -> u64 {
-        self.0.digest()
+    pub(crate) fn value(mut self) -> u64 {
+        self.hash.update(&self.buffer[..self.filled]);
+        self.hash.digest()
     }
 }

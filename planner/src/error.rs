@@ -68,6 +68,17 @@ pub enum Error {
     /// A head start beyond what finishing times can count.
     #[error("slot {} has a head start of {head_start}, more than {most}; correct it", slot.0)]
     LongHeadStart { slot: SlotId, head_start: u64, most: u64 },
+    /// Links of some places only.
+    #[error(
+        "links.places has {found} entries, but ranks and dedicated slots are {expected}; give each one, or none"
+    )]
+    LinkCount { found: u64, expected: u64 },
+    /// A link without speed, or with one that cannot be.
+    #[error("links.places[{place}].{way} is {rate}; give 1 to {most} bytes a microsecond")]
+    BadRate { place: u32, way: &'static str, rate: u32, most: u32 },
+    /// A distance without a price.
+    #[error("links.prices.{distance} is {price}; give 1 to {most} percent")]
+    BadPrice { distance: &'static str, price: u32, most: u32 },
     /// More work than finishing times can count.
     #[error(
         "the attention work of the step is more than {most} pairs and heads; take fewer or shorter documents"

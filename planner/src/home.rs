@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::plan::Share;
+use crate::plan::Draft;
 use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, SlotId};
 
 /// Plans every query row onto the slot in place at its rank, for `--attention local`.
@@ -19,16 +19,17 @@ use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, SlotId};
 /// [`Problem::check`]'s, a rank without a slot in place, or memory that does not suffice.
 pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
     problem.check()?;
-    let mut shares = Vec::new();
+    let mut bundles = Vec::new();
     for rank in (0..problem.layout.ranks().len() as u16).map(RankId) {
         let slot = slot_at(problem, rank).ok_or(Error::NoSlotAtHome { rank })?;
-        for (document, rows) in rows_at(problem, rank) {
-            shares.push(Share { slot, document, kv_heads: problem.all_heads(), rows });
-        }
+        bundles.extend(rows_at(problem, rank).into_iter().map(|(id, rows)| (slot, id, rows)));
     }
-    let plan = Plan::new(problem, Cuts::RankEdges, shares);
-    plan.check(problem)?;
-    Ok(plan)
+    bundles.sort_by_key(|(slot, document, _)| (*slot, *document));
+    let mut draft = Draft::new(problem);
+    for (slot, document, rows) in bundles {
+        draft.bundle(slot, document, problem.all_heads(), rows);
+    }
+    draft.finish(problem.digest(), Cuts::RankEdges)
 }
 
 /// The most and the mean of the ranks' own attention cost, if no row moved.

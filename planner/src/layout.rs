@@ -6,6 +6,7 @@
 //! Any loader fits: end to end, head and tail, or other. What others rely on: every row of every
 //! document is at exactly one place, and no rank, document or stretch is empty.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -219,6 +220,23 @@ impl Layout {
     pub(crate) fn rows_at(&self, rank: RankId, document: DocumentId, rows: &Range<u32>) -> u64 {
         let pieces = self.locate(document, rows.clone()).filter(|it| it.rank == rank);
         pieces.map(|it| it.rows.len() as u64).sum()
+    }
+
+    /// Whether a document lies at more than one place.
+    pub(crate) fn spans_ranks(&self, document: DocumentId) -> bool {
+        self.pieces_of_document(document).len() > 1
+    }
+
+    /// The longest document of each mask. Its dearest tile is the dearest of all of that mask.
+    pub(crate) fn longest(&self) -> Vec<DocumentId> {
+        let mut longest: BTreeMap<Mask, (u32, DocumentId)> = BTreeMap::new();
+        for (id, it) in (0..).map(DocumentId).zip(&self.documents) {
+            let other = longest.entry(it.mask).or_insert((it.rows, id));
+            if other.0 < it.rows {
+                *other = (it.rows, id);
+            }
+        }
+        longest.into_values().map(|(_, id)| id).collect()
     }
 
     /// All pieces of a document, in row order; none of a document that does not exist.

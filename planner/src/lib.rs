@@ -17,6 +17,7 @@ mod digest;
 mod error;
 mod home;
 mod layout;
+mod links;
 mod mask;
 mod memory;
 mod plan;
@@ -29,12 +30,13 @@ pub use costs::Costs;
 pub use error::Error;
 pub use home::{imbalance_at_home, plan_at_home};
 pub use layout::{Document, DocumentId, Layout, Piece, RankId, Stretch};
+pub use links::{Distance, Link, Links, NOMINAL_RATE, Prices};
 pub use mask::Mask;
 pub use memory::{BundleMemory, SlotMemory, memory_of, memory_of_slot};
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
 pub use reassign::{Assignment, reassign};
-pub use traffic::{Flow, Place, Pull, Pulls, Traffic, least_pulled};
+pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least};
 
 /// Rows of a query or key tile, counted from the document's start.
 pub const TILE_ROWS: u32 = 128;

@@ -67,10 +67,17 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
 
 /// Refuses a plan that a slot cannot hold; a slot without work is not asked.
 pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), Error> {
-    let all = (0..plan.bundles().len() as u32).map(BundleId);
-    let reserve = all.map(|it| memory_of(problem, plan, it).most()).max().unwrap_or(0);
-    for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
-        let phase = phase(problem, plan, slot);
+    let mut phases = vec![BundleMemory::default(); problem.slots.len()];
+    let mut reserve = 0;
+    for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
+        let memory = memory_of(problem, plan, bundle);
+        reserve = reserve.max(memory.most());
+        let phase = &mut phases[usize::from(it.slot.0)];
+        phase.forward += memory.forward;
+        phase.backward += memory.backward;
+    }
+    for ((slot, it), phase) in (0..).map(SlotId).zip(&problem.slots).zip(phases) {
+        let phase = phase.most();
         let needed = SlotMemory { phase, reserve }.needed();
         if phase > 0 && needed > it.memory {
             return Err(Error::SlotFull { slot, needed, memory: it.memory });

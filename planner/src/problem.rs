@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::memory;
-use crate::{Costs, Document, DocumentId, Error, Layout, Mask, RankId, TILE_ROWS};
+use crate::{Costs, Document, DocumentId, Error, Layout, Links, Mask, RankId, TILE_ROWS};
 
 /// Most cost of all work, and most head start: finishing times at weight 1 fit 64 bits.
 pub(crate) const MOST_COST: u64 = 1 << 57;
@@ -92,6 +92,9 @@ pub struct Problem {
     pub slots: Vec<Slot>,
     /// What work costs.
     pub costs: Costs,
+    /// How fast rows travel.
+    #[serde(default)]
+    pub links: Links,
 }
 
 impl Problem {
@@ -101,7 +104,7 @@ impl Problem {
     ///
     /// The first number that is out of range, by name.
     pub fn check(&self) -> Result<(), Error> {
-        let Self { layout, heads, element_bytes, lanes, slots, costs } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs, links } = self;
         let Heads { query, kv, dim } = *heads;
         if query == 0 || kv == 0 || dim == 0 || !query.is_multiple_of(kv) {
             return Err(Error::BadHeads { query, kv, dim });
@@ -133,6 +136,7 @@ impl Problem {
                 return Err(Error::LongHeadStart { slot, head_start, most: MOST_COST });
             }
         }
+        links.check(self.places().1)?;
         self.check_work()
     }
 
@@ -163,7 +167,7 @@ impl Problem {
 
     /// Same on every machine for the same problem, for ever.
     pub fn digest(&self) -> u64 {
-        let Self { layout, heads, element_bytes, lanes, slots, costs } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs, links } = self;
         let mut digest = Digest::new("problem");
         digest.u64(layout.documents().len() as u64);
         for &Document { rows, mask } in layout.documents() {
@@ -197,6 +201,7 @@ impl Problem {
             digest.u64(memory);
         }
         costs.encode(&mut digest);
+        links.encode(&mut digest);
         digest.value()
     }
 

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Assignment, BundleId, Plan, Problem, plan, plan_at_home, reassign};
+use cadre_planner::{Assignment, BundleId, Links, Plan, Problem, plan, plan_at_home, reassign};
 use cadre_protocol::{
     Bundle, Filler, Fillers, Phase, Round, RoundTable, ServerId, Shape, ShapeError, Slot, Step,
     StepError, TrainerId,
@@ -80,6 +80,7 @@ impl PlannedStep {
                 lanes: header.heads.kv,
                 slots: header.slots.clone(),
                 costs: header.costs,
+                links: Links::equal(),
             };
             let plan = match header.placement {
                 Placement::Pool => plan(&problem),

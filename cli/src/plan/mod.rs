@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Mask, Plan, Problem, Pulls, RankId, Slot, plan as make,
+    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, plan as make,
 };
 
 use crate::arguments::{LayoutKind, PlanOptions};
@@ -99,6 +99,7 @@ fn problem(options: &PlanOptions, workload: &Workload) -> Result<Problem, PlanEr
         lanes: options.lanes.get(),
         slots: slots(options, workload.num_ranks)?,
         costs: Costs::pairs_only(),
+        links: Links::equal(),
     })
 }
 

@@ -2,16 +2,13 @@
 //!
 //! In: a workload, its problem and plan. Out: text.
 
-use cadre_planner::{Plan, Problem, SlotId, Traffic, least_pulled};
+use cadre_planner::{Plan, Problem, SlotId, Traffic};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::moved;
 use super::workload::Workload;
-
-/// Bytes a second that a lane's link carries each way: 400 Gbit/s.
-const LINK: f64 = 50e9;
 
 /// What is reported, under the names of the JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +33,8 @@ pub(super) struct Report {
     lists_seconds: f64,
     /// How much later the last slot finishes than any plan must.
     gap_compute: f64,
+    /// How much longer the busiest link needs, forward and backward, than in any plan that finishes then.
+    gap_link: Option<f64>,
     /// How many more bytes of Q, K and V than any plan that finishes then must move.
     gap_bytes: Option<f64>,
 }
@@ -50,13 +49,13 @@ impl Report {
     ) -> Self {
         let bounds = plan.bounds();
         let Traffic { forward, backward } = Traffic::of(problem, plan);
-        let pulled = forward.queries + forward.keys;
-        let least = least_pulled(problem, bounds.finish).filter(|it| *it > 0);
         let finishes: Vec<f64> = (0..problem.slots.len() as u16)
             .map(|slot| plan.finish(problem, SlotId(slot)) as f64)
             .collect();
         let mean = finishes.iter().sum::<f64>() / finishes.len() as f64;
-        let seconds = |bytes: u64| bytes as f64 / f64::from(problem.lanes) / LINK;
+        let seconds = |nanoseconds: u64| nanoseconds as f64 / 1e9;
+        let gap =
+            |reached: u64, least: u64| (least > 0).then(|| reached as f64 / least as f64 - 1.0);
         let most =
             |of: fn(&cadre_planner::Place) -> u64| forward.places.iter().map(of).max().unwrap_or(0);
         Self {
@@ -77,7 +76,8 @@ impl Report {
             plan_seconds,
             lists_seconds,
             gap_compute: bounds.gap_ppm as f64 / 1e6,
-            gap_bytes: least.map(|least| pulled as f64 / least as f64 - 1.0),
+            gap_link: gap(bounds.link, bounds.least_link),
+            gap_bytes: gap(bounds.pulled, bounds.least_pulled),
         }
     }
 

@@ -14,10 +14,13 @@ use std::ops::Range;
 
 use super::bins::Bins;
 use super::groups::Span;
+use super::prices::away;
 use crate::{DocumentId, Error, TILE_ROWS};
 
 /// Parts of the level that are worth a task of their own.
 const WORTH: u64 = 2_048;
+/// Bins among which the nearest is sought.
+const NEAR: usize = 64;
 
 /// Places all rows.
 ///
@@ -49,7 +52,14 @@ fn place_at_home(bins: &mut Bins<'_>) -> Vec<Span> {
     let mut others: Vec<Span> = Vec::new();
     let problem = bins.problem;
     for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
-        for piece in problem.layout.pieces_of_document(document) {
+        let pieces = problem.layout.pieces_of_document(document);
+        if let [one] = pieces
+            && let Some(&bin) = homes.get(&one.rank)
+            && bins.keep_home(bin, document)
+        {
+            continue;
+        }
+        for piece in pieces {
             let aligned = |row: u32| row.next_multiple_of(TILE_ROWS).min(whole.rows);
             let rows = aligned(piece.rows.start)..aligned(piece.rows.end);
             if rows.is_empty() {
@@ -78,11 +88,7 @@ fn place(
     span: &Span,
 ) -> Result<(), Error> {
     let worth = bins.level / WORTH;
-    for &(Reverse(left), bin) in &order.0 {
-        if left <= 0 {
-            break;
-        }
-        let left = left as u64;
+    for (left, bin) in order.candidates(bins, span) {
         if bins.cost(span) <= left && bins.has_room(bin, span) {
             order.put(bins, bin, span);
             return Ok(());
@@ -148,6 +154,27 @@ struct Order(BTreeSet<(Reverse<i64>, usize)>);
 impl Order {
     fn new(bins: &Bins<'_>) -> Self {
         Self(bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin)).collect())
+    }
+
+    /// Bins with capacity left, most first; where links differ, the nearest of the first few come first: of those that
+    /// take all of the span, else of those that have half of the most.
+    fn candidates(&self, bins: &Bins<'_>, span: &Span) -> Vec<(u64, usize)> {
+        let left = |&(Reverse(left), bin): &(Reverse<i64>, usize)| {
+            u64::try_from(left).ok().filter(|it| *it > 0).map(|left| (left, bin))
+        };
+        let all = self.0.iter().map_while(left);
+        if bins.problem.links.are_equal() {
+            return all.collect();
+        }
+        let mut all: Vec<(u64, usize)> = all.collect();
+        let cost = bins.cost(span);
+        let enough = all.first().map_or(0, |(most, _)| cost.min(most.div_ceil(2)));
+        let near = all.partition_point(|(left, _)| *left >= enough).min(NEAR);
+        all[..near].sort_by_cached_key(|(left, bin)| {
+            let way = away(bins, &bins.all[*bin], span.document, &span.rows);
+            (way, Reverse(*left), *bin)
+        });
+        all
     }
 
     fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {

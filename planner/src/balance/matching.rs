@@ -3,29 +3,24 @@
 //! In: bins that hold all rows. Out: the same rows; what is left to even out is small.
 //!
 //! A piece that costs F needs about √F bytes, whichever long document it is cut from: its keys go up to its
-//! last row. So few large pieces are cheaper than many small ones, and the fewest suffice where sums of
-//! surpluses meet sums of rooms. Flow:
+//! last row. So few large pieces are cheaper than many small ones, on the wire and at their sender. Flow:
 //!
-//! 1. The largest surplus or room takes the one or two on the other side that leave least of it, until one
-//!    side is used up. This gives **edges**: who gives how much to whom.
-//! 2. Along each edge, the largest first, pieces move: of the donor's longest documents the piece, and with
+//! 1. [`edges`] says who gives how much to whom, for several orders of the donors.
+//! 2. Of these the one is taken whose busiest link has least to do, then the one with fewest bytes.
+//! 3. Along each edge, the largest first, pieces move: of the donor's longest documents the piece, and with
 //!    one lane the number of KV heads, with the least new bytes.
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::cmp::{Ordering, Reverse};
 
 use super::bins::Bins;
-use super::groups::Span;
+use super::edges::{Edge, Sides, edges};
 use super::pieces::{Scored, best_piece};
 use super::prices::Prices;
-use crate::DocumentId;
 
-/// Part of a slot's capacity that it may have above it.
-const OVER: u64 = 800;
 /// Part of the level that is left alone.
-const WORTH: u64 = 4_000;
-/// Candidates for the first of two that fit together.
-const FIRST: usize = 32;
+const WORTH: u64 = 1_500;
+/// Orders of donors that are tried.
+const ORDERS: usize = 12;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 4;
 /// Pieces along one edge at most.
@@ -34,110 +29,75 @@ const PIECES: usize = 6;
 /// Moves surplus along edges.
 pub(super) fn spread(bins: &mut Bins<'_>) {
     let prices = Prices::of(bins);
-    let mut edges = edges(bins);
-    edges.sort_by_key(|it| (Reverse(it.cost), it.donor, it.receiver));
-    for Edge { donor, receiver, cost } in edges {
-        send(bins, &prices, (donor, receiver), cost);
+    let mut edges: Vec<(Edge, Vec<usize>)> = best_edges(bins);
+    edges.sort_by_key(|(it, _)| (Reverse(it.cost), it.donor, it.receiver));
+    for (Edge { receiver, cost, donor: _ }, donors) in edges {
+        send(bins, &prices, &donors, receiver, cost);
     }
 }
 
-/// Who gives how much to whom.
-#[derive(Clone, Copy, Debug)]
-struct Edge {
-    donor: usize,
-    receiver: usize,
-    cost: u64,
-}
-
-/// Bins on one side with what they have too much or can take, by amount.
-type Side = BTreeSet<(u64, usize)>;
-
-fn edges(bins: &Bins<'_>) -> Vec<Edge> {
-    let worth = bins.level / WORTH;
-    let (mut surplus, mut room) = (Side::new(), Side::new());
-    for (bin, it) in bins.all.iter().enumerate() {
-        let left = it.left() + (it.capacity() / OVER) as i64;
-        let side = if left < 0 { &mut surplus } else { &mut room };
-        if left.unsigned_abs() > worth {
-            side.insert((left.unsigned_abs(), bin));
+/// The edges whose busiest link has least to do, with the bins of their groups. Again and again the donor at that
+/// link comes to choose its rooms before the others.
+fn best_edges(bins: &Bins<'_>) -> Vec<(Edge, Vec<usize>)> {
+    let sides = Sides::of(bins, bins.level / WORTH);
+    let mut first = Vec::new();
+    let mut best: Option<((u64, u64), Vec<Edge>)> = None;
+    for _ in 0..ORDERS {
+        let edges = edges(&sides, &first);
+        let (busiest, all, donor) = estimate(&sides, &edges);
+        if best.as_ref().is_none_or(|(other, _)| (busiest, all) < *other) {
+            best = Some(((busiest, all), edges));
+        }
+        match donor {
+            Some(donor) if !first.contains(&donor) => first.push(donor),
+            _ => break,
         }
     }
-    let mut edges = Vec::new();
-    while let (Some(&most), Some(&widest)) = (surplus.last(), room.last()) {
-        let gives = most >= widest;
-        let (amount, bin) = most.max(widest);
-        let (own, other) =
-            if gives { (&mut surplus, &mut room) } else { (&mut room, &mut surplus) };
-        let chosen = best_fit(other, amount);
-        own.remove(&(amount, bin));
-        let mut left = amount;
-        for it in chosen {
-            other.remove(&it);
-            left -= it.0;
-            let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
-            edges.push(Edge { donor, receiver, cost: it.0 });
-        }
-        if left > worth {
-            own.insert((left, bin));
-        }
-    }
-    edges
+    let best = best.map_or_else(Vec::new, |(_, edges)| edges);
+    best.into_iter().map(|it| (it, sides.group(it.donor).to_vec())).collect()
 }
 
-/// One or two of a side that leave least of an amount; all of the side are at most the amount.
-fn best_fit(side: &Side, amount: u64) -> Vec<(u64, usize)> {
-    let mut best: Option<(u64, Vec<(u64, usize)>)> = None;
-    for &first in side.iter().rev().take(FIRST) {
-        let left = amount - first.0;
-        let second = side.range(..=(left, usize::MAX)).rev().find(|it| **it != first).copied();
-        let left = left - second.map_or(0, |it| it.0);
-        if best.as_ref().is_none_or(|(least, _)| left < *least) {
-            best = Some((left, [Some(first), second].into_iter().flatten().collect()));
-        }
+/// What the busiest donor has to send, what all have, and who is the busiest, in prices of √cost.
+fn estimate(sides: &Sides<'_>, edges: &[Edge]) -> (u64, u64, Option<usize>) {
+    let mut sent = vec![0; sides.count()];
+    for it in edges {
+        sent[it.donor] += sides.price(it.donor, it.receiver, it.cost);
     }
-    best.map_or_else(Vec::new, |(_, chosen)| chosen)
+    let all = sent.iter().sum();
+    for (donor, sent) in sent.iter_mut().enumerate() {
+        *sent /= sides.group(donor).len().max(1) as u64;
+    }
+    let busiest = (0..sent.len()).max_by_key(|donor| (sent[*donor], Reverse(*donor)));
+    (busiest.map_or(0, |it| sent[it]), all, busiest)
 }
 
-/// Moves pieces of `cost` together from a donor to a receiver.
-fn send(bins: &mut Bins<'_>, prices: &Prices, (donor, receiver): (usize, usize), cost: u64) {
+/// Moves pieces of `cost` together from donors to a receiver, none more than its surplus.
+fn send(bins: &mut Bins<'_>, prices: &Prices, donors: &[usize], receiver: usize, cost: u64) {
     let mut left = cost;
-    for _ in 0..PIECES {
+    for _ in 0..PIECES + donors.len() - 1 {
         if left <= bins.level / WORTH {
             return;
         }
-        let spans = longest(bins, donor);
-        let Some(Scored { span, moved, .. }) =
-            best_piece(bins, prices, (donor, receiver), &spans, left)
-        else {
+        let mut best: Option<(usize, Scored)> = None;
+        for &donor in donors {
+            let surplus = bins.all[donor].left().min(0).unsigned_abs();
+            let wanted = if donors.len() == 1 { left } else { left.min(surplus) };
+            if wanted <= bins.level / WORTH {
+                continue;
+            }
+            let spans = bins.spans(donor, DOCUMENTS);
+            let piece = best_piece(bins, prices, (donor, receiver), &spans, wanted);
+            if let Some(piece) = piece
+                && best.as_ref().is_none_or(|(_, best)| piece.order(best) == Ordering::Less)
+            {
+                best = Some((donor, piece));
+            }
+        }
+        let Some((donor, Scored { span, moved, .. })) = best else {
             return;
         };
         bins.take(donor, &span);
         bins.put(receiver, &span);
         left = left.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX));
     }
-}
-
-/// The donor's rows of the documents that go furthest, by head group.
-fn longest(bins: &Bins<'_>, donor: usize) -> Vec<Span> {
-    let mut longest: Vec<(Reverse<u32>, DocumentId)> = Vec::with_capacity(DOCUMENTS + 1);
-    for (document, groups) in bins.all[donor].documents() {
-        let end = groups.iter().filter_map(|it| it.rows.last()).map(|it| it.end).max();
-        let it = (Reverse(end.unwrap_or(0)), document);
-        let at = longest.partition_point(|other| *other < it);
-        if at < DOCUMENTS {
-            longest.truncate(DOCUMENTS - 1);
-            longest.insert(at, it);
-        }
-    }
-    let spans = longest.iter().flat_map(|(_, document)| {
-        bins.all[donor].groups_of(*document).iter().flat_map(|group| {
-            let span = |rows: &std::ops::Range<u32>| Span {
-                document: *document,
-                heads: group.heads.clone(),
-                rows: rows.clone(),
-            };
-            group.rows.iter().map(span)
-        })
-    });
-    spans.collect()
 }

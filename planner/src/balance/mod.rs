@@ -14,7 +14,9 @@
 //! a slot and of a bundle, and of the plans that fit the one that finishes first is taken.
 
 mod bins;
+mod edges;
 mod even;
+mod exact;
 mod fill;
 mod groups;
 mod matching;
@@ -23,9 +25,9 @@ mod prices;
 
 use crate::balance::bins::{Bin, Bins, Limits};
 use crate::balance::prices::Prices;
-use crate::memory::{self, bytes};
+use crate::memory::bytes;
 use crate::plan::least_work;
-use crate::{Cuts, DocumentId, Error, Plan, Problem, TILE_ROWS};
+use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -45,16 +47,15 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
         return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
     }
     refuse_large_documents(problem)?;
-    let plan = match attempt(problem, Limits::none()) {
-        Ok(plan) if memory::check(problem, &plan).is_ok() => plan,
-        _ => plan_within_memory(problem)?,
-    };
-    plan.check(problem)?;
-    Ok(plan)
+    let digest = problem.digest();
+    match attempt(problem, digest, Limits::none()) {
+        Err(Error::SlotFull { .. }) => plan_within_memory(problem, digest),
+        plan => plan,
+    }
 }
 
 /// The plan that finishes first of those made under several limits.
-fn plan_within_memory(problem: &Problem) -> Result<Plan, Error> {
+fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     let active = || problem.slots.iter().filter(|it| !it.is_standby()).map(|it| it.memory);
     let (least, most) = (active().min().unwrap_or(0), active().max().unwrap_or(0));
     // A third is what the largest bundle may have: two phases of it and the reserve.
@@ -63,10 +64,7 @@ fn plan_within_memory(problem: &Problem) -> Result<Plan, Error> {
     reserves.dedup();
     let mut best: Result<Plan, Error> = Err(Error::NoSlot);
     for reserve in reserves {
-        let plan = attempt(problem, Limits::with_reserve(reserve)).and_then(|plan| {
-            memory::check(problem, &plan)?;
-            Ok(plan)
-        });
+        let plan = attempt(problem, digest, Limits::with_reserve(reserve));
         best = match (best, plan) {
             (Ok(best), Ok(plan)) if plan.bounds().finish < best.bounds().finish => Ok(plan),
             (Err(_), plan) => plan,
@@ -76,7 +74,7 @@ fn plan_within_memory(problem: &Problem) -> Result<Plan, Error> {
     best
 }
 
-fn attempt(problem: &Problem, limits: Limits) -> Result<Plan, Error> {
+fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
     let mut bins = Bins::new(problem, limits, least_work(problem));
     fill::fill(&mut bins)?;
     // Edges do not see that a slot holds keys of a document already; where documents span ranks that
@@ -92,7 +90,10 @@ fn attempt(problem: &Problem, limits: Limits) -> Result<Plan, Error> {
             bins = other;
         }
     }
-    Ok(Plan::new(problem, Cuts::Tiles, bins.into_shares()))
+    if limits.are_none() {
+        exact::improve(&mut bins);
+    }
+    bins.into_plan(digest)
 }
 
 /// Part of the level by which the last may finish late without being worse.
@@ -109,7 +110,8 @@ fn refuse_large_documents(problem: &Problem) -> Result<(), Error> {
     let active = problem.slots.iter().filter(|it| !it.is_standby());
     let largest = active.map(|it| it.memory).max().unwrap_or(0);
     let heads = problem.all_heads();
-    for (document, it) in (0..).map(DocumentId).zip(problem.layout.documents()) {
+    for document in problem.layout.longest() {
+        let it = problem.document(document);
         let last = (it.rows - 1) / TILE_ROWS * TILE_ROWS;
         let tiles = [last.saturating_sub(TILE_ROWS)..last, last..it.rows];
         let needed = tiles.into_iter().map(|tile| {

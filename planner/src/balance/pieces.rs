@@ -6,6 +6,7 @@
 //! For a causal document the best piece is seldom its tail: it may end where queries and keys cost the
 //! same ([`Prices::cheapest_end`]), or inside the prefix of keys that the receiver holds already.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::bins::{Bin, Bins};
@@ -34,9 +35,12 @@ pub(super) fn best_piece(
     let mut best: Option<Scored> = None;
     for span in spans {
         let heads = span.heads.clone();
-        let parts = if bins.problem.heads_may_part() { heads.len() as u16 } else { 1 };
-        for part in 0..parts {
-            let span = Span { heads: heads.start + part..heads.end, ..span.clone() };
+        let all = heads.len() as u16;
+        let fewest = if bins.problem.heads_may_part() { 1 } else { all };
+        // All numbers up to 8, then some.
+        let counts = std::iter::successors(Some(all), |it| Some(it - it.div_ceil(8)));
+        for count in counts.take_while(|it| *it >= fewest) {
+            let span = Span { heads: heads.end - count..heads.end, ..span.clone() };
             for piece in candidates(bins, prices, to, &span, wanted) {
                 if piece.rows.is_empty() || !bins.has_room(receiver, &piece) {
                     continue;
@@ -80,9 +84,10 @@ fn candidates(bins: &Bins<'_>, prices: &Prices, to: &Bin<'_>, span: &Span, most:
 
 /// Where the keys end that a bin holds for all heads of a span.
 pub(super) fn held(bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> u32 {
-    let groups = bin.groups_of(span.document).iter();
-    let shared =
-        groups.filter(|it| it.heads.start < span.heads.end && span.heads.start < it.heads.end);
+    let groups = bins.groups_of(bin, span.document);
+    let shared = groups
+        .iter()
+        .filter(|it| it.heads.start < span.heads.end && span.heads.start < it.heads.end);
     let mut heads = 0;
     let ends = shared.map(|it| {
         heads += it.heads.end.min(span.heads.end) - it.heads.start.max(span.heads.start);
@@ -130,11 +135,14 @@ impl Scored {
         Self { span, moved: moved.max(1).into(), bytes, is_small }
     }
 
+    /// The better first.
+    pub(super) fn order(&self, other: &Self) -> Ordering {
+        let bytes = (self.bytes * other.moved).cmp(&(other.bytes * self.moved));
+        self.is_small.cmp(&other.is_small).then(bytes)
+    }
+
     /// Fewer bytes per cost; the first found wins a tie.
     fn is_better_than(&self, other: &Self) -> bool {
-        if self.is_small != other.is_small {
-            return other.is_small;
-        }
-        self.bytes * other.moved < other.bytes * self.moved
+        self.order(other) == Ordering::Less
     }
 }

@@ -1,14 +1,14 @@
 //! What moving rows costs on the wire: bytes of a phase forward and a phase backward together.
 //!
-//! In: bins and a span. Out: bytes that are pulled more when it moves, and where a piece that starts
-//! anew is cheapest.
+//! In: bins and a span. Out: bytes, times the percent price of their way, that are pulled more when it moves, and where a
+//! piece that starts anew is cheapest.
 
 use std::ops::Range;
 
 use super::bins::{Bin, Bins};
 use super::groups::{Group, Span, put, take};
 use crate::memory::bytes;
-use crate::{DocumentId, RankId, TILE_ROWS};
+use crate::{DocumentId, TILE_ROWS};
 
 /// Bytes of a row under one KV head, with the query heads that read it.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Prices {
         let gives = self.change(bins, from, span.document, |groups| take(groups, span));
         let gets = self.change(bins, to, span.document, |groups| put(groups, span));
         // Every piece is a task more: as dear as one tile.
-        let task = i128::from(TILE_ROWS) * (self.query + self.key) * span.heads.len() as i128;
+        let task = 100 * i128::from(TILE_ROWS) * (self.query + self.key) * span.heads.len() as i128;
         gives + gets + task
     }
 
@@ -52,10 +52,23 @@ impl Prices {
         u32::try_from(u128::try_from(end).unwrap_or(0).isqrt()).unwrap_or(u32::MAX >> 1)
     }
 
+    /// Bytes that a bin pulls for the query rows of a span and for keys of its document and heads.
+    pub(super) fn of_rows(
+        &self,
+        bins: &Bins<'_>,
+        bin: &Bin<'_>,
+        span: &Span,
+        keys: &Range<u32>,
+    ) -> i128 {
+        let queries = away(bins, bin, span.document, &span.rows) * self.query;
+        let keys = away(bins, bin, span.document, keys) * self.key;
+        span.heads.len() as i128 * (queries + keys)
+    }
+
     /// Bytes that all bins pull.
     pub(super) fn of_all(&self, bins: &Bins<'_>) -> i128 {
         let of_bin = |bin: &Bin<'_>| -> i128 {
-            bin.documents().map(|(id, groups)| self.pulled(bins, bin.home(), id, groups)).sum()
+            bin.touched().map(|(id, groups)| self.pulled(bins, bin, id, groups)).sum()
         };
         bins.all.iter().map(of_bin).sum()
     }
@@ -67,31 +80,41 @@ impl Prices {
         document: DocumentId,
         change: impl FnOnce(&mut Vec<Group>),
     ) -> i128 {
-        let mut groups = bin.groups_of(document).to_vec();
-        let before = self.pulled(bins, bin.home(), document, &groups);
+        let mut groups = bins.groups_of(bin, document).into_owned();
+        let before = self.pulled(bins, bin, document, &groups);
         change(&mut groups);
-        self.pulled(bins, bin.home(), document, &groups) - before
+        self.pulled(bins, bin, document, &groups) - before
     }
 
-    /// Bytes that a bin pulls for its rows of a document.
+    /// Bytes that a bin pulls for its rows of a document, at the price of their way.
     fn pulled(
         &self,
         bins: &Bins<'_>,
-        home: Option<RankId>,
+        bin: &Bin<'_>,
         document: DocumentId,
         groups: &[Group],
     ) -> i128 {
         let of_group = |Group { heads, rows }: &Group| {
-            let queries: i128 = rows.iter().map(|it| away(bins, home, document, it)).sum();
-            let keys = away(bins, home, document, &bins.keys(document, rows));
+            let queries: i128 = rows.iter().map(|it| away(bins, bin, document, it)).sum();
+            let keys = away(bins, bin, document, &bins.keys(document, rows));
             heads.len() as i128 * (queries * self.query + keys * self.key)
         };
         groups.iter().map(of_group).sum()
     }
 }
 
-/// How many rows are not at a rank.
-fn away(bins: &Bins<'_>, home: Option<RankId>, document: DocumentId, rows: &Range<u32>) -> i128 {
-    let here = home.map_or(0, |rank| bins.problem.layout.rows_at(rank, document, rows));
-    rows.len() as i128 - i128::from(here)
+/// Rows that are not at a bin's place, times the price of their way.
+pub(super) fn away(
+    bins: &Bins<'_>,
+    bin: &Bin<'_>,
+    document: DocumentId,
+    rows: &Range<u32>,
+) -> i128 {
+    let there = bin.place();
+    let pieces = bins.problem.layout.locate(document, rows.clone());
+    let priced = pieces.map(|it| {
+        let price = bins.problem.links.price(it.rank.0.into(), there);
+        it.rows.len() as i128 * i128::from(price)
+    });
+    priced.sum()
 }

@@ -1,16 +1,15 @@
 //! The certificate of a plan: what it reaches, and what no plan could beat.
 //!
-//! In: a problem and a plan. Out: [`Bounds`]. The lower bound is the larger of two: all work poured
+//! In: a problem and a plan. Out: [`Bounds`]. The lower bound of the finish is the larger of two: all work poured
 //! over the slots like water, and the dearest tile row of one KV head on
-//! the slot that would finish it first.
-//! Links are not bounded yet.
+//! the slot that would finish it first. Those of links and bytes are [`least`]'s, at the finish that the plan reaches.
 
 use serde::{Deserialize, Serialize};
 
 use super::Plan;
-use crate::{Document, DocumentId, Problem, Slot, SlotId, TILE_ROWS};
+use crate::{DocumentId, Problem, Slot, SlotId, TILE_ROWS, Traffic, least};
 
-/// How good a plan is. All values are finishing times: forward cost at weight 100.
+/// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Bounds {
     /// When all slots would finish if work could be poured: each starts after its head start,
@@ -22,6 +21,14 @@ pub struct Bounds {
     pub finish: u64,
     /// How much later `finish` is than the larger bound, in parts per million of that bound.
     pub gap_ppm: u64,
+    /// Nanoseconds of the busiest link, the busiest of a forward and of a backward phase together.
+    pub link: u64,
+    /// Less than that no plan that finishes then needs; zero where no bound is known.
+    pub least_link: u64,
+    /// Bytes of Q, K and V that slots pull forward.
+    pub pulled: u64,
+    /// Fewer than that no plan that finishes then pulls; zero where no bound is known.
+    pub least_pulled: u64,
 }
 
 impl Bounds {
@@ -38,7 +45,18 @@ impl Bounds {
         let bound = level.max(indivisible).max(1);
         let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
         let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
-        Self { level, indivisible, finish, gap_ppm }
+        let traffic = Traffic::of(problem, plan);
+        let least = least(problem, finish).unwrap_or_default();
+        Self {
+            level,
+            indivisible,
+            finish,
+            gap_ppm,
+            link: traffic.busiest(),
+            least_link: least.link,
+            pulled: traffic.forward.queries + traffic.forward.keys,
+            least_pulled: least.pulled,
+        }
     }
 }
 
@@ -70,14 +88,13 @@ pub(crate) fn level(slots: &[Slot], work: u64) -> u64 {
 
 fn indivisible(problem: &Problem) -> u64 {
     let heads = 0..1;
-    let dearest = |(id, document): (DocumentId, &Document)| {
-        let rows = document.rows;
+    let dearest = |id: DocumentId| {
+        let rows = problem.document(id).rows;
         let last = (rows - 1) / TILE_ROWS * TILE_ROWS;
         let tiles = [0..rows.min(TILE_ROWS), last.saturating_sub(TILE_ROWS)..last, last..rows];
         tiles.iter().map(|tile| problem.cost(id, &heads, tile)).max().unwrap_or(0)
     };
-    let documents = (0..).map(DocumentId).zip(problem.layout.documents());
-    let dearest = documents.map(dearest).max().unwrap_or(0);
+    let dearest = problem.layout.longest().iter().map(|id| dearest(*id)).max().unwrap_or(0);
     let active = problem.slots.iter().filter(|it| !it.is_standby());
     active.map(|it| it.finish(dearest)).min().unwrap_or(0)
 }

@@ -30,16 +30,21 @@ impl Plan {
         if self.problem != given {
             return Err(Error::OtherProblem { planned: self.problem, given });
         }
+        if self.bounds != self.verify(problem)? {
+            return Err(Error::BadBounds);
+        }
+        Ok(())
+    }
+
+    /// Checks all but the bounds against a checked problem, and returns what the bounds should be.
+    pub(super) fn verify(&self, problem: &Problem) -> Result<Bounds, Error> {
         self.check_bundles(problem)?;
         for (task, it) in (0..).zip(&self.tasks) {
             self.check_task(problem, it).map_err(|why| Error::BadTask { task, why })?;
         }
         self.check_cover(problem)?;
         memory::check(problem, self)?;
-        if self.bounds != Bounds::of(problem, self) {
-            return Err(Error::BadBounds);
-        }
-        Ok(())
+        Ok(Bounds::of(problem, self))
     }
 
     fn check_bundles(&self, problem: &Problem) -> Result<(), Error> {
@@ -122,23 +127,22 @@ impl Plan {
 
     /// Every row of every KV head once.
     fn check_cover(&self, problem: &Problem) -> Result<(), Error> {
-        // Tasks of one document and row differ in heads, so their order does not matter.
-        let place = |it: &Task| u64::from(it.document.0) << 32 | u64::from(it.rows.start);
-        let mut order: Vec<(u64, &Task)> = self.tasks.iter().map(|it| (place(it), it)).collect();
-        order.sort_unstable_by_key(|it| it.0);
-        let mut rest = &order[..];
+        let (order, firsts) = self.by_document(problem);
+        let all = problem.all_heads();
+        // Between two of these, all heads are computed by the same tasks.
+        let mut edges = Vec::new();
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
-            let tasks;
-            let end = rest.iter().position(|it| it.1.document != document);
-            (tasks, rest) = rest.split_at(end.unwrap_or(rest.len()));
-            // Between two of these, all heads are computed by the same tasks.
-            let mut edges = vec![0, problem.heads.kv];
-            edges.extend(tasks.iter().flat_map(|it| [it.1.kv_heads.start, it.1.kv_heads.end]));
+            let index = document.0 as usize;
+            let tasks = &order[firsts[index] as usize..firsts[index + 1] as usize];
+            edges.clear();
+            edges.extend([all.start, all.end]);
+            let parted = tasks.iter().filter(|it| it.kv_heads != all);
+            edges.extend(parted.flat_map(|it| [it.kv_heads.start, it.kv_heads.end]));
             edges.sort_unstable();
             edges.dedup();
             for kv_head in edges[..edges.len() - 1].iter().copied() {
-                let mine = tasks.iter().filter(|it| it.1.kv_heads.contains(&kv_head));
-                let row = covered(mine.map(|it| &it.1.rows));
+                let mine = tasks.iter().filter(|it| it.kv_heads.contains(&kv_head));
+                let row = covered(mine.map(|it| &it.rows));
                 if row != Ok(whole.rows) {
                     let row = row.unwrap_or_else(|row| row);
                     return Err(Error::NotOnce { document, kv_head, row });
@@ -146,6 +150,31 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Tasks by document, then first row, and where a document's begin.
+    fn by_document(&self, problem: &Problem) -> (Vec<&Task>, Vec<u32>) {
+        let mut firsts = vec![0_u32; problem.layout.documents().len() + 1];
+        for task in &self.tasks {
+            firsts[task.document.0 as usize + 1] += 1;
+        }
+        for at in 1..firsts.len() {
+            firsts[at] += firsts[at - 1];
+        }
+        let mut next = firsts.clone();
+        let mut order: Vec<&Task> = self.tasks.iter().collect();
+        for task in &self.tasks {
+            let at = &mut next[task.document.0 as usize];
+            order[*at as usize] = task;
+            *at += 1;
+        }
+        for two in firsts.windows(2) {
+            let tasks = &mut order[two[0] as usize..two[1] as usize];
+            if !tasks.is_sorted_by_key(|it| it.rows.start) {
+                tasks.sort_unstable_by_key(|it| it.rows.start);
+            }
+        }
+        (order, firsts)
     }
 }
 

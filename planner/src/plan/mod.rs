@@ -12,7 +12,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::{DocumentId, Problem, SlotId};
+use crate::{Document, DocumentId, Error, Problem, SlotId};
 
 mod bounds;
 mod check;
@@ -75,39 +75,50 @@ pub struct Plan {
     bounds: Bounds,
 }
 
-/// Pieces of one document and head group in one slot, on their way into a plan.
-pub(crate) struct Share {
-    pub(crate) slot: SlotId,
-    pub(crate) document: DocumentId,
-    pub(crate) kv_heads: Range<u16>,
-    /// Ascending, disjoint, not touching.
-    pub(crate) rows: Vec<Range<u32>>,
+/// A plan being written, bundle by bundle in the order (slot, document, first KV head).
+pub(crate) struct Draft<'a> {
+    problem: &'a Problem,
+    tasks: Vec<Task>,
+    bundles: Vec<Bundle>,
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn new(problem: &'a Problem) -> Self {
+        let expected = problem.layout.documents().len() + 8 * problem.slots.len();
+        let (tasks, bundles) = (Vec::with_capacity(2 * expected), Vec::with_capacity(expected));
+        Self { problem, tasks, bundles }
+    }
+
+    /// Adds a bundle of rows that are ascending, disjoint and not touching.
+    pub(crate) fn bundle(
+        &mut self,
+        slot: SlotId,
+        document: DocumentId,
+        kv_heads: Range<u16>,
+        rows: impl IntoIterator<Item = Range<u32>>,
+    ) {
+        let bundle = BundleId(self.bundles.len() as u32);
+        let first = self.tasks.len();
+        let Document { rows: whole, mask } = self.problem.document(document);
+        for rows in rows.into_iter().flat_map(|rows| self.problem.costs.tasks(rows)) {
+            let keys = mask.keys(whole, rows.clone());
+            self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
+        }
+        let keys = hull(self.tasks[first..].iter().map(|it| &it.keys));
+        let tasks = first as u32..self.tasks.len() as u32;
+        self.bundles.push(Bundle { document, kv_heads, slot, tasks, keys });
+    }
+
+    /// The plan, checked.
+    pub(crate) fn finish(self, digest: u64, cuts: Cuts) -> Result<Plan, Error> {
+        let Self { problem, tasks, bundles } = self;
+        let mut plan = Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() };
+        plan.bounds = plan.verify(problem)?;
+        Ok(plan)
+    }
 }
 
 impl Plan {
-    /// Makes the plan of shares that differ in slot, document or heads.
-    pub(crate) fn new(problem: &Problem, cuts: Cuts, mut shares: Vec<Share>) -> Self {
-        shares.sort_by_key(|it| (it.slot, it.document, it.kv_heads.start));
-        let mut tasks = Vec::new();
-        let mut bundles = Vec::with_capacity(shares.len());
-        for Share { slot, document, kv_heads, rows } in shares {
-            let id = BundleId(bundles.len() as u32);
-            let first = tasks.len() as u32;
-            let whole = problem.document(document);
-            for rows in rows.into_iter().flat_map(|rows| problem.costs.tasks(rows)) {
-                let keys = whole.mask.keys(whole.rows, rows.clone());
-                tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle: id });
-            }
-            let keys = hull(tasks[first as usize..].iter().map(|it| &it.keys));
-            let tasks = first..tasks.len() as u32;
-            bundles.push(Bundle { document, kv_heads, slot, tasks, keys });
-        }
-        let bounds = Bounds::default();
-        let mut plan = Self { problem: problem.digest(), cuts, tasks, bundles, bounds };
-        plan.bounds = Bounds::of(problem, &plan);
-        plan
-    }
-
     /// All tasks, by bundle, then first row.
     pub fn tasks(&self) -> &[Task] {
         &self.tasks

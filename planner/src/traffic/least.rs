@@ -1,58 +1,173 @@
-//! A lower bound for the bytes that slots must pull, forward.
+//! Lower bounds for what slots must pull.
 //!
-//! In: a problem and a finishing time. Out: Q, K and V bytes below which no plan finishes by then.
+//! In: a problem and a finishing time. Out: [`Least`]: bytes of Q, K and V, and time of the busiest link, below which no plan
+//! finishes by then.
 //!
-//! **Why it holds.** A rank whose own rows cost more than its slot can do by the finish must send the surplus
-//! S away, in pieces: rows `[a, b)` of one of its documents under g KV heads in one slot. Such a piece brings
-//! its query rows and the keys up to b. The price of a piece (bytes per cost) falls with its cost F until
-//! `b` reaches the longest document's end and then until the best share of it, so no split of S is cheaper than
-//! `S · least price of F ≤ min(S, most that one slot can do)`. Surpluses of different ranks are pieces of
-//! different documents, so their bytes add. A rank with a document that spans ranks counts with its query
-//! rows alone, since a slot may hold keys of it already.
+//! **Why they hold.** What a slot gets of one document under g KV heads is at best one piece, rows `[a, b)`: it brings its
+//! query rows and the keys up to b. The price of a piece (bytes per cost) falls with its cost F until `b` reaches the
+//! longest document's end, and then until the best share of it. So F cannot come cheaper than F times the least price
+//! of pieces up to F, in however many pieces. Two sides give a bound each, and the larger holds:
+//!
+//! * **Donors.** A rank whose own rows cost more than its slots can do by the finish sends the surplus away. Surpluses of
+//!   different ranks are pieces of different documents, so their bytes add.
+//! * **Receivers.** A slot that its own rank does not fill receives what lacks, up to what all slots together may leave
+//!   undone: their capacity less all work. Leaving the smallest rooms empty saves most, and a room that is left in part
+//!   saves at most its average price.
+//!
+//! A slot that holds rows of a document that spans ranks may hold keys of it already: it counts with query rows alone.
 
+use serde::{Deserialize, Serialize};
+
+use super::{Row, rows};
 use crate::{Document, Mask, Problem, RankId};
 
-/// Least bytes of Q, K and V that slots pull from other places if all finish by `finish`; `None` where
-/// the bound does not hold: masks other than causal, overheads in the costs, a finish at which no slot
-/// has begun.
-pub fn least_pulled(problem: &Problem, finish: u64) -> Option<u64> {
-    let layout = &problem.layout;
-    let causal = layout.documents().iter().all(|it| it.mask == Mask::Causal);
+/// What no plan that finishes in time can avoid.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Least {
+    /// Bytes of Q, K and V that slots pull, forward.
+    pub pulled: u64,
+    /// Nanoseconds of the busiest link, forward and backward together.
+    pub link: u64,
+}
+
+/// Lower bounds for all plans that finish by `finish`; `None` where they do not hold: masks other than causal,
+/// overheads in the costs, a finish at which no slot has begun.
+pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
+    let causal = problem.layout.documents().iter().all(|it| it.mask == Mask::Causal);
     if !causal || problem.costs.tile > 0 || problem.costs.task > 0 {
         return None;
     }
-    let capacity = |slot: &crate::Slot| {
-        let time = u128::from(finish.saturating_sub(slot.head_start));
-        (time * u128::from(slot.weight) / 100) as f64
+    let sides = Sides::of(problem, finish)?;
+    let [forward, backward] = rows(problem);
+    let prices = |query: u64, key: u64| Prices::new(problem, query as f64, key as f64);
+    let pulled = sides.bytes(&prices(forward.query, forward.key));
+    let both = |of: fn(Row) -> (u64, u64)| {
+        let (a, b) = (of(forward), of(backward));
+        prices(a.0 + b.0, a.1 + b.1)
     };
-    let most = problem.slots.iter().map(capacity).fold(0.0, f64::max);
-    if most <= 0.0 {
-        return None;
-    }
-    let mut own = vec![0.0; layout.ranks().len()];
-    for slot in &problem.slots {
-        if let Some(RankId(rank)) = slot.home {
-            own[usize::from(rank)] += capacity(slot);
+    let out = both(|it| (it.query, it.key));
+    let back = both(|it| (it.result, it.key_result));
+    Some(Least { pulled: pulled as u64, link: sides.link(problem, &out, &back) as u64 })
+}
+
+/// What leaves and what arrives at least.
+struct Sides {
+    /// Most that one slot can do.
+    most: f64,
+    donors: Vec<Side>,
+    /// The largest first.
+    receivers: Vec<Side>,
+    /// What receivers may leave undone together.
+    slack: f64,
+}
+
+/// A surplus of a rank, or a room of a slot.
+#[derive(Clone, Copy)]
+struct Side {
+    place: usize,
+    cost: f64,
+    /// The longest document that it may be a piece of, and whether keys may be there.
+    longest: u32,
+    spans: bool,
+}
+
+impl Sides {
+    fn of(problem: &Problem, finish: u64) -> Option<Self> {
+        let layout = &problem.layout;
+        let capacity = |slot: &crate::Slot| {
+            let time = u128::from(finish.saturating_sub(slot.head_start));
+            (time * u128::from(slot.weight) / 100) as f64
+        };
+        let most = problem.slots.iter().map(capacity).fold(0.0, f64::max);
+        if most <= 0.0 {
+            return None;
         }
-    }
-    let prices = Prices::of(problem);
-    let mut least = 0.0;
-    for (rank, stretches) in layout.ranks().iter().enumerate() {
-        let (mut load, mut longest, mut spans) = (0.0, 0, false);
-        for it in stretches {
-            let Document { rows, mask } = layout.documents()[it.document.0 as usize];
-            load += mask.pairs(rows, it.start..it.end) as f64 * f64::from(problem.heads.query);
-            longest = longest.max(it.end);
-            spans |= it.end - it.start < rows;
+        let mut own = vec![0.0; layout.ranks().len()];
+        for slot in &problem.slots {
+            if let Some(RankId(rank)) = slot.home {
+                own[usize::from(rank)] += capacity(slot);
+            }
         }
-        // A tile belongs to the rank that holds its first row: what that may add is let go.
-        let edge = f64::from(longest) * 128.0 * f64::from(problem.heads.query);
-        let surplus = load - own[rank] - if spans { 2.0 * edge } else { 0.0 };
-        if surplus > 0.0 {
-            least += surplus * prices.least(surplus.min(most), longest, spans);
+        let query_heads = f64::from(problem.heads.query);
+        let mut ranks = Vec::with_capacity(layout.ranks().len());
+        let mut all = 0.0;
+        for stretches in layout.ranks() {
+            let (mut load, mut longest, mut spans) = (0.0, 0, false);
+            for it in stretches {
+                let Document { rows, mask } = layout.documents()[it.document.0 as usize];
+                load += mask.pairs(rows, it.start..it.end) as f64 * query_heads;
+                longest = longest.max(it.end);
+                spans |= it.end - it.start < rows;
+            }
+            all += load;
+            // A tile belongs to the rank that holds its first row: what that may move is let go.
+            let edge = if spans { 2.0 * f64::from(longest) * 128.0 * query_heads } else { 0.0 };
+            ranks.push((load, longest, spans, edge));
         }
+        let donor =
+            |(place, (&(load, longest, spans, edge), own)): (usize, (&(_, _, _, f64), &f64))| {
+                Side { place, cost: load - own - edge, longest, spans }
+            };
+        let donors = ranks.iter().zip(&own).enumerate().map(donor).filter(|it| it.cost > 0.0);
+        let longest = layout.documents().iter().map(|it| it.rows).max().unwrap_or(0);
+        let (places, _) = problem.places();
+        let receiver = |(slot, place): (&crate::Slot, &usize)| {
+            let rank = slot.home.and_then(|RankId(rank)| ranks.get(usize::from(rank)));
+            let (load, _, spans, edge) = rank.copied().unwrap_or((0.0, 0, false, 0.0));
+            Side { place: *place, cost: capacity(slot) - load - edge, longest, spans }
+        };
+        let receivers = problem.slots.iter().zip(&places).map(receiver);
+        let mut receivers: Vec<Side> = receivers.filter(|it| it.cost > 0.0).collect();
+        receivers.sort_by(|a, b| b.cost.total_cmp(&a.cost));
+        let slack = (problem.slots.iter().map(capacity).sum::<f64>() - all).max(0.0);
+        Some(Self { most, donors: donors.collect(), receivers, slack })
     }
-    Some(least as u64)
+
+    /// Bytes that cross at least.
+    fn bytes(&self, prices: &Prices) -> f64 {
+        let price =
+            |it: &Side| it.cost * prices.least(it.cost.min(self.most), it.longest, it.spans);
+        let donors: f64 = self.donors.iter().map(price).sum();
+        let mut saved: Vec<(f64, f64)> =
+            self.receivers.iter().map(|it| (price(it) / it.cost, it.cost)).collect();
+        saved.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut slack = self.slack;
+        let mut receivers = 0.0;
+        for (price, cost) in saved {
+            let left = slack.min(cost);
+            slack -= left;
+            receivers += price * (cost - left);
+        }
+        donors.max(receivers)
+    }
+
+    /// Nanoseconds of the busiest link: a donor that sends and gets results, a receiver that pulls and returns.
+    fn link(&self, problem: &Problem, out: &Prices, back: &Prices) -> f64 {
+        let percent = f64::from(problem.links.least_percent());
+        let time = |place: usize, cost: f64, it: &Side| {
+            let (sends, receives) = problem.links.rates(place);
+            let bytes = |prices: &Prices| {
+                cost * prices.least(cost.min(self.most), it.longest, it.spans) * percent * 10.0
+                    / f64::from(problem.lanes)
+            };
+            (bytes(out), bytes(back), f64::from(sends), f64::from(receives))
+        };
+        let donor = |it: &Side| {
+            let (out, back, sends, receives) = time(it.place, it.cost, it);
+            (out / sends).max(back / receives)
+        };
+        let receiver = |it: &Side| {
+            // It alone may use all the slack.
+            let cost = it.cost - self.slack;
+            if cost <= 0.0 {
+                return 0.0;
+            }
+            let (out, back, sends, receives) = time(it.place, cost, it);
+            (out / receives).max(back / sends)
+        };
+        let donors = self.donors.iter().map(donor);
+        donors.chain(self.receivers.iter().map(receiver)).fold(0.0, f64::max)
+    }
 }
 
 /// Bytes of a row under one KV head, and what its query heads cost a key.
@@ -65,12 +180,10 @@ struct Prices {
 }
 
 impl Prices {
-    fn of(problem: &Problem) -> Self {
+    fn new(problem: &Problem, query: f64, key: f64) -> Self {
         let heads = problem.heads;
-        let (dim, element) = (f64::from(heads.dim), f64::from(problem.element_bytes));
         let query_heads = f64::from(heads.query / heads.kv);
         let fewest = if problem.heads_may_part() { 1 } else { heads.kv };
-        let (query, key) = (query_heads * dim * element, 2.0 * dim * element);
         Self { query, key, query_heads, heads: (fewest, heads.kv) }
     }
 

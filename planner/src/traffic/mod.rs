@@ -3,7 +3,7 @@
 //! In: a problem and its plan. Out: [`Traffic`] of one layer and nano-batch, all lanes together. Rows that
 //! lie where they are needed do not count.
 //!
-//! It is an account, not a schedule: which bytes travel, not when.
+//! It is an account, not a schedule: which bytes travel and how long their links need, not when.
 
 mod least;
 mod pulls;
@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-pub use least::least_pulled;
+pub use least::{Least, least};
 pub use pulls::{Pull, Pulls};
 
-use crate::{DocumentId, Plan, Problem, RankId, SlotId};
+use crate::{DocumentId, Plan, Problem, SlotId};
 
 /// Bytes of a phase forward and of a phase backward.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -50,6 +50,10 @@ pub struct Place {
     pub results_sent: u64,
     /// Results that are pulled to here.
     pub results_received: u64,
+    /// Nanoseconds that its link needs for all that leaves.
+    pub sending: u64,
+    /// Nanoseconds that its link needs for all that arrives.
+    pub receiving: u64,
 }
 
 impl Place {
@@ -65,77 +69,135 @@ impl Place {
 }
 
 impl Flow {
-    /// Most that leaves or arrives at one place: what the busiest link carries in one direction.
+    /// Nanoseconds that the busiest link needs, in its busier direction.
     pub fn busiest(&self) -> u64 {
-        self.places.iter().map(|it| it.sent().max(it.received())).max().unwrap_or(0)
+        self.places.iter().map(|it| it.sending.max(it.receiving)).max().unwrap_or(0)
     }
 }
 
 /// Bytes that one row of one KV head adds on each side.
 #[derive(Clone, Copy)]
-struct Row {
-    query: u64,
-    key: u64,
-    result: u64,
-    key_result: u64,
+pub(crate) struct Row {
+    pub(crate) query: u64,
+    pub(crate) key: u64,
+    pub(crate) result: u64,
+    pub(crate) key_result: u64,
+}
+
+/// Rows of a phase forward and of one backward.
+pub(crate) fn rows(problem: &Problem) -> [Row; 2] {
+    let (dim, element) = (u64::from(problem.heads.dim), u64::from(problem.element_bytes));
+    let group = u64::from(problem.heads.query / problem.heads.kv.max(1));
+    let (query, key, statistic) = (group * dim * element, 2 * dim * element, group * 4);
+    let forward = Row { query, key, result: query + statistic, key_result: 0 };
+    let backward = Row { query: 2 * (query + statistic), key, result: query, key_result: 8 * dim };
+    [forward, backward]
+}
+
+/// Bytes times the percent of their way.
+type Priced = u128;
+
+/// A flow with what its links have to carry.
+struct Account {
+    row: Row,
+    flow: Flow,
+    /// Leaving and arriving, by place.
+    priced: Vec<(Priced, Priced)>,
 }
 
 impl Traffic {
     /// What a plan moves. Places are the ranks, each with the slots at home there, then the dedicated
     /// slots by number.
     pub fn of(problem: &Problem, plan: &Plan) -> Self {
-        let (dim, element) = (u64::from(problem.heads.dim), u64::from(problem.element_bytes));
-        let group = u64::from(problem.heads.query / problem.heads.kv.max(1));
-        let (query, key, statistic) = (group * dim * element, 2 * dim * element, group * 4);
-        let forward = Row { query, key, result: query + statistic, key_result: 0 };
-        let backward =
-            Row { query: 2 * (query + statistic), key, result: query, key_result: 8 * dim };
-        Self { forward: flow(problem, plan, forward), backward: flow(problem, plan, backward) }
-    }
-}
-
-fn flow(problem: &Problem, plan: &Plan, row: Row) -> Flow {
-    let mut next = problem.layout.ranks().len();
-    let place_of: Vec<usize> = problem
-        .slots
-        .iter()
-        .map(|slot| {
-            slot.home.map_or_else(
-                || {
-                    next += 1;
-                    next - 1
-                },
-                |RankId(rank)| rank.into(),
-            )
-        })
-        .collect();
-    let mut flow = Flow { places: vec![Place::default(); next], ..Flow::default() };
-    for bundle in plan.bundles() {
-        let SlotId(slot) = bundle.slot;
-        let there = place_of[usize::from(slot)];
-        let heads = bundle.kv_heads.len() as u64;
-        let remote = |rows: &Range<u32>| remote(problem, there, bundle.document, rows.clone());
-        for (rank, rows) in remote(&bundle.keys) {
-            flow.keys += rows * heads * row.key;
-            flow.carry(rank, there, rows * heads * row.key, rows * heads * row.key_result);
-        }
-        for task in &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize] {
-            for (rank, rows) in remote(&task.rows) {
-                flow.queries += rows * heads * row.query;
-                flow.carry(rank, there, rows * heads * row.query, rows * heads * row.result);
+        let (place_of, places) = problem.places();
+        let mut accounts = rows(problem).map(|row| Account {
+            row,
+            flow: Flow { places: vec![Place::default(); places], ..Flow::default() },
+            priced: vec![(0, 0); places],
+        });
+        for bundle in plan.bundles() {
+            let SlotId(slot) = bundle.slot;
+            let there = place_of[usize::from(slot)];
+            if is_whole_at(problem, there, bundle.document) {
+                continue;
+            }
+            let heads = bundle.kv_heads.len() as u64;
+            let remote = |rows: &Range<u32>| remote(problem, there, bundle.document, rows.clone());
+            let mut carry = |from: usize, queries: u64, keys: u64| {
+                let ways = [(from, there), (there, from)];
+                let percents = ways.map(|(a, b)| problem.links.percent(a, b).into());
+                for account in &mut accounts {
+                    account.carry(ways[0], (queries * heads, keys * heads), percents);
+                }
+            };
+            for (rank, rows) in remote(&bundle.keys) {
+                carry(rank, 0, rows);
+            }
+            for task in &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize] {
+                for (rank, rows) in remote(&task.rows) {
+                    carry(rank, rows, 0);
+                }
             }
         }
+        let [forward, backward] = accounts.map(|it| it.timed(problem));
+        Self { forward, backward }
     }
-    flow
+
+    /// Nanoseconds of the busiest link forward and of the busiest backward.
+    pub fn busiest(&self) -> u64 {
+        self.forward.busiest().saturating_add(self.backward.busiest())
+    }
 }
 
-impl Flow {
-    fn carry(&mut self, rank: usize, slot: usize, inputs: u64, results: u64) {
-        self.results += results;
-        self.places[rank].inputs_sent += inputs;
-        self.places[rank].results_received += results;
-        self.places[slot].inputs_received += inputs;
-        self.places[slot].results_sent += results;
+impl Account {
+    /// Rows that go from a rank to a slot's place, and their results back.
+    fn carry(
+        &mut self,
+        (rank, slot): (usize, usize),
+        (queries, keys): (u64, u64),
+        [there, back]: [Priced; 2],
+    ) {
+        let Row { query, key, result, key_result } = self.row;
+        let inputs = queries * query + keys * key;
+        let results = queries * result + keys * key_result;
+        let Flow { queries: all_queries, keys: all_keys, results: all_results, places } =
+            &mut self.flow;
+        *all_queries += queries * query;
+        *all_keys += keys * key;
+        *all_results += results;
+        places[rank].inputs_sent += inputs;
+        places[rank].results_received += results;
+        places[slot].inputs_received += inputs;
+        places[slot].results_sent += results;
+        let (inputs, results) = (Priced::from(inputs) * there, Priced::from(results) * back);
+        self.priced[rank].0 += inputs;
+        self.priced[slot].1 += inputs;
+        self.priced[slot].0 += results;
+        self.priced[rank].1 += results;
+    }
+
+    fn timed(mut self, problem: &Problem) -> Flow {
+        for (place, (sent, received)) in self.priced.into_iter().enumerate() {
+            let (out, into) = problem.links.rates(place);
+            let it = &mut self.flow.places[place];
+            it.sending = nanoseconds(problem, sent, out);
+            it.receiving = nanoseconds(problem, received, into);
+        }
+        self.flow
+    }
+}
+
+/// Time of bytes times percent, shared by all lanes, at bytes a microsecond.
+fn nanoseconds(problem: &Problem, priced: Priced, rate: u32) -> u64 {
+    let time = priced * 10 / (u128::from(rate) * u128::from(problem.lanes));
+    u64::try_from(time).unwrap_or(u64::MAX)
+}
+
+/// Whether a document lies whole at a place.
+pub(crate) fn is_whole_at(problem: &Problem, place: usize, document: DocumentId) -> bool {
+    match problem.layout.pieces_of_document(document) {
+        [one] => usize::from(one.rank.0) == place,
+        _ => false,
     }
 }
 

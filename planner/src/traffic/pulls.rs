@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::is_whole_at;
 use crate::{DocumentId, Plan, Problem, RankId, SlotId};
 
 /// Rows that a slot pulls from one place.
@@ -42,6 +43,10 @@ impl Pulls {
         for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
             pulls.first.push(pulls.ends());
             while let Some(bundle) = bundles.next_if(|bundle| bundle.slot == slot) {
+                if it.home.is_some_and(|rank| is_whole_at(problem, rank.0.into(), bundle.document))
+                {
+                    continue;
+                }
                 let group = (bundle.document, &bundle.kv_heads);
                 add(problem, it.home, group, bundle.keys.clone(), &mut pulls.keys);
                 let tasks = &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize];

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests fail like tests
 
 mod cases;
+mod links;
+mod optimal;
 mod problems;
 mod properties;
 mod reassigning;

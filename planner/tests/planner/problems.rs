@@ -1,7 +1,7 @@
 //! Problems for the tests: small ones by hand, arbitrary ones by proptest.
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Heads, Layout, Mask, Problem, RankId, Slot, Stretch,
+    Costs, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, Stretch,
 };
 use proptest::prelude::*;
 
@@ -35,6 +35,7 @@ pub(crate) fn problem(documents: Vec<Document>, rank_rows: u32, slots: Vec<Slot>
         lanes: 1,
         slots,
         costs: Costs::pairs_only(),
+        links: Links::equal(),
     }
 }
 
@@ -123,6 +124,7 @@ pub(crate) fn problems(
                 lanes: if one { 1 } else { heads.kv },
                 slots,
                 costs,
+                links: Links::equal(),
             },
         )
     })

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_planner::{Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least_pulled, plan};
+use cadre_planner::{Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least, plan};
 use proptest::prelude::*;
 
 use crate::problems::{PLENTY, causal, in_place, problem, problems};
@@ -83,9 +83,14 @@ proptest! {
     fn no_plan_pulls_less_than_the_bound(mut problem in problems(Just(PLENTY))) {
         problem.costs = Costs::pairs_only();
         let plan = plan(&problem).unwrap();
-        let Traffic { forward, .. } = Traffic::of(&problem, &plan);
-        if let Some(least) = least_pulled(&problem, plan.bounds().finish) {
-            prop_assert!(least <= forward.queries + forward.keys);
+        let traffic = Traffic::of(&problem, &plan);
+        let bounds = plan.bounds();
+        prop_assert_eq!(bounds.pulled, traffic.forward.queries + traffic.forward.keys);
+        prop_assert_eq!(bounds.link, traffic.busiest());
+        if let Some(least) = least(&problem, bounds.finish) {
+            prop_assert_eq!((least.pulled, least.link), (bounds.least_pulled, bounds.least_link));
+            prop_assert!(least.pulled <= bounds.pulled, "{least:?} {bounds:?}");
+            prop_assert!(least.link <= bounds.link, "{least:?} {bounds:?}");
         }
     }
 }
@@ -96,16 +101,16 @@ fn the_bound_is_what_half_a_document_costs() {
     let mut two = problem(vec![causal(8_192), causal(1)], 8_192, slots);
     two.lanes = two.heads.kv;
     let plan = plan(&two).unwrap();
-    let forward = Traffic::of(&two, &plan).forward;
-    let least = least_pulled(&two, plan.bounds().finish).unwrap();
-    let gap = (forward.queries + forward.keys) as f64 / least as f64;
-    assert!((1.0..1.05).contains(&gap), "{gap}");
+    let bounds = plan.bounds();
+    let bytes = bounds.pulled as f64 / bounds.least_pulled as f64;
+    let link = bounds.link as f64 / bounds.least_link as f64;
+    assert!((1.0..1.05).contains(&bytes) && (1.0..1.10).contains(&link), "{bytes} {link}");
     two.costs = Costs::default();
-    assert_eq!(least_pulled(&two, 1 << 40), None, "overheads have no bound yet");
+    assert_eq!(least(&two, 1 << 40), None, "overheads have no bound yet");
     let full = problem(
         vec![cadre_planner::Document { rows: 300, mask: Mask::Full }],
         300,
         vec![in_place(0)],
     );
-    assert_eq!(least_pulled(&full, 1 << 40), None, "other masks have no bound yet");
+    assert_eq!(least(&full, 1 << 40), None, "other masks have no bound yet");
 }

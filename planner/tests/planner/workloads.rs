@@ -8,7 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use cadre_planner::{Costs, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId};
+use cadre_planner::{
+    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, RankId, Slot, SlotId,
+};
 use serde::Deserialize;
 
 use crate::problems::PLENTY;
@@ -62,6 +64,7 @@ fn plan_and_print(workload: &Workload, costs: Costs, in_place: bool) -> f64 {
         lanes: 8,
         slots: (0..workload.num_ranks).map(slot).collect(),
         costs,
+        links: Links::equal(),
     };
     let start = Instant::now();
     let plan = cadre_planner::plan(&problem).unwrap();

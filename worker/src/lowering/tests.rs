@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Heads, Layout, Mask, Slot as Place, Stretch, plan, plan_at_home,
+    Costs, Document, DocumentId, Heads, Layout, Links, Mask, Slot as Place, Stretch, plan,
+    plan_at_home,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -240,7 +241,7 @@ prop_compose! {
         let documents = documents.into_iter().map(|it| it.0).collect();
         let layout = Layout::new(documents, ranks).unwrap();
         let costs = Costs { task_rows: 128, ..Costs::pairs_only() };
-        Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs }
+        Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs, links: Links::equal() }
     }
 }
 

@@ -4,7 +4,7 @@
 //! than the donor did, with the least bytes. Tiles of a causal document cost from one tile of keys
 //! to all of them, so two tiles differ by as little as one needs.
 
-use super::{Bin, Bins, Prices, Span, levelling};
+use super::{Bin, Bins, DOCUMENTS, Prices, Span, levelling};
 use crate::TILE_ROWS;
 use crate::balance::pieces::{dearest_tile, held, tile_of};
 
@@ -15,7 +15,7 @@ type Exchange = (usize, Span, Option<Span>);
 pub(super) fn best(
     bins: &Bins<'_>,
     prices: &Prices,
-    donor: usize,
+    (donor, spans): (usize, &[Span]),
     receivers: impl Iterator<Item = usize>,
 ) -> Option<Exchange> {
     let from = &bins.all[donor];
@@ -24,7 +24,8 @@ pub(super) fn best(
         let to = &bins.all[receiver];
         // Any difference below twice this makes the later of the two earlier.
         let wanted = levelling(from, to);
-        for (gives, takes) in pairs(bins, from, to, wanted) {
+        let theirs = bins.spans(receiver, DOCUMENTS);
+        for (gives, takes) in pairs(bins, to, (spans, &theirs), wanted) {
             let (gives_cost, takes_cost) = (bins.cost(&gives), bins.cost(&takes));
             let difference = gives_cost.saturating_sub(takes_cost);
             if difference < wanted / 2 || difference > wanted + wanted / 2 || difference == 0 {
@@ -45,18 +46,22 @@ pub(super) fn best(
 
 /// Tiles that the donor may give, each with a tile of the receiver that costs `less` less, as far
 /// as there is one.
-fn pairs(bins: &Bins<'_>, from: &Bin<'_>, to: &Bin<'_>, less: u64) -> Vec<(Span, Span)> {
+fn pairs(
+    bins: &Bins<'_>,
+    to: &Bin<'_>,
+    (ours, theirs): (&[Span], &[Span]),
+    less: u64,
+) -> Vec<(Span, Span)> {
     let mut pairs = Vec::new();
-    for own in from.spans() {
-        let held = held(bins, to, &own);
-        for end in [own.rows.end, held.clamp(own.rows.start + 1, own.rows.end)] {
-            let gives = tile_of(&own, (end - 1) / TILE_ROWS);
+    for own in ours {
+        let of_end = |end: u32| (end - 1) / TILE_ROWS;
+        let held = held(bins, to, own).clamp(own.rows.start + 1, own.rows.end);
+        for tile in [of_end(own.rows.end), of_end(held), own.rows.start / TILE_ROWS] {
+            let gives = tile_of(own, tile);
             let target = bins.cost(&gives).saturating_sub(less);
-            pairs.extend(to.spans().map(|span| (gives.clone(), dearest_tile(bins, &span, target))));
+            let takes = theirs.iter().map(|span| dearest_tile(bins, span, target));
+            pairs.extend(takes.map(|it| (gives.clone(), it)));
         }
-        let gives = tile_of(&own, own.rows.start / TILE_ROWS);
-        let target = bins.cost(&gives).saturating_sub(less);
-        pairs.extend(to.spans().map(|span| (gives.clone(), dearest_tile(bins, &span, target))));
     }
     pairs
 }

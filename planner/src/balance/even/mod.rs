@@ -7,79 +7,97 @@
 //! smallest piece is too large to gain from, [`exchange`] gives one and takes back another. Every move makes
 //! the later of the two earlier, so the number of moves is bounded, and by a count as well.
 
-use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 mod exchange;
 
 use super::bins::{Bin, Bins};
 use super::groups::Span;
-use super::pieces::best_piece;
+use super::pieces::{Scored, best_piece};
 use super::prices::Prices;
 
 /// Part of the level by which the last may finish late.
-const WORTH: u64 = 640;
+const WORTH: u64 = 560;
 /// Part of the level below which a difference is not worth an exchange, which makes two tasks more.
 const WORTH_EXCHANGE: u64 = 560;
 /// Receivers among which the exchange with the least bytes is sought.
 const EXCHANGE_WITH: usize = 8;
+/// Receivers among which the nearest is sought.
+const NEAR: usize = 8;
+/// Documents of a donor that are looked at.
+const DOCUMENTS: usize = 8;
 
 /// Evens out the bins.
 pub(super) fn even(bins: &mut Bins<'_>) {
     let prices = Prices::of(bins);
-    let most_moves = 16 * bins.all.len() + 64;
-    for _ in 0..most_moves {
-        let Some(donor) = last_to_finish(bins) else {
+    let mut order: BTreeSet<(u64, usize)> =
+        bins.all.iter().enumerate().map(|(bin, it)| (it.finish(), bin)).collect();
+    for _ in 0..16 * bins.all.len() + 64 {
+        let Some((finish, donor)) = last_to_finish(bins, &order) else {
             return;
         };
-        let finish = bins.all[donor].finish();
         if finish <= bins.level + bins.level / WORTH {
             return;
         }
-        let mut receivers: Vec<(u64, usize)> = bins
-            .all
-            .iter()
-            .enumerate()
-            .map(|(bin, it)| (it.finish(), bin))
-            .filter(|(receiver, _)| *receiver < finish)
-            .collect();
-        let moved = |&(_, receiver): &(u64, usize)| {
-            best_move(bins, &prices, donor, receiver).map(|span| (receiver, span, None))
-        };
-        // The first to finish nearly always gains, so the others are seldom sorted.
-        let best = receivers.iter().min().and_then(moved).or_else(|| {
-            receivers.sort_unstable();
-            receivers.iter().find_map(moved)
-        });
-        let best = best.or_else(|| {
-            let is_worth_it = finish > bins.level + bins.level / WORTH_EXCHANGE;
-            receivers.truncate(if is_worth_it { EXCHANGE_WITH } else { 0 });
-            exchange::best(bins, &prices, donor, receivers.iter().map(|(_, bin)| *bin))
-        });
+        let best = best(bins, &prices, &order, (finish, donor), DOCUMENTS)
+            .or_else(|| best(bins, &prices, &order, (finish, donor), usize::MAX));
         let Some((receiver, span, back)) = best else {
             return;
         };
+        for bin in [donor, receiver] {
+            order.remove(&(bins.all[bin].finish(), bin));
+        }
         bins.take(donor, &span);
         bins.put(receiver, &span);
         if let Some(back) = back {
             bins.take(receiver, &back);
             bins.put(donor, &back);
         }
+        order.extend([donor, receiver].map(|bin| (bins.all[bin].finish(), bin)));
     }
 }
 
-fn last_to_finish(bins: &Bins<'_>) -> Option<usize> {
-    let filled = (0..bins.all.len()).filter(|bin| !bins.all[*bin].is_empty());
-    filled.max_by_key(|bin| (bins.all[*bin].finish(), Reverse(*bin)))
+/// Who gets which of the `most` furthest documents of a donor, and what it gives back.
+fn best(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    order: &BTreeSet<(u64, usize)>,
+    (finish, donor): (u64, usize),
+    most: usize,
+) -> Option<(usize, Span, Option<Span>)> {
+    let near = if bins.problem.links.are_equal() { 1 } else { NEAR };
+    let spans = bins.spans(donor, most);
+    let receivers = || order.iter().take_while(|it| it.0 < finish).map(|it| it.1);
+    let moved = |receiver| Some((receiver, best_move(bins, prices, donor, receiver, &spans)?));
+    // The first to finish nearly always gains, so the others are seldom asked.
+    let first = receivers().take(near).filter_map(moved).min_by(|a, b| a.1.order(&b.1));
+    let best = first.or_else(|| receivers().skip(near).find_map(moved));
+    best.map(|(receiver, it)| (receiver, it.span, None)).or_else(|| {
+        let is_worth_it = finish > bins.level + bins.level / WORTH_EXCHANGE;
+        let with = receivers().take(if is_worth_it { EXCHANGE_WITH } else { 0 });
+        exchange::best(bins, prices, (donor, &spans), with)
+    })
+}
+
+/// When the last bin with work finishes, and which it is.
+fn last_to_finish(bins: &Bins<'_>, order: &BTreeSet<(u64, usize)>) -> Option<(u64, usize)> {
+    let (finish, _) = order.iter().rev().find(|it| !bins.all[it.1].is_empty())?;
+    order.range((*finish, 0)..).find(|it| !bins.all[it.1].is_empty()).copied()
 }
 
 /// The cheapest piece that the donor can give and both gain from.
-fn best_move(bins: &Bins<'_>, prices: &Prices, donor: usize, receiver: usize) -> Option<Span> {
+fn best_move(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    donor: usize,
+    receiver: usize,
+    spans: &[Span],
+) -> Option<Scored> {
     let (from, to) = (&bins.all[donor], &bins.all[receiver]);
     let most = levelling(from, to);
     let wanted = from.left().min(0).unsigned_abs().min(to.left().max(0).unsigned_abs());
-    let spans: Vec<Span> = from.spans().collect();
-    let piece = |cost| best_piece(bins, prices, (donor, receiver), &spans, cost);
-    [wanted.min(most), most].into_iter().find_map(piece).map(|it| it.span)
+    let piece = |cost| best_piece(bins, prices, (donor, receiver), spans, cost);
+    [wanted.min(most), most].into_iter().find_map(piece)
 }
 
 /// The cost that has to move so that the receiver finishes when the donor does then.
