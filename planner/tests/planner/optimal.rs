@@ -4,7 +4,7 @@
 //! keeps loads and bytes, and cuts what cannot finish in time, cannot be cheaper than the best, or was reached
 //! more cheaply before.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, plan};
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ struct Search {
     /// Most cost of each slot.
     capacity: Vec<u64>,
     /// Fewest bytes with which a state was reached.
-    reached: HashMap<(usize, Vec<u64>, u32), u64>,
+    reached: BTreeMap<(usize, Vec<u64>, u32), u64>,
     best: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ impl Search {
             .iter()
             .map(|it| ((finish + 1) * u64::from(it.weight) - 1) / 100)
             .collect();
-        Self { tiles, rest, capacity, reached: HashMap::new(), best: None }
+        Self { tiles, rest, capacity, reached: BTreeMap::new(), best: None }
     }
 
     /// Fewest bytes, `None` if not all tiles fit. With `any`, the first way that fits ends the search.
