@@ -22,8 +22,10 @@ mod mask;
 mod memory;
 mod plan;
 mod problem;
+mod profile;
 mod reassign;
 mod traffic;
+mod weights;
 
 pub use balance::plan;
 pub use costs::Costs;
@@ -35,8 +37,10 @@ pub use mask::Mask;
 pub use memory::{BundleMemory, SlotMemory, memory_of, memory_of_slot};
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
+pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, TableError};
 pub use reassign::{Assignment, reassign};
 pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least};
+pub use weights::Learnt;
 
 /// Rows of a query or key tile, counted from the document's start.
 pub const TILE_ROWS: u32 = 128;

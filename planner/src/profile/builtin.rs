@@ -1,0 +1,121 @@
+//! Tables for the H200 that ship with Cadre, from published speeds. None was measured by us: each says so in its `source`.
+//!
+//! * `h200-fa2`: `FlashAttention` 2. TFLOP/s by query rows of a task are those of `DistCA`'s authors (arXiv 2510.18121);
+//!   its backward pass is taken to be as fast a pair as four fifths of that.
+//! * `h200-hopper`: kernels made for Hopper, as fast as cuDNN 9.19 was measured on an H200 (causal, head dim 128): 688
+//!   forward and 581 backward at 32K. Short tasks are taken to lose as much as with `FlashAttention` 2.
+
+use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION};
+
+/// Query rows of a task and TFLOP/s of `FlashAttention` 2.
+const ROWS: [(u32, u64); 6] = [(16, 41), (32, 80), (64, 154), (128, 289), (256, 297), (512, 305)];
+/// More rows, at the last speed.
+const LONG: [u32; 3] = [2_048, 8_192, 32_768];
+const KEYS: [u32; 5] = [0, 2_048, 16_384, 131_072, 1_048_576];
+const HEAD_DIMS: [u16; 3] = [64, 128, 256];
+
+/// Speed of long tasks in TFLOP/s.
+struct Speed {
+    forward: u64,
+    backward: u64,
+}
+
+pub(super) fn profile(name: &str) -> Option<Profile> {
+    let (speed, source) = match name {
+        "h200-fa2" => (
+            Speed { forward: 305, backward: 244 },
+            "published: FlashAttention 2 on H200 by rows (arXiv 2510.18121); backward assumed; not measured here",
+        ),
+        "h200-hopper" => (
+            Speed { forward: 688, backward: 581 },
+            "planned: cuDNN 9.19 on H200, causal 32K, head dim 128; short tasks as FlashAttention 2; not measured here",
+        ),
+        _ => return None,
+    };
+    let mut kernels = Vec::new();
+    for head_dim in HEAD_DIMS {
+        for kept in [Kept::Causal, Kept::Full] {
+            kernels.push(table(head_dim, Direction::Forward, kept, speed.forward));
+            kernels.push(table(head_dim, Direction::Backward, kept, speed.backward));
+        }
+    }
+    let link =
+        |distance: &str, rate, latency| LinkTimes { distance: distance.into(), rate, latency };
+    Some(Profile {
+        version: VERSION,
+        processor: name.into(),
+        source: source.into(),
+        // A task of a persistent launch holds up one of 132 multiprocessors for about a microsecond.
+        task_nanoseconds: 8,
+        // 52 % of 989 TFLOP/s dense bf16.
+        linear_mega_operations: 514,
+        kernels,
+        // NVLink; 400 Gbit/s a GPU.
+        links: vec![
+            link("node", 400_000, 2_000),
+            link("rail", 50_000, 5_000),
+            link("leaf", 50_000, 6_000),
+            link("far", 50_000, 8_000),
+        ],
+    })
+}
+
+/// Four operations a pair and element forward, ten backward.
+fn table(head_dim: u16, direction: Direction, kept: Kept, most: u64) -> Table {
+    let operations = u128::from(head_dim) * if direction == Direction::Forward { 4 } else { 10 };
+    let speeds = ROWS.into_iter().chain(LONG.map(|rows| (rows, ROWS[5].1)));
+    let time = |rows: u32, keys: u32, speed: u64| {
+        let (rows, keys) = (u128::from(rows), u128::from(keys));
+        let pairs = match kept {
+            Kept::Causal => rows * keys + rows * (rows + 1) / 2,
+            Kept::Full => rows * keys.max(1),
+        };
+        // A TFLOP/s is one operation a picosecond; the speed of long tasks, less as few rows lose.
+        (pairs * operations * u128::from(ROWS[5].1)).div_ceil(u128::from(most * speed)) as u64
+    };
+    let mut picoseconds: Vec<Vec<u64>> = speeds
+        .clone()
+        .map(|(rows, speed)| KEYS.map(|keys| time(rows, keys, speed)).to_vec())
+        .collect();
+    // Fewer rows at less speed may take as long as more.
+    for row in 1..picoseconds.len() {
+        let (before, after) = picoseconds.split_at_mut(row);
+        for (time, above) in after[0].iter_mut().zip(&before[row - 1]) {
+            *time = (*time).max(*above);
+        }
+    }
+    Table {
+        head_dim,
+        direction,
+        kept,
+        rows: speeds.map(|(rows, _)| rows).collect(),
+        keys: KEYS.to_vec(),
+        picoseconds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_ship_are_whole_and_as_fast_as_they_say() {
+        for name in Profile::BUILTIN {
+            let profile = Profile::builtin(name).expect("it is listed");
+            assert_eq!(profile.check(), Ok(()), "{name}");
+            for head_dim in HEAD_DIMS {
+                let costs = profile.costs(head_dim).expect("both directions are there");
+                assert!((250..=320).contains(&costs.backward_percent), "{name} {costs:?}");
+                assert!(costs.tile < 16_384 && costs.task < 1 << 20, "{name} {costs:?}");
+            }
+            assert!(profile.source.contains("not measured"));
+        }
+        let fast = Profile::builtin("h200-hopper").expect("it is listed");
+        let table = fast.table(128, Direction::Forward, Kept::Causal).expect("it is there");
+        let (rows, keys) = (8_192_u64, 131_072_u64);
+        let operations = (rows * keys + rows * (rows + 1) / 2) * 4 * 128;
+        let speed = operations / table.picoseconds(rows as u32, keys as u32);
+        assert!((680..=690).contains(&speed), "{speed}");
+        assert_eq!(Profile::builtin("a100"), None);
+    }
+}

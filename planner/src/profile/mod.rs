@@ -1,0 +1,188 @@
+//! What attention costs on a kind of processor, as measured.
+//!
+//! In: a calibration file (JSON), or the name of a table that ships with Cadre. Out: the time of a task by
+//! interpolation, and the [`Costs`] that a header carries. Times are integers, and tables are refused unless they
+//! grow with rows and keys, so that interpolated times do too.
+//!
+//! Plans depend on [`Costs`] alone: quantised, digested with the problem, the same on every machine.
+
+mod builtin;
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Costs;
+use crate::digest::Digest;
+
+pub use table::{Direction, Kept, Table, TableError};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+/// Costs of tiles and tasks are multiples of these, so that scatter of a measurement seldom changes them.
+const TILE_STEP: u64 = 64;
+const TASK_STEP: u64 = 1_024;
+/// Percent of backward over forward is a multiple of this.
+const BACKWARD_STEP: u64 = 5;
+
+/// A calibration: how fast a kind of processor computes attention, and what its links carry.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Version of the file, 1.
+    pub version: u32,
+    /// Kind of processor and kernels, such as `h200-fa2`.
+    pub processor: String,
+    /// Where the numbers are from: measured, published or planned.
+    pub source: String,
+    /// Fixed time of a task on the whole processor: decode, launch, reply; in nanoseconds.
+    pub task_nanoseconds: u64,
+    /// Multiplications and additions of linear layers a microsecond, in millions.
+    pub linear_mega_operations: u64,
+    /// By head dim, direction and mask.
+    pub kernels: Vec<Table>,
+    /// By distance.
+    pub links: Vec<LinkTimes>,
+}
+
+/// What one link carries.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkTimes {
+    /// `node`, `rail`, `leaf` or `far`.
+    pub distance: String,
+    /// Bytes a microsecond, one way.
+    pub rate: u32,
+    /// Time until the first byte arrives, in nanoseconds.
+    pub latency: u64,
+}
+
+/// Why a calibration is refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ProfileError {
+    #[error("version is {found}, this build reads {VERSION}; calibrate again")]
+    Version { found: u32 },
+    #[error("{field} is 0; give at least 1")]
+    Zero { field: &'static str },
+    #[error("kernels[{index}]: {source}")]
+    Table { index: usize, source: TableError },
+    #[error("kernels has head dim {head_dim}, {direction:?}, {kept:?} twice; keep one")]
+    Twice { head_dim: u16, direction: Direction, kept: Kept },
+    #[error(
+        "links[{index}].distance is {distance:?}; use node, rail, leaf or far, each at most once"
+    )]
+    Distance { index: usize, distance: String },
+    #[error("there is no table for head dim {head_dim}, {direction:?}, {kept:?}; calibrate it")]
+    Missing { head_dim: u16, direction: Direction, kept: Kept },
+}
+
+impl Profile {
+    /// A table that ships with Cadre: one of [`Profile::BUILTIN`].
+    pub fn builtin(name: &str) -> Option<Self> {
+        builtin::profile(name)
+    }
+
+    /// Names of the tables that ship with Cadre.
+    pub const BUILTIN: &'static [&'static str] = &["h200-hopper", "h200-fa2"];
+
+    /// Checks a calibration that was read.
+    ///
+    /// # Errors
+    ///
+    /// The first field that cannot be.
+    pub fn check(&self) -> Result<(), ProfileError> {
+        let Self { version, processor, linear_mega_operations, kernels, links, .. } = self;
+        if *version != VERSION {
+            return Err(ProfileError::Version { found: *version });
+        }
+        if processor.is_empty() {
+            return Err(ProfileError::Zero { field: "the length of processor" });
+        }
+        if *linear_mega_operations == 0 {
+            return Err(ProfileError::Zero { field: "linear_mega_operations" });
+        }
+        for (index, it) in kernels.iter().enumerate() {
+            it.check().map_err(|source| ProfileError::Table { index, source })?;
+            let Table { head_dim, direction, kept, .. } = *it;
+            let same = |other: &&Table| other.is_for(head_dim, direction, kept);
+            if kernels[..index].iter().any(|other| same(&other)) {
+                return Err(ProfileError::Twice { head_dim, direction, kept });
+            }
+        }
+        for (index, it) in links.iter().enumerate() {
+            let known = ["node", "rail", "leaf", "far"].contains(&it.distance.as_str());
+            if !known || links[..index].iter().any(|other| other.distance == it.distance) {
+                return Err(ProfileError::Distance { index, distance: it.distance.clone() });
+            }
+            if it.rate == 0 {
+                return Err(ProfileError::Zero { field: "links.rate" });
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of a head dim, direction and mask.
+    ///
+    /// # Errors
+    ///
+    /// [`ProfileError::Missing`].
+    pub fn table(
+        &self,
+        head_dim: u16,
+        direction: Direction,
+        kept: Kept,
+    ) -> Result<&Table, ProfileError> {
+        let found = self.kernels.iter().find(|it| it.is_for(head_dim, direction, kept));
+        found.ok_or(ProfileError::Missing { head_dim, direction, kept })
+    }
+
+    /// The cost table of a head dim, in pairs of one query head.
+    ///
+    /// A pair is what it costs in the largest task of the grid. What tasks of few rows cost beyond their pairs is
+    /// the tile's, and the fixed time of a task is the task's.
+    ///
+    /// # Errors
+    ///
+    /// [`ProfileError::Missing`] if the causal tables of both directions are not there.
+    pub fn costs(&self, head_dim: u16) -> Result<Costs, ProfileError> {
+        let forward = self.table(head_dim, Direction::Forward, Kept::Causal)?;
+        let backward = self.table(head_dim, Direction::Backward, Kept::Causal)?;
+        let pair = u128::from(forward.pair_femtoseconds()).max(1);
+        let in_pairs = |femtoseconds: u128| u64::try_from(femtoseconds / pair).unwrap_or(u64::MAX);
+        let task = in_pairs(u128::from(self.task_nanoseconds) * 1_000_000);
+        let percent = u128::from(backward.pair_femtoseconds()) * 100 / pair;
+        let step = |value: u64, step: u64| (value.saturating_add(step / 2)) / step * step;
+        let fit = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        Ok(Costs {
+            tile: fit(step(forward.tile_pairs(), TILE_STEP)),
+            task: fit(step(task, TASK_STEP)),
+            backward_percent: fit(step(percent as u64, BACKWARD_STEP).max(BACKWARD_STEP)),
+            ..Costs::default()
+        })
+    }
+
+    /// Same on every machine for the same calibration, for ever.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::new("profile");
+        let mut text = |text: &str| {
+            digest.u64(text.len() as u64);
+            text.bytes().for_each(|it| digest.u64(it.into()));
+        };
+        text(&self.processor);
+        text(&self.source);
+        self.links.iter().for_each(|it| text(&it.distance));
+        digest.u64(self.version.into());
+        digest.u64(self.task_nanoseconds);
+        digest.u64(self.linear_mega_operations);
+        digest.u64(self.kernels.len() as u64);
+        for it in &self.kernels {
+            it.encode(&mut digest);
+        }
+        digest.u64(self.links.len() as u64);
+        for it in &self.links {
+            digest.u64(it.rate.into());
+            digest.u64(it.latency);
+        }
+        digest.value()
+    }
+}
