@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Run(Box<RunOptions>),
     /// Plan recorded documents over a pool and say what the plan costs; starts nothing.
     Plan(PlanOptions),
+    /// Measure this machine's attention and links and write the cost table that plans use.
+    Calibrate(CalibrateOptions),
     /// Be one trainer of a job (started by `cadre run` or in a pod).
     #[command(hide = true, args_override_self = true)]
     Train(TrainOptions),
@@ -143,6 +145,20 @@ pub(crate) struct PlanOptions {
     #[arg(long)]
     pub(crate) json: bool,
     /// Write the plan to a file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Options of `cadre calibrate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CalibrateOptions {
+    /// Elements of a head; may be repeated.
+    #[arg(long, value_name = "DIM", default_value = "64", value_delimiter = ',')]
+    pub(crate) head_dim: Vec<NonZeroU16>,
+    /// Threads that compute, as many as a server will have.
+    #[arg(long, default_value = "1")]
+    pub(crate) threads: NonZeroUsize,
+    /// Write the calibration to a file instead of stdout.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -6,6 +6,7 @@
 //! Subcommands do the work; here is only who is called and how it ends.
 
 mod arguments;
+mod calibrate;
 mod face;
 mod out;
 mod plan;
@@ -41,6 +42,10 @@ fn main() -> ExitCode {
             }
         },
         Command::Plan(options) => match plan::plan(&options) {
+            Ok(text) => print(&text),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
+        },
+        Command::Calibrate(options) => match calibrate::calibrate(&options) {
             Ok(text) => print(&text),
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },

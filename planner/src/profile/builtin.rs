@@ -48,7 +48,7 @@ pub(super) fn profile(name: &str) -> Option<Profile> {
         // A task of a persistent launch holds up one of 132 multiprocessors for about a microsecond.
         task_nanoseconds: 8,
         // 52 % of 989 TFLOP/s dense bf16.
-        linear_mega_operations: 514,
+        linear_operations: 514_000,
         kernels,
         // NVLink; 400 Gbit/s a GPU.
         links: vec![
@@ -68,7 +68,7 @@ fn table(head_dim: u16, direction: Direction, kept: Kept, most: u64) -> Table {
         let (rows, keys) = (u128::from(rows), u128::from(keys));
         let pairs = match kept {
             Kept::Causal => rows * keys + rows * (rows + 1) / 2,
-            Kept::Full => rows * keys.max(1),
+            Kept::Full => rows * (keys + rows),
         };
         // A TFLOP/s is one operation a picosecond; the speed of long tasks, less as few rows lose.
         (pairs * operations * u128::from(ROWS[5].1)).div_ceil(u128::from(most * speed)) as u64

@@ -36,8 +36,8 @@ pub struct Profile {
     pub source: String,
     /// Fixed time of a task on the whole processor: decode, launch, reply; in nanoseconds.
     pub task_nanoseconds: u64,
-    /// Multiplications and additions of linear layers a microsecond, in millions.
-    pub linear_mega_operations: u64,
+    /// Multiplications and additions of linear layers a nanosecond.
+    pub linear_operations: u64,
     /// By head dim, direction and mask.
     pub kernels: Vec<Table>,
     /// By distance.
@@ -91,15 +91,15 @@ impl Profile {
     ///
     /// The first field that cannot be.
     pub fn check(&self) -> Result<(), ProfileError> {
-        let Self { version, processor, linear_mega_operations, kernels, links, .. } = self;
+        let Self { version, processor, linear_operations, kernels, links, .. } = self;
         if *version != VERSION {
             return Err(ProfileError::Version { found: *version });
         }
         if processor.is_empty() {
             return Err(ProfileError::Zero { field: "the length of processor" });
         }
-        if *linear_mega_operations == 0 {
-            return Err(ProfileError::Zero { field: "linear_mega_operations" });
+        if *linear_operations == 0 {
+            return Err(ProfileError::Zero { field: "linear_operations" });
         }
         for (index, it) in kernels.iter().enumerate() {
             it.check().map_err(|source| ProfileError::Table { index, source })?;
@@ -173,7 +173,7 @@ impl Profile {
         self.links.iter().for_each(|it| text(&it.distance));
         digest.u64(self.version.into());
         digest.u64(self.task_nanoseconds);
-        digest.u64(self.linear_mega_operations);
+        digest.u64(self.linear_operations);
         digest.u64(self.kernels.len() as u64);
         for it in &self.kernels {
             it.encode(&mut digest);

@@ -24,7 +24,7 @@ pub enum Direction {
 pub enum Kept {
     /// All before them, and of their own each those up to it.
     Causal,
-    /// All that are given.
+    /// All: those before them and their own.
     Full,
 }
 
@@ -40,7 +40,7 @@ pub struct Table {
     pub kept: Kept,
     /// Query rows, ascending.
     pub rows: Vec<u32>,
-    /// Keys, ascending: causal those before the first row, full all.
+    /// Keys beside those of the rows themselves, ascending.
     pub keys: Vec<u32>,
     /// Picoseconds by rows, then keys.
     pub picoseconds: Vec<Vec<u64>>,
@@ -118,7 +118,7 @@ impl Table {
         let (rows, keys) = (u64::from(rows), u64::from(keys));
         match self.kept {
             Kept::Causal => rows * keys + rows * (rows + 1) / 2,
-            Kept::Full => rows * keys,
+            Kept::Full => rows * (keys + rows),
         }
     }
 
