@@ -115,8 +115,38 @@ impl From<Place> for AttentionPlace {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
     /// Lengths of documents and the ranks that they fill, as JSON.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) workload: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "files", conflicts_with = "files")]
+    pub(crate) workload: Option<PathBuf>,
+    /// Manifests of a pool and a job: say what pool the job needs and what it gets.
+    #[arg(short, long = "file", value_name = "FILE", num_args = 1.., requires = "nodes")]
+    pub(crate) files: Vec<PathBuf>,
+    /// With -f: nodes that trainers and servers may have together.
+    #[arg(long, value_name = "N", requires = "files")]
+    pub(crate) nodes: Option<NonZeroU32>,
+    /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
+    #[arg(long, value_name = "FILE", requires = "files")]
+    pub(crate) lengths: Option<String>,
+    /// With -f: calibration, a file of `cadre calibrate` or h200-hopper or h200-fa2.
+    #[arg(long, value_name = "NAME", default_value = "h200-hopper")]
+    pub(crate) profile: String,
+    /// With -f: sizes of the model, if the job does not run `cadre train`: 8b, 34b, tiny, small, medium.
+    #[arg(long, value_name = "NAME", requires = "files")]
+    pub(crate) model: Option<String>,
+    /// With -f: rows of each trainer in each nano-batch.
+    #[arg(long, requires = "files")]
+    pub(crate) tokens: Option<NonZeroU32>,
+    /// With -f: longest document.
+    #[arg(long, requires = "files")]
+    pub(crate) cap: Option<NonZeroU32>,
+    /// With -f: nano-batches of a step.
+    #[arg(long, requires = "files")]
+    pub(crate) nano_batches: Option<NonZeroU32>,
+    /// With -f: memory of a server for rows and results, all lanes together.
+    #[arg(long, value_name = "GIB", requires = "files")]
+    pub(crate) memory_gib: Option<NonZeroU64>,
+    /// With -f: draw slots as bars and documents as colours, before and after, as SVG.
+    #[arg(long, value_name = "FILE", requires = "files")]
+    pub(crate) picture: Option<PathBuf>,
     /// Dedicated slots; default: one in place at each rank.
     #[arg(long, value_name = "N")]
     pub(crate) slots: Option<NonZeroU16>,

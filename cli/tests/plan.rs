@@ -142,3 +142,95 @@ fn bad_workloads_and_options_are_refused_by_name() {
     check(&same, &["--hidden-kv", "1000"], "--hidden-kv is 1000");
     check(&same, &["--out", "missing/plan.json"], "cannot write missing/plan.json");
 }
+
+/// The demo's pool and job, as the test needs them.
+fn sized(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(["plan", "-f"])
+        .arg(manifest)
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("the program was built for this test");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_job_is_sized_and_drawn_before_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |args: &[&str]| -> Value {
+        let (code, out, said) = sized(folder.path(), &[&["--json"], args].concat());
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        serde_json::from_str(&out).unwrap()
+    };
+    let (rows, keys) = ([128, 8192], [0, 8192]);
+    let table = |direction: &str, times: [[u64; 2]; 2]| {
+        json!({"head_dim": 64, "direction": direction, "kept": "causal", "rows": rows, "keys": keys,
+            "picoseconds": times})
+    };
+    let profile = json!({"version": 1, "processor": "made up", "source": "a test", "task_nanoseconds": 1,
+            "linear_operations": 100, "links": [{"distance": "far", "rate": 9_000_000, "latency": 1}], "kernels": [
+                table("forward", [[10_000_000, 1_100_000_000], [33_558_528_000, 100_667_392_000]]),
+                table("backward", [[20_000_000, 2_200_000_000], [67_117_056_000, 201_334_784_000]])]});
+    fs::write(folder.path().join("p.json"), profile.to_string()).unwrap();
+    let at = |nodes: &'static str| {
+        report(&["--nodes", nodes, "--profile", "p.json", "--picture", "p.svg"])
+    };
+    let (enough, few) = (at("9"), at("3"));
+    assert_eq!(few["nodes_needed"], 4);
+    assert!(few["because"][0].as_str().unwrap().contains("needs 4 nodes"), "{few}");
+    assert_eq!(enough["fits"], enough["because"].as_array().unwrap().is_empty());
+    let slowest = |it: &Value| it["steps_per_second"][0].as_f64().unwrap();
+    assert!(
+        slowest(&enough) > 0.0
+            && slowest(&enough) <= enough["steps_per_second"][1].as_f64().unwrap()
+    );
+    assert!(
+        enough["max_over_mean"].as_f64().unwrap()
+            < enough["max_over_mean_before"].as_f64().unwrap()
+    );
+    let picture = fs::read_to_string(folder.path().join("p.svg")).unwrap();
+    assert!(
+        picture.starts_with("<svg")
+            && picture.contains("server 1")
+            && picture.contains("trainer 0")
+    );
+    let (_, table, _) = sized(folder.path(), &["--nodes", "9"]);
+    assert!(table.contains("steps a second") && table.contains("h200-hopper"), "{table}");
+}
+
+#[test]
+fn what_a_job_cannot_be_sized_by_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("bad.json"), json!({"version": 2}).to_string()).unwrap();
+    fs::write(folder.path().join("none.json"), "[]").unwrap();
+    for (args, expected) in [
+        (&["--nodes", "0"][..], "nodes"),
+        (&[], "--nodes"),
+        (&["--nodes", "4", "--profile", "a100"], "h200-hopper"),
+        (&["--nodes", "4", "--profile", "bad.json"], "bad.json"),
+        (&["--nodes", "4", "--model", "70b"], "--model 70b"),
+        (&["--nodes", "4", "--lengths", "none.json"], "the list is empty"),
+        (&["--nodes", "4", "--picture", "missing/p.svg"], "cannot write missing/p.svg"),
+        (&["--nodes", "4", "--workload", "w.json"], "cannot be used with"),
+    ] {
+        let (code, out, said) = sized(folder.path(), args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
+        assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn a_head_dim_that_no_kernel_has_is_not_calibrated() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(["calibrate", "--head-dim", "7", "--out", "c.json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--head-dim 7"));
+    assert!(!folder.path().join("c.json").exists());
+}

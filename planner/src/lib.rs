@@ -24,6 +24,7 @@ mod plan;
 mod problem;
 mod profile;
 mod reassign;
+mod scale;
 mod traffic;
 mod weights;
 
@@ -39,6 +40,7 @@ pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
 pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, TableError};
 pub use reassign::{Assignment, reassign};
+pub use scale::servers_for;
 pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least};
 pub use weights::Learnt;
 

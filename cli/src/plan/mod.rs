@@ -1,12 +1,13 @@
 //! `cadre plan`: plans recorded documents and says what the plan costs.
 //!
-//! In: [`PlanOptions`]. Out: a table or one line of JSON on stdout, and the plan as a file. Nothing is started.
+//! With `-f` it sizes the pool of a job instead, see [`size`]. In: [`PlanOptions`]. Out: a table or one line of JSON on stdout, and the plan as a file. Nothing is started.
 //!
 //! Bytes are those of one layer forward, rows that travel alone, all lanes of a slot together. Seconds of links
 //! are per lane. Masks are causal, and a pair is the only cost.
 
 mod file;
 mod report;
+mod size;
 mod workload;
 
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ const PLENTY: u64 = 1 << 60;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
     #[error(transparent)]
+    Size(#[from] size::SizeError),
+    #[error(transparent)]
     Workload(#[from] WorkloadError),
     #[error(
         "--hidden-q is {hidden}, but {heads} heads of dim {dim} are {product}; make them equal"
@@ -50,7 +53,10 @@ pub(crate) enum PlanError {
 
 /// Plans; returns what to print.
 pub(crate) fn plan(options: &PlanOptions) -> Result<String, PlanError> {
-    let workload = Workload::read(&options.workload)?;
+    let Some(path) = &options.workload else {
+        return Ok(size::size(options)?);
+    };
+    let workload = Workload::read(path)?;
     let refuse = |source| PlanError::Planner { name: workload.name.clone(), source };
     let problem = problem(options, &workload)?;
     let (plan, plan_seconds) = timed(|| make(&problem));

@@ -51,6 +51,24 @@ pub(super) fn server(pool: &mut AttentionPool) -> Result<(), Refusal> {
     parse::<ServeOptions>(&args).map(|_| ())
 }
 
+/// The arguments of a container that runs one of Cadre's own programs; `None` for another program.
+pub(crate) fn read<T: Args>(
+    template: &PodTemplateSpec,
+    subcommand: &str,
+) -> Result<Option<T>, Refusal> {
+    let mut template = template.clone();
+    let containers = template.spec.as_mut().map_or(&mut [][..], |it| &mut it.containers);
+    let Some(container) = containers.first_mut() else { return Ok(None) };
+    let is_own = container.command.as_ref().is_none_or(|it| {
+        it.first().is_some_and(|program| program == "cadre")
+            && it.get(1).is_some_and(|it| it == subcommand)
+    });
+    if !is_own || container.command.is_none() && subcommand == "train" {
+        return Ok(None);
+    }
+    parse(&own_arguments(container, subcommand)?).map(Some)
+}
+
 fn only(template: &mut PodTemplateSpec) -> &mut PodContainer {
     let spec = template.spec.as_mut().expect("a template without its container is refused");
     &mut spec.containers[0]

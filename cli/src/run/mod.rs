@@ -10,7 +10,7 @@
 //! Processes are the supervisor's; what happens to them arrives here as events. When results can no
 //! longer be kept, the run is ended as if the user had asked for it.
 
-mod merge;
+pub(crate) mod merge;
 mod signals;
 
 use std::path::Path;

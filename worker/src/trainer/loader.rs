@@ -90,10 +90,9 @@ impl Loader {
     ///
     /// When `nano` is not below the number of nano-batches.
     pub fn stream(&self, step: u64, nano: u32) -> Stream {
-        let Settings { trainers, tokens, nano_batches, cap, seed } = self.settings;
+        let Settings { trainers, tokens, nano_batches, cap, seed: _ } = self.settings;
         assert!(nano < nano_batches.get(), "nano-batch {nano} of {nano_batches}");
-        let mut random = random(seed, *b"documents");
-        random.set_stream(step * u64::from(nano_batches.get()) + u64::from(nano));
+        let mut random = stream_random(&self.settings, step, nano);
         let total = (trainers.get() * tokens.get()) as usize;
         let mut stream = Stream {
             tokens: tokens.get(),
@@ -231,15 +230,40 @@ impl Lengths {
         (!lengths.is_empty()).then_some(Self(lengths))
     }
 
+    /// Lengths of a nano-batch's documents as a loader draws them, but for the edges of files.
+    pub fn documents(&self, settings: Settings, step: u64, nano: u32) -> Vec<u32> {
+        let mut random = stream_random(&settings, step, nano);
+        let mut left = u64::from(settings.trainers.get()) * u64::from(settings.tokens.get());
+        let mut documents = Vec::new();
+        while left > 0 {
+            let drawn = self.0[below(&mut random, self.0.len() as u64) as usize];
+            let rows = u64::from(drawn.get().min(settings.cap.get())).min(left);
+            documents.push(rows as u32);
+            left -= rows;
+        }
+        documents
+    }
+
     fn parse(text: &str, path: &Path) -> Result<Self, LoaderError> {
+        /// As it ships, or a plain list.
         #[derive(Deserialize)]
-        struct File {
-            lengths: Vec<NonZeroU32>,
+        #[serde(untagged)]
+        enum File {
+            Named { lengths: Vec<NonZeroU32> },
+            Plain(Vec<NonZeroU32>),
         }
         let refuse = |why: String| LoaderError::Lengths { path: path.to_path_buf(), why };
         let file: File = serde_json::from_str(text).map_err(|source| refuse(source.to_string()))?;
-        Self::new(file.lengths).ok_or_else(|| refuse("the list is empty".into()))
+        let (File::Named { lengths } | File::Plain(lengths)) = file;
+        Self::new(lengths).ok_or_else(|| refuse("the list is empty".into()))
     }
+}
+
+/// The generator of one nano-batch's documents.
+fn stream_random(settings: &Settings, step: u64, nano: u32) -> ChaCha8Rng {
+    let mut random = random(settings.seed, *b"documents");
+    random.set_stream(step * u64::from(settings.nano_batches.get()) + u64::from(nano));
+    random
 }
 
 /// A generator of the job's seed for one purpose.

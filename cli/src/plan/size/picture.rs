@@ -1,0 +1,126 @@
+//! A picture of one nano-batch: slots as bars, documents as colours, before and after the plan.
+//!
+//! Out: SVG. A bar is as long as its slot is busy; what several documents share of a bar and none of them has much of
+//! is grey. The upper half is each trainer with its own rows, the lower half the plan.
+
+use std::fmt::Write as _;
+
+use cadre_planner::{DocumentId, RankId, SlotId};
+
+use super::draw::{Drawn, Machine};
+use super::{Job, SizeError};
+
+const WIDTH: f64 = 960.0;
+const BARS: f64 = 720.0;
+const LEFT: f64 = 110.0;
+const TITLE: f64 = 34.0;
+/// A document with less of a bar than this share is drawn with the rest.
+const SHARE: f64 = 0.01;
+
+/// A bar: its name and the cost of each document in it.
+type Bar = (String, Vec<(DocumentId, f64)>);
+
+/// Draws the first nano-batch of the first step.
+pub(super) fn draw(job: &Job, machine: &Machine, servers: u32) -> Result<String, SizeError> {
+    let drawn = Drawn::new(job, machine, servers, (0, 0))?;
+    let (before, after) = (at_home(&drawn), planned(&drawn));
+    let bars = before.len() + after.len();
+    let height = (360.0 / bars as f64).clamp(2.0, 22.0);
+    let total = 2.0 * TITLE + bars as f64 * height + 20.0;
+    let longest = |bars: &[Bar]| {
+        bars.iter().map(|(_, it)| it.iter().map(|it| it.1).sum::<f64>()).fold(0.0, f64::max)
+    };
+    let scale = BARS / longest(&before).max(longest(&after)).max(1.0);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {total:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    let mut y = 0.0;
+    for (title, bars) in
+        [("attention of each trainer's own rows", &before), ("attention as planned", &after)]
+    {
+        let _ = writeln!(
+            svg,
+            "<text x=\"8\" y=\"{:.1}\" font-size=\"14\">{}: {title}</text>",
+            y + 22.0,
+            escape(&job.name)
+        );
+        y += TITLE;
+        for (name, documents) in bars {
+            bar(&mut svg, (y, height), scale, name, documents);
+            y += height;
+        }
+    }
+    svg.push_str("</svg>\n");
+    Ok(svg)
+}
+
+fn bar(
+    svg: &mut String,
+    (y, height): (f64, f64),
+    scale: f64,
+    name: &str,
+    documents: &[(DocumentId, f64)],
+) {
+    let all: f64 = documents.iter().map(|it| it.1).sum();
+    if height >= 9.0 {
+        let _ = writeln!(svg, "<text x=\"8\" y=\"{:.1}\">{name}</text>", y + 0.75 * height);
+    }
+    let mut x = LEFT;
+    let mut rest = 0.0;
+    let mut part = |cost: f64, colour: &str| {
+        let width = cost * scale;
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{:.1}\" fill=\"{colour}\"/>",
+            y + 0.1 * height,
+            0.8 * height
+        );
+        x += width;
+    };
+    for &(document, cost) in documents {
+        if cost < SHARE * all {
+            rest += cost;
+            continue;
+        }
+        // Neighbours differ most when hues go by the golden angle.
+        let hue = u64::from(document.0) * 137 % 360;
+        part(cost, &format!("hsl({hue} 60% 60%)"));
+    }
+    if rest > 0.0 {
+        part(rest, "#b0b0b0");
+    }
+}
+
+fn at_home(drawn: &Drawn) -> Vec<Bar> {
+    let problem = &drawn.problem;
+    let heads = f64::from(problem.heads.query);
+    let ranks = 0..problem.layout.ranks().len() as u16;
+    let bar = |rank: u16| {
+        let pieces = problem.layout.pieces_of(RankId(rank));
+        let cost = |(document, piece): (DocumentId, cadre_planner::Piece)| {
+            let whole = problem.layout.documents()[document.0 as usize];
+            (document, whole.mask.pairs(whole.rows, piece.rows) as f64 * heads)
+        };
+        (format!("trainer {rank}"), pieces.map(cost).collect())
+    };
+    ranks.map(bar).collect()
+}
+
+fn planned(drawn: &Drawn) -> Vec<Bar> {
+    let Drawn { problem, plan } = drawn;
+    let bar = |(slot, it): (SlotId, &cadre_planner::Slot)| {
+        let name = it
+            .home
+            .map_or_else(|| format!("server {}", slot.0), |rank| format!("in place {}", rank.0));
+        let cost = |(bundle, it): (cadre_planner::BundleId, &cadre_planner::Bundle)| {
+            (it.document, plan.bundle_cost(problem, bundle) as f64)
+        };
+        (name, plan.bundles_of(slot).map(cost).collect())
+    };
+    (0..).map(SlotId).zip(&problem.slots).map(bar).collect()
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
