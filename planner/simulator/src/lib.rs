@@ -5,6 +5,38 @@
 //!
 //! Nothing here does IO, reads a clock or starts a thread: the same input gives the same table everywhere.
 
+mod cluster;
+mod engine;
+mod greedy;
+mod machine;
+mod packing;
+mod phase;
+mod pipeline;
+pub mod published;
 mod sampler;
+mod step;
+pub mod trial;
 
+pub use cluster::{Cluster, Lay};
+pub use greedy::greedy;
+pub use machine::{Direction, Kernel, Machine, Model, Nanos};
+pub use phase::{Bytes, Phase, Share};
 pub use sampler::{LengthSet, SampleError, Sampler};
+pub use step::{Overlap, Pass, Step, StepTime};
+
+/// Why there is no table.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum SimulationError {
+    /// Documents cannot be drawn.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The planner refuses what was drawn.
+    #[error(transparent)]
+    Planner(#[from] cadre_planner::Error),
+    /// No packing of the sweep holds all documents.
+    #[error(
+        "no packing of the sweep holds the longest documents; shorten the sequences or add ranks"
+    )]
+    NoPacking,
+}
