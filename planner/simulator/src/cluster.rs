@@ -27,14 +27,16 @@ pub struct Cluster {
     pub ranks: u16,
     /// Processors of a place.
     pub lanes: u16,
-    /// Slots in place, one a rank, and then the dedicated ones: their weights.
+    /// Slots in place: at the first ranks, one each.
+    pub in_place: u16,
+    /// Weights of these and then of the dedicated slots.
     pub weights: Vec<u32>,
 }
 
 impl Cluster {
     /// One slot of weight 100 in place at every rank, eight lanes.
     pub fn in_place(model: Model, ranks: u16) -> Self {
-        Self { model, ranks, lanes: 8, weights: vec![100; ranks.into()] }
+        Self { model, ranks, lanes: 8, in_place: ranks, weights: vec![100; ranks.into()] }
     }
 
     /// The same with more dedicated slots.
@@ -42,6 +44,11 @@ impl Cluster {
     pub fn with_dedicated(mut self, slots: u16) -> Self {
         self.weights.extend(std::iter::repeat_n(100, slots.into()));
         self
+    }
+
+    /// Dedicated slots of some weights alone, eight lanes.
+    pub fn dedicated(model: Model, ranks: u16, weights: Vec<u32>) -> Self {
+        Self { model, ranks, lanes: 8, in_place: 0, weights }
     }
 
     /// Lays documents over the ranks, as evenly as whole tokens allow, and asks for a plan.
@@ -63,7 +70,7 @@ impl Cluster {
         let slot = |(index, &weight): (usize, &u32)| Slot {
             weight,
             head_start: 0,
-            home: (index < ranks.min(self.ranks.into())).then_some(RankId(index as u16)),
+            home: (index < ranks.min(self.in_place.into())).then_some(RankId(index as u16)),
             memory: PLENTY,
         };
         let problem = Problem {

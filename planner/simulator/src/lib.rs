@@ -5,10 +5,12 @@
 //!
 //! Nothing here does IO, reads a clock or starts a thread: the same input gives the same table everywhere.
 
+pub mod churn;
 mod cluster;
 mod engine;
 mod greedy;
 mod machine;
+pub mod ours;
 mod packing;
 mod phase;
 mod pipeline;

@@ -88,22 +88,36 @@ impl Phase {
         plan: &Plan,
         assignment: &Assignment,
     ) -> Self {
-        let (place_of, places) = places(problem);
-        let mut shares = Vec::new();
-        for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
-            let Some(SlotId(slot)) = assignment.executor(bundle) else { continue };
-            let mut rows: Vec<Range<u32>> = Vec::new();
-            for task in plan.tasks_of(bundle) {
-                match rows.last_mut() {
-                    Some(last) if last.end == task.rows.start => last.end = task.rows.end,
-                    _ => rows.push(task.rows.clone()),
-                }
-            }
-            let kv_heads = it.kv_heads.len() as u64;
-            let place = place_of[usize::from(slot)];
-            shares.push(Share { place, document: it.document, kv_heads, rows });
+        let mut phase = Self::new(model, &problem.layout, places(problem), &[]);
+        for bundle in (0..plan.bundles().len() as u32).map(BundleId) {
+            phase.add_bundle(model, problem, plan, bundle, assignment);
         }
-        Self::new(model, &problem.layout, places, &shares)
+        phase
+    }
+
+    /// Adds a bundle at its executor, if it has one.
+    pub(crate) fn add_bundle(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        plan: &Plan,
+        bundle: BundleId,
+        assignment: &Assignment,
+    ) {
+        let (Some(SlotId(slot)), Some(it)) = (assignment.executor(bundle), plan.bundle(bundle))
+        else {
+            return;
+        };
+        let mut rows: Vec<Range<u32>> = Vec::new();
+        for task in plan.tasks_of(bundle) {
+            match rows.last_mut() {
+                Some(last) if last.end == task.rows.start => last.end = task.rows.end,
+                _ => rows.push(task.rows.clone()),
+            }
+        }
+        let place = place_of(problem, usize::from(slot));
+        let kv_heads = it.kv_heads.len() as u64;
+        self.add(model, &problem.layout, &Share { place, document: it.document, kv_heads, rows });
     }
 
     fn add(&mut self, model: &Model, layout: &Layout, share: &Share) {
@@ -184,19 +198,17 @@ impl Phase {
     }
 }
 
-/// The place of each slot, and the number of places.
-pub(crate) fn places(problem: &Problem) -> (Vec<usize>, usize) {
-    let mut next = problem.layout.ranks().len();
-    let place = |slot: &cadre_planner::Slot| {
-        slot.home.map_or_else(
-            || {
-                next += 1;
-                next - 1
-            },
-            |RankId(rank)| rank.into(),
-        )
-    };
-    (problem.slots.iter().map(place).collect(), next)
+/// The number of places.
+fn places(problem: &Problem) -> usize {
+    problem.layout.ranks().len() + problem.slots.iter().filter(|it| it.home.is_none()).count()
+}
+
+/// The place of a slot: its rank, or after the ranks its turn among the dedicated ones.
+fn place_of(problem: &Problem, slot: usize) -> usize {
+    let dedicated = || problem.slots[..slot].iter().filter(|it| it.home.is_none()).count();
+    problem.slots[slot]
+        .home
+        .map_or_else(|| problem.layout.ranks().len() + dedicated(), |RankId(rank)| rank.into())
 }
 
 /// Causal pairs of the first rows of a document.

@@ -1,0 +1,218 @@
+//! Slots of unlike speed, and slots that come and go.
+//!
+//! In: documents over ranks of one lane group, a pool. Out: how far apart slots finish, what a change moves, what a
+//! loss costs.
+//!
+//! Finishing times are those at the true speeds, which the plan may know (a learnt weight) or not (a nominal one).
+//! A loss in the middle of a step costs the time until it is declared, then the moved bundles run on survivors; the
+//! rest of the step goes on with the assignment of `reassign`.
+
+use cadre_planner::{Assignment, BundleId, Plan, Problem, SlotId, plan, reassign};
+use serde::Serialize;
+
+use crate::SimulationError;
+use crate::cluster::{Cluster, Lay};
+use crate::machine::{Direction, Kernel, Machine, Model, Nanos};
+use crate::phase::Phase;
+use crate::sampler::{LengthSet, Sampler};
+use crate::step::{Overlap, Pass, Step};
+
+/// From a server's death until it is declared: three missed heartbeats of 200 ms.
+pub const DETECTION: Nanos = 600_000_000;
+/// Places that hold rows.
+const RANKS: u16 = 16;
+/// Dedicated slots of the pool.
+const SLOTS: u16 = 16;
+/// Steps of the churn.
+const STEPS: usize = 12;
+
+/// One plan at true speeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SpreadRow {
+    /// What is unlike.
+    pub name: String,
+    /// Slots.
+    pub slots: usize,
+    /// Last finish over the mean, minus one, in millionths.
+    pub last_over_mean_ppm: u64,
+    /// Last finish over the first, minus one, in millionths.
+    pub spread_ppm: u64,
+}
+
+/// One step of a pool that changes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChurnRow {
+    /// Number of the step.
+    pub step: usize,
+    /// What happened in it.
+    pub event: String,
+    /// Slots with a server at its end.
+    pub alive: usize,
+    /// Most attention of a slot over the mean of those alive at its end, in millionths.
+    pub imbalance_ppm: u64,
+    /// Bundles that changed their server.
+    pub bundles_moved: usize,
+    /// Q, K and V bytes of a layer and nano-batch that these pull again.
+    pub bytes_moved: u64,
+    /// Time of the step.
+    pub nanos: Nanos,
+    /// Of it what the loss cost: until it is declared, and the moved bundles of both phases in flight.
+    pub lost_nanos: Nanos,
+}
+
+/// How far apart slots of unlike speed finish.
+///
+/// # Errors
+///
+/// The sampler's or the planner's.
+pub fn spreads(
+    set: LengthSet,
+    lengths: &[u64],
+    seed: u64,
+) -> Result<Vec<SpreadRow>, SimulationError> {
+    let same = vec![100; usize::from(SLOTS)];
+    let mixed: Vec<u32> = (0..u32::from(SLOTS)).map(|it| 100 << (it % 3)).collect();
+    let mut slow = same.clone();
+    slow[0] = 80;
+    let mut noisy = same.clone();
+    for (index, speed) in noisy.iter_mut().enumerate() {
+        *speed = 97 + index as u32 % 7;
+    }
+    let cases = [
+        ("all alike", same.clone(), same.clone()),
+        ("weights 1:2:4", mixed.clone(), mixed),
+        ("one slot at 0.8, not known", same.clone(), slow.clone()),
+        ("one slot at 0.8, learnt", slow.clone(), slow),
+        ("up to 3 % apart, not known", same, noisy.clone()),
+        ("up to 3 % apart, learnt in steps of 1 %", noisy.clone(), noisy),
+    ];
+    let row = |(name, weights, speeds): (&str, Vec<u32>, Vec<u32>)| {
+        let problem = problem(set, lengths, seed, weights)?;
+        let plan = plan(&problem)?;
+        let times: Vec<u64> = (0..)
+            .map(SlotId)
+            .zip(&speeds)
+            .map(|(slot, speed)| plan.load(&problem, slot) * 100 / u64::from(*speed))
+            .collect();
+        let (least, most) = (least(&times), times.iter().copied().max().unwrap_or(0));
+        let mean = times.iter().sum::<u64>() / times.len().max(1) as u64;
+        Ok(SpreadRow {
+            name: name.to_owned(),
+            slots: times.len(),
+            last_over_mean_ppm: over(most, mean),
+            spread_ppm: over(most, least),
+        })
+    };
+    cases.into_iter().map(row).collect()
+}
+
+fn least(times: &[u64]) -> u64 {
+    times.iter().copied().min().unwrap_or(0)
+}
+
+fn over(most: u64, base: u64) -> u64 {
+    (u128::from(most - base.min(most)) * 1_000_000 / u128::from(base.max(1))) as u64
+}
+
+/// A pool that loses a slot in the middle of every third step and has it filled again one step later.
+///
+/// # Errors
+///
+/// The sampler's or the planner's.
+pub fn churn(set: LengthSet, lengths: &[u64], seed: u64) -> Result<Vec<ChurnRow>, SimulationError> {
+    let mut alive = vec![true; usize::from(SLOTS)];
+    let mut rows = Vec::new();
+    for number in 0..STEPS {
+        let lost = (number % 3 == 1).then_some(number % usize::from(SLOTS));
+        let problem = problem(set, lengths, seed + number as u64, vec![100; alive.len()])?;
+        let plan = plan(&problem)?;
+        let before = reassign(&problem, &plan, &Assignment::planned(&plan), &alive)?;
+        let mut event = String::from("none");
+        if number % 3 == 0 && number > 0 {
+            event = "the vacant slot is filled".into();
+        }
+        if let Some(slot) = lost {
+            alive[slot] = false;
+            event = format!("slot {slot} is lost between forward and backward");
+        }
+        let after = reassign(&problem, &plan, &before, &alive)?;
+        rows.push(step(number, event, &problem, &plan, [&before, &after], &alive));
+        if number % 3 == 2 {
+            alive.fill(true);
+        }
+    }
+    Ok(rows)
+}
+
+fn step(
+    number: usize,
+    event: String,
+    problem: &Problem,
+    plan: &Plan,
+    [before, after]: [&Assignment; 2],
+    alive: &[bool],
+) -> ChurnRow {
+    let model = Model::B8;
+    let machine = Machine::h200(Kernel::HOPPER);
+    let phase = |assignment| Phase::of_assignment(&model, problem, plan, assignment);
+    let (first, second) = (phase(before), phase(after));
+    let mut moved = Phase::new(&model, &problem.layout, first.cost.len(), &[]);
+    let mut bundles_moved = 0;
+    // Against the plan: also what a vacant slot would have had.
+    for bundle in (0..plan.bundles().len() as u32).map(BundleId) {
+        let planned = plan.bundle(bundle).map(|it| it.slot);
+        if after.executor(bundle) != planned {
+            bundles_moved += 1;
+            moved.add_bundle(&model, problem, plan, bundle, after);
+        }
+    }
+    let lost_now = before != after;
+    let redo = moved.cost.iter().copied().max().unwrap_or(0);
+    let lost_nanos = if lost_now {
+        DETECTION + 2 * machine.attention(&model, redo, Direction::Backward)
+    } else {
+        0
+    };
+    let step = Step {
+        model,
+        machine,
+        layers: model.layers,
+        overlap: Overlap::Both,
+        replicas: RANKS.into(),
+    };
+    let (forward, backward) = ([first.clone(), first], [second.clone(), second.clone()]);
+    let passes = [
+        Pass { direction: Direction::Forward, nanos: &forward },
+        Pass { direction: Direction::Backward, nanos: &backward },
+    ];
+    let loads: Vec<u64> = (0..)
+        .zip(alive)
+        .filter(|(_, alive)| **alive)
+        .map(|(slot, _): (usize, _)| second.cost[usize::from(RANKS) + slot])
+        .collect();
+    let mean = loads.iter().sum::<u64>() / loads.len().max(1) as u64;
+    ChurnRow {
+        step: number,
+        event,
+        alive: loads.len(),
+        imbalance_ppm: over(loads.iter().copied().max().unwrap_or(0), mean),
+        bundles_moved,
+        bytes_moved: moved.total().inputs,
+        nanos: step.run(&passes).nanos + lost_nanos,
+        lost_nanos,
+    }
+}
+
+/// One nano-batch of 64K tokens a rank, and dedicated slots of some weights.
+fn problem(
+    set: LengthSet,
+    lengths: &[u64],
+    seed: u64,
+    weights: Vec<u32>,
+) -> Result<Problem, SimulationError> {
+    let longest = 131_072;
+    let sequences =
+        Sampler::new(set, lengths, longest, seed)?.stretches(RANKS.into(), longest / 2)?;
+    let cluster = Cluster::dedicated(Model::B8, RANKS, weights);
+    Ok(cluster.problem(&sequences.concat(), Lay::EndToEnd)?)
+}
