@@ -14,6 +14,8 @@ use cadre_worker::{ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::simulate::SimulateOptions;
+
 /// Runs core attention of long-context training on a pool of attention servers.
 #[derive(Debug, Parser)]
 #[command(name = "cadre", version, propagate_version = true)]
@@ -31,6 +33,8 @@ pub(crate) enum Command {
     Plan(PlanOptions),
     /// Measure this machine's attention and links and write the cost table that plans use.
     Calibrate(CalibrateOptions),
+    /// Simulate training steps on machines that you do not have; starts nothing.
+    Simulate(SimulateOptions),
     /// Be one trainer of a job (started by `cadre run` or in a pod).
     #[command(hide = true, args_override_self = true)]
     Train(TrainOptions),

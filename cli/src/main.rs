@@ -11,6 +11,7 @@ mod face;
 mod out;
 mod plan;
 mod run;
+mod simulate;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -46,6 +47,10 @@ fn main() -> ExitCode {
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
         Command::Calibrate(options) => match calibrate::calibrate(&options) {
+            Ok(text) => print(&text),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
+        },
+        Command::Simulate(options) => match simulate::simulate(&options) {
             Ok(text) => print(&text),
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
