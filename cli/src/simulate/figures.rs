@@ -7,7 +7,6 @@ use cadre_simulator::churn::ChurnRow;
 use cadre_simulator::ours::OursRow;
 use cadre_simulator::published::PublishedRow;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::growth::GrowthRow;
 
@@ -119,6 +118,11 @@ fn highest(lines: &[Line]) -> f64 {
     if most > 0.0 { most * 1.1 } else { 1.0 }
 }
 
+/// A turned label is centred on the axis: blanks before it, half as wide as letters, push it below.
+fn below_the_axis(name: &str) -> String {
+    "\u{a0}".repeat(2 * name.chars().count() + 4) + name
+}
+
 impl Chart {
     /// Grey ranges behind the rows, if any, then lines through them.
     fn draw(&self, ranges: &[(f64, f64)], lines: &[Line]) -> Result<String, String> {
@@ -147,10 +151,10 @@ impl Chart {
         let name = |at: &f64| {
             let row = at.round();
             let named = (at - row).abs() < 0.01 && row >= 0.0;
-            named.then(|| self.rows.get(row as usize).cloned()).flatten().unwrap_or_default()
+            let name = self.rows.get(row as usize).filter(|_| named);
+            name.map_or_else(String::new, |it| below_the_axis(it))
         };
         let turned = (FONT, 13).into_font().transform(FontTransform::Rotate90);
-        let turned = turned.with_anchor::<RGBColor>(Pos::new(HPos::Left, VPos::Center));
         chart
             .configure_mesh()
             .disable_x_mesh()
