@@ -131,6 +131,7 @@ mod tests {
         match Cli::try_parse_from(words).unwrap().command {
             Command::Run(options) => *options,
             Command::Plan(_)
+            | Command::Calibrate(_)
             | Command::Simulate(_)
             | Command::Train(_)
             | Command::Serve(_)

@@ -2,7 +2,7 @@
 //!
 //! In: a model, ranks, slots, lengths of documents. Out: a problem whose cost is pairs alone, without limits of memory.
 
-use cadre_planner::{Costs, Document, Error, Layout, Mask, Problem, RankId, Slot};
+use cadre_planner::{Costs, Document, Error, Layout, Links, Mask, Problem, RankId, Slot};
 
 use crate::machine::Model;
 
@@ -80,6 +80,7 @@ impl Cluster {
             lanes: self.lanes,
             slots: self.weights.iter().enumerate().map(slot).collect(),
             costs: Costs::pairs_only(),
+            links: Links::equal(),
         };
         problem.check()?;
         Ok(problem)

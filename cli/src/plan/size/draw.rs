@@ -23,7 +23,7 @@ impl Machine {
     pub(super) fn new(profile: &Profile, head_dim: u16, lanes: u16) -> Result<Self, ProfileError> {
         let table = profile.table(head_dim, Direction::Forward, Kept::Causal)?;
         let (rows, keys) = (table.rows[table.rows.len() - 1], table.keys[table.keys.len() - 1]);
-        let pairs = f64::from(rows) * (f64::from(keys) + (f64::from(rows) + 1.0) / 2.0);
+        let pairs = f64::from(rows) * (f64::from(keys) + f64::midpoint(f64::from(rows), 1.0));
         let slowest = profile.links.iter().map(|it| it.rate).min();
         Ok(Self {
             costs: profile.costs(head_dim)?,
