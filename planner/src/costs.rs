@@ -65,6 +65,17 @@ impl Costs {
     /// Cost of rows that stay together, cut into tasks by [`Costs::tasks`].
     pub(crate) fn rows(&self, document: Document, query_heads: u64, rows: &Range<u32>) -> u64 {
         let tasks = u64::from(rows.end.saturating_sub(rows.start).div_ceil(self.task_rows));
+        self.run(document, query_heads, rows, tasks)
+    }
+
+    /// Cost of rows that stay together in so many tasks, cut at tiles.
+    pub(crate) fn run(
+        &self,
+        document: Document,
+        query_heads: u64,
+        rows: &Range<u32>,
+        tasks: u64,
+    ) -> u64 {
         self.wide(document, query_heads, rows) + tasks * u64::from(self.task)
     }
 

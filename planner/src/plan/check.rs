@@ -129,20 +129,29 @@ impl Plan {
     fn check_cover(&self, problem: &Problem) -> Result<(), Error> {
         let (order, firsts) = self.by_document(problem);
         let all = problem.all_heads();
-        // Between two of these, all heads are computed by the same tasks.
+        // Between two of these, all heads are computed by the same rows.
         let mut edges = Vec::new();
+        let mut runs: Vec<(Range<u32>, &Range<u16>)> = Vec::new();
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
             let index = document.0 as usize;
-            let tasks = &order[firsts[index] as usize..firsts[index + 1] as usize];
+            runs.clear();
             edges.clear();
             edges.extend([all.start, all.end]);
-            let parted = tasks.iter().filter(|it| it.kv_heads != all);
-            edges.extend(parted.flat_map(|it| [it.kv_heads.start, it.kv_heads.end]));
-            edges.sort_unstable();
-            edges.dedup();
+            for &bundle in &order[firsts[index] as usize..firsts[index + 1] as usize] {
+                let heads = &self.bundles[bundle.0 as usize].kv_heads;
+                runs.extend(self.runs_of(bundle).map(|(rows, _)| (rows, heads)));
+                if *heads != all {
+                    edges.extend([heads.start, heads.end]);
+                }
+            }
+            if runs.len() > 1 {
+                runs.sort_unstable_by_key(|it| it.0.start);
+                edges.sort_unstable();
+                edges.dedup();
+            }
             for kv_head in edges[..edges.len() - 1].iter().copied() {
-                let mine = tasks.iter().filter(|it| it.kv_heads.contains(&kv_head));
-                let row = covered(mine.map(|it| &it.rows));
+                let mine = runs.iter().filter(|it| it.1.contains(&kv_head));
+                let row = covered(mine.map(|it| &it.0));
                 if row != Ok(whole.rows) {
                     let row = row.unwrap_or_else(|row| row);
                     return Err(Error::NotOnce { document, kv_head, row });
@@ -152,27 +161,21 @@ impl Plan {
         Ok(())
     }
 
-    /// Tasks by document, then first row, and where a document's begin.
-    fn by_document(&self, problem: &Problem) -> (Vec<&Task>, Vec<u32>) {
+    /// Bundles by document, and where a document's begin.
+    fn by_document(&self, problem: &Problem) -> (Vec<BundleId>, Vec<u32>) {
         let mut firsts = vec![0_u32; problem.layout.documents().len() + 1];
-        for task in &self.tasks {
-            firsts[task.document.0 as usize + 1] += 1;
+        for it in &self.bundles {
+            firsts[it.document.0 as usize + 1] += 1;
         }
         for at in 1..firsts.len() {
             firsts[at] += firsts[at - 1];
         }
         let mut next = firsts.clone();
-        let mut order: Vec<&Task> = self.tasks.iter().collect();
-        for task in &self.tasks {
-            let at = &mut next[task.document.0 as usize];
-            order[*at as usize] = task;
+        let mut order = vec![BundleId(0); self.bundles.len()];
+        for (bundle, it) in (0..).map(BundleId).zip(&self.bundles) {
+            let at = &mut next[it.document.0 as usize];
+            order[*at as usize] = bundle;
             *at += 1;
-        }
-        for two in firsts.windows(2) {
-            let tasks = &mut order[two[0] as usize..two[1] as usize];
-            if !tasks.is_sorted_by_key(|it| it.rows.start) {
-                tasks.sort_unstable_by_key(|it| it.rows.start);
-            }
         }
         (order, firsts)
     }

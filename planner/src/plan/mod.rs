@@ -140,6 +140,12 @@ impl Plan {
         self.tasks.get(range.start as usize..range.end as usize).unwrap_or(&[])
     }
 
+    /// Rows of a bundle that touch, each with the number of its tasks.
+    pub(crate) fn runs_of(&self, bundle: BundleId) -> impl Iterator<Item = (Range<u32>, u64)> + '_ {
+        let runs = self.tasks_of(bundle).chunk_by(|a, b| a.rows.end == b.rows.start);
+        runs.map(|run| (run[0].rows.start..run[run.len() - 1].rows.end, run.len() as u64))
+    }
+
     /// Bundles planned for a slot, with their numbers.
     pub fn bundles_of(&self, slot: SlotId) -> impl Iterator<Item = (BundleId, &Bundle)> {
         let first = self.bundles.partition_point(|it| it.slot < slot);
@@ -169,7 +175,11 @@ impl Plan {
 
     /// Forward cost of a bundle; zero for one that does not exist.
     pub fn bundle_cost(&self, problem: &Problem, bundle: BundleId) -> u64 {
-        self.tasks_of(bundle).iter().map(|task| self.task_cost(problem, task)).sum()
+        let Some(it) = self.bundle(bundle) else { return 0 };
+        let (document, heads) =
+            (problem.document(it.document), problem.heads.query_count(&it.kv_heads));
+        let runs = self.runs_of(bundle);
+        runs.map(|(rows, tasks)| problem.costs.run(document, heads, &rows, tasks)).sum()
     }
 
     /// Forward cost of all that is planned for a slot.
