@@ -1,0 +1,105 @@
+// Runs the forward kernel and the merge of segments on a batch, as a host would launch them, and compares.
+//
+// `forward` is the host's part in small: the tile list, dearest first, slots for rows whose keys lie in several segments.
+#pragma once
+#include <algorithm>
+
+#include "shapes.hpp"
+#include "verdict.hpp"
+
+#include "forward.cu"
+#include "rows.cu"
+
+namespace forward_check {
+
+struct Output {
+    std::vector<uint16_t> o;
+    std::vector<float> lse;
+};
+
+template <int D>
+Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
+    using F = cadre::Forward<D>;
+    struct Costed {
+        cadre::ForwardTile tile;
+        int cost;
+    };
+    std::vector<Costed> tiles;
+    std::vector<cadre::MergeTile> merges;
+    int slots = 0;
+    for (int index = 0; index < (int)batch.tasks.size(); ++index) {
+        const cadre::Task& task = batch.tasks[index];
+        for (int q = task.q_offset / F::kRows; q * F::kRows < task.q_offset + task.q_rows; ++q) {
+            std::vector<std::pair<int, int>> segments;  // number, tiles
+            for (int s = 0; s * batch.segment < task.kv_offset + task.kv_rows; ++s) {
+                const auto range = cadre::key_tiles<F::kRows, F::kKeys>(task, q, s * batch.segment, (s + 1) * batch.segment);
+                if (range.begin < range.end) segments.push_back({s, range.end - range.begin});
+            }
+            if (segments.empty()) segments.push_back({0, 0});
+            for (int head = 0; head < batch.heads; ++head) {
+                const bool parts = segments.size() > 1;
+                if (parts) merges.push_back({index, q, head, slots, (int)segments.size()});
+                for (auto [s, cost] : segments) tiles.push_back({{index, q, head, s, parts ? slots++ : -1}, cost});
+            }
+        }
+    }
+    std::stable_sort(tiles.begin(), tiles.end(), [](const Costed& a, const Costed& b) { return a.cost > b.cost; });
+    std::vector<cadre::ForwardTile> list;
+    for (const Costed& it : tiles) list.push_back(it.tile);
+
+    Output out{std::vector<uint16_t>((size_t)batch.q_rows * batch.heads * D, 0x7fff),
+               std::vector<float>((size_t)batch.q_rows * batch.heads, NAN)};
+    std::vector<float> part_o((size_t)slots * F::kRows * D, NAN), part_lse((size_t)slots * F::kRows, NAN);
+    uint32_t next = 0;
+    const cadre::ForwardParameters p{batch.tasks.data(), list.data(),   (int)list.size(), &next,
+                                     batch.heads,        batch.group,   batch.segment,    batch.scale * 1.44269504f,
+                                     out.o.data(),       out.lse.data(), part_o.data(),   part_lse.data()};
+    const ptx::TensorMap q{batch.q.data(), D, batch.heads, batch.q_rows, F::kRows};
+    const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
+    const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
+    machine::launch(grid, cadre::kThreads, sizeof(typename F::Shared), seed, [&] {
+        if constexpr (D == 64) cadre_forward_64(p, q, k, v);
+        if constexpr (D == 128) cadre_forward_128(p, q, k, v);
+        if constexpr (D == 256) cadre_forward_256(p, q, k, v);
+    });
+    if (!merges.empty()) {
+        const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads, D,
+                                       part_o.data(),      part_lse.data(), out.o.data(),       out.lse.data()};
+        machine::launch(2, cadre::kRowThreads, 0, seed, [&] { cadre_merge(m); });
+    }
+    return out;
+}
+
+template <int D>
+void check(const shapes::Shape& shape, uint64_t seed, bool cuts) {
+    const shapes::Batch batch(shape, D, 1);
+    const shapes::Reference expected = shapes::reference(batch);
+    const Output out = forward<D>(batch, 2, seed);
+    auto number = [&](size_t i) { return (size_t)batch.heads * i; };
+    std::vector<size_t> rows;  // row and head, of rows that somebody holds
+    for (int row = 0; row < batch.q_rows; ++row) {
+        for (int head = 0; batch.q_held[row] && head < batch.heads; ++head) rows.push_back(number(row) + head);
+    }
+    verdict::close("O", rows.size() * D, [&](size_t i) { return machine::widen(out.o[rows[i / D] * D + i % D]); },
+                   [&](size_t i) { return expected.o[rows[i / D] * D + i % D]; }, 4e-3);
+    verdict::close("LSE", rows.size(), [&](size_t i) { return out.lse[rows[i]]; },
+                   [&](size_t i) { return expected.lse[rows[i]]; }, 1e-5);
+    verdict::untouched<uint16_t>("O", out.o, (size_t)batch.heads * D, batch.q_held, 0x7fff);
+    verdict::untouched<float>("LSE", out.lse, batch.heads, batch.q_held, NAN);
+    if (!cuts) return;
+    // Other cuts of the same rows, one task a piece, other order of work: the same bits.
+    shapes::Batch other = batch;
+    other.tasks.clear();
+    for (const cadre::Task& task : batch.tasks) {
+        for (int begin = 0, size = 7; begin < task.q_rows; begin += size, size = 90) {
+            cadre::Task piece = task;
+            piece.q_row += begin, piece.q_offset += begin, piece.q_rows = std::min(size, task.q_rows - begin);
+            other.tasks.push_back(piece);
+        }
+    }
+    const Output again = forward<D>(other, 3, seed + 1);
+    verdict::same_bits("O of other cuts", out.o, again.o);
+    verdict::same_bits("LSE of other cuts", out.lse, again.lse);
+}
+
+}  // namespace forward_check

@@ -1,0 +1,267 @@
+// A small machine that runs one kernel launch on the CPU: blocks of threads as fibers, shared memory, time by seed.
+//
+// In: a grid, a number of threads, bytes of shared memory, a seed and the kernel. Out: the kernel's effects. All blocks live
+// at once on one OS thread; a fiber runs until it waits for something. The seed decides which warpgroups stall in a
+// round, when asynchronous work is done (late, early or at random), and in which order blocks get on. Seed 0 stalls
+// nobody and does asynchronous work as late as it may.
+//
+// What it sees: wrong numbers, deadlocks, reads before a wait, writes over operands still in use, stores to shared memory that no
+// fence has made visible to the async proxy, wgmma operands that differ inside a warpgroup, too many arrivals. What it
+// does not see: speed, bank conflicts, races between generic accesses inside a round, memory order between blocks.
+//
+// Invariant: it ends. When no fiber can go on and nothing is pending, it says where everybody waits and aborts.
+#pragma once
+#include <ucontext.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace machine {
+
+[[noreturn]] inline void fail(const std::string& what) {
+    fprintf(stderr, "emulation: %s\n", what.c_str());
+    exit(3);
+}
+
+// One 64 KiB-stacked thread of control. On x86-64 a switch is a few instructions; elsewhere ucontext, which asks the
+// kernel for the signal mask each time.
+constexpr size_t kStack = 64 << 10;
+#if defined(__x86_64__)
+struct Context {
+    void* stack = nullptr;
+};
+extern "C" void machine_switch(void** from, void* to);
+asm(R"(
+.text
+.weak machine_switch
+.type machine_switch, @function
+machine_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+inline void swap(Context& from, Context& to) { machine_switch(&from.stack, to.stack); }
+inline void prepare(Context& context, char* stack, void (*entry)()) {
+    // Six registers, the entry, and a slot that keeps the stack aligned as a call would.
+    void** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack + kStack) & ~uintptr_t(15));
+    *--top = nullptr;
+    *--top = reinterpret_cast<void*>(entry);
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    context.stack = top;
+}
+#else
+struct Context {
+    ucontext_t it;
+};
+inline void swap(Context& from, Context& to) { swapcontext(&from.it, &to.it); }
+inline void prepare(Context& context, char* stack, void (*entry)()) {
+    getcontext(&context.it);
+    context.it.uc_stack.ss_sp = stack, context.it.uc_stack.ss_size = kStack, context.it.uc_link = nullptr;
+    makecontext(&context.it, entry, 0);
+}
+#endif
+
+struct Barrier {
+    int count = 0, pending = 0;
+    int64_t bytes = 0;
+    unsigned phase = 0;
+    void complete() {
+        if (pending < 0) fail("an mbarrier got more arrivals than it counts");
+        if (pending == 0 && bytes == 0) phase ^= 1, pending = count;
+    }
+};
+
+// Threads of a warp or warpgroup that meet; the last one acts for all.
+struct Meeting {
+    int here = 0;
+    unsigned times = 0;
+};
+
+struct Product;  // of wgmma, emulated.hpp
+
+struct Warpgroup {
+    std::deque<Product*> products;        // issued, not done; front is the oldest
+    std::deque<size_t> groups;            // number of products up to the end of each committed group
+    size_t done = 0, issued[128] = {};    // products done; issued by each thread
+    size_t commits[128] = {}, retired = 0;
+    Meeting meeting;
+};
+
+struct Pending {  // an asynchronous copy
+    std::function<void()> act;
+};
+
+struct Block {
+    int index = 0;
+    std::vector<uint8_t> store, async_store;
+    uint8_t *generic = nullptr, *async = nullptr;  // shared memory as threads and as the async proxy see it
+    std::map<uint32_t, Barrier> barriers;
+    struct Named {
+        int here = 0;
+        unsigned times = 0;
+    } named[16];
+    std::vector<Meeting> warps;
+    std::vector<Warpgroup> warpgroups;
+    std::vector<std::array<uint64_t, 32>> exchanged;
+    std::deque<Pending> copies;
+};
+
+struct Fiber {
+    Context context;
+    std::unique_ptr<char[]> stack;
+    Block* block = nullptr;
+    int thread = 0;
+    bool done = false;
+    const char* waiting = "";
+    std::vector<std::pair<uint32_t, uint32_t>> unfenced;  // stores: address, bytes
+    std::vector<std::function<void()>> reads, writes;     // bulk additions: not read yet, not added yet
+};
+
+inline std::vector<std::unique_ptr<Block>> blocks;
+inline std::vector<Fiber> fibers;
+inline Context scheduler;
+inline Fiber* current;
+inline std::function<void()> kernel;
+inline uint64_t moves;  // grows whenever anything happens
+inline uint64_t random_state;
+inline bool eager;  // products are done when committed, not when waited for
+
+inline uint32_t random_bits() {
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return random_state >> 20;
+}
+
+inline void yield() { swap(current->context, scheduler); }
+
+template <class Ready>
+void wait_until(const char* what, Ready ready) {
+    while (!ready()) {
+        current->waiting = what;
+        yield();
+    }
+    ++moves;
+}
+
+// The last of `size` threads does `act`; all go on after it.
+template <class Act>
+void meet(const char* what, Meeting& meeting, int size, Act act) {
+    const unsigned time = meeting.times;
+    if (++meeting.here == size) {
+        act();
+        meeting.here = 0, ++meeting.times, ++moves;
+    } else {
+        wait_until(what, [&] { return meeting.times != time; });
+    }
+}
+
+inline void enter() {
+    kernel();
+    if (!current->reads.empty()) fail("a thread ended before its bulk additions had read shared memory");
+    for (auto& write : current->writes) write();
+    current->done = true;
+    ++moves;
+    for (;;) yield();
+}
+
+inline std::unique_ptr<Block> make_block(int index, int threads, size_t shared_bytes) {
+    auto block = std::make_unique<Block>();
+    block->index = index;
+    auto aligned = [&](std::vector<uint8_t>& store) {
+        store.assign(shared_bytes + 1024, 0xFF);  // NaN in every type
+        return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(store.data()) + 1023) & ~uintptr_t(1023));
+    };
+    block->generic = aligned(block->store), block->async = aligned(block->async_store);
+    block->warps.resize(threads / 32), block->exchanged.resize(threads / 32), block->warpgroups.resize(threads / 128);
+    return block;
+}
+
+[[noreturn]] inline void report_deadlock() {
+    std::map<std::string, int> places;
+    for (auto& fiber : fibers) {
+        if (!fiber.done) ++places["block " + std::to_string(fiber.block->index) + ", warpgroup " +
+                                  std::to_string(fiber.thread / 128) + ": " + fiber.waiting];
+    }
+    std::string all = "deadlock;";
+    for (auto& [place, threads] : places) all += "\n  " + std::to_string(threads) + " threads of " + place;
+    fail(all);
+}
+
+// Does some of the block's copies. `all`: everything that is left.
+inline void advance(Block& block, bool all, uint64_t seed) {
+    for (size_t left = block.copies.size(); left; --left) {
+        Pending copy = std::move(block.copies.front());
+        block.copies.pop_front();
+        if (all || (seed && random_bits() % 4 == 0)) {
+            copy.act();
+            ++moves;
+        } else {
+            block.copies.push_back(std::move(copy));
+        }
+    }
+}
+
+void set_place(int block, int thread, int grid);
+
+inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, std::function<void()> body) {
+    kernel = std::move(body);
+    random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
+    eager = seed % 3 == 2;
+    blocks.clear();
+    fibers.clear();
+    fibers.resize((size_t)grid * threads);
+    for (int b = 0; b < grid; ++b) {
+        blocks.push_back(make_block(b, threads, shared_bytes));
+        for (int t = 0; t < threads; ++t) {
+            Fiber& fiber = fibers[(size_t)b * threads + t];
+            fiber.block = blocks.back().get(), fiber.thread = t;
+            fiber.stack.reset(new char[kStack]);
+            prepare(fiber.context, fiber.stack.get(), enter);
+        }
+    }
+    for (int quiet = 0;;) {
+        const uint64_t before = moves;
+        bool left = false;
+        for (size_t i = 0; i < fibers.size(); i += 128) {
+            const bool stalled = seed && random_bits() % 4 == 0;
+            for (size_t t = i; t < i + 128 && t < fibers.size(); ++t) {
+                if (fibers[t].done) continue;
+                left = true;
+                if (stalled) continue;
+                current = &fibers[t];
+                set_place(current->block->index, current->thread, grid);
+                swap(scheduler, current->context);
+            }
+        }
+        if (!left) break;
+        for (auto& block : blocks) advance(*block, false, seed);
+        quiet = moves == before ? quiet + 1 : 0;
+        // With stalls a round may be idle by chance; copies are forced before anything is called a deadlock.
+        if (quiet == (seed ? 40 : 1)) {
+            for (auto& block : blocks) advance(*block, true, seed);
+        }
+        if (quiet > (seed ? 200 : 3)) report_deadlock();
+    }
+}
+
+}  // namespace machine
