@@ -1,11 +1,42 @@
-// Entry points of the forward kernel, one a head dim; everything about them is in forward.cuh.
-#include "forward.cuh"
+// The forward kernel: who does what, and its entry points, one a head dim. Everything about it is in forward.cuh.
+#include "forward_consumer.cuh"
+#include "forward_producer.cuh"
 
-#define CADRE_FORWARD(D)                                                                                              \
-    KERNEL(cadre::kThreads)                                                                                           \
-    cadre_forward_##D(const __grid_constant__ cadre::ForwardParameters p, const __grid_constant__ ptx::TensorMap q,    \
-                      const __grid_constant__ ptx::TensorMap k, const __grid_constant__ ptx::TensorMap v) {            \
-        cadre::forward<D>(p, q, k, v);                                                                                \
+namespace cadre {
+
+template <int D>
+DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, const ptx::TensorMap& k_map,
+                    const ptx::TensorMap& v_map) {
+    using F = Forward<D>;
+    typename F::Shared& shared = *reinterpret_cast<typename F::Shared*>(ptx::dynamic_shared());
+    const ForwardAddresses<D> at(shared);
+    const int group = ptx::warp_uniform(threadIdx.x / kGroup);
+    if (threadIdx.x == 0) {
+        ptx::barrier_init(at.q_full, 1), ptx::barrier_init(at.q_empty, kReleases);
+        for (int stage = 0; stage < F::kStages; ++stage) {
+            ptx::barrier_init(barrier_of(at.k_full, stage), 1), ptx::barrier_init(barrier_of(at.v_full, stage), 1);
+            ptx::barrier_init(barrier_of(at.k_empty, stage), kReleases);
+            ptx::barrier_init(barrier_of(at.v_empty, stage), kReleases);
+        }
+        ptx::barrier_init_done();
+    }
+    ptx::sync_threads();
+    if (group == 0) {
+        ptx::give_registers<kProducerRegisters>();
+        if (threadIdx.x < 32 && ptx::elect()) forward_load<D>(p, shared, q_map, k_map, v_map);
+    } else {
+        ptx::take_registers<kConsumerRegisters>();
+        forward_compute<D>(p, shared, group - 1);
+    }
+}
+
+}  // namespace cadre
+
+#define CADRE_FORWARD(D)                                                                                            \
+    KERNEL(cadre::kThreads)                                                                                         \
+    cadre_forward_##D(const __grid_constant__ cadre::ForwardParameters p, const __grid_constant__ ptx::TensorMap q, \
+                      const __grid_constant__ ptx::TensorMap k, const __grid_constant__ ptx::TensorMap v) {         \
+        cadre::forward<D>(p, q, k, v);                                                                              \
     }
 
 CADRE_FORWARD(64)

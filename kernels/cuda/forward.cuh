@@ -2,22 +2,23 @@
 //
 //   S = Q_tile · K_tileᵀ    P = 2^(scale·log2e·S − m)    O = O·2^(m_old − m) + P · V_tile    LSE = ln2·(m + log2 Σ P)
 //
-// In, bf16: Q [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 128 or Keys] with the
-// 128-byte swizzle; rows 16-byte aligned; D 64, 128 or 256; heads = group · kv heads; tables of table.cuh; `next` = 0.
-// Out: O bf16 [q rows, heads, D], LSE f32 [q rows, heads], natural log; a row without keys has O = 0, LSE = −∞. Tiles with
-// a slot write f32 parts [slot, 128, D] and [slot, 128] instead, for `merge` (rows.cuh).
+// In, bf16: Q [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 128 or Keys] with
+// the 128-byte swizzle; rows 16-byte aligned; D 64, 128 or 256; heads = group · kv heads; tables of table.cuh; `next` =
+// 0. Out: O bf16 [q rows, heads, D], LSE f32 [q rows, heads], natural log; a row without keys has O = 0, LSE = −∞.
+// Tiles with a slot write f32 parts [slot, 128, D] and [slot, 128] instead, for `merge` (rows.cuh).
 //
-// Launch: any grid of 384 threads, one block an SM; blocks claim tiles in list order (dearest first, so that the last ones are
-// short) from `next`. Warpgroup 0 loads by TMA, 1 and 2 hold 64 rows each and take turns: while one is in softmax the other
-// multiplies, and P·V of a key tile runs under the softmax of the next. Shared memory: Q 256·D bytes, K and V 2·Keys·D bytes a stage
-// each: 144 KiB (D 64, 4 stages of 128 keys), 160 KiB (D 128, 2 of 128), 192 KiB (D 256, 2 of 64).
+// Launch: any grid of 384 threads, one block an SM; blocks claim tiles in list order (dearest first, so that the last
+// ones are short) from `next`. Warpgroup 0 loads by TMA, 1 and 2 hold 64 rows each and take turns: while one is in
+// softmax the other multiplies, and P·V of a key tile runs under the softmax of the next. Shared memory: Q 256·D bytes,
+// K and V 2·Keys·D bytes a stage each: 144 KiB (D 64, 4 stages of 128 keys), 160 KiB (D 128, 2 of 128), 192 KiB (D 256,
+// 2 of 64).
 //
-// Keys go from the last tile of a segment to its first. A tile that no mask or edge cuts goes without compares; the bits
-// are the same either way, so a row's bits depend on its document alone: a key that is masked adds exactly 0, rows of K or V
-// that the task does not hold are never read as numbers (V's are cleared, the scores of K's replaced).
+// Keys go from the last tile of a segment to its first. A tile that no mask or edge cuts goes without compares; the
+// bits are the same either way, so a row's bits depend on its document alone: a key that is masked adds exactly 0, rows
+// of K or V that the task does not hold are never read as numbers (V's are cleared, the scores of K's replaced).
 //
-// Numerics: scores and sums f32, P rounded to bf16 for P·V. Tolerance against f64: O 4e-3 of the root mean square, LSE 1e-5.
-// Not here: tile lists (host), parts of segments (`merge`). Share of peak on a GPU: not measured.
+// Numerics: scores and sums f32, P rounded to bf16 for P·V. Tolerance against f64: O 4e-3 of the root mean square, LSE
+// 1e-5. Not here: tile lists (host), parts of segments (`merge`). Share of peak on a GPU: not measured.
 #pragma once
 #include "operand.cuh"
 #include "table.cuh"
@@ -28,10 +29,10 @@ struct ForwardParameters {
     const Task* tasks;
     const ForwardTile* tiles;
     int tile_count;
-    uint32_t* next;      // 0 before the launch
-    int heads, group;    // query heads; query heads per KV head
-    int segment_rows;    // a multiple of 128
-    float scale_log2;    // scale · log2 e, above 0
+    uint32_t* next;    // 0 before the launch
+    int heads, group;  // query heads; query heads per KV head
+    int segment_rows;  // a multiple of 128
+    float scale_log2;  // scale · log2 e, above 0
     uint16_t* o;
     float* lse;
     float* part_o;
@@ -79,78 +80,6 @@ template <int D>
 DEVICE Tiles forward_keys(const ForwardParameters& p, const Task& task, const ForwardTile& tile) {
     const int begin = tile.segment * p.segment_rows;
     return key_tiles<Forward<D>::kRows, Forward<D>::kKeys>(task, tile.q_tile, begin, begin + p.segment_rows);
-}
-
-// One thread: claims tiles and loads what they need, as far ahead as there is room.
-template <int D>
-DEVICE void forward_load(const ForwardParameters& p, typename Forward<D>::Shared& shared, const ptx::TensorMap& q_map,
-                         const ptx::TensorMap& k_map, const ptx::TensorMap& v_map) {
-    using F = Forward<D>;
-    const ForwardAddresses<D> at(shared);
-    ptx::prefetch(q_map), ptx::prefetch(k_map), ptx::prefetch(v_map);
-    Ring<1> queries;
-    Ring<F::kStages> keys;
-#pragma unroll 1
-    for (;; queries.next()) {
-        const uint32_t claimed = ptx::claim(p.next);
-        const bool some = claimed < (uint32_t)p.tile_count;
-        ptx::barrier_wait(at.q_empty, queries.empty());
-        shared.tile = some ? (int)claimed : -1;
-        if (!some) {
-            ptx::barrier_arrive(at.q_full);
-            return;
-        }
-        const ForwardTile tile = p.tiles[claimed];
-        const Task task = p.tasks[tile.task];
-        const Tiles range = forward_keys<D>(p, task, tile);
-        const int kv_head = tile.head / p.group;
-        ptx::barrier_arrive_expect(at.q_full, F::kQueryBytes);
-        load_tile<F::kRows, D>(at.q, q_map, at.q_full, tile.head, task.q_row + tile.q_tile * F::kRows - task.q_offset);
-#pragma unroll 1
-        for (int n = range.end - 1; n >= range.begin; --n, keys.next()) {
-            const uint32_t stage = keys.stage();
-            const int row = task.kv_row + n * F::kKeys - task.kv_offset;
-            const uint32_t k_full = barrier_of(at.k_full, stage), v_full = barrier_of(at.v_full, stage);
-            ptx::barrier_wait(barrier_of(at.k_empty, stage), keys.empty());
-            ptx::barrier_arrive_expect(k_full, F::kKeyBytes);
-            load_tile<F::kKeys, D>(at.k + stage * F::kKeyBytes, k_map, k_full, kv_head, row);
-            ptx::barrier_wait(barrier_of(at.v_empty, stage), keys.empty());
-            ptx::barrier_arrive_expect(v_full, F::kKeyBytes);
-            load_tile<F::kKeys, D>(at.v + stage * F::kKeyBytes, v_map, v_full, kv_head, row);
-        }
-    }
-}
-
-}  // namespace cadre
-
-#include "forward_consumer.cuh"
-
-namespace cadre {
-
-template <int D>
-DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, const ptx::TensorMap& k_map,
-                    const ptx::TensorMap& v_map) {
-    using F = Forward<D>;
-    typename F::Shared& shared = *reinterpret_cast<typename F::Shared*>(ptx::dynamic_shared());
-    const ForwardAddresses<D> at(shared);
-    const int group = ptx::warp_uniform(threadIdx.x / kGroup);
-    if (threadIdx.x == 0) {
-        ptx::barrier_init(at.q_full, 1), ptx::barrier_init(at.q_empty, kReleases);
-        for (int stage = 0; stage < F::kStages; ++stage) {
-            ptx::barrier_init(barrier_of(at.k_full, stage), 1), ptx::barrier_init(barrier_of(at.v_full, stage), 1);
-            ptx::barrier_init(barrier_of(at.k_empty, stage), kReleases);
-            ptx::barrier_init(barrier_of(at.v_empty, stage), kReleases);
-        }
-        ptx::barrier_init_done();
-    }
-    ptx::sync_threads();
-    if (group == 0) {
-        ptx::give_registers<kProducerRegisters>();
-        if (threadIdx.x < 32 && ptx::elect()) forward_load<D>(p, shared, q_map, k_map, v_map);
-    } else {
-        ptx::take_registers<kConsumerRegisters>();
-        forward_compute<D>(p, shared, group - 1);
-    }
 }
 
 }  // namespace cadre

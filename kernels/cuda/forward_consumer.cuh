@@ -1,21 +1,16 @@
 // What the two computing warpgroups of the forward kernel do; formulas, layouts and launch are in forward.cuh.
 //
-// In: stages that the loading thread fills. Out: O and LSE, or parts of them. One warpgroup holds 64 rows of the query tile:
-// thread t holds rows 16·warp + lane/4 and that + 8, and in them columns 8j + 2·(lane % 4) and the next, for every j.
+// In: stages that the loading thread fills. Out: O and LSE, or parts of them. One warpgroup holds 64 rows of the query
+// tile: thread t holds rows 16·warp + lane/4 and that + 8, and in them columns 8j + 2·(lane % 4) and the next, for
+// every j.
 //
-// Invariant: both warpgroups take the same steps, so their turns alternate without end; between a product's begin and its
-// wait there is no branch on data.
+// Invariant: both warpgroups take the same steps, so their turns alternate without end; between a product's begin and
+// its wait there is no branch on data.
 #pragma once
 #include "forward.cuh"
+#include "fragment.cuh"
 
 namespace cadre {
-
-struct Masked {
-    static constexpr bool value = true;
-};
-struct Unmasked {
-    static constexpr bool value = false;
-};
 
 // The online softmax of a thread's two rows.
 struct Softmax {
@@ -32,8 +27,8 @@ struct Softmax {
         }
     }
 
-    // Scores of keys [key, key + Keys) become probabilities, relative to the largest score so far; `rescale` is what earlier
-    // sums and rows of O are to be multiplied with. A row that has kept nothing yet stays at −∞ and 0.
+    // Scores of keys [key, key + Keys) become probabilities, relative to the largest score so far; `rescale` is what
+    // earlier sums and rows of O are to be multiplied with. A row that has kept nothing yet stays at −∞ and 0.
     template <class Mask, int Scores>
     DEVICE void step(float (&s)[Scores], float scale_log2, int key) {
         if constexpr (Mask::value) {
@@ -82,7 +77,8 @@ DEVICE void multiply_scores(float (&s)[Forward<D>::kScores], uint64_t q, uint64_
     using F = Forward<D>;
     ptx::wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < D / 16; ++i) ptx::wgmma<0, 0>(s, q + along_row<F::kRows>(i), k + along_row<F::kKeys>(i), i != 0);
+    for (int i = 0; i < D / 16; ++i)
+        ptx::wgmma<0, 0>(s, q + along_row<F::kRows>(i), k + along_row<F::kKeys>(i), i != 0);
     ptx::wgmma_commit();
 }
 
@@ -93,12 +89,6 @@ DEVICE void multiply_values(float (&o)[Forward<D>::kOut], const uint32_t (&p)[Fo
 #pragma unroll
     for (int i = 0; i < Forward<D>::kKeys / 16; ++i) ptx::wgmma<1>(o, &p[4 * i], v + down_rows(i), 1);
     ptx::wgmma_commit();
-}
-
-template <int Scores>
-DEVICE void round_scores(const float (&s)[Scores], uint32_t (&p)[Scores / 2]) {
-#pragma unroll
-    for (int i = 0; i < Scores / 2; ++i) p[i] = ptx::pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
 // Writes one row of a thread: bf16, two lanes swapping a word so that four lanes fill 32 bytes at a time.
@@ -156,8 +146,10 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
         ptx::barrier_wait(at.q_full, queries.full());
         const int claimed = ptx::warp_uniform(shared.tile);
         if (claimed < 0) return;
-        const ForwardTile tile = p.tiles[claimed];
-        const Task task = p.tasks[tile.task];
+        // By reference: what the end needs is read again there, registers are short until then.
+        const ForwardTile& tile = p.tiles[claimed];
+        const Task& task = p.tasks[tile.task];
+        const int kv_begin = task.kv_offset, kv_end = kv_begin + task.kv_rows;
         const Tiles range = forward_keys<D>(p, task, tile);
         Softmax softmax;
         softmax.begin(task, tile.q_tile * F::kRows + row_in_tile);
@@ -167,10 +159,9 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
 
         // Rows of V that the task does not hold must not meet P, not even its zeros.
         auto clear = [&](int n) {
-            const int kv_end = task.kv_offset + task.kv_rows;
-            if (n * F::kKeys >= task.kv_offset && (n + 1) * F::kKeys <= kv_end) return;
+            if (n * F::kKeys >= kv_begin && (n + 1) * F::kKeys <= kv_end) return;
             ptx::barrier_wait(barrier_of(at.v_full, keys.stage()), keys.full());
-            clear_outside<F::kKeys, D>(at.v + keys.stage() * F::kKeyBytes, n * F::kKeys, task.kv_offset, kv_end);
+            clear_outside<F::kKeys, D>(at.v + keys.stage() * F::kKeyBytes, n * F::kKeys, kv_begin, kv_end);
             ptx::fence_async_shared();
             ptx::named_sync(kCleared + group, kGroup);
         };
@@ -199,6 +190,10 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
                 ptx::wgmma_wait<1>();
                 release(barrier_of(at.k_empty, keys.stage()));
                 softmax.step<decltype(mask)>(s, p.scale_log2, n * F::kKeys);
+                // Complete long ago, but the compiler may not move the wait below above it: all of the softmax runs
+                // under P·V instead of a part. (A barrier that this tile still holds: one that is released could block
+                // here.)
+                ptx::barrier_wait(at.q_full, queries.full());
                 ptx::wgmma_wait<0>();
                 release(barrier_of(at.v_empty, before.stage()));
                 round_scores(s, prob);

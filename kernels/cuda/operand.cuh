@@ -7,8 +7,8 @@
 
 namespace cadre {
 
-constexpr int kGroup = 128;      // threads of a warpgroup
-constexpr int kConsumers = 2;    // warpgroups that compute
+constexpr int kGroup = 128;    // threads of a warpgroup
+constexpr int kConsumers = 2;  // warpgroups that compute
 constexpr int kThreads = (kConsumers + 1) * kGroup;
 constexpr int kReleases = kConsumers * 4;  // arrivals that empty a stage: one a consumer warp
 // 2·232 + 40 registers are the 504 that three warpgroups may have.

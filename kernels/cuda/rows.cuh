@@ -1,8 +1,15 @@
-// Kernels that move rows and do little arithmetic: merge of key segments.
+// Kernels that move rows and do little arithmetic: merge of key segments, the end of dQ.
 //
-// merge: O = Σ w_i·O_i and LSE of a query tile from the parts that `forward` wrote for its key segments, keys ascending,
-//   w_i = exp(LSE_i − LSE); a part without keys weighs exactly 0, one part alone exactly 1. In: part_o f32 [slot, 128, dim],
-//   part_lse f32 [slot, 128]. Out: O bf16 [q rows, heads, dim], LSE f32 [q rows, heads]; a row without keys O = 0, LSE = −∞.
+// merge: O = Σ w_i·O_i and LSE of a query tile from the parts that `forward` wrote for its key segments, keys
+// ascending,
+//   w_i = exp(LSE_i − LSE); a part without keys weighs exactly 0, one part alone exactly 1. In: part_o f32 [slot, 128,
+//   dim], part_lse f32 [slot, 128]. Out: O bf16 [q rows, heads, dim], LSE f32 [q rows, heads]; a row without keys O =
+//   0, LSE = −∞.
+//
+// finish_dq: dQ = scale · the sums that `backward` left, from the order of fragments into rows. In: dq f32, tiles of 64
+// rows × dim,
+//   [dq tile, heads, …]. Out: f32 or bf16 [q rows, heads, dim], rows of the listed tiles that their task holds; the
+//   sums are zero again, ready for the next launch.
 //
 // Launch: any grid of 256 threads; no shared memory. dim is a multiple of 8. Bound by memory.
 #pragma once
@@ -49,7 +56,51 @@ DEVICE void merge(const MergeParameters& p) {
             }
             const float factor = sum == 0.f ? 0.f : 1.f / sum;
             *reinterpret_cast<uint2*>(p.o + row * p.dim + column) =
-                make_uint2(ptx::pack_bf16(total[0] * factor, total[1] * factor), ptx::pack_bf16(total[2] * factor, total[3] * factor));
+                make_uint2(ptx::pack_bf16(total[0] * factor, total[1] * factor),
+                           ptx::pack_bf16(total[2] * factor, total[3] * factor));
+        }
+    }
+}
+
+// One unit of `finish_dq`, all heads: a tile of 64 rows of a task.
+struct QueryTile {
+    int task, q_tile;
+};
+
+struct FinishParameters {
+    const Task* tasks;
+    const QueryTile* tiles;
+    int tile_count, heads, dim;
+    float scale;
+    float* sums;
+    float* dq;          // this or
+    uint16_t* dq_bf16;  // that is null
+};
+
+// A block takes a tile and head at a time, a thread four numbers of it: two rows, two columns.
+DEVICE void finish_dq(const FinishParameters& p) {
+    // A piece is 64 rows × 32 (dim 64) or 64 columns.
+    const int columns = p.dim == 64 ? 32 : 64;
+    for (int unit = blockIdx.x; unit < p.tile_count * p.heads; unit += gridDim.x) {
+        const QueryTile tile = p.tiles[unit / p.heads];
+        const Task task = p.tasks[tile.task];
+        const int head = unit % p.heads;
+        float4* sums = reinterpret_cast<float4*>(
+            p.sums + ((size_t)(task.dq_tile + tile.q_tile - task.q_offset / 64) * p.heads + head) * 64 * p.dim);
+        for (int i = threadIdx.x; i < 16 * p.dim; i += kRowThreads) {
+            const float4 sum = sums[i];
+            sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            const int thread = i % 128, block = i / 128, lane = thread & 31;
+            const int column = block / (columns / 8) * columns + block % (columns / 8) * 8 + (lane & 3) * 2;
+            const int first = tile.q_tile * 64 + thread / 32 * 16 + lane / 4 - task.q_offset;
+            for (int r = 0; r < 2; ++r) {
+                const int row = first + 8 * r;
+                if (row < 0 || row >= task.q_rows) continue;
+                const float a = (r ? sum.z : sum.x) * p.scale, b = (r ? sum.w : sum.y) * p.scale;
+                const size_t at = ((size_t)(task.q_row + row) * p.heads + head) * p.dim + column;
+                if (p.dq) *reinterpret_cast<float2*>(p.dq + at) = make_float2(a, b);
+                if (p.dq_bf16) *reinterpret_cast<uint32_t*>(p.dq_bf16 + at) = ptx::pack_bf16(a, b);
+            }
         }
     }
 }

@@ -1,11 +1,12 @@
 // What the host tells a launch: tasks, bundles, tile lists; and which tiles of keys and of query rows a mask keeps.
 //
-// In: tables in global memory, made by the host, never checked here. Out: tile ranges that the roles of a kernel agree on.
-// All positions are rows of the document; tiles are counted from the document's start, so tile t of size S covers positions
-// [t·S, (t+1)·S) whatever the task holds of them. All sizes of arrays are in elements; i32 holds rows, never elements.
+// In: tables in global memory, made by the host, never checked here. Out: tile ranges that the roles of a kernel agree
+// on. All positions are rows of the document; tiles are counted from the document's start, so tile t of size S covers
+// positions [t·S, (t+1)·S) whatever the task holds of them. All sizes of arrays are in elements; i32 holds rows, never
+// elements.
 //
-// Invariant: a tile is visited by its key side exactly when its query side visits it: `query_tiles(n)` contains m if and
-// only if `key_tiles(m)` contains n. The order of dQ rests on it.
+// Invariant: a tile is visited by its key side exactly when its query side visits it: `query_tiles(n)` contains m if
+// and only if `key_tiles(m)` contains n. The order of dQ rests on it.
 #pragma once
 #include "ptx/ptx.cuh"
 
@@ -14,9 +15,9 @@ namespace cadre {
 // A side of the mask without end.
 constexpr int kUnbounded = 1 << 30;
 
-// Query rows of one document and KV-head group, and the keys held for them. Row q keeps key k if q − left ≤ k ≤ q + right:
-// causal is {kUnbounded, 0}, full {kUnbounded, kUnbounded}, a window {left, 0}. Causal aligned to the end of the key range
-// is q_offset = kv_offset + kv_rows − q_rows.
+// Query rows of one document and KV-head group, and the keys held for them. Row q keeps key k if q − left ≤ k ≤ q +
+// right: causal is {kUnbounded, 0}, full {kUnbounded, kUnbounded}, a window {left, 0}. Causal aligned to the end of the
+// key range is q_offset = kv_offset + kv_rows − q_rows.
 struct Task {
     int q_row, q_rows, q_offset;     // first row in Q, O, dO, LSE, Δ; how many; position of the first
     int kv_row, kv_rows, kv_offset;  // the same for K and V
@@ -33,8 +34,8 @@ struct Bundle {
     int first_key_tile;  // lowest key tile of this bundle that this launch does
 };
 
-// One unit of a forward launch: a tile of query rows under one head, over one segment of keys. `slot` < 0: O and LSE are
-// final; else f32 parts go to that slot and `merge` makes the row.
+// One unit of a forward launch: a tile of query rows under one head, over one segment of keys. `slot` < 0: O and LSE
+// are final; else f32 parts go to that slot and `merge` makes the row.
 struct ForwardTile {
     int task, q_tile, head, segment, slot;
 };

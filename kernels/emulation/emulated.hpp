@@ -1,9 +1,9 @@
 // The primitives of kernels/cuda/ptx on the CPU, with the same names and meaning; machine.hpp runs them.
 //
-// Included instead of the PTX headers when CADRE_EMULATION is defined. What the device leaves open is taken at its worst:
-// copies land late, products are done at the wait that covers them (or at once, by seed), bulk additions read shared memory at
-// the wait for reading and reach global memory at the wait for the end. wgmma and bulk copies see only stores that a fence
-// has published. Names in `ptx` are documented there.
+// Included instead of the PTX headers when CADRE_EMULATION is defined. What the device leaves open is taken at its
+// worst: copies land late, products are done at the wait that covers them (or at once, by seed), bulk additions read
+// shared memory at the wait for reading and reach global memory at the wait for the end. wgmma and bulk copies see only
+// stores that a fence has published. Names in `ptx` are documented there.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -167,7 +167,9 @@ inline Barrier& barrier_at(uint32_t barrier) {
     if (found == block().barriers.end()) fail("an mbarrier is used before it is initialised");
     return found->second;
 }
-inline void barrier_init(uint32_t barrier, uint32_t count) { block().barriers[barrier] = {(int)count, (int)count, 0, 0}; }
+inline void barrier_init(uint32_t barrier, uint32_t count) {
+    block().barriers[barrier] = {(int)count, (int)count, 0, 0};
+}
 inline void barrier_init_done() {}
 inline void barrier_arrive(uint32_t barrier) {
     --barrier_at(barrier).pending;
@@ -222,7 +224,9 @@ inline void wait_turn(const uint32_t* turn, uint32_t mine) {
 }
 inline void pass_turn(uint32_t* turn) { ++*turn, ++moves; }
 
-inline uint32_t swizzled(uint32_t panel, int row, int sixteenth) { return panel + row * 128 + ((sixteenth ^ (row & 7)) << 4); }
+inline uint32_t swizzled(uint32_t panel, int row, int sixteenth) {
+    return panel + row * 128 + ((sixteenth ^ (row & 7)) << 4);
+}
 inline void prefetch(const TensorMap&) {}
 inline void load_box(uint32_t to, const TensorMap& map, uint32_t barrier, int dim, int head, int row) {
     Block* where = &block();
@@ -292,8 +296,8 @@ inline float log2(float x) { return ::log2f(x); }
 inline float infinity() { return INFINITY; }
 
 inline uint64_t descriptor(uint32_t address, uint32_t panel_stride, uint32_t group_stride = 1024) {
-    return (uint64_t)((address & 0x3FFFF) >> 4) | ((uint64_t)(panel_stride >> 4) << 16) | ((uint64_t)(group_stride >> 4) << 32) |
-           (1ull << 62);
+    return (uint64_t)((address & 0x3FFFF) >> 4) | ((uint64_t)(panel_stride >> 4) << 16) |
+           ((uint64_t)(group_stride >> 4) << 32) | (1ull << 62);
 }
 inline void wgmma_begin() {}
 inline void wgmma_commit() {

@@ -1,14 +1,14 @@
 // Runs the forward kernel and the merge of segments on a batch, as a host would launch them, and compares.
 //
-// `forward` is the host's part in small: the tile list, dearest first, slots for rows whose keys lie in several segments.
+// `forward` is the host's part in small: the tile list, dearest first, slots for rows whose keys lie in several
+// segments.
 #pragma once
 #include <algorithm>
 
+#include "forward.cu"
+#include "rows.hpp"
 #include "shapes.hpp"
 #include "verdict.hpp"
-
-#include "forward.cu"
-#include "rows.cu"
 
 namespace forward_check {
 
@@ -32,7 +32,8 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
         for (int q = task.q_offset / F::kRows; q * F::kRows < task.q_offset + task.q_rows; ++q) {
             std::vector<std::pair<int, int>> segments;  // number, tiles
             for (int s = 0; s * batch.segment < task.kv_offset + task.kv_rows; ++s) {
-                const auto range = cadre::key_tiles<F::kRows, F::kKeys>(task, q, s * batch.segment, (s + 1) * batch.segment);
+                const auto range =
+                    cadre::key_tiles<F::kRows, F::kKeys>(task, q, s * batch.segment, (s + 1) * batch.segment);
                 if (range.begin < range.end) segments.push_back({s, range.end - range.begin});
             }
             if (segments.empty()) segments.push_back({0, 0});
@@ -51,9 +52,9 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
                std::vector<float>((size_t)batch.q_rows * batch.heads, NAN)};
     std::vector<float> part_o((size_t)slots * F::kRows * D, NAN), part_lse((size_t)slots * F::kRows, NAN);
     uint32_t next = 0;
-    const cadre::ForwardParameters p{batch.tasks.data(), list.data(),   (int)list.size(), &next,
-                                     batch.heads,        batch.group,   batch.segment,    batch.scale * 1.44269504f,
-                                     out.o.data(),       out.lse.data(), part_o.data(),   part_lse.data()};
+    const cadre::ForwardParameters p{batch.tasks.data(), list.data(),    (int)list.size(), &next,
+                                     batch.heads,        batch.group,    batch.segment,    batch.scale * 1.44269504f,
+                                     out.o.data(),       out.lse.data(), part_o.data(),    part_lse.data()};
     const ptx::TensorMap q{batch.q.data(), D, batch.heads, batch.q_rows, F::kRows};
     const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
     const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
@@ -63,7 +64,7 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
         if constexpr (D == 256) cadre_forward_256(p, q, k, v);
     });
     if (!merges.empty()) {
-        const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads, D,
+        const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads,   D,
                                        part_o.data(),      part_lse.data(), out.o.data(),       out.lse.data()};
         machine::launch(2, cadre::kRowThreads, 0, seed, [&] { cadre_merge(m); });
     }
@@ -80,10 +81,12 @@ void check(const shapes::Shape& shape, uint64_t seed, bool cuts) {
     for (int row = 0; row < batch.q_rows; ++row) {
         for (int head = 0; batch.q_held[row] && head < batch.heads; ++head) rows.push_back(number(row) + head);
     }
-    verdict::close("O", rows.size() * D, [&](size_t i) { return machine::widen(out.o[rows[i / D] * D + i % D]); },
-                   [&](size_t i) { return expected.o[rows[i / D] * D + i % D]; }, 4e-3);
-    verdict::close("LSE", rows.size(), [&](size_t i) { return out.lse[rows[i]]; },
-                   [&](size_t i) { return expected.lse[rows[i]]; }, 1e-5);
+    verdict::close(
+        "O", rows.size() * D, [&](size_t i) { return machine::widen(out.o[rows[i / D] * D + i % D]); },
+        [&](size_t i) { return expected.o[rows[i / D] * D + i % D]; }, 4e-3);
+    verdict::close(
+        "LSE", rows.size(), [&](size_t i) { return out.lse[rows[i]]; }, [&](size_t i) { return expected.lse[rows[i]]; },
+        1e-5);
     verdict::untouched<uint16_t>("O", out.o, (size_t)batch.heads * D, batch.q_held, 0x7fff);
     verdict::untouched<float>("LSE", out.lse, batch.heads, batch.q_held, NAN);
     if (!cuts) return;

@@ -1,13 +1,14 @@
 // A small machine that runs one kernel launch on the CPU: blocks of threads as fibers, shared memory, time by seed.
 //
-// In: a grid, a number of threads, bytes of shared memory, a seed and the kernel. Out: the kernel's effects. All blocks live
-// at once on one OS thread; a fiber runs until it waits for something. The seed decides which warpgroups stall in a
-// round, when asynchronous work is done (late, early or at random), and in which order blocks get on. Seed 0 stalls
+// In: a grid, a number of threads, bytes of shared memory, a seed and the kernel. Out: the kernel's effects. All blocks
+// live at once on one OS thread; a fiber runs until it waits for something. The seed decides which warpgroups stall in
+// a round, when asynchronous work is done (late, early or at random), and in which order blocks get on. Seed 0 stalls
 // nobody and does asynchronous work as late as it may.
 //
-// What it sees: wrong numbers, deadlocks, reads before a wait, writes over operands still in use, stores to shared memory that no
-// fence has made visible to the async proxy, wgmma operands that differ inside a warpgroup, too many arrivals. What it
-// does not see: speed, bank conflicts, races between generic accesses inside a round, memory order between blocks.
+// What it sees: wrong numbers, deadlocks, reads before a wait, writes over operands still in use, stores to shared
+// memory that no fence has made visible to the async proxy, wgmma operands that differ inside a warpgroup, too many
+// arrivals. What it does not see: speed, bank conflicts, races between generic accesses inside a round, memory order
+// between blocks.
 //
 // Invariant: it ends. When no fiber can go on and nothing is pending, it says where everybody waits and aborts.
 #pragma once
@@ -101,9 +102,9 @@ struct Meeting {
 struct Product;  // of wgmma, emulated.hpp
 
 struct Warpgroup {
-    std::deque<Product*> products;        // issued, not done; front is the oldest
-    std::deque<size_t> groups;            // number of products up to the end of each committed group
-    size_t done = 0, issued[128] = {};    // products done; issued by each thread
+    std::deque<Product*> products;      // issued, not done; front is the oldest
+    std::deque<size_t> groups;          // number of products up to the end of each committed group
+    size_t done = 0, issued[128] = {};  // products done; issued by each thread
     size_t commits[128] = {}, retired = 0;
     Meeting meeting;
 };
@@ -199,8 +200,9 @@ inline std::unique_ptr<Block> make_block(int index, int threads, size_t shared_b
 [[noreturn]] inline void report_deadlock() {
     std::map<std::string, int> places;
     for (auto& fiber : fibers) {
-        if (!fiber.done) ++places["block " + std::to_string(fiber.block->index) + ", warpgroup " +
-                                  std::to_string(fiber.thread / 128) + ": " + fiber.waiting];
+        if (!fiber.done)
+            ++places["block " + std::to_string(fiber.block->index) + ", warpgroup " +
+                     std::to_string(fiber.thread / 128) + ": " + fiber.waiting];
     }
     std::string all = "deadlock;";
     for (auto& [place, threads] : places) all += "\n  " + std::to_string(threads) + " threads of " + place;

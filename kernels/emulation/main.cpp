@@ -1,8 +1,9 @@
 // Checks the GPU kernels' own source on an emulated GPU, against f64.
 //
 // Usage: emulation forward|backward|rows [DIM [SEEDS [SHAPE…]]]   DIM 0: all head dims; SEEDS: 0 to SEEDS−1, default 3
-// Out: one line a failure and a last line with the count; exit code 0 if there is none, 1 if there are, 3 when the emulated
-// machine stops (deadlock, misuse of a primitive). With -DCADRE_DIM=64 only that head dim is compiled.
+// Out: one line a failure and a last line with the count; exit code 0 if there is none, 1 if there are, 3 when the
+// emulated machine stops (deadlock, misuse of a primitive). With -DCADRE_DIM=64 only that head dim is compiled.
+#include "backward_check.hpp"
 #include "forward_check.hpp"
 
 namespace {
@@ -11,6 +12,7 @@ template <int D>
 void run(const std::string& part, const shapes::Shape& shape, uint64_t seed) {
     verdict::where = part + ", dim " + std::to_string(D) + ", seed " + std::to_string(seed) + ", " + shape.name;
     if (part == "forward") forward_check::check<D>(shape, seed, seed == 1);
+    if (part == "backward") backward_check::check<D>(shape, seed);
 }
 
 void run_dim(int dim, const std::string& part, const shapes::Shape& shape, uint64_t seed) {

@@ -1,7 +1,7 @@
 // The shapes that kernels are checked on, with random rows, and attention in f64 from its definition.
 //
-// A shape is documents held in part, cut into tasks that belong to bundles. `Batch` lays it out as a launch wants it: between
-// the rows of documents lie rows of NaN that nobody may read as numbers. Out of `reference`: O, LSE, Δ and the
+// A shape is documents held in part, cut into tasks that belong to bundles. `Batch` lays it out as a launch wants it:
+// between the rows of documents lie rows of NaN that nobody may read as numbers. Out of `reference`: O, LSE, Δ and the
 // gradients of every row of the batch; dK and dV a bundle.
 #pragma once
 #include <cmath>
@@ -20,7 +20,7 @@ struct Rows {  // query rows [begin, end) of a document, a task
 struct Document {
     int keys_begin, keys_end;  // held
     int left, right;
-    std::vector<Rows> tasks;   // bundles numbered from 0, consecutive
+    std::vector<Rows> tasks;  // bundles numbered from 0, consecutive
 };
 struct Shape {
     std::string name;
@@ -36,7 +36,10 @@ inline std::vector<Shape> all() {
         {"one row late in its document", 1, 4, {{0, 300, kFree, 0, {{299, 300}}}}},
         {"whole tiles, causal", 1, 1, {{0, 256, kFree, 0, {{0, 256}}}}},
         {"whole tiles, full", 1, 1, {{0, 256, kFree, kFree, {{0, 128}}}}},
-        {"ragged documents, causal", 2, 4, {{0, 37, kFree, 0, {{0, 37}}}, {0, 150, kFree, 0, {{0, 150}}}, {0, 200, kFree, 0, {{131, 200}}}}},
+        {"ragged documents, causal",
+         2,
+         4,
+         {{0, 37, kFree, 0, {{0, 37}}}, {0, 150, kFree, 0, {{0, 150}}}, {0, 200, kFree, 0, {{131, 200}}}}},
         {"ragged, full", 1, 8, {{0, 77, kFree, kFree, {{0, 20}}}, {0, 129, kFree, kFree, {{3, 40}}}}},
         {"empty key range beside a full one", 1, 2, {{0, 0, kFree, 0, {{0, 70}}}, {0, 64, kFree, kFree, {{0, 9}}}}},
         {"rows before the first key", 1, 1, {{100, 180, kFree, 0, {{60, 180}}}}},
@@ -44,7 +47,10 @@ inline std::vector<Shape> all() {
         {"window of the row itself", 1, 1, {{0, 150, 0, 0, {{0, 150}}}}},
         {"window over keys held in part", 2, 1, {{90, 333, 150, 0, {{240, 333}}}}},
         {"look ahead a little", 1, 1, {{0, 260, 40, 20, {{0, 260}}}}},
-        {"many tasks of one document", 1, 4, {{0, 300, kFree, 0, {{0, 40}, {40, 64}, {64, 130}, {200, 201}, {210, 300}}}}},
+        {"many tasks of one document",
+         1,
+         4,
+         {{0, 300, kFree, 0, {{0, 40}, {40, 64}, {64, 130}, {200, 201}, {210, 300}}}}},
         {"two bundles of one document", 2, 2, {{0, 260, kFree, 0, {{0, 60, 0}, {60, 128, 1}, {190, 260, 1}}}}},
         {"segments", 1, 2, {{0, 500, kFree, 0, {{300, 500}}}, {0, 300, kFree, kFree, {{0, 10}}}}, 128},
         {"segments under a window", 1, 1, {{0, 500, 100, 0, {{100, 290}}}}, 128},
@@ -70,7 +76,11 @@ struct Batch {
     std::vector<char> q_held;
 
     Batch(const Shape& shape, int dim, uint64_t seed)
-        : dim(dim), heads(shape.kv_heads * shape.group), kv_heads(shape.kv_heads), group(shape.group), segment(shape.segment) {
+        : dim(dim),
+          heads(shape.kv_heads * shape.group),
+          kv_heads(shape.kv_heads),
+          group(shape.group),
+          segment(shape.segment) {
         scale = (shape.scale ? shape.scale : 1.f) / std::sqrt((float)dim);
         q_rows = 3, kv_rows = 5;  // NaN before the first row
         int dq_tile = 0;
@@ -87,8 +97,8 @@ struct Batch {
                     dkv_rows += keys + 2;
                 }
                 const int count = rows.end - rows.begin;
-                tasks.push_back({q_rows, count, rows.begin, kv_rows, keys, document.keys_begin, document.left, document.right,
-                                 (int)bundles.size() - 1, dq_tile});
+                tasks.push_back({q_rows, count, rows.begin, kv_rows, keys, document.keys_begin, document.left,
+                                 document.right, (int)bundles.size() - 1, dq_tile});
                 ++bundles.back().tasks;
                 dq_tile += (rows.end + 63) / 64 - rows.begin / 64;
                 q_held.insert(q_held.end(), count, 1), q_held.push_back(0);
@@ -144,7 +154,9 @@ inline Reference reference(const Batch& it) {
                 const size_t at = (size_t)(task.q_row + row) * it.heads + head;
                 const double *mine = &q[at * D], *grad = &dout[at * D];
                 double *o = &out.o[at * D], *dq = &out.dq[at * D], largest = -INFINITY, sum = 0;
-                auto held = [&](int base, int key) { return ((size_t)(base + key) * it.kv_heads + head / it.group) * D; };
+                auto held = [&](int base, int key) {
+                    return ((size_t)(base + key) * it.kv_heads + head / it.group) * D;
+                };
                 std::vector<double> p(end - first);
                 for (int key = first; key < end; ++key) {
                     p[key - first] = dot(mine, &k[held(task.kv_row, key)]) * it.scale;

@@ -1,7 +1,7 @@
 // Comparison of results with the reference, and the count of failures that ends the program.
 //
-// `close`: root mean square of the differences over that of the reference, NaN and infinities never pass. `untouched`: rows
-// that nobody holds still carry the poison that was there before the launch.
+// `close`: root mean square of the differences over that of the reference, NaN and infinities never pass. `untouched`:
+// rows that nobody holds still carry the poison that was there before the launch.
 #pragma once
 #include <cmath>
 #include <cstdio>
@@ -49,7 +49,8 @@ template <class T>
 void untouched(const char* what, const std::vector<T>& rows, size_t width, const std::vector<char>& held, T poison) {
     for (size_t i = 0; i < rows.size(); ++i) {
         if (!held[i / width] && memcmp(&rows[i], &poison, sizeof(T)) != 0) {
-            return refuse(std::string(what) + " was written in row " + std::to_string(i / width) + ", which nobody holds");
+            return refuse(std::string(what) + " was written in row " + std::to_string(i / width) +
+                          ", which nobody holds");
         }
     }
 }

@@ -1,0 +1,57 @@
+// The backward kernel: who does what, and its entry points, one a head dim. Everything about it is in backward.cuh.
+#include "backward_columns.cuh"
+#include "backward_keys.cuh"
+#include "backward_producer.cuh"
+
+namespace cadre {
+
+template <int D>
+DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, const ptx::TensorMap& dout_map,
+                     const ptx::TensorMap& k_map, const ptx::TensorMap& v_map) {
+    using B = Backward<D>;
+    typename B::Shared& shared = *reinterpret_cast<typename B::Shared*>(ptx::dynamic_shared());
+    const BackwardAddresses<D> at(shared);
+    const int group = ptx::warp_uniform(threadIdx.x / kGroup);
+    if (threadIdx.x == 0) {
+        // Those who load: the thread that claims does not wait for itself; the warps of dQ and of LSE read `tile` too.
+        ptx::barrier_init(at.kv_full, 1), ptx::barrier_init(at.kv_empty, kReleases + 2);
+        for (int stage = 0; stage < B::kStages; ++stage) {
+            ptx::barrier_init(barrier_of(at.q_full, stage), 2);  // the copy, and the step with LSE and Δ
+            ptx::barrier_init(barrier_of(at.q_empty, stage), kReleases);
+        }
+        for (int stage = 0; stage < B::kOutStages; ++stage) {
+            ptx::barrier_init(barrier_of(at.dout_full, stage), 1);
+            ptx::barrier_init(barrier_of(at.dout_empty, stage), kReleases);
+        }
+        ptx::barrier_init_done();
+    }
+    ptx::sync_threads();
+    if (group == 0) {
+        ptx::give_registers<kProducerRegisters>();
+        const int warp = ptx::warp_uniform(threadIdx.x / 32);
+        if (warp == 0 && ptx::elect()) backward_load<D>(p, shared, q_map, dout_map, k_map, v_map);
+        if (warp == 1) backward_add_dq<D>(p, shared);
+        if (warp == 2) backward_fetch<D>(p, shared);
+    } else {
+        ptx::take_registers<kConsumerRegisters>();
+        if constexpr (B::kByColumns) {
+            backward_by_columns<D>(p, shared, group - 1);
+        } else {
+            backward_by_keys<D>(p, shared, group - 1);
+        }
+    }
+}
+
+}  // namespace cadre
+
+#define CADRE_BACKWARD(D)                                                                                             \
+    KERNEL(cadre::kThreads)                                                                                           \
+    cadre_backward_##D(const __grid_constant__ cadre::BackwardParameters p, const __grid_constant__ ptx::TensorMap q, \
+                       const __grid_constant__ ptx::TensorMap dout, const __grid_constant__ ptx::TensorMap k,         \
+                       const __grid_constant__ ptx::TensorMap v) {                                                    \
+        cadre::backward<D>(p, q, dout, k, v);                                                                         \
+    }
+
+CADRE_BACKWARD(64)
+CADRE_BACKWARD(128)
+CADRE_BACKWARD(256)

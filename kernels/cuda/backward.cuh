@@ -1,0 +1,125 @@
+// Core attention, backward: dQ, and dK, dV once per bundle, for a table of bundles, on sm_90a.
+//
+//   P = 2^(scale·log2e·Q·Kᵀ − log2e·LSE)    dP = dO·Vᵀ    dS = P∘(dP − Δ)
+//   dV = Pᵀ·dO    dK = scale · dSᵀ·Q    dQ = scale · dS·K
+//
+// In, bf16: Q, dO [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 64 or Keys]
+// with the 128-byte swizzle; f32: LSE, Δ = rowsum(dO∘O) [q rows, heads]; tables of table.cuh; `next` = 0. A row with
+// LSE = −∞ has no gradient. Out, f32: dK, dV [dkv rows, kv heads, D], each row of the launch's key tiles written once;
+// dQ sums, added to, in tiles of 64 rows × D in the order of fragments ([dq tile, heads, D/64 or 4 pieces, …], read by
+// `finish_dq` of rows.cuh), unscaled.
+//
+// Launch: any grid of 384 threads, one block an SM; blocks claim key tiles in list order from `next`. A block keeps the
+// K and V of its key tile and goes over all query heads of the KV head, all tasks of the bundle and all their query
+// tiles; so dK and dV stay in registers, leave once, and sum in one order. Warpgroup 0: warp 0 loads tiles by TMA, warp
+// 1 adds dQ to global memory by bulk addition, warp 2 fetches LSE and Δ and says what each step is. Warpgroups 1 and 2
+// compute: 64 keys each (backward_keys.cuh: D 64, 128), or half of the columns each (backward_columns.cuh: D 256, where
+// 64 keys × 256 × 2 do not fit in registers).
+//
+// dQ: with `turns` (zeroed, one a dQ tile and head) key tiles are added in ascending order, so dQ has the same bits in
+// any launch; a block only ever waits for tiles that are earlier in the list, which have been claimed. Launches that
+// take some key tiles of a bundle run one after the other, tiles ascending, each with fresh turns. Without, the order
+// is that of arrival.
+//
+// Shared memory: D 64 98 KiB, D 128 209 KiB, D 256 226 KiB. Numerics: f32 sums, P and dS rounded to bf16. Tolerance
+// against f64: 4e-3 of the root mean square. Not here: Δ, scaling of dQ (rows.cuh), tile lists (host). Share of peak on
+// a GPU: not measured.
+#pragma once
+#include "operand.cuh"
+#include "table.cuh"
+
+namespace cadre {
+
+struct BackwardParameters {
+    const Task* tasks;
+    const Bundle* bundles;
+    const BackwardTile* tiles;
+    int tile_count;
+    uint32_t* next;   // 0 before the launch
+    uint32_t* turns;  // null: dQ in order of arrival
+    int heads, group, kv_heads;
+    float scale, scale_log2;
+    const float* lse;
+    const float* delta;
+    float* dq;
+    float* dk;
+    float* dv;
+};
+
+// What the computing warpgroups know of a step: they keep no tables, their registers are full.
+struct BackwardStep {
+    enum Kind { kFull, kMasked, kEnd } kind;  // kEnd: the key tile has no more steps; no tiles came with it
+    int row;                                  // position of the tile's first query row
+    int q_first, q_last, kv_first, kv_last;   // rows and keys that the task holds, as positions
+    int left, right;
+};
+
+template <int D>
+struct Backward {
+    static constexpr bool kByColumns = D == 256;  // else by keys
+    static constexpr int kRows = 64;
+    static constexpr int kKeys = kByColumns ? 64 : 128;
+    static constexpr int kStages = 2;
+    static constexpr int kOutStages = kByColumns ? 1 : 2;  // of dO
+    static constexpr int kQueryBytes = kRows * D * 2, kKeyBytes = kKeys * D * 2;
+    static constexpr int kScoreBytes = kKeys * kRows * 2;
+    static constexpr int kPieces = kByColumns ? 2 : 1;  // of a warpgroup's half of dQ
+    static constexpr int kPieceColumns = D / 2 / kPieces;
+    static constexpr int kPieceNumbers = kRows * kPieceColumns;
+    struct Shared {
+        alignas(1024) uint8_t k[kKeyBytes];
+        uint8_t v[kKeyBytes], q[kStages][kQueryBytes], dout[kOutStages][kQueryBytes];
+        uint8_t ds[2][kScoreBytes];                   // dSᵀ, a row a key
+        uint8_t p[2][kByColumns ? kScoreBytes : 16];  // Pᵀ, where both warpgroups need it
+        float dq[kConsumers][kPieceNumbers];
+        float lse[kStages][kRows], delta[kStages][kRows];  // log2 units; +∞ for rows without a part in this
+        BackwardStep step[kStages];
+        uint64_t kv_full, kv_empty, q_full[kStages], q_empty[kStages], dout_full[kOutStages], dout_empty[kOutStages];
+        int tile;  // written before kv_full, −1 after the last
+    };
+    static_assert(sizeof(Shared) <= 227 * 1024, "a block of sm_90 has 227 KiB of shared memory");
+};
+
+// Named barriers; 0 is that of all threads. kDqFull, kDqEmpty: one a warpgroup, with the warp that adds.
+enum BackwardBarrier { kExchange = 1, kDqFull = 2, kDqEmpty = 4 };
+constexpr int kDqThreads = kGroup + 32;
+
+template <int D>
+struct BackwardAddresses {
+    uint32_t k, v, q, dout, ds, p, dq, kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty;
+    DEVICE explicit BackwardAddresses(typename Backward<D>::Shared& s)
+        : k(ptx::shared_address(s.k)),
+          v(ptx::shared_address(s.v)),
+          q(ptx::shared_address(s.q)),
+          dout(ptx::shared_address(s.dout)),
+          ds(ptx::shared_address(s.ds)),
+          p(ptx::shared_address(s.p)),
+          dq(ptx::shared_address(s.dq)),
+          kv_full(ptx::shared_address(&s.kv_full)),
+          kv_empty(ptx::shared_address(&s.kv_empty)),
+          q_full(ptx::shared_address(s.q_full)),
+          q_empty(ptx::shared_address(s.q_empty)),
+          dout_full(ptx::shared_address(s.dout_full)),
+          dout_empty(ptx::shared_address(s.dout_empty)) {}
+};
+
+// Calls f(task, head, its query tiles) in the one order of a key tile: heads, then tasks.
+template <int D, class Each>
+DEVICE void backward_walk(const BackwardParameters& p, const BackwardTile& tile, Each each) {
+    const Bundle& bundle = p.bundles[tile.bundle];
+#pragma unroll 1
+    for (int head = tile.kv_head * p.group; head < (tile.kv_head + 1) * p.group; ++head) {
+#pragma unroll 1
+        for (int i = bundle.first_task; i < bundle.first_task + bundle.tasks; ++i) {
+            const Task& task = p.tasks[i];
+            each(task, head, query_tiles<Backward<D>::kRows, Backward<D>::kKeys>(task, tile.key_tile));
+        }
+    }
+}
+
+// Number of the dQ tile, over tiles and heads.
+DEVICE size_t dq_index(const BackwardParameters& p, const Task& task, int q_tile, int head) {
+    return (size_t)(task.dq_tile + q_tile - task.q_offset / 64) * p.heads + head;
+}
+
+}  // namespace cadre

@@ -1,0 +1,170 @@
+// What warpgroup 0 of the backward kernel does: tiles in by TMA, LSE and Δ in by hand, dQ out by bulk addition.
+//
+// In: the tables and tensors of backward.cuh. Out: full stages and what their steps are; sums of dQ in global memory.
+// All three warps walk the same steps (`backward_walk`); the computing warpgroups follow what `backward_fetch` says.
+//
+// Invariant: a row of LSE that no task holds, or that is −∞, comes as +∞, so that its P is exactly 0; its Δ comes as 0.
+#pragma once
+#include "backward.cuh"
+
+namespace cadre {
+
+template <int D>
+DEVICE void backward_load(const BackwardParameters& p, typename Backward<D>::Shared& shared,
+                          const ptx::TensorMap& q_map, const ptx::TensorMap& dout_map, const ptx::TensorMap& k_map,
+                          const ptx::TensorMap& v_map) {
+    using B = Backward<D>;
+    const BackwardAddresses<D> at(shared);
+    ptx::prefetch(q_map), ptx::prefetch(dout_map), ptx::prefetch(k_map), ptx::prefetch(v_map);
+    Ring<1> tiles;
+    Ring<B::kStages> queries;
+    Ring<B::kOutStages> outs;
+#pragma unroll 1
+    for (;; tiles.next()) {
+        const uint32_t claimed = ptx::claim(p.next);
+        const bool some = claimed < (uint32_t)p.tile_count;
+        ptx::barrier_wait(at.kv_empty, tiles.empty());
+        shared.tile = some ? (int)claimed : -1;
+        if (!some) {
+            ptx::barrier_arrive(at.kv_full);
+            return;
+        }
+        const BackwardTile tile = p.tiles[claimed];
+        const Bundle bundle = p.bundles[tile.bundle];
+        const int kv_row = bundle.kv_row + tile.key_tile * B::kKeys - bundle.kv_offset;
+        ptx::barrier_arrive_expect(at.kv_full, 2 * B::kKeyBytes);
+        load_tile<B::kKeys, D>(at.k, k_map, at.kv_full, tile.kv_head, kv_row);
+        load_tile<B::kKeys, D>(at.v, v_map, at.kv_full, tile.kv_head, kv_row);
+        backward_walk<D>(p, tile, [&](const Task& task, int head, const Tiles& range) {
+#pragma unroll 1
+            for (int m = range.begin; m < range.end; ++m, queries.next(), outs.next()) {
+                const int row = task.q_row + m * B::kRows - task.q_offset;
+                const uint32_t q_full = barrier_of(at.q_full, queries.stage());
+                const uint32_t dout_full = barrier_of(at.dout_full, outs.stage());
+                ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
+                ptx::barrier_arrive_expect(q_full, B::kQueryBytes);
+                load_tile<B::kRows, D>(at.q + queries.stage() * B::kQueryBytes, q_map, q_full, head, row);
+                ptx::barrier_wait(barrier_of(at.dout_empty, outs.stage()), outs.empty());
+                ptx::barrier_arrive_expect(dout_full, B::kQueryBytes);
+                load_tile<B::kRows, D>(at.dout + outs.stage() * B::kQueryBytes, dout_map, dout_full, head, row);
+            }
+        });
+        ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
+        ptx::barrier_arrive(barrier_of(at.q_full, queries.stage()));
+        queries.next();
+    }
+}
+
+// One warp: waits for the next tile as the computing warps do and returns its number, −1 after the last.
+template <int D>
+DEVICE int backward_next_tile(const BackwardAddresses<D>& at, typename Backward<D>::Shared& shared, Ring<1>& tiles) {
+    ptx::barrier_wait(at.kv_full, tiles.full());
+    const int claimed = ptx::warp_uniform(shared.tile);
+    release(at.kv_empty);
+    tiles.next();
+    return claimed;
+}
+
+template <int D>
+DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Shared& shared) {
+    using B = Backward<D>;
+    const BackwardAddresses<D> at(shared);
+    const int lane = threadIdx.x & 31;
+    Ring<1> tiles;
+    Ring<B::kStages> queries;
+#pragma unroll 1
+    for (;;) {
+        const int claimed = backward_next_tile<D>(at, shared, tiles);
+        if (claimed < 0) return;
+        backward_walk<D>(p, p.tiles[claimed], [&](const Task& task, int head, const Tiles& range) {
+#pragma unroll 1
+            for (int m = range.begin; m < range.end; ++m, queries.next()) {
+                float lse[2], delta[2];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = m * B::kRows + half * 32 + lane - task.q_offset;
+                    lse[half] = ptx::infinity(), delta[half] = 0.f;
+                    if (row >= 0 && row < task.q_rows) {
+                        const size_t index = (size_t)(task.q_row + row) * p.heads + head;
+                        const float it = p.lse[index];
+                        if (it != -ptx::infinity()) lse[half] = it * 1.44269504089f, delta[half] = p.delta[index];
+                    }
+                }
+                const uint32_t stage = queries.stage();
+                ptx::barrier_wait(barrier_of(at.q_empty, stage), queries.empty());
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    shared.lse[stage][half * 32 + lane] = lse[half],
+                                                  shared.delta[stage][half * 32 + lane] = delta[half];
+                }
+                if (lane == 0) {
+                    const bool full = m >= range.full_begin && m < range.full_end;
+                    shared.step[stage] = {full ? BackwardStep::kFull : BackwardStep::kMasked,
+                                          m * B::kRows,
+                                          task.q_offset,
+                                          task.q_offset + task.q_rows - 1,
+                                          task.kv_offset,
+                                          task.kv_offset + task.kv_rows - 1,
+                                          task.left,
+                                          task.right};
+                }
+                release(barrier_of(at.q_full, stage));
+            }
+        });
+        ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
+        if (lane == 0) shared.step[queries.stage()].kind = BackwardStep::kEnd;
+        release(barrier_of(at.q_full, queries.stage()));
+        queries.next();
+    }
+}
+
+template <int D>
+DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::Shared& shared) {
+    using B = Backward<D>;
+    constexpr int kBytes = B::kPieceNumbers * 4;
+    const BackwardAddresses<D> at(shared);
+    const bool elected = ptx::elect();
+    Ring<1> tiles;
+    for (int group = 0; group < kConsumers; ++group) ptx::named_arrive(kDqEmpty + group, kDqThreads);
+#pragma unroll 1
+    for (;;) {
+        const int claimed = backward_next_tile<D>(at, shared, tiles);
+        if (claimed < 0) break;
+        const BackwardTile tile = p.tiles[claimed];
+        const int first_tile = p.bundles[tile.bundle].first_key_tile;
+        backward_walk<D>(p, tile, [&](const Task& task, int head, const Tiles& range) {
+#pragma unroll 1
+            for (int m = range.begin; m < range.end; ++m) {
+                const size_t index = dq_index(p, task, m, head);
+                float* to = p.dq + index * B::kRows * D;
+                if (elected && p.turns) {
+                    const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
+                    ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));
+                }
+#pragma unroll 1
+                for (int piece = 0; piece < B::kPieces; ++piece) {
+#pragma unroll 1
+                    for (int group = 0; group < kConsumers; ++group) {
+                        ptx::named_sync(kDqFull + group, kDqThreads);
+                        if (elected) {
+                            ptx::add_bulk(to + (group * B::kPieces + piece) * B::kPieceNumbers, at.dq + group * kBytes,
+                                          kBytes);
+                            ptx::bulk_commit();
+                            ptx::bulk_wait_read();
+                        }
+                        ptx::sync_warp();
+                        ptx::named_arrive(kDqEmpty + group, kDqThreads);
+                    }
+                }
+                if (elected && p.turns) {
+                    ptx::bulk_wait();
+                    ptx::pass_turn(p.turns + index);
+                }
+                ptx::sync_warp();
+            }
+        });
+    }
+    if (elected) ptx::bulk_wait();
+}
+
+}  // namespace cadre

@@ -1,0 +1,137 @@
+// What both ways of computing the backward pass share: P and dS of a fragment of Sᵀ, dQ on its way out, dK and dV at
+// the end.
+//
+// Fragments are transposed: a thread holds keys `key` and `key` + 8 and, for every j, query rows 8j + 2·(lane % 4) and
+// the next. Included by the two backward_*.cuh that compute.
+#pragma once
+#include "backward.cuh"
+#include "fragment.cuh"
+
+namespace cadre {
+
+// Query rows that keep a thread's two keys, as positions; asked for by masked steps only.
+struct KeptRows {
+    int first[2], last[2];
+
+    DEVICE KeptRows(const BackwardStep& step, int key) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int it = key + 8 * r;
+            const bool held = it >= step.kv_first && it <= step.kv_last;
+            first[r] = held ? it - step.right : kUnbounded, last[r] = held ? it + step.left : -1;
+        }
+    }
+};
+
+// Scores become P. `lse`: that of the fragment's first query row, which is row `first` of the tile; `key`: the thread's
+// first.
+template <class Mask, int N>
+DEVICE void to_probabilities(float (&s)[N], const float* lse, float scale_log2, const BackwardStep& step, int first,
+                             int key) {
+    const int column = (threadIdx.x & 3) * 2;
+    const KeptRows kept(step, key);
+    const int row = step.row + first;
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+        const float2 it = *reinterpret_cast<const float2*>(lse + 8 * j + column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float p = ptx::exp2(s[4 * j + i] * scale_log2 - (i & 1 ? it.y : it.x));
+            if constexpr (Mask::value) {
+                const int q = row + column + 8 * j + (i & 1);
+                if (q < kept.first[i >> 1] || q > kept.last[i >> 1]) p = 0.f;
+            }
+            s[4 * j + i] = p;
+        }
+    }
+}
+
+// dP becomes dS.
+template <int N>
+DEVICE void to_score_gradients(float (&dp)[N], const float (&p)[N], const float* delta) {
+    const int column = (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+        const float2 it = *reinterpret_cast<const float2*>(delta + 8 * j + column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (i & 1 ? it.y : it.x));
+    }
+}
+
+// A fragment of bf16 into a panel whose rows are keys: rows from `key_row`, 8 query rows a sixteenth from `sixteenth`.
+template <int N>
+DEVICE void store_fragment(uint32_t panel, const uint32_t (&words)[N], int key_row, int sixteenth) {
+    const int lane = threadIdx.x & 31, row = key_row + (lane & 15);
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+        ptx::store_matrices(ptx::swizzled(panel, row, sixteenth + 2 * j + (lane >> 4)), words[4 * j], words[4 * j + 1],
+                            words[4 * j + 2], words[4 * j + 3]);
+    }
+}
+
+// A piece of dQ to the warp that adds it up.
+template <int N>
+DEVICE void hand_over_dq(const float (&dq)[N], uint32_t staging, int group) {
+    ptx::named_sync(kDqEmpty + group, kDqThreads);
+    const uint32_t to = staging + (threadIdx.x & (kGroup - 1)) * 16;
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+        ptx::store_shared(to + j * kGroup * 16, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    }
+    ptx::fence_async_shared();
+    ptx::named_arrive(kDqFull + group, kDqThreads);
+}
+
+// A thread's rows of dK or dV; `to` is where its first key's first column of the fragment lies, `stride` a key.
+template <int N>
+DEVICE void write_gradient(float* to, size_t stride, const float (&sum)[N], float factor, bool held, int r) {
+    if (!held) return;
+    float2* row = reinterpret_cast<float2*>(to + r * 8 * stride) + (threadIdx.x & 3);
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j)
+        row[4 * j] = make_float2(sum[4 * j + 2 * r] * factor, sum[4 * j + 2 * r + 1] * factor);
+}
+
+// Runs the steps of a key tile as they come; those that a mask or an edge cuts with Masked.
+template <int D, class Step>
+DEVICE void backward_steps(const BackwardAddresses<D>& at, typename Backward<D>::Shared& shared,
+                           Ring<Backward<D>::kStages>& stages, Step step) {
+#pragma unroll 1
+    for (;; stages.next()) {
+        ptx::barrier_wait(barrier_of(at.q_full, stages.stage()), stages.full());
+        const int kind = ptx::warp_uniform(shared.step[stages.stage()].kind);
+        if (kind == BackwardStep::kEnd) break;
+        if (kind == BackwardStep::kMasked) {
+            step(Masked{});
+        } else {
+            step(Unmasked{});
+        }
+    }
+    release(barrier_of(at.q_empty, stages.stage()));
+    stages.next();
+}
+
+// Both warpgroups: rows of the loaded K and V that the bundle does not hold become zeros.
+template <int D>
+DEVICE void clear_keys(const BackwardAddresses<D>& at, const Bundle& bundle, int key_tile) {
+    constexpr int kKeys = Backward<D>::kKeys;
+    const int first = key_tile * kKeys, end = bundle.kv_offset + bundle.kv_rows;
+    if (first >= bundle.kv_offset && first + kKeys <= end) return;
+    clear_outside<kKeys, D>(at.k, first, bundle.kv_offset, end);
+    clear_outside<kKeys, D>(at.v, first, bundle.kv_offset, end);
+    ptx::fence_async_shared();
+    ptx::named_sync(kExchange, kConsumers * kGroup);
+}
+
+// Both warpgroups: the same for the rows of Q and dO that the task does not hold.
+template <int D>
+DEVICE void clear_queries(uint32_t q, uint32_t dout, const BackwardStep& step) {
+    constexpr int kRows = Backward<D>::kRows;
+    if (step.row >= step.q_first && step.row + kRows - 1 <= step.q_last) return;
+    clear_outside<kRows, D>(q, step.row, step.q_first, step.q_last + 1);
+    clear_outside<kRows, D>(dout, step.row, step.q_first, step.q_last + 1);
+    ptx::fence_async_shared();
+    ptx::named_sync(kExchange, kConsumers * kGroup);
+}
+
+}  // namespace cadre
