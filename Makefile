@@ -8,7 +8,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format bench soak clean
+.PHONY: help build demo test lint format kernels bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
@@ -27,8 +27,12 @@ test: ## lint, then every test; prints the seconds of each part
 lint: ## formatting, clippy, licences, purity of the pure crates, spelling; changes nothing
 	@scripts/lint
 
-format: ## rewrite Rust, TOML and Python files in the project's format
+format: ## rewrite Rust, TOML, Python and C++ files in the project's format
 	@scripts/format
+
+kernels: ## build the GPU kernels (nvcc from PyPI) into target/kernels; the next build embeds them
+	@scripts/machine python c++
+	@scripts/kernels
 
 bench: ## run every bench beside its peer, write target/bench/NAME.json, print a table
 	@scripts/machine rust python

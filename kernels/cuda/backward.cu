@@ -44,7 +44,10 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
 
 }  // namespace cadre
 
+#ifndef CADRE_EMULATION  // there the template is called itself
 #define CADRE_BACKWARD(D)                                                                                             \
+    CONSTANT cadre::Launch cadre_backward_##D##_launch = {cadre::kThreads, sizeof(cadre::Backward<D>::Shared),        \
+                                                          cadre::Backward<D>::kRows, cadre::Backward<D>::kKeys};      \
     KERNEL(cadre::kThreads)                                                                                           \
     cadre_backward_##D(const __grid_constant__ cadre::BackwardParameters p, const __grid_constant__ ptx::TensorMap q, \
                        const __grid_constant__ ptx::TensorMap dout, const __grid_constant__ ptx::TensorMap k,         \
@@ -55,3 +58,4 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
 CADRE_BACKWARD(64)
 CADRE_BACKWARD(128)
 CADRE_BACKWARD(256)
+#endif

@@ -21,7 +21,7 @@
 // take some key tiles of a bundle run one after the other, tiles ascending, each with fresh turns. Without, the order
 // is that of arrival.
 //
-// Shared memory: D 64 98 KiB, D 128 209 KiB, D 256 226 KiB. Numerics: f32 sums, P and dS rounded to bf16. Tolerance
+// Shared memory: D 64 114 KiB, D 128 194 KiB, D 256 226 KiB. Numerics: f32 sums, P and dS rounded to bf16. Tolerance
 // against f64: 4e-3 of the root mean square. Not here: Δ, scaling of dQ (rows.cuh), tile lists (host). Share of peak on
 // a GPU: not measured.
 #pragma once

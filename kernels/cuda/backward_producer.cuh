@@ -141,6 +141,7 @@ DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::S
                     const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
                     ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));
                 }
+                ptx::sync_warp();
 #pragma unroll 1
                 for (int piece = 0; piece < B::kPieces; ++piece) {
 #pragma unroll 1

@@ -32,7 +32,10 @@ DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, con
 
 }  // namespace cadre
 
+#ifndef CADRE_EMULATION  // there the template is called itself
 #define CADRE_FORWARD(D)                                                                                            \
+    CONSTANT cadre::Launch cadre_forward_##D##_launch = {cadre::kThreads, sizeof(cadre::Forward<D>::Shared),        \
+                                                         cadre::Forward<D>::kRows, cadre::Forward<D>::kKeys};       \
     KERNEL(cadre::kThreads)                                                                                         \
     cadre_forward_##D(const __grid_constant__ cadre::ForwardParameters p, const __grid_constant__ ptx::TensorMap q, \
                       const __grid_constant__ ptx::TensorMap k, const __grid_constant__ ptx::TensorMap v) {         \
@@ -42,3 +45,4 @@ DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, con
 CADRE_FORWARD(64)
 CADRE_FORWARD(128)
 CADRE_FORWARD(256)
+#endif

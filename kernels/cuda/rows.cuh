@@ -1,4 +1,4 @@
-// Kernels that move rows and do little arithmetic: merge of key segments, the end of dQ.
+// Kernels that move rows and do little arithmetic: merge of key segments, the end of dQ, gather and pack.
 //
 // merge: O = Σ w_i·O_i and LSE of a query tile from the parts that `forward` wrote for its key segments, keys
 // ascending,
@@ -10,6 +10,11 @@
 // rows × dim,
 //   [dq tile, heads, …]. Out: f32 or bf16 [q rows, heads, dim], rows of the listed tiles that their task holds; the
 //   sums are zero again, ready for the next launch.
+//
+// copy_rows: pieces of rows from anywhere to anywhere: gathers what was pulled into the rows of a launch, and packs
+// results for
+//   who pulls them. In: a list of copies, in words of 16 or 4 bytes, addresses aligned to them; sources and targets do
+//   not overlap.
 //
 // Launch: any grid of 256 threads; no shared memory. dim is a multiple of 8. Bound by memory.
 #pragma once
@@ -104,5 +109,34 @@ DEVICE void finish_dq(const FinishParameters& p) {
         }
     }
 }
+
+// `rows` rows of `words` words; strides in words. Long copies are cut by the host: a block does one at a time.
+template <class Word>
+struct RowCopy {
+    const Word* from;
+    Word* to;
+    int rows, words, from_stride, to_stride;
+};
+
+template <class Word>
+struct CopyParameters {
+    const RowCopy<Word>* copies;
+    int copy_count;
+};
+using Copy16Parameters = CopyParameters<uint4>;
+using Copy4Parameters = CopyParameters<uint32_t>;
+
+template <class Word>
+DEVICE void copy_rows(const CopyParameters<Word>& p) {
+    for (int unit = blockIdx.x; unit < p.copy_count; unit += gridDim.x) {
+        const RowCopy<Word> copy = p.copies[unit];
+        for (int i = threadIdx.x; i < copy.rows * copy.words; i += kRowThreads) {
+            const int row = i / copy.words, word = i % copy.words;
+            copy.to[(size_t)row * copy.to_stride + word] = copy.from[(size_t)row * copy.from_stride + word];
+        }
+    }
+}
+DEVICE void copy_rows_16(const Copy16Parameters& p) { copy_rows(p); }
+DEVICE void copy_rows_4(const Copy4Parameters& p) { copy_rows(p); }
 
 }  // namespace cadre

@@ -12,6 +12,12 @@
 
 namespace cadre {
 
+// What a host must know to launch a kernel, in its cubin under the kernel's name with `_launch` behind.
+struct Launch {
+    int threads, shared_bytes;  // of a block; shared memory is dynamic
+    int rows, keys;             // of its tiles, 0 where it has none
+};
+
 // A side of the mask without end.
 constexpr int kUnbounded = 1 << 30;
 

@@ -72,11 +72,8 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
                                           sums.data(),
                                           out.dk.data(),
                                           out.dv.data()};
-        machine::launch(how.grid, cadre::kThreads, sizeof(typename B::Shared), how.seed, [&] {
-            if constexpr (D == 64) cadre_backward_64(p, q, dout, k, v);
-            if constexpr (D == 128) cadre_backward_128(p, q, dout, k, v);
-            if constexpr (D == 256) cadre_backward_256(p, q, dout, k, v);
-        });
+        machine::launch(how.grid, cadre::kThreads, sizeof(typename B::Shared), how.seed,
+                        [&] { cadre::backward<D>(p, q, dout, k, v); });
     }
     std::vector<cadre::QueryTile> tiles;
     for (int index = 0; index < (int)batch.tasks.size(); ++index) {
@@ -93,9 +90,7 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
 }
 
 template <int D>
-void check(const shapes::Shape& shape, uint64_t seed) {
-    const shapes::Batch batch(shape, D, 1);
-    const shapes::Reference expected = shapes::reference(batch);
+void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64_t seed) {
     const bool ordered = seed % 2 == 1;
     const Gradients out = backward<D>(batch, expected, {ordered, 1, 2, seed});
     std::vector<char> keys_held(batch.dkv_rows, 0);

@@ -11,8 +11,8 @@
 #include "machine.hpp"
 
 #define DEVICE inline
-#define KERNEL(threads) inline void
 #define ELEMENTWISE(threads) inline void
+#define CONSTANT inline const
 #define __grid_constant__
 
 struct Place {
@@ -91,11 +91,14 @@ inline void read_operand(const Block& block, uint64_t descriptor, int rows, int 
     }
 }
 
-inline void multiply(const Block& block, const Product& it) {
-    static float a[64 * 16], b[256 * 16], across[16 * 256], row_sum[256];
-    read_operand(block, it.b, it.columns, it.tb, b);
-    for (int c = 0; c < it.columns; ++c) {
-        for (int k = 0; k < 16; ++k) across[k * 256 + c] = b[c * 16 + k];
+// The only loop that is worth optimising; the program is compiled fast, not to be fast.
+template <int N>
+__attribute__((optimize("O3"))) void multiply_columns(const Block& block, const Product& it) {
+    static float a[64 * 16], b[N * 16], across[16][N];
+    float sums[N];
+    read_operand(block, it.b, N, it.tb, b);
+    for (int c = 0; c < N; ++c) {
+        for (int k = 0; k < 16; ++k) across[k][c] = b[c * 16 + k];
     }
     if (!it.registers) read_operand(block, it.a, 64, it.ta, a);
     for (int row = 0; row < 64; ++row) {
@@ -105,14 +108,29 @@ inline void multiply(const Block& block, const Product& it) {
                 a[row * 16 + k] = widen(it.words[first + k % 8 / 2][high + k / 8 * 2] >> (k & 1) * 16);
             }
         }
-        for (int c = 0; c < it.columns; ++c) {
-            row_sum[c] = it.keep ? it.d[first + c % 8 / 2][c / 8 * 4 + high * 2 + (c & 1)] : 0.f;
+        for (int c = 0; c < N; ++c) {
+            sums[c] = it.keep ? it.d[first + c % 8 / 2][c / 8 * 4 + high * 2 + (c & 1)] : 0.f;
         }
         for (int k = 0; k < 16; ++k) {
             const float factor = a[row * 16 + k];
-            for (int c = 0; c < it.columns; ++c) row_sum[c] += factor * across[k * 256 + c];
+            for (int c = 0; c < N; ++c) sums[c] += factor * across[k][c];
         }
-        for (int c = 0; c < it.columns; ++c) it.d[first + c % 8 / 2][c / 8 * 4 + high * 2 + (c & 1)] = row_sum[c];
+        for (int c = 0; c < N; ++c) it.d[first + c % 8 / 2][c / 8 * 4 + high * 2 + (c & 1)] = sums[c];
+    }
+}
+
+inline void multiply(const Block& block, const Product& it) {
+    switch (it.columns) {
+        case 32:
+            return multiply_columns<32>(block, it);
+        case 64:
+            return multiply_columns<64>(block, it);
+        case 128:
+            return multiply_columns<128>(block, it);
+        case 256:
+            return multiply_columns<256>(block, it);
+        default:
+            fail("no wgmma has " + std::to_string(it.columns) + " columns");
     }
 }
 

@@ -58,11 +58,7 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
     const ptx::TensorMap q{batch.q.data(), D, batch.heads, batch.q_rows, F::kRows};
     const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
     const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
-    machine::launch(grid, cadre::kThreads, sizeof(typename F::Shared), seed, [&] {
-        if constexpr (D == 64) cadre_forward_64(p, q, k, v);
-        if constexpr (D == 128) cadre_forward_128(p, q, k, v);
-        if constexpr (D == 256) cadre_forward_256(p, q, k, v);
-    });
+    machine::launch(grid, cadre::kThreads, sizeof(typename F::Shared), seed, [&] { cadre::forward<D>(p, q, k, v); });
     if (!merges.empty()) {
         const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads,   D,
                                        part_o.data(),      part_lse.data(), out.o.data(),       out.lse.data()};
@@ -72,9 +68,7 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
 }
 
 template <int D>
-void check(const shapes::Shape& shape, uint64_t seed, bool cuts) {
-    const shapes::Batch batch(shape, D, 1);
-    const shapes::Reference expected = shapes::reference(batch);
+void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64_t seed, bool cuts) {
     const Output out = forward<D>(batch, 2, seed);
     auto number = [&](size_t i) { return (size_t)batch.heads * i; };
     std::vector<size_t> rows;  // row and head, of rows that somebody holds

@@ -13,6 +13,7 @@
 mod attention;
 mod check;
 mod cpu;
+pub mod cubins;
 pub mod math;
 pub mod matmul;
 pub mod reference;

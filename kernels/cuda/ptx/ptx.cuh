@@ -13,6 +13,7 @@
 #define DEVICE __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define ELEMENTWISE(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define CONSTANT extern "C" __device__ const
 #include "barrier.cuh"
 #include "copy.cuh"
 #include "wgmma.cuh"
