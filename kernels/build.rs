@@ -34,6 +34,12 @@ fn main() -> io::Result<()> {
             Ok(time) if time >= newest_source => {
                 if let Some(kernel) = name.strip_suffix(".cubin") {
                     let path = fs::canonicalize(&path)?;
+                    let path = path.to_str().ok_or_else(|| {
+                        io::Error::other(format!(
+                            "{} is no UTF-8: build in another folder",
+                            path.display()
+                        ))
+                    })?;
                     writeln!(
                         list,
                         "    Cubin {{ name: {kernel:?}, bytes: include_bytes!({path:?}) }},"

@@ -193,6 +193,7 @@ inline void barrier_arrive(uint32_t barrier) {
     --barrier_at(barrier).pending;
     barrier_at(barrier).complete();
     ++moves;
+    dawdle();
 }
 inline void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     barrier_at(barrier).bytes += bytes;
@@ -249,22 +250,24 @@ inline void prefetch(const TensorMap&) {}
 inline void load_box(uint32_t to, const TensorMap& map, uint32_t barrier, int dim, int head, int row) {
     Block* where = &block();
     if (to % 1024) fail("a box lands where the swizzle does not begin");
-    where->copies.push_back({[=] {
-        for (int r = 0; r < map.box_rows; ++r) {
-            uint16_t numbers[64] = {};
-            if (row + r >= 0 && row + r < map.rows) {
-                memcpy(numbers, map.data + ((size_t)(row + r) * map.heads + head) * map.dim + dim, sizeof numbers);
-            }
-            for (int part = 0; part < 8; ++part) {
-                const uint32_t at = place_of(to + r * 128 + part * 16);
-                memcpy(where->generic + at, numbers + part * 8, 16);
-                memcpy(where->async + at, numbers + part * 8, 16);
-            }
-        }
-        Barrier& it = where->barriers.at(barrier);
-        it.bytes -= map.box_rows * 128;
-        it.complete();
-    }});
+    where->copies.push_back(
+        {[=] {
+             for (int r = 0; r < map.box_rows; ++r) {
+                 uint16_t numbers[64] = {};
+                 if (row + r >= 0 && row + r < map.rows) {
+                     memcpy(numbers, map.data + ((size_t)(row + r) * map.heads + head) * map.dim + dim, sizeof numbers);
+                 }
+                 for (int part = 0; part < 8; ++part) {
+                     const uint32_t at = place_of(to + r * 128 + part * 16);
+                     memcpy(where->generic + at, numbers + part * 8, 16);
+                     memcpy(where->async + at, numbers + part * 8, 16);
+                 }
+             }
+             Barrier& it = where->barriers.at(barrier);
+             it.bytes -= map.box_rows * 128;
+             it.complete();
+         },
+         copy_rounds()});
     ++moves;
 }
 

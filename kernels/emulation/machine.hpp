@@ -111,6 +111,7 @@ struct Warpgroup {
 
 struct Pending {  // an asynchronous copy
     std::function<void()> act;
+    int rounds;  // until it may land
 };
 
 struct Block {
@@ -135,6 +136,7 @@ struct Fiber {
     int thread = 0;
     bool done = false;
     const char* waiting = "";
+    int stall = 0;                                        // rounds
     std::vector<std::pair<uint32_t, uint32_t>> unfenced;  // stores: address, bytes
     std::vector<std::function<void()>> reads, writes;     // bulk additions: not read yet, not added yet
 };
@@ -146,14 +148,28 @@ inline Fiber* current;
 inline std::function<void()> kernel;
 inline uint64_t moves;  // grows whenever anything happens
 inline uint64_t random_state;
-inline bool eager;  // products are done when committed, not when waited for
+inline bool stalls;  // by seed
+inline bool eager;   // products are done when committed, not when waited for
 
 inline uint32_t random_bits() {
     random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
     return random_state >> 20;
 }
 
+// Rounds that a copy takes: for ever with seed 0, else mostly few, sometimes very many.
+inline int copy_rounds() {
+    if (!stalls) return 1 << 30;
+    return random_bits() % 8 ? random_bits() % 3 : random_bits() % 300;
+}
+
 inline void yield() { swap(current->context, scheduler); }
+
+// A thread may be slow just after it has told others to go on.
+inline void dawdle() {
+    if (!stalls || random_bits() % 4) return;
+    current->stall = 1 + random_bits() % 16;
+    yield();
+}
 
 template <class Ready>
 void wait_until(const char* what, Ready ready) {
@@ -209,18 +225,20 @@ inline std::unique_ptr<Block> make_block(int index, int threads, size_t shared_b
     fail(all);
 }
 
-// Does some of the block's copies. `all`: everything that is left.
-inline void advance(Block& block, bool all, uint64_t seed) {
+// Lands the block's copies that are due; `oldest`: one that is not, too. Whether any landed.
+inline bool advance(Block& block, bool oldest) {
+    bool landed = false;
     for (size_t left = block.copies.size(); left; --left) {
         Pending copy = std::move(block.copies.front());
         block.copies.pop_front();
-        if (all || (seed && random_bits() % 4 == 0)) {
+        if (--copy.rounds < 0 || oldest) {
             copy.act();
-            ++moves;
+            oldest = false, landed = true;
         } else {
             block.copies.push_back(std::move(copy));
         }
     }
+    return landed;
 }
 
 void set_place(int block, int thread, int grid);
@@ -228,7 +246,7 @@ void set_place(int block, int thread, int grid);
 inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, std::function<void()> body) {
     kernel = std::move(body);
     random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
-    eager = seed % 3 == 2;
+    stalls = seed != 0, eager = seed % 3 == 2;
     blocks.clear();
     fibers.clear();
     fibers.resize((size_t)grid * threads);
@@ -249,18 +267,19 @@ inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, st
             for (size_t t = i; t < i + 128 && t < fibers.size(); ++t) {
                 if (fibers[t].done) continue;
                 left = true;
-                if (stalled) continue;
+                if (stalled || (fibers[t].stall && fibers[t].stall--)) continue;
                 current = &fibers[t];
                 set_place(current->block->index, current->thread, grid);
                 swap(scheduler, current->context);
             }
         }
         if (!left) break;
-        for (auto& block : blocks) advance(*block, false, seed);
         quiet = moves == before ? quiet + 1 : 0;
-        // With stalls a round may be idle by chance; copies are forced before anything is called a deadlock.
-        if (quiet == (seed ? 40 : 1)) {
-            for (auto& block : blocks) advance(*block, true, seed);
+        // Nothing but copies can help: the oldest lands, alone, so that what waits for it goes on without the others.
+        // With stalls a round may be idle by chance.
+        const bool idle = quiet > (seed ? 40 : 0);
+        for (auto& block : blocks) {
+            if (advance(*block, idle)) quiet = 0;
         }
         if (quiet > (seed ? 200 : 3)) report_deadlock();
     }

@@ -54,6 +54,7 @@ inline std::vector<Shape> all() {
         {"two bundles of one document", 2, 2, {{0, 260, kFree, 0, {{0, 60, 0}, {60, 128, 1}, {190, 260, 1}}}}},
         {"segments", 1, 2, {{0, 500, kFree, 0, {{300, 500}}}, {0, 300, kFree, kFree, {{0, 10}}}}, 128},
         {"segments under a window", 1, 1, {{0, 500, 100, 0, {{100, 290}}}}, 128},
+        {"many key tiles", 1, 1, {{0, 640, kFree, 0, {{350, 640}}}}},
         {"large scores", 1, 1, {{0, 200, kFree, 0, {{0, 200}}}}, 1 << 16, 4.f},
     };
 }
