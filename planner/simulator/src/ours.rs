@@ -10,7 +10,7 @@
 //! 5. `overlap`: local work first inside every call, beside ping-pong.
 //!
 //! The packing baseline is given with both kernels. Nothing here is measured: it is the model of
-//! [`crate::step`] with published speeds.
+//! the event engine with published speeds.
 
 use serde::Serialize;
 
