@@ -10,7 +10,7 @@ use super::bins::Bins;
 use crate::DocumentId;
 
 /// Part of a slot's capacity that it may have above it.
-const OVER: u64 = 1_000;
+const OVER: u64 = 1_150;
 /// Candidates for the first of two that fit together.
 const FIRST: usize = 32;
 

@@ -20,7 +20,7 @@ use super::prices::Prices;
 /// Part of the level that is left alone.
 const WORTH: u64 = 1_500;
 /// Orders of donors that are tried.
-const ORDERS: usize = 12;
+const ORDERS: usize = 10;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 4;
 /// Pieces along one edge at most.
