@@ -26,15 +26,59 @@ impl TrainingJob {
 
 /// What a job should be.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(kube::CustomResource, schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    kube(
+        group = "cadre.dev",
+        version = "v1alpha1",
+        kind = "TrainingJob",
+        root = "TrainingJobResource",
+        status = "TrainingJobStatus",
+        namespaced,
+        doc = "A training job whose core attention runs on a pool.",
+        shortname = "cadjob",
+        category = "cadre",
+        category = "all",
+        printcolumn(name = "Step", type_ = "integer", json_path = ".status.progress.step"),
+        printcolumn(name = "Progress", type_ = "integer", json_path = ".status.progress.percent"),
+        printcolumn(
+            name = "Tokens/s",
+            type_ = "integer",
+            json_path = ".status.progress.tokensPerSecond"
+        ),
+        printcolumn(name = "Pool", type_ = "string", json_path = ".spec.attention.poolRef.name"),
+        printcolumn(
+            name = "Status",
+            type_ = "string",
+            json_path = r#".status.conditions[?(@.type=="Running")].reason"#
+        ),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+        validation = crate::schema::name_rule()
+    )
+)]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.nodes * self.procsPerNode <= 4096", "message": "spec.nodes × spec.procsPerNode makes more than 4096 trainers; 4096 is the most"},
+        {"rule": "self.suspend || oldSelf.suspend || self.nodes == oldSelf.nodes", "message": "spec.nodes changes only while spec.suspend is true; suspend the job first"},
+        {"rule": "self.suspend || oldSelf.suspend || self.procsPerNode == oldSelf.procsPerNode", "message": "spec.procsPerNode changes only while spec.suspend is true; suspend the job first"},
+        {"rule": "self.suspend || oldSelf.suspend || self.attention.poolRef == oldSelf.attention.poolRef", "message": "spec.attention.poolRef changes only while spec.suspend is true; suspend the job first"},
+        {"rule": "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)", "message": "spec.managedBy never changes; delete the job and create it anew"},
+    ]))
+)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobSpec {
     /// Pod of a trainer, with one container named `trainer`.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::trainer_template"))]
     pub template: PodTemplateSpec,
     /// Pods of the job. At least 1. Default 1.
     #[serde(default = "one")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
     pub nodes: u32,
     /// Trainer processes in each pod. At least 1. Default 1.
     #[serde(default = "one")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
     pub procs_per_node: u32,
     /// Where core attention goes.
     pub attention: Attention,
@@ -43,15 +87,18 @@ pub struct TrainingJobSpec {
     pub suspend: bool,
     /// Controller that acts on the job instead of Cadre's operator. Default: Cadre's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 253)))]
     pub managed_by: Option<String>,
     /// What a dead trainer does to the job.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
     /// Longest time that the job may be active. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub active_deadline_seconds: Option<u32>,
     /// How long a finished job is kept. Default: for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub ttl_seconds_after_finished: Option<u32>,
     /// Where checkpoints go and how many stay.
     #[serde(default)]
@@ -71,12 +118,14 @@ fn one() -> u32 {
 
 /// Where core attention goes and how.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Attention {
     /// The pool.
     pub pool_ref: PoolRef,
     /// Weight of this job among the jobs of the pool, 1 to 1000. Default 100.
     #[serde(default = "hundred")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub share: u32,
     /// Type of Q, K, V, O, dO and dQ on the wire. Default: `F32` on CPU, `Bf16` on GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,6 +138,7 @@ pub struct Attention {
     pub on_pool_loss: OnPoolLoss,
     /// How long `Wait` waits for a server before the job fails. Default 300 s.
     #[serde(default = "pool_wait_seconds")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub pool_wait_seconds: u32,
 }
 
@@ -102,17 +152,21 @@ fn pool_wait_seconds() -> u32 {
 
 /// Names a pool.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PoolRef {
     /// Name of the pool.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 52)))]
     pub name: String,
     /// Its namespace. Default: the job's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 63)))]
     pub namespace: Option<String>,
 }
 
 /// Type of rows on the wire. LSE, Δ, dK and dV are f32 whatever it says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Wire {
     /// Single precision.
     F32,
@@ -122,6 +176,7 @@ pub enum Wire {
 
 /// What a job does when no server is left.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum OnPoolLoss {
     /// Wait for a server, `poolWaitSeconds` at most.
     #[default]
@@ -134,26 +189,35 @@ pub enum OnPoolLoss {
 
 /// What a dead trainer does to the job.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct FailurePolicy {
     /// Restarts from the last checkpoint before the job fails. Default 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1000)))]
     pub max_restarts: u32,
     /// Exceptions, first match wins. At most 16.
+    #[cfg_attr(feature = "schema", schemars(length(max = 16)))]
     pub rules: Vec<FailureRule>,
 }
 
 /// An exception from `maxRestarts`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FailureRule {
     /// What to do.
     pub action: FailureAction,
     /// Exit codes of a trainer that the rule is about, 1 to 255.
+    #[cfg_attr(
+        feature = "schema",
+        schemars(length(min = 1, max = 255), inner(range(min = 1, max = 255)))
+    )]
     pub exit_codes: Vec<u32>,
 }
 
 /// What a failure rule does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum FailureAction {
     /// The job fails at once.
     FailJob,
@@ -165,15 +229,25 @@ pub enum FailureAction {
 
 /// Where checkpoints go and how many stay.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "!has(self.claimName) || !has(self.hostPath)", "message": "spec.checkpoint.hostPath is set beside spec.checkpoint.claimName; keep one of them"},
+    ]))
+)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Checkpoint {
     /// Newest checkpoints that are kept. At least 1. Default 3.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub keep: u32,
     /// Claim whose volume holds them, mounted in every trainer.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 253)))]
     pub claim_name: Option<String>,
     /// Directory of the node that holds them, where the cluster allows it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub host_path: Option<String>,
 }
 
@@ -185,6 +259,7 @@ impl Default for Checkpoint {
 
 /// What a job is, by its applied objects.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct TrainingJobStatus {
     /// Generation of the spec that this status answers.
@@ -197,11 +272,13 @@ pub struct TrainingJobStatus {
     /// Servers lost in steps of the job.
     pub failovers: u32,
     /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
 }
 
 /// How far training is.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Progress {
     /// Steps done.

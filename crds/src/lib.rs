@@ -3,6 +3,8 @@
 //! In: YAML manifests of users. Out: [`AttentionPool`] and [`TrainingJob`], checked.
 //! [`manifest`] reads and checks them, [`contract`] lists labels and environment variables.
 //!
+//! With the feature `schema`, [`schema`] makes their definitions for the API server and the page about them.
+//!
 //! No cluster and no process: reading the manifest files is the only IO here, and
 //! [`manifest::parse`] does without. The same text gives the same objects or the same error.
 
@@ -12,13 +14,20 @@ mod job;
 pub mod manifest;
 mod nearest;
 mod pool;
+mod resource;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod validate;
 
+#[cfg(feature = "schema")]
+pub use job::TrainingJobResource;
 pub use job::{
     Attention, Checkpoint, FailureAction, FailurePolicy, FailureRule, OnPoolLoss, PoolRef,
     Progress, TrainingJob, TrainingJobSpec, TrainingJobStatus, Wire,
 };
 pub use k8s_openapi;
+#[cfg(feature = "schema")]
+pub use pool::AttentionPoolResource;
 pub use pool::{
     Access, AttentionPool, AttentionPoolSpec, AttentionPoolStatus, Colocation, Drain, Fabric,
     Health, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,

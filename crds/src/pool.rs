@@ -26,14 +26,54 @@ impl AttentionPool {
 
 /// What a pool should be.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(kube::CustomResource, schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    kube(
+        group = "cadre.dev",
+        version = "v1alpha1",
+        kind = "AttentionPool",
+        root = "AttentionPoolResource",
+        status = "AttentionPoolStatus",
+        namespaced,
+        doc = "A pool of attention servers: they compute softmax(QKᵀ)V for the jobs that name the pool.",
+        shortname = "attnpool",
+        category = "cadre",
+        category = "all",
+        scale(
+            spec_replicas_path = ".spec.replicas",
+            status_replicas_path = ".status.replicas",
+            label_selector_path = ".status.selector"
+        ),
+        printcolumn(name = "Desired", type_ = "integer", json_path = ".status.desired"),
+        printcolumn(name = "Ready", type_ = "integer", json_path = ".status.ready"),
+        printcolumn(name = "InPlace", type_ = "integer", json_path = ".status.inPlaceServers"),
+        printcolumn(name = "Util", type_ = "integer", json_path = ".status.utilizationPercent"),
+        printcolumn(
+            name = "Balanced",
+            type_ = "string",
+            json_path = r#".status.conditions[?(@.type=="Balanced")].status"#
+        ),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+        validation = crate::schema::name_rule()
+    )
+)]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.replicas > 0 || self.inPlace || self.scaling.mode != 'Fixed'", "message": "spec.replicas is 0 while spec.inPlace is false, so the pool has no server; set spec.replicas to 1 or more, or spec.inPlace to true"},
+    ]))
+)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AttentionPoolSpec {
     /// Dedicated servers: processes (pods) of their own. Default 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 4096)))]
     pub replicas: u32,
     /// The trainers of the pool's jobs serve too. Default true; with `replicas` this is the hybrid.
     pub in_place: bool,
     /// Pod of a dedicated server. Its container is `server`; left out, the chart's image is used.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::server_template"))]
     pub template: Option<PodTemplateSpec>,
     /// Who decides about `replicas`, and within which bounds.
     pub scaling: Scaling,
@@ -67,18 +107,30 @@ impl Default for AttentionPoolSpec {
 
 /// How `replicas` changes.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.mode != 'Auto' || has(self.max)", "message": "spec.scaling.max is missing while spec.scaling.mode is Auto; say how many servers there may be at most"},
+        {"rule": "!has(self.max) || self.max >= self.min", "message": "spec.scaling.max is below spec.scaling.min; write a number from spec.scaling.min to 4096"},
+    ]))
+)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Scaling {
     /// Who changes `replicas`. Default `Fixed`.
     pub mode: ScalingMode,
     /// Least dedicated servers of mode `Auto`. Default 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 4096)))]
     pub min: u32,
     /// Most dedicated servers of mode `Auto`. No default: `Auto` needs it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
     pub max: Option<u32>,
     /// Busy share that `Auto` aims at, 1 to 100 percent. Default 70.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 100)))]
     pub target_utilization_percent: u32,
     /// How long fewer servers must have sufficed before `Auto` removes one. Default 300 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 86400)))]
     pub scale_down_stabilization_seconds: u32,
 }
 
@@ -96,6 +148,7 @@ impl Default for Scaling {
 
 /// Who changes `replicas`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum ScalingMode {
     /// The user alone.
     #[default]
@@ -108,11 +161,14 @@ pub enum ScalingMode {
 
 /// Where servers run, seen from the trainers.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Placement {
     /// Topology keys, nearest first, such as `kubernetes.io/hostname`. Default: the chart's.
+    #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(length(min = 1, max = 316))))]
     pub levels: Vec<String>,
     /// Jobs to be near to. Default: all jobs of the pool.
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63))))]
     pub colocate_with: Vec<String>,
     /// Whether a server may start elsewhere. Default `Preferred`.
     pub colocation: Colocation,
@@ -120,6 +176,7 @@ pub struct Placement {
 
 /// How strict a placement is.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Colocation {
     /// Near if possible.
     #[default]
@@ -130,22 +187,28 @@ pub enum Colocation {
 
 /// Devices and network of a server.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Fabric {
     /// GPUs, hence lanes, of one server; 0 (default) computes on the CPU.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 64)))]
     pub gpus_per_server: u32,
     /// Extended resources that give a pod its RDMA devices, such as `rdma/ib`. Default none.
+    #[cfg_attr(feature = "schema", schemars(length(max = 8), inner(length(min = 1, max = 316))))]
     pub rdma_resources: Vec<String>,
     /// Measured bandwidth below which a link is reported, in megabits per second. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub min_bandwidth_mbps: Option<u32>,
 }
 
 /// How a server leaves.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Drain {
     /// How long a server may take to hand over its slot before it is deleted. Default 60 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_seconds: u32,
 }
 
@@ -157,20 +220,26 @@ impl Default for Drain {
 
 /// When a server is suspected, slow, or replaced.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Health {
     /// Silence after which the conductor suspects a server. At least 400 (two heartbeats). Default
     /// 1000 ms.
+    #[cfg_attr(feature = "schema", schemars(range(min = 400, max = 600_000)))]
     pub suspect_after_milliseconds: u32,
     /// Age after which a load report no longer counts. Default 10 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub report_timeout_seconds: u32,
     /// Time that a slot may stay vacant before it leaves the view; later steps may then have other
     /// bits. Default 600 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub reshape_after_seconds: u32,
     /// Observed over expected time, in percent, from which a server counts as slow. Above 100.
     /// Default 150.
+    #[cfg_attr(feature = "schema", schemars(range(min = 101, max = 10000)))]
     pub slow_factor_percent: u32,
     /// Failures or slow reports in a row until a server is quarantined. Default 3.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub quarantine_after: u32,
 }
 
@@ -188,23 +257,29 @@ impl Default for Health {
 
 /// Who may use a pool.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct Access {
     /// Namespaces whose jobs may join. Default: the pool's own.
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63))))]
     pub namespaces: Vec<String>,
     /// Most dedicated servers that one job may be given. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub max_servers_per_job: Option<u32>,
 }
 
 /// What a pool is, by its applied objects.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct AttentionPoolStatus {
     /// Generation of the spec that this status answers.
     pub observed_generation: i64,
     /// Dedicated servers wanted.
     pub desired: u32,
+    /// Pods of dedicated servers that are there, draining ones too; what the scale subresource reports.
+    pub replicas: u32,
     /// Servers whose pod is ready.
     pub ready: u32,
     /// Servers with a live control connection.
@@ -216,21 +291,25 @@ pub struct AttentionPoolStatus {
     /// Trainers that serve in place.
     pub in_place_servers: u32,
     /// Label selector of the servers' pods, for the scale subresource.
+    #[cfg_attr(feature = "schema", schemars(length(max = 512)))]
     pub selector: String,
     /// Busy share of the pool in percent, rounded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_percent: Option<u32>,
     /// The slowest servers, worst first, at most 8.
+    #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
     pub worst_servers: Vec<WorstServer>,
     /// The last change of `replicas`, with what it was made from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_scale_decision: Option<ScaleDecision>,
     /// `Available`, `Progressing`, `Balanced`, `ScalingActive`, `PlacementSatisfied`, `Degraded`.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
 }
 
 /// One of the slowest servers of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct WorstServer {
     /// Name of its pod.
@@ -241,6 +320,7 @@ pub struct WorstServer {
 
 /// Why `replicas` was changed.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScaleDecision {
     /// When.

@@ -1,0 +1,207 @@
+//! The definitions of our kinds (`CustomResourceDefinition`): what the API server knows about our objects.
+//!
+//! In: the types of this crate, with the rules and bounds written beside their fields. Out:
+//! [`definitions`], their YAML as the chart ships it, and [`page::markdown`], the API page.
+//!
+//! Pod templates are described only as far as a rule looks into them; the rest passes through, and
+//! is checked by the API server when a pod is made from it. The whole schema of a pod would make
+//! the definitions larger than what `kubectl apply` can store, and tie them to one version of
+//! Kubernetes.
+//!
+//! Every list and text that a rule reads is bounded: the API server refuses rules whose cost it
+//! cannot bound.
+
+pub mod page;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use kube::core::Rule;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+use crate::contract::{CADRE_PREFIX, RESERVED, SERVER_CONTAINER, TRAINER_CONTAINER};
+use crate::validate::NAME_LENGTH;
+use crate::{AttentionPoolResource, TrainingJobResource};
+
+/// The definitions of all our kinds, ready for the API server.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    [AttentionPoolResource::crd(), TrainingJobResource::crd()].into_iter().map(finished).collect()
+}
+
+/// A definition as the chart ships it.
+///
+/// # Panics
+///
+/// Never for what [`definitions`] returns.
+pub fn yaml(definition: &CustomResourceDefinition) -> String {
+    let mut value = serde_json::to_value(definition).expect("a definition is plain data");
+    whole_numbers(&mut value);
+    let options = serde_saphyr::ser_options! { compact_list_indent: false };
+    let body = serde_saphyr::to_string_with_options(&value, options).expect("plain data is YAML");
+    format!(
+        "# Generated from the types of crds/ by its test `schema`; see there how to write it anew.\n\
+         # yamllint disable rule:line-length\n{body}"
+    )
+}
+
+/// Takes out what schemars writes and the API server does not know.
+fn finished(definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    let mut value = serde_json::to_value(definition).expect("a definition is plain data");
+    for version in value["spec"]["versions"].as_array_mut().into_iter().flatten() {
+        tidy(&mut version["schema"]["openAPIV3Schema"]);
+    }
+    serde_json::from_value(value).expect("only formats and line ends were changed")
+}
+
+/// Unsigned formats become the signed one of the API (bounds say that they are not negative), null is
+/// no value of ours, and descriptions are one line each.
+fn tidy(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("format").is_some_and(|it| it == "uint32" || it == "uint64") {
+                map.insert("format".into(), "int64".into());
+            }
+            map.remove("nullable");
+            if let Some(Value::String(text)) = map.get_mut("description") {
+                *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            }
+            map.values_mut().for_each(tidy);
+        }
+        Value::Array(list) => list.iter_mut().for_each(tidy),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Bounds are floats in the type of a definition; ours are written as the whole numbers they are.
+fn whole_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64().filter(|it| number.is_f64() && it.fract() == 0.0) {
+                *value = (float as i64).into();
+            }
+        }
+        Value::Object(map) => map.values_mut().for_each(whole_numbers),
+        Value::Array(list) => list.iter_mut().for_each(whole_numbers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+/// Names leave room for the suffixes of pods and are labels of DNS, since hosts are named by them.
+pub(crate) fn name_rule() -> Rule {
+    Rule::new(format!(
+        "self.metadata.name.size() <= {NAME_LENGTH} && \
+         self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
+    ))
+    .message(format!(
+        "metadata.name is longer than {NAME_LENGTH} characters or holds a dot; use a–z, 0–9 and -, \
+         with a letter or digit at both ends"
+    ).as_str())
+}
+
+/// Pod of a dedicated server.
+pub(crate) fn server_template(_: &mut SchemaGenerator) -> Schema {
+    template(SERVER_CONTAINER)
+}
+
+/// Pod of a trainer.
+pub(crate) fn trainer_template(_: &mut SchemaGenerator) -> Schema {
+    template(TRAINER_CONTAINER)
+}
+
+/// A pod with one container of a given name, which leaves our variables alone.
+fn template(container: &str) -> Schema {
+    let reserved = RESERVED.map_to_list();
+    let one = json!({
+        "rule": format!("self.size() == 1 && self[0].name == '{container}'"),
+        "message": format!(
+            "spec.template.spec.containers must be exactly one container, named `{container}`"
+        ),
+    });
+    let ours = json!({
+        "rule": format!("!self.name.startsWith('{CADRE_PREFIX}') && !(self.name in [{reserved}])"),
+        "message": "Cadre sets this variable itself; remove it",
+    });
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "required": ["spec"],
+        "properties": {
+            "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+            "spec": {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": true,
+                "required": ["containers"],
+                "properties": {
+                    "containers": {
+                        "type": "array",
+                        "maxItems": 16,
+                        "x-kubernetes-validations": [one],
+                        "items": {
+                            "type": "object",
+                            "x-kubernetes-preserve-unknown-fields": true,
+                            "required": ["name"],
+                            "properties": {
+                                "name": {"type": "string", "maxLength": 63},
+                                "env": {
+                                    "type": "array",
+                                    "maxItems": 512,
+                                    "items": {
+                                        "type": "object",
+                                        "x-kubernetes-preserve-unknown-fields": true,
+                                        "required": ["name"],
+                                        "properties": {
+                                            "name": {
+                                                "type": "string",
+                                                "minLength": 1,
+                                                "maxLength": 256,
+                                            },
+                                        },
+                                        "x-kubernetes-validations": [ours],
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    })
+}
+
+/// Conditions are merged by their type; as in the core API.
+pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 16,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {"type": "string", "minLength": 1, "maxLength": 316},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+                "reason": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                },
+                "message": {"type": "string", "maxLength": 32768},
+            },
+        },
+    })
+}
+
+/// A list in the language of the rules.
+trait Quoted {
+    fn map_to_list(&self) -> String;
+}
+
+impl Quoted for [&str] {
+    fn map_to_list(&self) -> String {
+        self.iter().map(|it| format!("'{it}'")).collect::<Vec<_>>().join(", ")
+    }
+}
