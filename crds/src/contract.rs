@@ -23,6 +23,27 @@ pub const LABEL_REVISION: &str = "cadre.dev/revision";
 /// Label: number of the job's attempt.
 pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
 
+/// Annotation of an attempt's Job: restarts that counted before it.
+pub const ANNOTATION_RESTARTS: &str = "cadre.dev/restarts";
+/// Annotation of a server's pod: why it drains.
+pub const ANNOTATION_DRAIN: &str = "cadre.dev/drain";
+/// Annotation of a server's pod: since when it drains, RFC 3339.
+pub const ANNOTATION_DRAIN_SINCE: &str = "cadre.dev/drain-since";
+/// Annotation of a server's pod: how often in a row its slot's servers failed before it.
+pub const ANNOTATION_FAILURES: &str = "cadre.dev/failures";
+/// Annotation of a server's pod: nodes that it avoids, parted by commas.
+pub const ANNOTATION_AVOID: &str = "cadre.dev/avoid-nodes";
+/// Annotation of a server's pod: its start of the slot, also in [`CADRE_INCARNATION`].
+pub const ANNOTATION_INCARNATION: &str = "cadre.dev/incarnation";
+/// Finalizer of a pool whose servers serve: they drain before the pool is gone.
+pub const FINALIZER: &str = "cadre.dev/drain";
+/// Value of `spec.managedBy` that means Cadre's own operator, as leaving it out does.
+pub const MANAGED_BY: &str = "cadre.dev/operator";
+/// Start of the labels of a queue; they pass to what is made for an object.
+pub const QUEUE_PREFIX: &str = "kueue.x-k8s.io/";
+/// Label that puts an object into a queue: what is made for it starts when the queue admits it.
+pub const LABEL_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
 /// Role of a trainer.
 pub const ROLE_TRAINER: &str = "trainer";
 /// Role of a dedicated attention server.
@@ -57,6 +78,10 @@ pub const PET_MASTER_PORT: &str = "PET_MASTER_PORT";
 pub const CADRE_PREFIX: &str = "CADRE_";
 /// Address of the control service: path of a Unix socket, or an `https` URL.
 pub const CADRE_CONTROL: &str = "CADRE_CONTROL";
+/// File with the certificates that the control service's own is checked by.
+pub const CADRE_CONTROL_CA: &str = "CADRE_CONTROL_CA";
+/// File with the token that a pod shows to the control service.
+pub const CADRE_CONTROL_TOKEN: &str = "CADRE_CONTROL_TOKEN";
 /// [`ROLE_TRAINER`] or [`ROLE_SERVER`].
 pub const CADRE_ROLE: &str = "CADRE_ROLE";
 /// Number of the worker among those of its role, from 0.

@@ -4,7 +4,7 @@
 //! [`crate::manifest`]. The job's kind is optional in a cluster: pods of other kinds join by label.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use serde::{Deserialize, Serialize};
 
 /// A training job whose attention runs on a pool.
@@ -269,6 +269,11 @@ pub struct TrainingJobStatus {
     pub progress: Option<Progress>,
     /// Number of the run of the trainers, from 1; only rises, resumes count.
     pub attempt: u32,
+    /// Restarts that counted against `failurePolicy.maxRestarts`.
+    pub restarts: u32,
+    /// Since when the job is active, restarts included; gone while it is suspended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
     /// Servers lost in steps of the job.
     pub failovers: u32,
     /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`.

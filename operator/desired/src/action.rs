@@ -1,0 +1,129 @@
+//! What the operator does to a cluster, as data.
+//!
+//! Out of every decision comes a list of [`Action`]s, to be carried out in order. Each is safe to
+//! repeat and safe beside a second operator that does the same: creating what is there already,
+//! or deleting what is gone, changes nothing. Deletes name the uid, so a successor of the same name
+//! stays.
+
+use std::ops::Deref;
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+
+/// One thing to do, in the namespace of the object that it is done for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Create an object that is not there; one of this name that is there stays as it is.
+    Create(Object),
+    /// Bring an object of ours to this content, by server-side apply.
+    Apply(Object),
+    /// Say on a server's pod that it leaves: nothing new goes to it from now on.
+    Drain {
+        /// The pod.
+        pod: Reference,
+        /// Why, as a condition's reason is written.
+        reason: &'static str,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// Delete an object.
+    Delete(Reference),
+    /// Delete the object itself that this is about.
+    DeleteSelf,
+    /// Put our finalizer on the object itself: its servers must drain before it is gone.
+    Guard,
+    /// Take our finalizer off the object itself.
+    Release,
+}
+
+/// An object that the operator makes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// Names of pods.
+    Service(Box<Service>),
+    /// An attempt.
+    Job(Box<Job>),
+    /// A server.
+    Pod(Box<Pod>),
+    /// How many servers may be evicted at once.
+    Budget(Box<PodDisruptionBudget>),
+}
+
+/// Kind of an object that the operator makes.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Kind {
+    /// `v1` Service.
+    Service,
+    /// `batch/v1` Job.
+    Job,
+    /// `v1` Pod.
+    Pod,
+    /// `policy/v1` `PodDisruptionBudget`.
+    Budget,
+}
+
+/// One object of the cluster.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Reference {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// Its uid; one of the same name with another uid is another object.
+    pub uid: String,
+}
+
+impl Reference {
+    pub(crate) fn new(kind: Kind, meta: &ObjectMeta) -> Self {
+        Self {
+            kind,
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl Object {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Service,
+            Self::Job(_) => Kind::Job,
+            Self::Pod(_) => Kind::Pod,
+            Self::Budget(_) => Kind::Budget,
+        }
+    }
+
+    /// Name, labels and what else every object has.
+    pub fn metadata(&self) -> &ObjectMeta {
+        match self {
+            Self::Service(it) => &it.metadata,
+            Self::Job(it) => &it.metadata,
+            Self::Pod(it) => &it.metadata,
+            Self::Budget(it) => &it.metadata,
+        }
+    }
+}
+
+/// An observation made after the actions were carried out: the only thing that a status is made from.
+#[derive(Clone, Debug)]
+pub struct Applied<T>(T);
+
+impl<T> Applied<T> {
+    /// Says that every action of the decision about `observed` was carried out, and that `observed`
+    /// has what they made.
+    pub fn new(observed: T) -> Self {
+        Self(observed)
+    }
+}
+
+impl<T> Deref for Applied<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

@@ -1,0 +1,80 @@
+//! Conditions of a status.
+//!
+//! In: what is true now. Out: the list with each condition once, in the order in which it was first
+//! set. The time of a condition is when its status last changed; a new reason or message alone leaves it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+/// What a condition says.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Said {
+    pub(crate) status: Truth,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// Status of a condition.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Truth {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl From<bool> for Truth {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+}
+
+pub(crate) fn said(
+    status: impl Into<Truth>,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Said {
+    Said { status: status.into(), reason, message: message.into() }
+}
+
+/// Conditions of one status, being written.
+#[derive(Debug)]
+pub(crate) struct Conditions<'a> {
+    pub(crate) list: &'a mut Vec<Condition>,
+    pub(crate) generation: Option<i64>,
+    pub(crate) now: Timestamp,
+}
+
+impl Conditions<'_> {
+    pub(crate) fn set(&mut self, name: &str, said: Said) {
+        let Said { status, reason, message } = said;
+        let status = match status {
+            Truth::Yes => "True",
+            Truth::No => "False",
+            Truth::Unknown => "Unknown",
+        };
+        let old = self.list.iter().position(|it| it.type_ == name);
+        let since = match old {
+            Some(at) if self.list[at].status == status => {
+                self.list[at].last_transition_time.clone()
+            }
+            Some(_) | None => Time(self.now),
+        };
+        let condition = Condition {
+            type_: name.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: since,
+            observed_generation: self.generation,
+        };
+        match old {
+            Some(at) => self.list[at] = condition,
+            None => self.list.push(condition),
+        }
+    }
+}
+
+/// The condition of this name, if it is true.
+pub(crate) fn is_true<'a>(list: &'a [Condition], name: &str) -> Option<&'a Condition> {
+    list.iter().find(|it| it.type_ == name && it.status == "True")
+}

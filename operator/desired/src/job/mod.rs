@@ -1,0 +1,131 @@
+//! A `TrainingJob`: one Job of the core API for each attempt, and a Service that names its pods.
+//!
+//! In: an [`Observed`] and the time. Out: [`decide`], the actions and when to look again; [`status`],
+//! what is there.
+//!
+//! ```text
+//!              ┌──────────── suspended ◀──────────┐
+//!              ▼                                  │
+//! blocked ─▶ waiting ─▶ start ─▶ active ─▶ completed
+//!              ▲                  │  └───▶ failed, late
+//!              └──── restart ◀────┘
+//! ```
+//!
+//! An attempt is a Job of its own since the core controller replaces one pod, late, where all trainers
+//! have to start anew. The number of the attempt and the restarts that counted stand on the Job, so
+//! nothing hangs on a status that was not written.
+//!
+//! Invariant: an attempt is created only when the pods of all others are quiet.
+
+mod failure;
+mod manifest;
+mod stage;
+mod status;
+
+use cadre_crds::{AttentionPool, Progress, TrainingJob};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::action::{Action, Kind, Object, Reference};
+use crate::names::is_owned;
+use crate::settings::Settings;
+pub use failure::Cause;
+use stage::{Stage, attempts};
+pub use status::status;
+
+/// Seconds after which pods that should be gone are looked at again.
+const LOOK_AGAIN_SECONDS: i64 = 5;
+
+/// What is known about a job.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The object.
+    pub job: TrainingJob,
+    /// The pool that it names, if there is one.
+    pub pool: Option<AttentionPool>,
+    /// The Service of its trainers, if there is one by that name.
+    pub service: Option<Service>,
+    /// The Jobs of its attempts.
+    pub jobs: Vec<Job>,
+    /// The pods of its trainers.
+    pub pods: Vec<Pod>,
+    /// What its conductor said last.
+    pub progress: Option<Progress>,
+    /// Servers lost in its steps, as its conductor counts them.
+    pub failovers: u32,
+}
+
+/// What to do for an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// Seconds after which to look again although nothing has changed.
+    pub again: Option<i64>,
+}
+
+/// Decides what to do for a job.
+pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decision {
+    let stage = stage::of(observed, now);
+    let mut decision = Decision::default();
+    let all = attempts(observed);
+    let delete = |job: &Job| Action::Delete(Reference::new(Kind::Job, &job.metadata));
+    match &stage {
+        Stage::Deleted
+        | Stage::Foreign
+        | Stage::Invalid(_)
+        | Stage::Blocked(_)
+        | Stage::Completed
+        | Stage::Failed(_) => {}
+        Stage::Finished { at } => {
+            // What a failed job still has running ends; the last attempt stays for its logs.
+            let unfinished = all.iter().filter(|it| !it.is_over());
+            decision.actions.extend(unfinished.map(|it| delete(it.job)));
+            if let Some(ttl) = observed.job.spec.ttl_seconds_after_finished {
+                let left = at.as_second() + i64::from(ttl) - now.as_second();
+                if left <= 0 {
+                    decision.actions.push(Action::DeleteSelf);
+                } else {
+                    decision.again = Some(left);
+                }
+            }
+        }
+        Stage::Suspended | Stage::Late { .. } => {
+            decision.actions.extend(all.iter().map(|it| delete(it.job)));
+        }
+        Stage::Waiting { .. } => {
+            // What the queue has taken back must not come back under the same number.
+            let taken = all.iter().filter(|it| it.is_suspended());
+            decision.actions.extend(taken.map(|it| delete(it.job)));
+            decision.again = Some(LOOK_AGAIN_SECONDS);
+        }
+        Stage::Start { number, restarts, .. } => {
+            ensure_service(observed, &mut decision);
+            let job = manifest::job(observed, settings, *number, *restarts);
+            decision.actions.push(Action::Create(Object::Job(Box::new(job))));
+        }
+        Stage::Active { number } => {
+            ensure_service(observed, &mut decision);
+            let older = all.iter().filter(|it| it.number < *number);
+            decision.actions.extend(older.map(|it| delete(it.job)));
+            decision.again = stage::deadline(observed).map(|it| (it - now.as_second()).max(1));
+        }
+    }
+    decision
+}
+
+/// The Service, unless there is one. One that is not ours is left alone: the status says it.
+fn ensure_service(observed: &Observed, decision: &mut Decision) {
+    let wanted = manifest::service(&observed.job);
+    match &observed.service {
+        None => decision.actions.push(Action::Create(Object::Service(Box::new(wanted)))),
+        Some(found) if is_owned(&found.metadata, &observed.job.metadata) => {
+            let selector = |it: &Service| it.spec.as_ref().and_then(|it| it.selector.clone());
+            if selector(found) != selector(&wanted) {
+                decision.actions.push(Action::Apply(Object::Service(Box::new(wanted))));
+            }
+        }
+        Some(_) => {}
+    }
+}

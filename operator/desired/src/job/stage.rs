@@ -1,0 +1,194 @@
+//! Where a job is: exactly one [`Stage`], from what is observed and the time.
+//!
+//! Both the actions and the status are made from it, so they cannot disagree.
+
+use cadre_crds::contract::{ANNOTATION_RESTARTS, LABEL_ATTEMPT, LABEL_QUEUE, MANAGED_BY};
+use cadre_crds::validate::{self, Refusal};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Observed;
+use super::failure::{Cause, Verdict, judge};
+use crate::conditions::is_true;
+use crate::names::{annotation, is_owned, label, trainers_service};
+use crate::pod::is_quiet;
+
+/// Where a job is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Stage {
+    /// Being deleted; what was made for it goes with it.
+    Deleted,
+    /// Another controller acts on it.
+    Foreign,
+    /// Its status says that it is over.
+    Finished { at: Timestamp },
+    /// A field is wrong.
+    Invalid(Refusal),
+    /// It must not run.
+    Suspended,
+    /// It cannot start.
+    Blocked(Obstacle),
+    /// It took longer than it may.
+    Late { seconds: u32 },
+    /// An attempt has finished its work.
+    Completed,
+    /// An attempt has failed and there is no further one.
+    Failed(Cause),
+    /// The next attempt waits until the pods of others are quiet.
+    Waiting { number: u32, restarts: u32, after: Option<Cause> },
+    /// The next attempt starts.
+    Start { number: u32, restarts: u32, after: Option<Cause> },
+    /// An attempt is there.
+    Active { number: u32 },
+}
+
+/// What a job cannot start for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Obstacle {
+    /// There is no such pool.
+    PoolNotFound,
+    /// The pool does not serve the job's namespace.
+    PoolRefuses,
+    /// A Service of somebody else has the name that ours needs.
+    NameTaken,
+}
+
+/// A Job of the core API that is an attempt of ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt<'a> {
+    pub(crate) number: u32,
+    pub(crate) restarts: u32,
+    pub(crate) job: &'a Job,
+}
+
+impl Attempt<'_> {
+    pub(crate) fn has(&self, condition: &str) -> bool {
+        let conditions = self.job.status.as_ref().and_then(|it| it.conditions.as_ref());
+        conditions
+            .is_some_and(|it| it.iter().any(|it| it.type_ == condition && it.status == "True"))
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has("Failed") || self.has("FailureTarget")
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.has("Complete") || self.has("SuccessCriteriaMet")
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.has("Failed") || self.has("Complete")
+    }
+
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.job.spec.as_ref().is_some_and(|it| it.suspend == Some(true))
+    }
+}
+
+/// The attempts of a job that are not being deleted, by number.
+pub(crate) fn attempts(observed: &Observed) -> Vec<Attempt<'_>> {
+    let ours = observed.jobs.iter().filter(|it| is_owned(&it.metadata, &observed.job.metadata));
+    let alive = ours.filter(|it| it.metadata.deletion_timestamp.is_none());
+    let mut attempts: Vec<_> = alive.filter_map(attempt).collect();
+    attempts.sort_by_key(|it| it.number);
+    attempts
+}
+
+fn attempt(job: &Job) -> Option<Attempt<'_>> {
+    let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
+    let restarts = annotation(&job.metadata, ANNOTATION_RESTARTS);
+    let restarts = restarts.and_then(|it| it.parse().ok()).unwrap_or(0);
+    Some(Attempt { number, restarts, job })
+}
+
+/// Says where a job is.
+pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
+    let job = &observed.job;
+    if job.metadata.deletion_timestamp.is_some() {
+        return Stage::Deleted;
+    }
+    if job.spec.managed_by.as_deref().is_some_and(|it| it != MANAGED_BY) {
+        return Stage::Foreign;
+    }
+    let conditions = job.status.as_ref().map(|it| it.conditions.as_slice()).unwrap_or_default();
+    let over = is_true(conditions, "Complete").or_else(|| is_true(conditions, "Failed"));
+    if let Some(over) = over {
+        return Stage::Finished { at: over.last_transition_time.0 };
+    }
+    if let Err(refusal) = validate::job(job) {
+        return Stage::Invalid(refusal);
+    }
+    let all = attempts(observed);
+    let newest = all.last();
+    if newest.is_some_and(Attempt::is_complete) {
+        return Stage::Completed;
+    }
+    if deadline(observed).is_some_and(|it| it <= now.as_second()) {
+        return Stage::Late { seconds: job.spec.active_deadline_seconds.unwrap_or_default() };
+    }
+    if job.spec.suspend {
+        return Stage::Suspended;
+    }
+    let (restarts, after) = match newest {
+        None => (job.status.as_ref().map_or(0, |it| it.restarts), None),
+        Some(newest) if newest.has_failed() => match judge(observed, newest) {
+            Verdict::End(cause) => return Stage::Failed(cause),
+            Verdict::Again { counted, cause } => {
+                (newest.restarts.saturating_add(u32::from(counted)), Some(cause))
+            }
+        },
+        Some(newest) if was_taken_back(observed, newest) => {
+            (newest.restarts, Some(Cause::taken_back()))
+        }
+        Some(newest) => return Stage::Active { number: newest.number },
+    };
+    if let Some(obstacle) = obstacle(observed) {
+        return Stage::Blocked(obstacle);
+    }
+    next(observed, restarts, after, now)
+}
+
+/// Whether the queue has taken an attempt back that it had let run.
+fn was_taken_back(observed: &Observed, newest: &Attempt<'_>) -> bool {
+    let Some(status) = &observed.job.status else { return false };
+    label(&observed.job.metadata, LABEL_QUEUE).is_some()
+        && newest.is_suspended()
+        && status.attempt == newest.number
+        && is_true(&status.conditions, "Admitted").is_some()
+}
+
+fn next(observed: &Observed, restarts: u32, after: Option<Cause>, now: Timestamp) -> Stage {
+    let seen = observed.jobs.iter().filter_map(attempt).map(|it| it.number).max().unwrap_or(0);
+    let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
+    let number = seen.max(told).saturating_add(1);
+    if observed.pods.iter().all(|it| is_quiet(it, now)) {
+        Stage::Start { number, restarts, after }
+    } else {
+        Stage::Waiting { number, restarts, after }
+    }
+}
+
+/// What keeps a job from starting.
+pub(crate) fn obstacle(observed: &Observed) -> Option<Obstacle> {
+    let job = &observed.job;
+    let Some(pool) = &observed.pool else { return Some(Obstacle::PoolNotFound) };
+    let home = pool.metadata.namespace == job.metadata.namespace;
+    let listed = |it: &String| Some(it) == job.metadata.namespace.as_ref();
+    if !home && !pool.spec.access.namespaces.iter().any(listed) {
+        return Some(Obstacle::PoolRefuses);
+    }
+    let service = observed.service.as_ref()?;
+    debug_assert_eq!(
+        service.metadata.name,
+        job.metadata.name.as_deref().map(trainers_service),
+        "the Service is looked up by its name"
+    );
+    (!is_owned(&service.metadata, &job.metadata)).then_some(Obstacle::NameTaken)
+}
+
+/// When the job has been active for as long as it may, seconds since 1970.
+pub(crate) fn deadline(observed: &Observed) -> Option<i64> {
+    let since = observed.job.status.as_ref()?.start_time.as_ref()?;
+    let seconds = observed.job.spec.active_deadline_seconds?;
+    Some(since.0.as_second() + i64::from(seconds))
+}

@@ -1,0 +1,187 @@
+//! What a job's status says, with the one true reason of each condition.
+//!
+//! In: an observation made after the actions. Out: the status; equal to the old one when nothing that it
+//! tells has changed, so that it need not be written. `Running`'s reason is the word that
+//! `kubectl get cadjob` shows.
+
+use cadre_crds::TrainingJobStatus;
+use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Observed;
+use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of};
+use crate::action::Applied;
+use crate::conditions::{Conditions, Said, Truth, said};
+use crate::names::{label, name};
+use crate::pod::{State, node, state, stuck, unscheduled};
+
+/// The status of a job.
+pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus {
+    let observed: &Observed = applied;
+    let mut status = observed.job.status.clone().unwrap_or_default();
+    let stage = of(observed, now);
+    if let Stage::Deleted | Stage::Foreign | Stage::Finished { .. } = stage {
+        return status;
+    }
+    let newest = attempts(observed).last().copied();
+    status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
+    status.failovers = status.failovers.max(observed.failovers);
+    if let Some(progress) = &observed.progress {
+        status.progress = Some(progress.clone());
+    }
+    if let Some(newest) = newest {
+        status.attempt = status.attempt.max(newest.number);
+        status.restarts = status.restarts.max(newest.restarts);
+    }
+    if stage == Stage::Suspended {
+        status.start_time = None;
+    } else if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
+        let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
+        status.start_time = started.map(|it| Time(it.0));
+    }
+    let generation = observed.job.metadata.generation;
+    let mut conditions = Conditions { list: &mut status.conditions, generation, now };
+    conditions.set("Admitted", admitted(&stage, newest.as_ref()));
+    let pods = pods(observed, newest.as_ref());
+    let wanted = observed.job.spec.nodes as usize;
+    conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
+    conditions.set("Running", running(&stage, &pods, wanted, newest.as_ref()));
+    conditions.set("Degraded", degraded(observed));
+    let suspended = matches!(stage, Stage::Suspended);
+    let (reason, message) =
+        if suspended { ("Suspended", "spec.suspend is true") } else { ("NotSuspended", "") };
+    conditions.set("Suspended", said(suspended, reason, message));
+    match stage {
+        Stage::Completed => {
+            conditions.set("Complete", said(true, "Completed", "every trainer has ended well"));
+        }
+        Stage::Failed(cause) => conditions.set("Failed", said(true, cause.reason, cause.what)),
+        Stage::Late { seconds } => conditions.set("Failed", late(seconds)),
+        Stage::Deleted
+        | Stage::Foreign
+        | Stage::Finished { .. }
+        | Stage::Invalid(_)
+        | Stage::Suspended
+        | Stage::Blocked(_)
+        | Stage::Waiting { .. }
+        | Stage::Start { .. }
+        | Stage::Active { .. } => {}
+    }
+    status
+}
+
+fn late(seconds: u32) -> Said {
+    let text = format!(
+        "the job was active for {seconds} s; raise spec.activeDeadlineSeconds to allow more"
+    );
+    said(true, "DeadlineExceeded", text)
+}
+
+/// Pods of the newest attempt that are not on their way out, by name.
+fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod> {
+    let Some(number) = newest.map(|it| it.number.to_string()) else { return Vec::new() };
+    let of_attempt = |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
+    let mut pods: Vec<_> = observed.pods.iter().filter(of_attempt).collect();
+    pods.retain(|it| state(it) != State::Leaving);
+    pods.sort_by_key(|it| name(&it.metadata).to_owned());
+    pods
+}
+
+fn admitted(stage: &Stage, newest: Option<&Attempt<'_>>) -> Said {
+    match (stage, newest) {
+        (Stage::Suspended, _) => said(false, "Suspended", "spec.suspend is true"),
+        (Stage::Invalid(_) | Stage::Blocked(_), _) | (_, None) => {
+            said(false, "NotStarted", "no attempt has been made")
+        }
+        (_, Some(newest)) if newest.is_suspended() => {
+            said(false, "Queued", "the queue has not admitted the attempt yet")
+        }
+        (_, Some(_)) => said(true, "Admitted", ""),
+    }
+}
+
+fn scheduled(pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said {
+    let placed = pods.iter().filter(|it| node(it).is_some()).count();
+    if newest.is_some() && placed >= wanted {
+        return said(true, "Scheduled", format!("{wanted} of {wanted} pods have a node"));
+    }
+    let mut open = pods.iter().filter(|it| node(it).is_none());
+    let found = open.find_map(|it| Some((name(&it.metadata), unscheduled(it)?)));
+    match found {
+        Some((pod, why)) => said(
+            false,
+            "Unschedulable",
+            format!("{placed} of {wanted} pods have a node; pod {pod}: {why}"),
+        ),
+        None => said(false, "Waiting", format!("{placed} of {wanted} pods have a node")),
+    }
+}
+
+fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said {
+    match stage {
+        Stage::Invalid(refusal) => said(false, "Invalid", refusal.to_string()),
+        Stage::Blocked(obstacle) => blocked(*obstacle),
+        Stage::Suspended => said(false, "Suspended", "spec.suspend is true"),
+        Stage::Completed => said(false, "Complete", "every trainer has ended well"),
+        Stage::Failed(cause) => said(false, "Failed", &cause.what),
+        Stage::Late { seconds } => said(false, "Failed", format!("active for {seconds} s")),
+        Stage::Waiting { number, after, .. } | Stage::Start { number, after, .. } => {
+            let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
+            let text = format!("attempt {number} starts when the pods of others have ended{why}");
+            said(false, if after.is_some() { "Restarting" } else { "Starting" }, text)
+        }
+        Stage::Active { .. } => {
+            if newest.is_some_and(Attempt::is_suspended) {
+                return said(false, "Queued", "the queue has not admitted the attempt yet");
+            }
+            let ready = pods.iter().filter(|it| state(it) == State::Ready).count();
+            let ended = pods.iter().filter(|it| state(it) == State::Ended).count();
+            if ready + ended >= wanted {
+                return said(true, "Running", format!("{wanted} of {wanted} pods are ready"));
+            }
+            let stuck = pods.iter().find_map(|it| {
+                Some(format!("; pod {}: {}", name(&it.metadata), stuck(it, TRAINER_CONTAINER)?))
+            });
+            let text = format!("{ready} of {wanted} pods are ready{}", stuck.unwrap_or_default());
+            said(false, "Starting", text)
+        }
+        Stage::Deleted | Stage::Foreign | Stage::Finished { .. } => {
+            said(Truth::Unknown, "Unknown", "")
+        }
+    }
+}
+
+fn blocked(obstacle: Obstacle) -> Said {
+    let (reason, message) = words(obstacle);
+    said(false, reason, message)
+}
+
+fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
+    match obstacle {
+        Obstacle::PoolNotFound => (
+            "PoolNotFound",
+            "spec.attention.poolRef names no AttentionPool; create it, or correct the reference",
+        ),
+        Obstacle::PoolRefuses => (
+            "PoolRefuses",
+            "the pool does not serve this namespace; add it to the pool's spec.access.namespaces",
+        ),
+        Obstacle::NameTaken => (
+            "NameTaken",
+            "a Service that is not this job's has the name NAME-trainers; rename one of the two",
+        ),
+    }
+}
+
+/// Whether a job that runs has less than it should.
+fn degraded(observed: &Observed) -> Said {
+    match obstacle(observed) {
+        Some(obstacle) => {
+            let (reason, message) = words(obstacle);
+            said(true, reason, message)
+        }
+        None => said(false, "AsItShould", ""),
+    }
+}

@@ -1,0 +1,270 @@
+//! The objects that a pool is made of.
+//!
+//! In: a pool that passed validation and what a server's start is about. Out: the server's pod, the
+//! Service and the disruption budget. Nothing is decided here; equal inputs, equal objects.
+//!
+//! A pod's revision is made from what the user wrote, not from what became of it: another version of the
+//! operator makes other pods and replaces none.
+
+use std::collections::BTreeMap;
+
+use cadre_crds::contract::{
+    ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, CADRE_INCARNATION, CADRE_INDEX,
+    CADRE_POOL, CADRE_ROLE, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE, LABEL_SLOT,
+    ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
+};
+use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
+    NodeSelectorTerm, Pod, PodAffinity, PodAffinityTerm, PodSpec, PodTemplateSpec, Service,
+    ServiceSpec, WeightedPodAffinityTerm,
+};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector, LabelSelectorRequirement, ObjectMeta,
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Observed;
+use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
+use crate::podspec::{complete, empty, mount, variable, volume};
+use crate::settings::Settings;
+
+/// Seconds beyond the drain's that a server has between SIGTERM and SIGKILL.
+const GRACE_SECONDS: i64 = 10;
+
+/// What a start of a server is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    pub(crate) slot: u32,
+    pub(crate) incarnation: u32,
+    /// Failures in a row of this slot's servers before.
+    pub(crate) failures: u32,
+    /// Nodes where it must not run.
+    pub(crate) avoid: Vec<String>,
+}
+
+/// Topology keys of a pool, nearest first.
+pub(crate) fn levels<'a>(spec: &'a AttentionPoolSpec, settings: &'a Settings) -> &'a [String] {
+    let own = &spec.placement.levels;
+    if own.is_empty() { &settings.levels } else { own }
+}
+
+/// Digest of what servers are made from.
+pub(crate) fn revision(spec: &AttentionPoolSpec) -> String {
+    let parts = (&spec.template, &spec.fabric, &spec.placement);
+    let text = serde_json::to_string(&parts).expect("a spec is plain data");
+    format!("{:016x}", xxh3_64(text.as_bytes()))
+}
+
+/// A dedicated server.
+pub(crate) fn server(observed: &Observed, settings: &Settings, start: &Start) -> Pod {
+    let pool = &observed.pool;
+    let template = pool.spec.template.clone().unwrap_or_else(|| own_template(settings));
+    let from = template.metadata.unwrap_or_default();
+    let mut labels = from.labels.unwrap_or_default();
+    labels.extend(pool_labels(&pool.metadata));
+    labels.extend(queue_labels(&pool.metadata));
+    labels.insert(LABEL_SLOT.into(), start.slot.to_string());
+    labels.insert(LABEL_REVISION.into(), revision(&pool.spec));
+    let mut annotations = from.annotations.unwrap_or_default();
+    annotations.insert(ANNOTATION_INCARNATION.into(), start.incarnation.to_string());
+    annotations.insert(ANNOTATION_FAILURES.into(), start.failures.to_string());
+    if !start.avoid.is_empty() {
+        annotations.insert(ANNOTATION_AVOID.into(), start.avoid.join(","));
+    }
+    let mut spec = template.spec.unwrap_or_default();
+    devices(&mut spec, pool, settings);
+    place(&mut spec, pool, settings, &start.avoid);
+    // A preempted or evicted server drains between SIGTERM and SIGKILL.
+    let grace = i64::from(pool.spec.drain.timeout_seconds) + GRACE_SECONDS;
+    spec.termination_grace_period_seconds.get_or_insert(grace);
+    spec.subdomain = Some(names::servers_service(name(&pool.metadata)));
+    let variables = vec![
+        variable(CADRE_ROLE, ROLE_SERVER),
+        variable(CADRE_POOL, name(&pool.metadata)),
+        variable(CADRE_INDEX, start.slot.to_string()),
+        variable(CADRE_INCARNATION, start.incarnation.to_string()),
+    ];
+    complete(&mut spec, SERVER_CONTAINER, variables, settings);
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(names::server(name(&pool.metadata), start.slot, start.incarnation)),
+            namespace: pool.metadata.namespace.clone(),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            owner_references: Some(vec![owned_by::<AttentionPool>(&pool.metadata)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+/// Pod of a pool without a template: the chart's image, nothing that is not needed.
+fn own_template(settings: &Settings) -> PodTemplateSpec {
+    let mut spec = PodSpec {
+        containers: vec![Container {
+            name: SERVER_CONTAINER.into(),
+            image: Some(settings.server_image.clone()),
+            command: Some(vec!["cadre".into(), "serve".into()]),
+            ..Container::default()
+        }],
+        ..PodSpec::default()
+    };
+    if !settings.server_priority_class.is_empty() {
+        spec.priority_class_name = Some(settings.server_priority_class.clone());
+    }
+    let security = spec.security_context.get_or_insert_default();
+    security.run_as_non_root = Some(true);
+    volume(&mut spec, empty("cadre-tmp", EmptyDirVolumeSource::default()));
+    let container = &mut spec.containers[0];
+    container.security_context.get_or_insert_default().read_only_root_filesystem = Some(true);
+    mount(container, "cadre-tmp", "/tmp", false);
+    PodTemplateSpec { metadata: None, spec: Some(spec) }
+}
+
+/// GPUs and RDMA devices, unless the template has limits for them.
+fn devices(spec: &mut PodSpec, pool: &AttentionPool, settings: &Settings) {
+    let fabric = &pool.spec.fabric;
+    let mut wanted: Vec<(&str, u32)> =
+        fabric.rdma_resources.iter().map(|it| (it.as_str(), 1)).collect();
+    if fabric.gpus_per_server > 0 {
+        wanted.push((&settings.gpu_resource, fabric.gpus_per_server));
+        let selector = spec.node_selector.get_or_insert_with(BTreeMap::new);
+        for (key, value) in &settings.gpu_node_selector {
+            selector.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
+    let Some(container) = spec.containers.iter_mut().find(|it| it.name == SERVER_CONTAINER) else {
+        return;
+    };
+    if wanted.is_empty() {
+        return;
+    }
+    let resources = container.resources.get_or_insert_default();
+    let limits = resources.limits.get_or_insert_with(BTreeMap::new);
+    for (resource, count) in wanted {
+        limits.entry(resource.to_owned()).or_insert_with(|| Quantity(count.to_string()));
+    }
+}
+
+/// Near to the trainers of the pool, nearest level first; away from nodes where the slot failed.
+fn place(spec: &mut PodSpec, pool: &AttentionPool, settings: &Settings, avoid: &[String]) {
+    let affinity = spec.affinity.get_or_insert_with(Affinity::default);
+    if !avoid.is_empty() {
+        let term = NodeSelectorTerm {
+            match_fields: Some(vec![NodeSelectorRequirement {
+                key: "metadata.name".into(),
+                operator: "NotIn".into(),
+                values: Some(avoid.to_vec()),
+            }]),
+            match_expressions: None,
+        };
+        let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+        let required = nodes
+            .required_during_scheduling_ignored_during_execution
+            .get_or_insert_with(|| NodeSelector { node_selector_terms: Vec::new() });
+        if required.node_selector_terms.is_empty() {
+            required.node_selector_terms.push(term);
+        } else {
+            // Terms are alternatives, so each of them gets the exception.
+            for each in &mut required.node_selector_terms {
+                let fields = each.match_fields.get_or_insert_with(Vec::new);
+                fields.extend(term.match_fields.clone().into_iter().flatten());
+            }
+        }
+    }
+    let levels = levels(&pool.spec, settings);
+    let Some(farthest) = levels.last() else { return };
+    let term = |key: &String| near_trainers(pool, key);
+    let pods = affinity.pod_affinity.get_or_insert_with(PodAffinity::default);
+    let preferred =
+        pods.preferred_during_scheduling_ignored_during_execution.get_or_insert_with(Vec::new);
+    for (at, key) in (0_i32..).zip(levels) {
+        // 100 is the largest weight; each level farther counts half.
+        let weight = (100 >> at.min(6)).max(1);
+        preferred.push(WeightedPodAffinityTerm { weight, pod_affinity_term: term(key) });
+    }
+    if pool.spec.placement.colocation == Colocation::Required {
+        pods.required_during_scheduling_ignored_during_execution
+            .get_or_insert_with(Vec::new)
+            .push(term(farthest));
+    }
+}
+
+fn near_trainers(pool: &AttentionPool, key: &str) -> PodAffinityTerm {
+    let mut labels = BTreeMap::from([(LABEL_POOL.to_owned(), name(&pool.metadata).to_owned())]);
+    let jobs = &pool.spec.placement.colocate_with;
+    let mut expressions = Vec::new();
+    if jobs.is_empty() {
+        // Pods of other kinds have no role.
+        expressions.push(requirement(LABEL_ROLE, "NotIn", &[ROLE_SERVER.to_owned()]));
+    } else {
+        labels.insert(LABEL_ROLE.into(), ROLE_TRAINER.into());
+        expressions.push(requirement(LABEL_JOB, "In", jobs));
+    }
+    let namespaces = &pool.spec.access.namespaces;
+    let own = pool.metadata.namespace.iter();
+    let all = namespaces.iter().chain(own).cloned().collect();
+    PodAffinityTerm {
+        label_selector: Some(LabelSelector {
+            match_labels: Some(labels),
+            match_expressions: Some(expressions),
+        }),
+        namespaces: (!namespaces.is_empty()).then_some(all),
+        topology_key: key.to_owned(),
+        ..PodAffinityTerm::default()
+    }
+}
+
+fn requirement(key: &str, operator: &str, values: &[String]) -> LabelSelectorRequirement {
+    LabelSelectorRequirement {
+        key: key.into(),
+        operator: operator.into(),
+        values: Some(values.to_vec()),
+    }
+}
+
+/// Gives each server a name that others resolve, before it is ready.
+pub(crate) fn service(pool: &AttentionPool) -> Service {
+    Service {
+        metadata: meta(pool, names::servers_service(name(&pool.metadata))),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".into()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(server_selector(name(&pool.metadata))),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// One server at a time may be evicted; those that are not ready always may.
+pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
+    PodDisruptionBudget {
+        metadata: meta(pool, names::servers_service(name(&pool.metadata))),
+        spec: Some(PodDisruptionBudgetSpec {
+            max_unavailable: Some(IntOrString::Int(1)),
+            selector: Some(LabelSelector {
+                match_labels: Some(server_selector(name(&pool.metadata))),
+                match_expressions: None,
+            }),
+            unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
+            min_available: None,
+        }),
+        status: None,
+    }
+}
+
+fn meta(pool: &AttentionPool, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: pool.metadata.namespace.clone(),
+        labels: Some(pool_labels(&pool.metadata)),
+        owner_references: Some(vec![owned_by::<AttentionPool>(&pool.metadata)]),
+        ..ObjectMeta::default()
+    }
+}

@@ -1,0 +1,236 @@
+//! An `AttentionPool`: a pod for each dedicated server, and how servers come and go.
+//!
+//! In: an [`Observed`] and the time. Out: [`decide`], the actions, the scale and when to look again;
+//! [`status`], what is there.
+//!
+//! ```text
+//!            schedule      ready              a reason to leave
+//! created ─▶ unscheduled ─▶ starting ─▶ ready ──────────────────▶ draining ─▶ deleted
+//!    ▲                                    │ ends by itself            idle, or late
+//!    └── after a pause that doubles ──────┘
+//! ```
+//!
+//! A server leaves in one way: it is marked, its slot's work goes elsewhere, and only then it is
+//! deleted. Reasons are a smaller pool, a quarantine, a cordoned node, a new template, the pool's own
+//! end. A server that nobody is connected to has nothing to hand over.
+//!
+//! Invariants: at most the wanted number of servers is made; a slot has one successor at a time; a
+//! replacement takes the lowest free slot, which is the one of the server that it replaces.
+
+mod manifest;
+pub mod scale;
+mod server;
+mod status;
+mod victims;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadre_crds::contract::FINALIZER;
+use cadre_crds::{AttentionPool, validate};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::action::{Action, Kind, Object, Reference};
+use crate::job::Decision;
+use crate::names::{LAST_INCARNATION, is_owned};
+use crate::pod::State;
+use crate::settings::Settings;
+use scale::{Memory, Scale};
+use server::{Server, servers};
+pub use status::status;
+
+/// Seconds before the first retry of a slot whose server failed; each further one doubles them.
+const PAUSE_SECONDS: i64 = 10;
+/// Longest pause.
+const LONGEST_PAUSE_SECONDS: i64 = 300;
+
+/// What is known about a pool.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The object.
+    pub pool: AttentionPool,
+    /// The Service of its servers, if there is one by that name.
+    pub service: Option<Service>,
+    /// Its disruption budget, if there is one by that name.
+    pub budget: Option<PodDisruptionBudget>,
+    /// Its servers' pods.
+    pub pods: Vec<Pod>,
+    /// Pods of trainers, of any kind, that joined the pool by its label.
+    pub trainers: Vec<Pod>,
+    /// Nodes that servers and trainers run on, and those that are cordoned.
+    pub nodes: BTreeMap<String, Node>,
+    /// What the control service knows about servers, by the name of the pod.
+    pub reports: BTreeMap<String, Report>,
+    /// Every connected server has had the time to report: who is not in `reports` is not connected.
+    pub reports_complete: bool,
+    /// What mode `Auto` remembers.
+    pub memory: Memory,
+}
+
+/// A node, as far as it matters here.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Node {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Nothing new may start there.
+    pub cordoned: bool,
+}
+
+/// What the control service knows about a server.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Report {
+    /// Share of the time in which it computes, in millionths; none when its last report is too old.
+    pub busy_ppm: Option<u32>,
+    /// Observed over expected time, in percent; 0 while unknown.
+    pub slow_factor_percent: u32,
+    /// It was slow or failed too often.
+    pub quarantined: bool,
+    /// It is out of the view, the conductor has confirmed a step without it, and it has no work left.
+    pub drained: bool,
+}
+
+/// Decides what to do for a pool; the memory is for the next time.
+pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Decision, Memory) {
+    let mut decision = Decision::default();
+    let pool = &observed.pool;
+    let all = servers(observed);
+    let deleted = pool.metadata.deletion_timestamp.is_some();
+    if !deleted && validate::pool(pool).is_err() {
+        return (decision, observed.memory.clone());
+    }
+    let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
+    guard(observed, &all, deleted, &mut decision.actions);
+    if !deleted {
+        surroundings(observed, &mut decision.actions);
+    }
+    let wanted = scale.servers as usize;
+    leave(observed, settings, &all, wanted, now, &mut decision);
+    come(observed, settings, &all, wanted, now, &mut decision);
+    bury(&all, wanted, &mut decision);
+    decision.again = soonest(decision.again, scale.again);
+    (decision, scale.memory)
+}
+
+/// The finalizer is there exactly while a server would have something to hand over.
+fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut Vec<Action>) {
+    let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
+    let guarded = finalizers.iter().any(|it| it == FINALIZER);
+    let serving = all.iter().any(|it| it.is_present() && it.report.is_some());
+    if guarded && !serving {
+        actions.push(Action::Release);
+    } else if !guarded && serving && !deleted {
+        actions.push(Action::Guard);
+    }
+}
+
+/// The Service and the disruption budget. Those of somebody else are left alone.
+fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
+    let pool = &observed.pool;
+    let service = manifest::service(pool);
+    match &observed.service {
+        None => actions.push(Action::Create(Object::Service(Box::new(service)))),
+        Some(found) if is_owned(&found.metadata, &pool.metadata) => {
+            let selector = |it: &Service| it.spec.as_ref().and_then(|it| it.selector.clone());
+            if selector(found) != selector(&service) {
+                actions.push(Action::Apply(Object::Service(Box::new(service))));
+            }
+        }
+        Some(_) => {}
+    }
+    let budget = manifest::budget(pool);
+    match &observed.budget {
+        None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
+        Some(found) if is_owned(&found.metadata, &pool.metadata) => {
+            let content = |it: &PodDisruptionBudget| {
+                let spec = it.spec.as_ref()?;
+                Some((spec.max_unavailable.clone(), spec.selector.clone()))
+            };
+            if content(found) != content(&budget) {
+                actions.push(Action::Apply(Object::Budget(Box::new(budget))));
+            }
+        }
+        Some(_) => {}
+    }
+}
+
+/// Marks who has to leave and deletes who may.
+fn leave(
+    observed: &Observed,
+    settings: &Settings,
+    all: &[Server<'_>],
+    wanted: usize,
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    let timeout = i64::from(observed.pool.spec.drain.timeout_seconds);
+    for server in all.iter().filter(|it| it.is_present()) {
+        let Some(drain) = &server.drain else { continue };
+        let left = drain.since.as_second() + timeout - now.as_second();
+        if server.may_go(observed.reports_complete) || left <= 0 {
+            decision.actions.push(Action::Delete(Reference::new(Kind::Pod, &server.pod.metadata)));
+        } else {
+            decision.again = soonest(decision.again, Some(left));
+        }
+    }
+    let marked = victims::choose(observed, settings, all, wanted);
+    for (server, reason) in marked {
+        let pod = Reference::new(Kind::Pod, &server.pod.metadata);
+        decision.actions.push(Action::Drain { pod, reason, since: now });
+        // The next look, at once, deletes who has nothing to hand over.
+        decision.again = Some(1);
+    }
+}
+
+/// Fills free slots, the lowest first, after the pauses of those whose servers failed.
+fn come(
+    observed: &Observed,
+    settings: &Settings,
+    all: &[Server<'_>],
+    wanted: usize,
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    // Who leaves to make room for a successor holds its place; who leaves a pool that shrinks does not.
+    let held = all.iter().filter(|it| it.is_present() && !it.shrinks()).count();
+    let taken: BTreeSet<u32> = all.iter().filter(|it| it.is_present()).map(|it| it.slot).collect();
+    let free = (0_u32..).filter(|slot| !taken.contains(slot));
+    for slot in free.take(wanted.saturating_sub(held)) {
+        let last = all.iter().filter(|it| it.slot == slot).max_by_key(|it| it.incarnation);
+        let failures = last.map_or(0, Server::failures);
+        if let Some(last) = last.filter(|_| failures > 0) {
+            let doubled = PAUSE_SECONDS.saturating_mul(1 << (failures - 1).min(16));
+            let left =
+                last.ended().as_second() + doubled.min(LONGEST_PAUSE_SECONDS) - now.as_second();
+            if left > 0 {
+                decision.again = soonest(decision.again, Some(left));
+                continue;
+            }
+        }
+        let made = observed.pool.metadata.creation_timestamp.as_ref();
+        let age = made.map_or(0, |it| now.as_second() - it.0.as_second());
+        let age = u32::try_from(age.clamp(0, i64::from(LAST_INCARNATION))).unwrap_or(0);
+        let incarnation = last.map_or(age, |it| age.max(it.incarnation.saturating_add(1)));
+        let avoid = last.map_or_else(Vec::new, |it| it.avoided(&observed.pool));
+        let start = manifest::Start { slot, incarnation, failures, avoid };
+        let pod = manifest::server(observed, settings, &start);
+        decision.actions.push(Action::Create(Object::Pod(Box::new(pod))));
+    }
+}
+
+/// Deletes pods that have ended: once a later one fills the slot, or the slot is not wanted. Until then
+/// the newest stays, since it says how often the slot has failed.
+fn bury(all: &[Server<'_>], wanted: usize, decision: &mut Decision) {
+    let held = all.iter().filter(|it| it.is_present() && !it.shrinks()).count();
+    for server in all.iter().filter(|it| it.state == State::Ended && !it.is_going()) {
+        let later =
+            |it: &&Server<'_>| it.slot == server.slot && it.incarnation > server.incarnation;
+        if held >= wanted || all.iter().any(|it| later(&it)) {
+            decision.actions.push(Action::Delete(Reference::new(Kind::Pod, &server.pod.metadata)));
+        }
+    }
+}
+
+fn soonest(one: Option<i64>, other: Option<i64>) -> Option<i64> {
+    one.into_iter().chain(other).min()
+}

@@ -1,0 +1,149 @@
+//! A server as its pod's labels, annotations and status tell it.
+//!
+//! In: the pods of a pool. Out: [`Server`]s in the order of slot and incarnation. Pods of somebody else,
+//! and those without a slot, are none of ours.
+
+use cadre_crds::AttentionPool;
+use cadre_crds::contract::{
+    ANNOTATION_AVOID, ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, ANNOTATION_FAILURES,
+    ANNOTATION_INCARNATION, LABEL_REVISION, LABEL_SLOT, SERVER_CONTAINER,
+};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+use super::{Observed, Report};
+use crate::names::{annotation, is_owned, label, name};
+use crate::pod::{State, condition, end, node, state};
+
+/// Seconds that a server must have run for its end not to count as one more failure in a row.
+const PROVEN_SECONDS: i64 = 60;
+/// Nodes that a slot avoids at most.
+const AVOIDED: usize = 8;
+/// Reason of a drain that takes the slot away.
+pub(crate) const SHRINK: &str = "ScaledDown";
+/// Reason of a drain before the pool's own end.
+pub(crate) const POOL_DELETED: &str = "PoolDeleted";
+/// Reason of a drain for slowness or failures.
+pub(crate) const QUARANTINED: &str = "Quarantined";
+
+/// One start of a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Server<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) slot: u32,
+    pub(crate) incarnation: u32,
+    pub(crate) state: State,
+    pub(crate) drain: Option<Drain<'a>>,
+    pub(crate) report: Option<Report>,
+}
+
+/// Why and since when a server drains.
+#[derive(Clone, Debug)]
+pub(crate) struct Drain<'a> {
+    pub(crate) reason: &'a str,
+    pub(crate) since: Timestamp,
+}
+
+pub(crate) fn servers(observed: &Observed) -> Vec<Server<'_>> {
+    let ours = observed.pods.iter().filter(|it| is_owned(&it.metadata, &observed.pool.metadata));
+    let mut servers: Vec<_> = ours.filter_map(|pod| server(pod, observed)).collect();
+    servers.sort_by_key(|it| (it.slot, it.incarnation, name(&it.pod.metadata).to_owned()));
+    servers
+}
+
+fn server<'a>(pod: &'a Pod, observed: &Observed) -> Option<Server<'a>> {
+    let meta = &pod.metadata;
+    let since = annotation(meta, ANNOTATION_DRAIN_SINCE).and_then(|it| it.parse().ok());
+    let drain = annotation(meta, ANNOTATION_DRAIN)
+        .map(|reason| Drain { reason, since: since.unwrap_or(Timestamp::UNIX_EPOCH) });
+    let number = |text: Option<&str>| text.and_then(|it| it.parse().ok());
+    Some(Server {
+        pod,
+        slot: number(label(meta, LABEL_SLOT))?,
+        incarnation: number(annotation(meta, ANNOTATION_INCARNATION)).unwrap_or(0),
+        state: state(pod),
+        drain,
+        report: observed.reports.get(name(meta)).copied(),
+    })
+}
+
+impl Server<'_> {
+    /// It runs or may come to run.
+    pub(crate) fn is_present(&self) -> bool {
+        match self.state {
+            State::Unscheduled | State::Starting | State::Ready => true,
+            State::Leaving | State::Ended => false,
+        }
+    }
+
+    /// It is present and may be given work.
+    pub(crate) fn stays(&self) -> bool {
+        self.is_present() && self.drain.is_none()
+    }
+
+    /// It leaves and nobody takes its place.
+    pub(crate) fn shrinks(&self) -> bool {
+        self.drain.as_ref().is_some_and(|it| it.reason == SHRINK || it.reason == POOL_DELETED)
+    }
+
+    /// It has been deleted and is only still to be seen.
+    pub(crate) fn is_going(&self) -> bool {
+        self.pod.metadata.deletion_timestamp.is_some()
+    }
+
+    pub(crate) fn node(&self) -> Option<&str> {
+        node(self.pod)
+    }
+
+    /// It has nothing to hand over.
+    pub(crate) fn may_go(&self, reports_complete: bool) -> bool {
+        match self.report {
+            Some(report) => report.drained,
+            None => reports_complete || self.state == State::Unscheduled,
+        }
+    }
+
+    pub(crate) fn revision(&self) -> Option<&str> {
+        label(&self.pod.metadata, LABEL_REVISION)
+    }
+
+    /// Failures of the slot in a row, this server's included; 0 unless it has failed.
+    pub(crate) fn failures(&self) -> u32 {
+        let failed = self.pod.status.as_ref().and_then(|it| it.phase.as_deref()) == Some("Failed");
+        let disrupted =
+            condition(self.pod, "DisruptionTarget").is_some_and(|it| it.status == "True");
+        if !failed || disrupted || self.is_going() || self.drain.is_some() {
+            return 0;
+        }
+        let before = annotation(&self.pod.metadata, ANNOTATION_FAILURES);
+        let before: u32 = before.and_then(|it| it.parse().ok()).unwrap_or(0);
+        let ran = end(self.pod, SERVER_CONTAINER).and_then(|it| {
+            let (from, to) = (it.started_at.as_ref()?, it.finished_at.as_ref()?);
+            Some(to.0.as_second() - from.0.as_second())
+        });
+        if ran.is_some_and(|it| it >= PROVEN_SECONDS) { 1 } else { before.saturating_add(1) }
+    }
+
+    /// When it ended, if it has; else when it was made.
+    pub(crate) fn ended(&self) -> Timestamp {
+        let ended = end(self.pod, SERVER_CONTAINER).and_then(|it| it.finished_at.as_ref());
+        let made = self.pod.metadata.creation_timestamp.as_ref();
+        ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
+    }
+
+    /// Nodes that a successor avoids: this one's too when it failed too often or was quarantined there.
+    pub(crate) fn avoided(&self, pool: &AttentionPool) -> Vec<String> {
+        let before = annotation(&self.pod.metadata, ANNOTATION_AVOID).unwrap_or_default();
+        let mut nodes: Vec<String> =
+            before.split(',').filter(|it| !it.is_empty()).map(str::to_owned).collect();
+        let quarantined = self.drain.as_ref().is_some_and(|it| it.reason == QUARANTINED);
+        if (quarantined || self.failures() >= pool.spec.health.quarantine_after)
+            && let Some(node) = self.node()
+            && !nodes.iter().any(|it| it == node)
+        {
+            nodes.push(node.to_owned());
+        }
+        let many = nodes.len().saturating_sub(AVOIDED);
+        nodes.split_off(many)
+    }
+}

@@ -1,0 +1,217 @@
+//! What a pool's status says, with the one true reason of each condition.
+//!
+//! In: an observation made after the actions, with the memory of the decision. Out: the status; equal
+//! to the old one when nothing that it tells has changed. Load is rounded, so that a pool at rest is
+//! not written.
+
+use std::cmp::Reverse;
+
+use cadre_crds::contract::SERVER_CONTAINER;
+use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer, validate};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Observed;
+use super::manifest::levels;
+use super::scale::{self, utilization_ppm};
+use super::server::{Server, servers};
+use super::victims::near;
+use crate::action::Applied;
+use crate::conditions::{Conditions, Said, Truth, said};
+use crate::names::{is_owned, name, server_selector};
+use crate::pod::{State, condition, end, state, stuck, unscheduled};
+use crate::settings::Settings;
+
+/// Servers that the status names.
+const WORST: usize = 8;
+/// Utilization is told in steps of so many percent.
+const PERCENT_STEP: u32 = 5;
+/// Busiest server over the mean, in percent, up to which a pool is balanced.
+const BALANCED_PERCENT: u64 = 120;
+
+/// The status of a pool.
+pub fn status(
+    applied: &Applied<Observed>,
+    settings: &Settings,
+    now: Timestamp,
+) -> AttentionPoolStatus {
+    let observed: &Observed = applied;
+    let pool = &observed.pool;
+    let mut status = pool.status.clone().unwrap_or_default();
+    let refusal = validate::pool(pool).err();
+    let deleted = pool.metadata.deletion_timestamp.is_some();
+    let all = servers(observed);
+    status.observed_generation = pool.metadata.generation.unwrap_or_default();
+    if let Some(decision) = &observed.memory.decision {
+        status.last_scale_decision = Some(decision.clone());
+    }
+    status.desired = match (deleted, &refusal) {
+        (true, _) => 0,
+        (false, None) => scale::decided(observed),
+        (false, Some(_)) => status.desired,
+    };
+    status.replicas = number(all.iter().filter(|it| it.is_present()));
+    status.ready = number(all.iter().filter(|it| it.state == State::Ready));
+    status.registered = number(all.iter().filter(|it| it.is_present() && it.report.is_some()));
+    status.draining = number(all.iter().filter(|it| it.is_present() && it.drain.is_some()));
+    status.quarantined = number(
+        all.iter().filter(|it| it.is_present() && it.report.is_some_and(|it| it.quarantined)),
+    );
+    let in_place = observed.trainers.iter().filter(|it| state(it) == State::Ready);
+    status.in_place_servers = if pool.spec.in_place { number(in_place) } else { 0 };
+    let selector = server_selector(name(&pool.metadata));
+    let selector = selector.iter().map(|(key, value)| format!("{key}={value}"));
+    status.selector = selector.collect::<Vec<_>>().join(",");
+    let percent = utilization_ppm(observed).map(|it| it / 10_000);
+    status.utilization_percent =
+        percent.map(|it| (it + PERCENT_STEP / 2) / PERCENT_STEP * PERCENT_STEP);
+    status.worst_servers = worst(&all);
+
+    let desired = status.desired;
+    let (ready, draining) = (status.ready, status.draining);
+    let in_place = status.in_place_servers;
+    let generation = pool.metadata.generation;
+    let mut conditions = Conditions { list: &mut status.conditions, generation, now };
+    if let Some(refusal) = refusal.filter(|_| !deleted) {
+        conditions.set("Available", said(ready + in_place > 0, "Invalid", refusal.to_string()));
+        conditions.set("Degraded", said(true, "Invalid", refusal.to_string()));
+        return status;
+    }
+    conditions.set("Available", available(ready, in_place, desired));
+    conditions.set("Progressing", progressing(ready, draining, desired, deleted));
+    conditions.set("Balanced", balanced(&all));
+    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
+    conditions.set("PlacementSatisfied", placement(observed, settings, &all));
+    conditions.set("Degraded", degraded(observed, &all));
+    status
+}
+
+fn number<T>(some: impl Iterator<Item = T>) -> u32 {
+    u32::try_from(some.count()).unwrap_or(u32::MAX)
+}
+
+/// The slowest servers; those that run as expected are left out.
+fn worst(all: &[Server<'_>]) -> Vec<WorstServer> {
+    let slow = all.iter().filter(|it| it.is_present()).filter_map(|it| {
+        let percent = it.report?.slow_factor_percent;
+        let rounded = (percent + PERCENT_STEP / 2) / PERCENT_STEP * PERCENT_STEP;
+        (rounded > 100).then(|| WorstServer {
+            name: name(&it.pod.metadata).to_owned(),
+            slow_factor_percent: rounded,
+        })
+    });
+    let mut slow: Vec<_> = slow.collect();
+    slow.sort_by_key(|it| (Reverse(it.slow_factor_percent), it.name.clone()));
+    slow.truncate(WORST);
+    slow
+}
+
+fn available(ready: u32, in_place: u32, desired: u32) -> Said {
+    let text =
+        format!("{ready} of {desired} dedicated servers are ready, {in_place} serve in place");
+    match (ready, in_place) {
+        (0, 0) if desired == 0 => said(false, "NoTrainer", format!("{text}; a job brings its own")),
+        (0, 0) => said(false, "NoServer", text),
+        _ => said(true, "Serving", text),
+    }
+}
+
+fn progressing(ready: u32, draining: u32, desired: u32, deleted: bool) -> Said {
+    if deleted {
+        return said(true, "Deleting", format!("{draining} servers drain"));
+    }
+    if draining > 0 {
+        return said(true, "Draining", format!("{draining} servers drain"));
+    }
+    if ready < desired {
+        return said(true, "Starting", format!("{ready} of {desired} servers are ready"));
+    }
+    said(false, "Settled", "")
+}
+
+fn balanced(all: &[Server<'_>]) -> Said {
+    let busy = all.iter().filter(|it| it.stays()).filter_map(|it| it.report?.busy_ppm);
+    let busy: Vec<u64> = busy.map(u64::from).collect();
+    let most = busy.iter().max().copied().unwrap_or(0);
+    let sum: u64 = busy.iter().sum();
+    if sum == 0 {
+        return said(Truth::Unknown, "NoReports", "no server reports load");
+    }
+    if most * busy.len() as u64 * 100 <= sum * BALANCED_PERCENT {
+        return said(true, "Balanced", "");
+    }
+    said(false, "Imbalanced", "the busiest server is more than a fifth above the mean")
+}
+
+fn scaling(mode: ScalingMode, reports: bool) -> Said {
+    match (mode, reports) {
+        (ScalingMode::Fixed, _) => said(false, "Fixed", "spec.replicas is what is wanted"),
+        (ScalingMode::External, _) => said(true, "External", "an autoscaler writes spec.replicas"),
+        (ScalingMode::Auto, true) => said(true, "Auto", ""),
+        (ScalingMode::Auto, false) => {
+            said(false, "NoReports", "no server reports load, so the number stays as it is")
+        }
+    }
+}
+
+fn placement(observed: &Observed, settings: &Settings, all: &[Server<'_>]) -> Said {
+    let placed: Vec<_> = all.iter().filter(|it| it.stays() && it.node().is_some()).collect();
+    let pods: Vec<_> = placed.iter().map(|it| it.pod).collect();
+    let levels = levels(&observed.pool.spec, settings);
+    let Some(near) = near(observed, levels, &pods) else {
+        return said(Truth::Unknown, "NoTrainer", "there is no trainer to be near to");
+    };
+    let text = format!("{near} of {} servers are near to a trainer", pods.len());
+    if near == pods.len() {
+        said(true, "Near", text)
+    } else {
+        let widest = levels.last().map_or("", String::as_str);
+        said(false, "Far", format!("{text}; the others share no {widest} with any"))
+    }
+}
+
+fn degraded(observed: &Observed, all: &[Server<'_>]) -> Said {
+    let metas = observed.service.iter().map(|it| &it.metadata);
+    let mut metas = metas.chain(observed.budget.iter().map(|it| &it.metadata));
+    if metas.any(|it| !is_owned(it, &observed.pool.metadata)) {
+        return said(
+            true,
+            "NameTaken",
+            "a Service or PodDisruptionBudget that is not this pool's has the name NAME-servers; \
+             rename one of the two",
+        );
+    }
+    for server in all {
+        let pod = name(&server.pod.metadata);
+        let problem = match server.state {
+            State::Unscheduled => unscheduled(server.pod)
+                .or_else(|| gated(server))
+                .map(|it| ("Unschedulable", it.to_owned())),
+            State::Starting => stuck(server.pod, SERVER_CONTAINER).map(|it| ("NotStarting", it)),
+            State::Ended if server.failures() > 0 => Some(("ServerFailed", failed(server))),
+            State::Ready | State::Leaving | State::Ended => None,
+        };
+        if let Some((reason, why)) = problem {
+            return said(true, reason, format!("pod {pod}: {why}"));
+        }
+        if server.is_present() && server.report.is_some_and(|it| it.quarantined) {
+            let text = format!("pod {pod} is too slow or failed too often");
+            return said(true, "Quarantined", text);
+        }
+    }
+    said(false, "AsItShould", "")
+}
+
+/// What a queue or another controller says of a pod that the scheduler may not look at.
+fn gated<'a>(server: &Server<'a>) -> Option<&'a str> {
+    let said = condition(server.pod, "PodScheduled")?;
+    (said.reason.as_deref() == Some("SchedulingGated")).then_some("a queue has not admitted it yet")
+}
+
+fn failed(server: &Server<'_>) -> String {
+    let times = server.failures();
+    let end = end(server.pod, SERVER_CONTAINER);
+    let how = end.map_or_else(|| "ended".to_owned(), |it| format!("exit code {}", it.exit_code));
+    let words = end.and_then(|it| it.message.as_deref()).unwrap_or_default();
+    let last = words.lines().last().unwrap_or_default();
+    format!("{how}, {times} times in a row; {last}").trim_end_matches("; ").to_owned()
+}

@@ -1,0 +1,414 @@
+//! Pools: from any state to rest, with no server lost that had something to hand over.
+
+mod world;
+
+use std::collections::BTreeMap;
+
+use cadre_crds::contract::{
+    ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT, SERVER_CONTAINER,
+};
+use cadre_crds::{AttentionPool, AttentionPoolSpec};
+use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
+use cadre_desired::{Action, Applied, Kind, Object};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use proptest::prelude::*;
+use world::{Clock, end, name, on_node, set_condition, set_phase, settings};
+
+/// Nodes of the cluster; two on each leaf.
+const NODES: usize = 6;
+
+#[derive(Clone, Debug)]
+struct World {
+    clock: Clock,
+    pool: AttentionPool,
+    service: Option<Service>,
+    budget: Option<PodDisruptionBudget>,
+    pods: Vec<Pod>,
+    nodes: BTreeMap<String, Node>,
+    reports: BTreeMap<String, Report>,
+    memory: Memory,
+    gone: bool,
+}
+
+impl World {
+    fn new(replicas: u32) -> Self {
+        let mut clock = Clock::new();
+        let spec = AttentionPoolSpec { replicas, ..AttentionPoolSpec::default() };
+        let metadata = ObjectMeta {
+            name: Some("p".into()),
+            namespace: Some("n".into()),
+            ..ObjectMeta::default()
+        };
+        let mut pool = AttentionPool { metadata, spec, status: None };
+        clock.born(&mut pool.metadata);
+        let node = |at: usize| {
+            let labels = [("leaf", at / 2), ("block", at / 4)];
+            let labels = labels.map(|(key, place)| (key.to_owned(), place.to_string()));
+            (format!("node-{at}"), Node { labels: labels.into(), cordoned: false })
+        };
+        Self {
+            clock,
+            pool,
+            service: None,
+            budget: None,
+            pods: Vec::new(),
+            nodes: (0..NODES).map(node).collect(),
+            reports: BTreeMap::new(),
+            memory: Memory::default(),
+            gone: false,
+        }
+    }
+
+    fn observe(&self) -> Observed {
+        let mut trainer = Pod::default();
+        on_node(&mut trainer, "node-0");
+        set_phase(&mut trainer, "Running", true);
+        Observed {
+            pool: self.pool.clone(),
+            service: self.service.clone(),
+            budget: self.budget.clone(),
+            pods: self.pods.clone(),
+            trainers: vec![trainer],
+            nodes: self.nodes.clone(),
+            reports: self.reports.clone(),
+            reports_complete: true,
+            memory: self.memory.clone(),
+        }
+    }
+
+    /// One reconcile that dies after `most` actions. Out: whether it did nothing.
+    fn reconcile(&mut self, most: usize) -> bool {
+        if self.gone {
+            return true;
+        }
+        let (decision, memory) = decide(&self.observe(), &settings(), self.clock.now());
+        let idle = decision.actions.is_empty();
+        let whole = decision.actions.len() <= most;
+        for action in decision.actions.into_iter().take(most) {
+            self.carry_out(action);
+        }
+        if whole && !self.gone {
+            self.memory = memory;
+            let applied = Applied::new(self.observe());
+            self.pool.status = Some(status(&applied, &settings(), self.clock.now()));
+        }
+        idle
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Create(Object::Pod(mut pod)) => {
+                if self.pods.iter().any(|it| it.metadata.name == pod.metadata.name) {
+                    return;
+                }
+                let slot = |it: &Pod| it.metadata.labels.as_ref()?.get(LABEL_SLOT).cloned();
+                let present = |it: &&Pod| {
+                    let phase = it.status.as_ref().and_then(|it| it.phase.clone());
+                    it.metadata.deletion_timestamp.is_none() && phase.as_deref() != Some("Failed")
+                };
+                let twin = self.pods.iter().filter(present).find(|it| slot(it) == slot(&pod));
+                assert!(twin.is_none(), "a slot has one server: {:?}", name(&pod.metadata));
+                self.clock.born(&mut pod.metadata);
+                set_phase(&mut pod, "Pending", false);
+                self.pods.push(*pod);
+            }
+            Action::Create(Object::Service(mut it)) | Action::Apply(Object::Service(mut it)) => {
+                self.clock.born(&mut it.metadata);
+                self.service = Some(*it);
+            }
+            Action::Create(Object::Budget(mut it)) | Action::Apply(Object::Budget(mut it)) => {
+                self.clock.born(&mut it.metadata);
+                self.budget = Some(*it);
+            }
+            Action::Drain { pod, reason, since } => {
+                let found =
+                    self.pods.iter_mut().find(|it| it.metadata.uid == Some(pod.uid.clone()));
+                let found = found.expect("only pods that are there are drained");
+                annotate(&mut found.metadata, ANNOTATION_DRAIN, reason.to_owned());
+                annotate(&mut found.metadata, ANNOTATION_DRAIN_SINCE, since.to_string());
+            }
+            Action::Delete(which) => {
+                assert_eq!(which.kind, Kind::Pod);
+                let found =
+                    self.pods.iter_mut().find(|it| it.metadata.uid.as_ref() == Some(&which.uid));
+                let Some(pod) = found else { return };
+                let report = self.reports.get(&which.name);
+                let since = pod.metadata.annotations.as_ref().and_then(|it| {
+                    it.get(ANNOTATION_DRAIN_SINCE)?.parse::<k8s_openapi::jiff::Timestamp>().ok()
+                });
+                let timeout = i64::from(self.pool.spec.drain.timeout_seconds);
+                let late = since.is_some_and(|it| it.as_second() + timeout <= self.clock.second);
+                let served = report.is_some_and(|it| !it.drained);
+                assert!(!served || late, "{} is deleted while it serves", which.name);
+                pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
+            }
+            Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
+            Action::Release => {
+                self.pool.metadata.finalizers = None;
+                self.gone = self.pool.metadata.deletion_timestamp.is_some();
+            }
+            Action::Create(Object::Job(_))
+            | Action::Apply(Object::Job(_) | Object::Pod(_))
+            | Action::DeleteSelf => panic!("not for a pool: {action:?}"),
+        }
+    }
+
+    /// What scheduler, kubelet and servers do when nothing goes wrong.
+    fn calm(&mut self) {
+        self.clock.second += 5;
+        let open: Vec<String> =
+            self.nodes.iter().filter(|it| !it.1.cordoned).map(|it| it.0.clone()).collect();
+        self.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
+        for (at, pod) in self.pods.iter_mut().enumerate() {
+            let phase = pod.status.as_ref().and_then(|it| it.phase.clone()).unwrap_or_default();
+            if phase == "Failed" {
+                continue;
+            }
+            if pod.spec.as_ref().is_none_or(|it| it.node_name.is_none()) {
+                on_node(pod, &open[at % open.len()]);
+            }
+            set_phase(pod, "Running", true);
+        }
+        let draining = |it: &Pod| {
+            it.metadata.annotations.as_ref().is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
+        };
+        let serving = self.pods.iter().filter(|it| {
+            it.status.as_ref().is_some_and(|it| it.phase.as_deref() == Some("Running"))
+        });
+        let report = |pod: &Pod| {
+            let report = Report { busy_ppm: Some(0), drained: draining(pod), ..Report::default() };
+            (name(&pod.metadata), report)
+        };
+        self.reports = serving.map(report).collect();
+    }
+
+    /// Something that happens to a cluster.
+    fn happen(&mut self, event: &Event) {
+        let at = |which: &usize, of: usize| which % of.max(1);
+        let pods = self.pods.len();
+        match event {
+            Event::Replicas(wanted) => self.pool.spec.replicas = *wanted,
+            Event::Fail { pod, ran } => {
+                if let Some(pod) = self.pods.get_mut(at(pod, pods)) {
+                    end(pod, SERVER_CONTAINER, 1, *ran, &self.clock);
+                    self.reports.remove(&name(&pod.metadata));
+                }
+            }
+            Event::Evict(pod) => {
+                if let Some(pod) = self.pods.get_mut(at(pod, pods)) {
+                    set_condition(pod, "DisruptionTarget", true);
+                    pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
+                }
+            }
+            Event::Cordon { node, cordoned } => {
+                // One stays open, so that there is a place to come to rest.
+                if let Some(node) = self.nodes.get_mut(&format!("node-{}", at(node, NODES - 1))) {
+                    node.cordoned = *cordoned;
+                }
+            }
+            Event::Slow(pod) => {
+                if let Some(pod) = self.pods.get(at(pod, pods))
+                    && let Some(report) = self.reports.get_mut(&name(&pod.metadata))
+                {
+                    *report = Report { quarantined: true, slow_factor_percent: 300, ..*report };
+                }
+            }
+            Event::Template(image) => {
+                let container = Container {
+                    name: SERVER_CONTAINER.into(),
+                    image: Some(format!("server:{image}")),
+                    ..Container::default()
+                };
+                let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
+                let template = PodTemplateSpec { metadata: None, spec: Some(spec) };
+                self.pool.spec.template = Some(template);
+            }
+            Event::Reconcile(most) => drop(self.reconcile(*most)),
+            Event::Calm => self.calm(),
+            Event::Wait(seconds) => self.clock.second += seconds,
+            Event::Delete => {
+                if self.pool.metadata.finalizers.is_some() {
+                    self.pool.metadata.deletion_timestamp = Some(Time(self.clock.now()));
+                }
+            }
+        }
+    }
+}
+
+fn annotate(meta: &mut ObjectMeta, key: &str, value: String) {
+    meta.annotations.get_or_insert_with(BTreeMap::new).insert(key.to_owned(), value);
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Replicas(u32),
+    Fail { pod: usize, ran: i64 },
+    Evict(usize),
+    Cordon { node: usize, cordoned: bool },
+    Slow(usize),
+    Template(u8),
+    Reconcile(usize),
+    Calm,
+    Wait(i64),
+    Delete,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        2 => (0_u32..9).prop_map(Event::Replicas),
+        2 => (any::<usize>(), 0_i64..120).prop_map(|(pod, ran)| Event::Fail { pod, ran }),
+        2 => any::<usize>().prop_map(Event::Evict),
+        1 => (any::<usize>(), any::<bool>())
+            .prop_map(|(node, cordoned)| Event::Cordon { node, cordoned }),
+        1 => any::<usize>().prop_map(Event::Slow),
+        1 => (0_u8..3).prop_map(Event::Template),
+        6 => (0_usize..5).prop_map(Event::Reconcile),
+        4 => Just(Event::Reconcile(usize::MAX)),
+        4 => Just(Event::Calm),
+        1 => (0_i64..400).prop_map(Event::Wait),
+    ];
+    prop::collection::vec(event, 0..60)
+}
+
+/// Lets things calm down. Out: rounds until nothing was left to do.
+fn rest(world: &mut World) -> usize {
+    for round in 0..400 {
+        world.calm();
+        if world.reconcile(usize::MAX) && world.reconcile(usize::MAX) {
+            let before = world.pool.status.clone();
+            let pods = world.pods.clone();
+            // Longer than any pause.
+            world.clock.second += 400;
+            world.calm();
+            if world.reconcile(usize::MAX) && world.pods == pods && world.pool.status == before {
+                return round;
+            }
+        }
+    }
+    panic!("no rest: {:#?}", decide(&world.observe(), &settings(), world.clock.now()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_state_comes_to_rest_with_the_wanted_servers(replicas in 0_u32..9, events in events()) {
+        let mut world = World::new(replicas);
+        for event in &events {
+            world.happen(event);
+        }
+        rest(&mut world);
+        let status = world.pool.status.clone().expect("it was reported");
+        prop_assert_eq!(status.ready, world.pool.spec.replicas);
+        prop_assert_eq!(status.replicas, world.pool.spec.replicas);
+        prop_assert_eq!((status.draining, status.quarantined), (0, 0));
+        prop_assert_eq!(world.pods.len(), world.pool.spec.replicas as usize);
+        for condition in &status.conditions {
+            if condition.type_ == "Degraded" || condition.type_ == "Progressing" {
+                prop_assert_eq!(&condition.status, "False", "{:?}", condition);
+            }
+        }
+        for _ in 0..20 {
+            world.calm();
+            prop_assert!(world.reconcile(usize::MAX), "rest stays rest");
+            prop_assert_eq!(world.pool.status.as_ref(), Some(&status), "and writes nothing");
+        }
+    }
+
+    #[test]
+    fn a_deleted_pool_drains_and_is_gone(events in events()) {
+        let mut world = World::new(4);
+        for event in &events {
+            world.happen(event);
+        }
+        rest(&mut world);
+        world.pool.spec.replicas = 4;
+        rest(&mut world);
+        prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
+        world.happen(&Event::Delete);
+        rest(&mut world);
+        prop_assert!(world.gone);
+    }
+}
+
+#[test]
+fn victims_leave_in_the_order_of_the_page() {
+    let mut world = World::new(6);
+    rest(&mut world);
+    // The trainer is on node-0: leaf 0 holds nodes 0 and 1, block 0 nodes 0 to 3.
+    let place = [0, 1, 2, 4, 0, 5];
+    for (pod, node) in world.pods.iter_mut().zip(place) {
+        on_node(pod, &format!("node-{node}"));
+    }
+    world.pods[5].spec.as_mut().expect("made with one").node_name = None;
+    set_phase(&mut world.pods[4], "Running", false);
+    let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+    world.reports.get_mut(&names[0]).expect("it serves").slow_factor_percent = 180;
+    let mut order = Vec::new();
+    while world.pool.spec.replicas > 0 {
+        world.pool.spec.replicas -= 1;
+        let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+        let drained = decision.actions.into_iter().find_map(|it| {
+            let Action::Drain { pod, .. } = it else { return None };
+            Some(pod.name)
+        });
+        let drained = drained.expect("one too many");
+        order.push(names.iter().position(|it| *it == drained).expect("one of them"));
+        world.pods.retain(|it| name(&it.metadata) != drained);
+    }
+    // Unscheduled, not ready, slowest, farthest (another block), then another leaf, then the near one.
+    assert_eq!(order, [5, 4, 0, 3, 2, 1]);
+}
+
+#[test]
+fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
+    let mut world = World::new(1);
+    rest(&mut world);
+    let mut pauses = Vec::new();
+    for _ in 0..7 {
+        let pod = world.pods.last_mut().expect("one server");
+        on_node(pod, "node-3");
+        end(pod, SERVER_CONTAINER, 1, 3, &world.clock);
+        let failed = world.clock.second;
+        let before = name(&pod.metadata);
+        world.reports.clear();
+        while world.pods.last().is_some_and(|it| name(&it.metadata) == before) {
+            world.reconcile(usize::MAX);
+            world.clock.second += 1;
+        }
+        pauses.push(world.clock.second - 1 - failed);
+        world.reconcile(usize::MAX);
+        world.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
+    let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
+    let text = serde_json::to_string(&spec.affinity).expect("plain data");
+    assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
+}
+
+#[test]
+fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time() {
+    let mut world = World::new(4);
+    rest(&mut world);
+    let other = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
+    let (decision, _) = decide(&world.observe(), &other, world.clock.now());
+    assert_eq!(decision.actions, []);
+    world.happen(&Event::Template(1));
+    let mut least = 4;
+    for _ in 0..60 {
+        world.calm();
+        world.reconcile(usize::MAX);
+        let draining = |it: &&Pod| {
+            let notes = it.metadata.annotations.as_ref();
+            notes.is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
+                || it.metadata.deletion_timestamp.is_some()
+        };
+        least = least.min(world.pods.iter().filter(|it| !draining(it)).count());
+    }
+    assert_eq!(least, 3);
+    rest(&mut world);
+    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
+    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
+}
