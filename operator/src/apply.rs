@@ -1,0 +1,225 @@
+//! Carries actions out.
+//!
+//! In: the actions for an object, in order. Out: all done, or the first that was not. What was written is
+//! remembered, so that the next look sees it.
+//!
+//! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
+//! written several at a time, everything else one after the other.
+
+use std::fmt::Debug;
+use std::time::Instant;
+
+use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER};
+use cadre_desired::{Action, Kind, Object, Reference};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::context::{Context, MANAGER};
+use crate::error::{Error, is_code};
+
+/// Pods written at the same time for one object.
+const AT_ONCE: usize = 16;
+
+/// Carries all actions for `owner` out.
+pub(crate) async fn all<K>(context: &Context, owner: &K, actions: Vec<Action>) -> Result<(), Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let (pods, others): (Vec<_>, Vec<_>) = actions.into_iter().partition(|it| match it {
+        Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Pod,
+        Action::Delete(which) => which.kind == Kind::Pod,
+        Action::Drain { .. } => true,
+        Action::DeleteSelf | Action::Guard | Action::Release => false,
+    });
+    for action in others {
+        one(context, owner, action).await?;
+    }
+    stream::iter(pods)
+        .map(|action| one(context, owner, action))
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<()>>()
+        .await?;
+    Ok(())
+}
+
+async fn one<K>(context: &Context, owner: &K, action: Action) -> Result<(), Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let namespace = owner.namespace().unwrap_or_default();
+    let client = &context.client;
+    context.metrics.action(&action);
+    match action {
+        Action::Create(Object::Pod(pod)) => {
+            if let Some(made) = create(client, owner, *pod).await? {
+                context.recent_pods.wrote(made, Instant::now());
+            }
+            Ok(())
+        }
+        Action::Create(Object::Job(job)) => {
+            if let Some(made) = create(client, owner, *job).await? {
+                context.recent_jobs.wrote(made, Instant::now());
+            }
+            Ok(())
+        }
+        Action::Create(Object::Service(it)) => create(client, owner, *it).await.map(drop),
+        Action::Create(Object::Budget(it)) => create(client, owner, *it).await.map(drop),
+        Action::Apply(Object::Pod(it)) => apply(client, &namespace, *it).await,
+        Action::Apply(Object::Job(it)) => apply(client, &namespace, *it).await,
+        Action::Apply(Object::Service(it)) => apply(client, &namespace, *it).await,
+        Action::Apply(Object::Budget(it)) => apply(client, &namespace, *it).await,
+        Action::Drain { pod, reason, since } => {
+            let notes =
+                json!({ANNOTATION_DRAIN: reason, ANNOTATION_DRAIN_SINCE: since.to_string()});
+            let patch = json!({"metadata": {"uid": pod.uid, "annotations": notes}});
+            let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+            match pods.patch(&pod.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(pod) => context.recent_pods.wrote(pod, Instant::now()),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(Error::api(format!("drain pod {}", pod.name), error)),
+            }
+            Ok(())
+        }
+        Action::Delete(which) => match which.kind {
+            Kind::Pod => {
+                if let Some(pod) = delete::<Pod>(client, &namespace, &which).await? {
+                    context.recent_pods.wrote(pod, Instant::now());
+                }
+                Ok(())
+            }
+            Kind::Job => {
+                if let Some(job) = delete::<Job>(client, &namespace, &which).await? {
+                    context.recent_jobs.wrote(job, Instant::now());
+                }
+                Ok(())
+            }
+            Kind::Service => delete::<Service>(client, &namespace, &which).await.map(drop),
+            Kind::Budget => {
+                delete::<PodDisruptionBudget>(client, &namespace, &which).await.map(drop)
+            }
+        },
+        Action::DeleteSelf => {
+            let name = owner.name_any();
+            let which = Reference { kind: Kind::Job, name, uid: owner.uid().unwrap_or_default() };
+            delete::<K>(client, &namespace, &which).await.map(drop)
+        }
+        Action::Guard => finalizers(client, owner, true).await,
+        Action::Release => finalizers(client, owner, false).await,
+    }
+}
+
+/// Creates an object. Out: it; none if it was there already and is ours.
+async fn create<T, K>(client: &Client, owner: &K, object: T) -> Result<Option<T>, Error>
+where
+    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+    K: Resource<DynamicType = ()>,
+{
+    let name = object.name_any();
+    let kind = T::kind(&());
+    let api = Api::<T>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
+    let parameters = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+    match api.create(&parameters, &object).await {
+        Ok(made) => Ok(Some(made)),
+        Err(error) if is_code(&error, 409) => {
+            let found = api.get_opt(&name).await;
+            let found = found.map_err(|it| Error::api(format!("look at {kind} {name}"), it))?;
+            let owners = found.iter().flat_map(|it| it.owner_references().to_vec());
+            let ours = owners.into_iter().any(|it| Some(it.uid) == owner.uid());
+            if found.is_some() && !ours {
+                let kind = match kind.as_ref() {
+                    "Service" => "Service",
+                    "Job" => "Job",
+                    "Pod" => "Pod",
+                    _ => "PodDisruptionBudget",
+                };
+                return Err(Error::NameTaken { kind, name });
+            }
+            Ok(None)
+        }
+        Err(error) => Err(Error::api(format!("create {kind} {name}"), error)),
+    }
+}
+
+/// Brings an object to this content.
+async fn apply<T>(client: &Client, namespace: &str, object: T) -> Result<(), Error>
+where
+    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let name = object.name_any();
+    let api = Api::<T>::namespaced(client.clone(), namespace);
+    let parameters = PatchParams::apply(MANAGER).force();
+    let result = api.patch(&name, &parameters, &Patch::Apply(&object)).await;
+    result.map(drop).map_err(|it| Error::api(format!("apply {} {name}", T::kind(&())), it))
+}
+
+/// Deletes an object. Out: it as it is now, if it takes a while.
+async fn delete<T>(client: &Client, namespace: &str, which: &Reference) -> Result<Option<T>, Error>
+where
+    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api = Api::<T>::namespaced(client.clone(), namespace);
+    let uid = Some(which.uid.clone());
+    let parameters =
+        DeleteParams::background().preconditions(Preconditions { uid, resource_version: None });
+    match api.delete(&which.name, &parameters).await {
+        Ok(result) => Ok(result.left()),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(Error::api(format!("delete {} {}", T::kind(&()), which.name), error)),
+    }
+}
+
+/// It is gone, or another of the same name has come.
+fn is_gone(error: &kube::Error) -> bool {
+    is_code(error, 404) || is_code(error, 409)
+}
+
+/// Puts our finalizer on the object, or takes it off; those of others stay.
+pub(crate) async fn finalizers<K>(client: &Client, owner: &K, ours: bool) -> Result<(), Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let mut finalizers = owner.finalizers().to_vec();
+    finalizers.retain(|it| it != FINALIZER);
+    if ours {
+        finalizers.push(FINALIZER.to_owned());
+    }
+    let patch = json!({
+        "metadata": {"resourceVersion": owner.resource_version(), "finalizers": finalizers},
+    });
+    let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
+    match api.patch_metadata(&owner.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await
+    {
+        Ok(_) => Ok(()),
+        Err(error) if is_code(&error, 404) => Ok(()),
+        Err(error) if is_code(&error, 409) => Err(Error::Stale),
+        Err(error) => Err(Error::api("change the finalizers", error)),
+    }
+}

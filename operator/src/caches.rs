@@ -1,0 +1,268 @@
+//! What the API server has, as this process knows it.
+//!
+//! One watch a kind, narrowed by labels, for both controllers together; each object is pruned to what a
+//! decision reads. Out: stores, and a trigger for each pool or job that a change is about.
+//!
+//! A standby fills them too, so that it takes over at once. Nodes are watched only when the operator
+//! looks after all namespaces: a role within one namespace cannot see them.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
+use cadre_crds::{AttentionPool, TrainingJob};
+use futures_util::StreamExt as _;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+
+use crate::triggers::{Key, Triggers};
+
+/// Objects that this operator makes.
+const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
+
+/// A pool or a job as the API server has it; it may be one that this build cannot read.
+pub(crate) type Guarded<K> = DeserializeGuard<K>;
+
+/// All stores, and what waits for a controller.
+#[derive(Debug)]
+pub(crate) struct Caches {
+    pub(crate) pools: Store<Guarded<AttentionPool>>,
+    pub(crate) trainings: Store<Guarded<TrainingJob>>,
+    pub(crate) pods: Store<Pod>,
+    pub(crate) jobs: Store<Job>,
+    pub(crate) services: Store<Service>,
+    pub(crate) budgets: Store<PodDisruptionBudget>,
+    pub(crate) nodes: Option<Store<Node>>,
+    pub(crate) pool_triggers: Triggers,
+    pub(crate) job_triggers: Triggers,
+}
+
+impl Caches {
+    /// Starts all watches.
+    pub(crate) fn start(client: &Client, namespace: Option<&str>) -> Self {
+        let (pool_triggers, job_triggers) = (Triggers::default(), Triggers::default());
+        let owned = Owned { pools: pool_triggers.clone(), jobs: job_triggers.clone() };
+        let ours = || watcher::Config::default().labels(OURS);
+        let all = watcher::Config::default;
+
+        let own = job_triggers.clone();
+        let trainings: Store<Guarded<TrainingJob>> = watch(
+            scoped(client, namespace),
+            all(),
+            |it| prune(it.meta_mut()),
+            move |it| {
+                own.put(key(it));
+            },
+        );
+
+        let (own, jobs, waiting) = (pool_triggers.clone(), job_triggers.clone(), trainings.clone());
+        let pools: Store<Guarded<AttentionPool>> = watch(
+            scoped(client, namespace),
+            all(),
+            |it| prune(it.meta_mut()),
+            move |it| {
+                own.put(key(it));
+                // Jobs that wait for this pool, or have just lost it.
+                let name = it.name_any();
+                let waits = |it: &TrainingJob| it.spec.attention.pool_ref.name == name;
+                for job in waiting.state() {
+                    if job.0.as_ref().is_ok_and(waits) {
+                        jobs.put(key(job.as_ref()));
+                    }
+                }
+            },
+        );
+
+        let (own, known) = (owned.clone(), pools.clone());
+        let labelled = watcher::Config::default().labels(LABEL_POOL);
+        let pods: Store<Pod> =
+            watch(scoped(client, namespace), labelled, prune_pod, move |it| own.pod(it, &known));
+
+        let own = owned.clone();
+        let jobs: Store<Job> =
+            watch(scoped(client, namespace), ours(), prune_job, move |it| own.owner(&it.metadata));
+        let own = owned.clone();
+        let services: Store<Service> = watch(
+            scoped(client, namespace),
+            ours(),
+            |it| prune(&mut it.metadata),
+            move |it| {
+                own.owner(&it.metadata);
+            },
+        );
+        let own = owned.clone();
+        let budgets: Store<PodDisruptionBudget> = watch(
+            scoped(client, namespace),
+            ours(),
+            |it| prune(&mut it.metadata),
+            move |it| {
+                own.owner(&it.metadata);
+            },
+        );
+
+        let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
+        let nodes = namespace.is_none().then(|| {
+            watch(Api::all(client.clone()), all(), prune_node, move |it: &Node| {
+                let cordoned = it.spec.as_ref().and_then(|it| it.unschedulable) == Some(true);
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                // Heartbeats of nodes are no news.
+                if seen.insert(it.name_any(), cordoned) != Some(cordoned) {
+                    for pod in there.state() {
+                        if crate::observe::node(&pod) == Some(&it.name_any()) {
+                            owned.owner(&pod.metadata);
+                        }
+                    }
+                }
+            })
+        });
+        Self { pools, trainings, pods, jobs, services, budgets, nodes, pool_triggers, job_triggers }
+    }
+
+    /// Waits until every store has been filled once.
+    pub(crate) async fn ready(&self) -> anyhow::Result<()> {
+        let gone = "a watch has ended";
+        self.pools.wait_until_ready().await.context(gone)?;
+        self.trainings.wait_until_ready().await.context(gone)?;
+        self.pods.wait_until_ready().await.context(gone)?;
+        self.jobs.wait_until_ready().await.context(gone)?;
+        self.services.wait_until_ready().await.context(gone)?;
+        self.budgets.wait_until_ready().await.context(gone)?;
+        if let Some(nodes) = &self.nodes {
+            nodes.wait_until_ready().await.context(gone)?;
+        }
+        Ok(())
+    }
+}
+
+/// Triggers for what an object belongs to.
+#[derive(Clone)]
+struct Owned {
+    pools: Triggers,
+    jobs: Triggers,
+}
+
+impl Owned {
+    /// For the pool or job that made it.
+    fn owner(&self, meta: &ObjectMeta) {
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        for owner in meta.owner_references.iter().flatten() {
+            let key = (namespace.clone(), owner.name.clone());
+            match owner.kind.as_str() {
+                AttentionPool::KIND => self.pools.put(key),
+                TrainingJob::KIND => self.jobs.put(key),
+                _ => {}
+            }
+        }
+    }
+
+    /// For the pools that its label may mean, and the job that it trains.
+    fn pod(&self, pod: &Pod, pools: &Store<Guarded<AttentionPool>>) {
+        self.owner(&pod.metadata);
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let label = |key: &str| pod.metadata.labels.as_ref().and_then(|it| it.get(key)).cloned();
+        if let Some(name) = label(LABEL_JOB) {
+            self.jobs.put((namespace, name));
+        }
+        let pool = label(LABEL_POOL);
+        for found in pools.state().iter().filter(|it| Some(it.name_any()) == pool) {
+            self.pools.put(key(found.as_ref()));
+        }
+    }
+}
+
+fn key<K: Resource>(object: &K) -> Key {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// The API of a kind, in one namespace or all.
+pub(crate) fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// Fills a store from a watch, for ever; `changed` hears of every object that is new, other or gone.
+fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    prune: impl Fn(&mut K) + Send + 'static,
+    changed: impl Fn(&K) + Send + 'static,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Default,
+{
+    let (store, writer) = reflector::store();
+    tokio::spawn(async move {
+        let events = watcher(api, config).default_backoff().modify(prune);
+        let objects = reflector::reflector(writer, events).touched_objects();
+        let mut objects = std::pin::pin!(objects);
+        while let Some(object) = objects.next().await {
+            match object {
+                Ok(object) => changed(&object),
+                Err(error) => {
+                    tracing::warn!("watch of {}: {error}; it is tried again", K::kind(&()));
+                }
+            }
+        }
+    });
+    store
+}
+
+fn prune(meta: &mut ObjectMeta) {
+    meta.managed_fields = None;
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
+/// Of a pod's spec only its node counts.
+fn prune_pod(pod: &mut Pod) {
+    prune(&mut pod.metadata);
+    pod.spec = pod.spec.take().map(|it| PodSpec { node_name: it.node_name, ..PodSpec::default() });
+    if let Some(status) = &mut pod.status {
+        status.init_container_statuses = None;
+        status.ephemeral_container_statuses = None;
+    }
+}
+
+fn prune_job(job: &mut Job) {
+    prune(&mut job.metadata);
+    if let Some(spec) = &mut job.spec {
+        spec.template = PodTemplateSpec::default();
+    }
+}
+
+fn prune_node(node: &mut Node) {
+    prune(&mut node.metadata);
+    node.metadata.annotations = None;
+    node.status = None;
+    node.spec = node
+        .spec
+        .take()
+        .map(|it| NodeSpec { unschedulable: it.unschedulable, ..NodeSpec::default() });
+}
+
+/// Objects of a store in one namespace.
+pub(crate) fn within<K>(store: &Store<K>, namespace: &str) -> Vec<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    store.state().into_iter().filter(|it| it.namespace().as_deref() == Some(namespace)).collect()
+}

@@ -1,0 +1,63 @@
+//! What all reconciles share: the client, the chart's settings, caches, recent writes, metrics.
+//!
+//! Owns the memory of mode `Auto`, by the pool's uid. Nothing else is remembered between two looks.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use cadre_desired::Settings;
+use cadre_desired::pool::scale::Memory;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::runtime::events::{Recorder, Reporter};
+
+use crate::caches::Caches;
+use crate::metrics::Metrics;
+use crate::recent::Recent;
+
+/// Name under which this operator writes fields and events.
+pub(crate) const MANAGER: &str = "cadre-operator";
+
+/// What all reconciles share.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    pub(crate) caches: Caches,
+    pub(crate) recent_pods: Recent<Pod>,
+    pub(crate) recent_jobs: Recent<Job>,
+    pub(crate) metrics: Metrics,
+    pub(crate) events: Recorder,
+    memories: Mutex<BTreeMap<String, Memory>>,
+}
+
+impl Context {
+    pub(crate) fn new(client: Client, settings: Settings, namespace: Option<&str>) -> Self {
+        let reporter = Reporter { controller: MANAGER.into(), instance: None };
+        Self {
+            caches: Caches::start(&client, namespace),
+            events: Recorder::new(client.clone(), reporter),
+            client,
+            settings,
+            recent_pods: Recent::default(),
+            recent_jobs: Recent::default(),
+            metrics: Metrics::default(),
+            memories: Mutex::default(),
+        }
+    }
+
+    /// What mode `Auto` remembers of a pool.
+    pub(crate) fn memory(&self, uid: &str) -> Memory {
+        let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        memories.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Remembers it; of a pool that is gone, nothing.
+    pub(crate) fn remember(&self, uid: &str, memory: Option<Memory>) {
+        let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        match memory {
+            Some(memory) => drop(memories.insert(uid.to_owned(), memory)),
+            None => drop(memories.remove(uid)),
+        }
+    }
+}

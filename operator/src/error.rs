@@ -1,0 +1,81 @@
+//! Why something could not be done for an object.
+//!
+//! Each variant has a reason, as conditions and events write it; nothing else is decided here.
+
+use kube::core::Status;
+
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The API server refuses, or is not there.
+    #[error("{what}: {source}")]
+    Api {
+        /// What was tried.
+        what: String,
+        /// What was said.
+        source: Box<kube::Error>,
+    },
+    /// An object of somebody else has the name that ours needs.
+    #[error("{kind} {name} is there and belongs to somebody else; rename one of the two")]
+    NameTaken {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The status has changed since it was read; looked at again at once.
+    #[error("the object has changed meanwhile")]
+    Stale,
+}
+
+impl Error {
+    pub(crate) fn api(what: impl Into<String>, source: kube::Error) -> Self {
+        Self::Api { what: what.into(), source: Box::new(source) }
+    }
+
+    /// As a condition's reason is written.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Api { source, .. } => match status(source).map(|it| it.code) {
+                Some(403) => "Forbidden",
+                Some(422 | 400) => "Refused",
+                Some(_) | None => "ApiServerFailed",
+            },
+            Self::NameTaken { .. } => "NameTaken",
+            Self::Stale => "Stale",
+        }
+    }
+}
+
+/// What the API server says, if it is the one that refuses.
+pub(crate) fn status(error: &kube::Error) -> Option<&Status> {
+    if let kube::Error::Api(status) = error { Some(status) } else { None }
+}
+
+/// Whether the API server answers with this code.
+pub(crate) fn is_code(error: &kube::Error, code: u16) -> bool {
+    status(error).is_some_and(|it| it.code == code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_reasons() {
+        let refused = |code: u16| {
+            let status = Status { code, ..Status::default() };
+            Error::api("create pod p-0-1", kube::Error::Api(Box::new(status)))
+        };
+        assert_eq!(refused(403).reason(), "Forbidden");
+        assert_eq!(refused(422).reason(), "Refused");
+        assert_eq!(refused(500).reason(), "ApiServerFailed");
+        let taken = Error::NameTaken { kind: "Service", name: "p-servers".into() };
+        assert_eq!(taken.reason(), "NameTaken");
+        assert_eq!(
+            taken.to_string(),
+            "Service p-servers is there and belongs to somebody else; rename one of the two"
+        );
+        assert_eq!(Error::Stale.reason(), "Stale");
+    }
+}

@@ -1,0 +1,40 @@
+//! One look at a job: observe, decide, apply, report.
+
+use std::sync::Arc;
+
+use cadre_crds::TrainingJob;
+use cadre_desired::{Applied, job};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::controller::Action;
+
+use crate::caches::Guarded;
+use crate::context::Context;
+use crate::error::Error;
+use crate::pool::again;
+use crate::{apply, observe, report};
+
+pub(crate) async fn reconcile(
+    object: Arc<Guarded<TrainingJob>>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
+    let object = match &object.0 {
+        Ok(object) => object,
+        Err(invalid) => {
+            tracing::warn!("job {}: cannot be read: {}", object.name_any(), invalid.error);
+            return Ok(Action::await_change());
+        }
+    };
+    let now = Timestamp::now();
+    let observed = observe::job(&context, object);
+    let decision = job::decide(&observed, &context.settings, now);
+    apply::all(&context, object, decision.actions).await?;
+
+    let applied = Applied::new(observe::job(&context, object));
+    let status = job::status(&applied, now);
+    let old = object.status.as_ref();
+    let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
+    let conditions = (before, status.conditions.as_slice());
+    report::status(&context, object, old, &status, conditions).await?;
+    Ok(again(decision.again))
+}

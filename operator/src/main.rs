@@ -1,0 +1,127 @@
+//! `cadre-operator`: keeps the pools and jobs of a cluster as their objects say.
+//!
+//! In: the chart's settings, and access to the API server. Out: pods, Jobs, Services and statuses.
+//!
+//! ```text
+//! caches ──────────────▶ ready (a standby is warm)
+//! lease ──held──▶ controllers ──lost or not renewed──▶ the process ends
+//! ```
+//!
+//! Pods do not notice when it is away. It decides nothing itself: that is `cadre-desired`.
+
+mod apply;
+mod caches;
+mod context;
+mod controllers;
+mod error;
+mod http;
+mod job;
+mod leader;
+mod metrics;
+mod observe;
+mod pool;
+mod recent;
+mod release;
+mod report;
+mod triggers;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cadre_desired::Settings;
+use clap::Parser;
+use kube::Client;
+use tracing_subscriber::EnvFilter;
+
+use crate::context::Context;
+
+/// Keeps the pools and jobs of a cluster as their objects say.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// File with the chart's settings, YAML; left out, all have their defaults.
+    #[arg(long)]
+    settings: Option<PathBuf>,
+    /// Namespace to look after; left out, all. Nodes are looked at only when it is left out.
+    #[arg(long)]
+    namespace: Option<String>,
+    /// Where metrics and health are served.
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    address: SocketAddr,
+    /// Namespace of the lease.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "cadre-system")]
+    lease_namespace: String,
+    /// Name of the lease.
+    #[arg(long, default_value = "cadre-operator")]
+    lease: String,
+    /// Who holds the lease: the pod's name.
+    #[arg(long, env = "POD_NAME")]
+    identity: Option<String>,
+    /// Objects of one kind that are worked on at the same time.
+    #[arg(long, default_value_t = 8)]
+    concurrency: u16,
+    /// Take our finalizers off all pools and end: before an uninstall.
+    #[arg(long)]
+    release_finalizers: bool,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).init();
+    let settings = match &arguments.settings {
+        None => Settings::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("settings {}: cannot be read", path.display()))?;
+            serde_saphyr::from_str::<Settings>(&text)
+                .with_context(|| format!("settings {}: correct that field", path.display()))?
+        }
+    };
+    let client = Client::try_default()
+        .await
+        .context("no access to an API server; run in a cluster or set KUBECONFIG")?;
+    let namespace = arguments.namespace.as_deref();
+    if arguments.release_finalizers {
+        return release::all(&client, namespace).await;
+    }
+    let context = Arc::new(Context::new(client.clone(), settings, namespace));
+    let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
+    let place = leader::Place {
+        namespace: arguments.lease_namespace,
+        name: arguments.lease,
+        identity: arguments.identity.unwrap_or_else(|| format!("pid-{}", std::process::id())),
+    };
+    let work = async {
+        context.caches.ready().await?;
+        tracing::info!("caches are filled; waiting for the lease {}", place.name);
+        let lease = leader::acquire(client, &place).await?;
+        context.metrics.leader.set(1);
+        tracing::info!("this process leads");
+        let lost = lease.lost();
+        tokio::select! {
+            () = controllers::run(&context, arguments.concurrency) => Ok(()),
+            () = lost => anyhow::bail!("the lease {} is lost; another operator leads", place.name),
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        result = serving => result.context("metrics and health")?,
+        result = terminated() => result,
+    }
+}
+
+/// Waits until the process is asked to end.
+async fn terminated() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    tracing::info!("asked to end; pods go on without an operator");
+    Ok(())
+}

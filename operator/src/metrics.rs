@@ -1,0 +1,128 @@
+//! What the operator tells Prometheus.
+//!
+//! | name | labels | what |
+//! |---|---|---|
+//! | `cadre_operator_reconciles_total` | `kind`, `result` | looks at objects; result `ok` or `error` |
+//! | `cadre_operator_reconcile_seconds` | `kind` | time of a look |
+//! | `cadre_operator_actions_total` | `action` | what was done to the cluster |
+//! | `cadre_operator_status_writes_total` | `kind` | statuses written |
+//! | `cadre_operator_leader` | | 1 while this process leads |
+
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use cadre_desired::Action;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// All metrics.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub(crate) leader: Gauge<i64, AtomicI64>,
+    reconciles: Family<Look, Counter>,
+    seconds: Family<OfKind, Histogram>,
+    actions: Family<Done, Counter>,
+    status_writes: Family<OfKind, Counter>,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Look {
+    kind: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct OfKind {
+    kind: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Done {
+    action: &'static str,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("cadre_operator");
+        let leader = Gauge::default();
+        let reconciles = Family::default();
+        let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let actions = Family::default();
+        let status_writes = Family::default();
+        registry.register("leader", "1 while this process leads", leader.clone());
+        registry.register("reconciles", "Looks at objects", reconciles.clone());
+        registry.register("reconcile_seconds", "Time of a look", seconds.clone());
+        registry.register("actions", "What was done to the cluster", actions.clone());
+        registry.register("status_writes", "Statuses written", status_writes.clone());
+        Self { registry, leader, reconciles, seconds, actions, status_writes }
+    }
+}
+
+/// From 1 ms to 16 s.
+fn histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 15))
+}
+
+impl Metrics {
+    pub(crate) fn reconciled(&self, kind: &str, ok: bool, took: Duration) {
+        let result = if ok { "ok" } else { "error" };
+        self.reconciles.get_or_create(&Look { kind: kind.into(), result }).inc();
+        self.seconds.get_or_create(&OfKind { kind: kind.into() }).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn action(&self, action: &Action) {
+        let action = match action {
+            Action::Create(_) => "create",
+            Action::Apply(_) => "apply",
+            Action::Drain { .. } => "drain",
+            Action::Delete(_) | Action::DeleteSelf => "delete",
+            Action::Guard => "guard",
+            Action::Release => "release",
+        };
+        self.actions.get_or_create(&Done { action }).inc();
+    }
+
+    pub(crate) fn wrote_status(&self, kind: &str) {
+        self.status_writes.get_or_create(&OfKind { kind: kind.into() }).inc();
+    }
+
+    /// All of them in the text that Prometheus reads.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into memory does not fail; an empty page would say it.
+        if encode(&mut text, &self.registry).is_err() {
+            text.clear();
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documented_names_are_told() {
+        let metrics = Metrics::default();
+        metrics.leader.set(1);
+        metrics.reconciled("AttentionPool", true, Duration::from_millis(3));
+        metrics.action(&Action::Guard);
+        metrics.wrote_status("TrainingJob");
+        let text = metrics.text();
+        for line in [
+            "cadre_operator_leader 1",
+            "cadre_operator_reconciles_total{kind=\"AttentionPool\",result=\"ok\"} 1",
+            "cadre_operator_reconcile_seconds_count{kind=\"AttentionPool\"} 1",
+            "cadre_operator_actions_total{action=\"guard\"} 1",
+            "cadre_operator_status_writes_total{kind=\"TrainingJob\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in:\n{text}");
+        }
+    }
+}

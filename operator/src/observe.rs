@@ -1,0 +1,111 @@
+//! What is known about an object, from the caches and the writes that they have not seen.
+//!
+//! In: a pool or a job. Out: an observation for the decision. Makes no request.
+//!
+//! There is no control service in this operator yet: no server is connected to it, so none has reported
+//! and none has anything to hand over by it. A server that is deleted drains between SIGTERM and
+//! SIGKILL.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
+use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_desired::pool::Node;
+use cadre_desired::{job, pool};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+
+use crate::caches::within;
+use crate::context::Context;
+
+pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let home = object.metadata.namespace.clone().unwrap_or_default();
+    let of_pool = |pod: &Pod| label(&pod.metadata, LABEL_POOL) == Some(&name);
+    let is_server = |pod: &Pod| label(&pod.metadata, LABEL_ROLE) == Some(ROLE_SERVER);
+    let ours = |pod: &Pod| {
+        of_pool(pod) && is_server(pod) && pod.metadata.namespace.as_ref() == Some(&home)
+    };
+    let cached = context.caches.pods.state_filter(|it| ours(it));
+    let pods = plain(&context.recent_pods.correct(cached, ours, Instant::now()));
+    let may_join = |pod: &Pod| {
+        let from = pod.metadata.namespace.as_ref();
+        from == Some(&home) || object.spec.access.namespaces.iter().any(|it| Some(it) == from)
+    };
+    let trainers = context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it));
+    let trainers: Vec<Pod> = plain(&trainers).into_iter().filter(may_join).collect();
+    let nodes = nodes(context, pods.iter().chain(&trainers));
+    let named = |it: &ObjectMeta| {
+        it.name.as_deref() == Some(&format!("{name}-servers"))
+            && it.namespace.as_ref() == Some(&home)
+    };
+    let service = context.caches.services.find(|it| named(&it.metadata));
+    let budget = context.caches.budgets.find(|it| named(&it.metadata));
+    pool::Observed {
+        pool: object.clone(),
+        service: service.map(|it| it.as_ref().clone()),
+        budget: budget.map(|it| it.as_ref().clone()),
+        pods,
+        trainers,
+        nodes,
+        reports: BTreeMap::new(),
+        reports_complete: true,
+        memory: context.memory(&object.uid().unwrap_or_default()),
+    }
+}
+
+pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let home = object.metadata.namespace.clone().unwrap_or_default();
+    let ours = |meta: &ObjectMeta| {
+        label(meta, LABEL_JOB) == Some(&name) && meta.namespace.as_ref() == Some(&home)
+    };
+    let jobs = context.caches.jobs.state_filter(|it| ours(&it.metadata));
+    let jobs = context.recent_jobs.correct(jobs, |it| ours(&it.metadata), Instant::now());
+    let pods = context.caches.pods.state_filter(|it| ours(&it.metadata));
+    let services = within(&context.caches.services, &home);
+    let service = services.into_iter().find(|it| it.name_any() == format!("{name}-trainers"));
+    let wanted = &object.spec.attention.pool_ref;
+    let from = wanted.namespace.clone().unwrap_or(home);
+    let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
+    job::Observed {
+        job: object.clone(),
+        pool: pool.and_then(|it| it.0.as_ref().ok().cloned()),
+        service: service.map(|it| it.as_ref().clone()),
+        jobs: plain(&jobs),
+        pods: plain(&pods),
+        progress: None,
+        failovers: 0,
+    }
+}
+
+/// Nodes that these pods run on.
+fn nodes<'a>(context: &Context, pods: impl Iterator<Item = &'a Pod>) -> BTreeMap<String, Node> {
+    let Some(store) = &context.caches.nodes else { return BTreeMap::new() };
+    let mut nodes = BTreeMap::new();
+    for name in pods.filter_map(node) {
+        if let Some(node) = store.get(&ObjectRef::new(name)) {
+            let cordoned = node.spec.as_ref().and_then(|it| it.unschedulable) == Some(true);
+            let labels = node.metadata.labels.clone().unwrap_or_default();
+            nodes.insert(name.to_owned(), Node { labels, cordoned });
+        }
+    }
+    nodes
+}
+
+/// The node of a pod.
+pub(crate) fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn plain<K: Clone>(objects: &[Arc<K>]) -> Vec<K> {
+    objects.iter().map(|it| it.as_ref().clone()).collect()
+}

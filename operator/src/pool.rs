@@ -1,0 +1,53 @@
+//! One look at a pool: observe, decide, apply, report.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadre_crds::AttentionPool;
+use cadre_desired::{Applied, pool};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::controller::Action;
+
+use crate::caches::Guarded;
+use crate::context::Context;
+use crate::error::Error;
+use crate::{apply, observe, report};
+
+pub(crate) async fn reconcile(
+    object: Arc<Guarded<AttentionPool>>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
+    let object = match &object.0 {
+        Ok(object) => object,
+        Err(invalid) => {
+            tracing::warn!("pool {}: cannot be read: {}", object.name_any(), invalid.error);
+            return Ok(Action::await_change());
+        }
+    };
+    let uid = object.uid().unwrap_or_default();
+    let now = Timestamp::now();
+    let observed = observe::pool(&context, object);
+    let (decision, memory) = pool::decide(&observed, &context.settings, now);
+    apply::all(&context, object, decision.actions).await?;
+    context.remember(&uid, Some(memory));
+
+    let applied = Applied::new(observe::pool(&context, object));
+    let status = pool::status(&applied, &context.settings, now);
+    let old = object.status.as_ref();
+    let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
+    let conditions = (before, status.conditions.as_slice());
+    report::status(&context, object, old, &status, conditions).await?;
+    if object.metadata.deletion_timestamp.is_some() {
+        context.remember(&uid, None);
+    }
+    Ok(again(decision.again))
+}
+
+/// Looks again after so many seconds, or at the next change.
+pub(crate) fn again(seconds: Option<i64>) -> Action {
+    match seconds.and_then(|it| u64::try_from(it).ok()) {
+        Some(seconds) => Action::requeue(Duration::from_secs(seconds)),
+        None => Action::await_change(),
+    }
+}

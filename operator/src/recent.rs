@@ -1,0 +1,109 @@
+//! What this process has written and its caches have not seen yet.
+//!
+//! In: objects as the API server returned them after a write. Out: a cache's objects, with the newer of
+//! both. Without it a second look, before the watch has caught up, would do everything twice.
+//!
+//! An object leaves as soon as the cache has the same version or a newer one, and at the latest after
+//! [`LIFE`]: it may have been gone before the cache saw it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::Metadata;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// Longest time that a write is remembered.
+const LIFE: Duration = Duration::from_secs(30);
+
+/// Writes of one kind, by uid.
+#[derive(Debug)]
+pub(crate) struct Recent<K> {
+    written: Mutex<BTreeMap<String, (Instant, Arc<K>)>>,
+}
+
+impl<K> Default for Recent<K> {
+    fn default() -> Self {
+        Self { written: Mutex::default() }
+    }
+}
+
+impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
+    /// Remembers what the API server returned.
+    pub(crate) fn wrote(&self, object: K, now: Instant) {
+        let Some(uid) = object.metadata().uid.clone() else { return };
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.insert(uid, (now, Arc::new(object)));
+    }
+
+    /// Objects of a cache, corrected by the writes that it has not seen; `ours` says which writes
+    /// belong to them.
+    pub(crate) fn correct(
+        &self,
+        mut cached: Vec<Arc<K>>,
+        ours: impl Fn(&K) -> bool,
+        now: Instant,
+    ) -> Vec<Arc<K>> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|_, (at, _)| now.duration_since(*at) < LIFE);
+        for object in &mut cached {
+            let Some(uid) = object.metadata().uid.clone() else { continue };
+            let Some((_, newer)) = written.get(&uid) else { continue };
+            if version(object.as_ref()) >= version(newer.as_ref()) {
+                written.remove(&uid);
+            } else {
+                *object = newer.clone();
+            }
+        }
+        for (uid, (_, object)) in written.iter() {
+            let unseen = cached.iter().all(|it| it.metadata().uid.as_ref() != Some(uid));
+            if unseen && ours(object) {
+                cached.push(object.clone());
+            }
+        }
+        cached
+    }
+}
+
+/// Versions of objects of one kind are ordered numbers.
+fn version<K: Metadata<Ty = ObjectMeta>>(object: &K) -> u64 {
+    let version = object.metadata().resource_version.as_deref();
+    version.and_then(|it| it.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+
+    fn pod(uid: &str, version: u32) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some(uid.into());
+        pod.metadata.resource_version = Some(version.to_string());
+        pod
+    }
+
+    #[test]
+    fn the_newer_of_cache_and_write_counts_and_old_writes_are_forgotten() {
+        let recent = Recent::default();
+        let start = Instant::now();
+        recent.wrote(pod("a", 9), start);
+        recent.wrote(pod("b", 10), start);
+        recent.wrote(pod("other", 10), start);
+        let look = |cached: Vec<Pod>, now: Instant| {
+            let cached = cached.into_iter().map(Arc::new).collect();
+            let ours = |it: &Pod| it.metadata.uid.as_deref() != Some("other");
+            let seen = recent.correct(cached, ours, now);
+            let text = |it: &Arc<Pod>| {
+                let version = it.metadata.resource_version.clone().expect("made with one");
+                format!("{}{version}", it.metadata.uid.clone().expect("made with one"))
+            };
+            seen.iter().map(text).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(look(vec![pod("a", 8)], start), "a9 b10", "an old cache");
+        assert_eq!(look(vec![pod("a", 10), pod("b", 10)], start), "a10 b10", "a new one");
+        assert_eq!(look(vec![pod("a", 10)], start), "a10", "b is gone");
+        recent.wrote(pod("c", 11), start);
+        assert_eq!(look(vec![], start + LIFE), "", "c was gone before it was seen");
+    }
+}
