@@ -23,6 +23,8 @@ mod pool;
 mod recent;
 mod release;
 mod report;
+#[cfg(test)]
+mod tests;
 mod triggers;
 
 use std::net::SocketAddr;

@@ -1,0 +1,174 @@
+//! The whole operator against a small API server in memory: watches, looks, writes, status, events.
+//!
+//! What is decided is tested where it is decided; here is tested that it happens.
+
+mod server;
+
+use std::sync::Arc;
+
+use cadre_desired::Settings;
+use serde_json::{Value, json};
+
+use crate::context::Context;
+use crate::controllers;
+use server::Server;
+
+/// An operator that leads, until the test ends.
+async fn operator(server: &Server) -> Arc<Context> {
+    let context = Arc::new(Context::new(server.client(), Settings::default(), None));
+    context.caches.ready().await.expect("the server answers");
+    let own = context.clone();
+    tokio::spawn(async move { controllers::run(&own, 4).await });
+    context
+}
+
+fn pool(replicas: u32) -> Value {
+    json!({
+        "apiVersion": "cadre.dev/v1alpha1",
+        "kind": "AttentionPool",
+        "spec": {"replicas": replicas, "inPlace": false},
+    })
+}
+
+fn job() -> Value {
+    json!({
+        "apiVersion": "cadre.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "spec": {
+            "nodes": 2,
+            "attention": {"poolRef": {"name": "p"}},
+            "template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}},
+        },
+    })
+}
+
+fn running() -> Value {
+    json!({
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+fn name(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+}
+
+fn reason(object: &Value, condition: &str) -> String {
+    let conditions = object["status"]["conditions"].as_array();
+    let found = conditions.into_iter().flatten().find(|it| it["type"] == condition);
+    found.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_pool_gets_its_servers_tells_of_them_and_shrinks() {
+    let server = Server::new();
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(3));
+    let pods = server
+        .until("three servers", |all| {
+            let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
+            (pods.len() == 3).then_some(pods)
+        })
+        .await;
+    assert!(pods[0].starts_with("p-0-") && pods[2].starts_with("p-2-"), "{pods:?}");
+    server.until("a Service", |all| all.get("services", "p-servers").map(drop)).await;
+    server.until("a budget", |all| all.get("poddisruptionbudgets", "p-servers").map(drop)).await;
+    for pod in &pods {
+        server.put("pods", pod, &running());
+    }
+    server
+        .until("a status of three", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            (pool["status"]["ready"] == 3 && reason(pool, "Progressing") == "Settled").then_some(())
+        })
+        .await;
+    server.put("attentionpools", "p", &json!({"spec": {"replicas": 1}}));
+    let left = server
+        .until("a status of one", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            let settled = pool["status"]["ready"] == 1 && reason(pool, "Progressing") == "Settled";
+            settled.then(|| all.of("pods").into_iter().map(name).collect::<Vec<_>>())
+        })
+        .await;
+    assert_eq!(left, pods[..1], "the highest slots leave");
+    let text = context.metrics.text();
+    assert!(text.contains("cadre_operator_actions_total{action=\"drain\"} 2"), "{text}");
+}
+
+#[tokio::test]
+async fn a_job_waits_for_its_pool_and_becomes_a_job_of_the_core_api() {
+    let server = Server::new();
+    server.put("trainingjobs", "j", &job());
+    let _context = operator(&server).await;
+    server
+        .until("the reason", |all| {
+            (reason(all.get("trainingjobs", "j")?, "Running") == "PoolNotFound").then_some(())
+        })
+        .await;
+    server.put("attentionpools", "p", &pool(1));
+    server
+        .until("an attempt", |all| {
+            let job = all.get("jobs", "j-1")?;
+            assert_eq!(job["spec"]["completionMode"], "Indexed");
+            assert_eq!(job["metadata"]["ownerReferences"][0]["name"], "j");
+            Some(())
+        })
+        .await;
+    server.until("a Service", |all| all.get("services", "j-trainers").map(drop)).await;
+    server
+        .until("a status", |all| {
+            let job = all.get("trainingjobs", "j")?;
+            (job["status"]["attempt"] == 1 && reason(job, "Running") == "Starting").then_some(())
+        })
+        .await;
+    let failed = json!({"status": {"conditions": [{"type": "Failed", "status": "True"}]}});
+    server.put("jobs", "j-1", &failed);
+    server
+        .until("the end", |all| {
+            let job = all.get("trainingjobs", "j")?;
+            (reason(job, "Failed") == "RestartsUsedUp").then_some(())
+        })
+        .await;
+    server
+        .until("an event", |all| {
+            let events = all.of("events");
+            events.into_iter().find(|it| it["reason"] == "RestartsUsedUp").map(|it| {
+                assert_eq!(it["type"], "Warning");
+                assert_eq!(it["regarding"]["name"], "j");
+            })
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn what_belongs_to_somebody_else_is_left_alone_and_said() {
+    let server = Server::new();
+    let theirs = json!({"apiVersion": "v1", "kind": "Service", "spec": {"selector": {"a": "b"}}});
+    server.put("services", "p-servers", &theirs);
+    server.put("attentionpools", "p", &pool(1));
+    let _context = operator(&server).await;
+    server
+        .until("an event", |all| {
+            let events = all.of("events");
+            let said = events.into_iter().find(|it| it["reason"] == "NameTaken")?;
+            assert_eq!(
+                said["note"],
+                "Service p-servers is there and belongs to somebody else; rename one of the two"
+            );
+            let service = all.get("services", "p-servers")?;
+            assert_eq!(service["spec"], json!({"selector": {"a": "b"}}));
+            Some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_stops_no_other() {
+    let server = Server::new();
+    let mut broken = pool(1);
+    broken["spec"]["template"] = json!({"spec": {"containers": "none"}});
+    server.put("attentionpools", "broken", &broken);
+    server.put("attentionpools", "p", &pool(1));
+    let _context = operator(&server).await;
+    server.until("a server", |all| (all.of("pods").len() == 1).then_some(())).await;
+}

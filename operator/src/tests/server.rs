@@ -1,0 +1,282 @@
+//! A small API server in memory, for the tests of this crate.
+//!
+//! In: requests of a real client. Out: lists, watches, creates, patches and deletes as the real one
+//! answers them, with uids, versions, conflicts and preconditions. It knows no schemas and runs no
+//! controllers; the tests on a cluster ask the real one.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use futures_util::stream;
+use kube::Client;
+use serde_json::{Map, Value, json};
+use tokio::sync::watch;
+
+/// Resource, namespace and name.
+pub(crate) type Address = (String, String, String);
+
+/// The server; clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Server {
+    inner: Arc<Mutex<Inner>>,
+    version: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    objects: BTreeMap<Address, Value>,
+    /// Every change: version, resource, type of event, object.
+    log: Vec<(u64, String, &'static str, Value)>,
+}
+
+impl Server {
+    pub(crate) fn new() -> Self {
+        Self { inner: Arc::default(), version: watch::Sender::new(1) }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(Router::new().fallback(answer).with_state(self.clone()), "n")
+    }
+
+    /// Waits until something holds. It is a failure of the test if it never does.
+    pub(crate) async fn until<T>(
+        &self,
+        what: &str,
+        holds: impl Fn(&Objects<'_>) -> Option<T>,
+    ) -> T {
+        let mut changes = self.version.subscribe();
+        let found = async {
+            loop {
+                {
+                    let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(found) = holds(&Objects(&inner.objects)) {
+                        return found;
+                    }
+                }
+                changes.changed().await.expect("the server lives");
+            }
+        };
+        let limit = std::time::Duration::from_mins(1);
+        if let Ok(found) = tokio::time::timeout(limit, found).await {
+            return found;
+        }
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        panic!("never: {what}; there is {:#?}", inner.objects)
+    }
+
+    /// Writes an object past all checks, as other controllers do; null deletes.
+    pub(crate) fn put(&self, resource: &str, name: &str, change: &Value) {
+        let address = (resource.to_owned(), "n".to_owned(), name.to_owned());
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut object = inner.objects.get(&address).cloned().unwrap_or_else(|| born("n", name));
+        merge(&mut object, change);
+        self.store(&mut inner, address, object);
+    }
+
+    fn store(&self, inner: &mut Inner, address: Address, mut object: Value) -> Value {
+        let version = *self.version.borrow() + 1;
+        object["metadata"]["resourceVersion"] = version.to_string().into();
+        if object["metadata"]["uid"].is_null() {
+            object["metadata"]["uid"] = format!("uid-{version}").into();
+        }
+        let known = inner.objects.insert(address.clone(), object.clone()).is_some();
+        let event = if known { "MODIFIED" } else { "ADDED" };
+        inner.log.push((version, address.0, event, object.clone()));
+        self.version.send_replace(version);
+        object
+    }
+
+    fn remove(&self, inner: &mut Inner, address: &Address) {
+        let version = *self.version.borrow() + 1;
+        if let Some(mut object) = inner.objects.remove(address) {
+            object["metadata"]["resourceVersion"] = version.to_string().into();
+            inner.log.push((version, address.0.clone(), "DELETED", object));
+            self.version.send_replace(version);
+        }
+    }
+}
+
+/// What is there.
+pub(crate) struct Objects<'a>(&'a BTreeMap<Address, Value>);
+
+impl Objects<'_> {
+    /// Objects of one resource, by name.
+    pub(crate) fn of(&self, resource: &str) -> Vec<&Value> {
+        self.0.iter().filter(|(it, _)| it.0 == resource).map(|(_, object)| object).collect()
+    }
+
+    pub(crate) fn get(&self, resource: &str, name: &str) -> Option<&Value> {
+        self.of(resource).into_iter().find(|it| it["metadata"]["name"] == name)
+    }
+}
+
+fn born(namespace: &str, name: &str) -> Value {
+    json!({"metadata": {
+        "namespace": namespace,
+        "name": name,
+        "generation": 1,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }})
+}
+
+/// JSON merge patch, RFC 7396.
+fn merge(object: &mut Value, change: &Value) {
+    let Value::Object(change) = change else {
+        *object = change.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    for (key, value) in change {
+        if value.is_null() {
+            object.as_object_mut().expect("made one").remove(key);
+        } else {
+            merge(&mut object[key], value);
+        }
+    }
+}
+
+async fn answer(State(server): State<Server>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let path: Vec<&str> = parts.uri.path().split('/').filter(|it| !it.is_empty()).collect();
+    let rest = if path.first() == Some(&"api") { &path[2..] } else { &path[3..] };
+    let (namespace, rest) = match rest {
+        ["namespaces", namespace, rest @ ..] => (*namespace, rest),
+        rest => ("", rest),
+    };
+    let query = parts.uri.query().unwrap_or_default();
+    let resource = rest.first().copied().unwrap_or_default();
+    let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let Some(name) = rest.get(1) else {
+        return match parts.method {
+            Method::POST => server.create(resource, namespace, &body),
+            _ if query.contains("watch=") => server.watch(resource, query),
+            _ => server.list(resource, query),
+        };
+    };
+    let address = (resource.to_owned(), namespace.to_owned(), (*name).to_owned());
+    match parts.method {
+        Method::PATCH => server.patch(address, &body, rest.get(2) == Some(&"status")),
+        Method::DELETE => server.delete(&address, &body),
+        _ => server.get(&address),
+    }
+}
+
+impl Server {
+    fn get(&self, address: &Address) -> Response {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.objects.get(address).map_or_else(|| refuse(404), reply)
+    }
+
+    fn create(&self, resource: &str, namespace: &str, body: &Value) -> Response {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let address = (resource.to_owned(), namespace.to_owned(), name.clone());
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.objects.contains_key(&address) {
+            return refuse(409);
+        }
+        let mut object = born(namespace, &name);
+        merge(&mut object, body);
+        reply(&self.store(&mut inner, address, object))
+    }
+
+    fn patch(&self, address: Address, body: &Value, of_status: bool) -> Response {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
+        for field in ["resourceVersion", "uid"] {
+            let wanted = &body["metadata"][field];
+            if !wanted.is_null() && *wanted != object["metadata"][field] {
+                return refuse(409);
+            }
+        }
+        if of_status {
+            object["status"] = body["status"].clone();
+        } else {
+            merge(&mut object, body);
+        }
+        reply(&self.store(&mut inner, address, object))
+    }
+
+    fn delete(&self, address: &Address, body: &Value) -> Response {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(object) = inner.objects.get(address) else { return refuse(404) };
+        let wanted = &body["preconditions"]["uid"];
+        if !wanted.is_null() && *wanted != object["metadata"]["uid"] {
+            return refuse(409);
+        }
+        self.remove(&mut inner, address);
+        reply(&json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 200}))
+    }
+
+    fn list(&self, resource: &str, query: &str) -> Response {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = Objects(&inner.objects);
+        let items: Vec<_> =
+            objects.of(resource).into_iter().filter(|it| selected(it, query)).cloned().collect();
+        let version = self.version.borrow().to_string();
+        reply(&json!({"metadata": {"resourceVersion": version}, "items": items}))
+    }
+
+    fn watch(&self, resource: &str, query: &str) -> Response {
+        let from = parameter(query, "resourceVersion").and_then(|it| it.parse().ok()).unwrap_or(0);
+        let (server, resource, query) = (self.clone(), resource.to_owned(), query.to_owned());
+        let changes = self.version.subscribe();
+        let events = stream::unfold((from, changes), move |(from, mut changes)| {
+            let (server, resource, query) = (server.clone(), resource.clone(), query.clone());
+            async move {
+                loop {
+                    let next = {
+                        let inner = server.inner.lock().unwrap_or_else(PoisonError::into_inner);
+                        let fits = |it: &&(u64, String, &str, Value)| {
+                            it.0 > from && it.1 == resource && selected(&it.3, &query)
+                        };
+                        inner.log.iter().find(fits).cloned()
+                    };
+                    if let Some((version, _, event, object)) = next {
+                        let line = format!("{}\n", json!({"type": event, "object": object}));
+                        return Some((Ok::<_, Infallible>(line), (version, changes)));
+                    }
+                    changes.changed().await.ok()?;
+                }
+            }
+        });
+        Response::new(Body::from_stream(events))
+    }
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// Selectors of the forms `key` and `key=value`.
+fn selected(object: &Value, query: &str) -> bool {
+    let Some(selector) = parameter(query, "labelSelector") else { return true };
+    let selector = selector.replace("%2F", "/").replace("%3D", "=");
+    let labels = &object["metadata"]["labels"];
+    match selector.split_once('=') {
+        Some((key, value)) => labels[key] == value,
+        None => !labels[&selector].is_null(),
+    }
+}
+
+fn reply(object: &Value) -> Response {
+    Response::new(Body::from(object.to_string()))
+}
+
+fn refuse(code: u16) -> Response {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+        "message": "refused", "reason": "Refused", "metadata": {},
+    });
+    let mut response = reply(&status);
+    *response.status_mut() = StatusCode::from_u16(code).expect("a code of HTTP");
+    response
+}
