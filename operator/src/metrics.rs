@@ -109,6 +109,7 @@ mod tests {
 
     #[test]
     fn documented_names_are_told() {
+        let page = include_str!("../../docs/operations.md");
         let metrics = Metrics::default();
         metrics.leader.set(1);
         metrics.reconciled("AttentionPool", true, Duration::from_millis(3));
@@ -123,6 +124,9 @@ mod tests {
             "cadre_operator_status_writes_total{kind=\"TrainingJob\"} 1",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} in:\n{text}");
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            let name = name.strip_suffix("_count").unwrap_or(name);
+            assert!(page.contains(&format!("`{name}`")), "{name} in docs/operations.md");
         }
     }
 }

@@ -172,3 +172,12 @@ async fn an_object_that_cannot_be_read_stops_no_other() {
     let _context = operator(&server).await;
     server.until("a server", |all| (all.of("pods").len() == 1).then_some(())).await;
 }
+
+#[test]
+fn the_charts_settings_are_known_and_are_the_defaults() {
+    let values: Value = serde_saphyr::from_str(include_str!("../../../charts/cadre/values.yaml"))
+        .expect("the chart's values are YAML");
+    let settings: Settings =
+        serde_json::from_value(values["settings"].clone()).expect("every setting is known");
+    assert_eq!(format!("{settings:?}"), format!("{:?}", Settings::default()));
+}

@@ -1,6 +1,6 @@
 //! How many dedicated servers a pool wants.
 //!
-//! In: the spec, the servers' reports and what was recommended before. Out: a [`Scale`].
+//! In: the spec, the servers' reports and what was recommended before. Out: a number of servers and the memory.
 //!
 //! | mode | servers |
 //! |---|---|
