@@ -3,7 +3,7 @@
 //! In: YAML manifests of users. Out: [`AttentionPool`] and [`TrainingJob`], checked.
 //! [`manifest`] reads and checks them, [`contract`] lists labels and environment variables.
 //!
-//! With the feature `schema`, [`schema`] makes their definitions for the API server and the page about them.
+//! With the feature `schema`, a module of that name makes their definitions for the API server and the page about them.
 //!
 //! No cluster and no process: reading the manifest files is the only IO here, and
 //! [`manifest::parse`] does without. The same text gives the same objects or the same error.

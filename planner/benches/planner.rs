@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
 /// Runs of a workload; the median counts.
-const TURNS: usize = 5;
+const TURNS: usize = 15;
 
 #[derive(Deserialize)]
 struct Workload {

@@ -187,6 +187,26 @@ impl<'a> Bins<'a> {
         }
     }
 
+    /// What a bin holds of a document, if that is rows of one group of KV heads without a hole, or nothing.
+    pub(super) fn one_run(
+        &self,
+        bin: &Bin<'_>,
+        document: DocumentId,
+    ) -> Option<(Range<u16>, Range<u32>)> {
+        match bin.held.get(&document).map(Vec::as_slice) {
+            Some([Group { heads, rows }]) => match rows.as_slice() {
+                [rows] => Some((heads.clone(), rows.clone())),
+                _ => None,
+            },
+            Some([]) => Some((0..0, 0..0)),
+            Some(_) => None,
+            None if self.is_at_home(bin, document) => {
+                Some((self.problem.all_heads(), 0..self.problem.document(document).rows))
+            }
+            None => Some((0..0, 0..0)),
+        }
+    }
+
     fn is_at_home(&self, bin: &Bin<'_>, document: DocumentId) -> bool {
         match self.problem.layout.pieces_of_document(document) {
             [one] => bin.keeps_home && Some(one.rank) == bin.home(),
@@ -331,7 +351,8 @@ impl<'a> Bins<'a> {
     /// Keys that rows of a document need, without holes.
     pub(super) fn keys(&self, document: DocumentId, rows: &[Range<u32>]) -> Range<u32> {
         let whole = self.problem.document(document);
-        let keys = rows.iter().map(|it| whole.mask.keys(whole.rows, it.clone()));
+        let rows = rows.iter().filter(|it| !it.is_empty());
+        let keys = rows.map(|it| whole.mask.keys(whole.rows, it.clone()));
         keys.reduce(|all, it| all.start.min(it.start)..all.end.max(it.end)).unwrap_or(0..0)
     }
 

@@ -4,7 +4,8 @@
 //! where sums of surpluses meet sums of rooms, so the largest of all takes the one or two of the other side
 //! that leave least of it, at the least price of their ways.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_set};
+use std::iter::Peekable;
 
 use super::bins::Bins;
 use crate::DocumentId;
@@ -25,6 +26,9 @@ pub(super) struct Edge {
 
 /// Bins with what they have too much or can take, by amount.
 type Side = BTreeSet<(u64, usize)>;
+
+/// One or two of them.
+type OneOrTwo = [Option<(u64, usize)>; 2];
 
 /// Surpluses and rooms.
 pub(super) struct Sides<'a> {
@@ -126,7 +130,7 @@ pub(super) fn edges(sides: &Sides<'_>, first: &[usize]) -> Vec<Edge> {
             if gives { (&mut surplus, &mut room) } else { (&mut room, &mut surplus) };
         own.remove(&(amount, bin));
         let mut left = amount;
-        for it in best_fit(sides, other, bin, amount, gives) {
+        for it in best_fit(sides, other, bin, amount, gives).into_iter().flatten() {
             other.remove(&it);
             left -= it.0;
             let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
@@ -147,6 +151,9 @@ fn cheapest_room(
     amount: u64,
 ) -> Option<(u64, usize)> {
     let enough = room.range((amount, 0)..).next();
+    if sides.nodes.is_empty() {
+        return enough.or_else(|| room.last()).copied();
+    }
     let widest = room.iter().rev().take(FIRST);
     let near = near(sides, room, donor);
     let price = |it: &(u64, usize)| {
@@ -165,29 +172,59 @@ fn best_fit(
     bin: usize,
     amount: u64,
     gives: bool,
-) -> Vec<(u64, usize)> {
-    let way = |it: &(u64, usize)| {
+) -> OneOrTwo {
+    let way = |it: (u64, usize)| {
         let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
         sides.percent(donor, receiver)
     };
     let near = near(sides, side, bin);
-    let mut best: Option<(u64, Vec<(u64, usize)>)> = None;
+    let mut best: Option<(u64, OneOrTwo)> = None;
+    let mut seconds = Seconds::of(side);
     for &first in side.iter().rev().take(FIRST).chain(near.iter()) {
         let left = amount - first.0;
-        let second = side.range(..=(left, usize::MAX)).rev().find(|it| **it != first).copied();
+        let second = seconds.most(first, left);
         let close = near.iter().filter(|it| it.0 <= left && **it != first).max().copied();
-        for second in [second, close] {
+        // Among equal ways only what is left counts, and the closest is as good as any.
+        for second in [Some(second), (!near.is_empty()).then_some(close)].into_iter().flatten() {
             let left = left - second.map_or(0, |it| it.0);
-            let chosen = [Some(first), second].into_iter().flatten();
-            // Among equal ways only what is left counts.
-            let far = chosen.clone().map(|it| way(&it)).max().unwrap_or(0);
+            let far = way(first).max(second.map_or(0, way));
             let score = (left + sides.bins.level / 64) * far;
             if best.as_ref().is_none_or(|(least, _)| score < *least) {
-                best = Some((score, chosen.collect()));
+                best = Some((score, [Some(first), second]));
             }
         }
     }
-    best.map_or_else(Vec::new, |(_, chosen)| chosen)
+    best.map_or([None; 2], |(_, chosen)| chosen)
+}
+
+/// What fits best beside a first one. The firsts come largest first, so what is left for a second grows, and each entry
+/// is passed once.
+struct Seconds<'a> {
+    side: &'a Side,
+    rest: Peekable<btree_set::Range<'a, (u64, usize)>>,
+    /// The last two that were passed, the larger first.
+    passed: OneOrTwo,
+    left: Option<u64>,
+}
+
+impl<'a> Seconds<'a> {
+    fn of(side: &'a Side) -> Self {
+        Self { side, rest: side.range((0, 0)..).peekable(), passed: [None; 2], left: None }
+    }
+
+    /// The largest entry but `first` that is at most `left`.
+    fn most(&mut self, first: (u64, usize), left: u64) -> Option<(u64, usize)> {
+        if self.left.is_none_or(|last| left < last) {
+            let mut before = self.side.range(..=(left, usize::MAX)).rev().copied();
+            self.passed = [before.next(), before.next()];
+            self.rest = self.side.range((left, usize::MAX)..).peekable();
+        }
+        self.left = Some(left);
+        while let Some(&next) = self.rest.next_if(|it| it.0 <= left) {
+            self.passed = [Some(next), self.passed[0]];
+        }
+        self.passed.into_iter().flatten().find(|it| *it != first)
+    }
 }
 
 /// Entries of a side on a bin's node.

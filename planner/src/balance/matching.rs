@@ -22,7 +22,7 @@ const WORTH: u64 = 1_500;
 /// Orders of donors that are tried.
 const ORDERS: usize = 10;
 /// Documents of a donor that are looked at.
-const DOCUMENTS: usize = 4;
+const DOCUMENTS: usize = 3;
 /// Pieces along one edge at most.
 const PIECES: usize = 6;
 

@@ -45,7 +45,13 @@ pub(super) fn best_piece(
                 if piece.rows.is_empty() || !bins.has_room(receiver, &piece) {
                     continue;
                 }
-                let it = Scored::of(bins, prices, from, to, piece, wanted);
+                let moved = bins.cost(&piece);
+                let is_small = moved < wanted / 2;
+                if is_small && best.as_ref().is_some_and(|best| !best.is_small) {
+                    continue;
+                }
+                let bytes = prices.of_move(bins, from, to, &piece);
+                let it = Scored { span: piece, moved: moved.max(1).into(), bytes, is_small };
                 if best.as_ref().is_none_or(|best| it.is_better_than(best)) {
                     best = Some(it);
                 }
@@ -68,7 +74,11 @@ fn candidates(bins: &Bins<'_>, prices: &Prices, to: &Bin<'_>, span: &Span, most:
     };
     let cheapest = prices.cheapest_end(bins, &span.heads, most).min(end);
     let held = held(bins, to, span).min(end);
-    let mut pieces = vec![ends_at(end), bins.head(span, most)];
+    let mut pieces = Vec::with_capacity(5);
+    pieces.push(ends_at(end));
+    if start > 0 || cheapest >= end {
+        pieces.push(bins.head(span, most));
+    }
     if cheapest < end {
         pieces.push(ends_at(cheapest));
     }
@@ -121,20 +131,6 @@ pub(super) fn tile_of(span: &Span, tile: u32) -> Span {
 }
 
 impl Scored {
-    fn of(
-        bins: &Bins<'_>,
-        prices: &Prices,
-        from: &Bin<'_>,
-        to: &Bin<'_>,
-        span: Span,
-        wanted: u64,
-    ) -> Self {
-        let moved = bins.cost(&span);
-        let bytes = prices.of_move(bins, from, to, &span);
-        let is_small = moved < wanted / 2;
-        Self { span, moved: moved.max(1).into(), bytes, is_small }
-    }
-
     /// The better first.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let bytes = (self.bytes * other.moved).cmp(&(other.bytes * self.moved));

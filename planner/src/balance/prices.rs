@@ -34,8 +34,8 @@ impl Prices {
         to: &Bin<'_>,
         span: &Span,
     ) -> i128 {
-        let gives = self.change(bins, from, span.document, |groups| take(groups, span));
-        let gets = self.change(bins, to, span.document, |groups| put(groups, span));
+        let gives = self.taken(bins, from, span);
+        let gets = self.added(bins, to, span);
         // Every piece is a task more: as dear as one tile.
         let task = 100 * i128::from(TILE_ROWS) * (self.query + self.key) * span.heads.len() as i128;
         gives + gets + task
@@ -73,6 +73,27 @@ impl Prices {
         bins.all.iter().map(of_bin).sum()
     }
 
+    /// Bytes that a bin pulls more, mostly fewer, without a span that it holds.
+    fn taken(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
+        match bins.one_run(bin, span.document) {
+            Some((heads, rows)) if heads == span.heads => {
+                let rest = [rows.start..span.rows.start, span.rows.end..rows.end];
+                self.of_runs(bins, bin, span, &rest) - self.of_runs(bins, bin, span, &[rows])
+            }
+            _ => self.change(bins, bin, span.document, |groups| take(groups, span)),
+        }
+    }
+
+    /// Bytes that a bin pulls more with a span that it does not hold.
+    fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
+        match bins.one_run(bin, span.document) {
+            Some((heads, _)) if heads.is_empty() => {
+                self.of_runs(bins, bin, span, std::slice::from_ref(&span.rows))
+            }
+            _ => self.change(bins, bin, span.document, |groups| put(groups, span)),
+        }
+    }
+
     fn change(
         &self,
         bins: &Bins<'_>,
@@ -95,11 +116,17 @@ impl Prices {
         groups: &[Group],
     ) -> i128 {
         let of_group = |Group { heads, rows }: &Group| {
-            let queries: i128 = rows.iter().map(|it| away(bins, bin, document, it)).sum();
-            let keys = away(bins, bin, document, &bins.keys(document, rows));
-            heads.len() as i128 * (queries * self.query + keys * self.key)
+            let span = Span { document, heads: heads.clone(), rows: 0..0 };
+            self.of_runs(bins, bin, &span, rows)
         };
         groups.iter().map(of_group).sum()
+    }
+
+    /// Bytes that a bin pulls for runs of rows of a span's document and heads; some may be empty.
+    fn of_runs(&self, bins: &Bins<'_>, bin: &Bin<'_>, of: &Span, runs: &[Range<u32>]) -> i128 {
+        let rows: i128 = runs.iter().map(|it| away(bins, bin, of.document, it)).sum();
+        let keys = away(bins, bin, of.document, &bins.keys(of.document, runs));
+        of.heads.len() as i128 * (rows * self.query + keys * self.key)
     }
 }
 
@@ -111,7 +138,12 @@ pub(super) fn away(
     rows: &Range<u32>,
 ) -> i128 {
     let there = bin.place();
-    let pieces = bins.problem.layout.locate(document, rows.clone());
+    let layout = &bins.problem.layout;
+    if let [whole] = layout.pieces_of_document(document) {
+        let price = bins.problem.links.price(whole.rank.0.into(), there);
+        return rows.len() as i128 * i128::from(price);
+    }
+    let pieces = layout.locate(document, rows.clone());
     let priced = pieces.map(|it| {
         let price = bins.problem.links.price(it.rank.0.into(), there);
         it.rows.len() as i128 * i128::from(price)
