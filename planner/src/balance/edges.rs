@@ -166,13 +166,7 @@ fn cheapest_room(
 }
 
 /// One or two of a side that leave least of an amount, at the least price; all of the side are at most the amount.
-fn best_fit(
-    sides: &Sides<'_>,
-    side: &Side,
-    bin: usize,
-    amount: u64,
-    gives: bool,
-) -> OneOrTwo {
+fn best_fit(sides: &Sides<'_>, side: &Side, bin: usize, amount: u64, gives: bool) -> OneOrTwo {
     let way = |it: (u64, usize)| {
         let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
         sides.percent(donor, receiver)

@@ -22,6 +22,7 @@ mod groups;
 mod matching;
 mod pieces;
 mod prices;
+mod tails;
 
 use crate::balance::bins::{Bin, Bins, Limits};
 use crate::balance::prices::Prices;

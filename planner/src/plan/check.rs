@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::{Bounds, Bundle, BundleId, Cuts, Plan, Task, hull};
-use crate::{DocumentId, Error, Problem, TILE_ROWS, memory};
+use crate::{Document, DocumentId, Error, Problem, TILE_ROWS, memory};
 
 impl Plan {
     /// Checks the plan against its problem.
@@ -39,8 +39,12 @@ impl Plan {
     /// Checks all but the bounds against a checked problem, and returns what the bounds should be.
     pub(super) fn verify(&self, problem: &Problem) -> Result<Bounds, Error> {
         self.check_bundles(problem)?;
-        for (task, it) in (0..).zip(&self.tasks) {
-            self.check_task(problem, it).map_err(|why| Error::BadTask { task, why })?;
+        for (id, bundle) in (0..).map(BundleId).zip(&self.bundles) {
+            let whole = problem.document(bundle.document);
+            for (task, it) in bundle.tasks.clone().zip(self.tasks_of(id)) {
+                let checked = self.check_task(problem, (id, bundle, whole), it);
+                checked.map_err(|why| Error::BadTask { task, why })?;
+            }
         }
         self.check_cover(problem)?;
         memory::check(problem, self)?;
@@ -95,16 +99,16 @@ impl Plan {
         Ok(())
     }
 
-    fn check_task(&self, problem: &Problem, task: &Task) -> Result<(), &'static str> {
+    fn check_task(
+        &self,
+        problem: &Problem,
+        (id, owner, whole): (BundleId, &Bundle, Document),
+        task: &Task,
+    ) -> Result<(), &'static str> {
         let Task { document, rows, keys, kv_heads, bundle } = task;
-        let Some(owner) = self.bundle(*bundle) else {
-            return Err("its bundle does not exist");
-        };
-        let inside = self.tasks_of(*bundle).as_ptr_range().contains(&std::ptr::from_ref(task));
-        if !inside || owner.document != *document || owner.kv_heads != *kv_heads {
+        if *bundle != id || owner.document != *document || owner.kv_heads != *kv_heads {
             return Err("it is not what its bundle says");
         }
-        let whole = problem.document(*document);
         if rows.is_empty() || rows.end > whole.rows {
             return Err("its rows do not exist");
         }

@@ -133,7 +133,7 @@ fn a_wrong_plan_is_found_by_its_check() {
         Error::Mismatch { what, found: 7, expected: 6 },
     );
 
-    check(&|it| it["tasks"][0]["bundle"] = json!(9), task(0, "its bundle does not exist"));
+    check(&|it| it["tasks"][0]["bundle"] = json!(9), task(0, "it is not what its bundle says"));
     check(&|it| it["tasks"][0]["bundle"] = json!(1), task(0, "it is not what its bundle says"));
     check(&|it| it["tasks"][3]["rows"]["end"] = json!(1001), task(3, "its rows do not exist"));
     let long = "it is longer than costs.task_rows";
