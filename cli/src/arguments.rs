@@ -14,6 +14,8 @@ use cadre_worker::{ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+#[cfg(feature = "cluster")]
+use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions};
 use crate::simulate::SimulateOptions;
 
 /// Runs core attention of long-context training on a pool of attention servers.
@@ -35,6 +37,18 @@ pub(crate) enum Command {
     Calibrate(CalibrateOptions),
     /// Simulate training steps on machines that you do not have; starts nothing.
     Simulate(SimulateOptions),
+    /// Say how all pools and jobs of a cluster are.
+    #[cfg(feature = "cluster")]
+    Status(StatusOptions),
+    /// Say why a pool or a job is as it is, from the object down to the cause, and what to do.
+    #[cfg(feature = "cluster")]
+    Explain(ExplainOptions),
+    /// Print the logs of a pool's servers or a job's trainers.
+    #[cfg(feature = "cluster")]
+    Logs(LogsOptions),
+    /// Collect objects, events and logs in an archive for a report; secrets are left out.
+    #[cfg(feature = "cluster")]
+    Bundle(BundleOptions),
     /// Be one trainer of a job (started by `cadre run` or in a pod).
     #[command(hide = true, args_override_self = true)]
     Train(TrainOptions),

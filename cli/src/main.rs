@@ -7,6 +7,8 @@
 
 mod arguments;
 mod calibrate;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod face;
 mod out;
 mod plan;
@@ -54,6 +56,14 @@ fn main() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
+        #[cfg(feature = "cluster")]
+        Command::Status(options) => answer(cluster::status(&options)),
+        #[cfg(feature = "cluster")]
+        Command::Explain(options) => answer(cluster::explain_object(&options)),
+        #[cfg(feature = "cluster")]
+        Command::Logs(options) => answer(cluster::logs(&options)),
+        #[cfg(feature = "cluster")]
+        Command::Bundle(options) => answer(cluster::bundle(&options)),
         Command::Train(options) => worker(|| trainer_main(TrainArgs::from(options))),
         Command::Serve(options) => worker(|| server_main(ServerArgs::from(options))),
         Command::Completions { shell } => {
@@ -66,6 +76,15 @@ fn main() -> ExitCode {
 }
 
 const BAD_INPUT: u8 = 2;
+
+/// Prints what a cluster said, or why it did not.
+#[cfg(feature = "cluster")]
+fn answer(text: Result<String, cluster::Error>) -> ExitCode {
+    match text {
+        Ok(text) => print(&text),
+        Err(error) => complain(&error.to_string(), BAD_INPUT),
+    }
+}
 
 /// Runs a worker whose log is its stderr.
 fn worker(main: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {

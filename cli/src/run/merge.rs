@@ -128,16 +128,9 @@ mod tests {
 
     fn options(words: &[&str]) -> RunOptions {
         let words = ["cadre", "run", "-f", "m"].iter().chain(words);
-        match Cli::try_parse_from(words).unwrap().command {
-            Command::Run(options) => *options,
-            Command::Plan(_)
-            | Command::Calibrate(_)
-            | Command::Simulate(_)
-            | Command::Train(_)
-            | Command::Serve(_)
-            | Command::Completions { .. }
-            | Command::Version => panic!("these are words of a run"),
-        }
+        let command = Cli::try_parse_from(words).unwrap().command;
+        let Command::Run(options) = command else { panic!("these are words of a run") };
+        *options
     }
 
     #[test]

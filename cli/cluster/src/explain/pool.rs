@@ -1,0 +1,67 @@
+//! Why a pool is as it is.
+//!
+//! In: a pool. Out: its conditions that are bad news, its servers, the trainers that serve in place.
+
+use cadre_crds::AttentionPool;
+
+use super::{Finding, Verdict, of_condition, operator, pod, remedy, worst};
+use crate::facts::condition;
+use crate::seen::{Seen, name, namespace};
+
+/// Conditions, the truth that is bad news, and how bad.
+const NEWS: [(&str, &str, Verdict); 5] = [
+    ("Degraded", "True", Verdict::Bad),
+    ("Available", "False", Verdict::Waiting),
+    ("PlacementSatisfied", "False", Verdict::Waiting),
+    ("Balanced", "False", Verdict::Waiting),
+    ("ScalingActive", "False", Verdict::Waiting),
+];
+
+pub(super) fn explain(seen: &Seen, pool: &AttentionPool) -> Finding {
+    let trainers = pod::all(seen, "trainers with this pool", &seen.trainers_of_pool(pool));
+    alone(seen, pool, trainers)
+}
+
+/// A pool with what is known about its trainers.
+pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -> Finding {
+    let meta = &pool.metadata;
+    let what = format!("attnpool {}/{}", namespace(meta), name(meta));
+    let status = pool.status.clone().unwrap_or_default();
+    let mut below: Vec<Finding> =
+        operator::behind(seen, meta, status.observed_generation).into_iter().collect();
+    let servers = pod::all(seen, "servers", &seen.servers(pool));
+    let troubled = [&servers, &trainers].into_iter().any(|it| worst(it) == Verdict::Bad);
+    for (name, bad, verdict) in NEWS {
+        let Some(it) = condition(&status.conditions, name).filter(|it| it.status == bad) else {
+            continue;
+        };
+        // A fixed pool does not scale, and that is as it should be.
+        if it.reason == "Fixed" {
+            continue;
+        }
+        // What a pod below says is nearer to the cause.
+        let about_pods = ["Unschedulable", "NotStarting", "ServerFailed"].contains(&&*it.reason);
+        let verdict = if about_pods && troubled { Verdict::Waiting } else { verdict };
+        below.push(of_condition(it, verdict));
+    }
+    below.extend(servers);
+    below.extend(trainers);
+    if let Some(it) = seen.warnings("AttentionPool", meta).first()
+        && remedy::of_reason(it.reason.as_deref().unwrap_or_default()).is_some()
+        && status.ready < status.desired
+    {
+        let reason = it.reason.clone().unwrap_or_default();
+        let says = it.message.clone().unwrap_or_default();
+        let finding = Finding::new(format!("event {reason}"), Verdict::Bad, says);
+        below.push(finding.with(remedy::of_reason(&reason)));
+    }
+    let says = if meta.deletion_timestamp.is_some() {
+        format!("is being deleted; {} servers drain", status.draining)
+    } else {
+        format!(
+            "{} of {} dedicated servers are ready, {} registered, {} serve in place",
+            status.ready, status.desired, status.registered, status.in_place_servers
+        )
+    };
+    Finding::new(what, worst(&below), says).over(below)
+}
