@@ -8,7 +8,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format kernels bench soak clean
+.PHONY: help build demo test lint format kernels cluster bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
@@ -33,6 +33,9 @@ format: ## rewrite Rust, TOML, Python and C++ files in the project's format
 kernels: ## build the GPU kernels (nvcc from PyPI) into target/kernels; the next build embeds them
 	@scripts/machine python c++
 	@scripts/kernels
+
+cluster: ## build the programs of a test cluster (API server, kubelet, helm, …) from Go modules, once, into the cache
+	@scripts/cluster-tools
 
 bench: ## run every bench beside its peer, write target/bench/NAME.json, print a table
 	@scripts/machine rust python
