@@ -67,7 +67,7 @@ pub fn pool(pool: &AttentionPool) -> Result<(), Refusal> {
         None => {}
     }
     within("spec.scaling.targetUtilizationPercent", scaling.target_utilization_percent, 1, 100)?;
-    strings("spec.placement.levels", &spec.placement.levels, 8)?;
+    strings("spec.placement.levels", &spec.placement.levels, 16)?;
     strings("spec.placement.colocateWith", &spec.placement.colocate_with, 64)?;
     within("spec.fabric.gpusPerServer", spec.fabric.gpus_per_server, 0, 64)?;
     strings("spec.fabric.rdmaResources", &spec.fabric.rdma_resources, 8)?;

@@ -1,7 +1,7 @@
 //! The lease that one operator holds, and the end of who does not hold it any more.
 //!
 //! In: a lease's name. Out: [`acquire`] returns when this process leads; [`Lease::lost`] when it does no
-//! longer, or cannot be sure: the holder must see its own renewal within the lease's time, else
+//! longer, or cannot be sure; [`Lease::give_back`] ends it in good order. The holder must see its own renewal within the lease's time, else
 //! another may lead already and this process ends. Writes that overlap nevertheless are safe, as
 //! `cadre-desired` says.
 
@@ -11,8 +11,9 @@ use anyhow::Context as _;
 use k8s_openapi::api::coordination::v1::Lease as LeaseObject;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
-use kube_lease_manager::LeaseManagerBuilder;
+use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// How long a lease is good without being renewed.
@@ -35,6 +36,7 @@ pub(crate) struct Lease {
     api: Api<LeaseObject>,
     place: Place,
     held: watch::Receiver<bool>,
+    renewing: JoinHandle<Result<LeaseManager, LeaseManagerError>>,
 }
 
 /// Waits until this process holds the lease.
@@ -48,15 +50,15 @@ pub(crate) async fn acquire(client: Client, place: &Place) -> anyhow::Result<Lea
         .build()
         .await
         .with_context(|| format!("lease {}/{}", place.namespace, place.name))?;
-    let (mut held, _task) = manager.watch().await;
+    let (mut held, renewing) = manager.watch().await;
     held.wait_for(|it| *it).await.context("the lease is not asked for any more")?;
-    Ok(Lease { api, place: place.clone(), held })
+    Ok(Lease { api, place: place.clone(), held, renewing })
 }
 
 impl Lease {
     /// Returns when this process must not lead any more.
-    pub(crate) async fn lost(self) {
-        let Self { api, place, mut held } = self;
+    pub(crate) async fn lost(&mut self) {
+        let Self { api, place, held, renewing: _ } = self;
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut renewed = tokio::time::Instant::now();
@@ -74,6 +76,19 @@ impl Lease {
             if renewed.elapsed() > Duration::from_secs(LEASE_SECONDS - RENEW_SECONDS) {
                 return;
             }
+        }
+    }
+
+    /// Lets somebody else lead at once; whoever writes has to stop before.
+    pub(crate) async fn give_back(self) {
+        let Self { api: _, place, held, renewing } = self;
+        // The renewing task gives it back when nobody listens any more.
+        drop(held);
+        if !matches!(timeout(LOOK, renewing).await, Ok(Ok(Ok(_)))) {
+            tracing::warn!(
+                "the lease {} could not be given back; it runs out by itself",
+                place.name
+            );
         }
     }
 }

@@ -5,6 +5,7 @@
 //! ```text
 //! caches ──────────────▶ ready (a standby is warm)
 //! lease ──held──▶ controllers ──lost or not renewed──▶ the process ends
+//!                      └─asked to end─▶ the lease is given back
 //! ```
 //!
 //! Pods do not notice when it is away. It decides nothing itself: that is `cadre-desired`.
@@ -98,21 +99,32 @@ async fn main() -> anyhow::Result<()> {
         identity: arguments.identity.unwrap_or_else(|| format!("pid-{}", std::process::id())),
     };
     let work = async {
-        context.caches.ready().await?;
-        tracing::info!("caches are filled; waiting for the lease {}", place.name);
-        let lease = leader::acquire(client, &place).await?;
+        let leading = async {
+            context.caches.ready().await?;
+            tracing::info!("caches are filled; waiting for the lease {}", place.name);
+            leader::acquire(client, &place).await
+        };
+        let mut lease = tokio::select! {
+            lease = leading => lease?,
+            result = terminated() => return result,
+        };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
-        let lost = lease.lost();
         tokio::select! {
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
-            () = lost => anyhow::bail!("the lease {} is lost; another operator leads", place.name),
+            () = lease.lost() => {
+                anyhow::bail!("the lease {} is lost; another operator leads", place.name)
+            }
+            result = terminated() => {
+                // Nothing is written any more, so the next one need not wait.
+                lease.give_back().await;
+                result
+            }
         }
     };
     tokio::select! {
         result = work => result,
         result = serving => result.context("metrics and health")?,
-        result = terminated() => result,
     }
 }
 

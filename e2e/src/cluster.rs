@@ -1,0 +1,273 @@
+//! A cluster: the control plane of the run or one that the user names, with what is asked for on top.
+//!
+//! In: the run's folder. Out: clients, `kubectl`, namespaces, our definitions and the operator's rights as the
+//! chart has them. Everything goes when the value is dropped; a cluster of the user keeps what was
+//! put there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::{Api, Client};
+use tokio::sync::OnceCell;
+
+use crate::certificates;
+use crate::fake::{self, Fake};
+use crate::helm;
+use crate::image::Image;
+use crate::network::HOST;
+use crate::node::{Node, PAUSE};
+use crate::plane::{self, Plane, REQUESTS, User, kubeconfig};
+use crate::process::{Process, output};
+use crate::programs::{Programs, root};
+use crate::wait::until;
+
+/// Where the operator lives.
+pub const SYSTEM_NAMESPACE: &str = "cadre-system";
+/// Image of the project's programs on real nodes.
+pub const IMAGE: &str = "localhost/cadre:e2e";
+/// How long the operator's token is good.
+const TOKEN: &str = "--duration=2h";
+
+/// A running cluster.
+pub struct Cluster {
+    folder: PathBuf,
+    programs: Programs,
+    config: PathBuf,
+    client: Client,
+    operator: OnceCell<PathBuf>,
+    nodes: Vec<Node>,
+    images: Vec<PathBuf>,
+    names: Option<Process>,
+    fake: Option<Process>,
+    plane: Option<Plane>,
+}
+
+impl Cluster {
+    /// Starts a control plane of our own.
+    pub async fn start(folder: &Path) -> Result<Self> {
+        let programs = Programs::find()?;
+        let keys = folder.join("keys");
+        std::fs::create_dir_all(&keys).context("a folder for keys")?;
+        certificates::make(&keys)?;
+        let (plane, client) = Plane::start(&programs, folder).await?;
+        let config = folder.join("admin.kubeconfig");
+        Ok(Self::new(folder, programs, config, client, Some(plane)))
+    }
+
+    /// Uses the cluster of a kubeconfig.
+    pub async fn of_user(folder: &Path, config: &Path) -> Result<Self> {
+        let client = plane::client(config).await?;
+        Ok(Self::new(folder, Programs::find()?, config.to_owned(), client, None))
+    }
+
+    fn new(
+        folder: &Path,
+        programs: Programs,
+        config: PathBuf,
+        client: Client,
+        plane: Option<Plane>,
+    ) -> Self {
+        let folder = folder.to_owned();
+        let operator = OnceCell::new();
+        let (nodes, images) = (Vec::new(), Vec::new());
+        let (names, fake) = (None, None);
+        Self { folder, programs, config, client, operator, nodes, images, names, fake, plane }
+    }
+
+    /// A client with all rights.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Which programs there are.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Makes nodes of kwok, until [`Self::remove_fake_nodes`].
+    pub async fn add_fake_nodes(&mut self, wanted: Fake) -> Result<()> {
+        self.fake = Some(fake::start(self, wanted).await?);
+        Ok(())
+    }
+
+    /// Takes them away.
+    pub async fn remove_fake_nodes(&mut self) -> Result<()> {
+        fake::remove(self).await?;
+        self.fake = None;
+        Ok(())
+    }
+
+    /// Starts DNS and two real nodes with the project's image, unless they run.
+    pub async fn real_nodes(&mut self) -> Result<()> {
+        if self.names.is_none() {
+            self.names = Some(self.dns().await?);
+            self.images = self.make_images()?;
+        }
+        for number in 1..=2 {
+            self.start_node(number).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts a node that does not run, as after a crash.
+    pub async fn start_node(&mut self, number: usize) -> Result<()> {
+        if !self.nodes.iter().any(|it| it.number() == number) {
+            let node = Node::start(self, number, &self.images).await?;
+            self.nodes.push(node);
+        }
+        Ok(())
+    }
+
+    /// The node of this name crashes.
+    pub fn kill_node(&mut self, name: &str) -> Result<()> {
+        let at = self.nodes.iter().position(|it| it.name() == name);
+        self.nodes.remove(at.with_context(|| format!("{name} does not run"))?).kill()
+    }
+
+    /// The real nodes that run.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    fn make_images(&self) -> Result<Vec<PathBuf>> {
+        let pause = Image {
+            reference: PAUSE,
+            programs: &[("/pause", self.programs.own("pause")?)],
+            entrypoint: "/pause",
+        };
+        let own = Image {
+            reference: IMAGE,
+            programs: &[
+                ("/usr/local/bin/cadre", self.programs.own("cadre")?),
+                ("/usr/local/bin/cadre-operator", self.programs.own("cadre-operator")?),
+                ("/usr/local/bin/pause", self.programs.own("pause")?),
+            ],
+            entrypoint: "/usr/local/bin/cadre",
+        };
+        Ok(vec![pause.write(&self.folder, "pause")?, own.write(&self.folder, "cadre")?])
+    }
+
+    /// Names of Services and pods, for the nodes' pods.
+    async fn dns(&self) -> Result<Process> {
+        let file = self.folder.join("Corefile");
+        let text = format!(
+            "cluster.local:53 in-addr.arpa:53 {{\n  bind {HOST}\n  errors\n  ready 127.0.0.1:8481\n  \
+             kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    pods insecure\n    \
+             ttl 0\n  }}\n}}\n",
+            self.config.display()
+        );
+        std::fs::write(&file, text).context("a Corefile")?;
+        let mut command = Command::new(self.programs.path("coredns")?);
+        let mut dns = Process::start("coredns", &self.folder, command.arg("-conf").arg(&file))?;
+        until("DNS", async || {
+            dns.check()?;
+            Ok(crate::operator::get(8481, "/ready").ok().map(drop))
+        })
+        .await?;
+        Ok(dns)
+    }
+
+    /// Fails if a part of the control plane has ended.
+    pub fn check(&mut self) -> Result<()> {
+        self.plane.as_mut().map_or(Ok(()), Plane::check)
+    }
+
+    /// Runs kubectl. Out: what it wrote; what it complained of is the error.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        output(self.kubectl_command()?.args(arguments))
+    }
+
+    /// Runs kubectl with a manifest on its standard input.
+    pub fn kubectl_with(&self, arguments: &[&str], manifest: &str) -> Result<String> {
+        let file = tempfile::NamedTempFile::with_suffix_in(".yaml", &self.folder)?;
+        std::fs::write(file.path(), manifest).context("a manifest")?;
+        let path = file.path().display().to_string();
+        output(self.kubectl_command()?.args(arguments).args(["-f", &path]))
+    }
+
+    /// Applies a manifest as a user does.
+    pub fn apply(&self, namespace: &str, manifest: &str) -> Result<String> {
+        self.kubectl_with(&["apply", "--server-side", "--namespace", namespace], manifest)
+    }
+
+    /// A command that talks to this cluster.
+    pub fn kubectl_command(&self) -> Result<Command> {
+        let mut command = Command::new(self.programs.path("kubectl")?);
+        command.arg("--kubeconfig").arg(&self.config).stdin(Stdio::null());
+        // No discovery cache and no settings of the user.
+        command.env("HOME", &self.folder).env_remove("KUBECONFIG");
+        Ok(command)
+    }
+
+    /// Makes a namespace. Pods can be made in it when this returns.
+    pub async fn namespace(&self, name: &str) -> Result<()> {
+        let manifest = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n");
+        self.kubectl_with(&["apply"], &manifest)?;
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), name);
+        until("the default service account", async || Ok(accounts.get_opt("default").await?))
+            .await?;
+        Ok(())
+    }
+
+    /// Our definitions, and a kubeconfig with the operator's own rights.
+    pub async fn operators_config(&self) -> Result<PathBuf> {
+        self.operator.get_or_try_init(|| self.install()).await.cloned()
+    }
+
+    /// How often the operator has asked the API server for what: `VERB RESOURCE` to a number. Watches count
+    /// when they begin.
+    pub fn operators_requests(&self) -> Result<BTreeMap<String, u64>> {
+        let text = std::fs::read_to_string(self.folder.join(REQUESTS)).context("requests")?;
+        let mut counts = BTreeMap::new();
+        for line in text.lines() {
+            let Ok(event) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+            let verb = event["verb"].as_str().unwrap_or_default();
+            let stage = if verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+            if event["stage"] == stage {
+                let of = &event["objectRef"];
+                let part =
+                    of["subresource"].as_str().map(|it| format!("/{it}")).unwrap_or_default();
+                let resource = of["resource"].as_str().unwrap_or("other");
+                *counts.entry(format!("{verb} {resource}{part}")).or_default() += 1;
+            }
+        }
+        Ok(counts)
+    }
+
+    async fn install(&self) -> Result<PathBuf> {
+        self.definitions()?;
+        self.namespace(SYSTEM_NAMESPACE).await?;
+        let access = helm::template(self, &["--show-only", "templates/access.yaml"])?;
+        self.kubectl_with(&["apply", "--namespace", SYSTEM_NAMESPACE], &access)?;
+        let account = format!("{}-operator", helm::NAME);
+        let token = self
+            .kubectl(&["create", "token", &account, "--namespace", SYSTEM_NAMESPACE, TOKEN])
+            .context("a token of the operator's service account")?;
+        if self.plane.is_none() {
+            bail!("the rights of the operator cannot be tried on a cluster of the user yet");
+        }
+        kubeconfig(&self.folder, "operator", &User::Token(token.trim()))
+    }
+
+    /// Our definitions.
+    pub fn definitions(&self) -> Result<()> {
+        let folder = root().join("charts/cadre/crds").display().to_string();
+        self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &folder])?;
+        let all = ["crd/attentionpools.cadre.dev", "crd/trainingjobs.cadre.dev"];
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", all[0], all[1]])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! The chart, rendered and installed by helm itself.
+//!
+//! In: a cluster, arguments of helm. Out: rendered manifests, or a release that is uninstalled by
+//! [`Release::uninstall`]. helm keeps its settings and caches in the run's folder.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::cluster::{Cluster, SYSTEM_NAMESPACE};
+use crate::process::output;
+use crate::programs::{Programs, root};
+
+/// Name of the release.
+pub(crate) const NAME: &str = "cadre";
+
+/// An installed chart.
+#[derive(Clone, Copy, Debug)]
+pub struct Release;
+
+impl Release {
+    /// Installs it, and waits until its pods are ready.
+    pub fn install(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
+        run(
+            cluster,
+            "install",
+            &[&["--create-namespace", "--wait", "--timeout=3m"], arguments].concat(),
+        )?;
+        Ok(Self)
+    }
+
+    /// Upgrades it, and waits until its pods are ready.
+    pub fn upgrade(&self, cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+        run(cluster, "upgrade", &[&["--wait", "--timeout=3m"], arguments].concat()).map(drop)
+    }
+
+    /// Uninstalls it, hooks and all.
+    pub fn uninstall(self, cluster: &Cluster) -> Result<()> {
+        let mut command = helm(cluster.programs(), cluster)?;
+        command.args([
+            "uninstall",
+            NAME,
+            "--namespace",
+            SYSTEM_NAMESPACE,
+            "--wait",
+            "--timeout=3m",
+        ]);
+        output(&mut command).map(drop)
+    }
+}
+
+/// What the chart becomes.
+pub fn template(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    run(cluster, "template", arguments)
+}
+
+/// helm's own checks, warnings being errors.
+pub fn lint(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    let mut command = helm(cluster.programs(), cluster)?;
+    command.args(["lint", "--strict", "--quiet"]).arg(root().join("charts/cadre"));
+    output(command.args(["--namespace", SYSTEM_NAMESPACE]).args(arguments)).map(drop)
+}
+
+fn run(cluster: &Cluster, verb: &str, arguments: &[&str]) -> Result<String> {
+    let mut command = helm(cluster.programs(), cluster)?;
+    command.args([verb, NAME]).arg(root().join("charts/cadre"));
+    command.args(["--namespace", SYSTEM_NAMESPACE]).args(arguments);
+    output(&mut command).with_context(|| format!("helm {verb}"))
+}
+
+fn helm(programs: &Programs, cluster: &Cluster) -> Result<Command> {
+    let mut command = Command::new(programs.path("helm")?);
+    command.env("HOME", cluster.folder()).env("KUBECONFIG", cluster.config());
+    for (variable, folder) in
+        [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")]
+    {
+        command.env(variable, cluster.folder().join("helm").join(folder));
+    }
+    Ok(command)
+}

@@ -1,0 +1,52 @@
+//! The network of a run, in its own namespace: a bridge with this process on it, later the nodes too.
+//!
+//! ```text
+//! bridge `cluster`   172.30.0.1/24   API server, DNS        node number N   172.30.0.1N, pods 10.244.N.0/24
+//! ```
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process::output;
+use crate::programs::system;
+
+/// Address of the control plane.
+pub(crate) const HOST: &str = "172.30.0.1";
+/// The bridge.
+const BRIDGE: &str = "cluster";
+
+/// Makes it. The namespace is new and empty.
+pub(crate) fn up() -> Result<()> {
+    ip("link set lo up")?;
+    ip(&format!("link add {BRIDGE} type bridge"))?;
+    ip(&format!("address add {HOST}/24 dev {BRIDGE}"))?;
+    ip(&format!("link set {BRIDGE} up"))
+}
+
+/// Address of a node.
+pub(crate) fn address(node: usize) -> String {
+    format!("172.30.0.1{node}")
+}
+
+/// Addresses of a node's pods.
+pub(crate) fn pods(node: usize) -> String {
+    format!("10.244.{node}.0/24")
+}
+
+/// Puts the network namespace of a process onto the bridge, and its pods into our routes.
+pub(crate) fn join(node: usize, process: u32) -> Result<()> {
+    let link = format!("node-{node}");
+    ip(&format!("link add {link} type veth peer name eth0 netns {process}"))?;
+    ip(&format!("link set {link} master {BRIDGE} up"))?;
+    ip(&format!("route replace {} via {}", pods(node), address(node)))
+}
+
+/// Takes a node's link away as if the cable were pulled; its routes go with it.
+pub(crate) fn leave(node: usize) -> Result<()> {
+    ip(&format!("link delete node-{node}"))
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    output(Command::new(system("ip")?).args(arguments.split(' '))).map(drop)
+}

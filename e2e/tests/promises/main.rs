@@ -1,0 +1,117 @@
+//! What Cadre promises on a real API server and real kubelets, one file per promise.
+//!
+//! One cluster serves all of them, one after the other, each in a namespace of its own. Words on the
+//! command line choose promises whose name holds one of them. A tier that is missing is said aloud with
+//! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing.
+
+mod chart;
+mod definitions;
+mod fleet;
+mod harvest;
+mod installed;
+mod jobs;
+mod machines;
+mod objects;
+mod operators;
+mod pools;
+mod uninstall;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use cadre_e2e::programs::Programs;
+use cadre_e2e::{Cluster, Tier, namespaces};
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+
+/// One promise.
+struct Promise {
+    name: &'static str,
+    tier: Tier,
+    keep: for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<()>>,
+}
+
+macro_rules! promises {
+    ($($tier:ident: $($module:ident)*;)*) => {
+        &[$($(Promise {
+            name: stringify!($module),
+            tier: Tier::$tier,
+            keep: |cluster| $module::keep(cluster).boxed_local(),
+        },)*)*]
+    };
+}
+
+/// All of them, those of the smallest tier first.
+const PROMISES: &[Promise] = promises! {
+    ControlPlane: definitions chart pools jobs operators uninstall;
+    FakeNodes: fleet harvest;
+    RealNodes: installed machines;
+};
+
+fn main() -> ExitCode {
+    match namespaces::run(inner) {
+        Ok(code) => code,
+        Err(error) => {
+            println!("the cluster's namespaces cannot be made: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn inner(folder: &Path) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Runtime::new().context("a runtime")?;
+    let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    let chosen =
+        |it: &&Promise| words.is_empty() || words.iter().any(|word| it.name.contains(word));
+    let chosen: Vec<_> = PROMISES.iter().filter(chosen).collect();
+    let demanded = Tier::demanded()?;
+    let mut failed = Vec::new();
+    let mut possible = Vec::new();
+    for tier in Tier::ALL {
+        match Programs::find().and_then(|it| it.missing_for(tier)) {
+            Ok(()) => possible.push(tier),
+            Err(reason) => {
+                println!("tier {tier} is missing here, its promises are SKIPPED: {reason:#}");
+                if demanded.contains(&tier) {
+                    failed.push(format!("tier {tier}"));
+                }
+            }
+        }
+    }
+    let chosen: Vec<_> = chosen.into_iter().filter(|it| possible.contains(&it.tier)).collect();
+    if !chosen.is_empty() {
+        runtime.block_on(keep_all(folder, &chosen, &mut failed))?;
+    }
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("FAILED: {}", failed.join(", "));
+    Ok(ExitCode::FAILURE)
+}
+
+async fn keep_all(folder: &Path, chosen: &[&Promise], failed: &mut Vec<String>) -> Result<()> {
+    let began = Instant::now();
+    let mut cluster = Cluster::start(folder).await.context("the control plane")?;
+    println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
+    for promise in chosen {
+        let began = Instant::now();
+        let kept = std::panic::AssertUnwindSafe((promise.keep)(&mut cluster)).catch_unwind().await;
+        let seconds = began.elapsed().as_secs_f64();
+        match kept {
+            Ok(Ok(())) => println!("promise {:<28} kept   {seconds:>6.1} s", promise.name),
+            Ok(Err(error)) => {
+                println!("promise {:<28} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
+                failed.push(promise.name.to_owned());
+            }
+            // The panic has said why.
+            Err(_) => {
+                println!("promise {:<28} BROKEN {seconds:>6.1} s", promise.name);
+                failed.push(promise.name.to_owned());
+            }
+        }
+        cluster.check()?;
+    }
+    Ok(())
+}
