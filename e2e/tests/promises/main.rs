@@ -6,6 +6,7 @@
 
 mod chart;
 mod definitions;
+mod explained;
 mod fleet;
 mod harvest;
 mod installed;
@@ -45,7 +46,7 @@ macro_rules! promises {
 
 /// All of them, those of the smallest tier first.
 const PROMISES: &[Promise] = promises! {
-    ControlPlane: definitions chart pools jobs operators uninstall;
+    ControlPlane: definitions chart explained pools jobs operators uninstall;
     FakeNodes: fleet harvest;
     RealNodes: installed machines;
 };

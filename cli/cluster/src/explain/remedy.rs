@@ -71,7 +71,7 @@ const REASONS: [(&str, &str); 22] = [
     ("Refused", "correct the template as the message says"),
 ];
 
-const SCHEDULING: [(&str, &str); 10] = [
+const SCHEDULING: [(&str, &str); 11] = [
     (
         "Insufficient nvidia.com/gpu",
         "free GPUs, or lower spec.replicas or spec.nodes; servers of a lower priority make room by themselves",
@@ -93,6 +93,7 @@ const SCHEDULING: [(&str, &str); 10] = [
     ),
     ("untolerated taint", "add a toleration to the template, or take the taint off"),
     ("were unschedulable", "uncordon nodes"),
+    ("no nodes available", "add nodes"),
     ("persistentvolumeclaim", "create the claim of spec.checkpoint, or correct its name"),
 ];
 
