@@ -25,6 +25,7 @@ use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
+use tokio::sync::OnceCell;
 
 use crate::triggers::{Key, Triggers};
 
@@ -46,6 +47,7 @@ pub(crate) struct Caches {
     pub(crate) nodes: Option<Store<Node>>,
     pub(crate) pool_triggers: Triggers,
     pub(crate) job_triggers: Triggers,
+    filled: OnceCell<()>,
 }
 
 impl Caches {
@@ -126,11 +128,28 @@ impl Caches {
                 }
             })
         });
-        Self { pools, trainings, pods, jobs, services, budgets, nodes, pool_triggers, job_triggers }
+        let filled = OnceCell::new();
+        Self {
+            pools,
+            trainings,
+            pods,
+            jobs,
+            services,
+            budgets,
+            nodes,
+            pool_triggers,
+            job_triggers,
+            filled,
+        }
     }
 
-    /// Waits until every store has been filled once.
+    /// Waits until every store has been filled once. Any number may wait: a store itself wakes only the
+    /// last one that asked it.
     pub(crate) async fn ready(&self) -> anyhow::Result<()> {
+        self.filled.get_or_try_init(|| self.fill()).await.copied()
+    }
+
+    async fn fill(&self) -> anyhow::Result<()> {
         let gone = "a watch has ended";
         self.pools.wait_until_ready().await.context(gone)?;
         self.trainings.wait_until_ready().await.context(gone)?;
