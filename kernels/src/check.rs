@@ -162,14 +162,19 @@ fn common(task: usize, heads: Heads, scale: f32) -> Result<(), Error> {
     Ok(())
 }
 
-fn positions(task: usize, field: &'static str, it: &Range<u32>, limit: u32) -> Result<(), Error> {
+pub(crate) fn positions(
+    task: usize,
+    field: &'static str,
+    it: &Range<u32>,
+    limit: u32,
+) -> Result<(), Error> {
     if it.start > it.end || it.end > limit {
         return Err(Error::Positions { task, field, start: it.start, end: it.end, limit });
     }
     Ok(())
 }
 
-fn keys_held(
+pub(crate) fn keys_held(
     task: usize,
     mask: Mask,
     rows: &Range<u32>,

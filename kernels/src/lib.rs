@@ -14,6 +14,7 @@ mod attention;
 mod check;
 mod cpu;
 pub mod cubins;
+pub mod device;
 pub mod math;
 pub mod matmul;
 pub mod reference;

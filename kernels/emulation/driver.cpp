@@ -1,0 +1,275 @@
+// A libcuda.so.1 whose GPU is the emulated one: for tests of the host's code, with the kernels' own source behind it.
+//
+// In: the calls of the CUDA driver that kernels/src/device makes. Out: what a Hopper GPU with 3 multiprocessors would
+// give. Streams are lazy: work runs when somebody waits for it, so that a result read too early is poison. Fresh memory
+// is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
+// once, as the driver does with memory that is not pinned.
+//
+// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
+// CADRE_EMULATED_SEED of stalls. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
+// refuse.
+#include <chrono>
+#include <mutex>
+
+#include "backward.cu"
+#include "forward.cu"
+#include "rows.hpp"
+
+namespace {
+
+enum Result { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kLaunchFailed = 719 };
+
+struct Stream {
+    std::deque<std::function<void()>> work;
+};
+struct Event {
+    Stream* stream = nullptr;
+    bool done = false;
+    std::chrono::steady_clock::time_point time;
+};
+struct Kernel {
+    const char* name;
+    cadre::Launch launch;
+    size_t parameter_bytes;
+    int maps;
+    std::function<void(const void*, const ptx::TensorMap*)> body;
+};
+
+constexpr size_t kGuard = 256;
+constexpr uint8_t kGuardByte = 0xC7;
+
+std::recursive_mutex mutex;
+std::vector<std::unique_ptr<Stream>> streams;
+Stream default_stream;
+std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
+size_t allocated;
+long launches;
+bool lost;
+
+long setting(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+size_t memory() { return (size_t)setting("CADRE_EMULATED_MEMORY", 4l << 30); }
+
+Stream& stream_of(void* handle) { return handle ? *static_cast<Stream*>(handle) : default_stream; }
+void flush(Stream& stream) {
+    while (!stream.work.empty()) {
+        auto work = std::move(stream.work.front());
+        stream.work.pop_front();
+        work();
+    }
+}
+void flush_all() {
+    flush(default_stream);
+    for (auto& stream : streams) flush(*stream);
+}
+
+template <int D>
+Kernel forward_kernel(const char* name) {
+    using F = cadre::Forward<D>;
+    return {name,
+            {cadre::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
+            sizeof(cadre::ForwardParameters),
+            3,
+            [](const void* p, const ptx::TensorMap* maps) {
+                cadre::forward<D>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
+            }};
+}
+template <int D>
+Kernel backward_kernel(const char* name) {
+    using B = cadre::Backward<D>;
+    return {name,
+            {cadre::kThreads, (int)sizeof(typename B::Shared), B::kRows, B::kKeys},
+            sizeof(cadre::BackwardParameters),
+            4,
+            [](const void* p, const ptx::TensorMap* maps) {
+                cadre::backward<D>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
+                                   maps[3]);
+            }};
+}
+template <class Parameters, class Body>
+Kernel rows_kernel(const char* name, Body body) {
+    return {name, {cadre::kRowThreads, 0, 0, 0}, sizeof(Parameters), 0, [body](const void* p, const ptx::TensorMap*) {
+                body(*static_cast<const Parameters*>(p));
+            }};
+}
+
+std::vector<Kernel>& kernels() {
+    static std::vector<Kernel> all{
+        forward_kernel<64>("cadre_forward_64"),
+        forward_kernel<128>("cadre_forward_128"),
+        forward_kernel<256>("cadre_forward_256"),
+        backward_kernel<64>("cadre_backward_64"),
+        backward_kernel<128>("cadre_backward_128"),
+        backward_kernel<256>("cadre_backward_256"),
+        rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
+        rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
+    };
+    return all;
+}
+
+// `bytes` at `address` lie in one allocation; a driver would not look, a test wants to know.
+bool held(uint64_t address, size_t bytes) {
+    auto next = allocations.upper_bound(address);
+    if (next == allocations.begin()) return false;
+    --next;
+    return address + bytes <= next->first + next->second;
+}
+
+}  // namespace
+
+#define CALL(name, ...)                                                       \
+    extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__) { \
+        const std::lock_guard<std::recursive_mutex> lock(mutex);
+#define END }
+
+CALL(cuInit, unsigned) return kSuccess;
+END CALL(cuDriverGetVersion, int* version) * version = 13000;
+return kSuccess;
+END CALL(cuDeviceGetCount, int* count) * count = 1;
+return kSuccess;
+END CALL(cuDeviceGet, int* device, int index) * device = index;
+return index == 0 ? kSuccess : kInvalidValue;
+END CALL(cuDeviceGetName, char* name, int bytes, int) snprintf(name, bytes, "emulated");
+return kSuccess;
+END CALL(cuDeviceGetAttribute, int* value, int attribute, int)
+    // Compute capability 9.0, 3 multiprocessors.
+    * value = attribute == 75   ? 9
+              : attribute == 76 ? 0
+              : attribute == 16 ? 3
+                                : -1;
+return *value < 0 ? kInvalidValue : kSuccess;
+END CALL(cuDevicePrimaryCtxRetain, void** context, int) * context = &default_stream;
+return kSuccess;
+END CALL(cuDevicePrimaryCtxRelease_v2, int) return kSuccess;
+END CALL(cuCtxSetCurrent, void*) return kSuccess;
+END CALL(cuMemGetInfo_v2, size_t* free, size_t* total) *total = memory(), *free = *total - allocated;
+return kSuccess;
+END CALL(cuMemAlloc_v2, uint64_t* address, size_t bytes) if (lost) return kLaunchFailed;
+if (bytes == 0) return kInvalidValue;
+if (allocated + bytes > memory()) return kOutOfMemory;
+auto* raw = static_cast<uint8_t*>(aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
+memset(raw, kGuardByte, kGuard), memset(raw + kGuard, 0xFF, bytes),
+    memset(raw + kGuard + bytes, kGuardByte, kGuard / 2);
+*address = reinterpret_cast<uint64_t>(raw + kGuard);
+allocations[*address] = bytes, allocated += bytes;
+return kSuccess;
+END CALL(cuMemFree_v2, uint64_t address) flush_all();
+auto found = allocations.find(address);
+if (found == allocations.end()) return kInvalidValue;
+auto* first = reinterpret_cast<uint8_t*>(address);
+for (size_t i = 0; i < kGuard / 2; ++i) {
+    if (first[-1 - (long)i] != kGuardByte || first[found->second + i] != kGuardByte) {
+        machine::fail("something was written beside an allocation of " + std::to_string(found->second) + " bytes");
+    }
+}
+allocated -= found->second, allocations.erase(found);
+free(first - kGuard);
+return kSuccess;
+END CALL(cuMemcpyHtoDAsync_v2, uint64_t to, const void* from, size_t bytes,
+         void* stream) if (lost) return kLaunchFailed;
+if (!held(to, bytes)) return kInvalidValue;
+auto* first = static_cast<const uint8_t*>(from);
+stream_of(stream).work.push_back([to, copy = std::vector<uint8_t>(first, first + bytes)] {
+    memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
+});
+return kSuccess;
+END CALL(cuMemcpyDtoH_v2, void* to, uint64_t from, size_t bytes) if (lost) return kLaunchFailed;
+memcpy(to, reinterpret_cast<const void*>(from), bytes);
+return kSuccess;
+END CALL(cuMemsetD32Async, uint64_t to, unsigned value, size_t count, void* stream) if (lost) return kLaunchFailed;
+if (!held(to, count * 4)) return kInvalidValue;
+stream_of(stream).work.push_back([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
+return kSuccess;
+END CALL(cuStreamCreate, void** stream, unsigned) streams.push_back(std::make_unique<Stream>());
+*stream = streams.back().get();
+return kSuccess;
+END CALL(cuStreamDestroy_v2, void* stream) flush(stream_of(stream));
+return kSuccess;
+END CALL(cuStreamSynchronize, void* stream) flush(stream_of(stream));
+return lost ? kLaunchFailed : kSuccess;
+END CALL(cuEventCreate, void** event, unsigned) * event = new Event;
+return kSuccess;
+END CALL(cuEventDestroy_v2, void* event) auto* it = static_cast<Event*>(event);
+if (it->stream) flush(*it->stream);
+delete it;
+return kSuccess;
+END CALL(cuEventRecord, void* event, void* stream) auto* it = static_cast<Event*>(event);
+it->stream = &stream_of(stream), it->done = false;
+it->stream->work.push_back([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
+return kSuccess;
+END CALL(cuEventSynchronize, void* event) flush(*static_cast<Event*>(event)->stream);
+return lost ? kLaunchFailed : kSuccess;
+END CALL(cuEventElapsedTime_v2, float* milliseconds, void* start, void* end) auto *a = static_cast<Event*>(start),
+                                                                                  *b = static_cast<Event*>(end);
+if (!a->done || !b->done) return kInvalidValue;
+*milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
+return kSuccess;
+END CALL(cuStreamWaitEvent, void* stream, void* event, unsigned) auto* it = static_cast<Event*>(event);
+stream_of(stream).work.push_back([it] { flush(*it->stream); });
+return kSuccess;
+END CALL(cuModuleLoadData, void** module, const void* image) * module = const_cast<void*>(image);
+return memcmp(image,
+              "\x7f"
+              "ELF",
+              4)
+           ? kInvalidValue
+           : kSuccess;
+END CALL(cuModuleUnload, void*) return kSuccess;
+END CALL(cuModuleGetFunction, void** function, void*, const char* name) for (Kernel& it : kernels()) {
+    if (!strcmp(it.name, name)) return *function = &it, kSuccess;
+}
+return kNotFound;
+END CALL(cuModuleGetGlobal_v2, uint64_t* address, size_t* bytes, void*, const char* name) for (Kernel& it : kernels()) {
+    if (std::string(it.name) + "_launch" != name) continue;
+    *address = reinterpret_cast<uint64_t>(&it.launch), *bytes = sizeof it.launch;
+    return kSuccess;
+}
+return kNotFound;
+END CALL(cuFuncSetAttribute, void* function, int attribute, int value)
+    // 8: the most dynamic shared memory.
+    const Kernel& it = *static_cast<Kernel*>(function);
+return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
+END CALL(cuLaunchKernel, void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+         unsigned shared, void* stream, void** arguments, void** extra) if (lost) return kLaunchFailed;
+const Kernel* it = static_cast<Kernel*>(function);
+if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
+    (int)shared != it->launch.shared_bytes) {
+    return kInvalidValue;
+}
+const auto* first = static_cast<const uint8_t*>(arguments[0]);
+std::vector<uint8_t> parameters(first, first + it->parameter_bytes);
+std::vector<ptx::TensorMap> maps;
+for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
+if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
+    // As a real one: the launch is accepted, the error shows later.
+    lost = true;
+    return kSuccess;
+}
+const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
+stream_of(stream).work.push_back([=] {
+    machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
+                    [&] { it->body(parameters.data(), maps.data()); });
+});
+return kSuccess;
+END CALL(cuTensorMapEncodeTiled, void* map, int type, unsigned rank, void* address, const uint64_t* dims,
+         const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int,
+         int fill)
+    // bf16; 128-byte swizzle; zeros outside.
+    const bool right = type == 9 && rank == 3 && interleave == 0 && swizzle == 3 && fill == 0 && box[0] == 64 &&
+                       box[1] == 1 && box[2] <= 256 && steps[0] == 1 && steps[1] == 1 && steps[2] == 1 &&
+                       reinterpret_cast<uint64_t>(address) % 16 == 0 && strides[0] == dims[0] * 2 &&
+                       strides[1] == dims[0] * dims[1] * 2 && reinterpret_cast<uint64_t>(map) % 64 == 0;
+if (!right) return kInvalidValue;
+new (map) ptx::TensorMap{static_cast<const uint16_t*>(address), (int)dims[0], (int)dims[1], (int)dims[2], (int)box[2]};
+return kSuccess;
+END CALL(cuGetErrorName, int code, const char** text) * text = code == kLaunchFailed  ? "CUDA_ERROR_LAUNCH_FAILED"
+                                                               : code == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                                                                      : "CUDA_ERROR_INVALID_VALUE";
+return kSuccess;
+END CALL(cuGetErrorString, int code, const char** text) * text = code == kLaunchFailed
+                                                                     ? "unspecified launch failure"
+                                                                     : "an error of the emulated driver";
+return kSuccess;
+END

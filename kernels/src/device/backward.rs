@@ -1,0 +1,264 @@
+//! Backward on the GPU: a plan made once, run for every layer.
+//!
+//! In: bundles; then tensors. Out: dQ, and dK and dV once per bundle, in the order of a stream. The plan holds its lists and
+//! the f32 sums of dQ in device memory.
+//!
+//! It allocates nothing while it runs, and does not wait. Invariant: as in [`super::forward`]; and the sums of dQ are zero
+//! between runs.
+
+// Launches: what kernels read and write is the checks' promise.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use half::bf16;
+
+use super::check::{disjoint, short, task as check_task, tensor};
+use super::driver::{Gpu, Kernel};
+use super::error::Error;
+use super::lists;
+use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
+use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
+use super::tiles::BACKWARD_ROWS;
+
+/// Tensors of a backward launch.
+#[derive(Debug)]
+pub struct BackwardTensors<'a> {
+    /// `[q rows, query heads, dim]`, aligned to 16 bytes as dO, K and V are.
+    pub q: Slice<'a, bf16>,
+    /// dO, `[q rows, query heads, dim]`.
+    pub dout: Slice<'a, bf16>,
+    /// `[kv rows, KV heads, dim]`.
+    pub k: Slice<'a, bf16>,
+    /// `[kv rows, KV heads, dim]`.
+    pub v: Slice<'a, bf16>,
+    /// LSE of the forward pass, `[q rows, query heads]`; −∞ gives a row no gradient.
+    pub lse: Slice<'a, f32>,
+    /// Δ = rowsum(dO∘O), `[q rows, query heads]`.
+    pub delta: Slice<'a, f32>,
+    /// dQ, `[q rows, query heads, dim]`; rows of no bundle are left alone.
+    pub dq: QueryGradients<'a>,
+    /// `[dkv rows, KV heads, dim]`; rows of no bundle are left alone.
+    pub dk: SliceMut<'a, f32>,
+    /// `[dkv rows, KV heads, dim]`; rows of no bundle are left alone.
+    pub dv: SliceMut<'a, f32>,
+}
+
+/// Where dQ goes.
+#[derive(Debug)]
+pub enum QueryGradients<'a> {
+    /// As it was summed.
+    F32(SliceMut<'a, f32>),
+    /// Rounded.
+    Bf16(SliceMut<'a, bf16>),
+}
+
+/// In which order dQ is summed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Order {
+    /// Key tiles ascending: the same bits in every launch.
+    Fixed,
+    /// As key tiles are done.
+    Arrival,
+}
+
+/// Bundles on a GPU, ready to run.
+#[derive(Debug)]
+pub struct BackwardPlan {
+    gpu: Gpu,
+    shape: Shape,
+    q_rows: usize,
+    kv_rows: usize,
+    dkv_rows: usize,
+    tasks: Buffer<Task>,
+    launches: Vec<(Buffer<Bundle>, Buffer<BackwardTile>)>,
+    finish: Buffer<QueryTile>,
+    next: Buffer<u32>,
+    turns: Option<Buffer<u32>>,
+    sums: Buffer<f32>,
+    batch: String,
+}
+
+impl BackwardPlan {
+    /// Checks `bundles`, makes the lists of `launches` launches that share out the key tiles of every bundle, and copies
+    /// them to the GPU of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The first bundle that the kernels cannot do, or memory.
+    pub fn new(
+        stream: &Stream,
+        shape: Shape,
+        bundles: &[BackwardBundle],
+        order: Order,
+        launches: u32,
+    ) -> Result<Self, Error> {
+        shape.check()?;
+        let (mut tasks, mut table) = (Vec::new(), Vec::new());
+        for (index, it) in bundles.iter().enumerate() {
+            let mut previous_end = 0;
+            table.push(bundle(it, tasks.len()));
+            for (part, rows) in it.parts.iter().enumerate() {
+                check_task(index, it.mask, rows, &it.keys)?;
+                let start = rows.rows.start;
+                if start < previous_end {
+                    let refused = crate::Error::Parts { task: index, part, start, previous_end };
+                    return Err(super::check::Refusal::Shape(refused).into());
+                }
+                previous_end = rows.rows.end;
+                tasks.push(task(it.mask, rows, &it.keys, index));
+            }
+            short("dk", u64::from(it.dkv_row) + it.keys.keys.len() as u64)?;
+        }
+        let rows = || bundles.iter().flat_map(|it| &it.parts).map(|it| (it.q_row, it.rows.len()));
+        let gradients = || bundles.iter().map(|it| (it.dkv_row, it.keys.keys.len()));
+        disjoint("part", rows())?;
+        disjoint("bundle", gradients())?;
+        let heads = shape.heads;
+        let sum_tiles = lists::place_sums(&mut tasks) * heads.query;
+        let gpu = stream.gpu();
+        let mut buffers = Vec::new();
+        for list in
+            lists::backward(&tasks, &table, heads.kv as i32, heads.dim, launches.max(1) as i32)
+        {
+            let owned = Buffer::of(stream, &list.bundles, "bundles")?;
+            short("the tile list", list.tiles.len() as u64)?;
+            buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
+        }
+        let numbers = sum_tiles * BACKWARD_ROWS as usize * heads.dim;
+        let mut sums = Buffer::new(gpu, numbers, "sums of dQ")?;
+        sums.clear(stream, numbers)?;
+        let turns = match order {
+            Order::Fixed => Some(Buffer::new(gpu, sum_tiles, "turns of dQ")?),
+            Order::Arrival => None,
+        };
+        Ok(Self {
+            gpu: gpu.clone(),
+            shape,
+            q_rows: reach(rows()),
+            kv_rows: reach(bundles.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
+            dkv_rows: reach(gradients()),
+            finish: Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?,
+            tasks: Buffer::of(stream, &tasks, "tasks")?,
+            launches: buffers,
+            next: Buffer::new(gpu, 1, "a counter")?,
+            turns,
+            sums,
+            batch: format!(
+                "{} bundles with {} rows, heads {}:{} of {}",
+                bundles.len(),
+                rows().map(|it| it.1).sum::<usize>(),
+                heads.query,
+                heads.kv,
+                heads.dim
+            ),
+        })
+    }
+
+    /// Puts the launches on `stream`, of the GPU that the plan was made on.
+    ///
+    /// A second run may be put on the same stream at any time; on another one after this is done.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that does not fit, or the driver's.
+    pub fn run(&mut self, stream: &Stream, tensors: BackwardTensors<'_>) -> Result<(), Error> {
+        let BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv } = tensors;
+        let heads = self.shape.heads;
+        let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
+        let gradients = self.dkv_rows * heads.kv * heads.dim;
+        tensor("q", q.place(), queries * heads.dim, 16)?;
+        tensor("dout", dout.place(), queries * heads.dim, 16)?;
+        tensor("k", k.place(), keys * heads.dim, 16)?;
+        tensor("v", v.place(), keys * heads.dim, 16)?;
+        tensor("lse", lse.place(), queries, 4)?;
+        tensor("delta", delta.place(), queries, 4)?;
+        tensor("dk", dk.place(), gradients, 16)?;
+        tensor("dv", dv.place(), gradients, 16)?;
+        let (dq, dq_bf16) = match &dq {
+            QueryGradients::F32(it) => (it.place(), (0, 0)),
+            QueryGradients::Bf16(it) => ((0, 0), it.place()),
+        };
+        tensor("dq", if dq.0 == 0 { dq_bf16 } else { dq }, queries * heads.dim, 16)?;
+        let kernel = self.gpu.kernel(match heads.dim {
+            64 => "cadre_backward_64",
+            128 => "cadre_backward_128",
+            _ => "cadre_backward_256",
+        });
+        let (box_rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
+        let mut q_map = tensor_map(q.place(), heads.query, heads.dim, box_rows)?;
+        let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
+        let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
+        let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
+        let (tasks, sums) = (self.tasks.slice().place().0, self.sums.slice().place().0);
+        for (bundles, tiles) in &self.launches {
+            if tiles.is_empty() {
+                continue;
+            }
+            self.next.clear(stream, 1)?;
+            if let Some(turns) = &mut self.turns {
+                turns.clear(stream, turns.len())?;
+            }
+            let mut parameters = BackwardParameters {
+                tasks,
+                bundles: bundles.slice().place().0,
+                tiles: tiles.slice().place().0,
+                tile_count: tiles.len() as i32,
+                next: self.next.slice().place().0,
+                turns: self.turns.as_ref().map_or(0, |it| it.slice().place().0),
+                heads: heads.query as i32,
+                group: (heads.query / heads.kv) as i32,
+                kv_heads: heads.kv as i32,
+                scale: self.shape.scale.to_bits(),
+                scale_log2: self.shape.scale_log2().to_bits(),
+                lse: lse.place().0,
+                delta: delta.place().0,
+                dq: sums,
+                dk: dk.place().0,
+                dv: dv.place().0,
+            };
+            let mut arguments = [
+                (&raw mut parameters).cast::<c_void>(),
+                (&raw mut q_map).cast(),
+                (&raw mut dout_map).cast(),
+                (&raw mut k_map).cast(),
+                (&raw mut v_map).cast(),
+            ];
+            let blocks = self.shape.blocks(self.gpu.processors(), tiles.len());
+            self.launch(kernel, blocks, stream, &mut arguments)?;
+        }
+        if self.finish.is_empty() {
+            return Ok(());
+        }
+        let mut parameters = FinishParameters {
+            tasks,
+            tiles: self.finish.slice().place().0,
+            tile_count: self.finish.len() as i32,
+            heads: heads.query as i32,
+            dim: heads.dim as i32,
+            scale: self.shape.scale.to_bits(),
+            sums,
+            dq: dq.0,
+            dq_bf16: dq_bf16.0,
+        };
+        let mut arguments = [(&raw mut parameters).cast::<c_void>()];
+        let blocks = self.shape.blocks(self.gpu.processors() * 8, self.finish.len() * heads.query);
+        self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)
+    }
+
+    fn launch(
+        &self,
+        kernel: Kernel,
+        blocks: u32,
+        stream: &Stream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        self.gpu.bind()?;
+        let what = || format!("{} of {}", kernel.name, self.batch);
+        stream.runs(what());
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that
+        // are freed wait for the launch.
+        unsafe { kernel.launch(blocks, stream.handle(), arguments, || format!(", {}", what())) }
+    }
+}

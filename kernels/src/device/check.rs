@@ -1,0 +1,222 @@
+//! Refuses what the GPU kernels cannot do, before anything is launched.
+//!
+//! In: heads, scale, tasks, bundles and the lengths and addresses of tensors. Out: nothing, or the first thing that is wrong.
+//!
+//! What passes here is assumed by lists and kernels, which look at nothing again: rows lie inside their tensors, no two tasks
+//! write one row, and every position fits the tables. Values are not looked at.
+
+use std::ops::Range;
+
+use super::plan::{Keys, TaskRows};
+use crate::check::{keys_held, positions};
+use crate::{Heads, Mask};
+
+/// Why the GPU kernels cannot do a launch.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// No kernel was compiled for the head dim.
+    #[error("head dim {dim} has no GPU kernel; use 64, 128 or 256, or the CPU")]
+    Dim {
+        /// The dimension.
+        dim: usize,
+    },
+    /// Query heads do not divide over KV heads.
+    #[error("{query} query heads do not divide over {kv} KV heads; hand in whole KV-head groups")]
+    Ratio {
+        /// Query heads.
+        query: usize,
+        /// KV heads.
+        kv: usize,
+    },
+    /// The scale is not above 0.
+    #[error(
+        "scale {scale} is not a number above 0, which the GPU kernels need; it mostly is dim^-0.5"
+    )]
+    Scale {
+        /// The scale, printed.
+        scale: String,
+    },
+    /// Rows are not bf16.
+    #[error(
+        "task {task}: {field} is f32, the GPU kernels read bf16; set wire: Bf16, or use the CPU"
+    )]
+    Dtype {
+        /// Index in the launch.
+        task: usize,
+        /// The field.
+        field: &'static str,
+    },
+    /// A tensor begins where the copy engine cannot read.
+    #[error("{field} begins at address {address:#x}, which is no multiple of {multiple}; align it")]
+    Alignment {
+        /// The tensor.
+        field: &'static str,
+        /// Where it begins.
+        address: u64,
+        /// What it has to be a multiple of.
+        multiple: u64,
+    },
+    /// A document or tensor is longer than the tables can say.
+    #[error("{field} has {rows} rows, the GPU kernels take {most}; cut it")]
+    Long {
+        /// What is too long.
+        field: &'static str,
+        /// Its rows.
+        rows: u64,
+        /// The most that is taken.
+        most: u64,
+    },
+    /// A tensor is shorter than tasks or bundles say.
+    #[error(
+        "{field} has {actual} numbers, the tasks reach to {expected}; hand in the whole tensor"
+    )]
+    Length {
+        /// The tensor.
+        field: &'static str,
+        /// Length that the tasks say.
+        expected: usize,
+        /// Length handed in.
+        actual: usize,
+    },
+    /// Two tasks or bundles write the same rows.
+    #[error("{field} {first} and {second} share row {row}; give each its own")]
+    Overlap {
+        /// `task` or `bundle`.
+        field: &'static str,
+        /// Index of one.
+        first: usize,
+        /// Index of the other.
+        second: usize,
+        /// The row.
+        row: u32,
+    },
+    /// A bundle is handed in for some of its key tiles.
+    #[error(
+        "bundle {bundle}: key tiles {tiles:?} of {all} are no launch of their own on the GPU; hand in all"
+    )]
+    KeyTiles {
+        /// Index in the launch.
+        bundle: usize,
+        /// Those handed in.
+        tiles: Range<u32>,
+        /// How many there are.
+        all: u32,
+    },
+    /// Positions, ranges or lengths that no engine takes.
+    #[error(transparent)]
+    Shape(#[from] crate::Error),
+}
+
+/// Positions and rows that an `i32` and the distances of a mask can hold.
+const MOST_ROWS: u64 = 1 << 30;
+
+/// Heads and scale.
+pub(super) fn common(heads: Heads, scale: f32) -> Result<(), Refusal> {
+    let Heads { query, kv, dim } = heads;
+    if !matches!(dim, 64 | 128 | 256) {
+        return Err(Refusal::Dim { dim });
+    }
+    if kv == 0 || query == 0 || !query.is_multiple_of(kv) || query > 1 << 15 {
+        return Err(Refusal::Ratio { query, kv });
+    }
+    if !scale.is_finite() || scale <= 0.0 {
+        return Err(Refusal::Scale { scale: scale.to_string() });
+    }
+    Ok(())
+}
+
+/// Positions of one task or part of a bundle, with the keys of both.
+pub(super) fn task(index: usize, mask: Mask, it: &TaskRows, keys: &Keys) -> Result<(), Refusal> {
+    let TaskRows { rows, q_row } = it;
+    let Keys { document_rows, keys, kv_row } = keys;
+    short("a document", u64::from(*document_rows))?;
+    positions(index, "rows", rows, *document_rows)?;
+    positions(index, "keys", keys, *document_rows)?;
+    keys_held(index, mask, rows, keys, *document_rows)?;
+    short("q", u64::from(*q_row) + rows.len() as u64)?;
+    short("k", u64::from(*kv_row) + keys.len() as u64)
+}
+
+pub(super) fn short(field: &'static str, rows: u64) -> Result<(), Refusal> {
+    if rows < MOST_ROWS { Ok(()) } else { Err(Refusal::Long { field, rows, most: MOST_ROWS - 1 }) }
+}
+
+/// No two of `rows` (first row, count) share a row.
+pub(super) fn disjoint(
+    field: &'static str,
+    rows: impl Iterator<Item = (u32, usize)>,
+) -> Result<(), Refusal> {
+    let mut sorted: Vec<_> =
+        rows.enumerate().filter(|(_, (_, count))| *count > 0).map(|(at, it)| (it, at)).collect();
+    sorted.sort_unstable();
+    for pair in sorted.windows(2) {
+        let (((start, count), first), ((row, _), second)) = (pair[0], pair[1]);
+        if start as usize + count > row as usize {
+            return Err(Refusal::Overlap { field, first, second, row });
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of `actual` numbers at `address` holds `expected` and may be read or written there.
+pub(super) fn tensor(
+    field: &'static str,
+    (address, actual): (u64, usize),
+    expected: usize,
+    multiple: u64,
+) -> Result<(), Refusal> {
+    if actual < expected {
+        return Err(Refusal::Length { field, expected, actual });
+    }
+    if !address.is_multiple_of(multiple) || (address == 0 && expected > 0) {
+        return Err(Refusal::Alignment { field, address, multiple });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_scale_that_have_no_kernel_are_refused() {
+        let heads = Heads { query: 8, kv: 2, dim: 128 };
+        assert_eq!(common(heads, 0.1), Ok(()));
+        assert_eq!(common(Heads { dim: 96, ..heads }, 0.1), Err(Refusal::Dim { dim: 96 }));
+        let ratio = common(Heads { kv: 3, ..heads }, 0.1);
+        assert_eq!(ratio, Err(Refusal::Ratio { query: 8, kv: 3 }));
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let refused = Refusal::Scale { scale: scale.to_string() };
+            assert_eq!(common(heads, scale), Err(refused));
+        }
+    }
+
+    #[test]
+    fn rows_that_do_not_fit_are_refused() {
+        let keys = Keys { document_rows: 100, keys: 0..100, kv_row: 0 };
+        let check = |rows, keys: &Keys| task(3, Mask::Causal, &TaskRows { rows, q_row: 0 }, keys);
+        assert_eq!(check(10..90, &keys), Ok(()));
+        let beyond =
+            crate::Error::Positions { task: 3, field: "rows", start: 10, end: 101, limit: 100 };
+        assert_eq!(check(10..101, &keys), Err(Refusal::Shape(beyond)));
+        let late = Keys { keys: 5..100, ..keys.clone() };
+        assert!(matches!(
+            check(10..90, &late),
+            Err(Refusal::Shape(crate::Error::KeysMissing { .. }))
+        ));
+        let long = Keys { document_rows: 1 << 30, ..keys };
+        assert!(matches!(check(10..90, &long), Err(Refusal::Long { field: "a document", .. })));
+    }
+
+    #[test]
+    fn tensors_and_tasks_that_overlap_or_lie_askew_are_refused() {
+        assert_eq!(disjoint("task", [(0, 5), (9, 0), (5, 5)].into_iter()), Ok(()));
+        let shared = Refusal::Overlap { field: "task", first: 2, second: 0, row: 4 };
+        assert_eq!(disjoint("task", [(4, 5), (20, 5), (0, 5)].into_iter()), Err(shared));
+        assert_eq!(tensor("q", (4096, 64), 64, 16), Ok(()));
+        let short = Refusal::Length { field: "q", expected: 65, actual: 64 };
+        assert_eq!(tensor("q", (4096, 64), 65, 16), Err(short));
+        let askew = Refusal::Alignment { field: "q", address: 4098, multiple: 16 };
+        assert_eq!(tensor("q", (4098, 64), 64, 16), Err(askew));
+    }
+}

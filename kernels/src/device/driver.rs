@@ -1,0 +1,292 @@
+//! The CUDA driver: probed, opened, and called with named errors.
+//!
+//! In: which GPU. Out: a [`Gpu`] with the kernels of this build loaded. The library is opened at run time; without it, with
+//! an old one, or with another GPU, there is an error and no panic.
+//!
+//! It allocates and launches nothing, see [`super::memory`] and [`super::plan`]. Invariant: every call of the driver goes
+//! through [`call`] with the GPU's context current, which it shares with frameworks of the same process.
+
+// Every function of the driver is unsafe to call.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::error::{Error, is_fatal};
+use super::tables::Launch;
+use crate::cubins::CUBINS;
+
+/// CUDA of the kernels' compiler, as the driver counts.
+const NEEDED: i32 = 13_000;
+
+/// A GPU with the kernels loaded; clones are the same one.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    modules: Vec<sys::CUmodule>,
+    kernels: Vec<Kernel>,
+    name: String,
+    processors: u32,
+}
+
+/// An entry point and how it is launched.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) name: &'static str,
+    function: sys::CUfunction,
+    pub(super) launch: Launch,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread; `bind` makes the context current first.
+unsafe impl Send for Inner {}
+// SAFETY: as above; nothing is changed after `open`.
+unsafe impl Sync for Inner {}
+
+/// Entry points by cubin; all of them are there or the GPU is not opened.
+const KERNELS: [(&str, &[&str]); 3] = [
+    ("forward", &["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"]),
+    ("backward", &["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"]),
+    ("rows", &["cadre_merge", "cadre_finish_dq"]),
+];
+
+/// Turns what the driver answered into an error.
+pub(super) fn call(
+    name: &'static str,
+    after: impl FnOnce() -> String,
+    code: CUresult,
+) -> Result<(), Error> {
+    if code == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver writes a pointer to a static string, or null.
+        let known = unsafe { of(code, &raw mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
+        if !known {
+            return String::new();
+        }
+        // SAFETY: it is not null, and static.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    let (call, after, number) = (name, after(), code as u32);
+    let (name, text) = (text(sys::cuGetErrorName), text(sys::cuGetErrorString));
+    Err(if is_fatal(number) {
+        Error::Lost { call, after, name, code: number, text }
+    } else {
+        Error::Call { call, after, name, code: number, text }
+    })
+}
+
+fn alone() -> String {
+    String::new()
+}
+
+impl Gpu {
+    /// Opens GPU `ordinal` of those that the process may see and loads the kernels.
+    ///
+    /// # Errors
+    ///
+    /// No driver, an old one, no such GPU, one that is no Hopper, or a build without kernels.
+    pub fn open(ordinal: usize) -> Result<Self, Error> {
+        // SAFETY: opens the driver library, which initialises nothing yet.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        // SAFETY: no precondition; what follows may be called after it.
+        call("cuInit", alone, unsafe { sys::cuInit(0) })?;
+        let mut found: c_int = 0;
+        // SAFETY: writes one number.
+        call("cuDriverGetVersion", alone, unsafe { sys::cuDriverGetVersion(&raw mut found) })?;
+        if found < NEEDED {
+            return Err(Error::OldDriver { found, needed: NEEDED });
+        }
+        let mut count: c_int = 0;
+        // SAFETY: writes one number.
+        call("cuDeviceGetCount", alone, unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+        let index = c_int::try_from(ordinal).ok().filter(|it| *it < count);
+        let index = index.ok_or(Error::NoDevice { ordinal, count })?;
+        let mut device: sys::CUdevice = 0;
+        // SAFETY: writes one number.
+        call("cuDeviceGet", alone, unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
+        Self::of(device)
+    }
+
+    fn of(device: sys::CUdevice) -> Result<Self, Error> {
+        use sys::CUdevice_attribute_enum as Attribute;
+        let attribute = |attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: writes one number about a device that exists.
+            let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+            call("cuDeviceGetAttribute", alone, code).map(|()| value)
+        };
+        let mut name = [0; 128];
+        // SAFETY: writes a string of at most 128 bytes, the last one 0.
+        let code = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 128, device) };
+        call("cuDeviceGetName", alone, code)?;
+        // SAFETY: the driver ended it with 0.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if (major, minor) != (9, 0) {
+            return Err(Error::Generation { name, major, minor });
+        }
+        if CUBINS.is_empty() {
+            return Err(Error::NoKernels);
+        }
+        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the context that every user of the device in this process shares; released in `drop`.
+        let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) };
+        call("cuDevicePrimaryCtxRetain", alone, code)?;
+        let (modules, kernels) = (Vec::new(), Vec::new());
+        let mut inner = Inner { device, context, modules, kernels, name, processors };
+        inner.bind()?;
+        inner.load()?;
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// What the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Streaming multiprocessors: as many blocks of a kernel run at once.
+    pub fn processors(&self) -> u32 {
+        self.0.processors
+    }
+
+    /// Bytes of its memory that are free, and all of them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn memory(&self) -> Result<(usize, usize), Error> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers.
+        let code = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        call("cuMemGetInfo", alone, code).map(|()| (free, total))
+    }
+
+    /// Makes the context that of the calling thread.
+    pub(super) fn bind(&self) -> Result<(), Error> {
+        self.0.bind()
+    }
+
+    /// An entry point by name.
+    pub(super) fn kernel(&self, name: &str) -> Kernel {
+        let found = self.0.kernels.iter().find(|it| it.name == name);
+        *found.expect("all kernels are loaded when a GPU is opened")
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Gpu").field(&self.0.name).finish()
+    }
+}
+
+impl Inner {
+    fn bind(&self) -> Result<(), Error> {
+        // SAFETY: the context is retained as long as `self` lives.
+        call("cuCtxSetCurrent", alone, unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    fn load(&mut self) -> Result<(), Error> {
+        for (file, names) in KERNELS {
+            let cubin = CUBINS.iter().find(|it| it.name == file).ok_or(Error::NoKernels)?;
+            let mut module = std::ptr::null_mut();
+            // SAFETY: a whole ELF file; the driver reads as much as its header says.
+            let code = unsafe {
+                sys::cuModuleLoadData(&raw mut module, cubin.bytes.as_ptr().cast::<c_void>())
+            };
+            call("cuModuleLoadData", || format!(", {file}.cubin"), code)?;
+            self.modules.push(module);
+            for name in names {
+                self.kernels.push(kernel(module, name)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kernel(module: sys::CUmodule, name: &'static str) -> Result<Kernel, Error> {
+    let after = || format!(", {name}");
+    let text = |text: String| CString::new(text).expect("names of kernels hold no 0");
+    let mut function = std::ptr::null_mut();
+    let entry = text(name.to_owned());
+    // SAFETY: the module is loaded, the name ends with 0.
+    let code = unsafe { sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()) };
+    call("cuModuleGetFunction", after, code)?;
+    let (mut address, mut bytes, mut launch) = (0, 0, Launch::default());
+    let constant = text(format!("{name}_launch"));
+    // SAFETY: as above.
+    let code = unsafe {
+        sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, constant.as_ptr())
+    };
+    call("cuModuleGetGlobal", after, code)?;
+    assert_eq!(bytes, size_of::<Launch>(), "{name}_launch is what the host takes it for");
+    let to = (&raw mut launch).cast::<c_void>();
+    // SAFETY: `bytes` bytes of a constant into a struct of that size, any bytes of which are a value.
+    let code = unsafe { sys::cuMemcpyDtoH_v2(to, address, bytes) };
+    call("cuMemcpyDtoH", after, code)?;
+    let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: a loaded function; the driver refuses what it does not have.
+    let code = unsafe { sys::cuFuncSetAttribute(function, attribute, launch.shared_bytes) };
+    call("cuFuncSetAttribute", after, code)?;
+    Ok(Kernel { name, function, launch })
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A GPU that is lost has nothing to unload.
+        if self.bind().is_err() {
+            return;
+        }
+        for module in self.modules.drain(..) {
+            // SAFETY: loaded by `load`; who launches its kernels holds the GPU.
+            let _ = unsafe { sys::cuModuleUnload(module) };
+        }
+        // SAFETY: retained once by `of`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl Kernel {
+    /// Puts one launch of `grid` blocks on `stream`.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point to what the kernel's head comment says, and every address in them is valid until the launch ends.
+    pub(super) unsafe fn launch(
+        &self,
+        grid: u32,
+        stream: sys::CUstream,
+        arguments: &mut [*mut c_void],
+        after: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        let Launch { threads, shared_bytes, .. } = self.launch;
+        // SAFETY: the caller's promise; threads and shared memory are those that the cubin says.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                grid as c_uint,
+                1,
+                1,
+                threads as c_uint,
+                1,
+                1,
+                shared_bytes as c_uint,
+                stream,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        call("cuLaunchKernel", after, code)
+    }
+}

@@ -1,0 +1,198 @@
+//! Forward on the GPU: a plan made once, run for every layer.
+//!
+//! In: tasks; then tensors of bf16. Out: O and LSE, in the order of a stream. The plan holds its lists, and parts of
+//! segments, in device memory; making it costs the host a few microseconds a task, running it two or three calls.
+//!
+//! It allocates nothing while it runs, and does not wait. Invariant: tasks were checked when the plan was made, tensors are
+//! when it runs; what passes is inside every tensor.
+
+// Launches: what kernels read and write is the checks' promise.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use half::bf16;
+
+use super::check::{disjoint, short, task as check_task, tensor};
+use super::driver::{Gpu, Kernel};
+use super::error::Error;
+use super::lists;
+use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
+use super::tables::{ForwardParameters, ForwardTile, MergeParameters, MergeTile, Task};
+use super::tiles::FORWARD_ROWS;
+
+/// Tensors of a forward launch.
+#[derive(Debug)]
+pub struct ForwardTensors<'a> {
+    /// `[q rows, query heads, dim]`, aligned to 16 bytes as K and V are.
+    pub q: Slice<'a, bf16>,
+    /// `[kv rows, KV heads, dim]`.
+    pub k: Slice<'a, bf16>,
+    /// `[kv rows, KV heads, dim]`.
+    pub v: Slice<'a, bf16>,
+    /// O, `[q rows, query heads, dim]`; rows of no task are left alone.
+    pub out: SliceMut<'a, bf16>,
+    /// Natural log, `[q rows, query heads]`; rows of no task are left alone.
+    pub lse: SliceMut<'a, f32>,
+}
+
+/// Tasks on a GPU, ready to run.
+#[derive(Debug)]
+pub struct ForwardPlan {
+    gpu: Gpu,
+    shape: Shape,
+    q_rows: usize,
+    kv_rows: usize,
+    tasks: Buffer<Task>,
+    tiles: Buffer<ForwardTile>,
+    merges: Buffer<MergeTile>,
+    next: Buffer<u32>,
+    part_o: Buffer<f32>,
+    part_lse: Buffer<f32>,
+    /// Pairs of query and key in the tiles that are multiplied.
+    tile_pairs: u64,
+    batch: String,
+}
+
+impl ForwardPlan {
+    /// Checks `tasks`, makes the tile list and copies it to the GPU of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The first task that the kernels cannot do, or memory.
+    pub fn new(stream: &Stream, shape: Shape, tasks: &[ForwardTask]) -> Result<Self, Error> {
+        shape.check()?;
+        for (index, it) in tasks.iter().enumerate() {
+            check_task(index, it.mask, &it.rows, &it.keys)?;
+        }
+        let rows = || tasks.iter().map(|it| (it.rows.q_row, it.rows.rows.len()));
+        disjoint("task", rows())?;
+        let table: Vec<Task> =
+            tasks.iter().map(|it| task(it.mask, &it.rows, &it.keys, 0)).collect();
+        let (heads, segment) = (shape.heads, shape.segment as i32);
+        let list = lists::forward(&table, heads.query as i32, heads.dim, segment);
+        short("the tile list", list.tiles.len() as u64)?;
+        let slot = FORWARD_ROWS as usize;
+        let steps = lists::forward_steps(&list, &table, heads.dim, segment);
+        let gpu = stream.gpu();
+        Ok(Self {
+            gpu: gpu.clone(),
+            shape,
+            q_rows: reach(rows()),
+            kv_rows: reach(tasks.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
+            tasks: Buffer::of(stream, &table, "tasks")?,
+            tiles: Buffer::of(stream, &list.tiles, "the tile list")?,
+            merges: Buffer::of(stream, &list.merges, "the merge list")?,
+            next: Buffer::new(gpu, 1, "a counter")?,
+            part_o: Buffer::new(gpu, list.slots * slot * heads.dim, "parts of O")?,
+            part_lse: Buffer::new(gpu, list.slots * slot, "parts of LSE")?,
+            tile_pairs: steps * slot as u64 * super::tiles::tile_keys(heads.dim) as u64,
+            batch: format!(
+                "{} tasks with {} rows, heads {}:{} of {}",
+                tasks.len(),
+                rows().map(|it| it.1).sum::<usize>(),
+                heads.query,
+                heads.kv,
+                heads.dim
+            ),
+        })
+    }
+
+    /// Pairs of query and key, all heads, in the tiles that are multiplied: at least those that the masks keep.
+    pub fn tile_pairs(&self) -> u64 {
+        self.tile_pairs
+    }
+
+    /// Puts the launch on `stream`, of the GPU that the plan was made on.
+    ///
+    /// A second run may be put on the same stream at any time; on another one after this is done.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that does not fit, or the driver's.
+    pub fn run(&mut self, stream: &Stream, tensors: ForwardTensors<'_>) -> Result<(), Error> {
+        let ForwardTensors { q, k, v, out, lse } = tensors;
+        let heads = self.shape.heads;
+        let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
+        tensor("q", q.place(), queries * heads.dim, 16)?;
+        tensor("k", k.place(), keys * heads.dim, 16)?;
+        tensor("v", v.place(), keys * heads.dim, 16)?;
+        tensor("out", out.place(), queries * heads.dim, 16)?;
+        tensor("lse", lse.place(), queries, 4)?;
+        if self.tiles.is_empty() {
+            return Ok(());
+        }
+        let kernel = self.gpu.kernel(match heads.dim {
+            64 => "cadre_forward_64",
+            128 => "cadre_forward_128",
+            _ => "cadre_forward_256",
+        });
+        let (rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
+        let mut q_map = tensor_map(q.place(), heads.query, heads.dim, rows)?;
+        let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
+        let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
+        let (tasks, part_o, part_lse) = (
+            self.tasks.slice().place().0,
+            self.part_o.slice().place().0,
+            self.part_lse.slice().place().0,
+        );
+        let (o, lse) = (out.place().0, lse.place().0);
+        let mut parameters = ForwardParameters {
+            tasks,
+            tiles: self.tiles.slice().place().0,
+            tile_count: self.tiles.len() as i32,
+            next: self.next.slice().place().0,
+            heads: heads.query as i32,
+            group: (heads.query / heads.kv) as i32,
+            segment_rows: self.shape.segment as i32,
+            scale_log2: self.shape.scale_log2().to_bits(),
+            o,
+            lse,
+            part_o,
+            part_lse,
+        };
+        self.next.clear(stream, 1)?;
+        let mut arguments = [
+            (&raw mut parameters).cast::<c_void>(),
+            (&raw mut q_map).cast(),
+            (&raw mut k_map).cast(),
+            (&raw mut v_map).cast(),
+        ];
+        let blocks = self.shape.blocks(self.gpu.processors(), self.tiles.len());
+        self.launch(kernel, blocks, stream, &mut arguments)?;
+        if self.merges.is_empty() {
+            return Ok(());
+        }
+        let mut parameters = MergeParameters {
+            tasks,
+            tiles: self.merges.slice().place().0,
+            tile_count: self.merges.len() as i32,
+            heads: heads.query as i32,
+            dim: heads.dim as i32,
+            part_o,
+            part_lse,
+            o,
+            lse,
+        };
+        let mut arguments = [(&raw mut parameters).cast::<c_void>()];
+        // Eight warps a block, a row a warp: some blocks a processor keep memory busy.
+        let blocks = self.shape.blocks(self.gpu.processors() * 4, self.merges.len() * 16);
+        self.launch(self.gpu.kernel("cadre_merge"), blocks, stream, &mut arguments)
+    }
+
+    fn launch(
+        &self,
+        kernel: Kernel,
+        blocks: u32,
+        stream: &Stream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        self.gpu.bind()?;
+        let what = || format!("{} of {}", kernel.name, self.batch);
+        stream.runs(what());
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that
+        // are freed wait for the launch.
+        unsafe { kernel.launch(blocks, stream.handle(), arguments, || format!(", {}", what())) }
+    }
+}

@@ -1,0 +1,383 @@
+//! Streams, events and typed buffers of a GPU.
+//!
+//! In: a [`Gpu`]. Out: owners of device memory, of orders of work, and of moments in them. A buffer is as long as it says; a
+//! [`Slice`] of it, or of memory that somebody else owns, is what launches take.
+//!
+//! Nothing is allocated behind the caller's back. Invariant: memory is freed after all work that was put on streams before,
+//! which `cuMemFree` waits for; and copies to and from the host have read or written the host's side when they return.
+
+// Every function of the driver is unsafe to call, and foreign addresses are taken on trust.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use cudarc::driver::sys;
+
+use super::driver::{Gpu, call};
+use super::error::Error;
+use super::tables::Plain;
+
+/// An order of work on a GPU. Of one thread at a time.
+#[derive(Debug)]
+pub struct Stream {
+    gpu: Gpu,
+    handle: sys::CUstream,
+    owned: bool,
+    /// Kernel and batch launched last, for errors that show later.
+    last: RefCell<String>,
+}
+
+// SAFETY: the driver's handle may be used from any thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A stream of its own.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn new(gpu: &Gpu) -> Result<Self, Error> {
+        gpu.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes a handle, which `drop` destroys.
+        let code = unsafe { sys::cuStreamCreate(&raw mut handle, flags) };
+        call("cuStreamCreate", String::new, code)?;
+        Ok(Self { gpu: gpu.clone(), handle, owned: true, last: RefCell::default() })
+    }
+
+    /// A stream that a framework of this process made on the same GPU; 0 is the default one.
+    ///
+    /// # Safety
+    ///
+    /// `handle` is a `CUstream` that lives as long as what comes back.
+    pub unsafe fn foreign(gpu: &Gpu, handle: u64) -> Self {
+        let handle = handle as sys::CUstream;
+        Self { gpu: gpu.clone(), handle, owned: false, last: RefCell::default() }
+    }
+
+    /// Its GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Remembers what runs now, for errors that show later.
+    pub(super) fn runs(&self, what: String) {
+        *self.last.borrow_mut() = what;
+    }
+
+    pub(super) fn after(&self) -> String {
+        let last = self.last.borrow();
+        if last.is_empty() { String::new() } else { format!(", after {last}") }
+    }
+
+    /// Waits until all work on it is done.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in it since the last wait, with the kernel and batch that were launched last.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.gpu.bind()?;
+        // SAFETY: the stream lives.
+        let code = unsafe { sys::cuStreamSynchronize(self.handle) };
+        call("cuStreamSynchronize", || self.after(), code)
+    }
+
+    /// Lets what follows here begin after `event`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
+        self.gpu.bind()?;
+        // SAFETY: both live.
+        let code = unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) };
+        call("cuStreamWaitEvent", || self.after(), code)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.owned && self.gpu.bind().is_ok() {
+            // SAFETY: created by `new`; the driver lets its work end.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// A moment in a stream, with its time.
+#[derive(Debug)]
+pub struct Event {
+    gpu: Gpu,
+    handle: sys::CUevent,
+}
+
+// SAFETY: the driver's handle may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// The moment at which all work that is on `stream` now is done.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn record(stream: &Stream) -> Result<Self, Error> {
+        let gpu = stream.gpu.clone();
+        gpu.bind()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes a handle, which `drop` destroys.
+        let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
+        call("cuEventCreate", String::new, code)?;
+        let event = Self { gpu, handle };
+        // SAFETY: both live.
+        let code = unsafe { sys::cuEventRecord(event.handle, stream.handle) };
+        call("cuEventRecord", || stream.after(), code)?;
+        Ok(event)
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in its stream before it.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        let code = unsafe { sys::cuEventSynchronize(self.handle) };
+        call("cuEventSynchronize", String::new, code)
+    }
+
+    /// Seconds from `start` to here; both are over.
+    ///
+    /// # Errors
+    ///
+    /// One of them is not over yet.
+    pub fn seconds_since(&self, start: &Self) -> Result<f64, Error> {
+        self.gpu.bind()?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: writes one number.
+        let code =
+            unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start.handle, self.handle) };
+        call("cuEventElapsedTime", String::new, code)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created by `record`.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// Numbers in device memory.
+#[derive(Debug)]
+pub struct Buffer<T: Plain> {
+    gpu: Gpu,
+    address: u64,
+    len: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Room for `len` numbers, with any bytes in it; `what` is named where memory is short.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`], or the driver's.
+    pub fn new(gpu: &Gpu, len: usize, what: &str) -> Result<Self, Error> {
+        let mut buffer = Self { gpu: gpu.clone(), address: 0, len, kind: PhantomData };
+        let bytes = len * size_of::<T>();
+        if bytes == 0 {
+            return Ok(buffer);
+        }
+        gpu.bind()?;
+        // SAFETY: writes an address, which `drop` frees.
+        let code = unsafe { sys::cuMemAlloc_v2(&raw mut buffer.address, bytes) };
+        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let free = gpu.memory()?.0;
+            return Err(Error::OutOfMemory { what: what.into(), bytes, free });
+        }
+        call("cuMemAlloc", || format!(", {bytes} bytes for {what}"), code)?;
+        Ok(buffer)
+    }
+
+    /// A copy of `numbers`; put on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`], or the driver's.
+    pub fn of(stream: &Stream, numbers: &[T], what: &str) -> Result<Self, Error> {
+        let mut buffer = Self::new(&stream.gpu, numbers.len(), what)?;
+        buffer.write(stream, 0, numbers)?;
+        Ok(buffer)
+    }
+
+    /// Makes room for at least `len` numbers; what was there is gone if it grows.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`]; the buffer is empty then.
+    pub fn reserve(&mut self, len: usize, what: &str) -> Result<(), Error> {
+        if len > self.len {
+            // Freed first: both together may not fit.
+            *self = Self::new(&self.gpu, 0, what)?;
+            *self = Self::new(&self.gpu, len, what)?;
+        }
+        Ok(())
+    }
+
+    /// How many numbers there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of it.
+    pub fn slice(&self) -> Slice<'_, T> {
+        Slice { address: self.address, len: self.len, of: PhantomData }
+    }
+
+    /// All of it, to be written.
+    pub fn slice_mut(&mut self) -> SliceMut<'_, T> {
+        SliceMut { address: self.address, len: self.len, of: PhantomData }
+    }
+
+    /// Copies `from` to the place `at`; it has been read when this returns.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end.
+    pub fn write(&mut self, stream: &Stream, at: usize, from: &[T]) -> Result<(), Error> {
+        assert!(at + from.len() <= self.len, "numbers are written inside a buffer");
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.gpu.bind()?;
+        let to = self.address + (at * size_of::<T>()) as u64;
+        // SAFETY: inside the buffer, as asserted. The source is no pinned memory, so the driver has copied it to memory of
+        // its own when it returns.
+        let code = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), size_of_val(from), stream.handle)
+        };
+        call("cuMemcpyHtoD", || stream.after(), code)
+    }
+
+    /// Waits for `stream` and copies from the place `at` into `to`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, and what went wrong in the stream before.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end.
+    pub fn read(&self, stream: &Stream, at: usize, to: &mut [T]) -> Result<(), Error> {
+        assert!(at + to.len() <= self.len, "numbers are read inside a buffer");
+        if to.is_empty() {
+            return Ok(());
+        }
+        stream.wait()?;
+        let from = self.address + (at * size_of::<T>()) as u64;
+        // SAFETY: inside the buffer, as asserted; a blocking copy of plain numbers.
+        let code = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, size_of_val(to)) };
+        call("cuMemcpyDtoH", || stream.after(), code)
+    }
+
+    /// Zeroes the first `len` numbers; in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end, or for numbers that are no multiple of 4 bytes.
+    pub fn clear(&mut self, stream: &Stream, len: usize) -> Result<(), Error> {
+        assert!(
+            len <= self.len && size_of::<T>().is_multiple_of(4),
+            "words of a buffer are cleared"
+        );
+        if len == 0 {
+            return Ok(());
+        }
+        self.gpu.bind()?;
+        let words = len * size_of::<T>() / 4;
+        // SAFETY: inside the buffer, as asserted; 0 is a value of every plain type.
+        let code = unsafe { sys::cuMemsetD32Async(self.address, 0, words, stream.handle) };
+        call("cuMemsetD32", || stream.after(), code)
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if self.address != 0 && self.gpu.bind().is_ok() {
+            // SAFETY: allocated by `new`; the driver waits for work that may use it.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// Numbers in device memory that a launch reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a, T> {
+    address: u64,
+    len: usize,
+    of: PhantomData<&'a T>,
+}
+
+/// Numbers in device memory that a launch writes.
+#[derive(Debug)]
+pub struct SliceMut<'a, T> {
+    address: u64,
+    len: usize,
+    of: PhantomData<&'a mut T>,
+}
+
+impl<T: Plain> Slice<'_, T> {
+    /// Memory of somebody else.
+    ///
+    /// # Safety
+    ///
+    /// `len` numbers lie at `address` on the GPU of the launches that get it, and nobody writes them until those are done.
+    pub unsafe fn foreign(address: u64, len: usize) -> Self {
+        Self { address, len, of: PhantomData }
+    }
+
+    /// Where it begins, and how many numbers there are.
+    pub(super) fn place(&self) -> (u64, usize) {
+        (self.address, self.len)
+    }
+}
+
+impl<T: Plain> SliceMut<'_, T> {
+    /// Memory of somebody else.
+    ///
+    /// # Safety
+    ///
+    /// `len` numbers lie at `address` on the GPU of the launches that get it, and nobody else touches them until those are
+    /// done.
+    pub unsafe fn foreign(address: u64, len: usize) -> Self {
+        Self { address, len, of: PhantomData }
+    }
+
+    /// Where it begins, and how many numbers there are.
+    pub(super) fn place(&self) -> (u64, usize) {
+        (self.address, self.len)
+    }
+}

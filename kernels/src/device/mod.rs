@@ -1,0 +1,36 @@
+//! Core attention on a Hopper GPU: the only place that names CUDA.
+//!
+//! In: rows in device memory, or through [`host::HostRows`] in that of the host. Out: what [`crate::forward`] and
+//! [`crate::backward`] give, by the kernels of `kernels/cuda`. The driver is opened at run time: a build with kernels starts
+//! on machines without a GPU and says why it has none.
+//!
+//! ```text
+//! host                   rows of the host: packs, copies, launches
+//!   forward, backward    plans: lists on the GPU, made once, run for every layer
+//!     plan, check        what a launch is; what is refused
+//!     lists, tiles       tile lists, dearest first: pure
+//!       tables           as the kernels read them
+//!     memory, driver     buffers, streams, events; the library, the kernels
+//! ```
+//!
+//! It plans nothing and talks to no peer. Invariant: what reaches the GPU was checked; a lost GPU is an error, no panic.
+
+mod backward;
+mod check;
+mod driver;
+mod error;
+mod forward;
+pub mod host;
+mod lists;
+mod memory;
+mod plan;
+pub mod tables;
+mod tiles;
+
+pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
+pub use check::Refusal;
+pub use driver::Gpu;
+pub use error::Error;
+pub use forward::{ForwardPlan, ForwardTensors};
+pub use memory::{Buffer, Event, Slice, SliceMut, Stream};
+pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};

@@ -1,0 +1,140 @@
+//! What a launch tells the GPU kernels, laid out as `cuda/table.cuh`, `forward.cuh`, `backward.cuh` and `rows.cuh` say.
+//!
+//! In and out: plain numbers and device addresses, copied to the GPU as they lie. Nothing here checks or computes.
+//!
+//! Invariant: size and place of every field are those of the C++ side; `tests/device.rs` compares both compilers' numbers.
+
+// `Plain` is a promise to the GPU.
+#![allow(unsafe_code)]
+
+/// A number that the GPU reads as it lies in memory.
+///
+/// # Safety
+///
+/// The type is `repr(C)` or primitive, has no padding that is read, and any bytes that the GPU writes are a value of it.
+pub unsafe trait Plain: Copy + Default + 'static {}
+
+/// Declares a `repr(C)` struct of `Plain` fields, and where they lie.
+macro_rules! table {
+    ($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $kind:ty,)+ }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+        pub(crate) struct $name { $($(#[$of])* pub(crate) $field: $kind,)+ }
+
+        // SAFETY: repr(C), all fields are integers.
+        unsafe impl Plain for $name {}
+
+        impl $name {
+            /// Name, size, and the places of the fields in bytes.
+            pub(crate) fn layout() -> (&'static str, usize, Vec<usize>) {
+                let places = vec![$(std::mem::offset_of!($name, $field),)+];
+                (stringify!($name), size_of::<$name>(), places)
+            }
+        }
+    };
+}
+
+/// A device address; 0 is none.
+pub(crate) type Address = u64;
+
+/// An f32 by its bits, so that parameters compare.
+pub(crate) type Float = u32;
+
+table! {
+    /// How a kernel is launched, from the constant `NAME_launch` of its cubin.
+    Launch { threads: i32, shared_bytes: i32, rows: i32, keys: i32, }
+}
+table! {
+    /// Query rows of one document and the keys held for them; row q keeps keys from q − left to q + right.
+    Task {
+        q_row: i32, q_rows: i32, q_offset: i32,
+        kv_row: i32, kv_rows: i32, kv_offset: i32,
+        left: i32, right: i32, bundle: i32, dq_tile: i32,
+    }
+}
+table! {
+    /// Backward: consecutive tasks and the keys of all of them.
+    Bundle {
+        kv_row: i32, kv_rows: i32, kv_offset: i32, first_task: i32, tasks: i32, dkv_row: i32,
+        first_key_tile: i32,
+    }
+}
+table! {
+    /// One unit of a forward launch.
+    ForwardTile { task: i32, q_tile: i32, head: i32, segment: i32, slot: i32, }
+}
+table! {
+    /// One unit of `merge`.
+    MergeTile { task: i32, q_tile: i32, head: i32, first_slot: i32, slots: i32, }
+}
+table! {
+    /// One unit of a backward launch.
+    BackwardTile { bundle: i32, key_tile: i32, kv_head: i32, }
+}
+table! {
+    /// One unit of `finish_dq`.
+    QueryTile { task: i32, q_tile: i32, }
+}
+table! {
+    /// Argument of `cadre_forward_D`.
+    ForwardParameters {
+        tasks: Address, tiles: Address, tile_count: i32, next: Address, heads: i32, group: i32,
+        segment_rows: i32, scale_log2: Float, o: Address, lse: Address, part_o: Address,
+        part_lse: Address,
+    }
+}
+table! {
+    /// Argument of `cadre_merge`.
+    MergeParameters {
+        tasks: Address, tiles: Address, tile_count: i32, heads: i32, dim: i32, part_o: Address,
+        part_lse: Address, o: Address, lse: Address,
+    }
+}
+table! {
+    /// Argument of `cadre_backward_D`.
+    BackwardParameters {
+        tasks: Address, bundles: Address, tiles: Address, tile_count: i32, next: Address,
+        turns: Address, heads: i32, group: i32, kv_heads: i32, scale: Float, scale_log2: Float,
+        lse: Address, delta: Address, dq: Address, dk: Address, dv: Address,
+    }
+}
+table! {
+    /// Argument of `cadre_finish_dq`; one of `dq` and `dq_bf16` is 0.
+    FinishParameters {
+        tasks: Address, tiles: Address, tile_count: i32, heads: i32, dim: i32, scale: Float,
+        sums: Address, dq: Address, dq_bf16: Address,
+    }
+}
+
+// SAFETY: primitives.
+unsafe impl Plain for u32 {}
+// SAFETY: primitives.
+unsafe impl Plain for i32 {}
+// SAFETY: primitives; any bits are an f32.
+unsafe impl Plain for f32 {}
+// SAFETY: 16 bits, any of which are a bf16.
+unsafe impl Plain for half::bf16 {}
+
+/// Layouts of all tables, one line each: name, size, places of the fields; for the test that compares them with C++'s.
+#[must_use]
+pub fn layouts() -> String {
+    let all = [
+        Launch::layout(),
+        Task::layout(),
+        Bundle::layout(),
+        ForwardTile::layout(),
+        MergeTile::layout(),
+        BackwardTile::layout(),
+        QueryTile::layout(),
+        ForwardParameters::layout(),
+        MergeParameters::layout(),
+        BackwardParameters::layout(),
+        FinishParameters::layout(),
+    ];
+    let line = |(name, size, places): (&str, usize, Vec<usize>)| {
+        let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+        format!("{name} {size} {}\n", places.join(" "))
+    };
+    all.into_iter().map(line).collect()
+}

@@ -1,0 +1,113 @@
+//! The host's side of the GPU kernels, over a driver library whose GPU is emulated; or over the real one.
+//!
+//! In: `emulation/driver.cpp`, built here as a libcuda of its own. Out: the tests of [`emulated`], which this program runs in
+//! itself with that library first on the search path. `cargo test --test device -- --ignored` on a machine with a Hopper
+//! GPU runs the same tests on it, but for those that break the emulated one.
+//!
+//! It sees wrong tables, lists, arguments, copies and waits. It sees nothing that a real driver would do otherwise.
+
+mod emulated;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Compiles `source` of `emulation/` to `target`.
+fn compile(source: &str, target: &Path, words: &[&str]) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let output = Command::new(&compiler)
+        .args(["-std=c++17", "-O1", "-DCADRE_EMULATION"])
+        .args(words)
+        .arg("-I")
+        .arg(sources.join("emulation"))
+        .arg("-I")
+        .arg(sources.join("cuda"))
+        .arg(sources.join("emulation").join(source))
+        .arg("-o")
+        .arg(target)
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The folder of the emulated driver.
+fn driver() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
+        std::fs::create_dir_all(&folder).expect("the test's own folder");
+        let library = folder.join("libcuda.so");
+        compile("driver.cpp", &library, &["-fPIC", "-shared"]);
+        std::fs::copy(&library, folder.join("libcuda.so.1")).expect("the test's own folder");
+        folder
+    })
+}
+
+/// Runs one test of [`emulated`] in a process whose driver is the emulated one.
+fn run(test: &str, environment: &[(&str, &str)]) {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let output = Command::new(std::env::current_exe().expect("a test is a program"))
+        .args(["--ignored", "--exact", &format!("emulated::{test}"), "--nocapture"])
+        .env("LD_LIBRARY_PATH", driver())
+        .envs(environment.iter().copied())
+        .output()
+        .expect("this program runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{environment:?}: {said}");
+}
+
+#[test]
+fn tables_lie_in_memory_as_the_kernels_read_them() {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout");
+    compile("layout.cpp", &program, &[]);
+    let output = Command::new(&program).output().expect("it was just built");
+    let theirs = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(theirs, cadre_kernels::device::tables::layouts());
+}
+
+#[test]
+fn without_a_driver_there_is_an_error_and_no_panic() {
+    // The emulated library is not on the path of this process.
+    match cadre_kernels::device::Gpu::open(99) {
+        Err(error) => assert!(!error.is_lost(), "{error}"),
+        Ok(gpu) => panic!("there is no GPU 99, but it opened {gpu:?}"),
+    }
+}
+
+#[test]
+fn forward_is_that_of_f64_and_its_bits_do_not_depend_on_the_batch() {
+    run("forward", &[]);
+    run("forward", &[("CADRE_EMULATED_SEED", "3")]);
+}
+
+#[test]
+fn backward_is_that_of_f64_and_its_bits_do_not_depend_on_the_batch() {
+    run("backward", &[]);
+    run("backward", &[("CADRE_EMULATED_SEED", "4")]);
+}
+
+#[test]
+fn plans_run_again_over_segments_launches_and_streams() {
+    run("plans", &[]);
+}
+
+#[test]
+fn what_the_kernels_cannot_do_is_refused_before_a_launch() {
+    run("refusals", &[("CADRE_EMULATED_LOST", "0")]);
+}
+
+#[test]
+fn short_memory_divides_the_batch() {
+    // The whole batch needs 800 kB, half of it 400.
+    run("short_memory", &[("CADRE_EMULATED_MEMORY", "600000")]);
+}
+
+#[test]
+fn a_lost_gpu_is_an_error_that_names_the_kernel_and_the_batch() {
+    run("lost", &[("CADRE_EMULATED_LOST", "1")]);
+}
