@@ -8,11 +8,11 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format kernels cluster bench soak clean
+.PHONY: help build demo test lint format kernels gpu-check cluster bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build target/release/cadre
 	@scripts/machine rust
@@ -36,6 +36,9 @@ kernels: ## build the GPU kernels (nvcc from PyPI) into target/kernels; the next
 
 cluster: ## build the programs of a test cluster (API server, kubelet, helm, …) from Go modules, once, into the cache
 	@scripts/cluster-tools
+
+gpu-check: ## pack checks, bench and training runs for a GPU into target/gpu-check; run them if one is here
+	@scripts/gpu-check
 
 bench: ## run every bench beside its peer, write target/bench/NAME.json, print a table
 	@scripts/machine rust python

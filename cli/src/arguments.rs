@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use cadre_worker::supervisor::{AttentionPlace, Fault};
 use cadre_worker::trainer::model::Config;
-use cadre_worker::{ServerArgs, Threads, TrainArgs};
+use cadre_worker::{Choice, ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -129,6 +129,27 @@ impl From<Place> for AttentionPlace {
     }
 }
 
+/// What computes core attention.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum EngineChoice {
+    /// The GPU, if there is one that the kernels are for.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU, or nothing.
+    Gpu,
+}
+
+impl From<EngineChoice> for Choice {
+    fn from(choice: EngineChoice) -> Self {
+        match choice {
+            EngineChoice::Auto => Self::Auto,
+            EngineChoice::Cpu => Self::Cpu,
+            EngineChoice::Gpu => Self::Gpu,
+        }
+    }
+}
+
 /// Options of `cadre plan`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
@@ -206,6 +227,12 @@ pub(crate) struct CalibrateOptions {
     /// Threads that compute, as many as a server will have.
     #[arg(long, default_value = "1")]
     pub(crate) threads: NonZeroUsize,
+    /// What is measured: the GPU where there is one, the CPU otherwise.
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub(crate) engine: EngineChoice,
+    /// On a GPU: speed of the model's linear layers, as measured by your framework.
+    #[arg(long, value_name = "TFLOPS")]
+    pub(crate) linear_tflops: Option<NonZeroU64>,
     /// Write the calibration to a file instead of stdout.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -256,6 +283,9 @@ pub(crate) struct TrainOptions {
     /// Threads that compute.
     #[arg(long, default_value = "1")]
     pub(crate) threads: NonZeroUsize,
+    /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub(crate) engine: EngineChoice,
     /// Steps between checkpoints; 0: at the end only.
     #[arg(long, default_value = "0")]
     pub(crate) checkpoint_every: u64,
@@ -281,6 +311,9 @@ pub(crate) struct ServeOptions {
     /// Threads that compute.
     #[arg(long, default_value = "1")]
     pub(crate) threads: NonZeroUsize,
+    /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub(crate) engine: EngineChoice,
     /// Memory for rows and results.
     #[arg(long, value_name = "MIB", default_value = "1024")]
     pub(crate) memory_mib: NonZeroU64,
@@ -300,6 +333,7 @@ impl From<TrainOptions> for TrainArgs {
             warmup,
             seed,
             threads,
+            engine,
             checkpoint_every,
             prompt,
         } = options;
@@ -315,6 +349,7 @@ impl From<TrainOptions> for TrainArgs {
             warmup,
             seed,
             threads: Threads(threads),
+            engine: engine.into(),
             checkpoint_every,
             prompt,
         }
@@ -323,8 +358,8 @@ impl From<TrainOptions> for TrainArgs {
 
 impl From<ServeOptions> for ServerArgs {
     fn from(options: ServeOptions) -> Self {
-        let ServeOptions { threads, memory_mib } = options;
-        Self { threads: Threads(threads), memory_mib: memory_mib.get() }
+        let ServeOptions { threads, engine, memory_mib } = options;
+        Self { threads: Threads(threads), engine: engine.into(), memory_mib: memory_mib.get() }
     }
 }
 

@@ -4,6 +4,9 @@
 //! LSE, or dQ, dK and dV, written into the caller's slices. Beside them what a trainer shares with them:
 //! [`matmul`], [`math`] and the wire types of [`wire`]; and an f64 [`reference`](mod@reference) for tests.
 //!
+//! [`forward`] and [`backward`] compute on the CPU; an [`Engine`] chooses between it and the GPU kernels of
+//! [`device`].
+//!
 //! It moves no data between processes, plans nothing and keeps no state between launches.
 //!
 //! Invariant: a row of O, LSE and dQ has the same bits whatever else is in the launch, however the rows
@@ -15,6 +18,7 @@ mod check;
 mod cpu;
 pub mod cubins;
 pub mod device;
+mod engine;
 pub mod math;
 pub mod matmul;
 pub mod reference;
@@ -24,6 +28,7 @@ pub mod wire;
 pub use attention::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut};
 pub use attention::{TILE, backward_cost, forward_cost, key_tiles};
 pub use check::Error;
+pub use engine::{Choice, Engine, EngineError};
 pub use threads::Threads;
 
 /// Computes O and LSE of all tasks in one launch.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
 use cadre_exchange::{Buffer, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig};
+use cadre_kernels::Engine;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
 use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
@@ -109,7 +110,7 @@ fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) 
         }
     }
     let works = std::mem::take(&mut tasks.ready).into_iter().map(|it| it.0).collect();
-    let done = launch(works, Threads::ONE).expect("a sound task");
+    let done = launch(works, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
     let start = Instant::now();
     for done in done {
         tasks.ran(shared, done);

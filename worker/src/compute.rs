@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use cadre_kernels::Threads;
+use cadre_kernels::Engine;
 use cadre_protocol::At;
 
 use crate::io::{Handle, Notice, Request};
@@ -22,10 +22,12 @@ pub struct Compute {
     cancelled: Option<At>,
     /// Works that ran, by phase, for the in-place server's account of a call.
     ran: BTreeMap<At, usize>,
-    threads: Threads,
+    engine: Engine,
     track: &'static str,
     handle: Handle,
     tracer: Tracer,
+    /// Why this process can compute nothing more.
+    lost: Option<String>,
 }
 
 /// What a launch took.
@@ -38,10 +40,10 @@ pub enum Progress {
 }
 
 impl Compute {
-    /// A queue whose launches use `threads`; spans go to `track`.
-    pub fn new(threads: Threads, track: &'static str, handle: Handle, tracer: Tracer) -> Self {
+    /// A queue whose launches `engine` runs; spans go to `track`.
+    pub fn new(engine: Engine, track: &'static str, handle: Handle, tracer: Tracer) -> Self {
         let (queue, cancelled, ran) = (Vec::new(), None, BTreeMap::new());
-        Self { queue, cancelled, ran, threads, track, handle, tracer }
+        Self { queue, cancelled, ran, engine, track, handle, tracer, lost: None }
     }
 
     /// Queues a work behind those of its phase and of earlier ones.
@@ -66,10 +68,10 @@ impl Compute {
 
     /// Runs the next launch.
     pub fn run(&mut self) -> Progress {
-        let works = fuse(&mut self.queue);
+        let works = fuse(&mut self.queue, &self.engine);
         let Some(first) = works.first() else { return Progress::Idle };
         let (start, count, phase) = (Instant::now(), works.len(), at(first));
-        let result = launch(works, self.threads);
+        let result = launch(works, &mut self.engine);
         let took = start.elapsed();
         self.tracer.span(self.track, Activity::Launch, start, || {
             format!("step {} phase {}: {count} works", phase.step, phase.phase.0)
@@ -81,7 +83,11 @@ impl Compute {
                     self.handle.send(Request::Ran(done));
                 }
             }
-            Err(error) => self.handle.send(Request::Fail(format!("a launch was refused: {error}"))),
+            Err(error) if error.is_lost() => self.lost = Some(error.to_string()),
+            Err(error) => self.handle.send(Request::Fail(format!("a launch failed: {error}"))),
+        }
+        if let Some(why) = self.engine.unfit() {
+            tracing::warn!("{}: the CPU computes what the GPU cannot: {why}", self.track);
         }
         Progress::Ran(took)
     }
@@ -96,9 +102,17 @@ impl Compute {
         self.cancelled >= Some(at)
     }
 
-    /// Runs works as they come, until the job ends.
-    pub fn serve(mut self, notices: &Receiver<Notice>) {
+    /// Why this process can compute nothing more, if that is so.
+    pub fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    /// Runs works as they come, until the job ends; or says why it can compute nothing more.
+    pub fn serve(mut self, notices: &Receiver<Notice>) -> Result<(), String> {
         loop {
+            if let Some(why) = self.lost {
+                return Err(why);
+            }
             let next = if self.queue.is_empty() {
                 let start = Instant::now();
                 let next = notices.recv().ok();
@@ -118,7 +132,7 @@ impl Compute {
                 Some(Notice::Work(work)) => self.push(*work),
                 Some(Notice::Cancelled(through)) => self.cancel(through),
                 Some(Notice::Trainers(_) | Notice::Step(_) | Notice::Whole(_)) => {}
-                Some(Notice::End(_)) | None => return,
+                Some(Notice::End(_)) | None => return Ok(()),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Runs works of a plan on the kernels of this machine.
 //!
 //! In: works whose rows are all here ([`Work`]). Out: their results, in buffers that trainers pull from
-//! ([`Results`]). A launch fuses works of one direction up to a bounded cost; a backward bundle that is
-//! dearer alone is split by key tiles, never by query rows.
+//! ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds; on the CPU a backward
+//! bundle that is dearer alone is split by key tiles, never by query rows.
 //!
 //! It waits for nothing. Invariant: what a work computes does not depend on what it was fused with.
 
@@ -13,17 +13,14 @@ use std::time::{Duration, Instant};
 use cadre_crds::Wire;
 use cadre_exchange::Buffer;
 use cadre_kernels::{
-    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, forward,
-    key_tiles, wire as convert,
+    Backward, BackwardRows, Engine, EngineError, Forward, Heads, Mask, Rows, RowsMut, key_tiles,
+    wire as convert,
 };
 use cadre_planner::{BundleId, Task};
 use cadre_protocol::Phase;
 
 use crate::phases::Direction;
 use crate::planned::{NanoPlan, PlannedStep, wire_bytes};
-
-/// Cost of a launch in pairs × query heads × dim; some tens of milliseconds of one CPU core.
-const LAUNCH_COST: u64 = 1 << 30;
 
 /// One trainer's rows of one phase, as peers may read them.
 #[derive(Clone, Debug)]
@@ -85,6 +82,13 @@ impl Work {
         self.planned.nano_of(self.phase).1
     }
 
+    /// Cost at which a launch of such works is long enough.
+    fn launch_cost(&self, engine: &Engine) -> u64 {
+        let heads = self.planned.nano_of(self.phase).0.problem.heads;
+        let heads = Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() };
+        engine.launch_cost(heads, matches!(self.planned.header.wire, Wire::Bf16))
+    }
+
     /// Cost in the planner's unit, for fusing and reports.
     pub fn cost(&self) -> u64 {
         let (nano, direction) = self.planned.nano_of(self.phase);
@@ -102,12 +106,13 @@ impl Work {
 }
 
 /// Takes from the front of `queue` what fits one launch: at least one work, all of one phase.
-pub fn fuse(queue: &mut Vec<Work>) -> Vec<Work> {
+pub fn fuse(queue: &mut Vec<Work>, engine: &Engine) -> Vec<Work> {
     let mut cost = 0;
+    let most = queue.first().map_or(0, |it| it.launch_cost(engine));
     let first = queue.first().map(|it| (it.planned.header.step, it.phase));
     let fits = |work: &Work| {
         cost += work.cost();
-        Some((work.planned.header.step, work.phase)) == first && cost <= LAUNCH_COST
+        Some((work.planned.header.step, work.phase)) == first && cost <= most
     };
     let count = queue
         .iter()
@@ -123,19 +128,13 @@ pub fn fuse(queue: &mut Vec<Work>) -> Vec<Work> {
 ///
 /// # Errors
 ///
-/// The kernel refuses a shape; nothing was computed then.
-pub fn launch(works: Vec<Work>, threads: Threads) -> Result<Vec<Done>, cadre_kernels::Error> {
+/// The kernel refuses a shape; nothing was computed then. Or the GPU failed.
+pub fn launch(works: Vec<Work>, engine: &mut Engine) -> Result<Vec<Done>, EngineError> {
     let Some(first) = works.first() else { return Ok(Vec::new()) };
     let start = Instant::now();
     let results = match first.direction() {
-        Direction::Forward => launch_forward(&works, threads)?,
-        Direction::Backward => {
-            let mut results = Vec::new();
-            for work in &works {
-                results.push(launch_backward(work, threads)?);
-            }
-            results
-        }
+        Direction::Forward => launch_forward(&works, engine)?,
+        Direction::Backward => launch_backward(&works, engine)?,
     };
     let total: u64 = works.iter().map(Work::cost).sum::<u64>().max(1);
     let elapsed = start.elapsed();
@@ -266,7 +265,7 @@ fn rows_mut(buffer: &mut Buffer, wire: Wire) -> RowsMut<'_> {
     }
 }
 
-fn launch_forward(works: &[Work], threads: Threads) -> Result<Vec<Results>, cadre_kernels::Error> {
+fn launch_forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results>, EngineError> {
     let mut buffers: Vec<(Buffer, Buffer)> = Vec::new();
     for work in works {
         let (view, task) = task_of(work);
@@ -296,7 +295,7 @@ fn launch_forward(works: &[Work], threads: Threads) -> Result<Vec<Results>, cadr
             lse: lse.f32s_mut(),
         });
     }
-    forward(&mut tasks, threads)?;
+    engine.forward(&mut tasks)?;
     drop(tasks);
     let results = |(o, lse)| Results::Forward([Arc::new(o), Arc::new(lse)]);
     Ok(buffers.into_iter().map(results).collect())
@@ -308,57 +307,99 @@ fn task_of(work: &Work) -> (View<'_>, &Task) {
     (View::of(work, task.bundle), task)
 }
 
-fn launch_backward(work: &Work, threads: Threads) -> Result<Results, cadre_kernels::Error> {
-    let view = View::of(work, BundleId(work.work));
-    let (heads, keys, (mask, document_rows)) = (view.heads(), view.keys(), view.document());
-    let query_rows = view.nano.lists.query_rows(view.bundle) as usize;
-    let key_rows = (keys.end - keys.start) as usize;
-    let mut dq = vec![0.0_f32; query_rows * heads.query * heads.dim];
-    let mut dk = Buffer::zeroed(key_rows * heads.kv * heads.dim * 4);
-    let mut dv = Buffer::zeroed(key_rows * heads.kv * heads.dim * 4);
-    let tiles = key_tiles(&keys);
-    let launches = work.cost().div_ceil(LAUNCH_COST).clamp(1, u64::from(tiles.max(1))) as u32;
-    for index in 0..launches {
-        let mut rest = &mut dq[..];
+/// What a bundle's launches write.
+struct Sums {
+    dq: Vec<f32>,
+    dk: Buffer,
+    dv: Buffer,
+}
+
+fn launch_backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results>, EngineError> {
+    let view = |work: &'_ Work| BundleId(work.work);
+    let mut sums: Vec<Sums> = Vec::new();
+    for work in works {
+        let view = View::of(work, view(work));
+        let (heads, keys) = (view.heads(), view.keys());
+        let query_rows = view.nano.lists.query_rows(view.bundle) as usize;
+        let key_rows = (keys.end - keys.start) as usize * heads.kv * heads.dim * 4;
+        let dq = vec![0.0_f32; query_rows * heads.query * heads.dim];
+        let [dk, dv] = [0; 2].map(|_| Buffer::zeroed(key_rows));
+        sums.push(Sums { dq, dk, dv });
+    }
+    // The CPU takes a dear bundle in parts, one after the other; what fits one launch goes together.
+    let parts = |work: &Work, engine: &Engine| {
+        let tiles = key_tiles(&View::of(work, view(work)).keys()).max(1);
+        work.cost().div_ceil(work.launch_cost(engine)).clamp(1, tiles.into()) as u32
+    };
+    let on_gpu = works.first().is_some_and(|work| {
+        let view = View::of(work, view(work));
+        engine.is_on_gpu(view.heads(), matches!(view.wire, Wire::Bf16))
+    });
+    if on_gpu {
+        let of = |(work, sums)| View::of(work, view(work)).backward(sums, 0, 1);
+        let mut bundles: Vec<Backward<'_>> = works.iter().zip(&mut sums).map(of).collect();
+        engine.backward(&mut bundles)?;
+    } else {
+        for (work, sums) in works.iter().zip(&mut sums) {
+            let launches = parts(work, engine);
+            for index in 0..launches {
+                let bundle = View::of(work, view(work)).backward(sums, index, launches);
+                engine.backward(&mut [bundle])?;
+            }
+        }
+    }
+    let rounded = |(work, Sums { dq, dk, dv }): (&Work, Sums)| {
+        let dq = match work.planned.header.wire {
+            Wire::F32 => Buffer::from(dq),
+            Wire::Bf16 => {
+                let mut rounded = Buffer::zeroed(dq.len() * 2);
+                convert::to_bf16(rounded.bf16s_mut(), &dq);
+                rounded
+            }
+        };
+        Results::Backward([Arc::new(dq), Arc::new(dk), Arc::new(dv)])
+    };
+    Ok(works.iter().zip(sums).map(rounded).collect())
+}
+
+impl<'a> View<'a> {
+    /// Launch `index` of `launches` that share out the bundle's key tiles.
+    fn backward<'b>(&self, sums: &'b mut Sums, index: u32, launches: u32) -> Backward<'b>
+    where
+        'a: 'b,
+    {
+        let (heads, keys, (mask, document_rows)) = (self.heads(), self.keys(), self.document());
+        let mut rest = &mut sums.dq[..];
         let mut parts = Vec::new();
-        for (task, base) in tasks_of(&view) {
+        for (task, base) in tasks_of(self) {
             let count = (task.rows.end - task.rows.start) as usize * heads.query * heads.dim;
             let (own, behind) = rest.split_at_mut(count);
             rest = behind;
             parts.push(BackwardRows {
                 rows: task.rows.clone(),
-                q: view.wire_rows(Part::Q, &task.rows, base),
-                dout: view.wire_rows(Part::DOut, &task.rows, base),
-                lse: view.scalars(Part::Lse, &task.rows, base),
-                delta: view.scalars(Part::Delta, &task.rows, base),
+                q: self.wire_rows(Part::Q, &task.rows, base),
+                dout: self.wire_rows(Part::DOut, &task.rows, base),
+                lse: self.scalars(Part::Lse, &task.rows, base),
+                delta: self.scalars(Part::Delta, &task.rows, base),
                 dq: own,
             });
         }
-        let share = |index: u32| tiles * index / launches;
-        let mut bundle = [Backward {
+        let tiles = key_tiles(&keys);
+        let share = |index: u32| (u64::from(tiles) * u64::from(index) / u64::from(launches)) as u32;
+        Backward {
             heads,
             mask,
-            scale: view.scale(),
+            scale: self.scale(),
             document_rows,
-            k: view.wire_rows(Part::K, &keys, 0),
-            v: view.wire_rows(Part::V, &keys, 0),
-            keys: keys.clone(),
+            k: self.wire_rows(Part::K, &keys, 0),
+            v: self.wire_rows(Part::V, &keys, 0),
+            keys,
             parts,
-            dk: dk.f32s_mut(),
-            dv: dv.f32s_mut(),
+            dk: sums.dk.f32s_mut(),
+            dv: sums.dv.f32s_mut(),
             key_tiles: share(index)..share(index + 1),
-        }];
-        backward(&mut bundle, threads)?;
-    }
-    let dq = match view.wire {
-        Wire::F32 => Buffer::from(dq),
-        Wire::Bf16 => {
-            let mut rounded = Buffer::zeroed(dq.len() * 2);
-            convert::to_bf16(rounded.bf16s_mut(), &dq);
-            rounded
         }
-    };
-    Ok(Results::Backward([Arc::new(dq), Arc::new(dk), Arc::new(dv)]))
+    }
 }
 
 /// Tasks of the view's bundle with their places among its query rows.

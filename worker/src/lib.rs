@@ -25,6 +25,6 @@ pub mod supervisor;
 pub mod trace;
 pub mod trainer;
 
-pub use cadre_kernels::Threads;
+pub use cadre_kernels::{Choice, Threads};
 pub use server::{ServerArgs, server_main};
 pub use trainer::process::{TrainArgs, trainer_main};

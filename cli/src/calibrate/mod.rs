@@ -5,12 +5,18 @@
 //! Times are those of the kernels that an attention server runs, of all threads together, divided by the query heads.
 //! Of several runs the fastest counts: what a machine does beside only adds. A measured time that falls where rows or keys
 //! grow is raised to the one before it, since scatter is all that can make it fall.
+//!
+//! Where the engine is a GPU, attention is measured there, on a grid of longer tasks. Linear layers are not Cadre's there:
+//! their speed is told, or taken from the table `h200-hopper`, and the source says which.
 
 mod attention;
+mod gpu;
 mod machine;
 
 use std::path::PathBuf;
 
+use cadre_kernels::Engine;
+use cadre_kernels::device::{self, Gpu};
 use cadre_planner::{Direction, Kept, Profile, ProfileError, Table};
 
 use crate::arguments::CalibrateOptions;
@@ -26,6 +32,10 @@ const KEYS: [u32; 4] = [0, 512, 2_048, 8_192];
 pub(crate) enum CalibrateError {
     #[error("--head-dim {dim}: {source}")]
     Kernel { dim: u16, source: cadre_kernels::Error },
+    #[error("head dim {dim} on the GPU: {source}")]
+    OnGpu { dim: u16, source: device::Error },
+    #[error("--engine gpu: {0}")]
+    NoGpu(device::Error),
     #[error("loopback: {0}; allow connections to 127.0.0.1")]
     Loopback(std::io::Error),
     #[error("the calibration: {0}")]
@@ -34,13 +44,45 @@ pub(crate) enum CalibrateError {
     Unwritable { path: PathBuf, source: std::io::Error },
 }
 
+/// Where attention is measured.
+enum Place {
+    Cpu(cadre_kernels::Threads),
+    Gpu(Gpu),
+}
+
+impl Place {
+    fn axes(&self) -> ([u32; 4], [u32; 4]) {
+        match self {
+            Self::Cpu(_) => (ROWS, KEYS),
+            Self::Gpu(_) => (gpu::ROWS, gpu::KEYS),
+        }
+    }
+
+    fn measure(&self, case: &Case) -> Result<[u64; 2], CalibrateError> {
+        let dim = case.head_dim;
+        match self {
+            Self::Cpu(threads) => {
+                case.measure(*threads).map_err(|source| CalibrateError::Kernel { dim, source })
+            }
+            Self::Gpu(it) => gpu::measure(it, dim, case.kept, (case.rows, case.keys))
+                .map_err(|source| CalibrateError::OnGpu { dim, source }),
+        }
+    }
+}
+
 /// Measures; returns what to print.
 pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateError> {
     let threads = cadre_kernels::Threads(options.threads);
+    let engine = Engine::choose(options.engine.into(), threads).map_err(CalibrateError::NoGpu)?;
+    eprintln!("attention is measured on {}", engine.description());
+    let place = match engine.gpu() {
+        Some(gpu) => Place::Gpu(gpu.clone()),
+        None => Place::Cpu(threads),
+    };
     let mut kernels = Vec::new();
     for &dim in &options.head_dim {
         for kept in [Kept::Causal, Kept::Full] {
-            let [forward, backward] = tables(dim.get(), kept, threads)?;
+            let [forward, backward] = tables(dim.get(), kept, &place)?;
             for table in [forward, backward] {
                 eprintln!("{}", line(&table));
                 kernels.push(table);
@@ -48,13 +90,36 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
         }
     }
     let (rate, latency) = machine::loopback().map_err(CalibrateError::Loopback)?;
+    let measured = format!("measured with {}", engine.numerics_id());
+    let first = options.head_dim[0].get();
+    let (processor, source, task_nanoseconds, linear_operations) = match &place {
+        // A launch of this machine does its tasks one after the other; a call is what it costs.
+        Place::Cpu(_) => (
+            format!("cpu-{}-{}", cadre_kernels::instruction_set(), options.threads),
+            measured,
+            machine::call(threads),
+            machine::linear(threads),
+        ),
+        Place::Gpu(it) => {
+            let task = gpu::task(it, first, gpu::TASKS)
+                .map_err(|source| CalibrateError::OnGpu { dim: first, source })?;
+            let (linear, whence) = match options.linear_tflops {
+                Some(rate) => (rate.get() * 1_000, "told"),
+                None => (
+                    Profile::builtin("h200-hopper").map_or(1, |it| it.linear_operations),
+                    "those of h200-hopper, not measured",
+                ),
+            };
+            let name = it.name().to_lowercase().replace(' ', "-");
+            (format!("gpu-{name}"), format!("{measured}; linear layers: {whence}"), task, linear)
+        }
+    };
     let profile = Profile {
         version: 1,
-        processor: format!("cpu-{}-{}", cadre_kernels::instruction_set(), options.threads),
-        source: format!("measured with {}", cadre_kernels::numerics_id()),
-        // A launch of this machine does its tasks one after the other; a call is what it costs.
-        task_nanoseconds: machine::call(threads),
-        linear_operations: machine::linear(threads),
+        processor,
+        source,
+        task_nanoseconds,
+        linear_operations,
         kernels,
         links: vec![cadre_planner::LinkTimes { distance: "node".into(), rate, latency }],
     };
@@ -63,7 +128,7 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
     let Some(path) = &options.out else { return Ok(text) };
     std::fs::write(path, text)
         .map_err(|source| CalibrateError::Unwritable { path: path.clone(), source })?;
-    let costs = profile.costs(options.head_dim[0].get())?;
+    let costs = profile.costs(first)?;
     Ok(format!(
         "written: {}, digest {:016x}; a tile costs {} pairs, a task {}, backward {} % of forward\n",
         path.display(),
@@ -75,18 +140,12 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
 }
 
 /// Forward and backward of a head dim and mask over the grid.
-fn tables(
-    head_dim: u16,
-    kept: Kept,
-    threads: cadre_kernels::Threads,
-) -> Result<[Table; 2], CalibrateError> {
-    let mut times = [vec![vec![0; KEYS.len()]; ROWS.len()], vec![vec![0; KEYS.len()]; ROWS.len()]];
-    for (row, &rows) in ROWS.iter().enumerate() {
-        for (key, &keys) in KEYS.iter().enumerate() {
-            let case = Case { head_dim, kept, rows, keys };
-            let measured = case
-                .measure(threads)
-                .map_err(|source| CalibrateError::Kernel { dim: head_dim, source })?;
+fn tables(head_dim: u16, kept: Kept, place: &Place) -> Result<[Table; 2], CalibrateError> {
+    let (all_rows, all_keys) = place.axes();
+    let mut times = [0; 2].map(|_| vec![vec![0; all_keys.len()]; all_rows.len()]);
+    for (row, &rows) in all_rows.iter().enumerate() {
+        for (key, &keys) in all_keys.iter().enumerate() {
+            let measured = place.measure(&Case { head_dim, kept, rows, keys })?;
             for (times, measured) in times.iter_mut().zip(measured) {
                 let above = row.checked_sub(1).map_or(1, |row| times[row][key]);
                 let before = key.checked_sub(1).map_or(1, |key| times[row][key]);
@@ -99,15 +158,15 @@ fn tables(
         head_dim,
         direction,
         kept,
-        rows: ROWS.to_vec(),
-        keys: KEYS.to_vec(),
+        rows: all_rows.to_vec(),
+        keys: all_keys.to_vec(),
         picoseconds,
     };
     Ok([table(Direction::Forward, forward), table(Direction::Backward, backward)])
 }
 
 fn line(table: &Table) -> String {
-    let (rows, keys) = (ROWS[ROWS.len() - 1], KEYS[KEYS.len() - 1]);
+    let (rows, keys) = (table.rows[table.rows.len() - 1], table.keys[table.keys.len() - 1]);
     let time = table.picoseconds(rows, keys);
     format!(
         "head dim {}, {:?}, {:?}: {rows} rows with {keys} keys before them take {:.2} ms a head",

@@ -93,6 +93,18 @@ impl Gpu {
     ///
     /// No driver, an old one, no such GPU, one that is no Hopper, or a build without kernels.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
+        Self::opened(ordinal).map_err(|error| match error {
+            // A driver without a GPU answers so, and what was never had is not lost.
+            Error::Lost { code: 100, .. } => Error::NoDevice { ordinal, count: 0 },
+            Error::Lost { call, after, name, code, text } => {
+                Error::Call { call, after, name, code, text }
+            }
+            #[allow(clippy::wildcard_enum_match_arm)]
+            error => error,
+        })
+    }
+
+    fn opened(ordinal: usize) -> Result<Self, Error> {
         // SAFETY: opens the driver library, which initialises nothing yet.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);

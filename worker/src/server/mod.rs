@@ -2,7 +2,7 @@
 //!
 //! In: the environment contract and [`ServerArgs`]. Out: an exit code. The main thread computes, the IO
 //! thread pulls, serves and beats, a third talks to the controller. The process ends when the controller
-//! says so, when the conductor has declared it lost, or with its parent.
+//! says so, when the conductor has declared it lost, when its GPU is lost, or with its parent.
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cadre_control::proto;
-use cadre_kernels::{Threads, numerics_id};
+use cadre_exchange::PeerId;
+use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::ServerId;
 use cadre_protocol::server::Host;
 
@@ -26,6 +27,8 @@ use crate::process::last_words;
 pub struct ServerArgs {
     /// Threads that compute.
     pub threads: Threads,
+    /// What computes.
+    pub engine: Choice,
     /// Memory for rows and results, in MiB.
     pub memory_mib: u64,
 }
@@ -41,7 +44,16 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     crate::process::arm_parent_death()?;
     let contract = Contract::from_env()?;
-    let (memory, numerics) = (args.memory_mib << 20, numerics_id());
+    let memory = args.memory_mib << 20;
+    // Before the controller hears of this server: bits depend on the engine.
+    let engine = match Engine::choose(args.engine, args.threads) {
+        Ok(engine) => engine,
+        Err(error) => {
+            last_words(&error.to_string());
+            return Ok(ExitCode::from(2));
+        }
+    };
+    let numerics = engine.numerics_id();
     let attached = match attach(&contract, &numerics, memory, "") {
         Err(error) if error.is_bad_input() => {
             last_words(&error.to_string());
@@ -51,6 +63,8 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     };
     let Attached { provider, control, settings, tracer, conductor } = attached;
     let me = contract.me;
+    let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
+    tracing::info!("{me} computes core attention: {}", engine.description());
     let mut shared = Shared::new(peer_of(me), provider, tracer.clone());
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
@@ -67,13 +81,32 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
         .name("io".into())
         .spawn(move || io.run())
         .context("cannot start the io thread")?;
-    Compute::new(args.threads, "compute", handle.clone(), tracer).serve(&notices);
+    let served = Compute::new(engine, "compute", handle.clone(), tracer).serve(&notices);
     handle.send(Request::Leave);
     if io.join().is_err() {
         anyhow::bail!("the io thread of {me} panicked");
     }
     // The controller that is away sees the exit.
+    if let Err(why) = &served {
+        sender.send(farewell(me, why)).ok();
+    }
     sender.send(proto::Drained {}).ok();
     sender.leave(FAREWELL).ok();
-    Ok(ExitCode::SUCCESS)
+    let Err(why) = served else { return Ok(ExitCode::SUCCESS) };
+    last_words(&why);
+    Ok(ExitCode::FAILURE)
+}
+
+/// Why a server goes before the job is over: its bundles move to others, a new server takes its slot.
+fn farewell(me: PeerId, why: &str) -> proto::Notice {
+    proto::Notice {
+        level: proto::notice::Level::Warning.into(),
+        text: format!("{me} leaves: {why}"),
+        event: proto::notice::Event::Unspecified.into(),
+        server: Some(proto::ServerName {
+            kind: proto::Kind::Dedicated.into(),
+            index: me.index.into(),
+            incarnation: me.incarnation,
+        }),
+    }
 }

@@ -175,6 +175,9 @@ impl Session {
         }
         // Something came, or was computed: the caller looks whether it is what it waits for.
         if let Progress::Ran(_) = self.compute.run() {
+            if let Some(why) = self.compute.lost() {
+                self.handle.send(Request::Fail(why.to_owned()));
+            }
             return;
         }
         if any || self.ended.is_some() {

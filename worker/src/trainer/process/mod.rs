@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cadre_control::client;
-use cadre_kernels::Threads;
+use cadre_kernels::{Choice, Threads};
 
 use self::prepare::Failure;
 use super::checkpoint::State;
@@ -55,6 +55,8 @@ pub struct TrainArgs {
     pub seed: u64,
     /// Threads that compute.
     pub threads: Threads,
+    /// What computes core attention in place.
+    pub engine: Choice,
     /// Steps between checkpoints; 0: at the end only.
     pub checkpoint_every: u64,
     /// Start of the sample text.

@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, anyhow};
-use cadre_kernels::{Threads, numerics_id};
+use cadre_kernels::Engine;
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 
@@ -25,7 +25,7 @@ use crate::io::conducting::Conducting;
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
-use crate::io::{Io, Outlets};
+use crate::io::{Io, Outlets, Request};
 use crate::supervisor::{AttentionPlace, Settings};
 use crate::trainer::checkpoint::{self, CheckpointError, State, Values};
 use crate::trainer::corpus::Corpus;
@@ -64,11 +64,15 @@ impl Process {
             None => Lengths::shipped(),
         };
         let contract = Contract::from_env().context("the environment of this trainer")?;
+        // Before the controller hears of this trainer: bits depend on the engine.
+        let engine = Engine::choose(args.engine, args.threads).map_err(bad_input)?;
+        tracing::info!("core attention in place: {}", engine.description());
+        let numerics = engine.numerics_id();
         let listener = TcpListener::bind("127.0.0.1:0").map_err(|source| {
             bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
         })?;
         let ring = listener.local_addr().context("cannot listen for the all-reduce")?.to_string();
-        let attached = match attach(&contract, &numerics_id(), MEMORY, &ring) {
+        let attached = match attach(&contract, &numerics, MEMORY, &ring) {
             Err(error) if error.is_bad_input() => return Err(bad_input(error)),
             attached => attached.context("cannot join the job")?,
         };
@@ -82,7 +86,7 @@ impl Process {
             cap: args.cap,
             seed: args.seed,
         };
-        let fresh = state_of(&args, config, trainers, &corpus);
+        let fresh = state_of(&args, config, trainers, &corpus, numerics);
         let loader = Loader::new(corpus, lengths, shape).map_err(bad_input)?;
         let (trainer, state) = begin(&args, config, fresh, &settings).map_err(bad_input)?;
         let conducting = |now| -> Result<Conducting, Failure> {
@@ -92,7 +96,7 @@ impl Process {
         };
         let (control, tracer) = (attached.control.sender.clone(), attached.tracer.clone());
         let rank = contract.me.index;
-        let (session, io) = start_threads(attached, &contract, args.threads, conducting)?;
+        let (session, io) = start_threads(attached, &contract, engine, conducting)?;
         Ok(Self {
             args,
             rank,
@@ -110,7 +114,13 @@ impl Process {
 }
 
 /// The state before the first step.
-fn state_of(args: &TrainArgs, config: Config, trainers: NonZeroU32, corpus: &Corpus) -> State {
+fn state_of(
+    args: &TrainArgs,
+    config: Config,
+    trainers: NonZeroU32,
+    corpus: &Corpus,
+    numerics: String,
+) -> State {
     State {
         step: 0,
         model: config,
@@ -120,7 +130,7 @@ fn state_of(args: &TrainArgs, config: Config, trainers: NonZeroU32, corpus: &Cor
         cap: args.cap.get(),
         seed: args.seed,
         corpus: format!("{:016x}", corpus.digest()),
-        numerics: numerics_id(),
+        numerics,
         slots: String::new(),
         loss_bits: String::new(),
         header: String::new(),
@@ -153,7 +163,7 @@ fn begin(
 fn start_threads(
     attached: Attached,
     contract: &Contract,
-    threads: Threads,
+    engine: Engine,
     conducting: impl FnOnce(Nanos) -> Result<Conducting, Failure>,
 ) -> Result<(Session, JoinHandle<()>), Failure> {
     let Attached { provider, control, settings, tracer, conductor } = attached;
@@ -165,6 +175,8 @@ fn start_threads(
     let rows = Rows::new(me, protocol, shared.now());
     let tasks = Tasks::new(Host::InPlace(me), MEMORY, protocol, shared.now());
     let conducting = (me.0 == 0).then(|| conducting(shared.now())).transpose()?;
+    let engine = engine.reproducible(settings.reproducible).context("the GPU of this trainer")?;
+    let beside = engine.another().context("the GPU of this trainer")?;
     let (main, notices) = channel();
     let (rescue, rescued) = channel();
     let outlets = Outlets { main, rescue: Some(rescue) };
@@ -175,12 +187,17 @@ fn start_threads(
         .name("io".into())
         .spawn(move || io.run())
         .context("cannot start the io thread")?;
-    let rescuer = Compute::new(threads, "rescue", handle.clone(), tracer.clone());
+    let rescuer = Compute::new(beside, "rescue", handle.clone(), tracer.clone());
+    let ender = handle.clone();
     std::thread::Builder::new()
         .name("rescue".into())
-        .spawn(move || rescuer.serve(&rescued))
+        .spawn(move || {
+            if let Err(why) = rescuer.serve(&rescued) {
+                ender.send(Request::Fail(why));
+            }
+        })
         .context("cannot start the rescue thread")?;
-    let compute = Compute::new(threads, "main", handle.clone(), tracer.clone());
+    let compute = Compute::new(engine, "main", handle.clone(), tracer.clone());
     Ok((Session::new(me, handle, notices, compute, tracer), io))
 }
 

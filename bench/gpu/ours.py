@@ -1,0 +1,155 @@
+"""Cadre's GPU kernels on PyTorch's tensors, through libcadre_gpu.so (kernels/check).
+
+In: tasks as `Line`s, tensors [rows, heads, dim]. Out: tensors that were given, written. Nothing here compares or
+times.
+"""
+
+import ctypes
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+FULL, CAUSAL = 0, 1
+
+
+def window(left: int) -> int:
+    return left + 2
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("query_heads", "kv_heads", "dim", "segment", "blocks")),
+        *((name, ctypes.c_uint32) for name in ("fixed_order", "launches")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class Line(ctypes.Structure):
+    """A task, or a part of a bundle; see TaskLine in kernels/check."""
+
+    _fields_ = [
+        (name, ctypes.c_uint32)
+        for name in (
+            *("mask", "document_rows", "rows_begin", "rows_end", "q_row"),
+            *("keys_begin", "keys_end", "kv_row", "dkv_row", "bundle"),
+        )
+    ]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint64), ("len", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.dim)
+
+    def __str__(self) -> str:
+        return f"{self.query}:{self.kv} d{self.dim}"
+
+
+class Library:
+    """The library with one GPU open; `device` is that of the tensors ("cpu" where the driver is an emulated one)."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self.device = torch.device(device)
+        self.calls = ctypes.CDLL(str(path))
+        pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
+        for name, result, arguments in [
+            ("cadre_error", ctypes.c_char_p, []),
+            ("cadre_open", pointer, [ctypes.c_uint32]),
+            ("cadre_processors", ctypes.c_uint32, [pointer]),
+            ("cadre_wait", ctypes.c_int32, [pointer, u64]),
+            ("cadre_forward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
+            ("cadre_forward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
+            ("cadre_forward_tile_pairs", u64, [pointer]),
+            ("cadre_forward_free", None, [pointer]),
+            ("cadre_backward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
+            ("cadre_backward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
+            ("cadre_backward_free", None, [pointer]),
+        ]:
+            call = getattr(self.calls, name)
+            call.restype, call.argtypes = result, arguments
+        self.gpu = self.check(self.calls.cadre_open(0))
+        self.processors = self.calls.cadre_processors(self.gpu)
+
+    def check(self, result):
+        """What a call gave; its words as an exception where it failed."""
+        if result is None or result == -1:
+            raise RuntimeError(self.calls.cadre_error().decode())
+        return result
+
+    def stream(self) -> int:
+        return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
+
+    def wait(self) -> None:
+        self.check(self.calls.cadre_wait(self.gpu, self.stream()))
+
+
+def places(tensors: list[torch.Tensor]) -> ctypes.Array:
+    for it in tensors:
+        assert it.is_contiguous(), "tensors of a launch are contiguous"
+    return (Tensor * len(tensors))(*(Tensor(it.data_ptr(), it.numel()) for it in tensors))
+
+
+class Forward:
+    """Tasks, planned once; `run` puts a launch on the current stream."""
+
+    def __init__(self, library: Library, heads: Heads, lines: list[Line], segment: int = 0, blocks: int = 0) -> None:
+        self.library = library
+        shape = Shape(heads.query, heads.kv, heads.dim, segment, blocks, 1, 1, heads.scale)
+        calls, table = library.calls, (Line * len(lines))(*lines)
+        self.plan = library.check(calls.cadre_forward_plan(library.gpu, library.stream(), shape, table, len(lines)))
+
+    def run(self, q, k, v, out, lse) -> None:
+        it = self.library
+        it.check(it.calls.cadre_forward_run(it.gpu, self.plan, it.stream(), places([q, k, v, out, lse])))
+
+    def __del__(self) -> None:
+        if getattr(self, "plan", None):
+            self.library.calls.cadre_forward_free(self.plan)
+
+
+class Backward:
+    """Bundles, planned once; `run` puts the launches on the current stream."""
+
+    def __init__(
+        self, library: Library, heads: Heads, lines: list[Line], fixed: bool, launches: int = 1, blocks: int = 0
+    ) -> None:
+        self.library = library
+        shape = Shape(heads.query, heads.kv, heads.dim, 0, blocks, fixed, launches, heads.scale)
+        calls, table = library.calls, (Line * len(lines))(*lines)
+        self.plan = library.check(calls.cadre_backward_plan(library.gpu, library.stream(), shape, table, len(lines)))
+
+    def run(self, q, dout, k, v, lse, delta, dq, dk, dv) -> None:
+        it = self.library
+        tensors = places([q, dout, k, v, lse, delta, dq, dk, dv])
+        it.check(it.calls.cadre_backward_run(it.gpu, self.plan, it.stream(), tensors))
+
+    def __del__(self) -> None:
+        if getattr(self, "plan", None):
+            self.library.calls.cadre_backward_free(self.plan)
+
+
+def kept_pairs(lines: list[Line]) -> int:
+    """Pairs of query and key, of one head, that the masks keep."""
+    total = 0
+    for it in lines:
+        rows = it.rows_end - it.rows_begin
+        if it.mask == FULL:
+            total += rows * (it.keys_end - it.keys_begin)
+        elif it.mask == CAUSAL:
+            # Row r keeps keys up to r.
+            total += (it.rows_begin + 1 + it.rows_end) * rows // 2 - rows * it.keys_begin
+        else:
+            left = it.mask - 2
+            total += sum(r + 1 - max(r - left, it.keys_begin) for r in range(it.rows_begin, it.rows_end))
+    return total

@@ -1,0 +1,127 @@
+"""Speed of the GPU kernels beside their peers, in one run, by turns.
+
+In: batches. Out: rows of a report: seconds (median of turns), TFLOP/s by the pairs that masks keep (4·dim a pair and
+head forward, 10·dim backward), share of the matrix product measured in the same run, ratio to the best peer of the
+same promise. The backward time of peers includes Δ = rowsum(dO∘O), Cadre's takes it as an input, as its contract
+says; the time of dQ's scaling is in it. A peer whose O is not Cadre's is left out, and said.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from cases import Batch, Results, Tensors
+from correctness import error
+from ours import Backward, Forward, Library, kept_pairs
+from peers import candidates
+
+# Seconds of all turns of one kernel, and turns at least.
+TOGETHER, LEAST, MOST = 0.25, 3, 30
+
+
+def seconds_of(call: Callable[[], None]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def by_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """Each once unmeasured, then all by turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    first = {}
+    for name, call in calls.items():
+        call()
+        first[name] = seconds_of(call)
+    turns = max(LEAST, min(MOST, int(TOGETHER / max(first.values()))))
+    for _ in range(turns):
+        for name, call in calls.items():
+            times[name].append(seconds_of(call))
+    return times
+
+
+def matmul_peak() -> float:
+    """TFLOP/s of a bf16 product of 8192³ on random numbers, median."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    times = by_turns({"product": lambda: torch.mm(a, b, out=out)})["product"]
+    return 2 * 8192**3 / statistics.median(times) / 1e12
+
+
+def report(batch: Batch, direction: str, name: str, times: list[float], operations: float, peak: float) -> dict:
+    median = statistics.median(times)
+    rate = operations / median / 1e12
+    return {
+        "case": f"{batch.heads}, {batch.name}",
+        "direction": direction,
+        "kernel": name,
+        "seconds": median,
+        "spread": (max(times) - min(times)) / median,
+        "turns": len(times),
+        "tflops": rate,
+        "share_of_matmul": rate / peak,
+    }
+
+
+def add_ratios(rows: list[dict]) -> None:
+    """`ratio` above 1: Cadre is faster than the best peer; fixed order is compared with both kinds of peers."""
+    for row in rows:
+        if not row["kernel"].startswith("Cadre"):
+            continue
+        theirs = [it for it in rows if it["direction"] == row["direction"] and not it["kernel"].startswith("Cadre")]
+        fixed = [it for it in theirs if "deterministic" in it["kernel"]]
+        free = [it for it in theirs if "deterministic" not in it["kernel"]]
+        for field, peers in [("ratio", free), ("ratio_deterministic", fixed)]:
+            if peers:
+                best = min(peers, key=lambda it: it["seconds"])
+                row[field], row[f"{field}_peer"] = best["seconds"] / row["seconds"], best["kernel"]
+
+
+def measure(library: Library, batch: Batch, peak: float, say: Callable[[str], None]) -> Iterator[dict]:
+    tensors = Tensors.random(batch, library.device, 11)
+    results = Results.poisoned(batch, library.device)
+    t, r = tensors, results
+    begin = time.monotonic()
+    forward = Forward(library, batch.heads, batch.lines)
+    free = Backward(library, batch.heads, batch.lines, fixed=False)
+    fixed = Backward(library, batch.heads, batch.lines, fixed=True)
+    plan_seconds = time.monotonic() - begin
+    run_forward = lambda: forward.run(t.q, t.k, t.v, r.out, r.lse)  # noqa: E731
+    run_forward()
+    library.wait()
+    delta = torch.empty_like(r.lse)
+    for rows in range(0, batch.q_rows, 8192):  # in pieces: the f32 copies are large
+        own = slice(rows, rows + 8192)
+        delta[own] = (t.dout[own].float() * r.out[own].float()).sum(-1)
+    gradients = (t.q, t.dout, t.k, t.v, r.lse, delta, r.dq, r.dk, r.dv)
+    forwards = {"Cadre": run_forward}
+    backwards = {"Cadre": lambda: free.run(*gradients), "Cadre fixed order": lambda: fixed.run(*gradients)}
+    # Named once: the garbage of one peer must not be the other's shortage.
+    for name, make in candidates(batch):
+        try:
+            peer = make(batch, tensors)
+            peer.forward()
+            peer.backward()
+            torch.cuda.synchronize()
+        except Exception as why:
+            torch.use_deterministic_algorithms(False)
+            say(f"  no {name}: {str(why).splitlines()[0][:150]}")
+            continue
+        off = error(peer.out(), r.out)
+        if not off <= 2e-2:
+            say(f"  {name} computes something else (O is off by {off:.1e}): left out")
+            continue
+        if not peer.fixed_order:
+            forwards[name] = peer.forward
+        backwards[name] = peer.backward
+    pairs = kept_pairs(batch.lines) * batch.heads.query * batch.heads.dim
+    rows = []
+    for direction, calls, operations in [("forward", forwards, 4 * pairs), ("backward", backwards, 10 * pairs)]:
+        for name, times in by_turns(calls).items():
+            rows.append(report(batch, direction, name, times, operations, peak))
+    add_ratios(rows)
+    rows[0]["plan_seconds"] = plan_seconds
+    yield from rows

@@ -1,0 +1,145 @@
+//! One point of the grid on the GPU: a task forward, and as a bundle backward; and what a task costs beside its work.
+//!
+//! In: an open GPU and a point. Out: picoseconds of a query head, the fastest of several runs, timed by events of the GPU.
+//! Rows lie in its memory: copies are the links' matter. Enough heads run at once to fill all processors several times.
+//!
+//! dQ is summed in one order, as jobs that promise bits have it. Invariant: numbers are random, never zeros.
+
+use cadre_kernels::device::{
+    BackwardBundle, BackwardPlan, BackwardTensors, Buffer, Error, Event, ForwardPlan, ForwardTask,
+    ForwardTensors, Gpu, Keys, Order, QueryGradients, Shape, Stream, TaskRows,
+};
+use cadre_kernels::{Heads, Mask};
+use cadre_planner::Kept;
+use half::bf16;
+
+/// Query rows of the grid.
+pub(super) const ROWS: [u32; 4] = [128, 512, 2_048, 8_192];
+/// Keys beside those of the rows themselves.
+pub(super) const KEYS: [u32; 4] = [0, 2_048, 16_384, 65_536];
+const TURNS: usize = 5;
+/// Query heads a KV head.
+const GROUP: usize = 8;
+const TILE: usize = 128;
+/// Tasks of one row that are enough to tell what one costs.
+pub(super) const TASKS: u32 = 8_192;
+
+/// Picoseconds of a query head, forward and backward.
+pub(super) fn measure(
+    gpu: &Gpu,
+    head_dim: u16,
+    kept: Kept,
+    (rows, before): (u32, u32),
+) -> Result<[u64; 2], Error> {
+    let tiles = (rows as usize).div_ceil(TILE);
+    let kv = (8 * gpu.processors() as usize).div_ceil(tiles * GROUP).clamp(2, 64);
+    let heads = Heads { query: kv * GROUP, kv, dim: head_dim.into() };
+    let mask = match kept {
+        Kept::Causal => Mask::Causal,
+        Kept::Full => Mask::Full,
+    };
+    let all = rows + before;
+    let keys = Keys { document_rows: all, keys: 0..all, kv_row: 0 };
+    let part = TaskRows { rows: before..all, q_row: 0 };
+    let scale = f32::from(head_dim).powf(-0.5);
+    let (shape, stream) = (Shape::new(heads, scale), Stream::new(gpu)?);
+    let (queries, held) =
+        (rows as usize * heads.query * heads.dim, all as usize * heads.kv * heads.dim);
+    let upload = |seed, count| Buffer::of(&stream, &numbers(seed, count), "rows");
+    let (q, dout, k, v) =
+        (upload(1, queries)?, upload(2, queries)?, upload(3, held)?, upload(4, held)?);
+    let scalars = rows as usize * heads.query;
+    let mut out = Buffer::<bf16>::new(gpu, queries, "O")?;
+    let mut lse = Buffer::<f32>::new(gpu, scalars, "LSE")?;
+    let task = ForwardTask { mask, keys: keys.clone(), rows: part.clone() };
+    let mut forward = ForwardPlan::new(&stream, shape, &[task])?;
+    let forward = fastest(&stream, || {
+        let (q, k, v) = (q.slice(), k.slice(), v.slice());
+        let (out, lse) = (out.slice_mut(), lse.slice_mut());
+        forward.run(&stream, ForwardTensors { q, k, v, out, lse })
+    })?;
+    let mut dq = Buffer::<f32>::new(gpu, queries, "dQ")?;
+    let [mut dk, mut dv] = [Buffer::<f32>::new(gpu, held, "dK")?, Buffer::new(gpu, held, "dV")?];
+    // Any Δ takes as long.
+    let delta = Buffer::of(&stream, &vec![0.25; scalars], "Δ")?;
+    let bundle = BackwardBundle { mask, keys, dkv_row: 0, parts: vec![part] };
+    let mut backward = BackwardPlan::new(&stream, shape, &[bundle], Order::Fixed, 1)?;
+    let backward = fastest(&stream, || {
+        backward.run(
+            &stream,
+            BackwardTensors {
+                q: q.slice(),
+                dout: dout.slice(),
+                k: k.slice(),
+                v: v.slice(),
+                lse: lse.slice(),
+                delta: delta.slice(),
+                dq: QueryGradients::F32(dq.slice_mut()),
+                dk: dk.slice_mut(),
+                dv: dv.slice_mut(),
+            },
+        )
+    })?;
+    Ok([forward, backward].map(|it| ((it * 1e12 / heads.query as f64) as u64).max(1)))
+}
+
+/// Nanoseconds that one more task of one row costs a launch of `count`.
+pub(super) fn task(gpu: &Gpu, head_dim: u16, count: u32) -> Result<u64, Error> {
+    let heads = Heads { query: 1, kv: 1, dim: head_dim.into() };
+    let stream = Stream::new(gpu)?;
+    let tasks: Vec<_> = (0..count)
+        .map(|row| ForwardTask {
+            mask: Mask::Causal,
+            keys: Keys { document_rows: 1, keys: 0..1, kv_row: row },
+            rows: TaskRows { rows: 0..1, q_row: row },
+        })
+        .collect();
+    let elements = count as usize * heads.dim;
+    let rows = Buffer::of(&stream, &numbers(1, elements), "rows")?;
+    let mut out = Buffer::<bf16>::new(gpu, elements, "O")?;
+    let mut lse = Buffer::<f32>::new(gpu, count as usize, "LSE")?;
+    let mut plan = ForwardPlan::new(&stream, Shape::new(heads, 1.0), &tasks)?;
+    let seconds = fastest(&stream, || {
+        let (q, k, v) = (rows.slice(), rows.slice(), rows.slice());
+        plan.run(&stream, ForwardTensors { q, k, v, out: out.slice_mut(), lse: lse.slice_mut() })
+    })?;
+    Ok((seconds * 1e9 / f64::from(count)).ceil() as u64)
+}
+
+/// The fastest of several runs in seconds, after one that does not count.
+fn fastest(stream: &Stream, mut run: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+    run()?;
+    let mut best = f64::INFINITY;
+    for _ in 0..TURNS {
+        let start = Event::record(stream)?;
+        run()?;
+        let end = Event::record(stream)?;
+        end.wait()?;
+        best = best.min(end.seconds_since(&start)?);
+    }
+    Ok(best)
+}
+
+/// Numbers within ±1, the same for the same seed.
+fn numbers(seed: u32, count: usize) -> Vec<bf16> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs a GPU, or the emulated driver on the library path"]
+    fn a_point_and_a_task_take_time() {
+        let gpu = Gpu::open(0).expect("a GPU");
+        let [forward, backward] = measure(&gpu, 64, Kept::Causal, (128, 0)).expect("a point");
+        assert!(forward > 1 && backward > 1);
+        assert!(task(&gpu, 64, 32).expect("tasks") > 0);
+    }
+}

@@ -1,0 +1,127 @@
+//! `cadre run` and `cadre calibrate` over a driver library whose GPU is emulated (`kernels/emulation/driver.cpp`).
+//!
+//! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; a server whose
+//! GPU is lost leaves with the reason, and the job goes on. Says nothing of speed, nor of a real driver.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// The folder of the emulated driver; none in a build without GPU kernels.
+fn driver() -> Option<&'static Path> {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return None;
+    }
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver-of-cli");
+        std::fs::create_dir_all(&folder).expect("the test's own folder");
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+        let done = Command::new(&compiler)
+            .args(["-std=c++17", "-O1", "-DCADRE_EMULATION", "-fPIC", "-shared", "-I"])
+            .arg(kernels.join("emulation"))
+            .arg("-I")
+            .arg(kernels.join("cuda"))
+            .arg(kernels.join("emulation/driver.cpp"))
+            .arg("-o")
+            .arg(folder.join("libcuda.so"))
+            .status()
+            .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
+        assert!(done.success());
+        folder
+    });
+    Some(folder)
+}
+
+/// Runs the job; `engine` of trainer and servers.
+fn run(
+    place: &Path,
+    name: &str,
+    engine: &str,
+    servers: u32,
+    lost: Option<&str>,
+) -> (Output, Vec<Value>) {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible");
+    let text = include_str!("../../bench/gpu/job.yaml")
+        .replace("SERVERS", &servers.to_string())
+        .replace("IN_PLACE", if servers == 0 { "true" } else { "false" })
+        .replace("ENGINE", engine)
+        .replace("DATA", &data.display().to_string())
+        .replace("STEPS", "2")
+        .replace("TOKENS", "128")
+        .replace("--threads=8", "--threads=1");
+    let job = place.join(format!("{name}.yaml"));
+    std::fs::write(&job, text).expect("a small file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
+    command.arg("run").arg("-f").arg(job).arg("--out").arg(place.join(name)).arg("--json");
+    command.env("LD_LIBRARY_PATH", driver().expect("checked by the caller"));
+    if let Some(launches) = lost {
+        command.env("CADRE_EMULATED_LOST", launches);
+    }
+    let output = command.output().expect("the binary starts");
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let events = lines.lines().filter_map(|it| serde_json::from_str(it).ok()).collect();
+    (output, events)
+}
+
+fn losses(events: &[Value]) -> Vec<(String, f64)> {
+    let steps = events.iter().filter(|it| it["event"] == "step");
+    let loss = |it: &Value| {
+        (it["loss_bits"].as_str().unwrap_or("").to_owned(), it["loss"].as_f64().unwrap_or(f64::NAN))
+    };
+    steps.map(loss).collect()
+}
+
+#[test]
+fn a_job_trains_on_the_gpu_in_place_and_on_servers() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let of = |name, engine, servers| {
+        let (output, events) = run(place.path(), name, engine, servers, None);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{name}: {said}");
+        let losses = losses(&events);
+        assert_eq!(losses.len(), 2, "{name}: {said}");
+        losses
+    };
+    let (cpu, home, servers) = (of("cpu", "cpu", 0), of("home", "gpu", 0), of("pool", "gpu", 2));
+    assert_eq!(home[0].0, servers[0].0, "a forward row's bits depend on its document alone");
+    assert_ne!(home[0].0, cpu[0].0, "nothing was computed on the GPU");
+    for (gpu, cpu) in home.iter().chain(&servers).zip(cpu.iter().chain(&cpu)) {
+        assert!((gpu.1 - cpu.1).abs() < 5e-3, "{gpu:?} {cpu:?}");
+    }
+}
+
+#[test]
+fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let (output, events) = run(place.path(), "lost", "gpu", 2, Some("60"));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let notices = || events.iter().filter_map(|it| it["text"].as_str());
+    assert!(notices().any(|it| it.contains("leaves: the GPU is lost")), "{said}");
+    assert!(notices().any(|it| it.contains("its work moves")), "{said}");
+    assert!(output.status.success() && losses(&events).len() == 2, "{said}");
+}
+
+#[test]
+fn a_gpu_that_is_demanded_and_not_there_is_refused() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(["calibrate", "--engine=gpu", "--out"])
+        .arg(place.path().join("costs.json"))
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .expect("the binary starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--engine gpu: "), "{said}");
+}

@@ -1,0 +1,233 @@
+//! Which kernels a process computes with: those of its GPU where they fit, those of the CPU otherwise.
+//!
+//! In: a [`Choice`], then tasks and bundles in the memory of the host. Out: their results. A launch goes to the GPU as a
+//! whole or not at all: head dims without a GPU kernel and f32 rows are computed on the CPU, and [`Engine::unfit`] says why.
+//!
+//! It keeps no state between launches but memory to use again. Invariant: which kernels run depends on shape and type alone,
+//! so processes with one [`Engine::numerics_id`] compute the same bits.
+
+use crate::cubins::CUBINS;
+use crate::device::host::HostRows;
+use crate::device::{self, Gpu, Order, Refusal};
+use crate::{Backward, Error, Forward, Heads, Threads, backward, check, cpu, forward, numerics_id};
+
+/// What a process is asked to compute with.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Choice {
+    /// The GPU, if there is one that the kernels are for.
+    #[default]
+    Auto,
+    /// The CPU, whatever there is.
+    Cpu,
+    /// The GPU, or nothing.
+    Gpu,
+}
+
+/// Why a launch gave nothing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum EngineError {
+    /// No engine takes it.
+    #[error(transparent)]
+    Refused(#[from] Error),
+    /// The GPU failed.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+impl EngineError {
+    /// Whether this process can compute nothing more.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Device(error) if error.is_lost())
+    }
+}
+
+/// Kernels, and what they need to run.
+#[derive(Debug)]
+pub struct Engine {
+    threads: Threads,
+    gpu: Option<HostRows>,
+    order: Order,
+    /// Why there is no GPU.
+    without: Option<device::Error>,
+    /// Why the first launch that did not go to the GPU did not.
+    unfit: Option<Refusal>,
+}
+
+/// Cost of a launch in pairs × query heads × dim: some tens of milliseconds of one CPU core, some milliseconds of a GPU.
+const CPU_LAUNCH: u64 = 1 << 30;
+const GPU_LAUNCH: u64 = 1 << 40;
+
+impl Engine {
+    /// The kernels of the CPU.
+    pub fn cpu(threads: Threads) -> Self {
+        Self { threads, gpu: None, order: Order::Fixed, without: None, unfit: None }
+    }
+
+    /// What `choice` says; `threads` are those of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no GPU, where one is demanded.
+    pub fn choose(choice: Choice, threads: Threads) -> Result<Self, device::Error> {
+        let open = || HostRows::new(&Gpu::open(0)?, Order::Fixed);
+        match choice {
+            Choice::Cpu => Ok(Self::cpu(threads)),
+            Choice::Gpu => Ok(Self { gpu: Some(open()?), ..Self::cpu(threads) }),
+            Choice::Auto => Ok(match open() {
+                Ok(gpu) => Self { gpu: Some(gpu), ..Self::cpu(threads) },
+                Err(error) => Self { without: Some(error), ..Self::cpu(threads) },
+            }),
+        }
+    }
+
+    /// The same kernels with a stream and memory of their own, for another thread.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's.
+    pub fn another(&self) -> Result<Self, device::Error> {
+        let gpu = self.gpu.as_ref();
+        let gpu = gpu.map(|it| HostRows::new(it.stream().gpu(), self.order)).transpose()?;
+        Ok(Self {
+            gpu,
+            order: self.order,
+            without: self.without.clone(),
+            ..Self::cpu(self.threads)
+        })
+    }
+
+    /// Whether dQ is summed in one order, so that its bits are promised; the CPU always does.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's.
+    pub fn reproducible(mut self, reproducible: bool) -> Result<Self, device::Error> {
+        self.order = if reproducible { Order::Fixed } else { Order::Arrival };
+        if let Some(gpu) = &self.gpu {
+            self.gpu = Some(HostRows::new(gpu.stream().gpu(), self.order)?);
+        }
+        Ok(self)
+    }
+
+    /// The GPU, if one computes.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref().map(|it| it.stream().gpu())
+    }
+
+    /// What computes, in words, for a log.
+    pub fn description(&self) -> String {
+        let cpu = format!("CPU, {}, threads: {}", cpu::instruction_set(), self.threads.0);
+        match (&self.gpu, &self.without) {
+            (Some(gpu), _) => {
+                format!("GPU {}; what has no GPU kernel on {cpu}", gpu.stream().gpu().name())
+            }
+            (None, Some(why)) => format!("{cpu}; no GPU: {why}"),
+            (None, None) => cpu,
+        }
+    }
+
+    /// Names what the bits depend on: as [`numerics_id`], and the GPU kernels where they are used.
+    pub fn numerics_id(&self) -> String {
+        let cpu = numerics_id();
+        if self.gpu.is_none() {
+            return cpu;
+        }
+        let mut digest = xxhash_rust::xxh3::Xxh3::new();
+        for cubin in CUBINS {
+            digest.update(cubin.bytes);
+        }
+        format!("{cpu}, gpu sm_90a {:016x}", digest.digest())
+    }
+
+    /// Whether rows with these heads, bf16 or not, are computed on the GPU.
+    pub fn is_on_gpu(&self, heads: Heads, bf16: bool) -> bool {
+        self.gpu.is_some() && bf16 && matches!(heads.dim, 64 | 128 | 256)
+    }
+
+    /// Cost at which a launch is long enough, in pairs × query heads × dim.
+    pub fn launch_cost(&self, heads: Heads, bf16: bool) -> u64 {
+        if self.is_on_gpu(heads, bf16) { GPU_LAUNCH } else { CPU_LAUNCH }
+    }
+
+    /// Why some launch went to the CPU although there is a GPU; told once.
+    pub fn unfit(&mut self) -> Option<Refusal> {
+        self.unfit.take()
+    }
+
+    /// As [`crate::forward`].
+    ///
+    /// # Errors
+    ///
+    /// The first task that no engine takes, before anything is computed; or the GPU's.
+    pub fn forward(&mut self, tasks: &mut [Forward<'_>]) -> Result<(), EngineError> {
+        for (task, it) in tasks.iter().enumerate() {
+            check::forward(task, it)?;
+        }
+        let fits = |(task, it)| device::host::fits_forward(task, it);
+        if let Some(gpu) = &mut self.gpu {
+            match tasks.iter().enumerate().try_for_each(fits) {
+                Ok(()) => return Ok(gpu.forward(tasks)?),
+                Err(refusal) => self.unfit = self.unfit.take().or(Some(refusal)),
+            }
+        }
+        Ok(forward(tasks, self.threads)?)
+    }
+
+    /// As [`crate::backward`]; the GPU takes whole bundles only.
+    ///
+    /// # Errors
+    ///
+    /// The first bundle that no engine takes, before anything is computed; or the GPU's.
+    pub fn backward(&mut self, bundles: &mut [Backward<'_>]) -> Result<(), EngineError> {
+        for (bundle, it) in bundles.iter().enumerate() {
+            check::backward(bundle, it)?;
+        }
+        let fits = |(bundle, it)| device::host::fits_backward(bundle, it);
+        if let Some(gpu) = &mut self.gpu {
+            match bundles.iter().enumerate().try_for_each(fits) {
+                Ok(()) => return Ok(gpu.backward(bundles)?),
+                // Some key tiles of a bundle that the GPU could do would be other bits here.
+                Err(refusal @ Refusal::KeyTiles { .. }) => {
+                    return Err(EngineError::Device(refusal.into()));
+                }
+                #[allow(clippy::wildcard_enum_match_arm)]
+                Err(refusal) => self.unfit = self.unfit.take().or(Some(refusal)),
+            }
+        }
+        Ok(backward(bundles, self.threads)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_is_taken_where_it_is_asked_for_and_says_so() {
+        let engine = Engine::choose(Choice::Cpu, Threads::ONE).unwrap();
+        assert!(engine.description().starts_with("CPU"));
+        assert_eq!(engine.numerics_id(), numerics_id());
+        assert!(!engine.is_on_gpu(Heads { query: 1, kv: 1, dim: 64 }, true));
+        assert_eq!(engine.another().unwrap().numerics_id(), numerics_id());
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_computes_on_the_cpu_unless_the_gpu_is_demanded() {
+        let engine = Engine::choose(Choice::Auto, Threads::ONE).unwrap();
+        match Engine::choose(Choice::Gpu, Threads::ONE) {
+            Ok(gpu) => assert_eq!(engine.numerics_id(), gpu.numerics_id()),
+            Err(why) => {
+                assert!(engine.description().contains(&why.to_string()), "{why}");
+                assert_eq!(engine.numerics_id(), numerics_id());
+            }
+        }
+    }
+
+    #[test]
+    fn a_launch_that_no_engine_takes_is_refused() {
+        let mut engine = Engine::cpu(Threads::ONE);
+        assert_eq!(engine.forward(&mut []), Ok(()));
+        assert_eq!(engine.backward(&mut []), Ok(()));
+        assert_eq!(engine.unfit(), None);
+    }
+}
