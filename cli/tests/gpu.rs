@@ -11,11 +11,11 @@ use serde_json::Value;
 
 /// The folder of the emulated driver; none in a build without GPU kernels.
 fn driver() -> Option<&'static Path> {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     if cadre_kernels::cubins::CUBINS.is_empty() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return None;
     }
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver-of-cli");
         std::fs::create_dir_all(&folder).expect("the test's own folder");
@@ -104,7 +104,8 @@ fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
         return;
     }
     let place = tempfile::tempdir().expect("a temporary folder");
-    let (output, events) = run(place.path(), "lost", "gpu", 2, Some("60"));
+    // A step has 24 launches, all of them on one server: it is lost in the second step.
+    let (output, events) = run(place.path(), "lost", "gpu", 2, Some("30"));
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let notices = || events.iter().filter_map(|it| it["text"].as_str());
     assert!(notices().any(|it| it.contains("leaves: the GPU is lost")), "{said}");

@@ -221,12 +221,6 @@ END CALL(cuModuleGetFunction, void** function, void*, const char* name) for (Ker
     if (!strcmp(it.name, name)) return *function = &it, kSuccess;
 }
 return kNotFound;
-END CALL(cuModuleGetGlobal_v2, uint64_t* address, size_t* bytes, void*, const char* name) for (Kernel& it : kernels()) {
-    if (std::string(it.name) + "_launch" != name) continue;
-    *address = reinterpret_cast<uint64_t>(&it.launch), *bytes = sizeof it.launch;
-    return kSuccess;
-}
-return kNotFound;
 END CALL(cuFuncSetAttribute, void* function, int attribute, int value)
     // 8: the most dynamic shared memory.
     const Kernel& it = *static_cast<Kernel*>(function);

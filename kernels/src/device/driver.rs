@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::error::{Error, is_fatal};
 use super::tables::Launch;
-use crate::cubins::CUBINS;
+use crate::cubins::{CUBINS, Cubin};
 
 /// CUDA of the kernels' compiler, as the driver counts.
 const NEEDED: i32 = 13_000;
@@ -93,14 +93,14 @@ impl Gpu {
     ///
     /// No driver, an old one, no such GPU, one that is no Hopper, or a build without kernels.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
-        Self::opened(ordinal).map_err(|error| match error {
-            // A driver without a GPU answers so, and what was never had is not lost.
-            Error::Lost { code: 100, .. } => Error::NoDevice { ordinal, count: 0 },
-            Error::Lost { call, after, name, code, text } => {
-                Error::Call { call, after, name, code, text }
+        Self::opened(ordinal).map_err(|error| {
+            // What was never had is not lost.
+            let Error::Lost { call, after, name, code, text } = error else { return error };
+            // A driver without a GPU answers so.
+            if code == 100 {
+                return Error::NoDevice { ordinal, count: 0 };
             }
-            #[allow(clippy::wildcard_enum_match_arm)]
-            error => error,
+            Error::Call { call, after, name, code, text }
         })
     }
 
@@ -220,33 +220,23 @@ impl Inner {
             call("cuModuleLoadData", || format!(", {file}.cubin"), code)?;
             self.modules.push(module);
             for name in names {
-                self.kernels.push(kernel(module, name)?);
+                self.kernels.push(kernel(module, cubin, name)?);
             }
         }
         Ok(())
     }
 }
 
-fn kernel(module: sys::CUmodule, name: &'static str) -> Result<Kernel, Error> {
+fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Kernel, Error> {
     let after = || format!(", {name}");
-    let text = |text: String| CString::new(text).expect("names of kernels hold no 0");
     let mut function = std::ptr::null_mut();
-    let entry = text(name.to_owned());
+    let entry = CString::new(name).expect("names of kernels hold no 0");
     // SAFETY: the module is loaded, the name ends with 0.
     let code = unsafe { sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()) };
     call("cuModuleGetFunction", after, code)?;
-    let (mut address, mut bytes, mut launch) = (0, 0, Launch::default());
-    let constant = text(format!("{name}_launch"));
-    // SAFETY: as above.
-    let code = unsafe {
-        sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, constant.as_ptr())
-    };
-    call("cuModuleGetGlobal", after, code)?;
-    assert_eq!(bytes, size_of::<Launch>(), "{name}_launch is what the host takes it for");
-    let to = (&raw mut launch).cast::<c_void>();
-    // SAFETY: `bytes` bytes of a constant into a struct of that size, any bytes of which are a value.
-    let code = unsafe { sys::cuMemcpyDtoH_v2(to, address, bytes) };
-    call("cuMemcpyDtoH", after, code)?;
+    let [threads, shared_bytes, rows, keys] =
+        cubin.constant(&format!("{name}_launch")).ok_or(Error::NoKernels)?;
+    let launch = Launch { threads, shared_bytes, rows, keys };
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a loaded function; the driver refuses what it does not have.
     let code = unsafe { sys::cuFuncSetAttribute(function, attribute, launch.shared_bytes) };
