@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 #[cfg(feature = "cluster")]
-use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions};
+use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
 use crate::simulate::SimulateOptions;
 
 /// Runs core attention of long-context training on a pool of attention servers.
@@ -43,6 +43,9 @@ pub(crate) enum Command {
     /// Say why a pool or a job is as it is, from the object down to the cause, and what to do.
     #[cfg(feature = "cluster")]
     Explain(ExplainOptions),
+    /// Show how busy the servers of pools are, now.
+    #[cfg(feature = "cluster")]
+    Top(TopOptions),
     /// Print the logs of a pool's servers or a job's trainers.
     #[cfg(feature = "cluster")]
     Logs(LogsOptions),

@@ -61,6 +61,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "cluster")]
         Command::Explain(options) => answer(cluster::explain_object(&options)),
         #[cfg(feature = "cluster")]
+        Command::Top(options) => answer(cluster::top(&options)),
+        #[cfg(feature = "cluster")]
         Command::Logs(options) => answer(cluster::logs(&options)),
         #[cfg(feature = "cluster")]
         Command::Bundle(options) => answer(cluster::bundle(&options)),

@@ -1,4 +1,4 @@
-//! What a cluster says about pools and jobs: why one waits, how all are, their logs, and all of it in one file.
+//! What a cluster says about pools and jobs: why one waits, how all are, how busy servers are, their logs, and all of it in one file.
 //!
 //! In: what the API server has, read once. Out: text and archives for people. Changes nothing in the cluster.
 //!
@@ -8,7 +8,7 @@
 //!            └─────▶ bundle (archive), with logs
 //! ```
 //!
-//! Only [`read`], [`logs`] and the log part of [`bundle`] talk to the API server; all else is a function of [`Seen`].
+//! Only [`read`], [`logs`], [`top`] and the log part of [`bundle`] talk to the API server; all else is a function of [`Seen`].
 
 pub mod bundle;
 pub mod explain;
@@ -17,6 +17,7 @@ pub mod logs;
 pub mod read;
 mod seen;
 pub mod status;
+pub mod top;
 
 pub use explain::{Finding, Verdict};
 pub use read::Error;

@@ -27,7 +27,7 @@ const EVENTS: u32 = 5_000;
 /// Objects a page.
 const PAGE: u32 = 500;
 /// Label of the operator's own pods.
-const OPERATOR: &str = "app.kubernetes.io/name=cadre-operator";
+pub(crate) const OPERATOR: &str = "app.kubernetes.io/name=cadre-operator";
 
 /// Why a cluster says nothing.
 #[derive(Debug, thiserror::Error)]

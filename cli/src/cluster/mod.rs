@@ -1,4 +1,4 @@
-//! `cadre status`, `explain`, `logs` and `bundle`: what a cluster says about pools and jobs.
+//! `cadre status`, `explain`, `top`, `logs` and `bundle`: what a cluster says about pools and jobs.
 //!
 //! In: options, a kubeconfig. Out: text. Changes nothing in the cluster. The answers are `cadre-cluster`'s; here is only
 //! where they go. Installed as `kubectl-cadre` it is `kubectl cadre`.
@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use cadre_cluster::explain::explain;
 use cadre_cluster::logs::Wanted;
 use cadre_cluster::read::{Cluster, Scope};
-use cadre_cluster::{Target, bundle, logs, status};
+use cadre_cluster::{Target, bundle, logs, status, top};
 
 pub(crate) use self::options::{
-    BundleOptions, ClusterOptions, ExplainOptions, LogsOptions, StatusOptions,
+    BundleOptions, ClusterOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions,
 };
 
 /// Why there is no answer.
@@ -54,6 +54,22 @@ pub(crate) fn explain_object(options: &ExplainOptions) -> Result<String, Error> 
         let found = explain(&seen, &cluster.namespace, &options.object).map_err(Error::Missing)?;
         let unread = seen.unread.iter().map(|it| format!("not read: {it}\n"));
         Ok(found.text() + &unread.collect::<String>())
+    })
+}
+
+pub(crate) fn top(options: &TopOptions) -> Result<String, Error> {
+    run(async {
+        let cluster = connect(&options.cluster, options.all_namespaces).await?;
+        let home = (!options.all_namespaces).then_some(cluster.namespace.as_str());
+        loop {
+            let text = top::table(&top::read(&cluster).await?, home);
+            let Some(seconds) = options.watch else { return Ok(text) };
+            // Clears the screen; a reader that has gone away wants no more.
+            if write!(std::io::stdout(), "\x1b[2J\x1b[H{text}").is_err() {
+                return Ok(String::new());
+            }
+            tokio::time::sleep(std::time::Duration::from_secs(seconds.get().into())).await;
+        }
     })
 }
 

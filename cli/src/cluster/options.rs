@@ -68,3 +68,16 @@ pub(crate) struct BundleOptions {
     #[arg(short, long, value_name = "FILE", default_value = "cadre-bundle.tar.gz")]
     pub(crate) out: PathBuf,
 }
+
+/// Options of `cadre top`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TopOptions {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterOptions,
+    /// All namespaces.
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub(crate) all_namespaces: bool,
+    /// Again every so many seconds, until it is interrupted.
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
+    pub(crate) watch: Option<std::num::NonZeroU32>,
+}
