@@ -8,24 +8,37 @@ use cadre_crds::contract::FINALIZER;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 
 use crate::apply::finalizers;
 use crate::caches::scoped;
+use crate::error::Error;
 
 pub(crate) async fn all(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
     let pools: Api<AttentionPool> = scoped(client, namespace);
     let found = pools.list_metadata(&ListParams::default()).await?;
     for PartialObjectMeta { metadata, .. } in found {
-        let guarded = metadata.finalizers.iter().flatten().any(|it| it == FINALIZER);
-        if guarded {
-            let pool = AttentionPool {
-                metadata: ObjectMeta { resource_version: None, ..metadata },
-                ..AttentionPool::default()
-            };
-            finalizers(client, &pool, false).await?;
-            tracing::info!("pool {} is free to go", pool.name_any());
+        let api: Api<AttentionPool> = scoped(client, metadata.namespace.as_deref());
+        let name = metadata.name.clone().unwrap_or_default();
+        let mut now = Some(metadata);
+        // Who changed the object meanwhile is not overwritten: it is read again.
+        while let Some(metadata) = now.filter(is_guarded) {
+            let pool = AttentionPool { metadata, ..AttentionPool::default() };
+            match finalizers(client, &pool, false).await {
+                Ok(()) => {
+                    tracing::info!("pool {name} is free to go");
+                    break;
+                }
+                Err(Error::Stale) => {
+                    now = api.get_metadata_opt(&name).await?.map(|it| it.metadata);
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     Ok(())
+}
+
+fn is_guarded(metadata: &ObjectMeta) -> bool {
+    metadata.finalizers.iter().flatten().any(|it| it == FINALIZER)
 }

@@ -58,13 +58,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         ensure!(known.len() > 5, "{name} has {} manifests", known.len());
         cluster
             .kubectl_with(
-                &[
-                    "apply",
-                    "--dry-run=server",
-                    "--validate=strict",
-                    "--namespace",
-                    SYSTEM_NAMESPACE,
-                ],
+                &["apply", "--dry-run=server", "--validate=strict"],
                 &known.join("\n---\n"),
             )
             .with_context(|| format!("the API server about {name}"))?;
@@ -98,7 +92,9 @@ fn least_rights(cluster: &Cluster) -> Result<()> {
     let operator = format!("--as=system:serviceaccount:{SYSTEM_NAMESPACE}:cadre-operator");
     let may = |verb: &str, resource: &str| -> Result<bool> {
         let mut command = cluster.kubectl_command()?;
-        command.args(["auth", "can-i", verb, resource, "--namespace", "team-a", &operator]);
+        let (resource, part) = resource.split_once('/').unwrap_or((resource, ""));
+        let part = format!("--subresource={part}");
+        command.args(["auth", "can-i", verb, resource, &part, "--namespace", "team-a", &operator]);
         let said = command.output().context("kubectl auth can-i")?;
         Ok(String::from_utf8_lossy(&said.stdout).trim() == "yes")
     };

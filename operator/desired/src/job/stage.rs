@@ -148,8 +148,9 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     next(observed, restarts, after, now)
 }
 
-/// Whether the queue has taken an attempt back that it had let run.
-fn was_taken_back(observed: &Observed, newest: &Attempt<'_>) -> bool {
+/// Whether the queue has taken an attempt back that it had let run. That it had is known from the status,
+/// which therefore goes on saying so until the attempt is gone.
+pub(crate) fn was_taken_back(observed: &Observed, newest: &Attempt<'_>) -> bool {
     let Some(status) = &observed.job.status else { return false };
     label(&observed.job.metadata, LABEL_QUEUE).is_some()
         && newest.is_suspended()

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of};
+use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of, was_taken_back};
 use crate::action::Applied;
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
@@ -43,7 +43,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
     }
     let generation = observed.job.metadata.generation;
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
-    conditions.set("Admitted", admitted(&stage, newest.as_ref()));
+    conditions.set("Admitted", admitted(observed, &stage, newest.as_ref()));
     let pods = pods(observed, newest.as_ref());
     let wanted = observed.job.spec.nodes as usize;
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
@@ -89,12 +89,17 @@ fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod
     pods
 }
 
-fn admitted(stage: &Stage, newest: Option<&Attempt<'_>>) -> Said {
+fn admitted(observed: &Observed, stage: &Stage, newest: Option<&Attempt<'_>>) -> Said {
     match (stage, newest) {
         (Stage::Suspended, _) => said(false, "Suspended", "spec.suspend is true"),
         (Stage::Invalid(_) | Stage::Blocked(_), _) | (_, None) => {
             said(false, "NotStarted", "no attempt has been made")
         }
+        (_, Some(newest)) if was_taken_back(observed, newest) => said(
+            true,
+            "TakenBack",
+            "the queue has taken the attempt back; it ends, and the next one waits",
+        ),
         (_, Some(newest)) if newest.is_suspended() => {
             said(false, "Queued", "the queue has not admitted the attempt yet")
         }
