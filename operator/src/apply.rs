@@ -96,15 +96,13 @@ where
         }
         Action::Delete(which) => match which.kind {
             Kind::Pod => {
-                if let Some(pod) = delete::<Pod>(client, &namespace, &which).await? {
-                    context.recent_pods.wrote(pod, Instant::now());
-                }
+                let left = delete::<Pod>(client, &namespace, &which).await?;
+                context.recent_pods.deleted(&which.uid, left, Instant::now());
                 Ok(())
             }
             Kind::Job => {
-                if let Some(job) = delete::<Job>(client, &namespace, &which).await? {
-                    context.recent_jobs.wrote(job, Instant::now());
-                }
+                let left = delete::<Job>(client, &namespace, &which).await?;
+                context.recent_jobs.deleted(&which.uid, left, Instant::now());
                 Ok(())
             }
             Kind::Service => delete::<Service>(client, &namespace, &which).await.map(drop),

@@ -36,5 +36,5 @@ pub(crate) async fn reconcile(
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
     report::status(&context, object, old, &status, conditions).await?;
-    Ok(again(decision.again))
+    Ok(again(decision.again, context.recent_jobs.waits()))
 }

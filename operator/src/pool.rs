@@ -12,6 +12,7 @@ use kube::runtime::controller::Action;
 use crate::caches::Guarded;
 use crate::context::Context;
 use crate::error::Error;
+use crate::recent::LIFE;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(
@@ -41,13 +42,16 @@ pub(crate) async fn reconcile(
     if object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(again(decision.again))
+    Ok(again(decision.again, context.recent_pods.waits()))
 }
 
-/// Looks again after so many seconds, or at the next change.
-pub(crate) fn again(seconds: Option<i64>) -> Action {
-    match seconds.and_then(|it| u64::try_from(it).ok()) {
-        Some(seconds) => Action::requeue(Duration::from_secs(seconds)),
+/// Looks again after so many seconds, or at the next change. A write that the cache never sees is no change,
+/// so while one `waits` the next look comes when it is forgotten.
+pub(crate) fn again(seconds: Option<i64>, waits: bool) -> Action {
+    let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
+    let forgotten = waits.then_some(LIFE);
+    match wanted.into_iter().chain(forgotten).min() {
+        Some(pause) => Action::requeue(pause),
         None => Action::await_change(),
     }
 }

@@ -4,17 +4,20 @@
 //! both. Without it a second look, before the watch has caught up, would do everything twice.
 //!
 //! An object leaves as soon as the cache has the same version or a newer one, and at the latest after
-//! [`LIFE`]: it may have been gone before the cache saw it.
+//! [`LIFE`]: it may have been gone before the cache saw it. One that we deleted leaves as soon as the cache
+//! has none: the watch may be past its deletion before anybody looks. Who has looked while [`Recent::waits`]
+//! looks again after [`LIFE`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::Metadata;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 
 /// Longest time that a write is remembered.
-const LIFE: Duration = Duration::from_secs(30);
+pub(crate) const LIFE: Duration = Duration::from_secs(30);
 
 /// Writes of one kind, by uid.
 #[derive(Debug)]
@@ -36,6 +39,26 @@ impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
         written.insert(uid, (now, Arc::new(object)));
     }
 
+    /// Remembers what the API server returned for a delete; nothing, if the object was gone at once.
+    pub(crate) fn deleted(&self, uid: &str, left: Option<K>, now: Instant) {
+        match left {
+            Some(mut object) => {
+                let going = &mut object.metadata_mut().deletion_timestamp;
+                going.get_or_insert_with(|| Time(Timestamp::now()));
+                self.wrote(object, now);
+            }
+            None => {
+                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+                written.remove(uid);
+            }
+        }
+    }
+
+    /// Whether there are writes that no look has found in its cache yet.
+    pub(crate) fn waits(&self) -> bool {
+        !self.written.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Objects of a cache, corrected by the writes that it has not seen; `ours` says which writes
     /// belong to them.
     pub(crate) fn correct(
@@ -55,12 +78,17 @@ impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
                 *object = newer.clone();
             }
         }
-        for (uid, (_, object)) in written.iter() {
+        written.retain(|uid, (_, object)| {
             let unseen = cached.iter().all(|it| it.metadata().uid.as_ref() != Some(uid));
-            if unseen && ours(object) {
-                cached.push(object.clone());
+            if !unseen || !ours(object) {
+                return true;
             }
-        }
+            if object.metadata().deletion_timestamp.is_some() {
+                return false;
+            }
+            cached.push(object.clone());
+            true
+        });
         cached
     }
 }
@@ -105,5 +133,9 @@ mod tests {
         assert_eq!(look(vec![pod("a", 10)], start), "a10", "b is gone");
         recent.wrote(pod("c", 11), start);
         assert_eq!(look(vec![], start + LIFE), "", "c was gone before it was seen");
+        assert!(!recent.waits());
+        recent.deleted("d", Some(pod("d", 12)), start);
+        assert_eq!(look(vec![pod("d", 10)], start), "d12", "d is on its way out");
+        assert_eq!(look(vec![], start), "", "d is gone, and no ghost of it stays");
     }
 }

@@ -81,7 +81,14 @@ async fn replaced(cluster: &Cluster) -> Result<()> {
         let other = now.len() == 8 && ready == 8 && now.iter().all(|it| !before.contains(it));
         Ok(other.then_some(now))
     })
-    .await?;
+    .await;
+    if after.is_err() {
+        println!(
+            "{}",
+            cluster.kubectl(&["get", "attnpool", "p", "--namespace", HERE, "-o", "yaml"])?
+        );
+    }
+    let after = after?;
     ensure!(least >= 7, "only {least} of 8 servers were ready at a time");
     ensure!(after.len() == 8, "{after:?}");
     status(cluster, "eight servers ready", |it| it.ready == 8).await.map(drop)

@@ -92,6 +92,15 @@ fn inner(folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
+/// What there is when a promise is broken.
+fn show(cluster: &Cluster) {
+    let kinds = "nodes,attnpool,cadjob,jobs,pods";
+    match cluster.kubectl(&["get", kinds, "--all-namespaces", "--output=wide"]) {
+        Ok(table) => println!("{table}"),
+        Err(error) => println!("{error:#}"),
+    }
+}
+
 async fn keep_all(folder: &Path, chosen: &[&Promise], failed: &mut Vec<String>) -> Result<()> {
     let began = Instant::now();
     let mut cluster = Cluster::start(folder).await.context("the control plane")?;
@@ -104,6 +113,7 @@ async fn keep_all(folder: &Path, chosen: &[&Promise], failed: &mut Vec<String>) 
             Ok(Ok(())) => println!("promise {:<28} kept   {seconds:>6.1} s", promise.name),
             Ok(Err(error)) => {
                 println!("promise {:<28} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
+                show(&cluster);
                 failed.push(promise.name.to_owned());
             }
             // The panic has said why.
