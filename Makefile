@@ -42,6 +42,7 @@ gpu-check: ## pack checks, bench and training runs for a GPU into target/gpu-che
 
 bench: ## run every bench beside its peer, write target/bench/NAME.json, print a table
 	@scripts/machine rust python
+	cargo build --release --locked -p cadre -p cadre-operator
 	@bench/run
 
 soak: ## simulation and properties with new seeds and many more cases (SOAK_STEPS, SOAK_CASES)

@@ -92,7 +92,7 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
 }
 
 /// Whether the machine has cgroup version 2 alone.
-pub(crate) fn is_version_2() -> bool {
+pub fn is_version_2() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
