@@ -233,7 +233,7 @@ def main() -> int:
         for _, make in todo[:early]:
             one(make)
     steps, tokens = (1, 128) if asked.dry else (4, 2048)
-    section("training runs", limit * 0.8, lambda: end_to_end.check(HERE, steps, tokens, 120.0), checks)
+    section("training runs", limit * 0.8, lambda: end_to_end.check(HERE, steps, tokens, 60.0), checks)
     if not asked.dry:
         section("cadre calibrate", limit * 0.9, lambda: calibrate(asked.out, peak), checks)
         for _, make in todo[early:]:
