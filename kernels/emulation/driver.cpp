@@ -109,6 +109,12 @@ std::vector<Kernel>& kernels() {
     return all;
 }
 
+// NaN as f32 and as bf16, and as a counter more than any list is long.
+void poison(uint8_t* to, size_t bytes) {
+    constexpr uint32_t kNan = 0x7FC07FC0;
+    for (size_t i = 0; i < bytes; i += 4) memcpy(to + i, &kNan, std::min<size_t>(4, bytes - i));
+}
+
 // `bytes` at `address` lie in one allocation; a driver would not look, a test wants to know.
 bool held(uint64_t address, size_t bytes) {
     auto next = allocations.upper_bound(address);
@@ -119,151 +125,234 @@ bool held(uint64_t address, size_t bytes) {
 
 }  // namespace
 
-#define CALL(name, ...)                                                       \
-    extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__) { \
-        const std::lock_guard<std::recursive_mutex> lock(mutex);
-#define END }
+using Lock = std::lock_guard<std::recursive_mutex>;
+#define CALL extern "C" __attribute__((visibility("default"))) int
 
-CALL(cuInit, unsigned) return kSuccess;
-END CALL(cuDriverGetVersion, int* version) * version = 13000;
-return kSuccess;
-END CALL(cuDeviceGetCount, int* count) * count = 1;
-return kSuccess;
-END CALL(cuDeviceGet, int* device, int index) * device = index;
-return index == 0 ? kSuccess : kInvalidValue;
-END CALL(cuDeviceGetName, char* name, int bytes, int) snprintf(name, bytes, "emulated");
-return kSuccess;
-END CALL(cuDeviceGetAttribute, int* value, int attribute, int)
-    // Compute capability 9.0, 3 multiprocessors.
-    * value = attribute == 75   ? 9
-              : attribute == 76 ? 0
-              : attribute == 16 ? 3
-                                : -1;
-return *value < 0 ? kInvalidValue : kSuccess;
-END CALL(cuDevicePrimaryCtxRetain, void** context, int) * context = &default_stream;
-return kSuccess;
-END CALL(cuDevicePrimaryCtxRelease_v2, int) return kSuccess;
-END CALL(cuCtxSetCurrent, void*) return kSuccess;
-END CALL(cuMemGetInfo_v2, size_t* free, size_t* total) *total = memory(), *free = *total - allocated;
-return kSuccess;
-END CALL(cuMemAlloc_v2, uint64_t* address, size_t bytes) if (lost) return kLaunchFailed;
-if (bytes == 0) return kInvalidValue;
-if (allocated + bytes > memory()) return kOutOfMemory;
-auto* raw = static_cast<uint8_t*>(aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
-memset(raw, kGuardByte, kGuard), memset(raw + kGuard, 0xFF, bytes),
-    memset(raw + kGuard + bytes, kGuardByte, kGuard / 2);
-*address = reinterpret_cast<uint64_t>(raw + kGuard);
-allocations[*address] = bytes, allocated += bytes;
-return kSuccess;
-END CALL(cuMemFree_v2, uint64_t address) flush_all();
-auto found = allocations.find(address);
-if (found == allocations.end()) return kInvalidValue;
-auto* first = reinterpret_cast<uint8_t*>(address);
-for (size_t i = 0; i < kGuard / 2; ++i) {
-    if (first[-1 - (long)i] != kGuardByte || first[found->second + i] != kGuardByte) {
-        machine::fail("something was written beside an allocation of " + std::to_string(found->second) + " bytes");
-    }
-}
-allocated -= found->second, allocations.erase(found);
-free(first - kGuard);
-return kSuccess;
-END CALL(cuMemcpyHtoDAsync_v2, uint64_t to, const void* from, size_t bytes,
-         void* stream) if (lost) return kLaunchFailed;
-if (!held(to, bytes)) return kInvalidValue;
-auto* first = static_cast<const uint8_t*>(from);
-stream_of(stream).work.push_back([to, copy = std::vector<uint8_t>(first, first + bytes)] {
-    memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
-});
-return kSuccess;
-END CALL(cuMemcpyDtoH_v2, void* to, uint64_t from, size_t bytes) if (lost) return kLaunchFailed;
-memcpy(to, reinterpret_cast<const void*>(from), bytes);
-return kSuccess;
-END CALL(cuMemsetD32Async, uint64_t to, unsigned value, size_t count, void* stream) if (lost) return kLaunchFailed;
-if (!held(to, count * 4)) return kInvalidValue;
-stream_of(stream).work.push_back([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
-return kSuccess;
-END CALL(cuStreamCreate, void** stream, unsigned) streams.push_back(std::make_unique<Stream>());
-*stream = streams.back().get();
-return kSuccess;
-END CALL(cuStreamDestroy_v2, void* stream) flush(stream_of(stream));
-return kSuccess;
-END CALL(cuStreamSynchronize, void* stream) flush(stream_of(stream));
-return lost ? kLaunchFailed : kSuccess;
-END CALL(cuEventCreate, void** event, unsigned) * event = new Event;
-return kSuccess;
-END CALL(cuEventDestroy_v2, void* event) auto* it = static_cast<Event*>(event);
-if (it->stream) flush(*it->stream);
-delete it;
-return kSuccess;
-END CALL(cuEventRecord, void* event, void* stream) auto* it = static_cast<Event*>(event);
-it->stream = &stream_of(stream), it->done = false;
-it->stream->work.push_back([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
-return kSuccess;
-END CALL(cuEventSynchronize, void* event) flush(*static_cast<Event*>(event)->stream);
-return lost ? kLaunchFailed : kSuccess;
-END CALL(cuEventElapsedTime_v2, float* milliseconds, void* start, void* end) auto *a = static_cast<Event*>(start),
-                                                                                  *b = static_cast<Event*>(end);
-if (!a->done || !b->done) return kInvalidValue;
-*milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
-return kSuccess;
-END CALL(cuStreamWaitEvent, void* stream, void* event, unsigned) auto* it = static_cast<Event*>(event);
-stream_of(stream).work.push_back([it] { flush(*it->stream); });
-return kSuccess;
-END CALL(cuModuleLoadData, void** module, const void* image) * module = const_cast<void*>(image);
-return memcmp(image,
-              "\x7f"
-              "ELF",
-              4)
-           ? kInvalidValue
-           : kSuccess;
-END CALL(cuModuleUnload, void*) return kSuccess;
-END CALL(cuModuleGetFunction, void** function, void*, const char* name) for (Kernel& it : kernels()) {
-    if (!strcmp(it.name, name)) return *function = &it, kSuccess;
-}
-return kNotFound;
-END CALL(cuFuncSetAttribute, void* function, int attribute, int value)
-    // 8: the most dynamic shared memory.
-    const Kernel& it = *static_cast<Kernel*>(function);
-return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
-END CALL(cuLaunchKernel, void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
-         unsigned shared, void* stream, void** arguments, void** extra) if (lost) return kLaunchFailed;
-const Kernel* it = static_cast<Kernel*>(function);
-if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
-    (int)shared != it->launch.shared_bytes) {
-    return kInvalidValue;
-}
-const auto* first = static_cast<const uint8_t*>(arguments[0]);
-std::vector<uint8_t> parameters(first, first + it->parameter_bytes);
-std::vector<ptx::TensorMap> maps;
-for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
-if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
-    // As a real one: the launch is accepted, the error shows later.
-    lost = true;
+CALL cuInit(unsigned) {
+    const Lock lock(mutex);
     return kSuccess;
 }
-const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
-stream_of(stream).work.push_back([=] {
-    machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
-                    [&] { it->body(parameters.data(), maps.data()); });
-});
-return kSuccess;
-END CALL(cuTensorMapEncodeTiled, void* map, int type, unsigned rank, void* address, const uint64_t* dims,
-         const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int,
-         int fill)
+CALL cuDriverGetVersion(int* version) {
+    const Lock lock(mutex);
+    *version = 13000;
+    return kSuccess;
+}
+CALL cuDeviceGetCount(int* count) {
+    const Lock lock(mutex);
+    *count = 1;
+    return kSuccess;
+}
+CALL cuDeviceGet(int* device, int index) {
+    const Lock lock(mutex);
+    *device = index;
+    return index == 0 ? kSuccess : kInvalidValue;
+}
+CALL cuDeviceGetName(char* name, int bytes, int) {
+    const Lock lock(mutex);
+    snprintf(name, bytes, "emulated");
+    return kSuccess;
+}
+CALL cuDeviceGetAttribute(int* value, int attribute, int) {
+    const Lock lock(mutex);
+    // Compute capability 9.0, 3 multiprocessors.
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 3 : -1;
+    return *value < 0 ? kInvalidValue : kSuccess;
+}
+CALL cuDevicePrimaryCtxRetain(void** context, int) {
+    const Lock lock(mutex);
+    *context = &default_stream;
+    return kSuccess;
+}
+CALL cuDevicePrimaryCtxRelease_v2(int) {
+    const Lock lock(mutex);
+    return kSuccess;
+}
+CALL cuCtxSetCurrent(void*) {
+    const Lock lock(mutex);
+    return kSuccess;
+}
+CALL cuMemGetInfo_v2(size_t* free, size_t* total) {
+    const Lock lock(mutex);
+    *total = memory(), *free = *total - allocated;
+    return kSuccess;
+}
+CALL cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    if (bytes == 0) return kInvalidValue;
+    if (allocated + bytes > memory()) return kOutOfMemory;
+    auto* raw = static_cast<uint8_t*>(aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
+    memset(raw, kGuardByte, kGuard), poison(raw + kGuard, bytes), memset(raw + kGuard + bytes, kGuardByte, kGuard / 2);
+    *address = reinterpret_cast<uint64_t>(raw + kGuard);
+    allocations[*address] = bytes, allocated += bytes;
+    return kSuccess;
+}
+CALL cuMemFree_v2(uint64_t address) {
+    const Lock lock(mutex);
+    flush_all();
+    auto found = allocations.find(address);
+    if (found == allocations.end()) return kInvalidValue;
+    auto* first = reinterpret_cast<uint8_t*>(address);
+    for (size_t i = 0; i < kGuard / 2; ++i) {
+        if (first[-1 - (long)i] != kGuardByte || first[found->second + i] != kGuardByte) {
+            machine::fail("something was written beside an allocation of " + std::to_string(found->second) + " bytes");
+        }
+    }
+    allocated -= found->second, allocations.erase(found);
+    free(first - kGuard);
+    return kSuccess;
+}
+CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    if (!held(to, bytes)) return kInvalidValue;
+    auto* first = static_cast<const uint8_t*>(from);
+    stream_of(stream).work.push_back([to, copy = std::vector<uint8_t>(first, first + bytes)] {
+        memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
+    });
+    return kSuccess;
+}
+CALL cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+}
+CALL cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    if (!held(to, count * 4)) return kInvalidValue;
+    stream_of(stream).work.push_back([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
+    return kSuccess;
+}
+CALL cuStreamCreate(void** stream, unsigned) {
+    const Lock lock(mutex);
+    streams.push_back(std::make_unique<Stream>());
+    *stream = streams.back().get();
+    return kSuccess;
+}
+CALL cuStreamDestroy_v2(void* stream) {
+    const Lock lock(mutex);
+    flush(stream_of(stream));
+    return kSuccess;
+}
+CALL cuStreamSynchronize(void* stream) {
+    const Lock lock(mutex);
+    flush(stream_of(stream));
+    return lost ? kLaunchFailed : kSuccess;
+}
+CALL cuEventCreate(void** event, unsigned) {
+    const Lock lock(mutex);
+    *event = new Event;
+    return kSuccess;
+}
+CALL cuEventDestroy_v2(void* event) {
+    const Lock lock(mutex);
+    auto* it = static_cast<Event*>(event);
+    if (it->stream) flush(*it->stream);
+    delete it;
+    return kSuccess;
+}
+CALL cuEventRecord(void* event, void* stream) {
+    const Lock lock(mutex);
+    auto* it = static_cast<Event*>(event);
+    it->stream = &stream_of(stream), it->done = false;
+    it->stream->work.push_back([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
+    return kSuccess;
+}
+CALL cuEventSynchronize(void* event) {
+    const Lock lock(mutex);
+    flush(*static_cast<Event*>(event)->stream);
+    return lost ? kLaunchFailed : kSuccess;
+}
+CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
+    const Lock lock(mutex);
+    auto *a = static_cast<Event*>(start), *b = static_cast<Event*>(end);
+    if (!a->done || !b->done) return kInvalidValue;
+    *milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
+    return kSuccess;
+}
+CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    const Lock lock(mutex);
+    auto* it = static_cast<Event*>(event);
+    stream_of(stream).work.push_back([it] { flush(*it->stream); });
+    return kSuccess;
+}
+CALL cuModuleLoadData(void** module, const void* image) {
+    const Lock lock(mutex);
+    *module = const_cast<void*>(image);
+    return memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4)
+               ? kInvalidValue
+               : kSuccess;
+}
+CALL cuModuleUnload(void*) {
+    const Lock lock(mutex);
+    return kSuccess;
+}
+CALL cuModuleGetFunction(void** function, void*, const char* name) {
+    const Lock lock(mutex);
+    for (Kernel& it : kernels()) {
+        if (!strcmp(it.name, name)) return *function = &it, kSuccess;
+    }
+    return kNotFound;
+}
+CALL cuFuncSetAttribute(void* function, int attribute, int value) {
+    const Lock lock(mutex);
+    // 8: the most dynamic shared memory.
+    const Kernel& it = *static_cast<Kernel*>(function);
+    return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
+}
+CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+                    unsigned shared, void* stream, void** arguments, void** extra) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    const Kernel* it = static_cast<Kernel*>(function);
+    if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
+        (int)shared != it->launch.shared_bytes) {
+        return kInvalidValue;
+    }
+    const auto* first = static_cast<const uint8_t*>(arguments[0]);
+    std::vector<uint8_t> parameters(first, first + it->parameter_bytes);
+    std::vector<ptx::TensorMap> maps;
+    for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
+    if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
+        // As a real one: the launch is accepted, the error shows later.
+        lost = true;
+        return kSuccess;
+    }
+    const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
+    stream_of(stream).work.push_back([=] {
+        machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
+                        [&] { it->body(parameters.data(), maps.data()); });
+    });
+    return kSuccess;
+}
+CALL cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const uint64_t* dims,
+                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                            int swizzle, int, int fill) {
+    const Lock lock(mutex);
     // bf16; 128-byte swizzle; zeros outside.
     const bool right = type == 9 && rank == 3 && interleave == 0 && swizzle == 3 && fill == 0 && box[0] == 64 &&
                        box[1] == 1 && box[2] <= 256 && steps[0] == 1 && steps[1] == 1 && steps[2] == 1 &&
                        reinterpret_cast<uint64_t>(address) % 16 == 0 && strides[0] == dims[0] * 2 &&
                        strides[1] == dims[0] * dims[1] * 2 && reinterpret_cast<uint64_t>(map) % 64 == 0;
-if (!right) return kInvalidValue;
-new (map) ptx::TensorMap{static_cast<const uint16_t*>(address), (int)dims[0], (int)dims[1], (int)dims[2], (int)box[2]};
-return kSuccess;
-END CALL(cuGetErrorName, int code, const char** text) * text = code == kLaunchFailed  ? "CUDA_ERROR_LAUNCH_FAILED"
-                                                               : code == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
-                                                                                      : "CUDA_ERROR_INVALID_VALUE";
-return kSuccess;
-END CALL(cuGetErrorString, int code, const char** text) * text = code == kLaunchFailed
-                                                                     ? "unspecified launch failure"
-                                                                     : "an error of the emulated driver";
-return kSuccess;
-END
+    if (!right) return kInvalidValue;
+    new (map)
+        ptx::TensorMap{static_cast<const uint16_t*>(address), (int)dims[0], (int)dims[1], (int)dims[2], (int)box[2]};
+    return kSuccess;
+}
+CALL cuGetErrorName(int code, const char** text) {
+    const Lock lock(mutex);
+    *text = code == kLaunchFailed  ? "CUDA_ERROR_LAUNCH_FAILED"
+            : code == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                   : "CUDA_ERROR_INVALID_VALUE";
+    return kSuccess;
+}
+CALL cuGetErrorString(int code, const char** text) {
+    const Lock lock(mutex);
+    *text = code == kLaunchFailed ? "unspecified launch failure" : "an error of the emulated driver";
+    return kSuccess;
+}

@@ -192,11 +192,13 @@ fn plans() {
     let shape = Shape { segment: 128, blocks: Some(2), ..Shape::new(heads, case.scale()) };
     let mut plan = ForwardPlan::new(&stream, shape, &tasks).expect("good tasks");
     assert!(plan.tile_pairs() >= 2 * 400 * 401 / 2);
-    let mut out = Buffer::new(&gpu, case.q.len(), "O").expect("memory");
-    let mut lse = Buffer::new(&gpu, 800, "LSE").expect("memory");
     let second = Stream::new(&gpu).expect("a stream");
     second.wait_for(&Event::record(&stream).expect("an event")).expect("an order");
     for on in [&stream, &second] {
+        // Fresh ones: what the second run leaves out must not be the first one's.
+        let mut out = Buffer::of(&stream, &vec![bf16::NAN; case.q.len()], "O").expect("memory");
+        let mut lse = Buffer::of(&stream, &[f32::NAN; 800], "LSE").expect("memory");
+        stream.wait().expect("copies");
         let start = Event::record(on).expect("an event");
         let tensors = ForwardTensors {
             q: q.slice(),
