@@ -275,7 +275,8 @@ CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
 CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
-    stream_of(stream).work.push_back([it] { flush(*it->stream); });
+    // The event may be destroyed before this runs.
+    stream_of(stream).work.push_back([of = it->stream] { flush(*of); });
     return kSuccess;
 }
 CALL cuModuleLoadData(void** module, const void* image) {
