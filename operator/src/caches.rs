@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
 use cadre_crds::{AttentionPool, TrainingJob};
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service};
@@ -27,6 +28,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 
+use crate::recent::version;
 use crate::triggers::{Key, Triggers};
 
 /// Objects that this operator makes.
@@ -47,6 +49,9 @@ pub(crate) struct Caches {
     pub(crate) nodes: Option<Store<Node>>,
     pub(crate) pool_triggers: Triggers,
     pub(crate) job_triggers: Triggers,
+    /// Newest versions that the watches of pods and Jobs have brought.
+    pub(crate) pods_seen: Arc<AtomicU64>,
+    pub(crate) jobs_seen: Arc<AtomicU64>,
     filled: OnceCell<()>,
 }
 
@@ -86,14 +91,19 @@ impl Caches {
             },
         );
 
-        let (own, known) = (owned.clone(), pools.clone());
+        let (pods_seen, jobs_seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (own, known, seen) = (owned.clone(), pools.clone(), pods_seen.clone());
         let labelled = watcher::Config::default().labels(LABEL_POOL);
         let pods: Store<Pod> =
-            watch(scoped(client, namespace), labelled, prune_pod, move |it| own.pod(it, &known));
+            watch_noting(scoped(client, namespace), labelled, prune_pod, seen, move |it| {
+                own.pod(it, &known);
+            });
 
-        let own = owned.clone();
+        let (own, seen) = (owned.clone(), jobs_seen.clone());
         let jobs: Store<Job> =
-            watch(scoped(client, namespace), ours(), prune_job, move |it| own.owner(&it.metadata));
+            watch_noting(scoped(client, namespace), ours(), prune_job, seen, move |it| {
+                own.owner(&it.metadata);
+            });
         let own = owned.clone();
         let services: Store<Service> = watch(
             scoped(client, namespace),
@@ -139,6 +149,8 @@ impl Caches {
             nodes,
             pool_triggers,
             job_triggers,
+            pods_seen,
+            jobs_seen,
             filled,
         }
     }
@@ -226,10 +238,37 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Default,
 {
+    watch_noting(api, config, prune, Arc::default(), changed)
+}
+
+/// As [`watch`], and notes the newest version that the store has been brought to.
+fn watch_noting<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    prune: impl Fn(&mut K) + Send + 'static,
+    seen: Arc<AtomicU64>,
+    changed: impl Fn(&K) + Send + 'static,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Default,
+{
     let (store, writer) = reflector::store();
     tokio::spawn(async move {
         let events = watcher(api, config).default_backoff().modify(prune);
-        let objects = reflector::reflector(writer, events).touched_objects();
+        // A new list is in the store when it is whole.
+        let mut listed = 0;
+        let noted = reflector::reflector(writer, events).inspect_ok(move |event| match event {
+            watcher::Event::Apply(it) | watcher::Event::Delete(it) => {
+                seen.fetch_max(version(it), Ordering::SeqCst);
+            }
+            watcher::Event::InitApply(it) => listed = listed.max(version(it)),
+            watcher::Event::Init => {}
+            watcher::Event::InitDone => {
+                seen.fetch_max(listed, Ordering::SeqCst);
+            }
+        });
+        let objects = noted.touched_objects();
         let mut objects = std::pin::pin!(objects);
         while let Some(object) = objects.next().await {
             match object {

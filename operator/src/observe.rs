@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
@@ -30,8 +31,9 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
     let ours = |pod: &Pod| {
         of_pool(pod) && is_server(pod) && pod.metadata.namespace.as_ref() == Some(&home)
     };
+    let seen = context.caches.pods_seen.load(Ordering::SeqCst);
     let cached = context.caches.pods.state_filter(|it| ours(it));
-    let pods = plain(&context.recent_pods.correct(cached, ours, Instant::now()));
+    let pods = plain(&context.recent_pods.correct(cached, ours, seen, Instant::now()));
     let may_join = |pod: &Pod| {
         let from = pod.metadata.namespace.as_ref();
         from == Some(&home) || object.spec.access.namespaces.iter().any(|it| Some(it) == from)
@@ -64,8 +66,9 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let ours = |meta: &ObjectMeta| {
         label(meta, LABEL_JOB) == Some(&name) && meta.namespace.as_ref() == Some(&home)
     };
+    let seen = context.caches.jobs_seen.load(Ordering::SeqCst);
     let jobs = context.caches.jobs.state_filter(|it| ours(&it.metadata));
-    let jobs = context.recent_jobs.correct(jobs, |it| ours(&it.metadata), Instant::now());
+    let jobs = context.recent_jobs.correct(jobs, |it| ours(&it.metadata), seen, Instant::now());
     let pods = context.caches.pods.state_filter(|it| ours(&it.metadata));
     let services = within(&context.caches.services, &home);
     let service = services.into_iter().find(|it| it.name_any() == format!("{name}-trainers"));

@@ -12,7 +12,7 @@ use kube::runtime::controller::Action;
 use crate::caches::Guarded;
 use crate::context::Context;
 use crate::error::Error;
-use crate::recent::LIFE;
+use crate::recent::LOOK_AGAIN;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(
@@ -46,11 +46,11 @@ pub(crate) async fn reconcile(
 }
 
 /// Looks again after so many seconds, or at the next change. A write that the cache never sees is no change,
-/// so while one `waits` the next look comes when it is forgotten.
+/// so while one `waits` the next look comes by itself.
 pub(crate) fn again(seconds: Option<i64>, waits: bool) -> Action {
     let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
-    let forgotten = waits.then_some(LIFE);
-    match wanted.into_iter().chain(forgotten).min() {
+    let missing = waits.then_some(LOOK_AGAIN);
+    match wanted.into_iter().chain(missing).min() {
         Some(pause) => Action::requeue(pause),
         None => Action::await_change(),
     }

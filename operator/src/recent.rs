@@ -3,10 +3,10 @@
 //! In: objects as the API server returned them after a write. Out: a cache's objects, with the newer of
 //! both. Without it a second look, before the watch has caught up, would do everything twice.
 //!
-//! An object leaves as soon as the cache has the same version or a newer one, and at the latest after
-//! [`LIFE`]: it may have been gone before the cache saw it. One that we deleted leaves as soon as the cache
-//! has none: the watch may be past its deletion before anybody looks. Who has looked while [`Recent::waits`]
-//! looks again after [`LIFE`].
+//! An object leaves as soon as the cache has the same version or a newer one of it, or the cache's watch is past
+//! that version and has none: then it is gone. A watch may be far behind, so no time decides about that;
+//! only when the watch began anew is its place not known, and [`LIFE`] ends it. Who has looked while
+//! [`Recent::waits`] looks again after [`LOOK_AGAIN`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
 /// Longest time that a write is remembered.
-pub(crate) const LIFE: Duration = Duration::from_secs(30);
+const LIFE: Duration = Duration::from_mins(10);
+/// Pause until the next look while the cache has not seen all writes.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Writes of one kind, by uid.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ impl<K> Default for Recent<K> {
     }
 }
 
-impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
+impl<K: Metadata<Ty = ObjectMeta> + kube::Resource> Recent<K> {
     /// Remembers what the API server returned.
     pub(crate) fn wrote(&self, object: K, now: Instant) {
         let Some(uid) = object.metadata().uid.clone() else { return };
@@ -60,11 +62,13 @@ impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
     }
 
     /// Objects of a cache, corrected by the writes that it has not seen; `ours` says which writes
-    /// belong to them.
+    /// belong to them, `seen` the newest version that the cache's watch has brought. It has to be read
+    /// before the cache is.
     pub(crate) fn correct(
         &self,
         mut cached: Vec<Arc<K>>,
         ours: impl Fn(&K) -> bool,
+        seen: u64,
         now: Instant,
     ) -> Vec<Arc<K>> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +87,7 @@ impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
             if !unseen || !ours(object) {
                 return true;
             }
-            if object.metadata().deletion_timestamp.is_some() {
+            if object.metadata().deletion_timestamp.is_some() || version(object.as_ref()) <= seen {
                 return false;
             }
             cached.push(object.clone());
@@ -94,8 +98,8 @@ impl<K: Metadata<Ty = ObjectMeta>> Recent<K> {
 }
 
 /// Versions of objects of one kind are ordered numbers.
-fn version<K: Metadata<Ty = ObjectMeta>>(object: &K) -> u64 {
-    let version = object.metadata().resource_version.as_deref();
+pub(crate) fn version<K: kube::Resource>(object: &K) -> u64 {
+    let version = object.meta().resource_version.as_deref();
     version.and_then(|it| it.parse().ok()).unwrap_or(0)
 }
 
@@ -118,22 +122,27 @@ mod tests {
         recent.wrote(pod("a", 9), start);
         recent.wrote(pod("b", 10), start);
         recent.wrote(pod("other", 10), start);
-        let look = |cached: Vec<Pod>, now: Instant| {
+        let look = |cached: Vec<Pod>, now: Instant| look_at(&recent, cached, 0, now);
+        let look_past = |seen: u64| look_at(&recent, vec![], seen, start);
+        fn look_at(recent: &Recent<Pod>, cached: Vec<Pod>, seen: u64, now: Instant) -> String {
             let cached = cached.into_iter().map(Arc::new).collect();
             let ours = |it: &Pod| it.metadata.uid.as_deref() != Some("other");
-            let seen = recent.correct(cached, ours, now);
+            let found = recent.correct(cached, ours, seen, now);
             let text = |it: &Arc<Pod>| {
                 let version = it.metadata.resource_version.clone().expect("made with one");
                 format!("{}{version}", it.metadata.uid.clone().expect("made with one"))
             };
-            seen.iter().map(text).collect::<Vec<_>>().join(" ")
-        };
+            found.iter().map(text).collect::<Vec<_>>().join(" ")
+        }
         assert_eq!(look(vec![pod("a", 8)], start), "a9 b10", "an old cache");
         assert_eq!(look(vec![pod("a", 10), pod("b", 10)], start), "a10 b10", "a new one");
         assert_eq!(look(vec![pod("a", 10)], start), "a10", "b is gone");
         recent.wrote(pod("c", 11), start);
         assert_eq!(look(vec![], start + LIFE), "", "c was gone before it was seen");
         assert!(!recent.waits());
+        recent.wrote(pod("e", 20), start);
+        assert_eq!(look_past(19), "e20", "the watch is behind, however long");
+        assert_eq!(look_past(20), "", "the watch is past it and has none: it is gone");
         recent.deleted("d", Some(pod("d", 12)), start);
         assert_eq!(look(vec![pod("d", 10)], start), "d12", "d is on its way out");
         assert_eq!(look(vec![], start), "", "d is gone, and no ghost of it stays");
