@@ -10,6 +10,9 @@
 //!                └───── pause ──┴───────────────────────────┘ stream broke
 //! ```
 //!
+//! The hello of a later stream also says what the worker has got from the controller: the session and,
+//! to a conductor, the last view. So a controller that keeps nothing goes on where another left off.
+//!
 //! A message is delivered at most once: those on their way when a stream breaks are lost, those
 //! still queued are not. Nothing here blocks the sender.
 
@@ -19,7 +22,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use crate::endpoint::Endpoint;
 use crate::proto::control_client::ControlClient;
@@ -34,8 +37,8 @@ const INCOMING: usize = 256;
 
 /// How patient a worker is.
 pub struct Options {
-    /// Longest wait for the first `Welcome`.
-    pub welcome: Duration,
+    /// Longest wait for the first `Welcome`; none: as long as it takes, tried again and again.
+    pub welcome: Option<Duration>,
     /// Longest wait for a connection, and for its `Welcome`, on later attempts.
     pub connect: Duration,
     /// First pause after a broken stream; doubles up to `longest_pause`.
@@ -49,7 +52,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            welcome: Duration::from_secs(30),
+            welcome: Some(Duration::from_secs(30)),
             connect: Duration::from_secs(5),
             first_pause: Duration::from_millis(50),
             longest_pause: Duration::from_secs(2),
@@ -80,8 +83,10 @@ pub fn attach(endpoint: Endpoint, hello: Hello, options: Options) -> Result<Atta
     let (first, welcomed) = sync_channel(1);
     let end = Arc::new(End::default());
     let name = endpoint.to_string();
+    let trouble = Arc::<Mutex<String>>::default();
+    let last = Arc::clone(&trouble);
     let session =
-        Session { endpoint, hello, options, queue, kept: None, inbox, first: Some(first) };
+        Session { endpoint, hello, options, queue, kept: None, inbox, first: Some(first), trouble };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -94,11 +99,17 @@ pub fn attach(endpoint: Endpoint, hello: Hello, options: Options) -> Result<Atta
             ended.reached();
         })
         .map_err(|source| Error::Start { source })?;
-    match welcomed.recv_timeout(patience) {
+    let answer = match patience {
+        Some(patience) => welcomed.recv_timeout(patience),
+        None => welcomed.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    };
+    match answer {
         Ok(Ok(welcome)) => Ok(Attachment { welcome, sender: Sender { outgoing, end }, receiver }),
         Ok(Err(refusal)) => Err(refusal),
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            Err(Error::NoWelcome { endpoint: name, patience })
+            let trouble = last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let patience = patience.unwrap_or_default();
+            Err(Error::NoWelcome { endpoint: name, patience, trouble })
         }
     }
 }
@@ -162,6 +173,8 @@ struct Session {
     inbox: SyncSender<ControllerMessage>,
     /// Where the first welcome or the refusal goes.
     first: Option<SyncSender<Result<Welcome, Error>>>,
+    /// Why the last attempt came to nothing.
+    trouble: Arc<Mutex<String>>,
 }
 
 /// How a stream ended.
@@ -171,7 +184,7 @@ enum Ended {
     /// The controller does not want this worker.
     Refused(String),
     /// Something broke; worth another attempt.
-    Broken,
+    Broken(String),
 }
 
 impl Session {
@@ -188,7 +201,7 @@ impl Session {
                     }
                     return;
                 }
-                Ended::Broken => {}
+                Ended::Broken(trouble) => self.complain(trouble),
             }
             if before && self.first.is_none() {
                 pause = self.options.first_pause;
@@ -198,26 +211,40 @@ impl Session {
         }
     }
 
+    /// Says why an attempt failed, unless the one before said the same.
+    fn complain(&self, trouble: String) {
+        let mut last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != trouble {
+            tracing::info!("the controller is away: {trouble}");
+            *last = trouble;
+        }
+    }
+
     /// One stream, from its connection to its end.
     async fn stream(&mut self) -> Ended {
         let connect = self.options.connect;
         let channel = match self.endpoint.connect(connect).await {
             Ok(channel) => channel,
-            Err(error) => {
-                tracing::debug!(%error, "controller is away");
-                return Ended::Broken;
-            }
+            Err(error) => return Ended::Broken(error.to_string()),
+        };
+        let authorization = match self.endpoint.authorization() {
+            Ok(authorization) => authorization,
+            Err(error) => return Ended::Broken(error.to_string()),
         };
         let (outgoing, stream) = mpsc::channel(16);
         let opening = async {
             // The channel has just been made and has room.
             let _ = outgoing.send(self.hello.clone().into()).await;
-            ControlClient::new(channel).attach(ReceiverStream::new(stream)).await
+            let mut request = Request::new(ReceiverStream::new(stream));
+            if let Some(authorization) = authorization {
+                request.metadata_mut().insert("authorization", authorization);
+            }
+            ControlClient::new(channel).attach(request).await
         };
         let mut incoming = match tokio::time::timeout(connect, opening).await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return ended(&status),
-            Err(_late) => return Ended::Broken,
+            Ok(Err(status)) => return self.ended(&status),
+            Err(_late) => return Ended::Broken(format!("no answer within {connect:?}")),
         };
         self.talk(outgoing, &mut incoming).await
     }
@@ -232,7 +259,7 @@ impl Session {
                 let leaves = matches!(message.message, Some(worker_message::Message::Bye(_)));
                 if let Err(mpsc::error::SendError(message)) = outgoing.send(message).await {
                     self.kept = Some(message);
-                    return Ended::Broken;
+                    return Ended::Broken("the stream has ended".into());
                 }
                 if leaves {
                     drop(outgoing);
@@ -242,8 +269,8 @@ impl Session {
             tokio::select! {
                 said = incoming.message() => match said {
                     Ok(Some(message)) => if !self.deliver(message).await { return Ended::Left },
-                    Ok(None) => return Ended::Broken,
-                    Err(status) => return ended(&status),
+                    Ok(None) => return Ended::Broken("the stream has ended".into()),
+                    Err(status) => return self.ended(&status),
                 },
                 message = self.queue.recv() => match message {
                     Some(message) => {
@@ -263,6 +290,17 @@ impl Session {
         Ended::Left
     }
 
+    /// Tells a refusal, which stays one, from a fault of the moment. A worker that was welcome once tries
+    /// again with a token that may be new by then.
+    fn ended(&self, status: &Status) -> Ended {
+        let mut refusals = vec![Code::FailedPrecondition, Code::InvalidArgument];
+        if self.first.is_some() {
+            refusals.extend([Code::PermissionDenied, Code::Unauthenticated]);
+        }
+        let text = status.message().to_owned();
+        if refusals.contains(&status.code()) { Ended::Refused(text) } else { Ended::Broken(text) }
+    }
+
     /// Addresses become part of the hello of later streams.
     fn remember(&mut self, message: &WorkerMessage) {
         if let Some(worker_message::Message::Listening(listening)) = &message.message {
@@ -275,11 +313,15 @@ impl Session {
     async fn deliver(&mut self, message: ControllerMessage) -> bool {
         if let Some(first) = self.first.take() {
             if let Some(controller_message::Message::Welcome(welcome)) = message.message {
+                self.hello.session.clone_from(&welcome.session);
                 return first.send(Ok(welcome)).is_ok();
             }
             self.first = Some(first);
             tracing::warn!("the controller spoke before its Welcome");
             return true;
+        }
+        if let Some(controller_message::Message::View(view)) = &message.message {
+            self.hello.view = Some(view.clone());
         }
         let mut message = message;
         loop {
@@ -294,16 +336,6 @@ impl Session {
             // The worker is slow: the stream's own flow control holds the controller back.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    }
-}
-
-/// Tells a refusal, which stays one, from a fault of the moment.
-fn ended(status: &Status) -> Ended {
-    let refusals = [Code::FailedPrecondition, Code::InvalidArgument, Code::PermissionDenied];
-    if refusals.contains(&status.code()) {
-        Ended::Refused(status.message().to_owned())
-    } else {
-        Ended::Broken
     }
 }
 
@@ -323,12 +355,16 @@ pub enum Error {
         reason: String,
     },
     /// Nobody answered.
-    #[error("no welcome from the controller at {endpoint} within {patience:?}; is it running?")]
+    #[error(
+        "no welcome from the controller at {endpoint} within {patience:?}; is it running? {trouble}"
+    )]
     NoWelcome {
         /// Where it should be.
         endpoint: String,
         /// How long was waited.
         patience: Duration,
+        /// What came of the last attempt.
+        trouble: String,
     },
     /// The controller has been away for too long.
     #[error("queue to the controller is full; the message is dropped")]

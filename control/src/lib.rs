@@ -9,10 +9,13 @@
 
 pub mod client;
 pub mod endpoint;
+pub mod gate;
 pub mod server;
+pub mod tls;
 pub mod version;
 
-pub use endpoint::Endpoint;
+pub use endpoint::{Credentials, Endpoint};
+pub use gate::{Caller, Gate};
 pub use version::{CONTROL_VERSION, DATA_VERSION};
 
 /// Messages, generated from the protobuf, which documents them.

@@ -1,11 +1,11 @@
 //! The controller's side of the stream: accepts workers and hands on what they say.
 //!
-//! In: connections of any transport. Out: [`Event`]s in a bounded queue, one [`Link`] per worker to
-//! answer on.
+//! In: connections of any transport, and for a network a [`Gate`]. Out: [`Event`]s in a bounded queue,
+//! one [`Link`] per worker to answer on.
 //!
 //! ```text
-//! stream opened ──► Hello within the deadline, versions fit ──► Attached ──► Message* ──► Detached
-//!             └──► refused with a status that says why
+//! stream opened ──► admitted ──► Hello within the deadline, versions fit ──► Attached ──► Message* ──► Detached
+//!             └──────────────┴──► refused with a status that says why
 //! ```
 //!
 //! Whether the worker is expected, what it is told and when it is replaced is the business of who
@@ -27,6 +27,8 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::endpoint::KEEP_ALIVE;
+use crate::gate::{Caller, Gate, bearer};
 use crate::proto::control_server::{Control, ControlServer};
 use crate::proto::{ControllerMessage, Hello, WorkerMessage, worker_message};
 use crate::version;
@@ -35,6 +37,8 @@ use crate::version;
 const LINK_QUEUE: usize = 256;
 /// What a worker has to say hello in.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Longest message of a worker: a step's header, with every document's length.
+const MESSAGE_BYTES: usize = 16 << 20;
 
 /// Names a link; never used twice by one server.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -47,8 +51,10 @@ pub enum Event {
     Attached {
         /// To answer on.
         link: Link,
-        /// Who it is.
-        hello: Hello,
+        /// Who it says it is.
+        hello: Box<Hello>,
+        /// Whose token it showed; none where there is no gate.
+        caller: Option<Caller>,
     },
     /// It said something more.
     Message {
@@ -90,6 +96,11 @@ impl Link {
         // A link that is full or gone ends by the drop as well.
         let _ = self.outgoing.try_send(Err(Status::failed_precondition(reason)));
     }
+
+    /// Ends the stream with a reason that the worker tries again after.
+    pub fn postpone(self, reason: &str) {
+        let _ = self.outgoing.try_send(Err(Status::unavailable(reason)));
+    }
 }
 
 /// Serves workers from `incoming` until `stop` resolves or the listener fails.
@@ -98,6 +109,7 @@ impl Link {
 pub async fn serve<I, IO>(
     incoming: I,
     data_version: u32,
+    gate: Option<Arc<dyn Gate>>,
     events: mpsc::Sender<Event>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error>
@@ -105,9 +117,15 @@ where
     I: Stream<Item = std::io::Result<IO>>,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let service = Service { data_version, events, next: Arc::new(AtomicU64::new(0)) };
+    let service = Service { data_version, gate, events, next: Arc::new(AtomicU64::new(0)) };
+    let [interval, timeout] = KEEP_ALIVE;
     let serving = tonic::transport::Server::builder()
-        .serve_with_incoming(ControlServer::new(service), incoming);
+        .http2_keepalive_interval(Some(interval))
+        .http2_keepalive_timeout(Some(timeout))
+        .serve_with_incoming(
+            ControlServer::new(service).max_decoding_message_size(MESSAGE_BYTES),
+            incoming,
+        );
     tokio::select! {
         ended = serving => ended.map_err(|source| Error::Listener { source }),
         () = stop => Ok(()),
@@ -154,7 +172,7 @@ pub fn spawn(
                 };
                 let incoming = UnixListenerStream::new(listener);
                 let stopped = async { drop(stopped.await) };
-                if let Err(error) = serve(incoming, data_version, events, stopped).await {
+                if let Err(error) = serve(incoming, data_version, None, events, stopped).await {
                     tracing::error!(%error, "control service ended");
                 }
             });
@@ -166,6 +184,7 @@ pub fn spawn(
 /// The generated trait's implementation: one per server, cloned by reference.
 struct Service {
     data_version: u32,
+    gate: Option<Arc<dyn Gate>>,
     events: mpsc::Sender<Event>,
     next: Arc<AtomicU64>,
 }
@@ -179,6 +198,10 @@ impl Control for Service {
         &self,
         request: Request<Streaming<WorkerMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
+        let caller = match &self.gate {
+            Some(gate) => Some(gate.admit(bearer(request.metadata())?).await?),
+            None => None,
+        };
         let mut incoming = request.into_inner();
         let hello = first_hello(&mut incoming).await?;
         if let Err(mismatch) = version::check(&hello, self.data_version) {
@@ -186,7 +209,8 @@ impl Control for Service {
         }
         let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         let (outgoing, queued) = mpsc::channel(LINK_QUEUE);
-        let attached = Event::Attached { link: Link { id, outgoing }, hello };
+        let attached =
+            Event::Attached { link: Link { id, outgoing }, hello: Box::new(hello), caller };
         let events = self.events.clone();
         events
             .send(attached)

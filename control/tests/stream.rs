@@ -62,7 +62,7 @@ fn hello() -> Hello {
 fn attached(events: &mut mpsc::Receiver<Event>) -> (Link, Hello) {
     loop {
         match events.blocking_recv().expect("the server lives") {
-            Event::Attached { link, hello } => return (link, hello),
+            Event::Attached { link, hello, .. } => return (link, *hello),
             Event::Message { .. } | Event::Detached { .. } => {}
         }
     }
@@ -159,7 +159,7 @@ fn a_worker_finds_a_controller_that_comes_back_and_tells_its_address_again() {
 #[test]
 fn nobody_at_the_address_is_an_error_after_the_deadline() {
     let socket = Socket::new();
-    let options = Options { welcome: Duration::from_millis(100), ..Options::default() };
+    let options = Options { welcome: Some(Duration::from_millis(100)), ..Options::default() };
     let refusal = client::attach(Endpoint::Unix(socket.0.clone()), hello(), options);
     let refusal = refusal.expect_err("nobody listens").to_string();
     assert!(refusal.starts_with("no welcome from the controller at "), "{refusal}");

@@ -82,6 +82,8 @@ pub const CADRE_CONTROL: &str = "CADRE_CONTROL";
 pub const CADRE_CONTROL_CA: &str = "CADRE_CONTROL_CA";
 /// File with the token that a pod shows to the control service.
 pub const CADRE_CONTROL_TOKEN: &str = "CADRE_CONTROL_TOKEN";
+/// IP address of this machine, or of the pod, that peers reach it by; not set: the loopback's.
+pub const CADRE_HOST: &str = "CADRE_HOST";
 /// [`ROLE_TRAINER`] or [`ROLE_SERVER`].
 pub const CADRE_ROLE: &str = "CADRE_ROLE";
 /// Number of the worker among those of its role, from 0.

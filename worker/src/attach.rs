@@ -3,20 +3,25 @@
 //! In: variables that the controller sets on every trainer and server. Out: an [`Attached`] process that
 //! its controller knows and that listens for peers. Addresses and the job's secret come over the control
 //! connection alone.
+//!
+//! The supervisor of `cadre run` makes the secret and finds the checkpoint. The operator keeps nothing, so
+//! in a pod the conductor does both and says so in its hello, again whenever it comes back.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use cadre_control::client::{self, Options};
-use cadre_control::{CONTROL_VERSION, DATA_VERSION, Endpoint, proto};
+use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, proto};
 use cadre_crds::contract;
 use cadre_exchange::{PeerId, Provider as _, Role, Tcp, TcpConfig, Waker};
 
 use crate::io::Control;
+use crate::process;
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
+use crate::trainer::checkpoint;
 
 /// What the environment says.
 #[derive(Clone, Debug)]
@@ -27,6 +32,14 @@ pub struct Contract {
     pub me: PeerId,
     /// Where spans go, if anywhere.
     pub trace: Option<PathBuf>,
+    /// Address of this machine that peers reach it by.
+    pub host: IpAddr,
+    /// Number of the job's attempt, from 1.
+    pub attempt: u32,
+    /// Trainers of the job as the launcher says; 0 where it does not.
+    pub trainers: u32,
+    /// Where checkpoints go; empty where the controller says it.
+    pub checkpoints: PathBuf,
 }
 
 /// A process that its controller knows.
@@ -47,7 +60,9 @@ pub struct Attached {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process was not started by a controller.
-    #[error("{variable} is not set; start workers with `cadre run`")]
+    #[error(
+        "{variable} is not set; start workers with `cadre run`, or as pods of a TrainingJob or an AttentionPool"
+    )]
     Missing {
         /// The variable.
         variable: &'static str,
@@ -79,6 +94,18 @@ pub enum Error {
         /// Its length.
         bytes: usize,
     },
+    /// The address of the control service, or its files.
+    #[error(transparent)]
+    Endpoint(#[from] cadre_control::endpoint::Error),
+    /// The machine gives no randomness.
+    #[error("/dev/urandom: {source}; run on Linux with /dev mounted")]
+    Random {
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Checkpoints cannot be looked through.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// The trace cannot be written.
     #[error("the trace folder {} cannot be written: {source}", path.display())]
     Trace {
@@ -95,10 +122,13 @@ impl Error {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Control(error) => matches!(error, client::Error::Refused { .. }),
-            Self::Exchange(_) | Self::Trace { .. } => true,
+            Self::Exchange(_) | Self::Trace { .. } | Self::Endpoint(_) | Self::Checkpoint(_) => {
+                true
+            }
             Self::Missing { .. }
             | Self::Malformed { .. }
             | Self::Settings(_)
+            | Self::Random { .. }
             | Self::Secret { .. } => false,
         }
     }
@@ -111,12 +141,11 @@ impl Contract {
     ///
     /// [`Error::Missing`], [`Error::Malformed`].
     pub fn from_env() -> Result<Self, Error> {
-        let control = variable(contract::CADRE_CONTROL)?;
-        let control = Endpoint::parse(&control).map_err(|_| Error::Malformed {
-            variable: contract::CADRE_CONTROL,
-            value: control,
-            expected: "address of a control service",
-        })?;
+        let file = |name| std::env::var_os(name).map(PathBuf::from);
+        let credentials = file(contract::CADRE_CONTROL_CA)
+            .zip(file(contract::CADRE_CONTROL_TOKEN))
+            .map(|(issuers, token)| Credentials { issuers, token });
+        let control = Endpoint::parse(&variable(contract::CADRE_CONTROL)?, credentials)?;
         let role = variable(contract::CADRE_ROLE)?;
         let role = match role.as_str() {
             contract::ROLE_TRAINER => Role::Trainer,
@@ -126,11 +155,70 @@ impl Contract {
                 return Err(Error::Malformed { variable, value: role, expected });
             }
         };
-        let index = number(contract::CADRE_INDEX)?;
-        let incarnation = number(contract::CADRE_INCARNATION)?;
-        let trace = std::env::var_os(contract::CADRE_TRACE).map(PathBuf::from);
-        Ok(Self { control, me: PeerId { role, index, incarnation }, trace })
+        // Where a launcher starts several trainers in a pod, it alone numbers them.
+        let index = match std::env::var_os(contract::CADRE_INDEX) {
+            None if role == Role::Trainer => number(contract::RANK)?,
+            _ => number(contract::CADRE_INDEX)?,
+        };
+        let incarnation = optional(contract::CADRE_INCARNATION)?.unwrap_or(0);
+        Ok(Self {
+            control,
+            me: PeerId { role, index, incarnation },
+            trace: file(contract::CADRE_TRACE),
+            host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            attempt: optional(contract::CADRE_ATTEMPT)?.unwrap_or(1),
+            trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
+            checkpoints: file(contract::CADRE_CHECKPOINTS).unwrap_or_default(),
+        })
     }
+
+    /// Whether the controller is the operator, which keeps nothing of the job itself.
+    pub fn is_pod(&self) -> bool {
+        matches!(self.control, Endpoint::Tls { .. })
+    }
+
+    fn conducts(&self) -> bool {
+        self.me.role == Role::Trainer && self.me.index == 0
+    }
+
+    /// Who this process is, with what only a conductor in a pod says.
+    fn hello(&self, numerics: &str, memory_bytes: u64) -> Result<proto::Hello, Error> {
+        let role = match self.me.role {
+            Role::Trainer => proto::Role::Trainer,
+            Role::Server => proto::Role::Server,
+        };
+        let mut hello = proto::Hello {
+            role: role.into(),
+            index: self.me.index.into(),
+            incarnation: self.me.incarnation,
+            pid: std::process::id(),
+            control_version: CONTROL_VERSION,
+            data_version: DATA_VERSION,
+            numerics_id: numerics.to_owned(),
+            memory_bytes,
+            trainers: self.trainers,
+            ..proto::Hello::default()
+        };
+        if self.is_pod() && self.conducts() {
+            let secret = process::secret().map_err(|source| Error::Random { source })?;
+            hello.job_secret = secret.to_vec();
+            // The first attempt starts from the beginning, whatever lies in the folder.
+            if self.attempt > 1
+                && let Some(newest) = newest(&self.checkpoints)?
+            {
+                hello.resume = newest.display().to_string();
+            }
+        }
+        Ok(hello)
+    }
+}
+
+/// The newest checkpoint; none where there is no folder yet.
+fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    Ok(checkpoint::newest(folder)?)
 }
 
 /// Joins the job: says hello, opens the exchange, says where it listens.
@@ -153,30 +241,17 @@ pub fn attach(
                 waker.wake();
             }
         }),
+        // In a pod a server waits for a job, and a trainer for the conductor, as long as it takes.
+        welcome: if contract.is_pod() { None } else { Options::default().welcome },
         ..Options::default()
     };
-    let role = match me.role {
-        Role::Trainer => proto::Role::Trainer,
-        Role::Server => proto::Role::Server,
-    };
-    let hello = proto::Hello {
-        role: role.into(),
-        index: me.index.into(),
-        incarnation: me.incarnation,
-        pid: std::process::id(),
-        control_version: CONTROL_VERSION,
-        data_version: DATA_VERSION,
-        numerics_id: numerics.to_owned(),
-        exchange_address: String::new(),
-        ring_address: String::new(),
-        memory_bytes,
-    };
+    let hello = contract.hello(numerics, memory_bytes)?;
     let attached = client::attach(contract.control.clone(), hello, options)?;
     let client::Attachment { welcome, sender, receiver } = attached;
     let bytes = welcome.job_secret.len();
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let provider = Tcp::open(TcpConfig {
-        bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        bind: contract.host,
         me,
         secret,
         data_version: DATA_VERSION,
@@ -193,11 +268,15 @@ pub fn attach(
         }
         None => Tracer::off(),
     };
+    let mut settings = Settings::parse(&welcome.settings)?;
+    if contract.is_pod() {
+        settings.checkpoints.clone_from(&contract.checkpoints);
+    }
     let conductor = welcome.conductor.filter(|it| !it.exchange_address.is_empty());
     Ok(Attached {
         provider,
         control: Control { sender, receiver },
-        settings: Settings::parse(&welcome.settings)?,
+        settings,
         tracer,
         conductor: conductor.map(|it| (PeerId::trainer(0, it.incarnation), it.exchange_address)),
     })
@@ -226,7 +305,12 @@ fn variable(name: &'static str) -> Result<String, Error> {
 }
 
 fn number<T: FromStr>(name: &'static str) -> Result<T, Error> {
-    let value = variable(name)?;
-    let expected = "small whole number";
-    value.parse().map_err(|_| Error::Malformed { variable: name, value, expected })
+    optional(name)?.ok_or(Error::Missing { variable: name })
+}
+
+/// A variable that may be left out.
+fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
+    let Ok(value) = std::env::var(name) else { return Ok(None) };
+    let expected = if name == contract::CADRE_HOST { "IP address" } else { "small whole number" };
+    value.parse().map(Some).map_err(|_| Error::Malformed { variable: name, value, expected })
 }

@@ -1,9 +1,9 @@
 //! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
-//! for processes that no supervisor started.
+//! for processes that no supervisor started. And what every worker needs of its machine: randomness.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use cadre_crds::contract::CADRE_PARENT_PID;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -29,11 +29,48 @@ pub fn arm_parent_death() -> Result<(), Error> {
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
 }
 
+/// Calls `then` for each SIGTERM from now on, in a thread of its own; the process goes on until it ends
+/// itself. Only in pods: a supervisor ends its workers otherwise.
+///
+/// # Errors
+///
+/// No thread, or no signal, to be had.
+pub fn terminated(then: impl Fn() + Send + 'static) -> Result<(), Error> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |source| Error::Signals { source };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let entered = runtime.enter();
+    let mut signals = signal(SignalKind::terminate()).map_err(failed)?;
+    drop(entered);
+    let wait = move || {
+        runtime.block_on(async {
+            while signals.recv().await.is_some() {
+                tracing::info!("asked to end");
+                then();
+            }
+        });
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    Ok(())
+}
+
 /// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic where stderr is
 /// a log on a full disk: the exit code says what is left to say.
 pub fn last_words(reason: &str) {
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     let _ = writeln!(std::io::stderr(), "error: {line}");
+}
+
+/// 32 bytes that nobody can guess.
+///
+/// # Errors
+///
+/// The machine has no `/dev/urandom`.
+pub fn secret() -> std::io::Result<[u8; 32]> {
+    let mut secret = [0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
+    Ok(secret)
 }
 
 /// Why a worker cannot be tied to its supervisor.
@@ -52,6 +89,12 @@ pub enum Error {
     Malformed {
         /// Its value.
         text: String,
+    },
+    /// Signals cannot be heard.
+    #[error("SIGTERM cannot be handled: {source}; raise the limits on threads and open files")]
+    Signals {
+        /// What the system said.
+        source: std::io::Error,
     },
     /// The kernel said no.
     #[error("the kernel does not tie this process to its parent: {source}")]

@@ -38,6 +38,7 @@ pub fn progress(
     done: &[StepDone],
     servers: Vec<proto::ServerStep>,
     failovers: u32,
+    steps: u64,
 ) -> proto::Progress {
     let header = &planned.header;
     let worst = |of: fn(&StepDone) -> f64| done.iter().map(of).fold(0.0, f64::max);
@@ -65,6 +66,7 @@ pub fn progress(
         imbalance_unplanned: if mean > 0 { most as f64 / mean as f64 } else { 1.0 },
         header: serde_json::to_string(header.as_ref()).expect("a header is plain data"),
         servers,
+        steps,
     }
 }
 

@@ -31,6 +31,8 @@ pub enum Envelope {
     ServerStep(ServerStep),
     /// Conductor to trainers: no step after this.
     End(Ending),
+    /// Trainer to conductor: this process was asked to end.
+    Leaving,
 }
 
 /// One trainer's stretch of every packed stream of a step.

@@ -11,7 +11,7 @@ use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{Peer, conductor, server, trainer};
 
-use super::envelope::Envelope;
+use super::envelope::{Ending, Envelope};
 use super::shared::peer_of;
 use super::{Io, Notice, Request};
 use crate::conduct::{View, moment};
@@ -51,6 +51,7 @@ impl Io {
             }
             Request::Fail(reason) => self.fail(reason, false),
             Request::Leave => self.leave = true,
+            Request::Terminate => self.terminate(),
             Request::Planned(planned) => match *planned {
                 Ok(planned) => self.begin(Arc::new(planned)),
                 Err(reason) => self.fail(reason, true),
@@ -77,6 +78,10 @@ impl Io {
                 for (id, address) in &list {
                     shared.know(*id, address);
                 }
+                if let Peer::Server(_) = shared.me {
+                    let trainers = list.iter().map(|it| it.0).collect();
+                    self.probing.begin(shared, trainers);
+                }
                 if let Some(conductor) = &mut self.conductor {
                     conductor.trainers(shared, list);
                 }
@@ -96,7 +101,7 @@ impl Io {
                     conductor.stop(shared, it.checkpoint);
                 }
             }
-            Some(Message::Drain(_)) => self.draining = true,
+            Some(Message::Drain(it)) => self.draining = Some(it),
             Some(Message::Welcome(it)) => {
                 if let Some(conductor) = it.conductor {
                     shared.know(
@@ -119,7 +124,15 @@ impl Io {
                 Ok(envelope) => self.ring(from, envelope),
                 Err(error) => tracing::error!("{from} rang something unreadable: {error}"),
             },
-            Wire::Pulled { pull, result } => self.shared.pulled(pull, result),
+            Wire::Pulled { pull, result } => {
+                if self.probing.is_mine(pull) {
+                    if let Some(probed) = self.probing.pulled(&mut self.shared, &result) {
+                        self.say(probed);
+                    }
+                } else {
+                    self.shared.pulled(pull, result);
+                }
+            }
             // Everybody leaves when the job is over.
             Wire::Closed { peer, error } if self.is_over() => {
                 tracing::debug!("the link with {peer} is closed: {error}");
@@ -142,6 +155,21 @@ impl Io {
                 }
             }
             Wire::Refused { error } => tracing::warn!("somebody was turned away: {error}"),
+        }
+    }
+
+    /// The process was asked to end: a server has its work given to others first, a trainer has the job end
+    /// after the step in progress.
+    fn terminate(&mut self) {
+        let over = self.is_over();
+        match (self.shared.me, &mut self.conductor) {
+            (Peer::Server(_), _) if over => self.end(Ending::Completed),
+            (Peer::Server(_), _) => self.say(proto::Leaving {}),
+            (Peer::Trainer(_), Some(conductor)) => conductor.stop(&mut self.shared, true),
+            (Peer::Trainer(_), None) if self.ended.is_none() => {
+                self.shared.ring(Peer::CONDUCTOR, &Envelope::Leaving);
+            }
+            (Peer::Trainer(_), None) => {}
         }
     }
 
@@ -175,6 +203,12 @@ impl Io {
                 self.retire();
             }
             Envelope::End(ending) => self.end(ending),
+            Envelope::Leaving => {
+                tracing::warn!("{from} was asked to end, so the job stops");
+                if let Some(it) = &mut self.conductor {
+                    it.stop(&mut self.shared, true);
+                }
+            }
             Envelope::Lengths(_) | Envelope::StepDone(_) | Envelope::ServerStep(_) => {
                 if let Some(it) = &mut self.conductor {
                     it.told(&mut self.shared, peer, envelope);

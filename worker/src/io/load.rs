@@ -67,6 +67,8 @@ impl Load {
             tasks_per_second: f64::from(self.tasks) / elapsed.as_secs_f64(),
             observed_over_expected: speed.map_or(0.0, |it| expected / it),
             memory_bytes: 0,
+            cost: self.cost,
+            busy_nanoseconds: self.busy.as_nanos() as u64,
         };
         (self.since, self.tasks, self.busy, self.cost) = (Instant::now(), 0, Duration::ZERO, 0);
         Some(report)

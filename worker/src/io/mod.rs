@@ -21,6 +21,7 @@ pub mod envelope;
 mod inbox;
 mod load;
 mod outbox;
+mod probe;
 pub mod rows;
 pub mod shared;
 pub mod tasks;
@@ -37,6 +38,7 @@ use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 use self::conducting::Conducting;
 use self::envelope::{Ending, Lengths, StepDone};
 use self::load::Load;
+use self::probe::Probing;
 use self::rows::{Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
@@ -64,6 +66,8 @@ pub enum Request {
     Fail(String),
     /// The process ends.
     Leave,
+    /// The process was asked to end.
+    Terminate,
     /// A step was planned.
     Planned(Box<Result<PlannedStep, String>>),
 }
@@ -126,10 +130,22 @@ pub struct Io {
     newest: Option<u64>,
     /// Peers whose link is known to be broken: further tries are not worth a line each.
     down: BTreeSet<PeerId>,
-    /// The controller wants this server to end as soon as nothing is left here.
-    draining: bool,
+    /// The controller wants this server to leave the job as soon as nothing is left here.
+    draining: Option<proto::Drain>,
+    probing: Probing,
     ended: Option<Ending>,
     leave: bool,
+}
+
+/// What a server's process does when its IO thread has ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum After {
+    /// It ends.
+    Leave,
+    /// It joins the next job.
+    Again,
+    /// It ends, and says why.
+    Failed(String),
 }
 
 /// Both ends of the controller's stream.
@@ -172,16 +188,20 @@ impl Io {
             load: Load::new(),
             newest: None,
             down: BTreeSet::new(),
-            draining: false,
+            draining: None,
+            probing: Probing::default(),
             ended: None,
             leave: false,
         };
         Ok((io, handle))
     }
 
-    /// Serves until the process leaves.
-    pub fn run(mut self) {
+    /// Serves until the process leaves the job.
+    pub fn run(mut self) -> After {
         let mut events = Vec::new();
+        if matches!(self.shared.me, Peer::Trainer(_)) {
+            self.shared.provider.publish(probe::KEY, probe::region());
+        }
         while !self.leave {
             while let Ok(request) = self.requests.try_recv() {
                 self.request(request);
@@ -202,12 +222,18 @@ impl Io {
         }
         self.shared.tracer.flush();
         drop(self.handle);
+        match (self.ended, self.draining) {
+            (Some(Ending::Failed { reason, .. }), _) => After::Failed(reason),
+            (_, Some(drain)) if drain.stays => After::Again,
+            (_, _) => After::Leave,
+        }
     }
 
     /// Ends a server that drains, once it holds nothing that anybody wants.
     fn drain(&mut self) {
+        let Some(drain) = self.draining else { return };
         let idle = self.server.as_ref().is_none_or(Tasks::is_idle);
-        if self.draining && idle && self.shared.results.is_empty() {
+        if drain.over || idle && self.shared.results.is_empty() {
             self.end(Ending::Completed);
         }
     }
@@ -239,10 +265,11 @@ impl Io {
         }
     }
 
-    /// Tells the controller about the load of a dedicated server, now and then.
+    /// Tells the controller about the load of a server, now and then; of one in place once it has work.
     fn report(&mut self) {
-        if matches!(self.shared.me, Peer::Server(_))
-            && let Some(report) = self.load.report()
+        let dedicated = matches!(self.shared.me, Peer::Server(_));
+        if let Some(report) = self.load.report()
+            && (dedicated || report.cost > 0)
         {
             self.say(report);
         }

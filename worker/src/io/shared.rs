@@ -203,6 +203,21 @@ impl Shared {
         self.groups.insert(group, group_of);
     }
 
+    /// Pulls a region that is no machine's; the caller knows the pull when it ends.
+    pub fn pull_region(
+        &mut self,
+        from: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        deadline: Instant,
+    ) -> WirePull {
+        if let Some((id, address)) = self.addresses.get(&peer_of(from)) {
+            self.provider.connect(*id, address);
+        }
+        self.provider.pull(from, key, pieces, landing, deadline)
+    }
+
     /// The provider says that a pull ended; if it was the last of a machine's, that one ended.
     pub fn pulled(&mut self, wire: WirePull, result: Result<u64, PullError>) {
         let Some(id) = self.pulls.remove(&wire) else { return };

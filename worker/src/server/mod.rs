@@ -1,11 +1,21 @@
 //! The process of a dedicated attention server.
 //!
-//! In: the environment contract and [`ServerArgs`]. Out: an exit code. The main thread computes, the IO
-//! thread pulls, serves and beats, a third talks to the controller. The process ends when the controller
-//! says so, when the conductor has declared it lost, when its GPU is lost, or with its parent.
+//! In: the environment contract and [`ServerArgs`]. Out: an exit code: 0, 2 for bad input, 3 when the
+//! conductor has declared it lost, its GPU is lost, or it cannot go on. The main thread computes, the IO thread pulls, serves
+//! and beats, a third talks to the controller.
+//!
+//! ```text
+//! attach ──▶ serve a job ──drained──▶ leave
+//!    ▲            │ drained, stays
+//!    └────────────┘ next job: new links, a new secret
+//! ```
+//!
+//! In a pod SIGTERM is a drain: the controller takes the server out of the view, and it goes when nothing
+//! is left here. While the controller is away it serves until it is killed, as after any failure.
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,7 +29,7 @@ use crate::attach::{Attached, Contract, attach, protocol_settings};
 use crate::compute::Compute;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
-use crate::io::{Io, Outlets, Request};
+use crate::io::{After, Handle, Io, Outlets, Request};
 use crate::process::last_words;
 
 /// What `cadre serve` is given.
@@ -36,31 +46,76 @@ pub struct ServerArgs {
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Serves until the job ends.
+/// Who hears of a SIGTERM.
+#[derive(Clone, Default)]
+struct Termination(Arc<Mutex<Option<Handle>>>);
+
+impl Termination {
+    /// Listens from now on. Who serves no job has nothing to hand over and ends at once.
+    fn listen(&self) -> Result<(), crate::process::Error> {
+        let own = self.clone();
+        crate::process::terminated(move || match own.serving().as_ref() {
+            Some(handle) => handle.send(Request::Terminate),
+            None => std::process::exit(0),
+        })
+    }
+
+    fn serving(&self) -> std::sync::MutexGuard<'_, Option<Handle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves until the controller lets it go.
 ///
 /// # Errors
 ///
-/// The process cannot join its job. What the user has to correct is printed here: exit code 2.
+/// The process cannot join its job, or was given up. What the user has to correct is printed here: exit
+/// code 2.
 pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     crate::process::arm_parent_death()?;
-    let contract = Contract::from_env()?;
-    let memory = args.memory_mib << 20;
-    // Before the controller hears of this server: bits depend on the engine.
-    let engine = match Engine::choose(args.engine, args.threads) {
-        Ok(engine) => engine,
-        Err(error) => {
-            last_words(&error.to_string());
-            return Ok(ExitCode::from(2));
-        }
+    let contract = match Contract::from_env() {
+        Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
+        contract => contract?,
     };
-    let numerics = engine.numerics_id();
-    let attached = match attach(&contract, &numerics, memory, "") {
-        Err(error) if error.is_bad_input() => {
-            last_words(&error.to_string());
-            return Ok(ExitCode::from(2));
+    let termination = Termination::default();
+    if contract.is_pod() {
+        termination.listen()?;
+    }
+    loop {
+        // Before the controller hears of this server: bits depend on the engine.
+        let engine = match Engine::choose(args.engine, args.threads) {
+            Ok(engine) => engine,
+            Err(error) => {
+                last_words(&error.to_string());
+                return Ok(ExitCode::from(2));
+            }
+        };
+        let numerics = engine.numerics_id();
+        let attached = match attach(&contract, &numerics, args.memory_mib << 20, "") {
+            Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
+            attached => attached?,
+        };
+        match serve(engine, args.memory_mib << 20, &contract, attached, &termination)? {
+            After::Leave => return Ok(ExitCode::SUCCESS),
+            After::Again => {}
+            After::Failed(reason) => anyhow::bail!(reason),
         }
-        attached => attached?,
-    };
+    }
+}
+
+fn bad_input(error: &crate::attach::Error) -> ExitCode {
+    last_words(&error.to_string());
+    ExitCode::from(2)
+}
+
+/// Serves one job.
+fn serve(
+    engine: Engine,
+    memory: u64,
+    contract: &Contract,
+    attached: Attached,
+    termination: &Termination,
+) -> anyhow::Result<After> {
     let Attached { provider, control, settings, tracer, conductor } = attached;
     let me = contract.me;
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
@@ -81,20 +136,18 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
         .name("io".into())
         .spawn(move || io.run())
         .context("cannot start the io thread")?;
+    *termination.serving() = Some(handle.clone());
     let served = Compute::new(engine, "compute", handle.clone(), tracer).serve(&notices);
+    *termination.serving() = None;
     handle.send(Request::Leave);
-    if io.join().is_err() {
-        anyhow::bail!("the io thread of {me} panicked");
-    }
+    let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };
     // The controller that is away sees the exit.
     if let Err(why) = &served {
         sender.send(farewell(me, why)).ok();
     }
     sender.send(proto::Drained {}).ok();
     sender.leave(FAREWELL).ok();
-    let Err(why) = served else { return Ok(ExitCode::SUCCESS) };
-    last_words(&why);
-    Ok(ExitCode::FAILURE)
+    Ok(served.map_or_else(After::Failed, |()| after))
 }
 
 /// Why a server goes before the job is over: its bundles move to others, a new server takes its slot.

@@ -184,7 +184,7 @@ impl State {
         for (name, worker) in &mut self.workers {
             match worker.link {
                 Some(link) if worker.hit.is_none() => {
-                    out.push(Action::Send { link, message: Drain {}.into() });
+                    out.push(Action::Send { link, message: Drain::default().into() });
                 }
                 _ if worker.killed => {}
                 _ => {

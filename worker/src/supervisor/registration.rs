@@ -167,6 +167,8 @@ impl State {
     ) {
         match message {
             Message::Listening(listening) => self.listens(name, listening, out),
+            // In-place servers report to controllers that learn weights.
+            Message::ServerReport(_) if name.role == Role::Trainer => {}
             Message::ServerReport(report) => {
                 out.push(Action::Emit(RunEvent::Load(LoadRecord {
                     worker: name,
@@ -211,7 +213,11 @@ impl State {
                 }
             }
             // Who has drained or said goodbye ends by itself; its exit is what counts.
-            Message::Drained(_) | Message::Bye(_) | Message::Hello(_) => {}
+            Message::Drained(_)
+            | Message::Bye(_)
+            | Message::Hello(_)
+            | Message::Leaving(_)
+            | Message::Probed(_) => {}
         }
     }
 }
@@ -230,6 +236,7 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         imbalance_unplanned,
         header,
         servers,
+        steps: _,
     } = progress;
     if !header.is_empty() {
         out.push(Action::Emit(RunEvent::Header { step, line: header }));

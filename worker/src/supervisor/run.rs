@@ -5,7 +5,6 @@
 //! the control service, one waiting thread per process, and [`Interrupt`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
@@ -25,6 +24,7 @@ use super::room::Room;
 use super::settings::Settings;
 use super::spawn::Processes;
 use super::state::State;
+use crate::process::secret;
 
 /// Things that wait for the supervisor; who puts more waits.
 const QUEUE: usize = 4096;
@@ -65,7 +65,7 @@ pub fn run(
         .name("control-events".into())
         .spawn(move || {
             while let Some(event) = from_control.blocking_recv() {
-                if forward.send(Wake::Control(event)).is_err() {
+                if forward.send(Wake::Control(Box::new(event))).is_err() {
                     return;
                 }
             }
@@ -74,7 +74,7 @@ pub fn run(
     interrupt.listen(wake.clone());
     let processes = Processes::new(&config, &socket).map_err(|it| bad_input(it.to_string()))?;
     let mut shell = Shell {
-        secret: secret().map_err(|source| bad_input(format!("/dev/urandom: {source}")))?,
+        secret: secret().map_err(|source| bad_input(format!("/dev/urandom: {source}")))?.to_vec(),
         settings: settings(&config, checkpoints),
         state: State::new(config),
         started: Instant::now(),
@@ -128,7 +128,7 @@ impl Interrupt {
 /// What wakes the supervisor.
 #[derive(Debug)]
 enum Wake {
-    Control(Event),
+    Control(Box<Event>),
     Ended(WorkerName),
     Interrupt,
 }
@@ -166,16 +166,18 @@ impl Shell {
 
     fn input(&mut self, wake: Wake) -> Input {
         match wake {
-            Wake::Control(Event::Attached { link, hello }) => {
-                let id = link.id();
-                self.links.insert(id, link);
-                Input::Attached { link: id, hello }
-            }
-            Wake::Control(Event::Message { link, message }) => Input::Said { link, message },
-            Wake::Control(Event::Detached { link }) => {
-                self.links.remove(&link);
-                Input::Detached { link }
-            }
+            Wake::Control(event) => match *event {
+                Event::Attached { link, hello, caller: _ } => {
+                    let id = link.id();
+                    self.links.insert(id, link);
+                    Input::Attached { link: id, hello: *hello }
+                }
+                Event::Message { link, message } => Input::Said { link, message },
+                Event::Detached { link } => {
+                    self.links.remove(&link);
+                    Input::Detached { link }
+                }
+            },
             Wake::Ended(worker) => {
                 self.records.remove(&worker);
                 Input::Exited { worker, exit: self.processes.bury(worker) }
@@ -208,6 +210,7 @@ impl Shell {
                         conductor,
                         settings: self.settings.to_text(),
                         control_version: CONTROL_VERSION,
+                        session: String::new(),
                     };
                     self.send(link, welcome);
                 }
@@ -306,11 +309,4 @@ fn newest_checkpoint(folder: &Path) -> Option<(u64, PathBuf)> {
     let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok();
     let paths = entries.filter_map(|entry| entry.ok().map(|it| it.path()));
     paths.filter_map(|path| Some((step(&path)?, path))).max_by_key(|(step, _)| *step)
-}
-
-/// 32 bytes that nobody can guess.
-fn secret() -> std::io::Result<Vec<u8>> {
-    let mut secret = vec![0; 32];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
-    Ok(secret)
 }

@@ -114,7 +114,7 @@ fn join() -> Attachment {
         ..Hello::default()
     };
     let control = std::env::var("CADRE_CONTROL").expect("set by the supervisor");
-    let endpoint = Endpoint::parse(&control).expect("an address");
+    let endpoint = Endpoint::parse(&control, None).expect("an address");
     let joined = attach(endpoint, hello, Options::default()).expect("a welcome");
     assert_eq!(joined.welcome.job_secret.len(), 32);
     let exchange_address = format!("127.0.0.1:{}", std::process::id());

@@ -46,8 +46,16 @@ impl Conducting {
             let failovers = std::mem::take(&mut self.failovers);
             let Published { planned, done, servers } = published;
             let done: Vec<_> = done.into_values().collect();
-            self.reports
-                .push_back(crate::conduct::progress(&planned, &done, servers, failovers).into());
+            let report = crate::conduct::progress(&planned, &done, servers, failovers, self.steps);
+            tracing::info!(
+                "step {} of {}: loss {:.4}, bits {:08x}, {:.2} s",
+                step + 1,
+                self.steps,
+                f32::from_bits(report.loss_bits),
+                report.loss_bits,
+                report.seconds
+            );
+            self.reports.push_back(report.into());
             self.proceed(shared);
         }
     }

@@ -15,6 +15,9 @@ use crate::trainer::sample;
 /// Length of the sample text, in bytes.
 const SAMPLE: usize = 160;
 
+/// Exit code of a trainer in a pod that was stopped: what a process ended by SIGTERM has.
+const STOPPED: u8 = 143;
+
 /// What a trainer leaves behind.
 pub(super) struct Outcome {
     told: proto::finished::Outcome,
@@ -40,6 +43,8 @@ impl Process {
         use proto::finished::Outcome as Told;
         let (told, reason, code) = match ending {
             Ending::Completed => (Told::Completed, None, 0),
+            // To Kubernetes 0 says that the whole job is done.
+            Ending::Stopped { .. } if self.pod => (Told::Stopped, None, STOPPED),
             Ending::Stopped { .. } => (Told::Stopped, None, 0),
             Ending::Failed { reason, bad_input: true } => (Told::Failed, Some(reason), 2),
             Ending::Failed { reason, bad_input: false } => (Told::Failed, Some(reason), 3),

@@ -1,7 +1,8 @@
 //! The process of a trainer: joins the job, runs steps, writes checkpoints, leaves.
 //!
 //! In: the environment contract and [`TrainArgs`]. Out: an exit code: 0, 2 for bad input, 3 when the job
-//! cannot go on. Trainer 0 also hosts the conductor, in its IO thread.
+//! cannot go on, in a pod 143 when it was stopped before its last step. Trainer 0 also hosts the conductor,
+//! in its IO thread.
 //!
 //! Invariant: parameters change only at the end of a step that every trainer finished, so after any
 //! failure each survivor can write the checkpoint of the last completed step, with the same bytes.
@@ -25,8 +26,8 @@ use super::checkpoint::State;
 use super::loader::Loader;
 use super::session::Session;
 use super::step::Trainer;
-use crate::io::Request;
-use crate::process::last_words;
+use crate::io::{After, Request};
+use crate::process::{last_words, terminated};
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
 
@@ -92,13 +93,19 @@ struct Process {
     settings: Settings,
     session: Session,
     listener: TcpListener,
-    io: std::thread::JoinHandle<()>,
+    io: std::thread::JoinHandle<After>,
     control: client::Sender,
     tracer: Tracer,
+    /// The operator is the controller; where a pod ends before its job, its exit code has to say so.
+    pod: bool,
 }
 
 impl Process {
     fn run(mut self) -> anyhow::Result<ExitCode> {
+        if self.pod {
+            let handle = self.session.handle().clone();
+            terminated(move || handle.send(Request::Terminate))?;
+        }
         let ending = match self.connect_ring() {
             Ok(mut ring) => self.train(&mut ring),
             Err(ending) => ending,
@@ -119,7 +126,7 @@ impl Process {
                 last_words(&message);
                 Ok(ExitCode::from(outcome.code))
             }
-            None => Ok(ExitCode::SUCCESS),
+            None => Ok(ExitCode::from(outcome.code)),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::io::conducting::Conducting;
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
-use crate::io::{Io, Outlets, Request};
+use crate::io::{After, Io, Outlets, Request};
 use crate::supervisor::{AttentionPlace, Settings};
 use crate::trainer::checkpoint::{self, CheckpointError, State, Values};
 use crate::trainer::corpus::Corpus;
@@ -63,12 +63,15 @@ impl Process {
             Some(path) => Lengths::read(path).map_err(bad_input)?,
             None => Lengths::shipped(),
         };
-        let contract = Contract::from_env().context("the environment of this trainer")?;
+        let contract = match Contract::from_env() {
+            Err(error) if error.is_bad_input() => return Err(bad_input(error)),
+            contract => contract.context("the environment of this trainer")?,
+        };
         // Before the controller hears of this trainer: bits depend on the engine.
         let engine = Engine::choose(args.engine, args.threads).map_err(bad_input)?;
         tracing::info!("core attention in place: {}", engine.description());
         let numerics = engine.numerics_id();
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(|source| {
+        let listener = TcpListener::bind((contract.host, 0)).map_err(|source| {
             bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
         })?;
         let ring = listener.local_addr().context("cannot listen for the all-reduce")?.to_string();
@@ -109,6 +112,7 @@ impl Process {
             io,
             control,
             tracer,
+            pod: contract.is_pod(),
         })
     }
 }
@@ -165,7 +169,7 @@ fn start_threads(
     contract: &Contract,
     engine: Engine,
     conducting: impl FnOnce(Nanos) -> Result<Conducting, Failure>,
-) -> Result<(Session, JoinHandle<()>), Failure> {
+) -> Result<(Session, JoinHandle<After>), Failure> {
     let Attached { provider, control, settings, tracer, conductor } = attached;
     let mut shared = Shared::new(peer_of(contract.me), provider, tracer.clone());
     if let Some((id, address)) = conductor {

@@ -22,8 +22,9 @@ use crate::trainer::ring::{Place, Ring};
 use crate::trainer::session::Next;
 use crate::trainer::step::{StepError, Track};
 
-/// Longest wait for all trainers to listen.
-const ASSEMBLE: Duration = Duration::from_mins(1);
+/// Longest wait for all trainers to listen: in a cluster their pods may start minutes apart. The supervisor
+/// of `cadre run` ends those that are late itself.
+const ASSEMBLE: Duration = Duration::from_mins(15);
 /// Longest wait for the reason of a failure that showed in the all-reduce first.
 const REASON: Duration = Duration::from_secs(3);
 

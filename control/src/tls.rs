@@ -1,0 +1,163 @@
+//! TLS of the control service's listener.
+//!
+//! In: a TCP listener and the files of a certificate and its key. Out: a stream of connections whose
+//! handshake is done. Files that have changed are read again, so that a renewed certificate needs no
+//! restart; while they cannot be read the last good ones go on.
+//!
+//! A handshake has a deadline, and so many run at a time; the stream never fails for one client.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// What a client has to finish its handshake in.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at the same time; further clients wait in the listener's queue.
+const AT_ONCE: usize = 128;
+/// Pause after the system refused to accept: out of descriptors, mostly.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Files of a certificate.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The certificate and those between it and its issuer, PEM.
+    pub certificate: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+}
+
+/// The certificate as it was read last.
+#[derive(Clone)]
+pub struct Certificate {
+    files: Files,
+    written: [Option<SystemTime>; 2],
+    config: Arc<ServerConfig>,
+}
+
+impl Certificate {
+    /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing, or holds no certificate or key that belong together.
+    pub fn read(files: Files) -> Result<Self, Error> {
+        let written = files.written();
+        let config = Arc::new(files.config()?);
+        Ok(Self { files, written, config })
+    }
+
+    /// The newest that could be read.
+    fn newest(&mut self) -> Arc<ServerConfig> {
+        let written = self.files.written();
+        if written != self.written {
+            match self.files.config() {
+                Ok(config) => {
+                    tracing::info!(
+                        "the certificate in {} is new",
+                        self.files.certificate.display()
+                    );
+                    self.config = Arc::new(config);
+                    self.written = written;
+                }
+                Err(error) => tracing::warn!("{error}; the last one goes on"),
+            }
+        }
+        Arc::clone(&self.config)
+    }
+}
+
+impl Files {
+    fn written(&self) -> [Option<SystemTime>; 2] {
+        let time = |path| std::fs::metadata(path).and_then(|it| it.modified()).ok();
+        [time(&self.certificate), time(&self.key)]
+    }
+
+    fn config(&self) -> Result<ServerConfig, Error> {
+        let failed = |path: &PathBuf| {
+            let path = path.clone();
+            move |reason: String| Error::File { path, reason }
+        };
+        let chain = CertificateDer::pem_file_iter(&self.certificate)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|it| failed(&self.certificate)(it.to_string()))?;
+        if chain.is_empty() {
+            return Err(failed(&self.certificate)("no certificate in it".into()));
+        }
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(|it| failed(&self.key)(it.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&tokio_rustls::rustls::version::TLS13])
+            .and_then(|it| it.with_no_client_auth().with_single_cert(chain, key))
+            .map_err(|it| failed(&self.key)(it.to_string()))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+}
+
+/// Connections of a listener, after their handshake.
+///
+/// Ends when the stream is dropped. To be called within a runtime.
+pub fn accept(
+    listener: TcpListener,
+    mut certificate: Certificate,
+) -> ReceiverStream<std::io::Result<TlsStream<TcpStream>>> {
+    let (done, stream) = mpsc::channel(AT_ONCE);
+    let room = Arc::new(Semaphore::new(AT_ONCE));
+    tokio::spawn(async move {
+        loop {
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = done.closed() => return,
+            };
+            let (socket, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!("no connection can be accepted: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            // Small messages of one stream are not to wait for each other.
+            let _ = socket.set_nodelay(true);
+            let acceptor = TlsAcceptor::from(certificate.newest());
+            let done = done.clone();
+            tokio::spawn(async move {
+                match tokio::time::timeout(HANDSHAKE, acceptor.accept(socket)).await {
+                    // Nobody takes it once the service ends.
+                    Ok(Ok(stream)) => drop(done.send(Ok(stream)).await),
+                    Ok(Err(error)) => tracing::debug!("handshake with {from}: {error}"),
+                    Err(_late) => tracing::debug!("handshake with {from}: too slow"),
+                }
+                drop(permit);
+            });
+        }
+    });
+    ReceiverStream::new(stream)
+}
+
+/// Why a listener has no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be used.
+    #[error(
+        "certificate file {}: {reason}; mount the control service's certificate and its key there",
+        path.display()
+    )]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
