@@ -1,9 +1,10 @@
 //! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
-//! for processes that no supervisor started. And what every worker needs of its machine: randomness.
+//! for processes that no supervisor started. And what every worker needs of its machine: randomness, and in a pod SIGTERM.
 
 use std::io::{Read as _, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_crds::contract::CADRE_PARENT_PID;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -29,30 +30,56 @@ pub fn arm_parent_death() -> Result<(), Error> {
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
 }
 
-/// Calls `then` for each SIGTERM from now on, in a thread of its own; the process goes on until it ends
-/// itself. Only in pods: a supervisor ends its workers otherwise.
-///
-/// # Errors
-///
-/// No thread, or no signal, to be had.
-pub fn terminated(then: impl Fn() + Send + 'static) -> Result<(), Error> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let failed = |source| Error::Signals { source };
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let entered = runtime.enter();
-    let mut signals = signal(SignalKind::terminate()).map_err(failed)?;
-    drop(entered);
-    let wait = move || {
-        runtime.block_on(async {
-            while signals.recv().await.is_some() {
-                tracing::info!("asked to end");
-                then();
-            }
-        });
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
-    Ok(())
+/// Who hears of a SIGTERM. Only in pods: a supervisor ends its workers otherwise.
+#[derive(Clone, Default)]
+pub struct Termination(Arc<Mutex<Option<Hearer>>>);
+
+type Hearer = Box<dyn Fn() + Send>;
+
+impl Termination {
+    /// Listens from now on, in a thread of its own. While nobody is set to hear it, the process has nothing
+    /// to hand over and ends at once with `code`.
+    ///
+    /// # Errors
+    ///
+    /// No thread, or no signal, to be had.
+    pub fn listen(&self, code: i32) -> Result<(), Error> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let failed = |source| Error::Signals { source };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let entered = runtime.enter();
+        let mut signals = signal(SignalKind::terminate()).map_err(failed)?;
+        drop(entered);
+        let own = self.clone();
+        let wait = move || {
+            runtime.block_on(async {
+                while signals.recv().await.is_some() {
+                    tracing::info!("asked to end");
+                    match own.hearer().as_ref() {
+                        Some(hear) => hear(),
+                        None => std::process::exit(code),
+                    }
+                }
+            });
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Sets who hears it.
+    pub fn set(&self, hear: impl Fn() + Send + 'static) {
+        *self.hearer() = Some(Box::new(hear));
+    }
+
+    /// Nobody hears it any more.
+    pub fn clear(&self) {
+        *self.hearer() = None;
+    }
+
+    fn hearer(&self) -> std::sync::MutexGuard<'_, Option<Hearer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic where stderr is

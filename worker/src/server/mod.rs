@@ -15,7 +15,6 @@
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -29,8 +28,8 @@ use crate::attach::{Attached, Contract, attach, protocol_settings};
 use crate::compute::Compute;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
-use crate::io::{After, Handle, Io, Outlets, Request};
-use crate::process::last_words;
+use crate::io::{After, Io, Outlets, Request};
+use crate::process::{Termination, last_words};
 
 /// What `cadre serve` is given.
 #[derive(Clone, Copy, Debug)]
@@ -46,25 +45,6 @@ pub struct ServerArgs {
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Who hears of a SIGTERM.
-#[derive(Clone, Default)]
-struct Termination(Arc<Mutex<Option<Handle>>>);
-
-impl Termination {
-    /// Listens from now on. Who serves no job has nothing to hand over and ends at once.
-    fn listen(&self) -> Result<(), crate::process::Error> {
-        let own = self.clone();
-        crate::process::terminated(move || match own.serving().as_ref() {
-            Some(handle) => handle.send(Request::Terminate),
-            None => std::process::exit(0),
-        })
-    }
-
-    fn serving(&self) -> std::sync::MutexGuard<'_, Option<Handle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Serves until the controller lets it go.
 ///
 /// # Errors
@@ -79,7 +59,7 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     };
     let termination = Termination::default();
     if contract.is_pod() {
-        termination.listen()?;
+        termination.listen(0)?;
     }
     loop {
         // Before the controller hears of this server: bits depend on the engine.
@@ -136,9 +116,10 @@ fn serve(
         .name("io".into())
         .spawn(move || io.run())
         .context("cannot start the io thread")?;
-    *termination.serving() = Some(handle.clone());
+    let asked = handle.clone();
+    termination.set(move || asked.send(Request::Terminate));
     let served = Compute::new(engine, "compute", handle.clone(), tracer).serve(&notices);
-    *termination.serving() = None;
+    termination.clear();
     handle.send(Request::Leave);
     let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };
     // The controller that is away sees the exit.

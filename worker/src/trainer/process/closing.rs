@@ -7,16 +7,13 @@
 
 use cadre_control::proto;
 
-use super::Process;
+use super::{Process, STOPPED};
 use crate::io::envelope::Ending;
 use crate::trainer::model::Model;
 use crate::trainer::sample;
 
 /// Length of the sample text, in bytes.
 const SAMPLE: usize = 160;
-
-/// Exit code of a trainer in a pod that was stopped: what a process ended by SIGTERM has.
-const STOPPED: u8 = 143;
 
 /// What a trainer leaves behind.
 pub(super) struct Outcome {

@@ -27,7 +27,7 @@ use super::loader::Loader;
 use super::session::Session;
 use super::step::Trainer;
 use crate::io::{After, Request};
-use crate::process::{last_words, terminated};
+use crate::process::{Termination, last_words};
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
 
@@ -64,6 +64,8 @@ pub struct TrainArgs {
     pub prompt: String,
 }
 
+/// Exit code of a trainer in a pod that was stopped: what a process ended by SIGTERM has.
+const STOPPED: u8 = 143;
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -96,16 +98,15 @@ struct Process {
     io: std::thread::JoinHandle<After>,
     control: client::Sender,
     tracer: Tracer,
+    termination: Termination,
     /// The operator is the controller; where a pod ends before its job, its exit code has to say so.
     pod: bool,
 }
 
 impl Process {
     fn run(mut self) -> anyhow::Result<ExitCode> {
-        if self.pod {
-            let handle = self.session.handle().clone();
-            terminated(move || handle.send(Request::Terminate))?;
-        }
+        let handle = self.session.handle().clone();
+        self.termination.set(move || handle.send(Request::Terminate));
         let ending = match self.connect_ring() {
             Ok(mut ring) => self.train(&mut ring),
             Err(ending) => ending,

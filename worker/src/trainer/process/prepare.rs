@@ -16,7 +16,7 @@ use cadre_kernels::Engine;
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 
-use super::{Process, TrainArgs};
+use super::{Process, STOPPED, TrainArgs};
 use crate::attach::{Attached, Contract, attach, protocol_settings};
 use crate::compute::Compute;
 use crate::conduct::{Draft, Standby};
@@ -26,6 +26,7 @@ use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
 use crate::io::{After, Io, Outlets, Request};
+use crate::process::Termination;
 use crate::supervisor::{AttentionPlace, Settings};
 use crate::trainer::checkpoint::{self, CheckpointError, State, Values};
 use crate::trainer::corpus::Corpus;
@@ -67,6 +68,10 @@ impl Process {
             Err(error) if error.is_bad_input() => return Err(bad_input(error)),
             contract => contract.context("the environment of this trainer")?,
         };
+        let termination = Termination::default();
+        if contract.is_pod() {
+            termination.listen(STOPPED.into()).context("cannot be ended in peace")?;
+        }
         // Before the controller hears of this trainer: bits depend on the engine.
         let engine = Engine::choose(args.engine, args.threads).map_err(bad_input)?;
         tracing::info!("core attention in place: {}", engine.description());
@@ -112,6 +117,7 @@ impl Process {
             io,
             control,
             tracer,
+            termination,
             pod: contract.is_pod(),
         })
     }

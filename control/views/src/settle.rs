@@ -1,0 +1,224 @@
+//! Brings a pool to where it follows from what is known, after each input.
+//!
+//! In: the state, the time. Out: [`Command`]s. Settling twice says nothing the second time. What an input
+//! means is [`Pool`]'s.
+//!
+//! ```text
+//! bury ──▶ quarantine ──▶ give slots ──▶ welcome ──▶ offer views ──▶ drain
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::job::{Job, SETTLE};
+use crate::load::{Load, Trouble};
+use crate::pool::Pool;
+use crate::server::Member;
+use crate::shares::{Claim, divide};
+use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
+use crate::types::{Command, Facts, Fate, JobKey, ServerId, Who};
+
+impl Pool {
+    /// Brings everything to where it follows from what is known.
+    pub(crate) fn settle(&mut self, now: Duration, out: &mut Vec<Command>) {
+        let Some(facts) = self.facts.clone() else { return };
+        self.bury(&facts, now);
+        self.quarantine(&facts, now, out);
+        self.give(&facts, now);
+        self.welcome(now, out);
+        for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            self.offer(&key, &facts, now, out);
+        }
+        self.drain(&facts, out);
+    }
+
+    /// Forgets what the cluster no longer has; whose job is over is free again.
+    fn bury(&mut self, facts: &Facts, now: Duration) {
+        for (key, job) in &mut self.jobs {
+            let there = facts.jobs.contains(key);
+            job.seen |= there;
+            job.over |= job.seen && !there;
+        }
+        for (id, server) in &mut self.servers {
+            let fate = facts.servers.get(id);
+            server.seen |= fate.is_some();
+            if fate == Some(&Fate::Drains) {
+                server.dismiss(false);
+            }
+            let Some(key) = &server.job else { continue };
+            // Of a job that nobody knows any more only its pods can say that it goes on.
+            if self.jobs.get(key).map_or(!facts.jobs.contains(key), |it| it.over) {
+                server.dismiss(true);
+            }
+        }
+        self.servers
+            .retain(|id, it| facts.servers.contains_key(id) || !it.seen && it.away.is_none());
+        let busy: BTreeSet<JobKey> = self
+            .servers
+            .values()
+            .filter(|it| it.away.is_none())
+            .filter_map(|it| it.job.clone())
+            .collect();
+        self.jobs.retain(|key, job| {
+            let here = job.trainers.values().any(|it| it.attached);
+            here || busy.contains(key) || !job.over && job.seen
+        });
+        let (jobs, health) = (&self.jobs, facts.health);
+        self.in_place.retain(|(key, _), load| jobs.contains_key(key) && load.is_fresh(now, health));
+    }
+
+    /// Keeps servers out that are slow or silent, a quarter of them at most, and never the last one.
+    fn quarantine(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
+        let serving = |it: &&Member| it.serves.is_some() && it.job.is_some();
+        let all = self.servers.values().filter(serving).count();
+        let mut out_of_work = self.servers.values().filter(|it| it.trouble.is_some()).count();
+        for (&id, server) in &mut self.servers {
+            let at_work = server.serves.is_some() && server.job.is_some() && server.away.is_none();
+            if !at_work || server.trouble.is_some() || server.leave.is_some() {
+                continue;
+            }
+            let Some(trouble) = server.load.trouble(now, facts.health) else { continue };
+            if out_of_work < (all / 4).max(1) && out_of_work + 1 < all {
+                out_of_work += 1;
+                server.trouble = Some(trouble);
+                server.dismiss(false);
+                let why = match trouble {
+                    Trouble::Slow => {
+                        "is slower than the others by more than spec.health.slowFactorPercent"
+                    }
+                    Trouble::Silent => "does not report any more",
+                    Trouble::Lost => "was given up",
+                };
+                out.push(Command::Notice("Quarantined", format!("{} {why}", Who::Server(id))));
+            }
+        }
+    }
+
+    /// Divides the slots among the jobs.
+    fn give(&mut self, facts: &Facts, now: Duration) {
+        // A new controller does not give away what a job holds that has not come back yet.
+        let back = |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.over || it.is_active());
+        let young = self.since.is_some_and(|it| now < it + SETTLE);
+        if young && !facts.jobs.iter().all(back) {
+            return;
+        }
+        let mut active: Vec<_> = self.jobs.iter().filter(|it| it.1.is_active()).collect();
+        active.sort_by_key(|it| it.1.arrival);
+        let claims: Vec<Claim<JobKey>> = active
+            .iter()
+            .map(|(key, job)| Claim { job: (*key).clone(), share: job.facts.share, cap: facts.cap })
+            .collect();
+        let mut held = BTreeMap::new();
+        for (key, job) in &active {
+            let slots = job.slots.iter().flat_map(|it| it.dedicated().collect::<Vec<_>>());
+            held.extend(slots.map(|slot| (slot, (*key).clone())));
+        }
+        let given = divide(&facts.slots, &claims, &held);
+        for (key, job) in self.jobs.iter_mut().filter(|it| it.1.is_active()) {
+            let own = given.iter().filter(|it| it.1 == key).map(|it| *it.0).collect();
+            job.give(&own, facts.in_place, now);
+        }
+        for (id, server) in &mut self.servers {
+            if let Some(job) = &server.job
+                && self.jobs.get(job).is_some_and(Job::is_active)
+                && given.get(&id.index) != Some(job)
+            {
+                server.dismiss(true);
+            }
+        }
+    }
+
+    /// Welcomes workers that wait: trainers once the conductor is there, servers once they have a job.
+    fn welcome(&mut self, now: Duration, out: &mut Vec<Command>) {
+        for (key, job) in self.jobs.iter_mut().filter(|it| it.1.is_active()) {
+            let conductor = job.conductor();
+            let welcome = |to: Who, resume: String| Command::Welcome {
+                to,
+                job: key.clone(),
+                secret: job.secret.clone(),
+                conductor: conductor.clone(),
+                resume,
+            };
+            for (&rank, trainer) in &mut job.trainers {
+                if trainer.attached && trainer.hello.session.is_empty() {
+                    trainer.hello.session = key.to_string();
+                    out.push(welcome(Who::Trainer(key.clone(), rank), job.resume.clone()));
+                }
+            }
+            let slots: BTreeSet<u32> =
+                job.slots.iter().flat_map(|it| it.dedicated().collect::<Vec<_>>()).collect();
+            for (&id, server) in &mut self.servers {
+                if server.is_free() && slots.contains(&id.index) {
+                    server.job = Some(key.clone());
+                    server.load.begin(now);
+                    out.push(welcome(Who::Server(id), job.resume.clone()));
+                    if let Some(roster) = job.roster() {
+                        out.push(Command::Trainers(Who::Server(id), roster));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a job's conductor the next view, if there is one.
+    fn offer(&mut self, key: &JobKey, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
+        let Some(job) = self.jobs.get_mut(key).filter(|it| it.is_active()) else { return };
+        let servers = &self.servers;
+        // Nobody waits for a server that is known to be gone.
+        let settled = |id: ServerId| {
+            let server = servers.get(&id);
+            server.is_some_and(|it| it.away.is_none() || it.trouble.is_some())
+                || !facts.servers.contains_key(&id)
+        };
+        if job.awaits(settled, now) {
+            return;
+        }
+        let offers: BTreeMap<u32, Server> = servers
+            .values()
+            .filter_map(|it| it.offer(key, now))
+            .map(|it| (it.index, it.clone()))
+            .collect();
+        let learnt = |load: &Load| {
+            if job.facts.reproducible { NOMINAL_WEIGHT } else { load.weight(now, facts.health) }
+        };
+        let dedicated = servers
+            .iter()
+            .filter(|it| it.1.offer(key, now).is_some())
+            .map(|(id, it)| ((Kind::Dedicated, id.index), learnt(&it.load)));
+        let in_place = self.in_place.iter().filter(|it| it.0.0 == *key);
+        let in_place = in_place.map(|((_, rank), it)| ((Kind::InPlace, *rank), learnt(it)));
+        let weights = dedicated.chain(in_place).collect();
+        job.fill(&offers, &weights, now);
+        let Some(view) = job.view(self.term, facts.health.reshape_after, now) else { return };
+        let number = view.number;
+        out.push(Command::View(Who::Trainer(key.clone(), 0), view));
+        for server in self.servers.values_mut().filter(|it| it.job.as_ref() == Some(key)) {
+            if let Some(leave) = server.leave.as_mut() {
+                leave.after.get_or_insert(number);
+            }
+        }
+    }
+
+    /// Lets servers go whose work is with others by now.
+    fn drain(&mut self, facts: &Facts, out: &mut Vec<Command>) {
+        for (&id, server) in &mut self.servers {
+            let (Some(key), Some(leave)) = (&server.job, &mut server.leave) else { continue };
+            if leave.told || server.away.is_some() {
+                continue;
+            }
+            let job = self.jobs.get(key);
+            // A job that is not known here yet goes on while it has pods.
+            let over = job.map_or(!facts.jobs.contains(key), |it| it.over);
+            let used = job.is_some_and(|it| it.offers(id));
+            let confirmed = match leave.after {
+                Some(after) => job.is_some_and(|it| it.confirmed >= Some(after)),
+                // No view of this controller has named it; a step may still use an older one of another.
+                None => !used && job.is_some_and(|it| it.confirmed >= it.adopted),
+            };
+            if over || confirmed && !used {
+                leave.told = true;
+                out.push(Command::Drain { to: Who::Server(id), stays: leave.stays, over });
+            }
+        }
+    }
+}

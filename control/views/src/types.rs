@@ -1,0 +1,233 @@
+//! What goes into the decisions about a pool and what comes out.
+//!
+//! Plain data; the controller's shell translates it from and to the messages of the control service. No
+//! behaviour here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::load::{Figure, Health, Report, Trouble};
+use crate::slots::Slot;
+
+/// One attempt of a job.
+#[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct JobKey {
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Number of the attempt, from 1.
+    pub attempt: u32,
+}
+
+impl fmt::Display for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.namespace, self.name, self.attempt)
+    }
+}
+
+impl JobKey {
+    /// The key in the text that [`fmt::Display`] writes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('/');
+        let (namespace, name) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+        let attempt = parts.next()?.parse().ok()?;
+        parts.next().is_none().then_some(Self { namespace, name, attempt })
+    }
+}
+
+/// One start of a dedicated server.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct ServerId {
+    /// Its slot of the pool.
+    pub index: u32,
+    /// Which start of it.
+    pub incarnation: u32,
+}
+
+/// A worker.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Who {
+    /// A dedicated server.
+    Server(ServerId),
+    /// A trainer of an attempt, by its rank.
+    Trainer(JobKey, u32),
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(id) => write!(f, "server {} (incarnation {})", id.index, id.incarnation),
+            Self::Trainer(job, rank) => write!(f, "trainer {rank} of {job}"),
+        }
+    }
+}
+
+/// What the cluster says of a pool.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Facts {
+    /// Slots that are wanted, filled or not.
+    pub slots: BTreeSet<u32>,
+    /// Servers whose pods are there.
+    pub servers: BTreeMap<ServerId, Fate>,
+    /// Attempts that have a pod that runs or will run.
+    pub jobs: BTreeSet<JobKey>,
+    /// Trainers serve too.
+    pub in_place: bool,
+    /// Most slots that a job may be given.
+    pub cap: Option<u32>,
+    /// When a server is stale, slow or silent.
+    pub health: Health,
+}
+
+/// Whether a server's pod is to stay.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fate {
+    /// It is.
+    Stays,
+    /// It is marked: it hands over its work first.
+    Drains,
+}
+
+/// What a trainer's job says.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct JobFacts {
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// Nominal weights.
+    pub reproducible: bool,
+    /// Its weight among the jobs of the pool.
+    pub share: u32,
+}
+
+/// What a worker says when it comes.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Hello {
+    /// Which start of it.
+    pub incarnation: u32,
+    /// Where it listens; empty while it does not.
+    pub address: String,
+    /// Trainers: where the rank before connects.
+    pub ring: String,
+    /// Memory for tensors of others, in bytes.
+    pub memory: u64,
+    /// What its bits depend on.
+    pub numerics: String,
+    /// A conductor's: the job's secret.
+    pub secret: Vec<u8>,
+    /// What it was told at its last welcome; empty before the first.
+    pub session: String,
+    /// A conductor's: the last view it was given.
+    pub view: Option<View>,
+    /// A conductor's: the checkpoint that the job goes on from.
+    pub resume: String,
+}
+
+/// Orders views: by term, then counter.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Number {
+    /// Lease transitions of the controller.
+    pub term: u64,
+    /// Views of this term.
+    pub counter: u64,
+}
+
+/// Which servers a job may use.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct View {
+    /// Its number.
+    pub number: Number,
+    /// All slots.
+    pub slots: Vec<Slot>,
+}
+
+/// Where the conductor is.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Conductor {
+    /// Which start of trainer 0.
+    pub incarnation: u32,
+    /// Where it listens.
+    pub address: String,
+    /// Where it listens for the all-reduce.
+    pub ring: String,
+}
+
+/// Where a trainer is.
+pub type Trainer = Conductor;
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The cluster has changed, or is seen for the first time.
+    Facts(Facts),
+    /// A worker has come; of a trainer, what its job says.
+    Attached(Who, Hello, Option<JobFacts>),
+    /// It has gone, with or without a word.
+    Detached(Who),
+    /// It listens.
+    Listening(Who, String, String),
+    /// A load report, of a trainer its in-place server's.
+    Reported(Who, Report),
+    /// The conductor has finished a step that used this view.
+    Stepped(JobKey, Number),
+    /// The conductor has given a server up.
+    Lost(JobKey, ServerId),
+    /// A server was asked to end.
+    Leaving(Who),
+    /// A server has nothing left.
+    Drained(Who),
+    /// The conductor says that no step follows.
+    Finished(JobKey),
+    /// Time has passed.
+    Tick,
+}
+
+/// What to say.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// A worker is known.
+    Welcome {
+        /// Whom.
+        to: Who,
+        /// The job that it works for.
+        job: JobKey,
+        /// The job's secret.
+        secret: Vec<u8>,
+        /// Where its conductor is, if that is known.
+        conductor: Option<Conductor>,
+        /// The checkpoint that the job goes on from; empty: none.
+        resume: String,
+    },
+    /// A worker cannot be welcomed yet; it tries again.
+    Postpone(Who, &'static str),
+    /// A worker is never welcomed.
+    Refuse(Who, String),
+    /// Where the conductor is.
+    Conductor(Who, Conductor),
+    /// Where all trainers are, by rank.
+    Trainers(Who, Vec<Trainer>),
+    /// Servers of the job, to its conductor.
+    View(Who, View),
+    /// Leave the job.
+    Drain {
+        /// Whom.
+        to: Who,
+        /// The process joins another job then.
+        stays: bool,
+        /// The job is over.
+        over: bool,
+    },
+    /// Something that a person may want to read: the reason as a condition's is written, and a sentence.
+    Notice(&'static str, String),
+}
+
+/// What is told about a server.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ServerReport {
+    /// Its load.
+    pub figure: Figure,
+    /// Why it is kept out.
+    pub trouble: Option<Trouble>,
+    /// It has handed over everything, or has nothing to hand over.
+    pub drained: bool,
+}

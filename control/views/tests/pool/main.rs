@@ -1,0 +1,187 @@
+//! One pool with workers that behave as real ones do: a job from its start to its end, drains, another
+//! controller, several jobs, trouble; and the same at random.
+
+mod random;
+mod world;
+
+use std::collections::BTreeSet;
+
+use cadre_views::{Fate, ServerId, Trouble};
+use world::{World, key};
+
+fn id(index: u32, incarnation: u32) -> ServerId {
+    ServerId { index, incarnation }
+}
+
+#[test]
+fn a_job_gets_all_servers_and_a_killed_one_is_replaced_in_its_slot() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 2, false);
+    assert_eq!(world.view("j"), "1.3: D0.0 D1.0", "one view for each server that came");
+    world.kill(id(1, 0));
+    world.lose("j", id(1, 0));
+    assert_eq!(world.view("j"), "1.4: D0.0 D-");
+    world.start_server(id(1, 1));
+    assert_eq!(world.view("j"), "1.5: D0.0 D1.1");
+    world.finish("j");
+    assert_eq!(world.waiting(), BTreeSet::from([id(0, 0), id(1, 1)]), "they wait for the next job");
+    // However long: who serves nobody has nothing to report.
+    world.pass(1000);
+    world.start_job("k", 1, false);
+    world.pass(1);
+    assert_eq!(world.view("k"), "1.3: D0.0 D1.1");
+}
+
+#[test]
+fn a_new_controller_does_not_take_an_unused_view_for_a_step() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, false);
+    world.mark(id(1, 0), Fate::Drains);
+    world.change_controller(2);
+    assert!(!world.is_drained(id(1, 0)), "a step may still use the view before");
+    world.step("j");
+    assert!(world.is_drained(id(1, 0)));
+}
+
+#[test]
+fn a_server_whose_job_ended_while_nobody_looked_is_free_again() {
+    let mut world = World::new(1, 1);
+    world.start_job("j", 1, false);
+    world.vanish("j");
+    world.change_controller(2);
+    assert_eq!(world.waiting(), BTreeSet::from([id(0, 0)]));
+}
+
+#[test]
+fn a_new_controller_gives_nothing_away_before_all_jobs_are_back() {
+    let mut world = World::new(1, 2);
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    world.step("a");
+    let before = (world.view("a"), world.view("b"));
+    world.change_controller(2);
+    assert_eq!((world.view("a"), world.view("b")), before);
+}
+
+#[test]
+fn a_server_leaves_only_after_a_step_without_it() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, false);
+    world.mark(id(1, 0), Fate::Drains);
+    assert_eq!(world.view("j"), "1.4: D0.0 D-");
+    assert!(!world.is_drained(id(1, 0)), "its last view is in use");
+    world.step("j");
+    assert!(world.is_drained(id(1, 0)));
+    assert!(!world.is_drained(id(0, 0)));
+}
+
+#[test]
+fn a_pool_that_shrinks_takes_the_slot_away_and_one_that_grows_appends() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, true);
+    assert_eq!(world.view("j"), "1.3: D0.0 D1.0 I0.0");
+    world.want(1);
+    assert_eq!(world.view("j"), "1.4: D0.0 I0.0");
+    world.want(3);
+    world.start_server(id(2, 0));
+    assert_eq!(world.view("j"), "1.6: D0.0 D- I0.0 D2.0");
+}
+
+#[test]
+fn a_server_that_is_asked_to_end_hands_its_work_over() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, false);
+    world.terminate(id(0, 0));
+    assert_eq!(world.view("j"), "1.4: D- D1.0");
+    world.step("j");
+    assert!(world.is_drained(id(0, 0)));
+}
+
+#[test]
+fn another_controller_goes_on_from_what_the_workers_say() {
+    let mut world = World::new(4, 3);
+    world.start_job("j", 2, false);
+    world.kill(id(1, 0));
+    world.lose("j", id(1, 0));
+    let before = world.view("j");
+    assert_eq!(before, "4.5: D0.0 D- D2.0");
+    world.change_controller(7);
+    assert_eq!(world.view("j"), before, "nothing has changed");
+    world.start_server(id(1, 1));
+    assert_eq!(world.view("j"), "7.1: D0.0 D1.1 D2.0");
+    // One with the same term, as after a restart of the process that holds the lease.
+    world.change_controller(7);
+    world.kill(id(2, 0));
+    world.lose("j", id(2, 0));
+    assert_eq!(world.view("j"), "7.2: D0.0 D1.1 D-");
+}
+
+#[test]
+fn a_new_controller_waits_for_servers_before_it_calls_them_gone() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, false);
+    world.hold_back(id(1, 0));
+    world.change_controller(2);
+    assert_eq!(world.view("j"), "1.3: D0.0 D1.0");
+    world.pass(14);
+    assert_eq!(world.view("j"), "1.3: D0.0 D1.0");
+    world.pass(2);
+    assert_eq!(world.view("j"), "2.1: D0.0 D-");
+}
+
+#[test]
+fn two_jobs_share_and_a_server_changes_hands_after_its_drain() {
+    let mut world = World::new(1, 4);
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    assert_eq!(world.view("a"), "1.6: D0.0 D1.0", "the other two are taken away");
+    assert_eq!(world.view("b"), "1.1: D- D-");
+    world.step("a");
+    assert_eq!(world.view("b"), "1.3: D2.0 D3.0");
+    world.finish("b");
+    world.step("a");
+    assert_eq!(world.view("a").matches('D').count(), 4, "{}", world.view("a"));
+}
+
+#[test]
+fn a_slow_server_is_kept_out_and_one_of_two_stays() {
+    let mut world = World::new(1, 3);
+    world.start_job("j", 1, false);
+    for _ in 0..4 {
+        world.pass(1);
+        world.report(&[1_000_000, 1_000_000, 400_000]);
+    }
+    assert_eq!(world.trouble(id(2, 0)), Some(Trouble::Slow));
+    assert!(world.view("j").ends_with("D0.0 D1.0 D-"), "{}", world.view("j"));
+    // A quarter at most, and the rest has to hold.
+    for _ in 0..8 {
+        world.pass(1);
+        world.report(&[1_000_000, 300_000]);
+    }
+    assert_eq!(world.trouble(id(1, 0)), None);
+}
+
+#[test]
+fn weights_follow_reports_unless_the_job_is_reproducible() {
+    for (reproducible, expected) in [(false, [100, 100, 80]), (true, [100, 100, 100])] {
+        let mut world = World::new(1, 3);
+        world.reproducible = reproducible;
+        world.start_job("j", 1, false);
+        for _ in 0..30 {
+            world.pass(1);
+            world.report(&[1_000_000, 1_000_000, 800_000]);
+        }
+        assert_eq!(world.weights("j"), expected, "reproducible: {reproducible}");
+        world.pass(20);
+        assert_eq!(world.weights("j"), [100; 3], "stale");
+    }
+}
+
+#[test]
+fn keys_are_read_as_they_are_written() {
+    let written = key("j").to_string();
+    assert_eq!(cadre_views::JobKey::parse(&written), Some(key("j")));
+    for text in ["", "a", "a/b", "a/b/c", "a/b/1/2"] {
+        assert_eq!(cadre_views::JobKey::parse(text), None, "{text}");
+    }
+}

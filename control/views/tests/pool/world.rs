@@ -1,0 +1,338 @@
+//! A pool, its cluster and its workers.
+//!
+//! Workers do what real ones do: they greet, listen once welcomed, take views, say what they were told when
+//! they come back, and go when drained. The checks of every test are here: numbers of views rise, a server
+//! is offered only to the job that it was welcomed to, and is let go only after a step that has used a
+//! view without it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cadre_views::{
+    Command, Facts, Fate, Health, Hello, Input, JobFacts, JobKey, Kind, Pool, Report, ServerId,
+    Trouble, View, Who,
+};
+
+pub(crate) fn key(job: &str) -> JobKey {
+    JobKey { namespace: "n".into(), name: job.into(), attempt: 1 }
+}
+
+#[derive(Default)]
+struct Worker {
+    hello: Hello,
+    job: Option<JobKey>,
+    drained: bool,
+    terminating: bool,
+}
+
+pub(crate) struct World {
+    pool: Pool,
+    now: Duration,
+    facts: Facts,
+    workers: BTreeMap<Who, Worker>,
+    held_back: BTreeSet<ServerId>,
+    /// The last view that a finished step has used, by job.
+    stepped: BTreeMap<JobKey, View>,
+    pub(crate) reproducible: bool,
+}
+
+impl World {
+    pub(crate) fn new(term: u64, servers: u32) -> Self {
+        let health = Health {
+            report_timeout: Duration::from_secs(10),
+            reshape_after: Duration::from_secs(600),
+            slow_factor_percent: 150,
+            quarantine_after: 3,
+        };
+        let facts = Facts {
+            slots: (0..servers).collect(),
+            servers: BTreeMap::new(),
+            jobs: BTreeSet::new(),
+            in_place: false,
+            cap: None,
+            health,
+        };
+        let mut world = Self {
+            pool: Pool::new(term),
+            now: Duration::ZERO,
+            facts,
+            workers: BTreeMap::new(),
+            held_back: BTreeSet::new(),
+            stepped: BTreeMap::new(),
+            reproducible: false,
+        };
+        world.tell_facts();
+        for index in 0..servers {
+            world.start_server(ServerId { index, incarnation: 0 });
+        }
+        world
+    }
+
+    fn put(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.pool.handle(self.now, input, &mut out);
+        for command in out {
+            self.obey(command);
+        }
+    }
+
+    fn tell_facts(&mut self) {
+        self.put(Input::Facts(self.facts.clone()));
+    }
+
+    fn job_facts(&self, job: &JobKey) -> JobFacts {
+        let of_job = |it: &&Who| matches!(it, Who::Trainer(of, _) if of == job);
+        let trainers = self.workers.keys().filter(of_job).count() as u32;
+        JobFacts { trainers, reproducible: self.reproducible, share: 100 }
+    }
+
+    fn greet(&mut self, who: &Who) {
+        let hello = self.workers[who].hello.clone();
+        let facts = match who {
+            Who::Server(_) => None,
+            Who::Trainer(job, _) => Some(self.job_facts(job)),
+        };
+        self.put(Input::Attached(who.clone(), hello, facts));
+        if self.workers.get(who).is_some_and(|it| it.terminating) {
+            self.put(Input::Leaving(who.clone()));
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Welcome { to, job, secret, .. } => {
+                let Some(worker) = self.workers.get_mut(&to) else { return };
+                if worker.hello.session.is_empty() {
+                    assert_eq!(secret, [7; 32], "{to} of {job}");
+                }
+                worker.hello.session = job.to_string();
+                worker.job = Some(job);
+                if worker.hello.address.is_empty() {
+                    worker.hello.address = to.to_string();
+                    let (address, ring) = (to.to_string(), format!("ring of {to}"));
+                    self.put(Input::Listening(to, address, ring));
+                }
+            }
+            Command::View(to, view) => {
+                let Who::Trainer(job, 0) = &to else { panic!("a view for {to}") };
+                let job = job.clone();
+                for slot in view.slots.iter().filter(|it| it.kind == Kind::Dedicated) {
+                    let Some(server) = &slot.server else { continue };
+                    let id = ServerId { index: server.index, incarnation: server.incarnation };
+                    // One that was killed may be offered until somebody says so.
+                    if let Some(worker) = self.workers.get(&Who::Server(id)) {
+                        assert_eq!(worker.job.as_ref(), Some(&job), "server {id:?} of another job");
+                        assert!(!worker.drained, "{id:?} was let go");
+                    }
+                }
+                let worker = self.workers.get_mut(&to).expect("the conductor lives");
+                if let Some(last) = &worker.hello.view {
+                    assert!(last.number < view.number, "{last:?} then {view:?}");
+                }
+                worker.hello.view = Some(view);
+            }
+            Command::Drain { to, stays, over } => {
+                let Who::Server(id) = to else { panic!("a drain for {to}") };
+                let worker = self.workers.get_mut(&to).expect("it is connected");
+                let job = worker.job.take().expect("who works is drained");
+                let named = |view: &View| {
+                    let servers = view.slots.iter().filter_map(|it| it.server.as_ref());
+                    let mut servers = servers.filter(|it| it.address == to.to_string());
+                    servers.any(|it| it.incarnation == id.incarnation)
+                };
+                if !over {
+                    let used = self.stepped.get(&job).is_some_and(named);
+                    assert!(!used, "{id:?} may have work of the step in progress");
+                }
+                worker.hello.session.clear();
+                worker.hello.address.clear();
+                worker.drained = !stays;
+                self.put(Input::Drained(to.clone()));
+                self.put(Input::Detached(to.clone()));
+                if stays {
+                    self.greet(&to);
+                }
+            }
+            Command::Refuse(who, reason) => panic!("{who}: {reason}"),
+            Command::Postpone(who, reason) => panic!("{who}: {reason}"),
+            Command::Conductor(..) | Command::Trainers(..) | Command::Notice(..) => {}
+        }
+    }
+
+    pub(crate) fn start_server(&mut self, id: ServerId) {
+        self.facts.servers.insert(id, Fate::Stays);
+        self.tell_facts();
+        let who = Who::Server(id);
+        self.workers.insert(who.clone(), Worker::default());
+        self.greet(&who);
+    }
+
+    pub(crate) fn start_job(&mut self, job: &str, trainers: u32, in_place: bool) {
+        let key = key(job);
+        self.facts.jobs.insert(key.clone());
+        self.facts.in_place = in_place;
+        self.tell_facts();
+        for rank in 0..trainers {
+            let secret = if rank == 0 { vec![7; 32] } else { Vec::new() };
+            let hello = Hello { secret, ..Hello::default() };
+            self.workers
+                .insert(Who::Trainer(key.clone(), rank), Worker { hello, ..Worker::default() });
+        }
+        // The conductor comes last: the others wait for it.
+        for rank in (0..trainers).rev() {
+            self.greet(&Who::Trainer(key.clone(), rank));
+        }
+        self.step(job);
+    }
+
+    /// The conductor finishes a step with the newest view.
+    pub(crate) fn step(&mut self, job: &str) {
+        let Some(conductor) = self.workers.get(&Who::Trainer(key(job), 0)) else { return };
+        let Some(view) = conductor.hello.view.clone() else { return };
+        let number = view.number;
+        self.stepped.insert(key(job), view);
+        self.put(Input::Stepped(key(job), number));
+    }
+
+    /// Trainers and pods are gone, and nobody tells the controller, which is away.
+    pub(crate) fn vanish(&mut self, job: &str) {
+        let key = key(job);
+        self.workers.retain(|who, _| !matches!(who, Who::Trainer(of, _) if *of == key));
+        self.facts.jobs.remove(&key);
+    }
+
+    pub(crate) fn finish(&mut self, job: &str) {
+        let key = key(job);
+        self.put(Input::Finished(key.clone()));
+        let trainers: Vec<Who> = self
+            .workers
+            .keys()
+            .filter(|it| matches!(it, Who::Trainer(of, _) if *of == key))
+            .cloned()
+            .collect();
+        for who in trainers {
+            self.workers.remove(&who);
+            self.put(Input::Detached(who));
+        }
+        self.facts.jobs.remove(&key);
+        self.tell_facts();
+    }
+
+    /// Its connection breaks; its pod follows.
+    pub(crate) fn kill(&mut self, id: ServerId) {
+        if self.workers.remove(&Who::Server(id)).is_some() {
+            self.put(Input::Detached(Who::Server(id)));
+        }
+    }
+
+    pub(crate) fn lose(&mut self, job: &str, id: ServerId) {
+        self.put(Input::Lost(key(job), id));
+        self.facts.servers.remove(&id);
+        self.tell_facts();
+    }
+
+    pub(crate) fn terminate(&mut self, id: ServerId) {
+        if let Some(worker) = self.workers.get_mut(&Who::Server(id)) {
+            worker.terminating = true;
+            self.put(Input::Leaving(Who::Server(id)));
+        }
+    }
+
+    pub(crate) fn mark(&mut self, id: ServerId, fate: Fate) {
+        if let Some(known) = self.facts.servers.get_mut(&id) {
+            *known = fate;
+        }
+        self.tell_facts();
+    }
+
+    /// Wants so many slots; the highest go first, drained.
+    pub(crate) fn want(&mut self, slots: u32) {
+        self.facts.slots = (0..slots).collect();
+        for (id, fate) in &mut self.facts.servers {
+            if id.index >= slots {
+                *fate = Fate::Drains;
+            }
+        }
+        self.tell_facts();
+    }
+
+    pub(crate) fn hold_back(&mut self, id: ServerId) {
+        self.held_back.insert(id);
+    }
+
+    pub(crate) fn change_controller(&mut self, term: u64) {
+        self.pool = Pool::new(term);
+        self.tell_facts();
+        for who in self.workers.keys().cloned().collect::<Vec<_>>() {
+            let back = matches!(&who, Who::Server(id) if self.held_back.contains(id));
+            if !back && !self.workers[&who].drained {
+                self.greet(&who);
+            }
+        }
+    }
+
+    pub(crate) fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.now += Duration::from_secs(1);
+            self.put(Input::Tick);
+        }
+    }
+
+    /// Seconds in which every server reports.
+    pub(crate) fn live(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.pass(1);
+            self.report(&[1_000_000; 16]);
+        }
+    }
+
+    /// Servers report these speeds, in their order.
+    pub(crate) fn report(&mut self, speeds: &[u64]) {
+        let servers = self.workers.keys().filter(|it| matches!(it, Who::Server(_))).cloned();
+        for (who, speed) in servers.collect::<Vec<_>>().into_iter().zip(speeds) {
+            let report =
+                Report { busy_ppm: 500_000, cost: speed / 2, busy_nanoseconds: 500_000_000 };
+            self.put(Input::Reported(who, report));
+        }
+    }
+
+    pub(crate) fn last(&self, job: &str) -> Option<&View> {
+        self.workers.get(&Who::Trainer(key(job), 0))?.hello.view.as_ref()
+    }
+
+    /// `TERM.COUNTER: SLOTS`; `D1.0` is incarnation 0 of server 1, `D-` a vacant slot, `I0.0` in place.
+    pub(crate) fn view(&self, job: &str) -> String {
+        let Some(view) = self.last(job) else { return String::new() };
+        let slots = view.slots.iter().map(|slot| {
+            let kind = if slot.kind == Kind::Dedicated { "D" } else { "I" };
+            let who = slot.server.as_ref();
+            let who = who.map_or("-".into(), |it| format!("{}.{}", it.index, it.incarnation));
+            format!(" {kind}{who}")
+        });
+        format!("{}.{}:{}", view.number.term, view.number.counter, slots.collect::<String>())
+    }
+
+    pub(crate) fn weights(&self, job: &str) -> Vec<u32> {
+        self.last(job).iter().flat_map(|it| &it.slots).map(|it| it.weight).collect()
+    }
+
+    pub(crate) fn waiting(&self) -> BTreeSet<ServerId> {
+        let waits = |(who, worker): (&Who, &Worker)| match who {
+            Who::Server(id) if worker.job.is_none() && !worker.drained => Some(*id),
+            Who::Server(_) | Who::Trainer(..) => None,
+        };
+        self.workers.iter().filter_map(waits).collect()
+    }
+
+    pub(crate) fn is_drained(&self, id: ServerId) -> bool {
+        self.pool.reports(self.now).get(&id).is_some_and(|it| it.drained)
+    }
+
+    pub(crate) fn trouble(&self, id: ServerId) -> Option<Trouble> {
+        self.pool.reports(self.now).get(&id)?.trouble
+    }
+
+    pub(crate) fn servers(&self) -> Vec<ServerId> {
+        self.facts.servers.keys().copied().collect()
+    }
+}
