@@ -54,6 +54,11 @@ impl AttentionPool {
             type_ = "string",
             json_path = r#".status.conditions[?(@.type=="Balanced")].status"#
         ),
+        printcolumn(
+            name = "Placement",
+            type_ = "string",
+            json_path = r#".status.conditions[?(@.type=="PlacementSatisfied")].reason"#
+        ),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
         validation = crate::schema::name_rule()
     )

@@ -105,7 +105,7 @@ fn columns_come_from_named_fields_and_conditions() {
         let names = columns.unwrap_or_default().into_iter().map(|it| it.name.to_uppercase());
         names.collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(columns(0), "DESIRED READY INPLACE UTIL BALANCED AGE");
+    assert_eq!(columns(0), "DESIRED READY INPLACE UTIL BALANCED PLACEMENT AGE");
     assert_eq!(columns(1), "STEP PROGRESS TOKENS/S POOL STATUS AGE");
 }
 

@@ -13,6 +13,8 @@ use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 
 use crate::caches::Caches;
+use crate::control::issuer::Issuer;
+use crate::control::{Known, Told};
 use crate::metrics::Metrics;
 use crate::recent::Recent;
 
@@ -28,11 +30,21 @@ pub(crate) struct Context {
     pub(crate) recent_jobs: Recent<Job>,
     pub(crate) metrics: Metrics,
     pub(crate) events: Recorder,
+    /// From the control service to the reconciles.
+    pub(crate) told: Told,
+    /// From the reconciles to the control service.
+    pub(crate) known: Known,
+    pub(crate) issuer: Issuer,
     memories: Mutex<BTreeMap<String, Memory>>,
 }
 
 impl Context {
-    pub(crate) fn new(client: Client, settings: Settings, namespace: Option<&str>) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        settings: Settings,
+        namespace: Option<&str>,
+        issuer: Issuer,
+    ) -> Self {
         let reporter = Reporter { controller: MANAGER.into(), instance: None };
         Self {
             caches: Caches::start(&client, namespace),
@@ -42,6 +54,9 @@ impl Context {
             recent_pods: Recent::default(),
             recent_jobs: Recent::default(),
             metrics: Metrics::default(),
+            told: Told::default(),
+            known: Known::default(),
+            issuer,
             memories: Mutex::default(),
         }
     }

@@ -23,6 +23,14 @@ pub(crate) enum Error {
         /// Its name.
         name: String,
     },
+    /// The certificate of the control service's issuer is missing.
+    #[error("certificate file {}: {source}; mount the control service's certificates there", path.display())]
+    Issuer {
+        /// Where it should be.
+        path: std::path::PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// The status has changed since it was read; looked at again at once.
     #[error("the object has changed meanwhile")]
     Stale,
@@ -42,6 +50,7 @@ impl Error {
                 Some(_) | None => "ApiServerFailed",
             },
             Self::NameTaken { .. } => "NameTaken",
+            Self::Issuer { .. } => "NoCertificate",
             Self::Stale => "Stale",
         }
     }
@@ -76,6 +85,10 @@ mod tests {
             taken.to_string(),
             "Service p-servers is there and belongs to somebody else; rename one of the two"
         );
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let missing = Error::Issuer { path: "/tls/ca.crt".into(), source };
+        assert_eq!(missing.reason(), "NoCertificate");
+        assert!(missing.to_string().contains("/tls/ca.crt"));
         assert_eq!(Error::Stale.reason(), "Stale");
     }
 }

@@ -10,6 +10,7 @@ use kube::runtime::controller::Action;
 
 use crate::caches::Guarded;
 use crate::context::Context;
+use crate::control::issuer;
 use crate::error::Error;
 use crate::pool::again;
 use crate::{apply, observe, report};
@@ -28,6 +29,7 @@ pub(crate) async fn reconcile(
     let now = Timestamp::now();
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
+    issuer::bring(&context, &object.namespace().unwrap_or_default()).await?;
     apply::all(&context, object, decision.actions).await?;
 
     let applied = Applied::new(observe::job(&context, object));

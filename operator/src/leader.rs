@@ -56,6 +56,17 @@ pub(crate) async fn acquire(client: Client, place: &Place) -> anyhow::Result<Lea
 }
 
 impl Lease {
+    /// How often the lease has changed hands: orders the views of leaders that overlap.
+    ///
+    /// # Errors
+    ///
+    /// The lease cannot be read.
+    pub(crate) async fn transitions(&self) -> anyhow::Result<u64> {
+        let lease = self.api.get(&self.place.name).await.context("the lease cannot be read")?;
+        let transitions = lease.spec.and_then(|it| it.lease_transitions).unwrap_or_default();
+        Ok(u64::try_from(transitions).unwrap_or_default())
+    }
+
     /// Returns when this process must not lead any more.
     pub(crate) async fn lost(&mut self) {
         let Self { api, place, held, renewing: _ } = self;

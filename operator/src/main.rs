@@ -13,6 +13,7 @@
 mod apply;
 mod caches;
 mod context;
+mod control;
 mod controllers;
 mod error;
 mod http;
@@ -39,6 +40,7 @@ use kube::Client;
 use tracing_subscriber::EnvFilter;
 
 use crate::context::Context;
+use crate::control::issuer::Issuer;
 
 /// Keeps the pools and jobs of a cluster as their objects say.
 #[derive(Debug, Parser)]
@@ -53,6 +55,13 @@ struct Arguments {
     /// Where metrics and health are served.
     #[arg(long, default_value = "0.0.0.0:8080")]
     address: SocketAddr,
+    /// Where the control service listens for workers, over TLS.
+    #[arg(long, default_value = "0.0.0.0:9443")]
+    control: SocketAddr,
+    /// Folder with the control service's tls.crt and tls.key and its issuer's ca.crt; left out, there is no
+    /// control service.
+    #[arg(long)]
+    certificates: Option<PathBuf>,
     /// Namespace of the lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "cadre-system")]
     lease_namespace: String,
@@ -91,12 +100,16 @@ async fn main() -> anyhow::Result<()> {
     if arguments.release_finalizers {
         return release::all(&client, namespace).await;
     }
-    let context = Arc::new(Context::new(client.clone(), settings, namespace));
+    let issuer = Issuer::new(arguments.certificates.clone());
+    let context = Arc::new(Context::new(client.clone(), settings, namespace, issuer));
     let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
     let place = leader::Place {
-        namespace: arguments.lease_namespace,
-        name: arguments.lease,
-        identity: arguments.identity.unwrap_or_else(|| format!("pid-{}", std::process::id())),
+        namespace: arguments.lease_namespace.clone(),
+        name: arguments.lease.clone(),
+        identity: arguments
+            .identity
+            .clone()
+            .unwrap_or_else(|| format!("pid-{}", std::process::id())),
     };
     let work = async {
         let leading = async {
@@ -110,7 +123,9 @@ async fn main() -> anyhow::Result<()> {
         };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
+        let control = serve_workers(&context, &arguments, lease.transitions().await?);
         tokio::select! {
+            ended = control => ended,
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
                 anyhow::bail!("the lease {} is lost; another operator leads", place.name)
@@ -126,6 +141,22 @@ async fn main() -> anyhow::Result<()> {
         result = work => result,
         result = serving => result.context("metrics and health")?,
     }
+}
+
+/// The control service, if there are certificates for it.
+async fn serve_workers(
+    context: &Arc<Context>,
+    arguments: &Arguments,
+    term: u64,
+) -> anyhow::Result<()> {
+    let Some(certificates) = arguments.certificates.clone() else {
+        tracing::warn!("no --certificates: workers cannot join");
+        return std::future::pending().await;
+    };
+    let place = control::Place { address: arguments.control, certificates };
+    let listener = control::listen(&place).await?;
+    tracing::info!("workers join at {}, term {term}", arguments.control);
+    control::run(context.clone(), listener, term).await
 }
 
 /// Waits until the process is asked to end.

@@ -1,10 +1,7 @@
 //! What is known about an object, from the caches and the writes that they have not seen.
 //!
-//! In: a pool or a job. Out: an observation for the decision. Makes no request.
-//!
-//! There is no control service in this operator yet: no server is connected to it, so none has reported
-//! and none has anything to hand over by it. A server that is deleted drains between SIGTERM and
-//! SIGKILL.
+//! In: a pool or a job. Out: an observation for the decision, with what the control service tells. Makes no
+//! request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +19,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::caches::within;
 use crate::context::Context;
+use crate::control::JobFigures;
 
 pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed {
     let name = object.metadata.name.clone().unwrap_or_default();
@@ -46,6 +44,7 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
             && it.namespace.as_ref() == Some(&home)
     };
     let service = context.caches.services.find(|it| named(&it.metadata));
+    let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
     let budget = context.caches.budgets.find(|it| named(&it.metadata));
     pool::Observed {
         pool: object.clone(),
@@ -54,8 +53,8 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
         pods,
         trainers,
         nodes,
-        reports: BTreeMap::new(),
-        reports_complete: true,
+        reports,
+        reports_complete,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }
 }
@@ -73,16 +72,18 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let services = within(&context.caches.services, &home);
     let service = services.into_iter().find(|it| it.name_any() == format!("{name}-trainers"));
     let wanted = &object.spec.attention.pool_ref;
+    let of = home.clone();
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
+    let JobFigures { progress, failovers } = context.told.job(&(of, name));
     job::Observed {
         job: object.clone(),
         pool: pool.and_then(|it| it.0.as_ref().ok().cloned()),
         service: service.map(|it| it.as_ref().clone()),
         jobs: plain(&jobs),
         pods: plain(&pods),
-        progress: None,
-        failovers: 0,
+        progress,
+        failovers,
     }
 }
 

@@ -11,6 +11,7 @@ use kube::runtime::controller::Action;
 
 use crate::caches::Guarded;
 use crate::context::Context;
+use crate::control::issuer;
 use crate::error::Error;
 use crate::recent::LOOK_AGAIN;
 use crate::{apply, observe, report};
@@ -30,10 +31,14 @@ pub(crate) async fn reconcile(
     let now = Timestamp::now();
     let observed = observe::pool(&context, object);
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
+    issuer::bring(&context, &object.namespace().unwrap_or_default()).await?;
     apply::all(&context, object, decision.actions).await?;
     context.remember(&uid, Some(memory));
 
     let applied = Applied::new(observe::pool(&context, object));
+    let key = (object.namespace().unwrap_or_default(), object.name_any());
+    let gone = object.metadata.deletion_timestamp.is_some() && applied.pods.is_empty();
+    context.known.put(key, (!gone).then(|| pool::facts(&applied)));
     let status = pool::status(&applied, &context.settings, now);
     let old = object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();

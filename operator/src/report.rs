@@ -77,6 +77,18 @@ pub(crate) async fn failure<K: Resource<DynamicType = ()>>(
     event(context, object, EventType::Warning, error.reason(), &error.to_string()).await;
 }
 
+/// Says in an event what workers said.
+pub(crate) async fn say<K: Resource<DynamicType = ()>>(
+    context: &Context,
+    object: &K,
+    warns: bool,
+    reason: &str,
+    note: &str,
+) {
+    let kind = if warns { EventType::Warning } else { EventType::Normal };
+    event(context, object, kind, reason, note).await;
+}
+
 async fn event<K: Resource<DynamicType = ()>>(
     context: &Context,
     object: &K,

@@ -19,6 +19,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
+{{/* Secret with the control service's certificate. */}}
+{{- define "cadre.controlSecret" -}}
+{{- .Values.control.existingSecret | default (printf "%s-control" (include "cadre.name" .)) -}}
+{{- end -}}
+
 {{/* What a container of the operator may do. */}}
 {{- define "cadre.security" -}}
 allowPrivilegeEscalation: false

@@ -18,6 +18,7 @@
 
 mod action;
 mod conditions;
+pub mod identity;
 pub mod job;
 mod names;
 mod pod;
@@ -26,4 +27,5 @@ pub mod pool;
 mod settings;
 
 pub use action::{Action, Applied, Kind, Object, Reference};
+pub use names::server as server_name;
 pub use settings::Settings;

@@ -36,7 +36,8 @@ pub(crate) fn servers_service(pool: &str) -> String {
     format!("{pool}-servers")
 }
 
-pub(crate) fn server(pool: &str, slot: u32, incarnation: u32) -> String {
+/// Name of a server's pod.
+pub fn server(pool: &str, slot: u32, incarnation: u32) -> String {
     format!("{pool}-{}-{}", base36(slot), base36(incarnation.min(LAST_INCARNATION)))
 }
 

@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use cadre_crds::contract::{CADRE_CONTROL, CADRE_CONTROL_CA, CADRE_CONTROL_TOKEN, CADRE_OUT};
+use cadre_crds::contract::{
+    CADRE_CONTROL, CADRE_CONTROL_CA, CADRE_CONTROL_TOKEN, CADRE_HOST, CADRE_OUT,
+};
 
 use crate::settings::Settings;
 
@@ -74,6 +76,7 @@ pub(crate) fn complete(
         variable(CADRE_CONTROL_CA, format!("{CONTROL_FOLDER}/ca.crt")),
         variable(CADRE_CONTROL_TOKEN, format!("{CONTROL_FOLDER}/token")),
         variable(CADRE_OUT, OUT_FOLDER),
+        from_field(CADRE_HOST, "status.podIP"),
     ];
     env.extend(variables);
     env.extend(container.env.take().into_iter().flatten());

@@ -2,6 +2,7 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod pods;
 mod server;
 
 use std::sync::Arc;
@@ -10,12 +11,14 @@ use cadre_desired::Settings;
 use serde_json::{Value, json};
 
 use crate::context::Context;
+use crate::control::issuer::Issuer;
 use crate::controllers;
 use server::Server;
 
 /// An operator that leads, until the test ends.
 async fn operator(server: &Server) -> Arc<Context> {
-    let context = Arc::new(Context::new(server.client(), Settings::default(), None));
+    let context =
+        Arc::new(Context::new(server.client(), Settings::default(), None, Issuer::default()));
     context.caches.ready().await.expect("the server answers");
     let own = context.clone();
     tokio::spawn(async move { controllers::run(&own, 4).await });

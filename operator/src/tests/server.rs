@@ -155,6 +155,13 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let resource = rest.first().copied().unwrap_or_default();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    if resource == "tokenreviews" {
+        return server.review(&body);
+    }
+    let applies = parts
+        .headers
+        .get("content-type")
+        .is_some_and(|it| it.as_bytes().starts_with(b"application/apply-patch"));
     let Some(name) = rest.get(1) else {
         return match parts.method {
             Method::POST => server.create(resource, namespace, &body),
@@ -164,6 +171,9 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     };
     let address = (resource.to_owned(), namespace.to_owned(), (*name).to_owned());
     match parts.method {
+        Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
+            server.create(resource, namespace, &body)
+        }
         Method::PATCH => server.patch(address, &body, rest.get(2) == Some(&"status")),
         Method::DELETE => server.delete(&address, &body),
         _ => server.get(&address),
@@ -174,6 +184,26 @@ impl Server {
     fn get(&self, address: &Address) -> Response {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.objects.get(address).map_or_else(|| refuse(404), reply)
+    }
+
+    /// The token of pod `x` is `token of x`, as long as the pod is there.
+    fn review(&self, body: &Value) -> Response {
+        let pod = body["spec"]["token"].as_str().unwrap_or_default().strip_prefix("token of ");
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = Objects(&inner.objects);
+        let pod = pod.and_then(|it| objects.get("pods", it));
+        let status = match pod.map(|it| &it["metadata"]) {
+            Some(meta) => json!({
+                "authenticated": true,
+                "audiences": body["spec"]["audiences"],
+                "user": {"username": "system:serviceaccount:n:default", "extra": {
+                    "authentication.kubernetes.io/pod-name": [meta["name"]],
+                    "authentication.kubernetes.io/pod-uid": [meta["uid"]],
+                }},
+            }),
+            None => json!({"authenticated": false, "error": "invalid bearer token"}),
+        };
+        reply(&json!({"metadata": {}, "spec": body["spec"], "status": status}))
     }
 
     fn create(&self, resource: &str, namespace: &str, body: &Value) -> Response {

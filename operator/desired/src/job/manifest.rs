@@ -127,7 +127,7 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         variable(CADRE_ATTEMPT, number.to_string()),
         // Each attempt starts each trainer once.
         variable(CADRE_INCARNATION, number.saturating_sub(1).to_string()),
-        variable(CADRE_CHECKPOINTS, CHECKPOINTS),
+        variable(CADRE_CHECKPOINTS, checkpoint_folder(object)),
         variable(MASTER_ADDR, master),
         variable(MASTER_PORT, PORT),
         variable(PET_MASTER_ADDR, master),
@@ -145,6 +145,13 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         variables.push(variable(LOCAL_RANK, "0"));
     }
     variables
+}
+
+/// The job's own folder: jobs may share a claim, and one of the same name that was deleted is another.
+fn checkpoint_folder(object: &TrainingJob) -> String {
+    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    let start = uid.get(..8).unwrap_or(uid);
+    format!("{CHECKPOINTS}/{}-{start}", name(&object.metadata))
 }
 
 /// The claim, the node's directory, or nothing that outlives the pod.

@@ -17,6 +17,7 @@
 //! Invariants: at most the wanted number of servers is made; a slot has one successor at a time; a
 //! replacement takes the lowest free slot, which is the one of the server that it replaces.
 
+mod facts;
 mod manifest;
 pub mod scale;
 mod server;
@@ -36,6 +37,7 @@ use crate::job::Decision;
 use crate::names::{LAST_INCARNATION, is_owned};
 use crate::pod::State;
 use crate::settings::Settings;
+pub use facts::facts;
 use scale::{Memory, Scale};
 use server::{Server, servers};
 pub use status::status;
@@ -88,6 +90,19 @@ pub struct Report {
     pub quarantined: bool,
     /// It is out of the view, the conductor has confirmed a step without it, and it has no work left.
     pub drained: bool,
+    /// The slowest way from one of its job's trainers to it, measured when it joined.
+    pub link: Option<Link>,
+}
+
+/// A way between a trainer and a server.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Link {
+    /// Megabits a second; 0: the trainer was not reached.
+    pub mbps: u32,
+    /// Rank of the trainer.
+    pub trainer: u32,
+    /// The bytes went through the kernel's TCP.
+    pub is_tcp: bool,
 }
 
 /// Decides what to do for a pool; the memory is for the next time.

@@ -161,12 +161,51 @@ fn placement(observed: &Observed, settings: &Settings, all: &[Server<'_>]) -> Sa
         return said(Truth::Unknown, "NoTrainer", "there is no trainer to be near to");
     };
     let text = format!("{near} of {} servers are near to a trainer", pods.len());
-    if near == pods.len() {
-        said(true, "Near", text)
-    } else {
+    if near < pods.len() {
         let widest = levels.last().map_or("", String::as_str);
-        said(false, "Far", format!("{text}; the others share no {widest} with any"))
+        return said(false, "Far", format!("{text}; the others share no {widest} with any"));
     }
+    measured(observed, all).unwrap_or_else(|| said(true, "Near", text))
+}
+
+/// What is wrong with the links that were measured, if anything is: the slowest is named.
+fn measured(observed: &Observed, all: &[Server<'_>]) -> Option<Said> {
+    let fabric = &observed.pool.spec.fabric;
+    let links = all.iter().filter(|it| it.stays()).filter_map(|it| Some((it, it.report?.link?)));
+    let (server, link) = links.min_by_key(|(it, link)| (link.mbps, it.slot))?;
+    let way = format!("pod {} reaches trainer {}", name(&server.pod.metadata), link.trainer);
+    if link.mbps == 0 {
+        return Some(said(
+            false,
+            "NotReached",
+            format!(
+                "pod {} does not reach trainer {}; allow traffic between pods of the pool and its jobs",
+                name(&server.pod.metadata),
+                link.trainer
+            ),
+        ));
+    }
+    if let Some(least) = fabric.min_bandwidth_mbps.filter(|it| link.mbps < *it) {
+        let text = format!(
+            "{way} with {} Mbit/s, spec.fabric.minBandwidthMbps is {least}",
+            rounded(link.mbps)
+        );
+        return Some(said(false, "SlowLink", text));
+    }
+    if link.is_tcp && !fabric.rdma_resources.is_empty() {
+        let text = format!(
+            "{way} over TCP with {} Mbit/s although spec.fabric.rdmaResources are asked for",
+            rounded(link.mbps)
+        );
+        return Some(said(false, "Tcp", text));
+    }
+    None
+}
+
+/// Two digits of a measure: more would change with every server that joins.
+fn rounded(mbps: u32) -> u32 {
+    let unit = 10_u32.pow(mbps.max(1).ilog10().saturating_sub(1));
+    mbps / unit * unit
 }
 
 fn degraded(observed: &Observed, all: &[Server<'_>]) -> Said {

@@ -1,6 +1,4 @@
-//! Pools: from any state to rest, with no server lost that had something to hand over.
-
-mod world;
+//! A pool in a small cluster: what Kubernetes and users do to it, one look of the operator after the other.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +12,27 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec, Servi
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use proptest::prelude::*;
-use world::{Clock, end, name, on_node, set_condition, set_phase, settings};
+
+use super::world::{Clock, end, name, on_node, set_condition, set_phase, settings};
 
 /// Nodes of the cluster; two on each leaf.
-const NODES: usize = 6;
+pub(crate) const NODES: usize = 6;
 
 #[derive(Clone, Debug)]
-struct World {
-    clock: Clock,
-    pool: AttentionPool,
-    service: Option<Service>,
-    budget: Option<PodDisruptionBudget>,
-    pods: Vec<Pod>,
-    nodes: BTreeMap<String, Node>,
-    reports: BTreeMap<String, Report>,
-    memory: Memory,
-    gone: bool,
+pub(crate) struct World {
+    pub(crate) clock: Clock,
+    pub(crate) pool: AttentionPool,
+    pub(crate) service: Option<Service>,
+    pub(crate) budget: Option<PodDisruptionBudget>,
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    pub(crate) reports: BTreeMap<String, Report>,
+    pub(crate) memory: Memory,
+    pub(crate) gone: bool,
 }
 
 impl World {
-    fn new(replicas: u32) -> Self {
+    pub(crate) fn new(replicas: u32) -> Self {
         let mut clock = Clock::new();
         let spec = AttentionPoolSpec { replicas, ..AttentionPoolSpec::default() };
         let metadata = ObjectMeta {
@@ -61,7 +60,7 @@ impl World {
         }
     }
 
-    fn observe(&self) -> Observed {
+    pub(crate) fn observe(&self) -> Observed {
         let mut trainer = Pod::default();
         on_node(&mut trainer, "node-0");
         set_phase(&mut trainer, "Running", true);
@@ -79,7 +78,7 @@ impl World {
     }
 
     /// One reconcile that dies after `most` actions. Out: whether it did nothing.
-    fn reconcile(&mut self, most: usize) -> bool {
+    pub(crate) fn reconcile(&mut self, most: usize) -> bool {
         if self.gone {
             return true;
         }
@@ -97,7 +96,7 @@ impl World {
         idle
     }
 
-    fn carry_out(&mut self, action: Action) {
+    pub(crate) fn carry_out(&mut self, action: Action) {
         match action {
             Action::Create(Object::Pod(mut pod)) => {
                 if self.pods.iter().any(|it| it.metadata.name == pod.metadata.name) {
@@ -156,7 +155,7 @@ impl World {
     }
 
     /// What scheduler, kubelet and servers do when nothing goes wrong.
-    fn calm(&mut self) {
+    pub(crate) fn calm(&mut self) {
         self.clock.second += 5;
         let open: Vec<String> =
             self.nodes.iter().filter(|it| !it.1.cordoned).map(|it| it.0.clone()).collect();
@@ -185,7 +184,7 @@ impl World {
     }
 
     /// Something that happens to a cluster.
-    fn happen(&mut self, event: &Event) {
+    pub(crate) fn happen(&mut self, event: &Event) {
         let at = |which: &usize, of: usize| which % of.max(1);
         let pods = self.pods.len();
         match event {
@@ -237,12 +236,12 @@ impl World {
     }
 }
 
-fn annotate(meta: &mut ObjectMeta, key: &str, value: String) {
+pub(crate) fn annotate(meta: &mut ObjectMeta, key: &str, value: String) {
     meta.annotations.get_or_insert_with(BTreeMap::new).insert(key.to_owned(), value);
 }
 
 #[derive(Clone, Debug)]
-enum Event {
+pub(crate) enum Event {
     Replicas(u32),
     Fail { pod: usize, ran: i64 },
     Evict(usize),
@@ -255,7 +254,7 @@ enum Event {
     Delete,
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         2 => (0_u32..9).prop_map(Event::Replicas),
         2 => (any::<usize>(), 0_i64..120).prop_map(|(pod, ran)| Event::Fail { pod, ran }),
@@ -270,145 +269,4 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => (0_i64..400).prop_map(Event::Wait),
     ];
     prop::collection::vec(event, 0..60)
-}
-
-/// Lets things calm down. Out: rounds until nothing was left to do.
-fn rest(world: &mut World) -> usize {
-    for round in 0..400 {
-        world.calm();
-        if world.reconcile(usize::MAX) && world.reconcile(usize::MAX) {
-            let before = world.pool.status.clone();
-            let pods = world.pods.clone();
-            // Longer than any pause.
-            world.clock.second += 400;
-            world.calm();
-            if world.reconcile(usize::MAX) && world.pods == pods && world.pool.status == before {
-                return round;
-            }
-        }
-    }
-    panic!("no rest: {:#?}", decide(&world.observe(), &settings(), world.clock.now()));
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    #[test]
-    fn any_state_comes_to_rest_with_the_wanted_servers(replicas in 0_u32..9, events in events()) {
-        let mut world = World::new(replicas);
-        for event in &events {
-            world.happen(event);
-        }
-        rest(&mut world);
-        let status = world.pool.status.clone().expect("it was reported");
-        prop_assert_eq!(status.ready, world.pool.spec.replicas);
-        prop_assert_eq!(status.replicas, world.pool.spec.replicas);
-        prop_assert_eq!((status.draining, status.quarantined), (0, 0));
-        prop_assert_eq!(world.pods.len(), world.pool.spec.replicas as usize);
-        for condition in &status.conditions {
-            if condition.type_ == "Degraded" || condition.type_ == "Progressing" {
-                prop_assert_eq!(&condition.status, "False", "{:?}", condition);
-            }
-        }
-        for _ in 0..20 {
-            world.calm();
-            prop_assert!(world.reconcile(usize::MAX), "rest stays rest");
-            prop_assert_eq!(world.pool.status.as_ref(), Some(&status), "and writes nothing");
-        }
-    }
-
-    #[test]
-    fn a_deleted_pool_drains_and_is_gone(events in events()) {
-        let mut world = World::new(4);
-        for event in &events {
-            world.happen(event);
-        }
-        rest(&mut world);
-        world.pool.spec.replicas = 4;
-        rest(&mut world);
-        prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
-        world.happen(&Event::Delete);
-        rest(&mut world);
-        prop_assert!(world.gone);
-    }
-}
-
-#[test]
-fn victims_leave_in_the_order_of_the_page() {
-    let mut world = World::new(6);
-    rest(&mut world);
-    // The trainer is on node-0: leaf 0 holds nodes 0 and 1, block 0 nodes 0 to 3.
-    let place = [0, 1, 2, 4, 0, 5];
-    for (pod, node) in world.pods.iter_mut().zip(place) {
-        on_node(pod, &format!("node-{node}"));
-    }
-    world.pods[5].spec.as_mut().expect("made with one").node_name = None;
-    set_phase(&mut world.pods[4], "Running", false);
-    let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
-    world.reports.get_mut(&names[0]).expect("it serves").slow_factor_percent = 180;
-    let mut order = Vec::new();
-    while world.pool.spec.replicas > 0 {
-        world.pool.spec.replicas -= 1;
-        let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
-        let drained = decision.actions.into_iter().find_map(|it| {
-            let Action::Drain { pod, .. } = it else { return None };
-            Some(pod.name)
-        });
-        let drained = drained.expect("one too many");
-        order.push(names.iter().position(|it| *it == drained).expect("one of them"));
-        world.pods.retain(|it| name(&it.metadata) != drained);
-    }
-    // Unscheduled, not ready, slowest, farthest (another block), then another leaf, then the near one.
-    assert_eq!(order, [5, 4, 0, 3, 2, 1]);
-}
-
-#[test]
-fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
-    let mut world = World::new(1);
-    rest(&mut world);
-    let mut pauses = Vec::new();
-    for _ in 0..7 {
-        let pod = world.pods.last_mut().expect("one server");
-        on_node(pod, "node-3");
-        end(pod, SERVER_CONTAINER, 1, 3, &world.clock);
-        let failed = world.clock.second;
-        let before = name(&pod.metadata);
-        world.reports.clear();
-        while world.pods.last().is_some_and(|it| name(&it.metadata) == before) {
-            world.reconcile(usize::MAX);
-            world.clock.second += 1;
-        }
-        pauses.push(world.clock.second - 1 - failed);
-        world.reconcile(usize::MAX);
-        world.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
-    }
-    assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
-    let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
-    let text = serde_json::to_string(&spec.affinity).expect("plain data");
-    assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
-}
-
-#[test]
-fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time() {
-    let mut world = World::new(4);
-    rest(&mut world);
-    let other = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
-    let (decision, _) = decide(&world.observe(), &other, world.clock.now());
-    assert_eq!(decision.actions, []);
-    world.happen(&Event::Template(1));
-    let mut least = 4;
-    for _ in 0..60 {
-        world.calm();
-        world.reconcile(usize::MAX);
-        let draining = |it: &&Pod| {
-            let notes = it.metadata.annotations.as_ref();
-            notes.is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
-                || it.metadata.deletion_timestamp.is_some()
-        };
-        least = least.min(world.pods.iter().filter(|it| !draining(it)).count());
-    }
-    assert_eq!(least, 3);
-    rest(&mut world);
-    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
-    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
 }

@@ -1,0 +1,194 @@
+//! Which worker a pod is, by its labels: a pod may speak only for itself.
+//!
+//! In: a pod as the API server has it, and what a worker says in its hello. Out: the pool and the worker,
+//! or a [`Refusal`] that names both. What a pod's labels say is what the operator wrote there, or for pods of
+//! other kinds what their own controller did; nothing is believed of the hello that a label contradicts.
+
+use cadre_crds::TrainingJob;
+use cadre_crds::contract::{
+    ANNOTATION_INCARNATION, LABEL_ATTEMPT, LABEL_JOB, LABEL_POOL, LABEL_ROLE, LABEL_SLOT,
+    ROLE_SERVER,
+};
+use cadre_views::{JobKey, ServerId, Who};
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::names::{annotation, label, name};
+
+/// Labels in which the controllers of other kinds write which job a pod belongs to.
+const JOB_LABELS: [&str; 5] = [
+    LABEL_JOB,
+    "jobset.sigs.k8s.io/jobset-name",
+    "training.kubeflow.org/job-name",
+    "ray.io/cluster",
+    "batch.kubernetes.io/job-name",
+];
+/// Where the core controller writes a pod's index.
+const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+
+/// What a worker says it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Claim {
+    /// A server, else a trainer.
+    pub is_server: bool,
+    /// Index of a server, rank of a trainer.
+    pub index: u32,
+    /// Which start of it.
+    pub incarnation: u32,
+}
+
+/// Who a pod is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Identity {
+    /// Name of its pool.
+    pub pool: String,
+    /// The worker.
+    pub who: Who,
+}
+
+/// Why a pod does not speak for the worker that it claims to be.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// It has not joined a pool.
+    #[error("pod {pod} has no label cadre.dev/pool; set it to the pool's name")]
+    NoPool {
+        /// The pod.
+        pod: String,
+    },
+    /// Nothing says which job it trains.
+    #[error("pod {pod} has no label that names its job; set cadre.dev/job")]
+    NoJob {
+        /// The pod.
+        pod: String,
+    },
+    /// It speaks for another.
+    #[error("pod {pod} is {is} and may not speak for {claimed}; each pod speaks for itself alone")]
+    Another {
+        /// The pod.
+        pod: String,
+        /// What its labels say.
+        is: String,
+        /// What it says.
+        claimed: String,
+    },
+}
+
+/// Who a pod is that makes this claim. `job` is the `TrainingJob` of its label, if there is one.
+///
+/// # Errors
+///
+/// [`Refusal`].
+pub fn of(pod: &Pod, claim: Claim, job: Option<&TrainingJob>) -> Result<Identity, Refusal> {
+    let own = || name(&pod.metadata).to_owned();
+    let number = |text: Option<&str>| text.and_then(|it| it.parse::<u32>().ok());
+    let pool = label(&pod.metadata, LABEL_POOL).ok_or_else(|| Refusal::NoPool { pod: own() })?;
+    let Claim { is_server, index, incarnation } = claim;
+    let claimed = |who: &str| format!("{who} {index} (incarnation {incarnation})");
+    let claimed = || claimed(if is_server { "server" } else { "trainer" });
+    let another = |is: String| Refusal::Another { pod: own(), is, claimed: claimed() };
+    let who = if label(&pod.metadata, LABEL_ROLE) == Some(ROLE_SERVER) {
+        let slot = number(label(&pod.metadata, LABEL_SLOT)).unwrap_or_default();
+        let start = number(annotation(&pod.metadata, ANNOTATION_INCARNATION)).unwrap_or_default();
+        if !is_server || (index, incarnation) != (slot, start) {
+            return Err(another(format!("server {slot} (incarnation {start})")));
+        }
+        Who::Server(ServerId { index, incarnation })
+    } else {
+        let key = job_of(pod).ok_or_else(|| Refusal::NoJob { pod: own() })?;
+        let place = number(label(&pod.metadata, INDEX));
+        let ranks = place.zip(job).map(|(place, job)| {
+            let each = job.spec.procs_per_node;
+            place.saturating_mul(each)..place.saturating_add(1).saturating_mul(each)
+        });
+        let started = job.is_some().then(|| key.attempt.saturating_sub(1));
+        let fits = ranks.as_ref().is_none_or(|it| it.contains(&index))
+            && started.is_none_or(|it| it == incarnation);
+        if is_server || !fits {
+            let (from, to) = ranks.map_or((0, 0), |it| (it.start, it.end.saturating_sub(1)));
+            let which = if from == to { from.to_string() } else { format!("{from} to {to}") };
+            let start = started.unwrap_or_default();
+            return Err(another(format!("trainer {which} (incarnation {start}) of job {key}")));
+        }
+        Who::Trainer(key, index)
+    };
+    Ok(Identity { pool: pool.to_owned(), who })
+}
+
+/// The attempt that a trainer's pod belongs to, of any kind.
+pub fn job_of(pod: &Pod) -> Option<JobKey> {
+    let name = JOB_LABELS.iter().find_map(|it| label(&pod.metadata, it))?.to_owned();
+    let attempt = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok()).unwrap_or(1);
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    Some(JobKey { namespace, name, attempt })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(labels: &[(&str, &str)]) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("x".into());
+        pod.metadata.namespace = Some("n".into());
+        let owned = labels.iter().map(|&(key, value)| (key.to_owned(), value.to_owned()));
+        pod.metadata.labels = Some(owned.collect());
+        pod.metadata.annotations =
+            Some([(ANNOTATION_INCARNATION.to_owned(), "3".to_owned())].into());
+        pod
+    }
+
+    fn claim(is_server: bool, index: u32, incarnation: u32) -> Claim {
+        Claim { is_server, index, incarnation }
+    }
+
+    fn training(procs_per_node: u32) -> TrainingJob {
+        let mut job: TrainingJob = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "j"},
+            "spec": {"template": {}, "attention": {"poolRef": {"name": "p"}}},
+        }))
+        .expect("a job");
+        job.spec.procs_per_node = procs_per_node;
+        job
+    }
+
+    #[test]
+    fn a_server_is_its_slot_and_nothing_else() {
+        let server = pod(&[(LABEL_POOL, "p"), (LABEL_ROLE, ROLE_SERVER), (LABEL_SLOT, "7")]);
+        let who = of(&server, claim(true, 7, 3), None).map(|it| it.who);
+        assert_eq!(who, Ok(Who::Server(ServerId { index: 7, incarnation: 3 })));
+        for wrong in [claim(true, 6, 3), claim(true, 7, 2), claim(false, 7, 3)] {
+            let refusal = of(&server, wrong, None).expect_err("another").to_string();
+            assert!(refusal.starts_with("pod x is server 7 (incarnation 3) and may not speak for"));
+        }
+    }
+
+    #[test]
+    fn a_trainer_is_one_of_its_pods_ranks_in_its_attempt() {
+        let labels = [(LABEL_POOL, "p"), (LABEL_JOB, "j"), (LABEL_ATTEMPT, "2"), (INDEX, "1")];
+        let (trainer, job) = (pod(&labels), training(2));
+        let key = JobKey { namespace: "n".into(), name: "j".into(), attempt: 2 };
+        for rank in [2, 3] {
+            let who = of(&trainer, claim(false, rank, 1), Some(&job)).map(|it| it.who);
+            assert_eq!(who, Ok(Who::Trainer(key.clone(), rank)));
+        }
+        let refusal = of(&trainer, claim(false, 0, 1), Some(&job)).expect_err("of another pod");
+        assert_eq!(
+            refusal.to_string(),
+            "pod x is trainer 2 to 3 (incarnation 1) of job n/j/2 and may not speak for trainer 0 \
+             (incarnation 1); each pod speaks for itself alone"
+        );
+        assert!(of(&trainer, claim(false, 2, 0), Some(&job)).is_err(), "an earlier attempt");
+        assert!(of(&trainer, claim(true, 2, 1), Some(&job)).is_err(), "no server");
+    }
+
+    #[test]
+    fn pods_of_other_kinds_join_by_the_label_of_the_pool() {
+        let theirs = pod(&[(LABEL_POOL, "p"), ("jobset.sigs.k8s.io/jobset-name", "theirs")]);
+        let identity = of(&theirs, claim(false, 5, 0), None).expect("joined");
+        assert_eq!(identity.pool, "p");
+        assert_eq!(identity.who.to_string(), "trainer 5 of n/theirs/1");
+        let nobody = of(&pod(&[(LABEL_POOL, "p")]), claim(false, 0, 0), None);
+        assert!(matches!(nobody, Err(Refusal::NoJob { .. })));
+        let stranger = of(&pod(&[]), claim(false, 0, 0), None).expect_err("no pool").to_string();
+        assert_eq!(stranger, "pod x has no label cadre.dev/pool; set it to the pool's name");
+    }
+}

@@ -1,0 +1,237 @@
+//! Jobs: from any state to rest, never two attempts at once, no restart too many.
+
+mod cluster;
+#[path = "../world/mod.rs"]
+mod world;
+
+use cadre_crds::contract::LABEL_QUEUE;
+use cadre_crds::{FailureAction, FailureRule};
+use cadre_desired::job::decide;
+use cluster::{Event, World, events};
+use k8s_openapi::api::core::v1::Service;
+use proptest::prelude::*;
+use world::settings;
+
+fn rest(world: &mut World) {
+    for _ in 0..100 {
+        world.calm();
+        let before = (world.jobs.len(), world.job.status.clone());
+        if world.reconcile(usize::MAX) && (world.jobs.len(), world.job.status.clone()) == before {
+            world.calm();
+            if world.reconcile(usize::MAX) && world.job.status == before.1 {
+                return;
+            }
+        }
+    }
+    panic!("no rest: {:#?}", decide(&world.observe(), &settings(), world.clock.now()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_state_comes_to_rest(
+        queued in any::<bool>(),
+        deadline in prop::option::of(50_u32..500),
+        events in events(),
+    ) {
+        let mut world = World::new(queued);
+        world.job.spec.active_deadline_seconds = deadline;
+        for event in &events {
+            world.happen(event);
+        }
+        rest(&mut world);
+        let status = world.job.status.clone().expect("it was reported");
+        prop_assert!(status.restarts <= 2, "the budget holds");
+        let over = world.is_true("Complete") || world.is_true("Failed");
+        let active = world.jobs.iter().filter(|it| it.status.as_ref()
+            .is_none_or(|it| it.conditions.iter().flatten().all(|it| it.status != "True"))).count();
+        if over {
+            prop_assert_eq!(active, 0);
+        } else if world.job.spec.suspend {
+            prop_assert!(world.is_true("Suspended") && world.jobs.is_empty());
+        } else if world.is_true("Running") {
+            prop_assert_eq!((active, world.jobs.len()), (1, 1));
+        } else {
+            prop_assert!(world.pool.is_none(), "{:?}", world.condition("Running"));
+        }
+        for _ in 0..20 {
+            world.calm();
+            let late = deadline.is_some();
+            prop_assert!(world.reconcile(usize::MAX) || late, "rest stays rest");
+            prop_assert!(late || world.job.status.as_ref() == Some(&status), "and writes nothing");
+        }
+    }
+}
+
+fn reason(world: &World, condition: &str) -> String {
+    world.condition(condition).map(|it| it.reason).unwrap_or_default()
+}
+
+#[test]
+fn restarts_count_until_the_budget_is_used_up() {
+    let mut world = World::new(false);
+    for attempt in 1..=3 {
+        rest(&mut world);
+        let status = world.job.status.clone().expect("it was reported");
+        assert_eq!((status.attempt, status.restarts), (attempt, attempt - 1));
+        world.fail(1, false);
+    }
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
+    let message = world.condition("Failed").expect("it failed").message;
+    assert_eq!(
+        message,
+        "pod j-3-0: exit code 1; 2 of 2 restarts used, raise spec.failurePolicy.maxRestarts to allow \
+         more"
+    );
+    assert_eq!(world.jobs.len(), 1, "the last attempt stays for its logs");
+}
+
+#[test]
+fn what_is_not_the_programs_fault_does_not_count() {
+    let mut world = World::new(false);
+    let rule = FailureRule { action: FailureAction::RestartUncounted, exit_codes: vec![9] };
+    world.job.spec.failure_policy.rules = vec![rule];
+    for _ in 0..10 {
+        rest(&mut world);
+        world.fail(137, true);
+        rest(&mut world);
+        world.fail(9, false);
+    }
+    rest(&mut world);
+    let status = world.job.status.clone().expect("it was reported");
+    assert_eq!((status.attempt, status.restarts), (21, 0));
+    assert!(world.is_true("Running"));
+}
+
+#[test]
+fn failures_end_the_job_with_their_reason() {
+    let check = |code: i32, rule: Option<FailureRule>, expected: &str| {
+        let mut world = World::new(false);
+        world.job.spec.failure_policy.rules = rule.into_iter().collect();
+        rest(&mut world);
+        world.fail(code, false);
+        rest(&mut world);
+        assert_eq!(reason(&world, "Failed"), expected);
+        assert_eq!(world.job.status.as_ref().map(|it| it.attempt), Some(1));
+    };
+    check(2, None, "BadInput");
+    let rule = FailureRule { action: FailureAction::FailJob, exit_codes: vec![42] };
+    check(42, Some(rule), "FailureRule");
+}
+
+#[test]
+fn a_resumed_job_is_a_new_attempt_and_a_late_one_fails() {
+    let mut world = World::new(false);
+    world.job.spec.active_deadline_seconds = Some(500);
+    rest(&mut world);
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    assert_eq!((world.jobs.len(), world.pods.len()), (0, 0));
+    world.clock.second += 1_000;
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    assert_eq!(world.job.status.as_ref().map(|it| it.attempt), Some(2));
+    world.clock.second += 600;
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "DeadlineExceeded");
+    assert!(world.jobs.is_empty(), "nothing runs on");
+}
+
+#[test]
+fn a_finished_job_goes_after_its_time() {
+    let mut world = World::new(false);
+    world.job.spec.ttl_seconds_after_finished = Some(100);
+    rest(&mut world);
+    world.fail(0, false);
+    rest(&mut world);
+    assert!(world.is_true("Complete") && !world.gone);
+    world.clock.second += 100;
+    world.reconcile(usize::MAX);
+    assert!(world.gone);
+}
+
+#[test]
+fn a_job_in_a_queue_waits_for_it_with_the_queues_label() {
+    let mut world = World::new(true);
+    world.reconcile(usize::MAX);
+    let job = world.jobs.first().expect("it was made").clone();
+    assert_eq!(job.spec.as_ref().and_then(|it| it.suspend), Some(true));
+    assert_eq!(
+        job.metadata.labels.as_ref().and_then(|it| it.get(LABEL_QUEUE)).map(String::as_str),
+        Some("team")
+    );
+    assert_eq!(reason(&world, "Running"), "Queued");
+    rest(&mut world);
+    assert!(world.is_true("Running") && world.is_true("Admitted"));
+    world.happen(&Event::Preempt);
+    world.reconcile(usize::MAX);
+    rest(&mut world);
+    let status = world.job.status.clone().expect("it was reported");
+    assert_eq!((status.attempt, status.restarts), (2, 0), "a resume is a new attempt");
+}
+
+#[test]
+fn obstacles_are_named() {
+    let mut world = World::new(false);
+    world.pool = None;
+    rest(&mut world);
+    assert_eq!(reason(&world, "Running"), "PoolNotFound");
+    world.make_pool();
+    if let Some(pool) = &mut world.pool {
+        pool.metadata.namespace = Some("other".into());
+    }
+    rest(&mut world);
+    assert_eq!(reason(&world, "Running"), "PoolRefuses");
+    if let Some(pool) = &mut world.pool {
+        pool.spec.access.namespaces = vec!["n".into()];
+    }
+    let mut service = Service::default();
+    service.metadata.name = Some("j-trainers".into());
+    world.service = Some(service);
+    rest(&mut world);
+    assert_eq!(reason(&world, "Running"), "NameTaken");
+    world.service = None;
+    world.job.spec.nodes = 0;
+    rest(&mut world);
+    assert_eq!(reason(&world, "Running"), "Invalid");
+    world.job.spec.nodes = 2;
+    rest(&mut world);
+    assert!(world.is_true("Running"));
+}
+
+#[test]
+fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
+    let mut world = World::new(false);
+    world.reconcile(usize::MAX);
+    let job = world.jobs.first().and_then(|it| it.spec.clone()).expect("it was made");
+    let pod = job.template.spec.expect("it has a spec");
+    assert_eq!(pod.subdomain.as_deref(), Some("j-trainers"));
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let env = pod.containers[0].env.clone().unwrap_or_default();
+    let value = |name: &str| {
+        let variable = env.iter().find(|it| it.name == name).unwrap_or_else(|| panic!("{name}"));
+        variable.value.clone().unwrap_or_else(|| "from the pod".into())
+    };
+    let expected = [
+        ("CADRE_ROLE", "trainer"),
+        ("CADRE_JOB", "j"),
+        ("CADRE_POOL", "p"),
+        ("CADRE_ATTEMPT", "1"),
+        ("CADRE_INCARNATION", "0"),
+        ("CADRE_INDEX", "from the pod"),
+        ("RANK", "from the pod"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("PET_NNODES", "2"),
+        ("MASTER_ADDR", "j-1-0.j-trainers"),
+        ("A", "$(RANK)"),
+    ];
+    for (name, wanted) in expected {
+        assert_eq!(value(name), wanted, "{name}");
+    }
+    let position = |name: &str| env.iter().position(|it| it.name == name);
+    assert!(position("RANK") < position("A"), "a variable may refer to ours");
+}

@@ -1,0 +1,187 @@
+//! Pools: from any state to rest, with no server lost that had something to hand over.
+
+mod cluster;
+#[path = "../world/mod.rs"]
+mod world;
+
+use cadre_crds::contract::{ANNOTATION_DRAIN, SERVER_CONTAINER};
+use cadre_desired::pool::{Link, Report, decide, status};
+use cadre_desired::{Action, Applied};
+use cluster::{Event, World, events};
+use k8s_openapi::api::core::v1::Pod;
+use proptest::prelude::*;
+use world::{end, name, on_node, set_phase, settings};
+
+/// Lets things calm down. Out: rounds until nothing was left to do.
+fn rest(world: &mut World) -> usize {
+    for round in 0..400 {
+        world.calm();
+        if world.reconcile(usize::MAX) && world.reconcile(usize::MAX) {
+            let before = world.pool.status.clone();
+            let pods = world.pods.clone();
+            // Longer than any pause.
+            world.clock.second += 400;
+            world.calm();
+            if world.reconcile(usize::MAX) && world.pods == pods && world.pool.status == before {
+                return round;
+            }
+        }
+    }
+    panic!("no rest: {:#?}", decide(&world.observe(), &settings(), world.clock.now()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_state_comes_to_rest_with_the_wanted_servers(replicas in 0_u32..9, events in events()) {
+        let mut world = World::new(replicas);
+        for event in &events {
+            world.happen(event);
+        }
+        rest(&mut world);
+        let status = world.pool.status.clone().expect("it was reported");
+        prop_assert_eq!(status.ready, world.pool.spec.replicas);
+        prop_assert_eq!(status.replicas, world.pool.spec.replicas);
+        prop_assert_eq!((status.draining, status.quarantined), (0, 0));
+        prop_assert_eq!(world.pods.len(), world.pool.spec.replicas as usize);
+        for condition in &status.conditions {
+            if condition.type_ == "Degraded" || condition.type_ == "Progressing" {
+                prop_assert_eq!(&condition.status, "False", "{:?}", condition);
+            }
+        }
+        for _ in 0..20 {
+            world.calm();
+            prop_assert!(world.reconcile(usize::MAX), "rest stays rest");
+            prop_assert_eq!(world.pool.status.as_ref(), Some(&status), "and writes nothing");
+        }
+    }
+
+    #[test]
+    fn a_deleted_pool_drains_and_is_gone(events in events()) {
+        let mut world = World::new(4);
+        for event in &events {
+            world.happen(event);
+        }
+        rest(&mut world);
+        world.pool.spec.replicas = 4;
+        rest(&mut world);
+        prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
+        world.happen(&Event::Delete);
+        rest(&mut world);
+        prop_assert!(world.gone);
+    }
+}
+
+#[test]
+fn victims_leave_in_the_order_of_the_page() {
+    let mut world = World::new(6);
+    rest(&mut world);
+    // The trainer is on node-0: leaf 0 holds nodes 0 and 1, block 0 nodes 0 to 3.
+    let place = [0, 1, 2, 4, 0, 5];
+    for (pod, node) in world.pods.iter_mut().zip(place) {
+        on_node(pod, &format!("node-{node}"));
+    }
+    world.pods[5].spec.as_mut().expect("made with one").node_name = None;
+    set_phase(&mut world.pods[4], "Running", false);
+    let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+    world.reports.get_mut(&names[0]).expect("it serves").slow_factor_percent = 180;
+    let mut order = Vec::new();
+    while world.pool.spec.replicas > 0 {
+        world.pool.spec.replicas -= 1;
+        let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+        let drained = decision.actions.into_iter().find_map(|it| {
+            let Action::Drain { pod, .. } = it else { return None };
+            Some(pod.name)
+        });
+        let drained = drained.expect("one too many");
+        order.push(names.iter().position(|it| *it == drained).expect("one of them"));
+        world.pods.retain(|it| name(&it.metadata) != drained);
+    }
+    // Unscheduled, not ready, slowest, farthest (another block), then another leaf, then the near one.
+    assert_eq!(order, [5, 4, 0, 3, 2, 1]);
+}
+
+#[test]
+fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
+    let mut world = World::new(1);
+    rest(&mut world);
+    let mut pauses = Vec::new();
+    for _ in 0..7 {
+        let pod = world.pods.last_mut().expect("one server");
+        on_node(pod, "node-3");
+        end(pod, SERVER_CONTAINER, 1, 3, &world.clock);
+        let failed = world.clock.second;
+        let before = name(&pod.metadata);
+        world.reports.clear();
+        while world.pods.last().is_some_and(|it| name(&it.metadata) == before) {
+            world.reconcile(usize::MAX);
+            world.clock.second += 1;
+        }
+        pauses.push(world.clock.second - 1 - failed);
+        world.reconcile(usize::MAX);
+        world.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
+    let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
+    let text = serde_json::to_string(&spec.affinity).expect("plain data");
+    assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
+}
+
+#[test]
+fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time() {
+    let mut world = World::new(4);
+    rest(&mut world);
+    let other = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
+    let (decision, _) = decide(&world.observe(), &other, world.clock.now());
+    assert_eq!(decision.actions, []);
+    world.happen(&Event::Template(1));
+    let mut least = 4;
+    for _ in 0..60 {
+        world.calm();
+        world.reconcile(usize::MAX);
+        let draining = |it: &&Pod| {
+            let notes = it.metadata.annotations.as_ref();
+            notes.is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
+                || it.metadata.deletion_timestamp.is_some()
+        };
+        least = least.min(world.pods.iter().filter(|it| !draining(it)).count());
+    }
+    assert_eq!(least, 3);
+    rest(&mut world);
+    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
+    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
+}
+
+#[test]
+fn measured_links_are_told_by_the_worst() {
+    let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
+    for (least, rdma, one, other, expected) in [
+        (None, false, link(90_000, true), link(80_000, true), "Near"),
+        (Some(50_000), false, link(90_000, true), link(49_123, true), "SlowLink"),
+        (Some(50_000), false, link(90_000, true), None, "Near"),
+        (None, true, link(90_000, false), link(80_000, true), "Tcp"),
+        (None, true, link(90_000, false), link(80_000, false), "Near"),
+        (None, false, link(90_000, true), link(0, true), "NotReached"),
+    ] {
+        let mut world = World::new(2);
+        rest(&mut world);
+        world.pool.spec.fabric.min_bandwidth_mbps = least;
+        world.pool.spec.fabric.rdma_resources = vec!["rdma/ib".to_owned(); usize::from(rdma)];
+        let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+        for (pod, link) in names.iter().zip([one, other]) {
+            world.reports.insert(pod.clone(), Report { link, ..Report::default() });
+        }
+        let mut observed = world.observe();
+        // A trainer on each server's node.
+        observed.trainers.clone_from(&observed.pods);
+        let status = status(&Applied::new(observed), &settings(), world.clock.now());
+        let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
+        let placement = placement.expect("it is always said");
+        assert_eq!(placement.reason, expected, "{}", placement.message);
+        if expected == "SlowLink" {
+            let end = "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000";
+            assert!(placement.message.ends_with(end), "{}", placement.message);
+        }
+    }
+}

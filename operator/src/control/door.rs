@@ -1,0 +1,87 @@
+//! Who a caller is, by the labels of its pod, and whether its pool serves it.
+//!
+//! In: a hello, the pod that its token is bound to, the caches. Out: the pool and the worker, or why not. A
+//! pod that the caches do not have yet may come again; what a label contradicts never changes.
+
+use cadre_control::Caller;
+use cadre_control::proto::{Hello, Role};
+use cadre_crds::TrainingJob;
+use cadre_desired::identity::{self, Claim, Identity};
+use cadre_views::JobFacts;
+use kube::runtime::reflector::ObjectRef;
+
+use crate::caches::Caches;
+use crate::triggers::Key;
+
+/// Who a caller is, by the labels of its pod.
+///
+/// # Errors
+///
+/// [`Answer`].
+pub(super) fn identify(
+    caches: &Caches,
+    hello: &Hello,
+    caller: &Caller,
+    is_known: impl Fn(&Key) -> bool,
+) -> Result<(Key, Identity, Option<TrainingJob>), Answer> {
+    let reference = ObjectRef::new(&caller.pod).within(&caller.namespace);
+    let pod =
+        caches.pods.get(&reference).filter(|it| it.metadata.uid.as_ref() == Some(&caller.uid));
+    let Some(pod) = pod else {
+        let text = format!("{caller} is not known here; it needs the label cadre.dev/pool");
+        return Err(Answer::Later(text));
+    };
+    let of = identity::job_of(&pod);
+    let job = of.as_ref().and_then(|of| {
+        let named = ObjectRef::new(&of.name).within(&of.namespace);
+        caches.trainings.get(&named)?.0.as_ref().ok().cloned()
+    });
+    let is_server = match hello.role() {
+        Role::Server => true,
+        Role::Trainer => false,
+        Role::Unspecified => {
+            return Err(Answer::Never(format!("{caller} says no role; set CADRE_ROLE")));
+        }
+    };
+    let claim = Claim { is_server, index: hello.index, incarnation: hello.incarnation };
+    let identity = identity::of(&pod, claim, job.as_ref())
+        .map_err(|refusal| Answer::Never(refusal.to_string()))?;
+    let named = job.as_ref().map(|it| &it.spec.attention.pool_ref);
+    let home = named.and_then(|it| it.namespace.clone());
+    let key = (home.unwrap_or_else(|| caller.namespace.clone()), identity.pool.clone());
+    let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
+    let Some(pool) = pool.and_then(|it| it.0.as_ref().ok().cloned()) else {
+        return Err(Answer::Later(format!("there is no AttentionPool {}/{}", key.0, key.1)));
+    };
+    let listed = pool.spec.access.namespaces.contains(&caller.namespace);
+    if key.0 != caller.namespace && !listed {
+        let text = format!(
+            "pool {}/{} does not serve namespace {}; add it to its spec.access.namespaces",
+            key.0, key.1, caller.namespace
+        );
+        return Err(Answer::Never(text));
+    }
+    if is_known(&key) {
+        Ok((key, identity, job))
+    } else {
+        Err(Answer::Later(format!("pool {}/{} has not been looked at yet", key.0, key.1)))
+    }
+}
+
+/// Why a worker is not let in.
+pub(super) enum Answer {
+    /// It may be later.
+    Later(String),
+    /// It never is.
+    Never(String),
+}
+
+/// What a trainer's job says; of a job of another kind, what the trainer says.
+pub(super) fn job_facts(job: Option<&TrainingJob>, hello: &Hello) -> JobFacts {
+    let attention = job.map(|it| &it.spec.attention);
+    JobFacts {
+        trainers: job.map_or(hello.trainers, |it| it.spec.trainers()),
+        reproducible: attention.is_some_and(|it| it.reproducible),
+        share: attention.map_or(100, |it| it.share),
+    }
+}

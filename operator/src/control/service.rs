@@ -1,0 +1,356 @@
+//! Carries what the decisions say to workers, and brings in what workers and reconciles say.
+//!
+//! In: streams of pods, facts of pools. Out: words on the streams, what is told to reconciles. One task owns
+//! all of it. A worker has one link; a new one of the same worker replaces the old.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_control::proto::{self, Hello, notice, worker_message::Message};
+use cadre_control::server::{Event, Link, LinkId};
+use cadre_control::{CONTROL_VERSION, Caller};
+use cadre_crds::TrainingJob;
+use cadre_desired::pool::{Link as Way, Report};
+use cadre_desired::server_name;
+use cadre_views::{Command, Input, JobKey, Pool, ServerId, Who};
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::door::{Answer, identify, job_facts};
+use super::told::{FIGURES, JobFigures, progress};
+use super::words;
+use crate::context::Context;
+use crate::report;
+use crate::triggers::Key;
+
+/// Between two looks at what time alone changes: stale reports, servers that are awaited.
+const TICK: Duration = Duration::from_millis(500);
+
+/// See the module.
+pub(super) struct Service {
+    context: Arc<Context>,
+    term: u64,
+    started: Instant,
+    pools: BTreeMap<Key, Pool>,
+    links: BTreeMap<LinkId, (Key, Who)>,
+    workers: BTreeMap<(Key, Who), Link>,
+    jobs: BTreeMap<JobKey, JobFigures>,
+    trainers: BTreeMap<JobKey, u32>,
+    ways: BTreeMap<(Key, ServerId), Way>,
+    refreshed: Instant,
+}
+
+impl Service {
+    pub(super) fn new(context: Arc<Context>, term: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            context,
+            term,
+            started: now,
+            pools: BTreeMap::new(),
+            links: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            trainers: BTreeMap::new(),
+            ways: BTreeMap::new(),
+            refreshed: now,
+        }
+    }
+
+    /// Serves until there are no more events.
+    pub(super) async fn run(mut self, mut events: mpsc::Receiver<Event>) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let context = self.context.clone();
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.event(event),
+                    None => return,
+                },
+                () = context.known.news.notified() => self.learn(),
+                _ = ticks.tick() => self.tick(),
+            }
+        }
+    }
+
+    fn learn(&mut self) {
+        for (key, facts) in self.context.known.take() {
+            match facts {
+                Some(facts) => {
+                    let term = self.term;
+                    self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
+                    self.put(&key, Input::Facts(facts));
+                    self.tell(&key, false);
+                }
+                None => drop(self.pools.remove(&key)),
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let figures = self.refreshed.elapsed() >= FIGURES;
+        if figures {
+            self.refreshed = Instant::now();
+        }
+        for key in self.pools.keys().cloned().collect::<Vec<_>>() {
+            self.put(&key, Input::Tick);
+            self.tell(&key, figures);
+        }
+        if figures {
+            for (key, job) in &self.jobs {
+                self.tell_job(key, job);
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Attached { link, hello, caller } => {
+                let Some(caller) = caller else { return link.refuse("the service has no gate") };
+                self.attached(link, *hello, &caller);
+            }
+            Event::Message { link, message } => {
+                if let Some((key, who)) = self.links.get(&link).cloned() {
+                    self.said(&key, who, message);
+                }
+            }
+            Event::Detached { link } => {
+                if let Some((key, who)) = self.links.remove(&link) {
+                    let worker = (key, who);
+                    let current = self.workers.get(&worker).is_some_and(|it| it.id() == link);
+                    if current {
+                        self.workers.remove(&worker);
+                        let (key, who) = worker;
+                        tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
+                        self.put(&key, Input::Detached(who));
+                        self.tell(&key, false);
+                    }
+                }
+            }
+        }
+    }
+
+    fn attached(&mut self, link: Link, hello: Hello, caller: &Caller) {
+        let pools = &self.pools;
+        let found = identify(&self.context.caches, &hello, caller, |it| pools.contains_key(it));
+        let (key, identity, job) = match found {
+            Ok(found) => found,
+            Err(Answer::Later(reason)) => return link.postpone(&reason),
+            Err(Answer::Never(reason)) => {
+                tracing::warn!("{caller} is refused: {reason}");
+                return link.refuse(&reason);
+            }
+        };
+        let who = identity.who;
+        tracing::info!("{caller} is {who} of pool {}/{}", key.0, key.1);
+        let facts = match &who {
+            Who::Server(_) => None,
+            Who::Trainer(of, _) => {
+                let facts = job_facts(job.as_ref(), &hello);
+                if facts.trainers == 0 {
+                    return link
+                        .refuse("the job has no TrainingJob; set WORLD_SIZE to its trainers");
+                }
+                self.trainers.insert(of.clone(), facts.trainers);
+                self.begin_figures(of, job.as_ref());
+                Some(facts)
+            }
+        };
+        self.links.insert(link.id(), (key.clone(), who.clone()));
+        // An older link of the same worker ends by this.
+        self.workers.insert((key.clone(), who.clone()), link);
+        self.put(&key, Input::Attached(who, words::hello(hello), facts));
+        self.tell(&key, false);
+    }
+
+    /// Failovers go on from what the status says: it was counted by another leader.
+    fn begin_figures(&mut self, key: &JobKey, job: Option<&TrainingJob>) {
+        let told = job.and_then(|it| it.status.as_ref());
+        let failovers = told.map_or(0, |it| it.failovers);
+        let fresh = || JobFigures { progress: None, failovers };
+        self.jobs.entry(key.clone()).or_insert_with(fresh);
+    }
+
+    fn said(&mut self, key: &Key, who: Who, message: Message) {
+        let conducts = matches!(&who, Who::Trainer(_, 0));
+        match (message, &who) {
+            (Message::Listening(it), _) => {
+                self.put(key, Input::Listening(who, it.exchange_address, it.ring_address));
+                self.tell(key, false);
+            }
+            (Message::ServerReport(it), _) => {
+                self.put(key, Input::Reported(who, words::report(&it)));
+            }
+            (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
+                let figures = self.jobs.entry(job.clone()).or_default();
+                figures.failovers += it.failovers;
+                figures.progress = Some(progress(&it));
+                let number = words::number(it.view.unwrap_or_default());
+                self.put(key, Input::Stepped(job.clone(), number));
+            }
+            (Message::Notice(it), Who::Trainer(job, _)) if conducts => self.notice(key, job, it),
+            (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
+                tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
+                if let Some(figures) = self.jobs.remove(job) {
+                    self.tell_job(job, &figures);
+                }
+                self.trainers.remove(job);
+                self.put(key, Input::Finished(job.clone()));
+            }
+            (Message::Drained(_), _) => {
+                self.put(key, Input::Drained(who));
+                self.tell(key, false);
+            }
+            (Message::Leaving(_), _) => self.put(key, Input::Leaving(who)),
+            (Message::Probed(it), Who::Server(id)) => {
+                let slowest = it.probes.iter().min_by_key(|it| (it.mbps, it.trainer));
+                if let Some(it) = slowest {
+                    let is_tcp = it.path == "tcp";
+                    let way = Way { mbps: it.mbps, trainer: it.trainer, is_tcp };
+                    self.ways.insert((key.clone(), *id), way);
+                    self.tell(key, false);
+                }
+            }
+            // Only a conductor speaks for its job; the rest is of the local supervisor.
+            (
+                Message::Hello(_)
+                | Message::Progress(_)
+                | Message::PhaseReached(_)
+                | Message::Notice(_)
+                | Message::Finished(_)
+                | Message::Bye(_)
+                | Message::Probed(_),
+                _,
+            ) => {}
+        }
+    }
+
+    /// What a conductor wants people to read becomes an event of the job; a lost server is acted on.
+    fn notice(&mut self, key: &Key, job: &JobKey, notice: proto::Notice) {
+        if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {
+            let id = ServerId { index: server.index, incarnation: server.incarnation };
+            self.put(key, Input::Lost(job.clone(), id));
+            self.tell(key, false);
+        }
+        let reason = match notice.event() {
+            notice::Event::ServerLost => "ServerLost",
+            notice::Event::PoolLost => "PoolLost",
+            notice::Event::PoolBack => "PoolBack",
+            notice::Event::CheckpointWritten => "CheckpointWritten",
+            notice::Event::SlotFilled | notice::Event::Unspecified => return,
+        };
+        let reference = ObjectRef::new(&job.name).within(&job.namespace);
+        let Some(object) = self.context.caches.trainings.get(&reference) else { return };
+        let (context, warns) = (self.context.clone(), notice.level() != notice::Level::Information);
+        tokio::spawn(async move {
+            report::say(&context, object.as_ref(), warns, reason, &notice.text).await;
+        });
+    }
+
+    /// Lets the decisions about a pool take an input, and does what they say.
+    fn put(&mut self, key: &Key, input: Input) {
+        let Some(pool) = self.pools.get_mut(key) else { return };
+        let mut commands = Vec::new();
+        pool.handle(self.started.elapsed(), input, &mut commands);
+        for command in commands {
+            self.obey(key, command);
+        }
+    }
+
+    fn obey(&mut self, key: &Key, command: Command) {
+        if let Command::Notice(reason, text) = &command {
+            tracing::warn!("pool {}/{}: {reason}: {text}", key.0, key.1);
+            return;
+        }
+        let Some(who) = words::to(&command).cloned() else { return };
+        let worker = (key.clone(), who);
+        match command {
+            Command::Postpone(_, reason) => {
+                if let Some(link) = self.workers.remove(&worker) {
+                    self.links.remove(&link.id());
+                    link.postpone(reason);
+                }
+            }
+            Command::Refuse(_, reason) => {
+                if let Some(link) = self.workers.remove(&worker) {
+                    self.links.remove(&link.id());
+                    link.refuse(&reason);
+                }
+            }
+            Command::Welcome { job, secret, conductor, resume, .. } => {
+                let settings = self.settings(key, &job, &resume);
+                let welcome = proto::Welcome {
+                    job_secret: secret,
+                    conductor: conductor.map(words::conductor),
+                    settings,
+                    control_version: CONTROL_VERSION,
+                    session: job.to_string(),
+                };
+                self.send(&worker, welcome);
+            }
+            Command::Conductor(_, it) => self.send(&worker, words::conductor(it)),
+            Command::Trainers(_, it) => self.send(&worker, words::trainers(it)),
+            Command::View(_, it) => {
+                tracing::info!("view {}.{} for {}", it.number.term, it.number.counter, worker.1);
+                self.send(&worker, words::view(it));
+            }
+            Command::Drain { stays, over, .. } => self.send(&worker, proto::Drain { stays, over }),
+            Command::Notice(..) => {}
+        }
+    }
+
+    fn settings(&self, key: &Key, job: &JobKey, resume: &str) -> String {
+        let caches = &self.context.caches;
+        let training = caches.trainings.get(&ObjectRef::new(&job.name).within(&job.namespace));
+        let training = training.as_ref().and_then(|it| it.0.as_ref().ok());
+        let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
+        let pool = pool.as_ref().and_then(|it| it.0.as_ref().ok()).map(|it| (key.1.as_str(), it));
+        let trainers = self.trainers.get(job).copied().unwrap_or_default();
+        words::settings(job, training, pool, trainers, resume)
+    }
+
+    fn send(&mut self, worker: &(Key, Who), message: impl Into<proto::ControllerMessage>) {
+        if let Some(link) = self.workers.get(worker)
+            && let Err(error) = link.send(message)
+        {
+            tracing::warn!("{}: {error}", worker.1);
+            // The end of the stream comes as its own event.
+            if let Some(link) = self.workers.remove(worker) {
+                self.links.remove(&link.id());
+            }
+            self.put(&worker.0.clone(), Input::Detached(worker.1.clone()));
+        }
+    }
+
+    /// Tells the reconciles of a pool's servers what is new.
+    fn tell(&mut self, key: &Key, figures: bool) {
+        let Some(pool) = self.pools.get(key) else { return };
+        let known = pool.reports(self.started.elapsed());
+        self.ways.retain(|(of, id), _| of != key || known.contains_key(id));
+        let ways = &self.ways;
+        let report = |(id, it): (ServerId, cadre_views::ServerReport)| {
+            let report = Report {
+                busy_ppm: it.figure.busy_ppm,
+                slow_factor_percent: it.figure.slow_factor_percent,
+                quarantined: it.trouble.is_some(),
+                drained: it.drained,
+                link: ways.get(&(key.clone(), id)).copied(),
+            };
+            (server_name(&key.1, id.index, id.incarnation), report)
+        };
+        let reports = known.into_iter().map(report).collect();
+        if self.context.told.tell_pool(key, reports, figures) {
+            self.context.caches.pool_triggers.put(key.clone());
+        }
+    }
+
+    fn tell_job(&self, key: &JobKey, figures: &JobFigures) {
+        let of = (key.namespace.clone(), key.name.clone());
+        if self.context.told.tell_job(&of, figures) {
+            self.context.caches.job_triggers.put(of);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What the control service tells the reconciles: connected servers, their load, the progress of jobs.
+//!
+//! In: what workers report, many times a second. Out: what a status may say. What changes a decision at
+//! once (who is connected, drained, kept out) is there at once; load and progress are refreshed every
+//! [`FIGURES`], so that raw reports never reach the API server, and at rest nothing changes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cadre_control::proto;
+use cadre_crds::Progress;
+use cadre_desired::pool::Report;
+
+use crate::triggers::Key;
+
+/// Between two refreshments of load and progress.
+pub(super) const FIGURES: Duration = Duration::from_secs(10);
+/// From the start of a leader until every worker has had the time to come back.
+const COMPLETE: Duration = Duration::from_secs(15);
+
+/// What is told; shared with the reconciles.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Since when the service runs; none: it does not.
+    since: Option<Instant>,
+    /// By pool, then by the name of the pod.
+    pools: BTreeMap<Key, BTreeMap<String, Report>>,
+    jobs: BTreeMap<Key, JobFigures>,
+}
+
+/// How far a job is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct JobFigures {
+    pub(crate) progress: Option<Progress>,
+    pub(crate) failovers: u32,
+}
+
+impl Told {
+    pub(super) fn start(&self) {
+        self.locked().since = Some(Instant::now());
+    }
+
+    /// What is known of a pool's servers, by the name of the pod, and whether all of them are in it.
+    pub(crate) fn pool(&self, key: &Key) -> (BTreeMap<String, Report>, bool) {
+        let inner = self.locked();
+        let complete = inner.since.is_none_or(|it| it.elapsed() >= COMPLETE);
+        (inner.pools.get(key).cloned().unwrap_or_default(), complete)
+    }
+
+    pub(crate) fn job(&self, key: &Key) -> JobFigures {
+        self.locked().jobs.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Tells a pool's reports; whether a reconcile should look at once. With `figures` load is told too.
+    pub(super) fn tell_pool(
+        &self,
+        key: &Key,
+        mut reports: BTreeMap<String, Report>,
+        figures: bool,
+    ) -> bool {
+        let mut inner = self.locked();
+        let before = inner.pools.entry(key.clone()).or_default();
+        if !figures {
+            for (pod, report) in &mut reports {
+                let old = before.get(pod).copied().unwrap_or_default();
+                report.busy_ppm = old.busy_ppm;
+                report.slow_factor_percent = old.slow_factor_percent;
+            }
+        }
+        let changed = *before != reports;
+        *before = reports;
+        changed
+    }
+
+    /// Tells a job's figures; whether they are new.
+    pub(super) fn tell_job(&self, key: &Key, figures: &JobFigures) -> bool {
+        let mut inner = self.locked();
+        let changed = inner.jobs.get(key) != Some(figures);
+        inner.jobs.insert(key.clone(), figures.clone());
+        changed
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job's status from a step's report.
+pub(super) fn progress(step: &proto::Progress) -> Progress {
+    let (done, total) = (step.step + 1, step.steps.max(step.step + 1));
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    Progress {
+        step: done,
+        total,
+        percent: u32::try_from(done * 100 / total).unwrap_or(100),
+        eta_seconds: ((total - done) as f64 * step.seconds) as u64,
+        tokens_per_second: share(step.tokens as f64, step.seconds) as u64,
+        exposed_wait_percent: (share(step.exposed_wait_seconds, step.seconds) * 100.0) as u32,
+        imbalance_percent: (step.imbalance * 100.0) as u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_waits_for_its_turn_and_what_matters_does_not() {
+        let told = Told::default();
+        let key = ("n".to_owned(), "p".to_owned());
+        let tell = |busy, quarantined, figures| {
+            let report = Report { busy_ppm: Some(busy), quarantined, ..Report::default() };
+            told.tell_pool(&key, [("p-0-0".to_owned(), report)].into(), figures)
+        };
+        assert!(tell(1, false, true), "a server is new");
+        assert!(!tell(2, false, false), "load alone is no news");
+        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
+        assert!(tell(3, true, false), "it is kept out");
+        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
+        assert!(tell(3, true, true));
+        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(3));
+    }
+
+    #[test]
+    fn progress_is_of_steps_done() {
+        let step = proto::Progress {
+            step: 24,
+            steps: 50,
+            tokens: 4096,
+            seconds: 2.0,
+            exposed_wait_seconds: 0.1,
+            imbalance: 1.05,
+            ..proto::Progress::default()
+        };
+        let progress = progress(&step);
+        assert_eq!((progress.step, progress.total, progress.percent), (25, 50, 50));
+        assert_eq!((progress.eta_seconds, progress.tokens_per_second), (50, 2048));
+        assert_eq!((progress.exposed_wait_percent, progress.imbalance_percent), (5, 105));
+    }
+}

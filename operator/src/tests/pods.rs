@@ -1,0 +1,343 @@
+//! The demo's shape of job as pods: the operator's control service over TLS, and real `cadre` processes.
+//!
+//! The API server is the one in memory; this test plays the Job controller and the kubelet: it makes the
+//! trainers' pods, projects tokens and the issuer's certificate into files, and starts what the containers
+//! say with the variables that the operator wrote.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadre_desired::Settings;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::{Value, json};
+
+use super::server::Server;
+use super::{name, reason};
+use crate::context::Context;
+use crate::control::issuer::Issuer;
+use crate::control::{self, Place};
+use crate::controllers;
+
+/// Steps of the job: enough for a server to be killed in the middle.
+const STEPS: u32 = 24;
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_mins(3);
+
+/// The `cadre` binary that was built beside this test, if it was.
+fn cadre() -> Option<PathBuf> {
+    let test = std::env::current_exe().ok()?;
+    let binary = test.parent()?.parent()?.join("cadre");
+    binary.exists().then_some(binary)
+}
+
+/// A process of a pod, ended with the test.
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    async fn ended(&mut self) -> ExitStatus {
+        self.until("its end", |it| it.child.try_wait().expect("a child of this test")).await
+    }
+
+    async fn says(&mut self, text: &str) {
+        self.until(text, |it| it.log().contains(text).then_some(())).await;
+    }
+
+    async fn until<T>(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let found = async {
+            loop {
+                if let Some(found) = holds(self) {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, found).await {
+            Ok(found) => found,
+            Err(_) => panic!("never: {what}; the log:\n{}", self.log()),
+        }
+    }
+}
+
+/// The kubelet's part.
+struct Node {
+    folder: tempfile::TempDir,
+    binary: PathBuf,
+}
+
+impl Node {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts the container of a pod. `changes` replace variables.
+    fn start(
+        &self,
+        pod: &Value,
+        authority: &str,
+        token: &str,
+        changes: &[(&str, &str)],
+    ) -> Process {
+        let pod_name = name(pod);
+        let own = self.path(&format!("pods/{pod_name}-{}", changes.len()));
+        fs::create_dir_all(own.join("run")).expect("a new folder");
+        fs::write(own.join("run/ca.crt"), authority).expect("room");
+        fs::write(own.join("run/token"), token).expect("room");
+        let container = &pod["spec"]["containers"][0];
+        let words = |key: &str| {
+            let list = container[key].as_array().cloned().unwrap_or_default();
+            list.iter().map(|it| it.as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        let log = own.join("log");
+        let file = File::create(&log).expect("room");
+        let mut command = Command::new(&self.binary);
+        command.args(&words("command")[1..]).args(words("args"));
+        command.env_clear().envs(self.variables(pod, &own)).envs(changes.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        Process { child: command.spawn().expect("the binary starts"), log }
+    }
+
+    /// The container's environment with the pod's fields and our folders in it.
+    fn variables(&self, pod: &Value, own: &Path) -> BTreeMap<String, String> {
+        let text = |it: &Path| it.display().to_string();
+        let folders = [
+            ("/var/run/cadre", text(&own.join("run"))),
+            ("/var/lib/cadre-checkpoints", text(&self.path("checkpoints"))),
+            ("/var/lib/cadre", text(own)),
+        ];
+        let variables = pod["spec"]["containers"][0]["env"].as_array().cloned().unwrap_or_default();
+        let value = |it: &Value| match it["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            Some("status.podIP") => "127.0.0.1".to_owned(),
+            Some(field) if field.contains("completion-index") => {
+                let index =
+                    &pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"];
+                index.as_str().unwrap_or_default().to_owned()
+            }
+            Some(field) => panic!("{field} is not known here"),
+            None => {
+                let value = it["value"].as_str().unwrap_or_default().to_owned();
+                let found = folders.iter().find(|(from, _)| value.starts_with(from));
+                found.map_or(value.clone(), |(from, to)| value.replace(from, to))
+            }
+        };
+        variables
+            .iter()
+            .map(|it| (it["name"].as_str().unwrap_or_default().to_owned(), value(it)))
+            .collect()
+    }
+}
+
+/// Writes a certificate for 127.0.0.1 and its issuer. Out: the folder.
+fn certify(node: &Node) -> PathBuf {
+    let folder = node.path("certificates");
+    fs::create_dir(&folder).expect("a new folder");
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("entropy");
+    let issuer = CertifiedIssuer::self_signed(params, key).expect("a good request");
+    let key = KeyPair::generate().expect("entropy");
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("an address");
+    let certificate = params.signed_by(&key, &issuer).expect("a good request");
+    for (file, text) in
+        [("ca.crt", issuer.pem()), ("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem())]
+    {
+        fs::write(folder.join(file), text).expect("room");
+    }
+    folder
+}
+
+fn objects(data: &Path) -> [Value; 2] {
+    let pool = json!({
+        "apiVersion": "cadre.dev/v1alpha1", "kind": "AttentionPool",
+        "spec": {"replicas": 2, "inPlace": false, "template": {"spec": {"containers": [
+            {"name": "server", "image": "i", "command": ["cadre", "serve"]},
+        ]}}},
+    });
+    let args = [
+        format!("--data={}", data.display()),
+        "--model=tiny".into(),
+        format!("--steps={STEPS}"),
+        "--tokens=256".into(),
+        "--cap=400".into(),
+        "--checkpoint-every=8".into(),
+    ];
+    let job = json!({
+        "apiVersion": "cadre.dev/v1alpha1", "kind": "TrainingJob",
+        "spec": {
+            "nodes": 2,
+            "attention": {
+                "poolRef": {"name": "p"}, "wire": "F32", "reproducible": true, "poolWaitSeconds": 60,
+            },
+            "template": {"spec": {"containers": [
+                {"name": "trainer", "image": "i", "command": ["cadre", "train"], "args": args},
+            ]}},
+        },
+    });
+    [pool, job]
+}
+
+/// The bits of every step's loss, as a conductor's log has them.
+fn losses(log: &str) -> Vec<String> {
+    let bits = |line: &str| Some(line.split_once(", bits ")?.1.get(..8)?.to_owned());
+    log.lines().filter_map(bits).collect()
+}
+
+/// The same job by `cadre run`.
+fn alone(node: &Node, objects: &[Value; 2]) -> Vec<String> {
+    let [mut pool, mut job] = objects.clone();
+    pool["metadata"]["name"] = "p".into();
+    job["metadata"]["name"] = "j".into();
+    let manifest = node.path("run.yaml");
+    fs::write(&manifest, format!("{pool}\n---\n{job}\n")).expect("room");
+    let out = node.path("run");
+    let done = Command::new(&node.binary)
+        .arg("run")
+        .arg("-f")
+        .arg(manifest)
+        .arg("--out")
+        .arg(&out)
+        .output()
+        .expect("the binary starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    losses(&fs::read_to_string(out.join("logs/trainer-0-0.log")).expect("a log"))
+}
+
+/// Makes a pod of the job's template, as the Job controller does.
+fn trainer(server: &Server, job: &Value, index: u32) {
+    let template = &job["spec"]["template"];
+    let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
+    let place = index.to_string();
+    pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = place.as_str().into();
+    pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] = place.into();
+    pod["spec"]["nodeName"] = "node-1".into();
+    pod["status"] = super::running()["status"].clone();
+    server.put("pods", &format!("j-1-{index}"), &pod);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_killed() {
+    let Some(binary) = cadre() else {
+        println!("skipped: no cadre beside this test; build it: cargo build --release -p cadre");
+        return;
+    };
+    let node = Node { folder: tempfile::tempdir().expect("a temporary folder"), binary };
+    let data = node.path("data");
+    fs::create_dir(&data).expect("a new folder");
+    for (file, words, times) in [("a", "in the beginning was ", 300), ("b", "the word ", 500)] {
+        fs::write(data.join(file), words.repeat(times)).expect("room");
+    }
+    let objects = objects(&data);
+    let expected = alone(&node, &objects);
+    assert_eq!(expected.len(), STEPS as usize);
+
+    // The operator, which leads.
+    let server = Server::new();
+    let certificates = certify(&node);
+    let place = Place { address: ([127, 0, 0, 1], 0).into(), certificates: certificates.clone() };
+    let listener = control::listen(&place).await.expect("a free port");
+    let port = listener.0.local_addr().expect("bound").port();
+    let settings = Settings { control: format!("https://127.0.0.1:{port}"), ..Settings::default() };
+    let issuer = Issuer::new(Some(certificates));
+    let context = Arc::new(Context::new(server.client(), settings, None, issuer));
+    context.caches.ready().await.expect("the server answers");
+    let own = context.clone();
+    tokio::spawn(async move { controllers::run(&own, 4).await });
+    let own = context.clone();
+    tokio::spawn(async move { control::run(own, listener, 1).await });
+
+    // Two servers wait; strangers do not get in.
+    let [pool, job] = &objects;
+    server.put("attentionpools", "p", pool);
+    let pods = server
+        .until("two servers", |all| {
+            let pods: Vec<Value> = all.of("pods").into_iter().cloned().collect();
+            (pods.len() == 2).then_some(pods)
+        })
+        .await;
+    let authority = server
+        .until("the issuer", |all| {
+            let map = all.get("configmaps", "cadre-control-ca")?;
+            Some(map["data"]["ca.crt"].as_str().expect("it has one").to_owned())
+        })
+        .await;
+    for pod in &pods {
+        server.put("pods", &name(pod), &super::running());
+    }
+    let token = |pod: &Value| format!("token of {}", name(pod));
+    let mut forged = node.start(&pods[0], &authority, "token of nobody", &[("A", "1")]);
+    assert_eq!(forged.ended().await.code(), Some(2), "{}", forged.log());
+    assert!(
+        forged.log().contains("the token is not good: invalid bearer token"),
+        "{}",
+        forged.log()
+    );
+    let other = [("CADRE_INDEX", "1"), ("A", "1")];
+    let mut liar = node.start(&pods[0], &authority, &token(&pods[0]), &other);
+    assert_eq!(liar.ended().await.code(), Some(2), "{}", liar.log());
+    assert!(
+        liar.log().contains("is server 0 ") && liar.log().contains("may not speak for server 1")
+    );
+    let mut servers: Vec<Process> =
+        pods.iter().map(|it| node.start(it, &authority, &token(it), &[])).collect();
+
+    // The job.
+    server.put("trainingjobs", "j", job);
+    let made = server.until("an attempt", |all| all.get("jobs", "j-1").cloned()).await;
+    for index in 0..2 {
+        trainer(&server, &made, index);
+    }
+    let mut trainers = Vec::new();
+    for index in 0..2 {
+        let pod =
+            server.until("a pod", |all| all.get("pods", &format!("j-1-{index}")).cloned()).await;
+        trainers.push(node.start(&pod, &authority, &token(&pod), &[]));
+    }
+    trainers[0].says(&format!("step 4 of {STEPS}")).await;
+    servers[1].child.kill().expect("it runs");
+    for trainer in &mut trainers {
+        let end = trainer.ended().await;
+        assert_eq!(end.code(), Some(0), "{}", trainer.log());
+    }
+    assert_eq!(losses(&trainers[0].log()), expected, "{}", trainers[0].log());
+
+    // What is told, and that the server that lives waits for the next job.
+    server
+        .until("progress and the failover", |all| {
+            let status = &all.get("trainingjobs", "j")?["status"];
+            let done = status["progress"]["step"] == STEPS && status["progress"]["percent"] == 100;
+            (done && status["failovers"] == 1).then_some(())
+        })
+        .await;
+    server
+        .until("measured links", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            (reason(pool, "PlacementSatisfied") == "Near").then_some(())
+        })
+        .await;
+    assert!(servers[0].child.try_wait().expect("a child of this test").is_none(), "it stays");
+    let id = rustix_pid(&servers[0].child);
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
+    assert_eq!(servers[0].ended().await.code(), Some(0), "{}", servers[0].log());
+}
+
+fn rustix_pid(child: &Child) -> rustix::process::Pid {
+    rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a child has an id above 0")
+}
