@@ -186,7 +186,7 @@ mod tests {
 
     const HEALTH: Health = Health {
         report_timeout: Duration::from_secs(10),
-        reshape_after: Duration::from_secs(600),
+        reshape_after: Duration::from_mins(10),
         slow_factor_percent: 150,
         quarantine_after: 3,
     };

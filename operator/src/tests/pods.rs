@@ -70,10 +70,10 @@ impl Process {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        match tokio::time::timeout(PATIENCE, found).await {
-            Ok(found) => found,
-            Err(_) => panic!("never: {what}; the log:\n{}", self.log()),
+        if let Ok(found) = tokio::time::timeout(PATIENCE, found).await {
+            return found;
         }
+        panic!("never: {what}; the log:\n{}", self.log())
     }
 }
 

@@ -40,7 +40,7 @@ impl World {
     pub(crate) fn new(term: u64, servers: u32) -> Self {
         let health = Health {
             report_timeout: Duration::from_secs(10),
-            reshape_after: Duration::from_secs(600),
+            reshape_after: Duration::from_mins(10),
             slow_factor_percent: 150,
             quarantine_after: 3,
         };
