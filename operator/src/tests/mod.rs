@@ -65,7 +65,7 @@ fn reason(object: &Value, condition: &str) -> String {
 #[tokio::test]
 async fn all_who_wait_for_the_caches_are_woken() {
     let server = Server::new();
-    let context = Context::new(server.client(), Settings::default(), None);
+    let context = Context::new(server.client(), Settings::default(), None, Issuer::default());
     let (health, leader) = tokio::join!(context.caches.ready(), context.caches.ready());
     health.expect("health hears of it");
     leader.expect("who wants to lead hears of it");
