@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 const HERE: &str = "bench";
 const SERVERS: u32 = 1000;
-const REST: Duration = Duration::from_secs(60);
+const REST: Duration = Duration::from_mins(1);
 const JOBS: usize = 50;
 
 fn main() -> ExitCode {
@@ -118,7 +118,7 @@ async fn large_pool(cluster: &Cluster, operator: &Operator, lines: &mut Lines) -
     let spent = operator.sample()?.processor_seconds - rest.processor_seconds;
     lines.add(&format!("{case}, at rest for 60 s: processor"), spent, "s");
     let written = operator.metric("cadre_operator_status_writes_total")? - writes;
-    lines.add(&format!("{case}, at rest for 60 s: statuses written"), written, "");
+    lines.add(&format!("{case}, at rest for 60 s: statuses written"), written as f64, "");
     lines.requests(&format!("{case}, at rest for 60 s"), cluster, &before)?;
 
     let before = cluster.operators_requests()?;
@@ -166,7 +166,7 @@ async fn many_jobs(cluster: &Cluster, operator: &Operator, lines: &mut Lines) ->
     let near = words.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0.0);
     lines.add(&format!("{case}: servers in a rack with trainers"), near, "");
     let written = operator.metric("cadre_operator_status_writes_total")? - writes;
-    lines.add(&format!("{case}: statuses written"), written, "");
+    lines.add(&format!("{case}: statuses written"), written as f64, "");
     lines.requests(&case, cluster, &before)?;
     let began = Instant::now();
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE])?;

@@ -65,18 +65,15 @@ impl Operator {
 
     /// Waits until it leads.
     pub async fn leads(&self) -> Result<()> {
-        until(
-            "the lease",
-            async || Ok((self.metric("cadre_operator_leader")? == 1.0).then_some(())),
-        )
-        .await
+        until("the lease", async || Ok((self.metric("cadre_operator_leader")? == 1).then_some(())))
+            .await
     }
 
     /// The sum of a metric over its labels; 0 when it is not told yet.
-    pub fn metric(&self, name: &str) -> Result<f64> {
+    pub fn metric(&self, name: &str) -> Result<u64> {
         let text = get(self.port, "/metrics")?;
         let lines = text.lines().filter(|it| it.split(['{', ' ']).next() == Some(name));
-        let values = lines.filter_map(|it| it.rsplit(' ').next()?.parse::<f64>().ok());
+        let values = lines.filter_map(|it| it.rsplit(' ').next()?.parse::<u64>().ok());
         Ok(values.sum())
     }
 

@@ -79,7 +79,7 @@ impl Process {
     /// Waits until it ends by itself.
     pub async fn ended(&mut self) -> Result<ExitStatus> {
         crate::until(&format!("the end of {}", self.name), async || {
-            Ok(self.child.try_wait().context("wait for a child")?)
+            self.child.try_wait().context("wait for a child")
         })
         .await
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 /// Longest wait. Far above what is normal on a busy machine, so it never decides about a slow one.
-const LONGEST: Duration = Duration::from_secs(120);
+const LONGEST: Duration = Duration::from_mins(2);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 

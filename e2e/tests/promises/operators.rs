@@ -21,7 +21,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     })
     .await?;
     let second = Operator::start(cluster, 8084).await?;
-    ensure!(second.metric("cadre_operator_leader")? == 0.0, "one leads at a time");
+    ensure!(second.metric("cadre_operator_leader")? == 0, "one leads at a time");
 
     // The leader dies; nobody asks it. What changes meanwhile is done by the next one.
     first.kill()?;

@@ -42,9 +42,9 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let writes = operator.metric("cadre_operator_status_writes_total")?;
     cluster.kubectl(&["delete", "attnpool", "p", "--namespace", HERE, "--timeout=60s"])?;
     until("no server", async || servers(cluster, 0).await).await?;
-    ensure!(writes > 0.0, "statuses are counted");
+    ensure!(writes > 0, "statuses are counted");
     ensure!(
-        operator.metric("cadre_operator_actions_total")? > 0.0
+        operator.metric("cadre_operator_actions_total")? > 0
             && !operator.log().contains("Forbidden"),
         "the chart's role suffices:\n{}",
         operator.log()
