@@ -50,7 +50,7 @@ pub async fn read(cluster: &Cluster) -> Result<Vec<Load>, Error> {
             Ok(text) if leads(&text) => return Ok(loads(&text)),
             Ok(_) => {}
             Err(error) => {
-                refused = Some(Error::request(format!("metrics of {}", pod.name_any()), &error))
+                refused = Some(Error::request(format!("metrics of {}", pod.name_any()), &error));
             }
         }
     }
