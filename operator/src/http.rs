@@ -49,5 +49,5 @@ pub(crate) async fn serve(address: SocketAddr, context: Arc<Context>) -> anyhow:
 }
 
 async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS)], context.metrics.text())
+    ([(header::CONTENT_TYPE, METRICS)], context.metrics.text(&context.told.live()))
 }

@@ -118,9 +118,8 @@ proptest! {
         let mut replay = Replay::new(replicas, 64, noise);
         replay.run(load, 1_800);
         let settled = replay.run(load, 7_200);
-        // A load at the very edge may shrink the pool once more, late; then it is well inside.
+        // At the very edge noise may change the number once more, late, up or down; then it is well inside.
         prop_assert!(settled.len() <= 2, "{settled:?} at {load} thousandths");
-        prop_assert!(settled.is_sorted_by(|one, next| one > next), "{settled:?} at {load}");
         // Busy for about the target, 70 %: never above a sixth beyond it, and not twice what is needed.
         let servers = u64::from(settled[settled.len() - 1]);
         prop_assert!(load * 100 <= servers * 82_000 || servers == 64, "{servers} for {load}");

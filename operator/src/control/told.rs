@@ -31,6 +31,8 @@ struct Inner {
     since: Option<Instant>,
     /// By pool, then by the name of the pod.
     pools: BTreeMap<Key, BTreeMap<String, Report>>,
+    /// The same as it is now, for who asks this process.
+    live: BTreeMap<Key, BTreeMap<String, Report>>,
     jobs: BTreeMap<Key, JobFigures>,
 }
 
@@ -53,6 +55,15 @@ impl Told {
         (inner.pools.get(key).cloned().unwrap_or_default(), complete)
     }
 
+    /// What is known now of all servers, for metrics: it is no part of any status.
+    pub(crate) fn live(&self) -> Vec<(Key, String, Report)> {
+        let inner = self.locked();
+        let of_pool = |(key, reports): (&Key, &BTreeMap<String, Report>)| -> Vec<_> {
+            reports.iter().map(|(pod, report)| (key.clone(), pod.clone(), *report)).collect()
+        };
+        inner.live.iter().flat_map(of_pool).collect()
+    }
+
     pub(crate) fn job(&self, key: &Key) -> JobFigures {
         self.locked().jobs.get(key).cloned().unwrap_or_default()
     }
@@ -65,6 +76,7 @@ impl Told {
         figures: bool,
     ) -> bool {
         let mut inner = self.locked();
+        inner.live.insert(key.clone(), reports.clone());
         let before = inner.pools.entry(key.clone()).or_default();
         if !figures {
             for (pod, report) in &mut reports {
@@ -123,6 +135,7 @@ mod tests {
         assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
         assert!(tell(3, true, false), "it is kept out");
         assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
+        assert_eq!(told.live()[0].2.busy_ppm, Some(3), "who asks is told at once");
         assert!(tell(3, true, true));
         assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(3));
     }
