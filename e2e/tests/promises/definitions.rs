@@ -126,7 +126,10 @@ fn columns(cluster: &Cluster) -> Result<()> {
         Ok(first.split_whitespace().collect::<Vec<_>>().join(" "))
     };
     let pools = head("attnpool")?;
-    ensure!(pools == "NAME DESIRED READY INPLACE UTIL BALANCED AGE", "columns are {pools}");
+    ensure!(
+        pools == "NAME DESIRED READY INPLACE UTIL BALANCED PLACEMENT AGE",
+        "columns are {pools}"
+    );
     let jobs = head("cadjob")?;
     ensure!(jobs == "NAME STEP PROGRESS TOKENS/S POOL STATUS AGE", "columns are {jobs}");
     let both = cluster.kubectl(&["get", "cadre", "--namespace", HERE, "-o", "name"])?;

@@ -103,7 +103,7 @@ async fn a_pool_gets_its_servers_tells_of_them_and_shrinks() {
         })
         .await;
     assert_eq!(left, pods[..1], "the highest slots leave");
-    let text = context.metrics.text();
+    let text = context.metrics.text(&[]);
     assert!(text.contains("cadre_operator_actions_total{action=\"drain\"} 2"), "{text}");
 }
 
