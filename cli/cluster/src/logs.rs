@@ -11,6 +11,7 @@ use kube::api::LogParams;
 
 use cadre_crds::contract::{LABEL_ATTEMPT, SERVER_CONTAINER, TRAINER_CONTAINER};
 
+use crate::facts::node;
 use crate::read::{Cluster, Error};
 use crate::seen::{Kind, Seen, Target, is_server, label, name, namespace};
 
@@ -25,9 +26,10 @@ pub struct Wanted {
     pub previous: bool,
 }
 
-/// Pods whose logs tell about an object: servers of a pool, trainers of a job's newest attempt.
+/// Pods whose logs tell about an object: servers of a pool, trainers of a job's newest attempt. Those without a node have
+/// said nothing.
 pub fn pods<'a>(seen: &'a Seen, home: &str, target: &Target) -> Vec<&'a Pod> {
-    match target.kind {
+    let mut pods = match target.kind {
         Kind::Pool => seen.pool(home, &target.name).map_or_else(Vec::new, |it| seen.servers(it)),
         Kind::Job => {
             let Some(job) = seen.job(home, &target.name) else { return Vec::new() };
@@ -36,7 +38,9 @@ pub fn pods<'a>(seen: &'a Seen, home: &str, target: &Target) -> Vec<&'a Pod> {
             pods.retain(|it| newest.is_none() || label(&it.metadata, LABEL_ATTEMPT) == newest);
             pods
         }
-    }
+    };
+    pods.retain(|it| node(it).is_some());
+    pods
 }
 
 /// Writes the logs of pods, line by line as they come.

@@ -95,7 +95,9 @@ pub(crate) fn logs(options: &LogsOptions) -> Result<String, Error> {
 fn no_pods(seen: &cadre_cluster::Seen, home: &str, target: &Target) -> String {
     let why = explain(seen, home, target);
     why.err().unwrap_or_else(|| {
-        format!("{target} has no such pod in namespace {home}; `cadre explain {target}` says why")
+        format!(
+            "{target} has no pod with a log in namespace {home}; `cadre explain {target}` says why"
+        )
     })
 }
 

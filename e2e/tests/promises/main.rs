@@ -15,7 +15,6 @@ mod machines;
 mod objects;
 mod operators;
 mod pools;
-mod trains;
 mod uninstall;
 
 use std::path::Path;
@@ -49,7 +48,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators uninstall;
     FakeNodes: fleet harvest;
-    RealNodes: installed trains machines;
+    RealNodes: installed machines;
 };
 
 fn main() -> ExitCode {

@@ -43,12 +43,13 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 22] = [
+const REASONS: [(&str, &str); 26] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
     ("NameTaken", "rename the other Service or budget, or this object"),
     ("Queued", "wait for the queue, or raise its quota"),
+    ("TakenBack", "wait for the queue, or raise its quota"),
     ("Suspended", "set spec.suspend to false"),
     ("NoTrainer", "start a job that names this pool, or give it dedicated servers (spec.replicas)"),
     ("NoServer", "see the pods below"),
@@ -58,7 +59,10 @@ const REASONS: [(&str, &str); 22] = [
     ("Quarantined", "look at the node of that server; another takes its slot"),
     ("Far", "free nodes near the trainers, or allow more in spec.placement"),
     ("SlowLink", "look at the RDMA resources of the pods and at the fabric between these nodes"),
-    ("Imbalanced", "look at the slowest servers in status.worstServers"),
+    ("NotReached", "allow servers to reach the trainers: a NetworkPolicy keeps them apart, mostly"),
+    ("Tcp", "look at the RDMA resources of the pods: bytes go over TCP"),
+    ("NoCertificate", "mount ca.crt beside the control service's certificate"),
+    ("Imbalanced", ""look at the slowest servers in status.worstServers"),
     ("NoReports", "see whether servers are registered; without reports mode Auto keeps its number"),
     ("RestartsUsedUp", "correct the cause, then make the job anew; maxRestarts limits restarts"),
     ("FailureRule", "the job's own rule ends it; correct the cause or spec.failurePolicy.rules"),
@@ -136,8 +140,15 @@ mod tests {
             let first = row.split('|').nth(1).expect("a first column");
             for reason in first.split('`').skip(1).step_by(2) {
                 told += 1;
-                let later = ["Restarting", "ApiServerFailed"].contains(&reason);
-                assert!(later || of_reason(reason).is_some(), "{reason} has no remedy");
+                let news = [
+                    "Restarting",
+                    "ApiServerFailed",
+                    "ServerLost",
+                    "PoolLost",
+                    "PoolBack",
+                    "CheckpointWritten",
+                ];
+                assert!(news.contains(&reason) || of_reason(reason).is_some(), "{reason} has no remedy");
             }
         }
         assert!(told > 10, "the table was found");
