@@ -62,7 +62,7 @@ const REASONS: [(&str, &str); 26] = [
     ("NotReached", "allow servers to reach the trainers: a NetworkPolicy keeps them apart, mostly"),
     ("Tcp", "look at the RDMA resources of the pods: bytes go over TCP"),
     ("NoCertificate", "mount ca.crt beside the control service's certificate"),
-    ("Imbalanced", ""look at the slowest servers in status.worstServers"),
+    ("Imbalanced", "look at the slowest servers in status.worstServers"),
     ("NoReports", "see whether servers are registered; without reports mode Auto keeps its number"),
     ("RestartsUsedUp", "correct the cause, then make the job anew; maxRestarts limits restarts"),
     ("FailureRule", "the job's own rule ends it; correct the cause or spec.failurePolicy.rules"),
@@ -148,7 +148,10 @@ mod tests {
                     "PoolBack",
                     "CheckpointWritten",
                 ];
-                assert!(news.contains(&reason) || of_reason(reason).is_some(), "{reason} has no remedy");
+                assert!(
+                    news.contains(&reason) || of_reason(reason).is_some(),
+                    "{reason} has no remedy"
+                );
             }
         }
         assert!(told > 10, "the table was found");
