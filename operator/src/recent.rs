@@ -43,16 +43,13 @@ impl<K: Metadata<Ty = ObjectMeta> + kube::Resource> Recent<K> {
 
     /// Remembers what the API server returned for a delete; nothing, if the object was gone at once.
     pub(crate) fn deleted(&self, uid: &str, left: Option<K>, now: Instant) {
-        match left {
-            Some(mut object) => {
-                let going = &mut object.metadata_mut().deletion_timestamp;
-                going.get_or_insert_with(|| Time(Timestamp::now()));
-                self.wrote(object, now);
-            }
-            None => {
-                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-                written.remove(uid);
-            }
+        if let Some(mut object) = left {
+            let going = &mut object.metadata_mut().deletion_timestamp;
+            going.get_or_insert_with(|| Time(Timestamp::now()));
+            self.wrote(object, now);
+        } else {
+            let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+            written.remove(uid);
         }
     }
 
@@ -115,6 +112,17 @@ mod tests {
         pod
     }
 
+    fn look_at(recent: &Recent<Pod>, cached: Vec<Pod>, seen: u64, now: Instant) -> String {
+        let cached = cached.into_iter().map(Arc::new).collect();
+        let ours = |it: &Pod| it.metadata.uid.as_deref() != Some("other");
+        let found = recent.correct(cached, ours, seen, now);
+        let text = |it: &Arc<Pod>| {
+            let version = it.metadata.resource_version.clone().expect("made with one");
+            format!("{}{version}", it.metadata.uid.clone().expect("made with one"))
+        };
+        found.iter().map(text).collect::<Vec<_>>().join(" ")
+    }
+
     #[test]
     fn the_newer_of_cache_and_write_counts_and_old_writes_are_forgotten() {
         let recent = Recent::default();
@@ -124,16 +132,6 @@ mod tests {
         recent.wrote(pod("other", 10), start);
         let look = |cached: Vec<Pod>, now: Instant| look_at(&recent, cached, 0, now);
         let look_past = |seen: u64| look_at(&recent, vec![], seen, start);
-        fn look_at(recent: &Recent<Pod>, cached: Vec<Pod>, seen: u64, now: Instant) -> String {
-            let cached = cached.into_iter().map(Arc::new).collect();
-            let ours = |it: &Pod| it.metadata.uid.as_deref() != Some("other");
-            let found = recent.correct(cached, ours, seen, now);
-            let text = |it: &Arc<Pod>| {
-                let version = it.metadata.resource_version.clone().expect("made with one");
-                format!("{}{version}", it.metadata.uid.clone().expect("made with one"))
-            };
-            found.iter().map(text).collect::<Vec<_>>().join(" ")
-        }
         assert_eq!(look(vec![pod("a", 8)], start), "a9 b10", "an old cache");
         assert_eq!(look(vec![pod("a", 10), pod("b", 10)], start), "a10 b10", "a new one");
         assert_eq!(look(vec![pod("a", 10)], start), "a10", "b is gone");
