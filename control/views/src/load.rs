@@ -84,7 +84,7 @@ impl Load {
         self.slow = 0;
     }
 
-    /// Takes a report. `reference` is the speed of servers like this one, from [`reference`].
+    /// Takes a report. `reference` is the speed of servers like this one, from [`reference()`].
     pub fn report(
         &mut self,
         now: Duration,

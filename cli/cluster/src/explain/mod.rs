@@ -4,10 +4,10 @@
 //!
 //! | level | file |
 //! |---|---|
-//! | pool, job | [`pool`], [`job`] |
-//! | operator | [`operator`] |
-//! | pod, node | [`pod`] |
-//! | what to do | [`remedy`] |
+//! | pool, job | `pool`, `job` |
+//! | operator | `operator` |
+//! | pod, node | `pod` |
+//! | what to do | `remedy` |
 //!
 //! Invariant: something that is not fine says why, in its own words or in those of one below it.
 

@@ -19,6 +19,7 @@
 use std::collections::VecDeque;
 
 use cadre_crds::{ScaleDecision, ScalingMode};
+use cadre_planner::servers_for;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -74,8 +75,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let Some((load, busy)) = load_ppm(observed).zip(utilization_ppm(observed)) else {
         return Scale { servers: current, memory, again };
     };
-    let target = u64::from(scaling.target_utilization_percent) * 10_000;
-    let wish = wish(load, target, current).clamp(scaling.min, most);
+    let wish = wish(load, scaling.target_utilization_percent, current).clamp(scaling.min, most);
     memory.look(second, wish, i64::from(scaling.scale_down_stabilization_seconds));
     let grown = memory.lacked(second).min(wish);
     let servers = if grown > current {
@@ -104,15 +104,21 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     Scale { servers, memory, again }
 }
 
-/// Servers for the load (in millionths of a server), or as many as there are when that is near enough.
-fn wish(load: u64, target: u64, current: u32) -> u32 {
+/// Servers for the load (in millionths of a server), or as many as there are when that is near enough. They are counted as
+/// `cadre plan` counts them.
+fn wish(load: u64, target_percent: u32, current: u32) -> u32 {
+    let target = u64::from(target_percent) * 10_000;
     let share = |percent: u64| (target * percent / 100).max(1);
-    let many = |servers: u64| u32::try_from(servers).unwrap_or(u32::MAX);
+    let busy_at = |percent: u64| {
+        let servers =
+            servers_for(load.saturating_mul(100), percent * 1_000_000, target_percent, false);
+        u32::try_from(servers).unwrap_or(u32::MAX)
+    };
     if load > share(GROW_PERCENT) * u64::from(current) {
-        return many(load.div_ceil(target));
+        return busy_at(100);
     }
     if load < share(SHRINK_PERCENT) * u64::from(current) {
-        return many(load.div_ceil(share(LAND_PERCENT))).min(current);
+        return busy_at(LAND_PERCENT).min(current);
     }
     current
 }
