@@ -3,10 +3,13 @@
 //! ```text
 //! bridge `cluster`   172.30.0.1/24   API server, DNS        node number N   172.30.0.1N, pods 10.244.N.0/24
 //! ```
+//!
+//! What pods of one node send to those of another goes through us: we are the router of the nodes.
 
+use std::fs;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::process::output;
 use crate::programs::system;
@@ -21,7 +24,8 @@ pub(crate) fn up() -> Result<()> {
     ip("link set lo up")?;
     ip(&format!("link add {BRIDGE} type bridge"))?;
     ip(&format!("address add {HOST}/24 dev {BRIDGE}"))?;
-    ip(&format!("link set {BRIDGE} up"))
+    ip(&format!("link set {BRIDGE} up"))?;
+    fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("forwarding between nodes")
 }
 
 /// Address of a node.

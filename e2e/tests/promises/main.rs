@@ -15,6 +15,7 @@ mod machines;
 mod objects;
 mod operators;
 mod pools;
+mod trains;
 mod uninstall;
 
 use std::path::Path;
@@ -48,7 +49,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators uninstall;
     FakeNodes: fleet harvest;
-    RealNodes: installed machines;
+    RealNodes: installed trains machines;
 };
 
 fn main() -> ExitCode {
