@@ -4,6 +4,7 @@
 //! chart has them. Everything goes when the value is dropped; a cluster of the user keeps what was
 //! put there.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -38,7 +39,7 @@ pub struct Cluster {
     config: PathBuf,
     client: Client,
     operator: OnceCell<PathBuf>,
-    nodes: Vec<Node>,
+    nodes: RefCell<Vec<Node>>,
     images: Vec<PathBuf>,
     names: Option<Process>,
     fake: Option<Process>,
@@ -72,7 +73,7 @@ impl Cluster {
     ) -> Self {
         let folder = folder.to_owned();
         let operator = OnceCell::new();
-        let (nodes, images) = (Vec::new(), Vec::new());
+        let (nodes, images) = (RefCell::default(), Vec::new());
         let (names, fake) = (None, None);
         Self { folder, programs, config, client, operator, nodes, images, names, fake, plane }
     }
@@ -123,23 +124,19 @@ impl Cluster {
     }
 
     /// Starts a node that does not run, as after a crash.
-    pub async fn start_node(&mut self, number: usize) -> Result<()> {
-        if !self.nodes.iter().any(|it| it.number() == number) {
+    pub async fn start_node(&self, number: usize) -> Result<()> {
+        if !self.nodes.borrow().iter().any(|it| it.number() == number) {
             let node = Node::start(self, number, &self.images).await?;
-            self.nodes.push(node);
+            self.nodes.borrow_mut().push(node);
         }
         Ok(())
     }
 
     /// The node of this name crashes.
-    pub fn kill_node(&mut self, name: &str) -> Result<()> {
-        let at = self.nodes.iter().position(|it| it.name() == name);
-        self.nodes.remove(at.with_context(|| format!("{name} does not run"))?).kill()
-    }
-
-    /// The real nodes that run.
-    pub fn nodes(&self) -> &[Node] {
-        &self.nodes
+    pub fn kill_node(&self, name: &str) -> Result<()> {
+        let mut nodes = self.nodes.borrow_mut();
+        let at = nodes.iter().position(|it| it.name() == name);
+        nodes.remove(at.with_context(|| format!("{name} does not run"))?).kill()
     }
 
     fn make_images(&self) -> Result<Vec<PathBuf>> {

@@ -36,6 +36,6 @@ pub use fake::Fake;
 pub use helm::Release;
 pub use node::Node;
 pub use operator::{Operator, Sample};
-pub use process::Process;
+pub use process::{Process, kill_pod};
 pub use tier::Tier;
 pub use wait::until;

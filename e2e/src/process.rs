@@ -114,6 +114,24 @@ impl Drop for Process {
     }
 }
 
+/// Kills the processes named `program` of the pod with this uid, as the kernel does when memory is short. Its other ones are
+/// left alone.
+pub fn kill_pod(uid: &str, program: &str) -> Result<()> {
+    let mut killed = 0;
+    for entry in std::fs::read_dir("/proc").context("/proc")?.flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else { continue };
+        let read =
+            |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if read("cgroup").contains(uid) && read("comm").trim_end() == program {
+            let id = Pid::from_raw(id).context("a process has an id")?;
+            kill_process(id, Signal::KILL).context("kill a pod's process")?;
+            killed += 1;
+        }
+    }
+    anyhow::ensure!(killed > 0, "no process {program} runs in the pod with uid {uid}");
+    Ok(())
+}
+
 /// Runs a command to its end. Out: what it wrote; its complaint is the error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let done = command.stdin(Stdio::null()).output();

@@ -223,7 +223,7 @@ impl Log {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use cadre_planner::{Document, DocumentId, Mask, Stretch};
 
     use super::*;
@@ -237,7 +237,7 @@ mod tests {
         Slot { weight, head_start: 0, home: None, memory: 1 << 30 }
     }
 
-    fn header(step: u64) -> Header {
+    pub(crate) fn header(step: u64) -> Header {
         Header {
             step,
             layers: 2,

@@ -63,7 +63,8 @@ pub(crate) fn install(cluster: &Cluster) -> Result<Release> {
     Release::install(cluster, &image())
 }
 
-fn image() -> [&'static str; 2] {
+/// Values that name it.
+pub(crate) fn image() -> [&'static str; 2] {
     assert_eq!(IMAGE, "localhost/cadre:e2e", "the values name the run's image");
     ["--set=image.repository=localhost/cadre", "--set=image.tag=e2e"]
 }

@@ -5,6 +5,7 @@
 //! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing.
 
 mod chart;
+mod crashed;
 mod definitions;
 mod explained;
 mod fleet;
@@ -15,7 +16,11 @@ mod machines;
 mod objects;
 mod operators;
 mod pools;
+mod resized;
+mod resumed;
+mod training;
 mod trains;
+mod unattended;
 mod uninstall;
 
 use std::path::Path;
@@ -49,7 +54,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators uninstall;
     FakeNodes: fleet harvest;
-    RealNodes: installed trains machines;
+    RealNodes: installed trains unattended resized resumed crashed machines;
 };
 
 fn main() -> ExitCode {

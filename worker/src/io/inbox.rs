@@ -154,7 +154,15 @@ impl Io {
                     it.handle(shared, conductor::Event::Closed(peer));
                 }
             }
-            Wire::Refused { error } => tracing::warn!("somebody was turned away: {error}"),
+            Wire::Refused { error } => {
+                // Who is turned away tries again, every time from another port.
+                let why = error.split_once("was refused").map_or(error.as_str(), |it| it.1);
+                if self.turned_away.insert(why.to_owned()) {
+                    tracing::warn!("somebody was turned away: {error}");
+                } else {
+                    tracing::debug!("somebody was turned away again: {error}");
+                }
+            }
         }
     }
 

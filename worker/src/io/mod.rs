@@ -130,6 +130,8 @@ pub struct Io {
     newest: Option<u64>,
     /// Peers whose link is known to be broken: further tries are not worth a line each.
     down: BTreeSet<PeerId>,
+    /// Why somebody was turned away so far; each is told once.
+    turned_away: BTreeSet<String>,
     /// The controller wants this server to leave the job as soon as nothing is left here.
     draining: Option<proto::Drain>,
     probing: Probing,
@@ -188,6 +190,7 @@ impl Io {
             load: Load::new(),
             newest: None,
             down: BTreeSet::new(),
+            turned_away: BTreeSet::new(),
             draining: None,
             probing: Probing::default(),
             ended: None,

@@ -9,6 +9,7 @@
 
 mod closing;
 mod prepare;
+mod record;
 mod steps;
 
 use std::net::TcpListener;
@@ -22,6 +23,7 @@ use cadre_control::client;
 use cadre_kernels::{Choice, Threads};
 
 use self::prepare::Failure;
+use self::record::Record;
 use super::checkpoint::State;
 use super::loader::Loader;
 use super::session::Session;
@@ -99,6 +101,8 @@ struct Process {
     control: client::Sender,
     tracer: Tracer,
     termination: Termination,
+    /// Of trainer 0 in a pod.
+    record: Option<Record>,
     /// The operator is the controller; where a pod ends before its job, its exit code has to say so.
     pod: bool,
 }

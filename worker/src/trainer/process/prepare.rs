@@ -16,6 +16,7 @@ use cadre_kernels::Engine;
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 
+use super::record::Record;
 use super::{Process, STOPPED, TrainArgs};
 use crate::attach::{Attached, Contract, attach, protocol_settings};
 use crate::compute::Compute;
@@ -102,6 +103,9 @@ impl Process {
             let steps = (state.step, args.steps.get());
             Ok(Conducting::new(draft, protocol_settings(&settings), steps, &settings.faults, now))
         };
+        let keeps = contract.is_pod() && contract.me.index == 0;
+        let record = keeps.then(|| Record::open(&settings.checkpoints, state.step));
+        let record = record.transpose().map_err(bad_input)?;
         let (control, tracer) = (attached.control.sender.clone(), attached.tracer.clone());
         let rank = contract.me.index;
         let (session, io) = start_threads(attached, &contract, engine, conducting)?;
@@ -118,6 +122,7 @@ impl Process {
             control,
             tracer,
             termination,
+            record,
             pod: contract.is_pod(),
         })
     }

@@ -117,17 +117,15 @@ impl Process {
         self.state.loss_bits = format!("{:08x}", result.loss.to_bits());
         self.state.header = format!("{:016x}", planned.header.digest());
         self.state.slots = slots_in_words(planned);
+        let recorded = self.record.as_mut().map_or(Ok(()), |it| it.add(&planned.header));
+        recorded.map_err(|error| self.cannot_write(&error))?;
         let every = self.args.checkpoint_every;
         if every > 0
             && self.state.step.is_multiple_of(every)
             && self.state.step < self.args.steps.get()
             && self.rank == 0
         {
-            self.save().map_err(|error| {
-                let reason = error.to_string();
-                self.session.handle().send(Request::Fail(reason.clone()));
-                Ending::Failed { reason, bad_input: true }
-            })?;
+            self.save().map_err(|error| self.cannot_write(&error))?;
         }
         let tokens = u64::from(self.args.tokens.get())
             * u64::from(self.args.nano_batches.get())
@@ -138,6 +136,13 @@ impl Process {
         let loss = result.loss;
         self.session.step_done(StepDone { step, loss, tokens, seconds, exposed_wait_seconds });
         Ok(())
+    }
+
+    /// A file cannot be written: the job ends, for a user to make room.
+    fn cannot_write(&self, error: &dyn std::error::Error) -> Ending {
+        let reason = error.to_string();
+        self.session.handle().send(Request::Fail(reason.clone()));
+        Ending::Failed { reason, bad_input: true }
     }
 
     /// A step failed here: the job's own reason if there is one, else this one, told to all.

@@ -1,0 +1,53 @@
+//! A pool goes from two servers to four and to one while a job trains: no trainer restarts, the losses stay beside those
+//! of a pool of two, and the header log makes the same bits again anywhere.
+
+use anyhow::{Result, ensure};
+use cadre_e2e::Cluster;
+
+use crate::installed::ready;
+use crate::training::{MIDDLE, Training, loss};
+
+pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+    let mut training = Training::prepare(cluster, "resized").await?;
+    let fixed = training.alone(2, &[])?;
+    training.start(2).await?;
+    training.attempted(1);
+    training.at(MIDDLE).await?;
+    let trainers = training.trainers().await?;
+    let scale = |to: &str| {
+        let target = ["scale", "attnpool/p", to, "--namespace", training.here];
+        training.cluster.kubectl(&target)
+    };
+    scale("--replicas=4")?;
+    let four = ready(training.cluster, training.here, 4).await;
+    training.explained(four)?;
+    training.at(training.steps() + MIDDLE).await?;
+    scale("--replicas=1")?;
+    let one = ready(training.cluster, training.here, 1).await;
+    training.explained(one)?;
+    let left = training.steps();
+    training.complete().await?;
+    println!("one server is left after step {left}");
+    ensure!(training.trainers().await? == trainers, "no trainer was touched");
+
+    let losses = training.losses()?;
+    for (step, (one, other)) in losses.iter().zip(&fixed).enumerate() {
+        let apart = (loss(one)? - loss(other)?).abs();
+        ensure!(apart <= 1e-4, "step {step}: {one} and {other} are {apart} apart");
+    }
+    let slots = slots(&training)?;
+    ensure!(slots.contains(&2) && slots.contains(&4), "plans were for {slots:?} slots");
+    let log = training.headers()?.display().to_string();
+    ensure!(training.alone(4, &["--headers", &log])? == losses, "a replay has other bits");
+    training.remove()
+}
+
+/// Numbers of slots that steps were planned for.
+fn slots(training: &Training<'_>) -> Result<std::collections::BTreeSet<usize>> {
+    let text = std::fs::read_to_string(training.headers()?)?;
+    let count = |line: &str| -> Result<usize> {
+        let header: serde_json::Value = serde_json::from_str(line)?;
+        Ok(header["slots"].as_array().map_or(0, Vec::len))
+    };
+    text.lines().map(count).collect()
+}

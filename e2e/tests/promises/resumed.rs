@@ -1,0 +1,43 @@
+//! A job that is suspended makes room and goes on from its checkpoint, and one whose trainer crashes makes another attempt
+//! from its last one: both times with the bits of a run that nobody disturbed.
+
+use anyhow::{Context as _, Result, ensure};
+use cadre_e2e::{Cluster, until};
+
+use crate::training::{MIDDLE, Training};
+
+pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+    let mut training = Training::prepare(cluster, "resumed").await?;
+    let expected = training.alone(2, &[])?;
+    training.job["spec"]["failurePolicy"] = serde_json::json!({"maxRestarts": 1});
+    training.start(2).await?;
+    training.attempted(1);
+    training.at(MIDDLE).await?;
+    suspend(&training, true)?;
+    until("no trainer", async || Ok(training.trainers().await?.is_empty().then_some(()))).await?;
+    let stopped = training.steps();
+    ensure!(stopped < expected.len() as u64, "suspended before the end");
+    suspend(&training, false)?;
+    // The pods of the first attempt are gone, and their logs: its steps are known by its checkpoint's losses.
+    training.attempted(2);
+    training.at(stopped + MIDDLE).await?;
+    let crashed = training.trainers().await?;
+    training.kill(&crashed.first().context("two trainers")?.0).await?;
+    let again =
+        |job: &cadre_crds::TrainingJob| job.status.as_ref().is_some_and(|it| it.attempt == 3);
+    training.status("attempt 3", again).await?;
+    training.attempted(3);
+    training.complete().await?;
+    let status = training.look().await?.status.unwrap_or_default();
+    ensure!(status.restarts == 1, "suspending counts as no restart: {status:?}");
+    let losses = training.losses()?;
+    let known = losses.iter().position(|it| !it.is_empty()).context("steps in the logs")?;
+    ensure!(losses[known..] == expected[known..], "other bits than by itself from step {known}");
+    training.remove()
+}
+
+fn suspend(training: &Training<'_>, to: bool) -> Result<()> {
+    let patch = format!("{{\"spec\": {{\"suspend\": {to}}}}}");
+    let target = ["patch", "cadjob/j", "--type=merge", "-p", &patch, "--namespace", training.here];
+    training.cluster.kubectl(&target).map(drop)
+}

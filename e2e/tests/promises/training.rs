@@ -1,0 +1,268 @@
+//! A job that really trains in pods on two nodes: what the promises about training share.
+//!
+//! In: a cluster with the chart installed. Out: a pool `p`, a job `j`, how far it is, and the bits of its losses beside
+//! those of `cadre run` with the same data. Checkpoints and the header log lie on a volume that this process can read too,
+//! so looking at the progress asks nobody.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use cadre_crds::TrainingJob;
+use cadre_e2e::{Cluster, Release, until};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+use crate::installed::{clean, install, ready, restricted};
+use crate::objects::{all, find, of_job};
+
+/// Steps of a job: enough for something to happen in the middle.
+pub(crate) const STEPS: u64 = 200;
+/// Step from which it does.
+pub(crate) const MIDDLE: u64 = 10;
+/// Rows of a trainer in a step.
+const TOKENS: u32 = 512;
+
+/// A job on its way.
+pub(crate) struct Training<'a> {
+    pub(crate) cluster: &'a Cluster,
+    /// The namespace.
+    pub(crate) here: &'static str,
+    /// The installed chart.
+    pub(crate) release: Release,
+    data: PathBuf,
+    volume: PathBuf,
+    /// Attempts before the present one that have made steps.
+    attempts: Vec<u32>,
+    servers: u32,
+    /// The objects, before they are applied.
+    pub(crate) pool: Value,
+    pub(crate) job: Value,
+}
+
+impl<'a> Training<'a> {
+    /// Installs the chart and makes what the job needs. Its objects are not there yet.
+    pub(crate) async fn prepare(cluster: &'a mut Cluster, here: &'static str) -> Result<Self> {
+        cluster.real_nodes().await?;
+        clean(cluster)?;
+        let release = install(cluster)?;
+        cluster.namespace(here).await?;
+        restricted(cluster, here)?;
+        let data = cluster.folder().join("documents");
+        fs::create_dir_all(&data).context("a folder for documents")?;
+        for (file, words, times) in [("a", "in the beginning was ", 300), ("b", "the word ", 500)] {
+            fs::write(data.join(file), words.repeat(times)).context("a document")?;
+        }
+        let from = format!("--from-file={}", data.display());
+        cluster.kubectl(&["create", "configmap", "documents", &from, "--namespace", here])?;
+        let volume = cluster.folder().join(format!("checkpoints-{here}"));
+        fs::create_dir_all(&volume).context("a folder for checkpoints")?;
+        // The trainers' user is not ours.
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).context("its rights")?;
+        cluster.apply(here, &claim(here, &volume).to_string())?;
+        let (pool, job) = (pool(2), job("/documents"));
+        let attempts = Vec::new();
+        Ok(Self { cluster, here, release, data, volume, attempts, servers: 2, pool, job })
+    }
+
+    /// Makes the pool, waits for its servers, makes the job.
+    pub(crate) async fn start(&mut self, servers: u32) -> Result<()> {
+        self.servers = servers;
+        self.pool["spec"]["replicas"] = servers.into();
+        self.cluster.apply(self.here, &self.pool.to_string())?;
+        ready(self.cluster, self.here, servers).await?;
+        self.cluster.apply(self.here, &self.job.to_string()).map(drop)
+    }
+
+    /// Waits until so many steps are done.
+    pub(crate) async fn at(&self, step: u64) -> Result<()> {
+        let what = format!("step {step}");
+        let found = until(&what, async || Ok((self.steps() >= step).then_some(()))).await;
+        self.explained(found)
+    }
+
+    /// Steps that are done.
+    pub(crate) fn steps(&self) -> u64 {
+        let Ok(log) = self.headers() else { return 0 };
+        fs::read_to_string(log).unwrap_or_default().lines().count() as u64
+    }
+
+    /// The job's header log.
+    pub(crate) fn headers(&self) -> Result<PathBuf> {
+        let mut jobs = fs::read_dir(&self.volume).context("the volume")?.flatten();
+        let job = jobs.next().context("the job has a folder on the volume")?;
+        Ok(job.path().join("headers.jsonl"))
+    }
+
+    /// What was made of the job.
+    pub(crate) async fn look(&self) -> Result<TrainingJob> {
+        Ok(all::<TrainingJob>(self.cluster, self.here).get("j").await?)
+    }
+
+    /// Waits until the job's status is as wanted.
+    pub(crate) async fn status(
+        &self,
+        what: &str,
+        holds: impl Fn(&TrainingJob) -> bool,
+    ) -> Result<()> {
+        let found = until(what, async || {
+            let job = self.look().await?;
+            let failed = find(of_job(&job), "Failed").filter(|it| it.status == "True");
+            ensure!(failed.is_none(), "the job failed: {failed:?}");
+            Ok(holds(&job).then_some(()))
+        });
+        let found = found.await;
+        self.explained(found)
+    }
+
+    /// Waits for the end of the job.
+    pub(crate) async fn complete(&self) -> Result<()> {
+        let is =
+            |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
+        self.status("the end of the job", is).await?;
+        let last = |job: &TrainingJob| {
+            let progress = job.status.as_ref().and_then(|it| it.progress.as_ref());
+            progress.is_some_and(|it| it.step == STEPS)
+        };
+        self.status("the last step in the status", last).await
+    }
+
+    /// Another attempt has begun: the losses of this one up to now count, too.
+    pub(crate) fn attempted(&mut self, attempt: u32) {
+        self.attempts.push(attempt);
+    }
+
+    /// The bits of every step's loss, as the last attempt that made the step has them.
+    pub(crate) fn losses(&self) -> Result<Vec<String>> {
+        let mut losses = vec![String::new(); STEPS as usize];
+        for attempt in &self.attempts {
+            for (step, bits) in losses_of(&self.log(*attempt)?) {
+                losses[step - 1] = bits;
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Removes everything.
+    pub(crate) fn remove(self) -> Result<()> {
+        let all = ["delete", "cadre,jobs", "--all", "--namespace", self.here, "--timeout=120s"];
+        self.cluster.kubectl(&all)?;
+        self.release.uninstall(self.cluster)
+    }
+
+    /// The same by `cadre run`, which needs no cluster; once for each pool and the arguments.
+    pub(crate) fn alone(&self, servers: u32, arguments: &[&str]) -> Result<Vec<String>> {
+        let words: Vec<_> = arguments.iter().filter_map(|it| it.rsplit('/').next()).collect();
+        let out = self.cluster.folder().join(format!("alone-{servers}{}", words.concat()));
+        let log = out.join("logs/trainer-0-0.log");
+        if !log.exists() {
+            let data = self.data.to_str().context("a path in UTF-8")?;
+            let manifest = self.cluster.folder().join("alone.yaml");
+            let text = format!("{}\n---\n{}\n", pool(servers), job(data));
+            fs::write(&manifest, text).context("a manifest")?;
+            let mut command = Command::new(self.cluster.programs().own("cadre")?);
+            command.arg("run").arg("-f").arg(manifest).arg("--out").arg(&out).args(arguments);
+            let done = command.output().context("cadre run")?;
+            ensure!(done.status.success(), "cadre run: {}", String::from_utf8_lossy(&done.stderr));
+        }
+        let log = fs::read_to_string(log).context("its log")?;
+        let losses: Vec<_> = losses_of(&log).into_iter().map(|it| it.1).collect();
+        ensure!(losses.len() == STEPS as usize, "{} steps by itself", losses.len());
+        Ok(losses)
+    }
+
+    /// What trainer 0 of an attempt has said.
+    fn log(&self, attempt: u32) -> Result<String> {
+        let first = format!(
+            "batch.kubernetes.io/job-name=j-{attempt},batch.kubernetes.io/job-completion-index=0"
+        );
+        self.cluster.kubectl(&["logs", "--selector", &first, "--tail=-1", "--namespace", self.here])
+    }
+
+    /// Says what there is when something did not come.
+    pub(crate) fn explained<T>(&self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            let told = self.cluster.kubectl(&["describe", "cadre,pods", "--namespace", self.here]);
+            println!("{}", told.unwrap_or_else(|error| format!("{error:#}")));
+            let attempt = self.attempts.last().copied().unwrap_or(1);
+            let log = self.log(attempt).unwrap_or_else(|error| format!("{error:#}"));
+            let lines: Vec<_> = log.lines().collect();
+            println!("{}", lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+        result
+    }
+
+    /// Names and uids of the trainers' pods, by name.
+    pub(crate) async fn trainers(&self) -> Result<Vec<(String, String)>> {
+        crate::objects::pods(self.cluster, self.here, "cadre.dev/role=trainer").await
+    }
+
+    /// Kills the program of a pod, as the kernel does when memory is short.
+    pub(crate) async fn kill(&self, pod: &str) -> Result<()> {
+        let pods = all::<k8s_openapi::api::core::v1::Pod>(self.cluster, self.here);
+        let uid = pods.get(pod).await?.uid().context("a pod has a uid")?;
+        cadre_e2e::kill_pod(&uid, "cadre")
+    }
+}
+
+/// Steps, from 1, and the bits of their losses.
+fn losses_of(log: &str) -> Vec<(usize, String)> {
+    let bits = |line: &str| {
+        let (before, after) = line.split_once(", bits ")?;
+        let step = before.rsplit_once("step ")?.1.split(' ').next()?.parse().ok()?;
+        Some((step, after.get(..8)?.to_owned()))
+    };
+    log.lines().filter_map(bits).collect()
+}
+
+/// A loss from its bits.
+pub(crate) fn loss(bits: &str) -> Result<f32> {
+    Ok(f32::from_bits(u32::from_str_radix(bits, 16).with_context(|| format!("bits {bits:?}"))?))
+}
+
+/// What a container needs under the level *restricted*; the rest the operator adds.
+pub(crate) fn pod(container: &Value) -> Value {
+    let user = json!({"runAsNonRoot": true, "runAsUser": 65532});
+    json!({"spec": {"securityContext": user, "containers": [container]}})
+}
+
+fn pool(servers: u32) -> Value {
+    let server = json!({"name": "server", "image": cadre_e2e::IMAGE, "command": ["cadre", "serve"],
+        "args": ["--threads=1"]});
+    json!({"apiVersion": "cadre.dev/v1alpha1", "kind": "AttentionPool", "metadata": {"name": "p"},
+        "spec": {"replicas": servers, "inPlace": false, "template": pod(&server)}})
+}
+
+/// The trainer's container.
+pub(crate) fn trainer(data: &str) -> Value {
+    json!({"name": "trainer", "image": cadre_e2e::IMAGE, "command": ["cadre", "train"],
+        "args": [format!("--data={data}"), "--model=tiny", format!("--steps={STEPS}"),
+            format!("--tokens={TOKENS}"), "--cap=400", "--checkpoint-every=50", "--threads=1"],
+        "volumeMounts": [{"name": "documents", "mountPath": "/documents"}]})
+}
+
+fn job(data: &str) -> Value {
+    let mut template = pod(&trainer(data));
+    template["spec"]["restartPolicy"] = "Never".into();
+    template["spec"]["volumes"] =
+        json!([{"name": "documents", "configMap": {"name": "documents"}}]);
+    json!({"apiVersion": "cadre.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "j"},
+        "spec": {"nodes": 2, "attention": {"poolRef": {"name": "p"}, "wire": "F32",
+            "reproducible": true, "poolWaitSeconds": 60}, "checkpoint": {"claimName": "checkpoints"},
+            "template": template}})
+}
+
+/// A volume on this machine and a claim to it.
+fn claim(here: &str, folder: &std::path::Path) -> Value {
+    let size = json!({"storage": "1Gi"});
+    json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": here},
+            "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+                "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": folder},
+                "claimRef": {"namespace": here, "name": "checkpoints"}}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": here,
+                "resources": {"requests": size}}}]})
+}
