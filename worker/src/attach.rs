@@ -146,6 +146,7 @@ impl Contract {
             .zip(file(contract::CADRE_CONTROL_TOKEN))
             .map(|(issuers, token)| Credentials { issuers, token });
         let control = Endpoint::parse(&variable(contract::CADRE_CONTROL)?, credentials)?;
+        let in_pod = matches!(control, Endpoint::Tls { .. });
         let role = variable(contract::CADRE_ROLE)?;
         let role = match role.as_str() {
             contract::ROLE_TRAINER => Role::Trainer,
@@ -168,7 +169,13 @@ impl Contract {
             host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             attempt: optional(contract::CADRE_ATTEMPT)?.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
-            checkpoints: file(contract::CADRE_CHECKPOINTS).unwrap_or_default(),
+            // The supervisor of `cadre run` says it in the settings.
+            checkpoints: match file(contract::CADRE_CHECKPOINTS) {
+                None if in_pod && role == Role::Trainer => {
+                    variable(contract::CADRE_CHECKPOINTS)?.into()
+                }
+                folder => folder.unwrap_or_default(),
+            },
         })
     }
 

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cadre_e2e::{Cluster, until};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::json;
 
@@ -22,7 +22,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;
     training.start(2).await?;
-    training.attempted(1);
+    training.attempted("j-1");
     training.at(MIDDLE).await?;
     let trainers = training.trainers().await?;
     let lost = on(&training, LOST.0).await?.pop();
@@ -60,5 +60,5 @@ async fn on(training: &Training<'_>, node: &str) -> Result<Vec<String>> {
         it.metadata.deletion_timestamp.is_none()
             && it.spec.as_ref().is_some_and(|it| it.node_name.as_deref() == Some(node))
     };
-    Ok(found.iter().filter(here).map(|it| it.name_any()).collect())
+    Ok(found.iter().filter(here).map(ResourceExt::name_any).collect())
 }

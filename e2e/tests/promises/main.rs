@@ -10,8 +10,10 @@ mod definitions;
 mod explained;
 mod fleet;
 mod harvest;
+mod harvested;
 mod installed;
 mod jobs;
+mod joined;
 mod machines;
 mod objects;
 mod operators;
@@ -54,7 +56,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators uninstall;
     FakeNodes: fleet harvest;
-    RealNodes: installed trains unattended resized resumed crashed machines;
+    RealNodes: installed trains unattended resized resumed harvested joined crashed machines;
 };
 
 fn main() -> ExitCode {

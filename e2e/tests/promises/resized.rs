@@ -11,7 +11,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "resized").await?;
     let fixed = training.alone(2, &[])?;
     training.start(2).await?;
-    training.attempted(1);
+    training.attempted("j-1");
     training.at(MIDDLE).await?;
     let trainers = training.trainers().await?;
     let scale = |to: &str| {

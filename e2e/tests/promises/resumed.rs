@@ -11,7 +11,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let expected = training.alone(2, &[])?;
     training.job["spec"]["failurePolicy"] = serde_json::json!({"maxRestarts": 1});
     training.start(2).await?;
-    training.attempted(1);
+    training.attempted("j-1");
     training.at(MIDDLE).await?;
     suspend(&training, true)?;
     until("no trainer", async || Ok(training.trainers().await?.is_empty().then_some(()))).await?;
@@ -19,14 +19,14 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     ensure!(stopped < expected.len() as u64, "suspended before the end");
     suspend(&training, false)?;
     // The pods of the first attempt are gone, and their logs: its steps are known by its checkpoint's losses.
-    training.attempted(2);
+    training.attempted("j-2");
     training.at(stopped + MIDDLE).await?;
     let crashed = training.trainers().await?;
     training.kill(&crashed.first().context("two trainers")?.0).await?;
     let again =
         |job: &cadre_crds::TrainingJob| job.status.as_ref().is_some_and(|it| it.attempt == 3);
     training.status("attempt 3", again).await?;
-    training.attempted(3);
+    training.attempted("j-3");
     training.complete().await?;
     let status = training.look().await?.status.unwrap_or_default();
     ensure!(status.restarts == 1, "suspending counts as no restart: {status:?}");

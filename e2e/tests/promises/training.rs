@@ -34,9 +34,8 @@ pub(crate) struct Training<'a> {
     pub(crate) release: Release,
     data: PathBuf,
     volume: PathBuf,
-    /// Attempts before the present one that have made steps.
-    attempts: Vec<u32>,
-    servers: u32,
+    /// Jobs that have made steps: one for each attempt.
+    attempts: Vec<String>,
     /// The objects, before they are applied.
     pub(crate) pool: Value,
     pub(crate) job: Value,
@@ -64,12 +63,11 @@ impl<'a> Training<'a> {
         cluster.apply(here, &claim(here, &volume).to_string())?;
         let (pool, job) = (pool(2), job("/documents"));
         let attempts = Vec::new();
-        Ok(Self { cluster, here, release, data, volume, attempts, servers: 2, pool, job })
+        Ok(Self { cluster, here, release, data, volume, attempts, pool, job })
     }
 
     /// Makes the pool, waits for its servers, makes the job.
     pub(crate) async fn start(&mut self, servers: u32) -> Result<()> {
-        self.servers = servers;
         self.pool["spec"]["replicas"] = servers.into();
         self.cluster.apply(self.here, &self.pool.to_string())?;
         ready(self.cluster, self.here, servers).await?;
@@ -129,16 +127,16 @@ impl<'a> Training<'a> {
         self.status("the last step in the status", last).await
     }
 
-    /// Another attempt has begun: the losses of this one up to now count, too.
-    pub(crate) fn attempted(&mut self, attempt: u32) {
-        self.attempts.push(attempt);
+    /// The Job of this name is the next one to make steps.
+    pub(crate) fn attempted(&mut self, job: &str) {
+        self.attempts.push(job.to_owned());
     }
 
     /// The bits of every step's loss, as the last attempt that made the step has them.
     pub(crate) fn losses(&self) -> Result<Vec<String>> {
         let mut losses = vec![String::new(); STEPS as usize];
         for attempt in &self.attempts {
-            for (step, bits) in losses_of(&self.log(*attempt)?) {
+            for (step, bits) in losses_of(&self.log(attempt)?) {
                 losses[step - 1] = bits;
             }
         }
@@ -173,10 +171,10 @@ impl<'a> Training<'a> {
         Ok(losses)
     }
 
-    /// What trainer 0 of an attempt has said.
-    fn log(&self, attempt: u32) -> Result<String> {
+    /// What trainer 0 of a Job has said.
+    fn log(&self, job: &str) -> Result<String> {
         let first = format!(
-            "batch.kubernetes.io/job-name=j-{attempt},batch.kubernetes.io/job-completion-index=0"
+            "batch.kubernetes.io/job-name={job},batch.kubernetes.io/job-completion-index=0"
         );
         self.cluster.kubectl(&["logs", "--selector", &first, "--tail=-1", "--namespace", self.here])
     }
@@ -186,7 +184,7 @@ impl<'a> Training<'a> {
         if result.is_err() {
             let told = self.cluster.kubectl(&["describe", "cadre,pods", "--namespace", self.here]);
             println!("{}", told.unwrap_or_else(|error| format!("{error:#}")));
-            let attempt = self.attempts.last().copied().unwrap_or(1);
+            let attempt = self.attempts.last().map_or("j-1", String::as_str);
             let log = self.log(attempt).unwrap_or_else(|error| format!("{error:#}"));
             let lines: Vec<_> = log.lines().collect();
             println!("{}", lines[lines.len().saturating_sub(40)..].join("\n"));
