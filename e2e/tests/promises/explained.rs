@@ -72,21 +72,13 @@ fn says(cluster: &Cluster, words: &[&str], parts: &[&str]) -> Result<()> {
 }
 
 fn ask(cluster: &Cluster, words: &[&str]) -> Result<String> {
-    let (good, text) = run(cluster, words)?;
+    let (good, text) = cadre(cluster, HERE, words)?;
     ensure!(good, "cadre {words:?}: {text}");
     Ok(text)
 }
 
 fn refusal(cluster: &Cluster, words: &[&str]) -> Result<String> {
-    let (good, text) = run(cluster, words)?;
+    let (good, text) = cadre(cluster, HERE, words)?;
     ensure!(!good, "cadre {words:?} should be refused: {text}");
     Ok(text)
-}
-
-fn run(cluster: &Cluster, words: &[&str]) -> Result<(bool, String)> {
-    let mut command = Command::new(cluster.programs().own("cadre")?);
-    command.env("KUBECONFIG", cluster.config()).args(words).args(["--namespace", HERE]);
-    let output = command.output().context("cadre")?;
-    let said = if output.status.success() { output.stdout } else { output.stderr };
-    Ok((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
 }

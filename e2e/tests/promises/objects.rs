@@ -1,6 +1,8 @@
 //! Manifests that promises share, and short ways to look at what became of them.
 
-use anyhow::Result;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_e2e::Cluster;
 use k8s_openapi::NamespaceResourceScope;
@@ -53,6 +55,15 @@ pub(crate) async fn pods(
     let mut names: Vec<_> = alive.map(|it| (it.name_any(), it.uid().unwrap_or_default())).collect();
     names.sort();
     Ok(names)
+}
+
+/// What `cadre` says about a namespace with the administrator's rights, and whether it was happy.
+pub(crate) fn cadre(cluster: &Cluster, namespace: &str, words: &[&str]) -> Result<(bool, String)> {
+    let mut command = Command::new(cluster.programs().own("cadre")?);
+    command.env("KUBECONFIG", cluster.config()).args(words).args(["--namespace", namespace]);
+    let output = command.output().context("cadre")?;
+    let said = if output.status.success() { output.stdout } else { output.stderr };
+    Ok((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// A condition of a list.

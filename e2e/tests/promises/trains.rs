@@ -2,11 +2,11 @@
 //! one of the servers is killed in the middle and replaced.
 
 use anyhow::{Context as _, Result, ensure};
-use cadre_e2e::Cluster;
+use cadre_e2e::{Cluster, until};
 
 use crate::installed::ready;
-use crate::objects::{SERVERS, pods};
-use crate::training::{MIDDLE, Training};
+use crate::objects::{SERVERS, cadre, pods};
+use crate::training::{MIDDLE, STEPS, Training};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "trains").await?;
@@ -16,6 +16,15 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     training.at(MIDDLE).await?;
     let trainers = training.trainers().await?;
     let servers = pods(training.cluster, training.here, SERVERS).await?;
+    let busy = until("both servers in `cadre top`", async || {
+        let (fine, text) = cadre(training.cluster, training.here, &["top"])?;
+        let all = servers
+            .iter()
+            .all(|it| text.lines().any(|line| line.contains(&it.0) && line.contains('%')));
+        Ok((fine && all).then_some(()))
+    });
+    let busy = busy.await;
+    training.explained(busy)?;
     let victim = &servers.last().context("two servers")?.0;
     training.kill(victim).await?;
     training.complete().await?;
@@ -27,5 +36,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let replaced = ready(training.cluster, training.here, 2).await?;
     ensure!(replaced.iter().all(|it| &it.0 != victim), "{victim} is replaced: {replaced:?}");
     ensure!(training.losses()? == expected, "other bits than by itself");
+    let (fine, said) = cadre(training.cluster, training.here, &["logs", "cadjob/j"])?;
+    let last = format!("step {STEPS} of {STEPS}");
+    ensure!(fine && said.contains(&last), "cadre logs cadjob/j: {said}");
     training.remove()
 }
