@@ -36,20 +36,21 @@ def unpack_wheels(folder: Path) -> None:
     sys.path.append(str(folder))
 
 
-def show_driver_to_programs() -> None:
-    """Programs that are started from here find the driver library that PyTorch has found."""
+def show_libraries_to_programs() -> None:
+    """Programs that are started from here find the driver library and the cuBLASLt that PyTorch has found."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
-        if path.name.startswith("libcuda.so"):
-            known = os.environ.get("LD_LIBRARY_PATH", "")
-            os.environ["LD_LIBRARY_PATH"] = f"{known}:{path.parent}" if known else str(path.parent)
-            return
+        if path.name.startswith(("libcuda.so", "libcublasLt.so")) and str(path.parent) not in folders:
+            folders.append(str(path.parent))
+    os.environ["LD_LIBRARY_PATH"] = ":".join(it for it in folders if it)
 
 
 def native_tests(dry: bool) -> Iterator[dict]:
     """The Rust face's own tests on this GPU, then under compute-sanitizer."""
     program = HERE / "device-tests"
     words = ["--ignored", "--test-threads=1", "emulated::forward", "emulated::backward", "emulated::plans"]
+    words.append("emulated::linear::products")
     runs: list[tuple[str, list[str]]] = [("Rust face against f64", [])]
     sanitizer = shutil.which("compute-sanitizer") or next(
         (str(it) for it in Path("/").glob("usr/local/cuda*/bin/compute-sanitizer")), None
@@ -179,7 +180,7 @@ def main() -> int:
     library = Library(HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda")
     device = "emulated" if asked.dry else torch.cuda.get_device_name()
     say(f"{device}, {library.processors} processors, torch {torch.__version__}, seed {asked.seed}")
-    show_driver_to_programs()
+    show_libraries_to_programs()
     checks: list[dict] = []
     speeds: list[dict] = []
     left_out: list[str] = []

@@ -279,6 +279,19 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     stream_of(stream).work.push_back([of = it->stream] { flush(*of); });
     return kSuccess;
 }
+CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    stream_of(stream).work.push_back([=] { work(data); });
+    return kSuccess;
+}
+CALL cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
+    const Lock lock(mutex);
+    if (!held(address, 1)) return kInvalidValue;
+    auto found = --allocations.upper_bound(address);
+    *base = found->first, *bytes = found->second;
+    return kSuccess;
+}
 CALL cuModuleLoadData(void** module, const void* image) {
     const Lock lock(mutex);
     *module = const_cast<void*>(image);

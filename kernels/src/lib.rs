@@ -2,7 +2,7 @@
 //!
 //! In: batches of [`Forward`] tasks or [`Backward`] bundles over rows that the caller holds. Out: O and
 //! LSE, or dQ, dK and dV, written into the caller's slices. Beside them what a trainer shares with them:
-//! [`matmul`], [`math`] and the wire types of [`wire`]; and an f64 [`reference`](mod@reference) for tests.
+//! [`Linear`] layers, [`matmul`], [`math`] and the wire types of [`wire`]; and an f64 [`reference`](mod@reference) for tests.
 //!
 //! [`forward`] and [`backward`] compute on the CPU; an [`Engine`] chooses between it and the GPU kernels of
 //! [`device`].
@@ -19,6 +19,7 @@ mod cpu;
 pub mod cubins;
 pub mod device;
 mod engine;
+mod linear;
 pub mod math;
 pub mod matmul;
 pub mod reference;
@@ -29,6 +30,7 @@ pub use attention::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut}
 pub use attention::{TILE, backward_cost, forward_cost, key_tiles};
 pub use check::Error;
 pub use engine::{Choice, Engine, EngineError};
+pub use linear::{Linear, LinearRows};
 pub use threads::Threads;
 
 /// Computes O and LSE of all tasks in one launch.

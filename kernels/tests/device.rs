@@ -8,6 +8,7 @@
 
 mod emulated;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -18,12 +19,13 @@ fn compile(source: &str, target: &Path, words: &[&str]) {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let output = Command::new(&compiler)
         .args(["-std=c++17", "-O1", "-DCADRE_EMULATION"])
-        .args(words)
+        .args(words.iter().filter(|it| it.starts_with('-')))
         .arg("-I")
         .arg(sources.join("emulation"))
         .arg("-I")
         .arg(sources.join("cuda"))
         .arg(sources.join("emulation").join(source))
+        .args(words.iter().filter(|it| !it.starts_with('-')))
         .arg("-o")
         .arg(target)
         .output()
@@ -36,23 +38,41 @@ fn driver() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the test's own folder");
-        let library = folder.join("libcuda.so");
-        compile("driver.cpp", &library, &["-fPIC", "-shared"]);
-        std::fs::copy(&library, folder.join("libcuda.so.1")).expect("the test's own folder");
+        let words = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"];
+        compile("driver.cpp", &folder.join("libcuda.so.1"), &words);
+        folder
+    })
+}
+
+/// The folder of the emulated cuBLASLt, which stands on the emulated driver.
+fn blas() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-blas");
+        std::fs::create_dir_all(&folder).expect("the test's own folder");
+        let driver = driver().join("libcuda.so.1");
+        let driver = driver.to_str().expect("a folder of the build has a plain name");
+        compile("blas.cpp", &folder.join("libcublasLt.so"), &["-O2", "-fPIC", "-shared", driver]);
         folder
     })
 }
 
 /// Runs one test of [`emulated`] in a process whose driver is the emulated one.
 fn run(test: &str, environment: &[(&str, &str)]) {
+    run_with(test, environment, driver().as_os_str());
+}
+
+/// The same with libraries from `folders`.
+fn run_with(test: &str, environment: &[(&str, &str)], folders: &OsStr) {
     if cadre_kernels::cubins::CUBINS.is_empty() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
     let output = Command::new(std::env::current_exe().expect("a test is a program"))
         .args(["--ignored", "--exact", &format!("emulated::{test}"), "--nocapture"])
-        .env("LD_LIBRARY_PATH", driver())
+        .env("LD_LIBRARY_PATH", folders)
         .envs(environment.iter().copied())
         .output()
         .expect("this program runs");
@@ -110,4 +130,16 @@ fn short_memory_divides_the_batch() {
 #[test]
 fn a_lost_gpu_is_an_error_that_names_the_kernel_and_the_batch() {
     run("lost", &[("CADRE_EMULATED_LOST", "1")]);
+}
+
+#[test]
+fn linear_layers_on_the_gpu_are_those_of_the_cpu_within_rounding() {
+    let folders = std::env::join_paths([driver(), blas()]).expect("no colon in a folder's name");
+    run_with("linear::products", &[], &folders);
+    run_with("linear::without_algorithm", &[("CADRE_EMULATED_NO_ALGORITHM", "1")], &folders);
+}
+
+#[test]
+fn without_cublaslt_linear_layers_are_refused_or_stay_on_the_cpu() {
+    run("linear::without_library", &[]);
 }

@@ -45,6 +45,24 @@ pub enum Error {
     /// The build has no GPU kernels.
     #[error("this build has no GPU kernels; run `make kernels` and build again")]
     NoKernels,
+    /// There is no library for matrix products.
+    #[error(
+        "this machine has no cuBLASLt (libcublasLt.so), which a trainer's linear layers need on the GPU; put the folder that \
+         has it (of CUDA, or of PyTorch's packages) on LD_LIBRARY_PATH, or say --engine cpu"
+    )]
+    NoBlas,
+    /// The library for matrix products refused or failed.
+    #[error("{call} failed{what}: {name} ({code}); run with --engine cpu, and report the shapes")]
+    Blas {
+        /// Its function.
+        call: &'static str,
+        /// The product, in words, with a comma before them; or nothing.
+        what: String,
+        /// Its name of the error.
+        name: String,
+        /// Its number.
+        code: u32,
+    },
     /// Device memory is short.
     #[error(
         "GPU memory is short of {bytes} bytes for {what}, {free} are free; hand in fewer rows at once"

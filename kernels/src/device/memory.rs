@@ -349,7 +349,18 @@ pub struct SliceMut<'a, T> {
     of: PhantomData<&'a mut T>,
 }
 
-impl<T: Plain> Slice<'_, T> {
+impl<'a, T: Plain> Slice<'a, T> {
+    /// `len` numbers of it from the place `at`.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end.
+    #[must_use]
+    pub fn part(self, at: usize, len: usize) -> Slice<'a, T> {
+        assert!(at + len <= self.len, "a part lies inside its slice");
+        Slice { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
+    }
+
     /// Memory of somebody else.
     ///
     /// # Safety
@@ -365,7 +376,18 @@ impl<T: Plain> Slice<'_, T> {
     }
 }
 
-impl<T: Plain> SliceMut<'_, T> {
+impl<'a, T: Plain> SliceMut<'a, T> {
+    /// `len` numbers of it from the place `at`.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end.
+    #[must_use]
+    pub fn part(self, at: usize, len: usize) -> SliceMut<'a, T> {
+        assert!(at + len <= self.len, "a part lies inside its slice");
+        SliceMut { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
+    }
+
     /// Memory of somebody else.
     ///
     /// # Safety

@@ -10,17 +10,21 @@
 //!     plan, check        what a launch is; what is refused
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
+//! linear                 a trainer's linear layers: weights that stay for a step
+//!   blas                 products of f32, by cuBLASLt
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
 //!
 //! It plans nothing and talks to no peer. Invariant: what reaches the GPU was checked; a lost GPU is an error, no panic.
 
 mod backward;
+mod blas;
 mod check;
 mod driver;
 mod error;
 mod forward;
 pub mod host;
+pub(crate) mod linear;
 mod lists;
 mod memory;
 mod plan;
@@ -28,6 +32,7 @@ pub mod tables;
 mod tiles;
 
 pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
+pub(crate) use blas::version as blas_version;
 pub use check::Refusal;
 pub use driver::Gpu;
 pub use error::Error;

@@ -4,6 +4,7 @@
 //! before a launch.
 
 mod cases;
+mod linear;
 
 use cadre_kernels::device::host::HostRows;
 use cadre_kernels::device::{

@@ -7,7 +7,7 @@
 //!
 //! Invariant: the same parameters, prompt, temperature and seed give the same text.
 
-use cadre_kernels::{Heads, math};
+use cadre_kernels::{Heads, device, math};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
@@ -16,6 +16,10 @@ use super::model::{Activations, Model};
 
 /// `length` bytes that follow `prompt` (a line break when it is empty); a `temperature` of 0 takes the
 /// likeliest byte each time.
+///
+/// # Errors
+///
+/// Those of a model whose linear layers are on a GPU.
 pub fn sample(
     model: &mut Model,
     parameters: &[f32],
@@ -23,7 +27,7 @@ pub fn sample(
     length: usize,
     temperature: f32,
     seed: u64,
-) -> Vec<u8> {
+) -> Result<Vec<u8>, device::Error> {
     let mut random = random(seed, *b"sample");
     let mut cache = vec![(Vec::new(), Vec::new()); model.config().layers];
     let mut kept = Activations::default();
@@ -37,18 +41,18 @@ pub fn sample(
         };
         model.embed(parameters, rows, &mut kept);
         for (layer, (keys, values)) in cache.iter_mut().enumerate() {
-            let (q, k, v) = model.before_attention(parameters, &mut kept, layer);
+            let [q, k, v] = model.before_attention(parameters, &mut kept, layer)?;
             keys.extend(k);
             values.extend(v);
             let out = attend(model.heads(), &q, keys, values);
-            model.after_attention(parameters, &mut kept, layer, out);
+            model.after_attention(parameters, &mut kept, layer, out)?;
         }
         if position + 1 == text.len() && text.len() < prompt.len() + length {
-            let logits = model.last_logits(parameters, &kept);
+            let logits = model.last_logits(parameters, &kept)?;
             text.push(draw(&logits, temperature, &mut random));
         }
     }
-    text.split_off(prompt.len())
+    Ok(text.split_off(prompt.len()))
 }
 
 /// One row of attention over all keys.

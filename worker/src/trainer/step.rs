@@ -110,6 +110,7 @@ impl Trainer {
         self.kept.resize_with(nano_batches, Activations::default);
         let (layers, depth) = (self.model.config().layers, IN_FLIGHT.min(nano_batches));
         let phases = 2 * layers * nano_batches;
+        self.model.begin(&self.parameters)?;
         let mut pass = Pass {
             trainer: self,
             attention,
@@ -135,6 +136,7 @@ impl Trainer {
             }
         }
         let (wait, local) = (pass.wait, pass.losses.iter().sum::<f64>());
+        self.model.end(&mut self.gradients)?;
         self.finish_step(step, local / targets.max(1) as f64, ring, wait, track)
     }
 
@@ -194,13 +196,13 @@ impl Pass<'_> {
                     let rows = self.rows[nano].take().expect("a nano-batch starts once");
                     model.embed(parameters, rows, kept);
                 }
-                let (q, k, v) = model.before_attention(parameters, kept, layer);
+                let [q, k, v] = model.before_attention(parameters, kept, layer)?;
                 self.track.span("linear", begin, Instant::now());
                 self.attention.submit_forward(layer, nano, q, k, v)?;
             }
             Direction::Backward => {
                 let (dout, delta) =
-                    model.after_attention_gradient(parameters, gradients, kept, layer);
+                    model.after_attention_gradient(parameters, gradients, kept, layer)?;
                 self.track.span("linear", begin, Instant::now());
                 self.attention.submit_backward(layer, nano, dout, delta)?;
             }
@@ -219,9 +221,9 @@ impl Pass<'_> {
                 let begin = Instant::now();
                 let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
                 let kept = &mut kept[nano];
-                model.after_attention(parameters, kept, layer, out);
+                model.after_attention(parameters, kept, layer, out)?;
                 if layer + 1 == model.config().layers {
-                    let loss = model.head(parameters, gradients, kept, self.weight);
+                    let loss = model.head(parameters, gradients, kept, self.weight)?;
                     if !loss.nats.is_finite() {
                         let value = loss.nats as f32;
                         return Err(StepError::NotFinite { step, what: "loss", value });
@@ -235,7 +237,7 @@ impl Pass<'_> {
                 let begin = Instant::now();
                 let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
                 let kept = &mut kept[nano];
-                model.before_attention_gradient(parameters, gradients, kept, layer, attention);
+                model.before_attention_gradient(parameters, gradients, kept, layer, attention)?;
                 if layer == 0 {
                     model.embed_gradient(gradients, kept);
                 }
@@ -264,6 +266,9 @@ pub enum StepError {
     /// Core attention failed.
     #[error(transparent)]
     Attention(#[from] AttentionError),
+    /// Linear layers failed on the GPU.
+    #[error("linear layers: {0}")]
+    Linear(#[from] cadre_kernels::device::Error),
     /// The other trainers could not be reached.
     #[error(transparent)]
     Ring(#[from] RingError),

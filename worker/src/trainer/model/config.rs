@@ -162,6 +162,12 @@ impl Parameters {
         &self.tensors
     }
 
+    /// Where the matrices lie that rows are multiplied with: all but the embedding.
+    pub fn weights(&self) -> Vec<Range<usize>> {
+        let weights = self.tensors.iter().filter(|it| !it.is_gain() && it.range != self.embedding);
+        weights.map(|it| it.range.clone()).collect()
+    }
+
     /// Numbers in the buffer.
     pub fn len(&self) -> usize {
         self.head.end

@@ -7,11 +7,11 @@
 //!
 //! Invariant: gradients are added in the order in which the stages are called.
 
-use cadre_kernels::matmul::Accumulate;
+use cadre_kernels::{LinearRows, device};
 
 use super::math::{delta, norm_again, norm_gradient, swiglu_gradient};
 use super::rope::Turn;
-use super::stages::{Activations, Model, Scratch, fit, linear_input, linear_weights};
+use super::stages::{Activations, Model, Scratch, fit};
 use crate::trainer::attention::Gradients;
 
 impl Model {
@@ -22,37 +22,43 @@ impl Model {
         gradients: &mut [f32],
         kept: &mut Activations,
         layer: usize,
-    ) -> (Vec<f32>, Vec<f32>) {
+    ) -> Result<(Vec<f32>, Vec<f32>), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
         let inner = self.config.feed_forward;
         let at = self.parameters.layers[layer].clone();
         let Activations { stream: dx, layers, .. } = kept;
         let it = &mut layers[layer];
-        let Scratch { normed, dnormed, wide } = &mut self.scratch;
+        let Self { linear, scratch, .. } = self;
+        let Scratch { normed, dnormed, wide } = scratch;
 
         let feed = fit(wide, count * inner);
-        let down = &parameters[at.down.clone()];
-        linear_input(threads, feed, dx, down, Accumulate::Replace, count);
+        linear.rows_gradient(parameters, LinearRows::new(dx, count), &at.down, feed)?;
         swiglu_gradient(threads, inner, &mut it.gate_up, feed);
-        linear_weights(threads, &mut gradients[at.down], dx, feed, count);
+        linear.weight_gradient(gradients, dx, LinearRows::new(feed, count), &at.down)?;
 
         let (normed, dnormed) = (fit(normed, dx.len()), fit(dnormed, dx.len()));
         let gain = &parameters[at.feed_norm.clone()];
         norm_again(threads, &it.middle, gain, &it.middle_factors, normed);
-        let dgate_up = &it.gate_up;
-        linear_weights(threads, &mut gradients[at.gate_up.clone()], dgate_up, normed, count);
-        let gate_up = &parameters[at.gate_up];
-        linear_input(threads, dnormed, dgate_up, gate_up, Accumulate::Replace, count);
+        let inputs = [(&at.gate_up, &it.gate_up[..])];
+        linear.gradients(
+            (parameters, gradients),
+            LinearRows::new(normed, count),
+            &inputs,
+            dnormed,
+        )?;
         let forward = (&it.middle[..], gain, &it.middle_factors[..]);
         norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.feed_norm]);
 
         let mut dout = vec![0.0; it.out.len()];
-        let o = &parameters[at.o.clone()];
-        linear_input(threads, &mut dout, dx, o, Accumulate::Replace, count);
-        linear_weights(threads, &mut gradients[at.o], dx, &it.out, count);
+        linear.gradients(
+            (parameters, gradients),
+            LinearRows::new(&it.out, count),
+            &[(&at.o, &dx[..])],
+            &mut dout,
+        )?;
         let delta = delta(threads, self.config.head_dim, &dout, &it.out);
         it.out = Vec::new();
-        (dout, delta)
+        Ok((dout, delta))
     }
 
     /// Goes back through the layer's part before attention.
@@ -63,7 +69,7 @@ impl Model {
         kept: &mut Activations,
         layer: usize,
         attention: Gradients,
-    ) {
+    ) -> Result<(), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
         let at = self.parameters.layers[layer].clone();
         let Gradients { mut dq, mut dk, dv } = attention;
@@ -77,14 +83,12 @@ impl Model {
         let (normed, dnormed) = (fit(normed, dx.len()), fit(dnormed, dx.len()));
         let gain = &parameters[at.attention_norm.clone()];
         norm_again(threads, &it.x, gain, &it.factors, normed);
-        let mut accumulate = Accumulate::Replace;
-        for (gradient, range) in [(&dq, at.q), (&dk, at.k), (&dv, at.v)] {
-            linear_weights(threads, &mut gradients[range.clone()], gradient, normed, count);
-            linear_input(threads, dnormed, gradient, &parameters[range], accumulate, count);
-            accumulate = Accumulate::Add;
-        }
+        let inputs = [(&at.q, &dq[..]), (&at.k, &dk[..]), (&at.v, &dv[..])];
+        let normed = LinearRows::new(normed, count);
+        self.linear.gradients((parameters, gradients), normed, &inputs, dnormed)?;
         let forward = (&it.x[..], gain, &it.factors[..]);
         norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.attention_norm]);
+        Ok(())
     }
 
     /// Ends the backward pass: the gradient of the embedding.

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use cadre_kernels::matmul::{Accumulate, Matrix, matmul};
-use cadre_kernels::{Heads, Threads};
+use cadre_kernels::matmul::Accumulate;
+use cadre_kernels::{Heads, Linear, LinearRows, Threads, device};
 
 use super::config::{Config, Parameters, VOCABULARY};
 use super::math::{blocks, cross_entropy, norm, norm_gradient, share, swiglu};
@@ -19,12 +19,13 @@ use super::rope::{Rotation, Turn};
 use crate::trainer::loader::Rows;
 
 /// The stages of one model; parameters and gradients are the caller's.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Model {
     pub(super) config: Config,
     pub(super) parameters: Parameters,
     pub(super) rotation: Rotation,
     pub(super) threads: Threads,
+    pub(super) linear: Linear,
     pub(super) scratch: Scratch,
 }
 
@@ -80,7 +81,28 @@ impl Model {
     pub fn new(config: Config, positions: u32, threads: Threads) -> Self {
         let parameters = Parameters::new(&config);
         let rotation = Rotation::new(config.head_dim, positions);
-        Self { config, parameters, rotation, threads, scratch: Scratch::default() }
+        let linear = Linear::cpu(threads);
+        Self { config, parameters, rotation, threads, linear, scratch: Scratch::default() }
+    }
+
+    /// The same model with its linear layers computed by `linear`, which knows [`Parameters::weights`].
+    #[must_use]
+    pub fn with_linear(self, linear: Linear) -> Self {
+        Self { linear, ..self }
+    }
+
+    /// Begins a step: its stages get these parameters and no others.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's, as those of all stages.
+    pub fn begin(&mut self, parameters: &[f32]) -> Result<(), device::Error> {
+        self.linear.begin(parameters)
+    }
+
+    /// Ends a step: what the stages have not added to `gradients` yet is there now.
+    pub fn end(&mut self, gradients: &mut [f32]) -> Result<(), device::Error> {
+        self.linear.end(gradients)
     }
 
     /// Its sizes.
@@ -125,7 +147,7 @@ impl Model {
         parameters: &[f32],
         kept: &mut Activations,
         layer: usize,
-    ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    ) -> Result<[Vec<f32>; 3], device::Error> {
         let Self { config, threads, .. } = self;
         let (threads, count) = (*threads, kept.positions().len());
         let at = &self.parameters.layers[layer];
@@ -136,18 +158,17 @@ impl Model {
         let gain = &parameters[at.attention_norm.clone()];
         norm(threads, &it.x, gain, normed, &mut it.factors);
 
-        let product = |range: &Range<usize>, width: usize| {
-            let mut y = vec![0.0; count * width];
-            linear(threads, &mut y, normed, &parameters[range.clone()], Accumulate::Replace, count);
-            y
-        };
-        let mut q = product(&at.q, config.query_width());
-        let mut k = product(&at.k, config.kv_width());
-        let v = product(&at.v, config.kv_width());
+        let zeroed = |width: usize| vec![0.0; count * width];
+        let mut q = zeroed(config.query_width());
+        let [mut k, mut v] = [0; 2].map(|_| zeroed(config.kv_width()));
+        let mut outputs: [(&Range<usize>, &mut [f32]); 3] =
+            [(&at.q, &mut q), (&at.k, &mut k), (&at.v, &mut v)];
+        let normed = LinearRows::new(normed, count);
+        self.linear.apply(parameters, normed, &mut outputs, Accumulate::Replace)?;
         let positions = kept.positions();
         self.rotation.turn(threads, &mut q, config.query_width(), positions, Turn::Forward);
         self.rotation.turn(threads, &mut k, config.kv_width(), positions, Turn::Forward);
-        (q, k, v)
+        Ok([q, k, v])
     }
 
     /// Takes O of `layer` and does the rest of the layer.
@@ -157,14 +178,19 @@ impl Model {
         kept: &mut Activations,
         layer: usize,
         out: Vec<f32>,
-    ) {
+    ) -> Result<(), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
         let at = &self.parameters.layers[layer];
         let Activations { stream, layers, .. } = kept;
         let it = &mut layers[layer];
         it.middle.clone_from(&it.x);
-        let o = &parameters[at.o.clone()];
-        linear(threads, &mut it.middle, &out, o, Accumulate::Add, count);
+        let linear = &mut self.linear;
+        linear.apply(
+            parameters,
+            LinearRows::new(&out, count),
+            &mut [(&at.o, &mut it.middle)],
+            Accumulate::Add,
+        )?;
         it.out = out;
 
         fit(&mut it.middle_factors, count);
@@ -173,12 +199,17 @@ impl Model {
         norm(threads, &it.middle, gain, normed, &mut it.middle_factors);
         let inner = self.config.feed_forward;
         let gate_up = fit(&mut it.gate_up, count * 2 * inner);
-        let weights = &parameters[at.gate_up.clone()];
-        linear(threads, gate_up, normed, weights, Accumulate::Replace, count);
+        let mut both: [(&Range<usize>, &mut [f32]); 1] = [(&at.gate_up, &mut *gate_up)];
+        linear.apply(parameters, LinearRows::new(normed, count), &mut both, Accumulate::Replace)?;
         let wide = fit(&mut self.scratch.wide, count * inner);
         swiglu(threads, inner, gate_up, wide);
         stream.clone_from(&it.middle);
-        linear(threads, stream, wide, &parameters[at.down.clone()], Accumulate::Add, count);
+        linear.apply(
+            parameters,
+            LinearRows::new(wide, count),
+            &mut [(&at.down, stream)],
+            Accumulate::Add,
+        )
     }
 
     /// The loss, and at once its gradient times `weight`: of the head into `gradients`, of the residual
@@ -189,7 +220,7 @@ impl Model {
         gradients: &mut [f32],
         kept: &mut Activations,
         weight: f32,
-    ) -> Loss {
+    ) -> Result<Loss, device::Error> {
         let threads = self.threads;
         let Activations { rows, stream, .. } = kept;
         let targets = &rows.as_ref().expect("embed comes first").targets;
@@ -200,30 +231,47 @@ impl Model {
         let normed = fit(normed, stream.len());
         norm(threads, stream, &parameters[gain.clone()], normed, &mut factors);
         let logits = fit(wide, count * VOCABULARY);
-        linear(threads, logits, normed, &parameters[head.clone()], Accumulate::Replace, count);
+        let mut outputs: [(&Range<usize>, &mut [f32]); 1] = [(&head, &mut *logits)];
+        self.linear.apply(
+            parameters,
+            LinearRows::new(normed, count),
+            &mut outputs,
+            Accumulate::Replace,
+        )?;
         let nats = cross_entropy(threads, VOCABULARY, logits, targets, weight);
 
-        linear_weights(threads, &mut gradients[head.clone()], logits, normed, count);
         let dnormed = fit(dnormed, stream.len());
-        linear_input(threads, dnormed, logits, &parameters[head], Accumulate::Replace, count);
+        let inputs = [(&head, &logits[..])];
+        self.linear.gradients(
+            (parameters, gradients),
+            LinearRows::new(normed, count),
+            &inputs,
+            dnormed,
+        )?;
         let x = std::mem::take(stream);
         *stream = vec![0.0; x.len()];
         let forward = (&x[..], &parameters[gain.clone()], &factors[..]);
         norm_gradient(threads, forward, dnormed, stream, &mut gradients[gain]);
-        Loss { nats }
+        Ok(Loss { nats })
     }
 
     /// Logits of the last row only, without any gradient: for samples.
-    pub fn last_logits(&mut self, parameters: &[f32], kept: &Activations) -> Vec<f32> {
+    pub fn last_logits(
+        &mut self,
+        parameters: &[f32],
+        kept: &Activations,
+    ) -> Result<Vec<f32>, device::Error> {
         let width = self.config.width;
         let last = &kept.stream[kept.stream.len() - width..];
         let (mut normed, mut factor) = (vec![0.0; width], [0.0]);
         let gain = &parameters[self.parameters.norm.clone()];
         norm(Threads::ONE, last, gain, &mut normed, &mut factor);
         let mut logits = vec![0.0; VOCABULARY];
-        let head = &parameters[self.parameters.head.clone()];
-        linear(Threads::ONE, &mut logits, &normed, head, Accumulate::Replace, 1);
-        logits
+        let rows = LinearRows::new(&normed, 1);
+        let mut outputs: [(&Range<usize>, &mut [f32]); 1] =
+            [(&self.parameters.head, &mut logits[..])];
+        self.linear.apply(parameters, rows, &mut outputs, Accumulate::Replace)?;
+        Ok(logits)
     }
 }
 
@@ -231,39 +279,4 @@ impl Model {
 pub(super) fn fit(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     buffer.resize(length, 0.0);
     buffer
-}
-
-/// y `[rows, out]` = or += x `[rows, in]` · wᵀ, w `[out, in]`.
-pub(super) fn linear(
-    threads: Threads,
-    y: &mut [f32],
-    x: &[f32],
-    w: &[f32],
-    accumulate: Accumulate,
-    rows: usize,
-) {
-    let (inner, outer) = (x.len() / rows, y.len() / rows);
-    let w = Matrix::new(w, outer, inner).transposed();
-    matmul(y, Matrix::new(x, rows, inner), w, accumulate, threads);
-}
-
-/// dx `[rows, in]` = or += dy `[rows, out]` · w.
-pub(super) fn linear_input(
-    threads: Threads,
-    dx: &mut [f32],
-    dy: &[f32],
-    w: &[f32],
-    accumulate: Accumulate,
-    rows: usize,
-) {
-    let (inner, outer) = (dx.len() / rows, dy.len() / rows);
-    let w = Matrix::new(w, outer, inner);
-    matmul(dx, Matrix::new(dy, rows, outer), w, accumulate, threads);
-}
-
-/// dw `[out, in]` += dyᵀ · x.
-pub(super) fn linear_weights(threads: Threads, dw: &mut [f32], dy: &[f32], x: &[f32], rows: usize) {
-    let (inner, outer) = (x.len() / rows, dy.len() / rows);
-    let dy = Matrix::new(dy, rows, outer).transposed();
-    matmul(dw, dy, Matrix::new(x, rows, inner), Accumulate::Add, threads);
 }

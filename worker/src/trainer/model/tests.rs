@@ -25,24 +25,28 @@ fn stages(config: Config, parameters: &[f32], threads: Threads) -> (f64, Vec<f32
     let mut attention = InProcess::new(model.heads(), threads);
     attention.begin(vec![DOCUMENTS.to_vec()]);
     let (mut kept, mut gradients) = (Activations::default(), vec![0.0; parameters.len()]);
+    model.begin(parameters).unwrap();
     let rows = rows();
     let count = rows.targets.iter().flatten().count();
     model.embed(parameters, rows, &mut kept);
     for layer in 0..config.layers {
-        let (q, k, v) = model.before_attention(parameters, &mut kept, layer);
+        let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
         attention.submit_forward(layer, 0, q, k, v).unwrap();
         let out = attention.wait_forward(layer, 0).unwrap();
-        model.after_attention(parameters, &mut kept, layer, out);
+        model.after_attention(parameters, &mut kept, layer, out).unwrap();
     }
-    let loss = model.head(parameters, &mut gradients, &mut kept, 1.0 / count as f32);
+    let loss = model.head(parameters, &mut gradients, &mut kept, 1.0 / count as f32).unwrap();
     for layer in (0..config.layers).rev() {
         let (dout, delta) =
-            model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer);
+            model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
         attention.submit_backward(layer, 0, dout, delta).unwrap();
         let back = attention.wait_backward(layer, 0).unwrap();
-        model.before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back);
+        model
+            .before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back)
+            .unwrap();
     }
     model.embed_gradient(&mut gradients, &mut kept);
+    model.end(&mut gradients).unwrap();
     (loss.nats / count as f64, gradients)
 }
 

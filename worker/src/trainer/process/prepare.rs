@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, anyhow};
-use cadre_kernels::Engine;
+use cadre_kernels::{Engine, Linear};
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 
@@ -97,7 +97,13 @@ impl Process {
         };
         let fresh = state_of(&args, config, trainers, &corpus, numerics);
         let loader = Loader::new(corpus, lengths, shape).map_err(bad_input)?;
-        let (trainer, state) = begin(&args, config, fresh, &settings).map_err(bad_input)?;
+        let model = Model::new(config, args.cap.get(), args.threads);
+        let weights = model.parameters().weights();
+        let linear = Linear::choose(args.engine, &engine, args.threads, &weights);
+        let linear = linear.map_err(|why| bad_input(format!("--engine gpu: {why}")))?;
+        tracing::info!("linear layers: {}", linear.description());
+        let (trainer, state) =
+            begin(&args, model.with_linear(linear), fresh, &settings).map_err(bad_input)?;
         let conducting = |now| -> Result<Conducting, Failure> {
             let draft = draft(&args, &config, &settings, &state.numerics).map_err(bad_input)?;
             let steps = (state.step, args.steps.get());
@@ -155,11 +161,10 @@ fn state_of(
 /// The trainer at the start of the job, or where the checkpoint to resume from left it.
 fn begin(
     args: &TrainArgs,
-    config: Config,
+    model: Model,
     fresh: State,
     settings: &Settings,
 ) -> Result<(Trainer, State), CheckpointError> {
-    let model = Model::new(config, args.cap.get(), args.threads);
     let schedule = Schedule { peak: args.lr, warmup: args.warmup, steps: args.steps.get() };
     let layout = model.parameters();
     let (parameters, optimizer, state) = match &settings.resume {

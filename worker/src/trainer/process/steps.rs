@@ -154,7 +154,7 @@ impl Process {
                 self.session.handle().send(Request::Fail(error.to_string()));
                 own
             }),
-            StepError::Attention(_) | StepError::NotFinite { .. } => {
+            StepError::Attention(_) | StepError::Linear(_) | StepError::NotFinite { .. } => {
                 self.session.ending(Duration::ZERO).unwrap_or_else(|| {
                     self.session.handle().send(Request::Fail(error.to_string()));
                     self.session.ending(REASON).unwrap_or(own)
