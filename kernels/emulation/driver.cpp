@@ -10,6 +10,7 @@
 // refuse.
 #include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "backward.cu"
 #include "forward.cu"
@@ -17,10 +18,18 @@
 
 namespace {
 
-enum Result { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kLaunchFailed = 719 };
+enum Result {
+    kSuccess = 0,
+    kInvalidValue = 1,
+    kOutOfMemory = 2,
+    kNotFound = 500,
+    kNotReady = 600,
+    kLaunchFailed = 719
+};
 
 struct Stream {
     std::deque<std::function<void()>> work;
+    bool busy = false;  // a thread runs its work
 };
 struct Event {
     Stream* stream = nullptr;
@@ -53,12 +62,27 @@ long setting(const char* name, long otherwise) {
 size_t memory() { return (size_t)setting("CADRE_EMULATED_MEMORY", 4l << 30); }
 
 Stream& stream_of(void* handle) { return handle ? *static_cast<Stream*>(handle) : default_stream; }
-void flush(Stream& stream) {
-    while (!stream.work.empty()) {
-        auto work = std::move(stream.work.front());
-        stream.work.pop_front();
-        work();
+// Lets other threads call the driver until `over`: they may be what this one waits for.
+void yield_until(const std::function<bool()>& over) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!over()) {
+        mutex.unlock();
+        std::this_thread::yield();
+        mutex.lock();
+        if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(30)) {
+            machine::fail("a stream waited for 30 s: nobody opened its gate");
+        }
     }
+}
+// Runs the first work of a stream that has some and that nobody else runs.
+void step(Stream& stream) {
+    auto work = std::move(stream.work.front());
+    stream.work.pop_front();
+    stream.busy = true, work(), stream.busy = false;
+}
+void flush(Stream& stream) {
+    yield_until([&] { return !stream.busy; });
+    while (!stream.work.empty()) step(stream);
 }
 void flush_all() {
     flush(default_stream);
@@ -114,6 +138,8 @@ void poison(uint8_t* to, size_t bytes) {
     constexpr uint32_t kNan = 0x7FC07FC0;
     for (size_t i = 0; i < bytes; i += 4) memcpy(to + i, &kNan, std::min<size_t>(4, bytes - i));
 }
+
+bool open_to(uint64_t address, size_t bytes, bool to_write);
 
 // `bytes` at `address` lie in one allocation; a driver would not look, a test wants to know.
 bool held(uint64_t address, size_t bytes) {
@@ -205,7 +231,7 @@ CALL cuMemFree_v2(uint64_t address) {
 CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
-    if (!held(to, bytes)) return kInvalidValue;
+    if (!open_to(to, bytes, true)) return kInvalidValue;
     auto* first = static_cast<const uint8_t*>(from);
     stream_of(stream).work.push_back([to, copy = std::vector<uint8_t>(first, first + bytes)] {
         memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
@@ -264,6 +290,14 @@ CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
     flush(*static_cast<Event*>(event)->stream);
     return lost ? kLaunchFailed : kSuccess;
+}
+CALL cuEventQuery(void* event) {
+    const Lock lock(mutex);
+    // A real GPU gets on by itself; this one by as much as it is asked.
+    auto* it = static_cast<Event*>(event);
+    if (lost) return kLaunchFailed;
+    if (!it->done && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
+    return it->done ? kSuccess : kNotReady;
 }
 CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     const Lock lock(mutex);
@@ -370,3 +404,5 @@ CALL cuGetErrorString(int code, const char** text) {
     *text = code == kLaunchFailed ? "unspecified launch failure" : "an error of the emulated driver";
     return kSuccess;
 }
+
+#include "arenas.hpp"

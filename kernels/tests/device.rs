@@ -143,3 +143,13 @@ fn linear_layers_on_the_gpu_are_those_of_the_cpu_within_rounding() {
 fn without_cublaslt_linear_layers_are_refused_or_stay_on_the_cpu() {
     run("linear::without_library", &[]);
 }
+
+#[test]
+fn memory_of_an_arena_is_read_through_its_descriptor_in_the_order_of_a_stream() {
+    run("arenas::memory", &[]);
+}
+
+#[test]
+fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
+    run("arenas::gates", &[]);
+}

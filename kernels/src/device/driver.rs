@@ -185,6 +185,11 @@ impl Gpu {
         call("cuMemGetInfo", alone, code).map(|()| (free, total))
     }
 
+    /// Its number, for places of memory.
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.0.device
+    }
+
     /// Makes the context that of the calling thread.
     pub(super) fn bind(&self) -> Result<(), Error> {
         self.0.bind()

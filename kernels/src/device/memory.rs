@@ -1,6 +1,6 @@
-//! Streams, events and typed buffers of a GPU.
+//! Streams and typed buffers of a GPU.
 //!
-//! In: a [`Gpu`]. Out: owners of device memory, of orders of work, and of moments in them. A buffer is as long as it says; a
+//! In: a [`Gpu`]. Out: owners of device memory and of orders of work. A buffer is as long as it says; a
 //! [`Slice`] of it, or of memory that somebody else owns, is what launches take.
 //!
 //! Nothing is allocated behind the caller's back. Invariant: memory is freed after all work that was put on streams before,
@@ -16,6 +16,7 @@ use cudarc::driver::sys;
 
 use super::driver::{Gpu, call};
 use super::error::Error;
+use super::event::Event;
 use super::tables::Plain;
 
 /// An order of work on a GPU. Of one thread at a time.
@@ -96,7 +97,7 @@ impl Stream {
     pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
         self.gpu.bind()?;
         // SAFETY: both live.
-        let code = unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) };
+        let code = unsafe { sys::cuStreamWaitEvent(self.handle, event.handle(), 0) };
         call("cuStreamWaitEvent", || self.after(), code)
     }
 }
@@ -106,73 +107,6 @@ impl Drop for Stream {
         if self.owned && self.gpu.bind().is_ok() {
             // SAFETY: created by `new`; the driver lets its work end.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
-        }
-    }
-}
-
-/// A moment in a stream, with its time.
-#[derive(Debug)]
-pub struct Event {
-    gpu: Gpu,
-    handle: sys::CUevent,
-}
-
-// SAFETY: the driver's handle may be used from any thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    /// The moment at which all work that is on `stream` now is done.
-    ///
-    /// # Errors
-    ///
-    /// The driver's.
-    pub fn record(stream: &Stream) -> Result<Self, Error> {
-        let gpu = stream.gpu.clone();
-        gpu.bind()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes a handle, which `drop` destroys.
-        let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
-        call("cuEventCreate", String::new, code)?;
-        let event = Self { gpu, handle };
-        // SAFETY: both live.
-        let code = unsafe { sys::cuEventRecord(event.handle, stream.handle) };
-        call("cuEventRecord", || stream.after(), code)?;
-        Ok(event)
-    }
-
-    /// Waits for it.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong in its stream before it.
-    pub fn wait(&self) -> Result<(), Error> {
-        self.gpu.bind()?;
-        // SAFETY: the event lives.
-        let code = unsafe { sys::cuEventSynchronize(self.handle) };
-        call("cuEventSynchronize", String::new, code)
-    }
-
-    /// Seconds from `start` to here; both are over.
-    ///
-    /// # Errors
-    ///
-    /// One of them is not over yet.
-    pub fn seconds_since(&self, start: &Self) -> Result<f64, Error> {
-        self.gpu.bind()?;
-        let mut milliseconds = 0.0_f32;
-        // SAFETY: writes one number.
-        let code =
-            unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start.handle, self.handle) };
-        call("cuEventElapsedTime", String::new, code)?;
-        Ok(f64::from(milliseconds) / 1e3)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: created by `record`.
-            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
         }
     }
 }

@@ -12,30 +12,38 @@
 //!       tables           as the kernels read them
 //! linear                 a trainer's linear layers: weights that stay for a step
 //!   blas                 products of f32, by cuBLASLt
+//! arena, gate            memory that other processes read; words that streams wait for
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
 //!
 //! It plans nothing and talks to no peer. Invariant: what reaches the GPU was checked; a lost GPU is an error, no panic.
 
+mod arena;
 mod backward;
 mod blas;
 mod check;
 mod driver;
 mod error;
+mod event;
 mod forward;
+mod gate;
 pub mod host;
 pub(crate) mod linear;
 mod lists;
 mod memory;
 mod plan;
+mod shelf;
 pub mod tables;
 mod tiles;
 
+pub use arena::{Arena, ArenaMemory, CopyPiece, Imported};
 pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
 pub(crate) use blas::version as blas_version;
 pub use check::Refusal;
 pub use driver::Gpu;
 pub use error::Error;
+pub use event::Event;
 pub use forward::{ForwardPlan, ForwardTensors};
-pub use memory::{Buffer, Event, Slice, SliceMut, Stream};
+pub use gate::{Gate, Opener};
+pub use memory::{Buffer, Slice, SliceMut, Stream};
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};

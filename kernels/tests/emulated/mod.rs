@@ -3,6 +3,7 @@
 //! In: whatever libcuda the process finds. Out: the host's results against f64, over random documents. All outputs are NaN
 //! before a launch.
 
+mod arenas;
 mod cases;
 mod linear;
 

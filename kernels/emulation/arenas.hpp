@@ -1,0 +1,173 @@
+#pragma once
+// The part of the emulated driver that shares memory between processes, and lets streams wait for words of the host.
+// Included by driver.cpp.
+//
+// Memory that can be exported is a memfd, so that another process which gets the descriptor maps the same bytes. Access
+// is as it was allowed: what may only be read faults when it is written. Copies between such memories are work of a
+// stream.
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr size_t kGranularity = 2 << 20;
+
+// As the driver's header lays them out.
+struct Property {
+    int type, handles;
+    int location_type, location;
+    void* windows;
+    uint8_t flags[8];
+};
+struct Access {
+    int location_type, location;
+    int flags;
+};
+struct Reserved {
+    size_t bytes;
+    bool mapped = false, readable = false, writable = false;
+};
+std::map<uint64_t, Reserved> reserved;
+std::map<uint64_t, int> exportable;  // handle, descriptor
+uint64_t last_handle;
+
+bool wanted(const Property* it) {
+    // Pinned memory of device 0 with a POSIX file descriptor.
+    return it->type == 1 && it->handles == 1 && it->location_type == 1 && it->location == 0;
+}
+bool open_to(uint64_t address, size_t bytes, bool to_write) {
+    auto next = reserved.upper_bound(address);
+    if (next == reserved.begin()) return held(address, bytes);
+    --next;
+    const Reserved& it = next->second;
+    if (address + bytes > next->first + it.bytes) return held(address, bytes);
+    return to_write ? it.writable : it.readable;
+}
+
+}  // namespace
+
+CALL cuMemGetAllocationGranularity(size_t* bytes, const Property* property, int) {
+    const Lock lock(mutex);
+    *bytes = kGranularity;
+    return wanted(property) ? kSuccess : kInvalidValue;
+}
+CALL cuMemCreate(uint64_t* handle, size_t bytes, const Property* property, uint64_t flags) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    if (!wanted(property) || bytes == 0 || bytes % kGranularity != 0 || flags != 0) return kInvalidValue;
+    if (allocated + bytes > memory()) return kOutOfMemory;
+    const int file = memfd_create("cadre-emulated-device-memory", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0) return kOutOfMemory;
+    exportable[*handle = ++last_handle] = file;
+    return kSuccess;
+}
+CALL cuMemRelease(uint64_t handle) {
+    const Lock lock(mutex);
+    auto found = exportable.find(handle);
+    if (found == exportable.end()) return kInvalidValue;
+    close(found->second), exportable.erase(found);
+    return kSuccess;
+}
+CALL cuMemExportToShareableHandle(void* descriptor, uint64_t handle, int type, uint64_t flags) {
+    const Lock lock(mutex);
+    auto found = exportable.find(handle);
+    if (found == exportable.end() || type != 1 || flags != 0) return kInvalidValue;
+    const int file = dup(found->second);
+    memcpy(descriptor, &file, sizeof file);
+    return file < 0 ? kInvalidValue : kSuccess;
+}
+CALL cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, int type) {
+    const Lock lock(mutex);
+    const int file = dup((int)reinterpret_cast<intptr_t>(descriptor));
+    struct stat status;
+    if (type != 1 || file < 0 || fstat(file, &status) != 0 || status.st_size == 0) return kInvalidValue;
+    exportable[*handle = ++last_handle] = file;
+    return kSuccess;
+}
+CALL cuMemAddressReserve(uint64_t* address, size_t bytes, size_t, uint64_t, uint64_t) {
+    const Lock lock(mutex);
+    if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
+    void* place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return kOutOfMemory;
+    *address = reinterpret_cast<uint64_t>(place);
+    reserved[*address] = {bytes};
+    return kSuccess;
+}
+CALL cuMemAddressFree(uint64_t address, size_t bytes) {
+    const Lock lock(mutex);
+    auto found = reserved.find(address);
+    if (found == reserved.end() || found->second.bytes != bytes || found->second.mapped) return kInvalidValue;
+    munmap(reinterpret_cast<void*>(address), bytes), reserved.erase(found);
+    return kSuccess;
+}
+CALL cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t) {
+    const Lock lock(mutex);
+    auto place = reserved.find(address);
+    auto found = exportable.find(handle);
+    struct stat status;
+    if (place == reserved.end() || found == exportable.end() || place->second.bytes != bytes || offset != 0 ||
+        place->second.mapped || fstat(found->second, &status) != 0 || (size_t)status.st_size != bytes) {
+        return kInvalidValue;
+    }
+    // Not to be touched before access is set.
+    void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second, 0);
+    place->second.mapped = mapped != MAP_FAILED;
+    return place->second.mapped ? kSuccess : kInvalidValue;
+}
+CALL cuMemSetAccess(uint64_t address, size_t bytes, const Access* access, size_t count) {
+    const Lock lock(mutex);
+    auto place = reserved.find(address);
+    // 1: to read; 3: to read and write.
+    if (place == reserved.end() || !place->second.mapped || place->second.bytes != bytes || count != 1 ||
+        access->location_type != 1 || access->location != 0 || (access->flags != 1 && access->flags != 3)) {
+        return kInvalidValue;
+    }
+    place->second.readable = true, place->second.writable = access->flags == 3;
+    const int allowed = access->flags == 3 ? PROT_READ | PROT_WRITE : PROT_READ;
+    return mprotect(reinterpret_cast<void*>(address), bytes, allowed) == 0 ? kSuccess : kInvalidValue;
+}
+CALL cuMemUnmap(uint64_t address, size_t bytes) {
+    const Lock lock(mutex);
+    auto place = reserved.find(address);
+    if (place == reserved.end() || !place->second.mapped || place->second.bytes != bytes) return kInvalidValue;
+    flush_all();
+    place->second = {bytes};
+    mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return kSuccess;
+}
+CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    if (!open_to(to, bytes, true) || !open_to(from, bytes, false)) return kInvalidValue;
+    stream_of(stream).work.push_back(
+        [=] { memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    return kSuccess;
+}
+CALL cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+    const Lock lock(mutex);
+    *address = calloc(1, bytes);
+    // Portable, and mapped for the device.
+    return flags == 3 ? kSuccess : kInvalidValue;
+}
+CALL cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
+    const Lock lock(mutex);
+    *device = reinterpret_cast<uint64_t>(host);
+    return kSuccess;
+}
+CALL cuMemFreeHost(void* address) {
+    const Lock lock(mutex);
+    free(address);
+    return kSuccess;
+}
+CALL cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    // 0: until the word is the value or above, counted cyclically.
+    if (flags != 0 || address % 4 != 0) return kInvalidValue;
+    stream_of(stream).work.push_back([=] {
+        auto* word = reinterpret_cast<uint32_t*>(address);
+        yield_until([=] { return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });
+    });
+    return kSuccess;
+}

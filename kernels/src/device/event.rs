@@ -1,0 +1,100 @@
+//! Moments in the order of a stream's work.
+//!
+//! In: a [`Stream`]. Out: an [`Event`] that others wait for or ask for, with its time. It orders nothing by itself.
+//!
+//! Invariant: an event stands for all work that was on its stream when it was recorded.
+
+// Every function of the driver is unsafe to call.
+#![allow(unsafe_code)]
+
+use cudarc::driver::sys;
+
+use super::driver::{Gpu, call};
+use super::error::Error;
+use super::memory::Stream;
+
+/// A moment in a stream, with its time.
+#[derive(Debug)]
+pub struct Event {
+    gpu: Gpu,
+    handle: sys::CUevent,
+}
+
+// SAFETY: the driver's handle may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// The moment at which all work that is on `stream` now is done.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn record(stream: &Stream) -> Result<Self, Error> {
+        let gpu = stream.gpu().clone();
+        gpu.bind()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes a handle, which `drop` destroys.
+        let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
+        call("cuEventCreate", String::new, code)?;
+        let event = Self { gpu, handle };
+        // SAFETY: both live.
+        let code = unsafe { sys::cuEventRecord(event.handle, stream.handle()) };
+        call("cuEventRecord", || stream.after(), code)?;
+        Ok(event)
+    }
+
+    pub(super) fn handle(&self) -> sys::CUevent {
+        self.handle
+    }
+
+    /// Whether it is over; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in its stream before it.
+    pub fn is_over(&self) -> Result<bool, Error> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        let code = unsafe { sys::cuEventQuery(self.handle) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        call("cuEventQuery", String::new, code).map(|()| true)
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in its stream before it.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        let code = unsafe { sys::cuEventSynchronize(self.handle) };
+        call("cuEventSynchronize", String::new, code)
+    }
+
+    /// Seconds from `start` to here; both are over.
+    ///
+    /// # Errors
+    ///
+    /// One of them is not over yet.
+    pub fn seconds_since(&self, start: &Self) -> Result<f64, Error> {
+        self.gpu.bind()?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: writes one number.
+        let code =
+            unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start.handle, self.handle) };
+        call("cuEventElapsedTime", String::new, code)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created by `record`.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}
