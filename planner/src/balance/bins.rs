@@ -153,6 +153,11 @@ impl<'a> Bins<'a> {
         Self { problem, all: bins.collect(), level, limits }
     }
 
+    /// What a bin may hold at most.
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Lets a bin hold a document that lies whole at its rank; `false` if limits ask to look at each.
     pub(super) fn keep_home(&mut self, bin: usize, document: DocumentId) -> bool {
         if self.limits.reserve.is_some() {

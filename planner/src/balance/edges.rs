@@ -12,6 +12,7 @@ use crate::DocumentId;
 
 /// Part of a slot's capacity that it may have above it.
 const OVER: u64 = 1_150;
+const OVER_ROOM: u64 = 600;
 /// Candidates for the first of two that fit together.
 const FIRST: usize = 32;
 
@@ -50,7 +51,8 @@ impl<'a> Sides<'a> {
         let mut of_document: BTreeMap<DocumentId, Vec<(u64, usize)>> = BTreeMap::new();
         let mut donors = Vec::new();
         for (bin, it) in bins.all.iter().enumerate() {
-            let left = it.left() + (it.capacity() / OVER) as i64;
+            let left = it.left();
+            let left = left + (it.capacity() / if left < 0 { OVER } else { OVER_ROOM }) as i64;
             let amount = (left.unsigned_abs(), bin);
             if amount.0 <= worth {
                 continue;

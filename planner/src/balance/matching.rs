@@ -14,8 +14,11 @@ use std::cmp::{Ordering, Reverse};
 
 use super::bins::Bins;
 use super::edges::{Edge, Sides, edges};
+use super::give::{Wanted, fits, give};
 use super::pieces::{Scored, best_piece};
 use super::prices::Prices;
+use super::shapes::Rates;
+use super::together::give_together;
 
 /// Part of the level that is left alone.
 const WORTH: u64 = 1_500;
@@ -30,9 +33,26 @@ const PIECES: usize = 6;
 pub(super) fn spread(bins: &mut Bins<'_>) {
     let prices = Prices::of(bins);
     let mut edges: Vec<(Edge, Vec<usize>)> = best_edges(bins);
+    if fits(bins) {
+        send_shaped(bins, prices.rates(), edges);
+        return;
+    }
     edges.sort_by_key(|(it, _)| (Reverse(it.cost), it.donor, it.receiver));
     for (Edge { receiver, cost, donor: _ }, donors) in edges {
         send(bins, &prices, &donors, receiver, cost);
+    }
+}
+
+/// Cuts all that a group of donors gives at once.
+fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<(Edge, Vec<usize>)>) {
+    edges.sort_by_key(|(it, _)| (it.donor, it.receiver));
+    for of_group in edges.chunk_by(|a, b| a.0.donor == b.0.donor) {
+        let wanted = of_group.iter().map(|(it, _)| Wanted { receiver: it.receiver, cost: it.cost });
+        let mut wanted: Vec<Wanted> = wanted.collect();
+        match of_group[0].1.as_slice() {
+            &[donor] => give(bins, rates, donor, &mut wanted),
+            donors => give_together(bins, rates, donors, &mut wanted),
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Cuts the documents and spreads them over the slots so that all finish together.
 //!
-//! In: a [`Problem`]. Out: a checked [`Plan`]. Four steps, one file each of the last three:
+//! In: a [`Problem`]. Out: a checked [`Plan`]. Four steps, a file or more each of the last three:
 //!
 //! 1. Pour all work over the slots like water: every slot gets a **capacity** in cost, smaller for
 //!    slow slots and for those with a head start.
 //! 2. [`fill`]: rows at a rank with a slot in place go to that slot; all others, the dearest
 //!    documents first, to the slot with most capacity left, cut where the capacity ends.
-//! 3. [`matching`]: who holds too much sends few large pieces to who has room.
+//! 3. [`matching`]: who holds too much sends few large pieces to who has room; [`give`] and [`together`] cut them so that all
+//!    pieces of a document together are cheap.
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
 //!    least bytes per cost, until the last finishes within 1/640 of the level.
 //!
@@ -18,11 +19,14 @@ mod edges;
 mod even;
 mod exact;
 mod fill;
+mod give;
 mod groups;
 mod matching;
 mod pieces;
 mod prices;
+mod shapes;
 mod tails;
+mod together;
 
 use crate::balance::bins::{Bin, Bins, Limits};
 use crate::balance::prices::Prices;
@@ -78,11 +82,11 @@ fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
 fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
     let mut bins = Bins::new(problem, limits, least_work(problem));
     fill::fill(&mut bins)?;
-    // Edges do not see that a slot holds keys of a document already; where documents span ranks that
-    // may be worth more than few pieces.
+    // Edges along which pieces go one by one do not see that a slot holds keys of a document already; where documents
+    // span ranks that may be worth more than few pieces.
     let spans = (0..problem.layout.documents().len() as u32)
         .any(|it| problem.layout.pieces_of_document(DocumentId(it)).len() > 1);
-    let other = spans.then(|| bins.clone());
+    let other = (spans && !give::fits(&bins)).then(|| bins.clone());
     matching::spread(&mut bins);
     even::even(&mut bins);
     if let Some(mut other) = other {

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::bins::{Bin, Bins};
 use super::groups::{Group, Span, put, take};
+use super::shapes::Rates;
 use crate::memory::bytes;
 use crate::{DocumentId, TILE_ROWS};
 
@@ -24,6 +25,11 @@ impl Prices {
             i128::from(it.forward) + i128::from(it.backward)
         };
         Self { query: price(1, 0), key: price(0, 1) }
+    }
+
+    /// The ratio of both.
+    pub(super) fn rates(&self) -> Rates {
+        Rates::of(self.query, self.key)
     }
 
     /// Bytes that are pulled more when a span moves.
