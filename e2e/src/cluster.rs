@@ -20,7 +20,7 @@ use crate::helm;
 use crate::image::Image;
 use crate::network::HOST;
 use crate::node::{Node, PAUSE};
-use crate::plane::{self, Plane, REQUESTS, User, kubeconfig};
+use crate::plane::{self, Patience, Plane, REQUESTS, User, kubeconfig};
 use crate::process::{Process, output};
 use crate::programs::{Programs, root};
 use crate::wait::until;
@@ -29,6 +29,8 @@ use crate::wait::until;
 pub const SYSTEM_NAMESPACE: &str = "cadre-system";
 /// Image of the project's programs on real nodes.
 pub const IMAGE: &str = "localhost/cadre:e2e";
+/// More nodes of kwok than these renew their leases as seldom as elsewhere.
+const MANY: usize = 32;
 /// How long the operator's token is good.
 const TOKEN: &str = "--duration=2h";
 
@@ -100,7 +102,9 @@ impl Cluster {
 
     /// Makes nodes of kwok, until [`Self::remove_fake_nodes`].
     pub async fn add_fake_nodes(&mut self, wanted: Fake) -> Result<()> {
-        self.fake = Some(fake::start(self, wanted).await?);
+        let patience = if wanted.nodes > MANY { Patience::Long } else { Patience::Short };
+        self.have_patience(patience)?;
+        self.fake = Some(fake::start(self, wanted, patience).await?);
         Ok(())
     }
 
@@ -108,7 +112,14 @@ impl Cluster {
     pub async fn remove_fake_nodes(&mut self) -> Result<()> {
         fake::remove(self).await?;
         self.fake = None;
-        Ok(())
+        self.have_patience(Patience::Short)
+    }
+
+    fn have_patience(&mut self, patience: Patience) -> Result<()> {
+        match &mut self.plane {
+            Some(plane) => plane.have_patience(&self.programs, &self.folder, patience),
+            None => Ok(()),
+        }
     }
 
     /// Starts DNS and two real nodes with the project's image, unless they run.

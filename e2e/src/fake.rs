@@ -13,6 +13,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::cluster::Cluster;
+use crate::plane::Patience;
 use crate::process::Process;
 use crate::programs::root;
 use crate::wait::until;
@@ -36,7 +37,7 @@ pub struct Fake {
 }
 
 /// Starts kwok and makes the nodes; returns when all are ready.
-pub(crate) async fn start(cluster: &Cluster, wanted: Fake) -> Result<Process> {
+pub(crate) async fn start(cluster: &Cluster, wanted: Fake, patience: Patience) -> Result<Process> {
     let mut kwok = Process::start(
         "kwok",
         cluster.folder(),
@@ -45,7 +46,7 @@ pub(crate) async fn start(cluster: &Cluster, wanted: Fake) -> Result<Process> {
             format!("--config={}", root().join("e2e/kwok/stages.yaml").display()),
             "--manage-all-nodes=false".into(),
             format!("--manage-nodes-with-annotation-selector={ANNOTATION}=fake"),
-            "--node-lease-duration-seconds=4".into(),
+            format!("--node-lease-duration-seconds={}", patience.seconds().0),
             "--server-address=127.0.0.1:10247".into(),
         ]),
     )?;

@@ -2,7 +2,8 @@
 //!
 //! In: programs, a folder, certificates in it. Out: it serves. A node that is silent for 6 s counts as
 //! lost and its pods leave it 2 s later, where a cluster of people waits for 50 s and 300 s, and
-//! clients inside are not slowed down: a test should not wait for defaults.
+//! clients inside are not slowed down: a test should not wait for defaults. With many nodes leases are
+//! renewed as seldom as elsewhere ([`Patience`]), since the API server would do little else.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,11 +27,31 @@ const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [Req
                      - {level: Metadata, users: ['system:serviceaccount:cadre-system:cadre-operator']}\n\
                      - {level: None}\n";
 
+/// For how long a node may be silent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Patience {
+    /// For some seconds.
+    Short,
+    /// As long as in a cluster of people.
+    Long,
+}
+
+impl Patience {
+    /// Seconds for which a node's lease is good, and after which the node counts as lost.
+    pub(crate) fn seconds(self) -> (u32, u32) {
+        match self {
+            Self::Short => (4, 6),
+            Self::Long => (40, 50),
+        }
+    }
+}
+
 /// The running parts, in the order in which they end.
 #[derive(Debug)]
 pub(crate) struct Plane {
     scheduler: Process,
-    manager: Process,
+    manager: Option<Process>,
+    patience: Patience,
     server: Process,
     etcd: Process,
 }
@@ -91,51 +112,80 @@ impl Plane {
             Ok((output(&mut command)? == "ok").then_some(()))
         })
         .await?;
-        let own = |name: &str| -> Result<Vec<String>> {
-            let config = kubeconfig(folder, name, &User::Certificate(name))?;
-            let config = config.display();
-            Ok(vec![
-                format!("--kubeconfig={config}"),
-                format!("--authentication-kubeconfig={config}"),
-                format!("--authorization-kubeconfig={config}"),
-                "--bind-address=127.0.0.1".into(),
-                "--leader-elect=false".into(),
-                "--profiling=false".into(),
-                "--kube-api-qps=500".into(),
-                "--kube-api-burst=1000".into(),
-            ])
-        };
-        let manager = Process::start(
-            "kube-controller-manager",
-            folder,
-            Command::new(programs.path("kube-controller-manager")?)
-                .args(own("controller-manager")?)
-                .args([
-                    "--use-service-account-credentials=true".to_owned(),
-                    format!("--service-account-private-key-file={}", file("tokens.key")),
-                    format!("--root-ca-file={}", file("ca.crt")),
-                    "--node-monitor-grace-period=6s".into(),
-                    "--node-monitor-period=1s".into(),
-                    "--node-eviction-rate=100".into(),
-                    "--secondary-node-eviction-rate=100".into(),
-                    "--terminated-pod-gc-threshold=1000".into(),
-                ]),
-        )?;
+        let patience = Patience::Short;
+        let manager = Some(manager(programs, folder, patience)?);
         let scheduler = Process::start(
             "kube-scheduler",
             folder,
-            Command::new(programs.path("kube-scheduler")?).args(own("scheduler")?),
+            Command::new(programs.path("kube-scheduler")?).args(inside(folder, "scheduler")?),
         )?;
-        Ok((Self { scheduler, manager, server, etcd }, client))
+        Ok((Self { scheduler, manager, patience, server, etcd }, client))
+    }
+
+    /// Counts nodes as lost sooner or later than now.
+    pub(crate) fn have_patience(
+        &mut self,
+        programs: &Programs,
+        folder: &Path,
+        patience: Patience,
+    ) -> Result<()> {
+        if self.patience != patience {
+            // The old one ends first: nobody elects a leader here.
+            self.manager = None;
+            self.manager = Some(manager(programs, folder, patience)?);
+            self.patience = patience;
+        }
+        Ok(())
     }
 
     /// Fails if a part has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.etcd.check()?;
         self.server.check()?;
-        self.manager.check()?;
+        self.manager.as_mut().map_or(Ok(()), Process::check)?;
         self.scheduler.check()
     }
+}
+
+/// What the controller manager and the scheduler are told alike.
+fn inside(folder: &Path, name: &str) -> Result<Vec<String>> {
+    let config = kubeconfig(folder, name, &User::Certificate(name))?;
+    let config = config.display();
+    Ok(vec![
+        format!("--kubeconfig={config}"),
+        format!("--authentication-kubeconfig={config}"),
+        format!("--authorization-kubeconfig={config}"),
+        "--bind-address=127.0.0.1".into(),
+        "--leader-elect=false".into(),
+        "--profiling=false".into(),
+        "--kube-api-qps=500".into(),
+        "--kube-api-burst=1000".into(),
+    ])
+}
+
+fn manager(programs: &Programs, folder: &Path, patience: Patience) -> Result<Process> {
+    let keys = folder.join("keys");
+    let (_, lost) = patience.seconds();
+    Process::start(
+        "kube-controller-manager",
+        folder,
+        Command::new(programs.path("kube-controller-manager")?)
+            .args(inside(folder, "controller-manager")?)
+            .args([
+                "--use-service-account-credentials=true".to_owned(),
+                format!("--service-account-private-key-file={}", keys.join("tokens.key").display()),
+                format!("--root-ca-file={}", keys.join("ca.crt").display()),
+                format!("--node-monitor-grace-period={lost}s"),
+                "--node-monitor-period=1s".into(),
+                "--node-eviction-rate=100".into(),
+                "--secondary-node-eviction-rate=100".into(),
+                "--terminated-pod-gc-threshold=1000".into(),
+                // Autoscalers look each second, and believe what a pod uses from its first second on.
+                "--horizontal-pod-autoscaler-sync-period=1s".into(),
+                "--horizontal-pod-autoscaler-cpu-initialization-period=1s".into(),
+                "--horizontal-pod-autoscaler-initial-readiness-delay=1s".into(),
+            ]),
+    )
 }
 
 /// How somebody shows who they are.
