@@ -4,6 +4,7 @@
 //! command line choose promises whose name holds one of them. A tier that is missing is said aloud with
 //! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing.
 
+mod autoscaled;
 mod chart;
 mod crashed;
 mod definitions;
@@ -17,6 +18,7 @@ mod joined;
 mod machines;
 mod objects;
 mod operators;
+mod placed;
 mod pools;
 mod resized;
 mod resumed;
@@ -55,7 +57,7 @@ macro_rules! promises {
 /// All of them, those of the smallest tier first.
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators uninstall;
-    FakeNodes: fleet harvest;
+    FakeNodes: fleet harvest autoscaled placed;
     RealNodes: installed trains unattended resized resumed harvested joined crashed machines;
 };
 
