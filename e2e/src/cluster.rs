@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client};
 use tokio::sync::OnceCell;
@@ -20,7 +20,7 @@ use crate::helm;
 use crate::image::Image;
 use crate::network::HOST;
 use crate::node::{Node, PAUSE};
-use crate::plane::{self, Patience, Plane, REQUESTS, User, kubeconfig};
+use crate::plane::{self, Patience, Plane, REQUESTS};
 use crate::process::{Process, output};
 use crate::programs::{Programs, root};
 use crate::wait::until;
@@ -264,10 +264,7 @@ impl Cluster {
         let token = self
             .kubectl(&["create", "token", &account, "--namespace", SYSTEM_NAMESPACE, TOKEN])
             .context("a token of the operator's service account")?;
-        if self.plane.is_none() {
-            bail!("the rights of the operator cannot be tried on a cluster of the user yet");
-        }
-        kubeconfig(&self.folder, "operator", &User::Token(token.trim()))
+        plane::with_token(&self.config, &self.folder, "operator", token.trim())
     }
 
     /// Our definitions.

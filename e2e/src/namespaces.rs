@@ -47,13 +47,8 @@ pub(crate) fn cgroup() -> String {
     std::env::var(CGROUP).unwrap_or_else(|_| format!("{CGROUPS}0"))
 }
 
-fn outer() -> Result<ExitCode> {
-    let folder = tempfile::Builder::new().prefix("cadre-e2e-").tempdir().context("a folder")?;
-    let cgroup = format!("{CGROUPS}{}", std::process::id());
-    remove_cgroups(|name| {
-        let owner = name.strip_prefix(CGROUPS)?;
-        (!Path::new("/proc").join(owner).exists()).then_some(())
-    });
+/// The start of a command that runs another in namespaces of its own.
+fn apart() -> Result<Command> {
     let mut command = Command::new(system("setpriv")?);
     // Whoever kills us kills the run.
     command.args(["--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]);
@@ -61,7 +56,21 @@ fn outer() -> Result<ExitCode> {
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command.arg("--").arg(std::env::current_exe().context("the test's own path")?);
+    command.arg("--");
+    Ok(command)
+}
+
+fn outer() -> Result<ExitCode> {
+    // Some containers may not; then nothing below says it as clearly.
+    output(apart()?.arg(system("true")?)).context("namespaces")?;
+    let folder = tempfile::Builder::new().prefix("cadre-e2e-").tempdir().context("a folder")?;
+    let cgroup = format!("{CGROUPS}{}", std::process::id());
+    remove_cgroups(|name| {
+        let owner = name.strip_prefix(CGROUPS)?;
+        (!Path::new("/proc").join(owner).exists()).then_some(())
+    });
+    let mut command = apart()?;
+    command.arg(std::env::current_exe().context("the test's own path")?);
     command.args(std::env::args_os().skip(1));
     let status = command.env(FOLDER, folder.path()).env(CGROUP, &cgroup).status();
     let status = status.with_context(|| format!("{command:?} cannot be started"))?;

@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::fake::is_ready;
 use crate::namespaces;
 use crate::network;
-use crate::plane::{User, kubeconfig};
+use crate::plane::kubeconfig;
 use crate::process::Process;
 use crate::programs::{cni, root, system};
 use crate::wait::until;
@@ -103,7 +103,7 @@ fn configure(cluster: &Cluster, number: usize, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder.join(part)).context("a folder of a node")?;
     }
     for user in [name.as_str(), "kube-proxy"] {
-        kubeconfig(cluster.folder(), user, &User::Certificate(user))?;
+        kubeconfig(cluster.folder(), user)?;
     }
     let write = |file: &str, text: String| {
         fs::write(folder.join(file), text).with_context(|| format!("{file} of {name}"))

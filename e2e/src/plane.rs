@@ -103,7 +103,7 @@ impl Plane {
                 "--default-unreachable-toleration-seconds=2".into(),
             ]),
         )?;
-        let config = kubeconfig(folder, "admin", &User::Certificate("admin"))?;
+        let config = kubeconfig(folder, "admin")?;
         let client = client(&config).await?;
         until("the API server", async || {
             server.check()?;
@@ -149,7 +149,7 @@ impl Plane {
 
 /// What the controller manager and the scheduler are told alike.
 fn inside(folder: &Path, name: &str) -> Result<Vec<String>> {
-    let config = kubeconfig(folder, name, &User::Certificate(name))?;
+    let config = kubeconfig(folder, name)?;
     let config = config.display();
     Ok(vec![
         format!("--kubeconfig={config}"),
@@ -188,25 +188,11 @@ fn manager(programs: &Programs, folder: &Path, patience: Patience) -> Result<Pro
     )
 }
 
-/// How somebody shows who they are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum User<'a> {
-    /// Name of a certificate.
-    Certificate(&'a str),
-    /// A token.
-    Token(&'a str),
-}
-
-/// Writes the file by which a client finds the API server. Out: its path.
-pub(crate) fn kubeconfig(folder: &Path, name: &str, user: &User<'_>) -> Result<PathBuf> {
+/// Writes the file by which the owner of a certificate finds the API server. Out: its path.
+pub(crate) fn kubeconfig(folder: &Path, name: &str) -> Result<PathBuf> {
     let keys = folder.join("keys");
     let keys = keys.display();
-    let user = match user {
-        User::Certificate(it) => {
-            format!("client-certificate: {keys}/{it}.crt, client-key: {keys}/{it}.key")
-        }
-        User::Token(it) => format!("token: {it}"),
-    };
+    let user = format!("client-certificate: {keys}/{name}.crt, client-key: {keys}/{name}.key");
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: it\n\
          clusters: [{{name: it, cluster: {{server: 'https://{HOST}:6443', certificate-authority: {keys}/ca.crt}}}}]\n\
@@ -215,6 +201,27 @@ pub(crate) fn kubeconfig(folder: &Path, name: &str, user: &User<'_>) -> Result<P
     );
     let path = folder.join(format!("{name}.kubeconfig"));
     std::fs::write(&path, text)
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    Ok(path)
+}
+
+/// Writes a kubeconfig for the cluster of another one, with a token in the place of its user. Out: its path.
+pub(crate) fn with_token(config: &Path, folder: &Path, name: &str, token: &str) -> Result<PathBuf> {
+    let read = || config.display().to_string();
+    let mut file = Kubeconfig::read_from(config).with_context(read)?;
+    let current =
+        file.current_context.clone().with_context(|| format!("{}: no current-context", read()))?;
+    let context = file.contexts.iter().find(|it| it.name == current);
+    let cluster = context.and_then(|it| it.context.as_ref()).map(|it| it.cluster.clone());
+    let cluster = cluster.with_context(|| format!("{}: no context {current}", read()))?;
+    file.clusters.retain(|it| it.name == cluster);
+    let text = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": name, "clusters": file.clusters,
+        "users": [{"name": name, "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": cluster, "user": name}}],
+    });
+    let path = folder.join(format!("{name}.kubeconfig"));
+    std::fs::write(&path, text.to_string())
         .with_context(|| format!("{}: cannot be written", path.display()))?;
     Ok(path)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cadre_crds::AttentionPool;
 use cadre_e2e::{Cluster, Operator, until};
 
-use crate::objects::{all, find, job, of_pool, pool};
+use crate::objects::{all, cadre, find, job, of_pool, pool};
 
 const HERE: &str = "explained";
 

@@ -2,9 +2,11 @@
 //!
 //! One cluster serves all of them, one after the other, each in a namespace of its own. Words on the
 //! command line choose promises whose name holds one of them. A tier that is missing is said aloud with
-//! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing.
+//! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing. `CADRE_E2E_KUBECONFIG` names a cluster to take instead of
+//! our own: one to throw away, since definitions, rights and objects are put there.
 
 mod autoscaled;
+mod borrowed;
 mod chart;
 mod crashed;
 mod definitions;
@@ -56,27 +58,61 @@ macro_rules! promises {
 
 /// All of them, those of the smallest tier first.
 const PROMISES: &[Promise] = promises! {
-    ControlPlane: definitions chart explained pools jobs operators uninstall;
+    ControlPlane: definitions chart explained pools jobs operators borrowed uninstall;
     FakeNodes: fleet harvest autoscaled placed;
     RealNodes: installed trains unattended resized resumed harvested joined crashed machines;
 };
 
+/// Those that hold on a cluster of the user, whatever its nodes are.
+const ANYWHERE: [&str; 4] = ["definitions", "chart", "operators", "uninstall"];
+
 fn main() -> ExitCode {
-    match namespaces::run(inner) {
-        Ok(code) => code,
-        Err(error) => {
-            println!("the cluster's namespaces cannot be made: {error:#}");
-            ExitCode::FAILURE
-        }
+    let code = match std::env::var_os("CADRE_E2E_KUBECONFIG") {
+        Some(config) => on_cluster_of_user(Path::new(&config)),
+        None => namespaces::run(inner).or_else(|error| {
+            println!("all tiers are missing here, all promises are SKIPPED: {error:#}");
+            let demanded = Tier::demanded()?;
+            Ok(if demanded.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }),
+    };
+    code.unwrap_or_else(|error| {
+        println!("{error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Promises whose name holds a word of the command line; all if there is none.
+fn chosen() -> impl Iterator<Item = &'static Promise> {
+    let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    PROMISES
+        .iter()
+        .filter(move |it| words.is_empty() || words.iter().any(|word| it.name.contains(word)))
+}
+
+fn on_cluster_of_user(config: &Path) -> Result<ExitCode> {
+    let folder = tempfile::Builder::new().prefix("cadre-e2e-").tempdir().context("a folder")?;
+    let (chosen, others): (Vec<_>, Vec<_>) = chosen().partition(|it| ANYWHERE.contains(&it.name));
+    for it in others {
+        println!("promise {:<28} SKIPPED: it needs a cluster of our own", it.name);
     }
+    let mut failed = Vec::new();
+    tokio::runtime::Runtime::new().context("a runtime")?.block_on(async {
+        let mut cluster = Cluster::of_user(folder.path(), config).await?;
+        keep_all(&mut cluster, &chosen, &mut failed).await
+    })?;
+    Ok(ended(&failed))
+}
+
+fn ended(failed: &[String]) -> ExitCode {
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!("FAILED: {}", failed.join(", "));
+    ExitCode::FAILURE
 }
 
 fn inner(folder: &Path) -> Result<ExitCode> {
     let runtime = tokio::runtime::Runtime::new().context("a runtime")?;
-    let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
-    let chosen =
-        |it: &&Promise| words.is_empty() || words.iter().any(|word| it.name.contains(word));
-    let chosen: Vec<_> = PROMISES.iter().filter(chosen).collect();
     let demanded = Tier::demanded()?;
     let mut failed = Vec::new();
     let mut possible = Vec::new();
@@ -97,15 +133,16 @@ fn inner(folder: &Path) -> Result<ExitCode> {
             "cgroups of version {other} are not what this machine has, so they are not tested"
         );
     }
-    let chosen: Vec<_> = chosen.into_iter().filter(|it| possible.contains(&it.tier)).collect();
+    let chosen: Vec<_> = chosen().filter(|it| possible.contains(&it.tier)).collect();
     if !chosen.is_empty() {
-        runtime.block_on(keep_all(folder, &chosen, &mut failed))?;
+        runtime.block_on(async {
+            let began = Instant::now();
+            let mut cluster = Cluster::start(folder).await.context("the control plane")?;
+            println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
+            keep_all(&mut cluster, &chosen, &mut failed).await
+        })?;
     }
-    if failed.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    println!("FAILED: {}", failed.join(", "));
-    Ok(ExitCode::FAILURE)
+    Ok(ended(&failed))
 }
 
 /// What there is when a promise is broken.
@@ -117,19 +154,20 @@ fn show(cluster: &Cluster) {
     }
 }
 
-async fn keep_all(folder: &Path, chosen: &[&Promise], failed: &mut Vec<String>) -> Result<()> {
-    let began = Instant::now();
-    let mut cluster = Cluster::start(folder).await.context("the control plane")?;
-    println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
+async fn keep_all(
+    cluster: &mut Cluster,
+    chosen: &[&Promise],
+    failed: &mut Vec<String>,
+) -> Result<()> {
     for promise in chosen {
         let began = Instant::now();
-        let kept = std::panic::AssertUnwindSafe((promise.keep)(&mut cluster)).catch_unwind().await;
+        let kept = std::panic::AssertUnwindSafe((promise.keep)(cluster)).catch_unwind().await;
         let seconds = began.elapsed().as_secs_f64();
         match kept {
             Ok(Ok(())) => println!("promise {:<28} kept   {seconds:>6.1} s", promise.name),
             Ok(Err(error)) => {
                 println!("promise {:<28} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
-                show(&cluster);
+                show(cluster);
                 failed.push(promise.name.to_owned());
             }
             // The panic has said why.
