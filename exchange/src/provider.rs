@@ -17,7 +17,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buffer::Buffer;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::waker::Waker;
 
@@ -37,6 +36,9 @@ pub struct PullId(pub(crate) u64);
 
 /// Moves memory between processes.
 pub trait Provider {
+    /// What is published, and what pulls land in.
+    type Memory;
+
     /// What peers pass to [`Provider::connect`] to reach this process.
     fn address(&self) -> String;
 
@@ -45,14 +47,14 @@ pub trait Provider {
     fn connect(&mut self, peer: PeerId, address: &str);
 
     /// Makes `memory` readable by every authenticated peer. A second publication of a key replaces the first.
-    fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>);
+    fn publish(&mut self, key: RegionKey, memory: Arc<Self::Memory>);
 
     /// Ends a publication: pulls that have not begun to be answered find it gone. A reply that is being
     /// written keeps its own `Arc` until it is written.
-    fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>>;
+    fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Self::Memory>>;
 
     /// Hands memory to the provider, as the target of pulls.
-    fn land(&mut self, memory: Buffer) -> LandingId;
+    fn land(&mut self, memory: Self::Memory) -> LandingId;
 
     /// Gives landed memory back to its owner.
     ///
@@ -60,7 +62,7 @@ pub trait Provider {
     ///
     /// [`Error::Busy`] while a pull on it is outstanding (also one past its deadline that still drains);
     /// [`Error::UnknownLanding`] when it was taken or discarded.
-    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error>;
+    fn take(&mut self, landing: LandingId) -> Result<Self::Memory, Error>;
 
     /// Frees landed memory as soon as no pull on it is outstanding. Its pulls still end as they would.
     fn discard(&mut self, landing: LandingId);

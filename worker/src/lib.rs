@@ -12,6 +12,7 @@
 pub mod attach;
 pub mod compute;
 pub mod conduct;
+pub mod gpu_memory;
 pub mod header;
 pub mod io;
 pub mod launch;

@@ -166,6 +166,8 @@ impl Tcp {
 }
 
 impl Provider for Tcp {
+    type Memory = Buffer;
+
     fn address(&self) -> String {
         self.address.to_string()
     }

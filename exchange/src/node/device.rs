@@ -1,0 +1,69 @@
+//! What a node asks of the memory that it moves: the seam to whoever names a GPU.
+//!
+//! Nothing is done here. Invariant: a copy is an order of work that goes on by itself; asking whether it is over never waits.
+
+use std::os::fd::OwnedFd;
+
+use crate::peer::Piece;
+
+/// Memory of this machine that processes share by file descriptors, and copies of it.
+///
+/// Errors are in words: they end a pull as refused.
+pub trait Device {
+    /// Memory of this process inside an arena: what is published, and what pulls land in.
+    type Memory;
+    /// An arena of another process, mapped here.
+    type Imported;
+    /// Copies that were begun.
+    type Copy;
+
+    /// Where memory lies.
+    fn place(&self, memory: &Self::Memory) -> Place;
+
+    /// A descriptor of the arena that memory lies in.
+    ///
+    /// # Errors
+    ///
+    /// The device's.
+    fn export(&self, memory: &Self::Memory) -> Result<OwnedFd, String>;
+
+    /// Maps an arena of `bytes` to be read.
+    ///
+    /// # Errors
+    ///
+    /// The device's.
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Self::Imported, String>;
+
+    /// Begins to copy; `remote` of the pieces counts from the beginning of the arena. Both ends stay as they are until the copy
+    /// is over.
+    ///
+    /// # Errors
+    ///
+    /// The device's; then nothing is being copied.
+    fn copy(
+        &mut self,
+        from: &Self::Imported,
+        to: &Self::Memory,
+        pieces: &[Piece],
+    ) -> Result<Self::Copy, String>;
+
+    /// Whether it is over.
+    ///
+    /// # Errors
+    ///
+    /// The device's; the copy is over then, too.
+    fn is_over(&self, copy: &Self::Copy) -> Result<bool, String>;
+}
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Place {
+    /// Names the arena in this process; never used again for another one.
+    pub arena: u64,
+    /// Length of the arena.
+    pub arena_bytes: u64,
+    /// First byte in it.
+    pub at: u64,
+    /// Length of the memory.
+    pub bytes: u64,
+}

@@ -1,0 +1,311 @@
+//! How the pulls of a node go on: looks, arenas of peers, copies, ends.
+//!
+//! In: events of the links, descriptors that were fetched, the clock. Out: events of pulls. What a stage is, see the module.
+//!
+//! ```text
+//! Looking ──slip──▶ Fetching ──arena──▶ Copying ──over──▶ Checking ──same slip──▶ done
+//!            └────────known arena─────────▶┘ └─late, closed─▶ (told) ─over─▶ landing free
+//! ```
+//!
+//! Invariant: every pull is told once, and its landing is free when no copy writes to it any more.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::device::Device;
+use super::door;
+use super::slip::{SLIP_BYTES, Slip, Ticket};
+use super::{COPYING, Node};
+use crate::buffer::Buffer;
+use crate::peer::{PeerId, Piece, RegionKey};
+use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
+
+/// A pull that is not over.
+pub(super) struct Pull<D: Device> {
+    peer: PeerId,
+    key: RegionKey,
+    pieces: Vec<Piece>,
+    landing: LandingId,
+    deadline: Instant,
+    /// Its event was sent; only its copy is still under way.
+    told: bool,
+    stage: Stage<D>,
+}
+
+enum Stage<D: Device> {
+    /// The slip is on its way, to a landing of the links.
+    Looking(PullId, LandingId),
+    /// The arena is asked for.
+    Fetching(Slip),
+    /// The device copies; the arena stays mapped meanwhile.
+    Copying(Slip, (D::Copy, Arc<D::Imported>)),
+    /// The slip is on its way again.
+    Checking(Slip, PullId, LandingId),
+}
+
+/// An arena of a peer.
+pub(super) enum Import<D: Device> {
+    Asked,
+    Here(Arc<D::Imported>),
+}
+
+/// What a peer's door gave.
+pub(super) struct Fetched {
+    from: (PeerId, Ticket),
+    bytes: u64,
+    descriptor: std::io::Result<OwnedFd>,
+}
+
+impl<D: Device> Pull<D> {
+    pub(super) fn new(
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        deadline: Instant,
+    ) -> Self {
+        // Replaced as soon as it begins.
+        let stage = Stage::Looking(PullId(0), LandingId(0));
+        Self { peer, key, pieces, landing, deadline, told: false, stage }
+    }
+
+    /// Whether its end was not told yet.
+    pub(super) fn is_open(&self) -> bool {
+        !self.told
+    }
+}
+
+impl<D: Device> Node<D> {
+    /// Sends a pull's first look.
+    pub(super) fn begin(&mut self, id: PullId, mut pull: Pull<D>) {
+        let (look, landing) = self.look(id, &pull);
+        pull.stage = Stage::Looking(look, landing);
+        self.pulls.insert(id, pull);
+    }
+
+    fn look(&mut self, id: PullId, pull: &Pull<D>) -> (PullId, LandingId) {
+        let landing = self.tcp.land(Buffer::zeroed(SLIP_BYTES));
+        let whole = vec![Piece { remote: 0, local: 0, bytes: SLIP_BYTES as u64 }];
+        let look = self.tcp.pull(pull.peer, pull.key, whole, landing, pull.deadline);
+        self.looks.insert(look, id);
+        (look, landing)
+    }
+
+    /// How long nothing has to be done unless the links have news.
+    pub(super) fn rest(&self, now: Instant) -> Duration {
+        let copying = self.pulls.values().any(|it| matches!(it.stage, Stage::Copying(..)));
+        let open = self.pulls.values().filter(|it| it.is_open());
+        let late = open.map(|it| it.deadline.saturating_duration_since(now)).min();
+        let late = late.unwrap_or(Duration::MAX);
+        if copying { late.min(COPYING) } else { late }
+    }
+
+    /// Does what can be done without the links: arenas that came, copies that are over, pulls that are late.
+    pub(super) fn advance(&mut self) {
+        while let Ok(fetched) = self.fetched.try_recv() {
+            self.arrived(fetched);
+        }
+        let over = |it: &Pull<D>| match &it.stage {
+            Stage::Copying(_, (copy, _)) => match self.device.is_over(copy) {
+                Ok(false) => None,
+                Ok(true) => Some(Ok(())),
+                Err(why) => Some(Err(why)),
+            },
+            Stage::Looking(..) | Stage::Fetching(_) | Stage::Checking(..) => None,
+        };
+        let over: Vec<_> =
+            self.pulls.iter().filter_map(|(&id, it)| over(it).map(|how| (id, how))).collect();
+        for (id, how) in over {
+            self.copied(id, how);
+        }
+        let now = Instant::now();
+        let late = |it: &Pull<D>| it.is_open() && it.deadline <= now;
+        let late: Vec<_> =
+            self.pulls.iter().filter(|(_, it)| late(it)).map(|(&id, _)| id).collect();
+        for id in late {
+            self.end(id, Err(PullError::Deadline));
+        }
+    }
+
+    /// Takes in what the links say.
+    pub(super) fn take_in(&mut self, event: Event) {
+        match event {
+            Event::Pulled { pull: look, result } => {
+                if let Some(id) = self.looks.remove(&look) {
+                    self.looked(id, result);
+                }
+            }
+            Event::Closed { peer, error } => {
+                self.end_all(peer, &PullError::PeerFailed);
+                self.events.push(Event::Closed { peer, error });
+            }
+            Event::Connected(_) | Event::Message { .. } | Event::Refused { .. } => {
+                self.events.push(event);
+            }
+        }
+    }
+
+    /// A slip came, or none.
+    fn looked(&mut self, id: PullId, result: Result<u64, PullError>) {
+        let Some(pull) = self.pulls.get(&id) else { return };
+        let (Stage::Looking(_, landing) | Stage::Checking(_, _, landing)) = pull.stage else {
+            return;
+        };
+        let memory = self.tcp.take(landing).expect("a look is the only pull on its landing");
+        let result = result.and_then(|_| {
+            let reason = "the peer published no slip: run one build and one exchange everywhere";
+            Slip::decode(memory.bytes()).ok_or_else(|| PullError::Refused { reason: reason.into() })
+        });
+        match (result, &pull.stage) {
+            (Err(error), _) => self.end(id, Err(error)),
+            // Withdrawn and published anew while it was copied.
+            (Ok(slip), Stage::Checking(before, ..)) if slip != *before => {
+                self.end(id, Err(PullError::Gone));
+            }
+            (Ok(_), Stage::Checking(..)) => {
+                let bytes = pull.pieces.iter().map(|it| it.bytes).sum();
+                self.end(id, Ok(bytes));
+            }
+            (Ok(slip), _) => self.found(id, slip),
+        }
+    }
+
+    /// The rows of a pull are where the slip says.
+    fn found(&mut self, id: PullId, slip: Slip) {
+        let pull = &self.pulls[&id];
+        let inside =
+            |it: &Piece| it.remote.checked_add(it.bytes).is_some_and(|end| end <= slip.bytes);
+        if !pull.pieces.iter().all(inside) {
+            let reason = format!("a piece ends behind the region of {} bytes", slip.bytes);
+            return self.end(id, Err(PullError::Refused { reason }));
+        }
+        let from = (pull.peer, slip.ticket);
+        match self.imports.get(&from) {
+            Some(Import::Here(arena)) => {
+                let arena = Arc::clone(arena);
+                self.copy(id, slip, arena);
+            }
+            known => {
+                if known.is_none() {
+                    self.fetch(from, slip.arena_bytes);
+                }
+                self.pulls.get_mut(&id).expect("it was just looked at").stage =
+                    Stage::Fetching(slip);
+            }
+        }
+    }
+
+    /// Asks for an arena, on a thread: its owner may be stopped.
+    fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
+        self.imports.insert(from, Import::Asked);
+        let path: PathBuf = self.doors.get(&from.0).cloned().unwrap_or_default();
+        let (fetcher, waker) = (self.fetcher.clone(), self.tcp.waker());
+        let asker = move || {
+            let descriptor = door::ask(&path, &from.1);
+            if fetcher.send(Fetched { from, bytes, descriptor }).is_ok() {
+                waker.wake();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("arena".into()).spawn(asker) {
+            self.arrived(Fetched { from, bytes, descriptor: Err(error) });
+        }
+    }
+
+    fn arrived(&mut self, Fetched { from, bytes, descriptor }: Fetched) {
+        // The peer was closed meanwhile.
+        if !matches!(self.imports.get(&from), Some(Import::Asked)) {
+            return;
+        }
+        let arena = descriptor
+            .map_err(|error| error.to_string())
+            .and_then(|it| self.device.import(&it, bytes));
+        let waiting = |it: &Pull<D>| match &it.stage {
+            Stage::Fetching(slip) if (it.peer, slip.ticket) == from => Some(slip.clone()),
+            Stage::Fetching(_) | Stage::Looking(..) | Stage::Copying(..) | Stage::Checking(..) => {
+                None
+            }
+        };
+        let waiting: Vec<_> =
+            self.pulls.iter().filter_map(|(&id, it)| waiting(it).map(|slip| (id, slip))).collect();
+        match arena {
+            Ok(arena) => {
+                let arena = Arc::new(arena);
+                self.imports.insert(from, Import::Here(Arc::clone(&arena)));
+                for (id, slip) in waiting {
+                    self.copy(id, slip, Arc::clone(&arena));
+                }
+            }
+            Err(why) => {
+                self.imports.remove(&from);
+                let reason = format!("the arena of {} cannot be had: {why}", from.0);
+                for (id, _) in waiting {
+                    self.end(id, Err(PullError::Refused { reason: reason.clone() }));
+                }
+            }
+        }
+    }
+
+    fn copy(&mut self, id: PullId, slip: Slip, arena: Arc<D::Imported>) {
+        let pull = self.pulls.get_mut(&id).expect("a pull that is not over");
+        let in_arena = |it: &Piece| Piece { remote: it.remote + slip.at, ..*it };
+        let pieces: Vec<_> = pull.pieces.iter().map(in_arena).collect();
+        match self.device.copy(&arena, self.landings.memory(pull.landing), &pieces) {
+            Ok(copy) => pull.stage = Stage::Copying(slip, (copy, arena)),
+            Err(reason) => self.end(id, Err(PullError::Refused { reason })),
+        }
+    }
+
+    /// The device has copied, or failed.
+    fn copied(&mut self, id: PullId, how: Result<(), String>) {
+        let Some(mut pull) = self.pulls.remove(&id) else { return };
+        if pull.told {
+            return self.landings.release(pull.landing, &pull.pieces);
+        }
+        let (look, landing) = self.look(id, &pull);
+        if let Stage::Copying(slip, _) = pull.stage {
+            pull.stage = Stage::Checking(slip, look, landing);
+        }
+        self.pulls.insert(id, pull);
+        if let Err(reason) = how {
+            self.end(id, Err(PullError::Refused { reason }));
+        }
+    }
+
+    /// Tells the end of a pull; forgets it unless it is still being copied.
+    fn end(&mut self, id: PullId, result: Result<u64, PullError>) {
+        if !self.pulls.get(&id).is_some_and(Pull::is_open) {
+            return;
+        }
+        let mut pull = self.pulls.remove(&id).expect("it was just looked at");
+        if let Some(call) = self.calls.remove(&id) {
+            call(result.is_ok());
+        }
+        self.events.push(Event::Pulled { pull: id, result });
+        match pull.stage {
+            Stage::Copying(..) => {
+                pull.told = true;
+                self.pulls.insert(id, pull);
+                return;
+            }
+            Stage::Looking(look, landing) | Stage::Checking(_, look, landing) => {
+                if self.looks.remove(&look).is_some() {
+                    self.tcp.discard(landing);
+                }
+            }
+            Stage::Fetching(_) => {}
+        }
+        self.landings.release(pull.landing, &pull.pieces);
+    }
+
+    /// Ends all pulls from a peer, and forgets its arenas once nothing is copied from them.
+    pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
+        let open = self.pulls.iter().filter(|(_, it)| it.peer == peer && it.is_open());
+        let open: Vec<_> = open.map(|(&id, _)| id).collect();
+        for id in open {
+            self.end(id, Err(why.clone()));
+        }
+        self.imports.retain(|(of, _), _| *of != peer);
+    }
+}

@@ -1,0 +1,71 @@
+//! What a reader has to know to copy a published region itself: which arena, where in it, and which publication it is.
+//!
+//! In: a place in an arena. Out: 64 bytes that stand in the region's stead on the TCP link, and back. No memory is touched here.
+//!
+//! Invariant: no two publications of a process have the same slip, so a reader that finds the slip unchanged after its copy has
+//! copied rows that were published all the while.
+
+/// Length of a slip.
+pub(super) const SLIP_BYTES: usize = 64;
+/// Proves to an owner's door that the asker has read one of its slips.
+pub(super) type Ticket = [u8; 32];
+
+/// See the module.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Slip {
+    /// Names the arena, and is the key to its descriptor.
+    pub(super) ticket: Ticket,
+    /// Length of the arena.
+    pub(super) arena_bytes: u64,
+    /// Where in it the region begins.
+    pub(super) at: u64,
+    /// Length of the region.
+    pub(super) bytes: u64,
+    /// Counts publications.
+    pub(super) publication: u64,
+}
+
+impl Slip {
+    pub(super) fn encode(&self) -> [u8; SLIP_BYTES] {
+        let Self { ticket, arena_bytes, at, bytes, publication } = self;
+        let mut out = [0; SLIP_BYTES];
+        out[..32].copy_from_slice(ticket);
+        for (index, word) in [arena_bytes, at, bytes, publication].into_iter().enumerate() {
+            out[32 + 8 * index..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// None where a region would end behind its arena.
+    pub(super) fn decode(input: &[u8]) -> Option<Self> {
+        let input: &[u8; SLIP_BYTES] = input.try_into().ok()?;
+        let word = |index: usize| {
+            let bytes = input[32 + 8 * index..].first_chunk().expect("64 bytes");
+            u64::from_le_bytes(*bytes)
+        };
+        let [arena_bytes, at, bytes, publication] = [word(0), word(1), word(2), word(3)];
+        let ticket = *input.first_chunk().expect("64 bytes");
+        let slip = Self { ticket, arena_bytes, at, bytes, publication };
+        at.checked_add(bytes).filter(|end| *end <= arena_bytes).map(|_| slip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_read_as_written_and_checked() {
+        let slip =
+            Slip { ticket: [7; 32], arena_bytes: 4096, at: 256, bytes: 3840, publication: 9 };
+        assert_eq!(Slip::decode(&slip.encode()), Some(slip.clone()));
+        for wrong in [
+            Slip { bytes: 3841, ..slip.clone() },
+            Slip { at: u64::MAX, ..slip.clone() },
+            Slip { at: 4097, bytes: 0, ..slip.clone() },
+        ] {
+            assert_eq!(Slip::decode(&wrong.encode()), None, "{wrong:?}");
+        }
+        assert_eq!(Slip::decode(&slip.encode()[..63]), None);
+    }
+}

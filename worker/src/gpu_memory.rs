@@ -1,0 +1,71 @@
+//! Memory of this process's GPU for the exchange between processes of one machine.
+//!
+//! In: a [`Gpu`]. Out: a [`Device`] for [`cadre_exchange::Node`]: descriptors of arenas, arenas of peers, copies on a stream of
+//! its own, so that they run beside kernels.
+//!
+//! It moves nothing by itself. Attention servers and the reference trainer do not use it yet: their rows go through the host.
+//! Invariant: a copy is over when the event behind it is; who reads the landing on another stream waits for that, or for a
+//! gate that is opened when the pull ends.
+
+use std::os::fd::OwnedFd;
+
+use cadre_exchange::{Device, Piece, Place};
+use cadre_kernels::device::{ArenaMemory, CopyPiece, Error, Event, Gpu, Imported, Stream};
+
+/// See the module.
+#[derive(Debug)]
+pub struct GpuMemory {
+    gpu: Gpu,
+    stream: Stream,
+}
+
+impl GpuMemory {
+    /// Copies run on a new stream of `gpu`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn new(gpu: &Gpu) -> Result<Self, Error> {
+        Ok(Self { gpu: gpu.clone(), stream: Stream::new(gpu)? })
+    }
+}
+
+impl Device for GpuMemory {
+    type Memory = ArenaMemory;
+    type Imported = Imported;
+    type Copy = Event;
+
+    fn place(&self, memory: &ArenaMemory) -> Place {
+        let arena = memory.arena();
+        Place {
+            arena: arena.number(),
+            arena_bytes: arena.len_bytes() as u64,
+            at: memory.at(),
+            bytes: memory.len_bytes(),
+        }
+    }
+
+    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, String> {
+        memory.arena().export().map_err(|it| it.to_string())
+    }
+
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, String> {
+        Imported::new(&self.gpu, descriptor, bytes as usize).map_err(|it| it.to_string())
+    }
+
+    fn copy(
+        &mut self,
+        from: &Imported,
+        to: &ArenaMemory,
+        pieces: &[Piece],
+    ) -> Result<Event, String> {
+        let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
+        let pieces: Vec<_> = pieces.iter().map(piece).collect();
+        from.copy(&self.stream, &pieces, to).map_err(|it| it.to_string())?;
+        Event::record(&self.stream).map_err(|it| it.to_string())
+    }
+
+    fn is_over(&self, copy: &Event) -> Result<bool, String> {
+        copy.is_over().map_err(|it| it.to_string())
+    }
+}

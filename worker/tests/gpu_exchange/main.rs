@@ -1,0 +1,112 @@
+//! The exchange between processes of one machine, over memory of an emulated GPU.
+//!
+//! In: `kernels/emulation/driver.cpp`, built here as a libcuda of its own. Out: two processes, this program twice, of which one
+//! publishes rows in its arena and the other pulls them. It sees wrong places, lifetimes, orders and ends; no GPU, no speed.
+//!
+//! On a machine with a Hopper GPU the two processes run on it where the emulated library is not on their path.
+
+mod owner;
+mod reader;
+mod slow;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use cadre_exchange::{PeerId, RegionKey, TcpConfig};
+
+/// The region that is pulled.
+const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
+/// Its length.
+const BYTES: u64 = 100_000;
+const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 1, incarnation: 2 };
+
+/// Folder of sockets, for both.
+const SOCKETS: &str = "CADRE_TEST_SOCKETS";
+/// Address of the owner, for the reader.
+const ADDRESS: &str = "CADRE_TEST_ADDRESS";
+
+fn links(me: PeerId) -> TcpConfig {
+    TcpConfig {
+        bind: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        me,
+        secret: [42; 32],
+        data_version: 7,
+        limits: cadre_exchange::Limits::default(),
+    }
+}
+
+fn sockets() -> PathBuf {
+    std::env::var_os(SOCKETS).expect("the other test sets it").into()
+}
+
+/// Byte `at` of the rows in their `version`.
+fn pattern(at: u64, version: u8) -> u8 {
+    (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17)) as u8 ^ version.wrapping_mul(101)
+}
+
+/// The folder of the emulated driver.
+fn driver() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("the test's own folder");
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let output = Command::new(&compiler)
+        .args(["-std=c++17", "-O1", "-DCADRE_EMULATION", "-fPIC", "-shared"])
+        .arg("-I")
+        .arg(kernels.join("emulation"))
+        .arg("-I")
+        .arg(kernels.join("cuda"))
+        .arg(kernels.join("emulation/driver.cpp"))
+        .arg("-o")
+        .arg(folder.join("libcuda.so.1"))
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    folder
+}
+
+/// Starts one of the two.
+fn start(test: &str, driver: &Path, folder: &Path, address: &str) -> Child {
+    Command::new(std::env::current_exe().expect("a test is a program"))
+        .args(["--ignored", "--exact", test, "--nocapture"])
+        .env("LD_LIBRARY_PATH", driver)
+        .env(SOCKETS, folder)
+        .env(ADDRESS, address)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("this program runs")
+}
+
+#[test]
+fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let (driver, folder) = (driver(), tempfile::tempdir().expect("a folder"));
+    let mut owner = start("owner::publishes", &driver, folder.path(), "");
+    let address = folder.path().join("address");
+    let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
+    while !address.exists() {
+        let ended = owner.try_wait().expect("a child of ours");
+        if ended.is_some() || std::time::Instant::now() > until {
+            owner.kill().ok();
+            let said = owner.wait_with_output().expect("a child of ours");
+            panic!("the owner does not listen: {}", String::from_utf8_lossy(&said.stderr));
+        }
+        std::thread::yield_now();
+    }
+    let address = std::fs::read_to_string(&address).expect("it was renamed when it was whole");
+    let reader = start("reader::pulls", &driver, folder.path(), &address);
+    let read = reader.wait_with_output().expect("a child of ours");
+    owner.kill().ok();
+    let owned = owner.wait_with_output().expect("a child of ours");
+    let said = String::from_utf8_lossy(&read.stdout).into_owned()
+        + &String::from_utf8_lossy(&read.stderr)
+        + &String::from_utf8_lossy(&owned.stderr);
+    assert!(read.status.success() && said.contains("1 passed"), "{said}");
+}
