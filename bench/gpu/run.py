@@ -50,8 +50,9 @@ def native_tests(dry: bool) -> Iterator[dict]:
     """The Rust face's own tests on this GPU, then under compute-sanitizer."""
     program = HERE / "device-tests"
     words = ["--ignored", "--test-threads=1", "emulated::forward", "emulated::backward", "emulated::plans"]
-    words.append("emulated::linear::products")
-    runs: list[tuple[str, list[str]]] = [("Rust face against f64", [])]
+    words += ["emulated::linear::products", "emulated::arenas::memory", "emulated::arenas::gates"]
+    exchange = [str(HERE / "exchange-tests"), "rows_go_from_one_process_to_another_by_copies_of_the_gpu"]
+    runs: list[tuple[str, list[str]]] = [("Rust face against f64", []), ("rows between two processes", exchange)]
     sanitizer = shutil.which("compute-sanitizer") or next(
         (str(it) for it in Path("/").glob("usr/local/cuda*/bin/compute-sanitizer")), None
     )
@@ -66,9 +67,11 @@ def native_tests(dry: bool) -> Iterator[dict]:
     for name, prefix in runs:
         begin = time.monotonic()
         chosen = words if not prefix else [*words[:2], "emulated::plans"]
+        command = prefix if prefix is exchange else [*prefix, str(program), *chosen]
         try:
             done = subprocess.run(
-                [*prefix, str(program), *chosen],
+                command,
+                env={**os.environ, "CADRE_TEST_DRIVER": "machine"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

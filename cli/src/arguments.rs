@@ -286,7 +286,8 @@ pub(crate) struct TrainOptions {
     /// Threads that compute.
     #[arg(long, default_value = "1")]
     pub(crate) threads: NonZeroUsize,
-    /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
+    /// What computes linear layers, and core attention in place: the GPU where there is one (attention: if the rows are bf16;
+    /// linear layers: if cuBLASLt is there), the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
     /// Steps between checkpoints; 0: at the end only.

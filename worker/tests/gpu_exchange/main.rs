@@ -3,7 +3,8 @@
 //! In: `kernels/emulation/driver.cpp`, built here as a libcuda of its own. Out: two processes, this program twice, of which one
 //! publishes rows in its arena and the other pulls them. It sees wrong places, lifetimes, orders and ends; no GPU, no speed.
 //!
-//! On a machine with a Hopper GPU the two processes run on it where the emulated library is not on their path.
+//! With `CADRE_TEST_DRIVER=machine` nothing is built and both run on the driver that the machine has: that is how
+//! `make gpu-check` runs this program where there is a GPU.
 
 mod owner;
 mod reader;
@@ -68,10 +69,13 @@ fn driver() -> PathBuf {
 }
 
 /// Starts one of the two.
-fn start(test: &str, driver: &Path, folder: &Path, address: &str) -> Child {
-    Command::new(std::env::current_exe().expect("a test is a program"))
+fn start(test: &str, driver: Option<&Path>, folder: &Path, address: &str) -> Child {
+    let mut program = Command::new(std::env::current_exe().expect("a test is a program"));
+    if let Some(driver) = driver {
+        program.env("LD_LIBRARY_PATH", driver);
+    }
+    program
         .args(["--ignored", "--exact", test, "--nocapture"])
-        .env("LD_LIBRARY_PATH", driver)
         .env(SOCKETS, folder)
         .env(ADDRESS, address)
         .stdin(Stdio::null())
@@ -87,8 +91,10 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
-    let (driver, folder) = (driver(), tempfile::tempdir().expect("a folder"));
-    let mut owner = start("owner::publishes", &driver, folder.path(), "");
+    let machine = std::env::var_os("CADRE_TEST_DRIVER").is_some_and(|it| it == "machine");
+    let (driver, folder) = ((!machine).then(driver), tempfile::tempdir().expect("a folder"));
+    let driver = driver.as_deref();
+    let mut owner = start("owner::publishes", driver, folder.path(), "");
     let address = folder.path().join("address");
     let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
     while !address.exists() {
@@ -101,7 +107,7 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         std::thread::yield_now();
     }
     let address = std::fs::read_to_string(&address).expect("it was renamed when it was whole");
-    let reader = start("reader::pulls", &driver, folder.path(), &address);
+    let reader = start("reader::pulls", driver, folder.path(), &address);
     let read = reader.wait_with_output().expect("a child of ours");
     owner.kill().ok();
     let owned = owner.wait_with_output().expect("a child of ours");

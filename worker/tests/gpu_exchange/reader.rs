@@ -130,12 +130,21 @@ fn whole() -> Vec<Piece> {
 fn pulls() {
     let mut it = Reader::new();
     let it = &mut it;
+    rows_come_whole(it);
     rows_come_behind_a_gate(it);
     what_does_not_fit_is_refused(it);
     rows_that_were_reused_meanwhile_do_not_count(it);
     a_deadline_ends_a_pull_and_its_gate(it);
     a_closed_peer_is_connected_again(it);
     the_memory_outlives_its_owner(it);
+}
+
+fn rows_come_whole(it: &mut Reader) {
+    let landing = it.land();
+    let pull = it.pull(KEY, &whole(), landing, soon());
+    assert_eq!(it.end(pull), Ok(BYTES));
+    let memory = it.take(landing);
+    assert!((0..BYTES).zip(it.bytes(&memory)).all(|(at, byte)| byte == pattern(at, 1)));
 }
 
 fn rows_come_behind_a_gate(it: &mut Reader) {

@@ -58,7 +58,7 @@ pub struct TrainArgs {
     pub seed: u64,
     /// Threads that compute.
     pub threads: Threads,
-    /// What computes core attention in place.
+    /// What computes linear layers, and core attention in place.
     pub engine: Choice,
     /// Steps between checkpoints; 0: at the end only.
     pub checkpoint_every: u64,
