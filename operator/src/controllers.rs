@@ -23,8 +23,6 @@ use crate::report;
 use crate::triggers::Triggers;
 use crate::{job, pool};
 
-/// Changes of one object within this time are one look.
-const DEBOUNCE: Duration = Duration::from_millis(100);
 /// First and longest pause after an error.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_mins(1)];
 
@@ -54,7 +52,7 @@ async fn one<K, F>(
     let start = stream::iter(all.collect::<Vec<_>>()).chain(stream::pending());
     let later = triggers.taken().map(|(namespace, name)| ObjectRef::new(&name).within(&namespace));
     let controller = Controller::for_stream(start, store.clone())
-        .with_config(Config::default().concurrency(concurrency).debounce(DEBOUNCE))
+        .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(later);
     let (looks, counts) = (kind.clone(), failures.clone());
     let look = move |object: Arc<Guarded<K>>, context: Arc<Context>| {

@@ -1,13 +1,20 @@
 //! Objects that a controller has to look at again.
 //!
-//! In: keys, from watches. Out: a stream of them, each once however often it was put in meanwhile. So
-//! the queue is never longer than there are objects, also while nobody leads and takes any out.
+//! In: keys, from watches. Out: a stream of them, each once however often it was put in meanwhile, [`TOGETHER`]
+//! after it was put in first. So a thousand changes of a pool are a few looks, a pool that never stops changing is
+//! looked at all the same, and the queue is never longer than there are objects, also while nobody leads and
+//! takes any out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// Changes of one object within this time are one look.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Namespace and name.
 pub(crate) type Key = (String, String);
@@ -15,27 +22,49 @@ pub(crate) type Key = (String, String);
 /// Keys that wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Triggers {
-    waiting: Arc<Mutex<BTreeSet<Key>>>,
+    waiting: Arc<Mutex<Waiting>>,
     news: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Since when, the oldest first.
+    queue: VecDeque<(Instant, Key)>,
+    keys: BTreeSet<Key>,
 }
 
 impl Triggers {
     pub(crate) fn put(&self, key: Key) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-        self.news.notify_one();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.keys.insert(key.clone()) {
+            waiting.queue.push_back((Instant::now(), key));
+            self.news.notify_one();
+        }
     }
 
     /// Takes them out, one by one, for ever. One taker at a time.
     pub(crate) fn taken(&self) -> impl Stream<Item = Key> + Send + 'static + use<> {
         stream::unfold(self.clone(), |own| async move {
             loop {
-                let first = own.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
-                match first {
-                    Some(key) => return Some((key, own)),
-                    None => own.news.notified().await,
+                match own.next() {
+                    Ok(key) => return Some((key, own)),
+                    Err(Some(due)) => sleep_until(due).await,
+                    Err(None) => own.news.notified().await,
                 }
             }
         })
+    }
+
+    /// The first key, or when it may be taken if there is one.
+    fn next(&self) -> Result<Key, Option<Instant>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = waiting.queue.front().map(|(since, _)| *since + TOGETHER);
+        if due.is_none_or(|it| it > Instant::now()) {
+            return Err(due);
+        }
+        let (_, key) = waiting.queue.pop_front().ok_or(None)?;
+        waiting.keys.remove(&key);
+        Ok(key)
     }
 }
 
@@ -47,7 +76,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_is_taken_once_however_often_it_was_put() {
         let triggers = Triggers::default();
-        for name in ["b", "a", "b", "a"] {
+        for name in ["a", "b", "a", "b"] {
             triggers.put(("n".into(), name.into()));
         }
         let mut taken = std::pin::pin!(triggers.taken());
