@@ -34,6 +34,9 @@ use crate::triggers::{Key, Triggers};
 /// Objects that this operator makes.
 const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
 
+/// Objects of a list that are unpruned in memory at the same time.
+const PAGE: u32 = 100;
+
 /// A pool or a job as the API server has it; it may be one that this build cannot read.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
 
@@ -60,8 +63,8 @@ impl Caches {
     pub(crate) fn start(client: &Client, namespace: Option<&str>) -> Self {
         let (pool_triggers, job_triggers) = (Triggers::default(), Triggers::default());
         let owned = Owned { pools: pool_triggers.clone(), jobs: job_triggers.clone() };
-        let ours = || watcher::Config::default().labels(OURS);
-        let all = watcher::Config::default;
+        let all = || watcher::Config::default().page_size(PAGE);
+        let ours = || all().labels(OURS);
 
         let own = job_triggers.clone();
         let trainings: Store<Guarded<TrainingJob>> = watch(
@@ -93,7 +96,7 @@ impl Caches {
 
         let (pods_seen, jobs_seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let (own, known, seen) = (owned.clone(), pools.clone(), pods_seen.clone());
-        let labelled = watcher::Config::default().labels(LABEL_POOL);
+        let labelled = all().labels(LABEL_POOL);
         let pods: Store<Pod> =
             watch_noting(scoped(client, namespace), labelled, prune_pod, seen, move |it| {
                 own.pod(it, &known);
@@ -290,7 +293,7 @@ fn prune(meta: &mut ObjectMeta) {
 }
 
 /// Of a pod's spec only its node counts.
-fn prune_pod(pod: &mut Pod) {
+pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
     pod.spec = pod.spec.take().map(|it| PodSpec { node_name: it.node_name, ..PodSpec::default() });
     if let Some(status) = &mut pod.status {
@@ -299,7 +302,7 @@ fn prune_pod(pod: &mut Pod) {
     }
 }
 
-fn prune_job(job: &mut Job) {
+pub(crate) fn prune_job(job: &mut Job) {
     prune(&mut job.metadata);
     if let Some(spec) = &mut job.spec {
         spec.template = PodTemplateSpec::default();

@@ -12,11 +12,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 
-use crate::caches::Caches;
+use crate::caches::{Caches, prune_job, prune_pod};
 use crate::control::issuer::Issuer;
 use crate::control::{Known, Told};
 use crate::metrics::Metrics;
 use crate::recent::Recent;
+use crate::report::Pace;
 
 /// Name under which this operator writes fields and events.
 pub(crate) const MANAGER: &str = "cadre-operator";
@@ -35,6 +36,7 @@ pub(crate) struct Context {
     /// From the reconciles to the control service.
     pub(crate) known: Known,
     pub(crate) issuer: Issuer,
+    pub(crate) pace: Pace,
     memories: Mutex<BTreeMap<String, Memory>>,
 }
 
@@ -51,12 +53,13 @@ impl Context {
             events: Recorder::new(client.clone(), reporter),
             client,
             settings,
-            recent_pods: Recent::default(),
-            recent_jobs: Recent::default(),
+            recent_pods: Recent::new(prune_pod),
+            recent_jobs: Recent::new(prune_job),
             metrics: Metrics::default(),
             told: Told::default(),
             known: Known::default(),
             issuer,
+            pace: Pace::default(),
             memories: Mutex::default(),
         }
     }

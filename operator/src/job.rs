@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cadre_crds::TrainingJob;
+use cadre_crds::{TrainingJob, TrainingJobStatus};
 use cadre_desired::{Applied, job};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -37,6 +37,9 @@ pub(crate) async fn reconcile(
     let old = object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    report::status(&context, object, old, &status, conditions).await?;
-    Ok(again(decision.again, context.recent_jobs.waits()))
+    // The attempt and the restarts are what the next look goes on from.
+    let counted = |it: &TrainingJobStatus| (it.observed_generation, it.attempt, it.restarts);
+    let at_once = old.is_none_or(|it| counted(it) != counted(&status));
+    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
+    Ok(again(decision.again, context.recent_jobs.waits(), turn))
 }

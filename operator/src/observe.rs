@@ -31,13 +31,13 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
     };
     let seen = context.caches.pods_seen.load(Ordering::SeqCst);
     let cached = context.caches.pods.state_filter(|it| ours(it));
-    let pods = plain(&context.recent_pods.correct(cached, ours, seen, Instant::now()));
+    let pods = context.recent_pods.correct(cached, ours, seen, Instant::now());
     let may_join = |pod: &Pod| {
         let from = pod.metadata.namespace.as_ref();
         from == Some(&home) || object.spec.access.namespaces.iter().any(|it| Some(it) == from)
     };
-    let trainers = context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it));
-    let trainers: Vec<Pod> = plain(&trainers).into_iter().filter(may_join).collect();
+    let trainers =
+        context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && may_join(it));
     let nodes = nodes(context, pods.iter().chain(&trainers));
     let named = |it: &ObjectMeta| {
         it.name.as_deref() == Some(&format!("{name}-servers"))
@@ -88,10 +88,16 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
 }
 
 /// Nodes that these pods run on.
-fn nodes<'a>(context: &Context, pods: impl Iterator<Item = &'a Pod>) -> BTreeMap<String, Node> {
+fn nodes<'a>(
+    context: &Context,
+    pods: impl Iterator<Item = &'a Arc<Pod>>,
+) -> BTreeMap<String, Node> {
     let Some(store) = &context.caches.nodes else { return BTreeMap::new() };
     let mut nodes = BTreeMap::new();
-    for name in pods.filter_map(node) {
+    for name in pods.filter_map(|it| node(it)) {
+        if nodes.contains_key(name) {
+            continue;
+        }
         if let Some(node) = store.get(&ObjectRef::new(name)) {
             let cordoned = node.spec.as_ref().and_then(|it| it.unschedulable) == Some(true);
             let labels = node.metadata.labels.clone().unwrap_or_default();

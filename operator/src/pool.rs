@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadre_crds::AttentionPool;
+use cadre_crds::{AttentionPool, AttentionPoolStatus};
 use cadre_desired::{Applied, pool};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -43,19 +43,22 @@ pub(crate) async fn reconcile(
     let old = object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    report::status(&context, object, old, &status, conditions).await?;
+    // What was asked for and who scales are not to see an old answer.
+    let asked = |it: &AttentionPoolStatus| (it.observed_generation, it.desired);
+    let at_once = old.is_none_or(|it| asked(it) != asked(&status));
+    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
     if object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(again(decision.again, context.recent_pods.waits()))
+    Ok(again(decision.again, context.recent_pods.waits(), turn))
 }
 
 /// Looks again after so many seconds, or at the next change. A write that the cache never sees is no change,
-/// so while one `waits` the next look comes by itself.
-pub(crate) fn again(seconds: Option<i64>, waits: bool) -> Action {
+/// so while one `waits` the next look comes by itself; and so it does when it is the status's `turn`.
+pub(crate) fn again(seconds: Option<i64>, waits: bool, turn: Option<Duration>) -> Action {
     let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
     let missing = waits.then_some(LOOK_AGAIN);
-    match wanted.into_iter().chain(missing).min() {
+    match wanted.into_iter().chain(missing).chain(turn).min() {
         Some(pause) => Action::requeue(pause),
         None => Action::await_change(),
     }

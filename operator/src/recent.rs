@@ -1,14 +1,14 @@
 //! What this process has written and its caches have not seen yet.
 //!
-//! In: objects as the API server returned them after a write. Out: a cache's objects, with the newer of
-//! both. Without it a second look, before the watch has caught up, would do everything twice.
+//! In: objects as the API server returned them after a write, pruned as the caches prune theirs. Out: a cache's
+//! objects, with the newer of both. Without it a second look, before the watch has caught up, would do everything twice.
 //!
 //! An object leaves as soon as the cache has the same version or a newer one of it, or the cache's watch is past
 //! that version and has none: then it is gone. A watch may be far behind, so no time decides about that;
 //! only when the watch began anew is its place not known, and [`LIFE`] ends it. Who has looked while
 //! [`Recent::waits`] looks again after [`LOOK_AGAIN`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,18 +24,18 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Writes of one kind, by uid.
 #[derive(Debug)]
 pub(crate) struct Recent<K> {
+    prune: fn(&mut K),
     written: Mutex<BTreeMap<String, (Instant, Arc<K>)>>,
 }
 
-impl<K> Default for Recent<K> {
-    fn default() -> Self {
-        Self { written: Mutex::default() }
-    }
-}
-
 impl<K: Metadata<Ty = ObjectMeta> + kube::Resource> Recent<K> {
+    pub(crate) fn new(prune: fn(&mut K)) -> Self {
+        Self { prune, written: Mutex::default() }
+    }
+
     /// Remembers what the API server returned.
-    pub(crate) fn wrote(&self, object: K, now: Instant) {
+    pub(crate) fn wrote(&self, mut object: K, now: Instant) {
+        (self.prune)(&mut object);
         let Some(uid) = object.metadata().uid.clone() else { return };
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.insert(uid, (now, Arc::new(object)));
@@ -79,17 +79,22 @@ impl<K: Metadata<Ty = ObjectMeta> + kube::Resource> Recent<K> {
                 *object = newer.clone();
             }
         }
-        written.retain(|uid, (_, object)| {
-            let unseen = cached.iter().all(|it| it.metadata().uid.as_ref() != Some(uid));
-            if !unseen || !ours(object) {
-                return true;
-            }
-            if object.metadata().deletion_timestamp.is_some() || version(object.as_ref()) <= seen {
-                return false;
-            }
-            cached.push(object.clone());
-            true
-        });
+        let mut unseen = Vec::new();
+        if !written.is_empty() {
+            let known: BTreeSet<_> = cached.iter().map(|it| it.metadata().uid.as_ref()).collect();
+            written.retain(|uid, (_, object)| {
+                if known.contains(&Some(uid)) || !ours(object) {
+                    return true;
+                }
+                let going = object.metadata().deletion_timestamp.is_some();
+                if going || version(object.as_ref()) <= seen {
+                    return false;
+                }
+                unseen.push(object.clone());
+                true
+            });
+        }
+        cached.extend(unseen);
         cached
     }
 }
@@ -125,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_newer_of_cache_and_write_counts_and_old_writes_are_forgotten() {
-        let recent = Recent::default();
+        let recent = Recent::new(|_| {});
         let start = Instant::now();
         recent.wrote(pod("a", 9), start);
         recent.wrote(pod("b", 10), start);

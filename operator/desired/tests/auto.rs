@@ -63,7 +63,7 @@ impl Replay {
             pool: self.pool.clone(),
             service: None,
             budget: None,
-            pods,
+            pods: pods.into_iter().map(std::sync::Arc::new).collect(),
             trainers: Vec::new(),
             nodes: std::collections::BTreeMap::new(),
             reports,

@@ -44,7 +44,7 @@ pub fn facts(observed: &Observed) -> Facts {
             .trainers
             .iter()
             .filter(|it| state(it) != State::Ended)
-            .filter_map(job_of)
+            .filter_map(|it| job_of(it))
             .collect(),
         in_place: spec.in_place,
         cap: spec.access.max_servers_per_job,

@@ -25,6 +25,7 @@ mod status;
 mod victims;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cadre_crds::contract::FINALIZER;
 use cadre_crds::{AttentionPool, validate};
@@ -47,6 +48,10 @@ const PAUSE_SECONDS: i64 = 10;
 /// Longest pause.
 const LONGEST_PAUSE_SECONDS: i64 = 300;
 
+/// Servers that one look makes at most; the next look, soon after, makes more. So a large pool takes no more
+/// memory than a small one, and its status tells how far it is.
+const MADE_AT_ONCE: usize = 250;
+
 /// What is known about a pool.
 #[derive(Clone, Debug)]
 pub struct Observed {
@@ -57,9 +62,9 @@ pub struct Observed {
     /// Its disruption budget, if there is one by that name.
     pub budget: Option<PodDisruptionBudget>,
     /// Its servers' pods.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<Arc<Pod>>,
     /// Pods of trainers, of any kind, that joined the pool by its label.
-    pub trainers: Vec<Pod>,
+    pub trainers: Vec<Arc<Pod>>,
     /// Nodes that servers and trainers run on, and those that are cordoned.
     pub nodes: BTreeMap<String, Node>,
     /// What the control service knows about servers, by the name of the pod.
@@ -210,7 +215,12 @@ fn come(
     let held = all.iter().filter(|it| it.is_present() && !it.shrinks()).count();
     let taken: BTreeSet<u32> = all.iter().filter(|it| it.is_present()).map(|it| it.slot).collect();
     let free = (0_u32..).filter(|slot| !taken.contains(slot));
+    let mut made = 0;
     for slot in free.take(wanted.saturating_sub(held)) {
+        if made == MADE_AT_ONCE {
+            decision.again = Some(1);
+            break;
+        }
         let last = all.iter().filter(|it| it.slot == slot).max_by_key(|it| it.incarnation);
         let failures = last.map_or(0, Server::failures);
         if let Some(last) = last.filter(|_| failures > 0) {
@@ -222,14 +232,15 @@ fn come(
                 continue;
             }
         }
-        let made = observed.pool.metadata.creation_timestamp.as_ref();
-        let age = made.map_or(0, |it| now.as_second() - it.0.as_second());
+        let born = observed.pool.metadata.creation_timestamp.as_ref();
+        let age = born.map_or(0, |it| now.as_second() - it.0.as_second());
         let age = u32::try_from(age.clamp(0, i64::from(LAST_INCARNATION))).unwrap_or(0);
         let incarnation = last.map_or(age, |it| age.max(it.incarnation.saturating_add(1)));
         let avoid = last.map_or_else(Vec::new, |it| it.avoided(&observed.pool));
         let start = manifest::Start { slot, incarnation, failures, avoid };
         let pod = manifest::server(observed, settings, &start);
         decision.actions.push(Action::Create(Object::Pod(Box::new(pod))));
+        made += 1;
     }
 }
 

@@ -8,7 +8,7 @@
 //! of the pool at a time, and for a new template one after the other.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -26,7 +26,8 @@ pub(crate) fn choose<'s, 'a>(
 ) -> Vec<(&'s Server<'a>, &'static str)> {
     let deleted = observed.pool.metadata.deletion_timestamp.is_some();
     let mut staying: Vec<&Server<'_>> = all.iter().filter(|it| it.stays()).collect();
-    let places = Places::new(observed, settings, &staying);
+    let taken = staying.iter().filter_map(|it| node(it.pod));
+    let places = Places::new(observed, levels(&observed.pool.spec, settings), taken);
     staying.sort_by_cached_key(|it| places.rank(it));
     let surplus = staying.len().saturating_sub(wanted);
     let mut chosen: Vec<_> = staying
@@ -78,22 +79,36 @@ fn outdated<'s, 'a>(
     (new_ones_are_well && nobody_is_on_the_way).then_some(old)
 }
 
-/// How near servers are to the trainers and to each other.
+/// How near servers are to the trainers and to each other. Counted once for all servers: a pool may have
+/// thousands.
 struct Places<'a> {
     levels: &'a [String],
     nodes: &'a BTreeMap<String, super::Node>,
-    trainers: Vec<&'a str>,
-    servers: Vec<&'a str>,
+    /// Nodes of trainers, and of each level the places that have one.
+    trainers: BTreeSet<&'a str>,
+    with_trainers: Vec<BTreeSet<&'a str>>,
+    /// Servers in each place of the nearest level.
+    company: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> Places<'a> {
-    fn new(observed: &'a Observed, settings: &'a Settings, staying: &[&Server<'a>]) -> Self {
-        Self {
-            levels: levels(&observed.pool.spec, settings),
-            nodes: &observed.nodes,
-            trainers: observed.trainers.iter().filter_map(node).collect(),
-            servers: staying.iter().filter_map(|it| node(it.pod)).collect(),
+    fn new(
+        observed: &'a Observed,
+        levels: &'a [String],
+        servers: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        let nodes = &observed.nodes;
+        let trainers: BTreeSet<_> = observed.trainers.iter().filter_map(|it| node(it)).collect();
+        let places =
+            |key: &String| trainers.iter().filter_map(|it| place(nodes, key, it)).collect();
+        let with_trainers = levels.iter().map(places).collect();
+        let mut company = BTreeMap::new();
+        if let Some(key) = levels.first() {
+            for server in servers {
+                *company.entry(place(nodes, key, server).unwrap_or(server)).or_default() += 1;
+            }
         }
+        Self { levels, nodes, trainers, with_trainers, company }
     }
 
     /// Who leaves first has the lowest rank.
@@ -115,31 +130,31 @@ impl<'a> Places<'a> {
     }
 
     /// Levels between a node and the nearest trainer; 0 is the nearest level.
-    fn distance(&self, place: &str) -> usize {
-        let shared = |key: &String| self.trainers.iter().any(|it| self.together(key, place, it));
-        self.levels.iter().position(shared).unwrap_or(self.levels.len())
+    fn distance(&self, server: &str) -> usize {
+        let beside = self.trainers.contains(server);
+        let shared = |(key, places): (&String, &BTreeSet<&str>)| {
+            beside || place(self.nodes, key, server).is_some_and(|it| places.contains(it))
+        };
+        let level = self.levels.iter().zip(&self.with_trainers).position(shared);
+        level.unwrap_or(self.levels.len())
     }
 
     /// Servers of the pool in the same place of the nearest level.
-    fn company(&self, place: &str) -> usize {
+    fn company(&self, server: &str) -> usize {
         let Some(key) = self.levels.first() else { return 0 };
-        self.servers.iter().filter(|it| self.together(key, place, it)).count()
+        let place = place(self.nodes, key, server).unwrap_or(server);
+        self.company.get(place).copied().unwrap_or(0)
     }
+}
 
-    fn together(&self, key: &str, one: &str, other: &str) -> bool {
-        let place = |node: &str| self.nodes.get(node)?.labels.get(key);
-        one == other || place(one).is_some_and(|it| Some(it) == place(other))
-    }
+/// Where a node is, by a topology key.
+fn place<'a>(nodes: &'a BTreeMap<String, super::Node>, key: &str, node: &str) -> Option<&'a str> {
+    nodes.get(node)?.labels.get(key).map(String::as_str)
 }
 
 /// Servers that are as near to a trainer as the farthest level asks; none while there is no trainer.
 pub(crate) fn near(observed: &Observed, levels: &[String], servers: &[&Pod]) -> Option<usize> {
-    let places = Places {
-        levels,
-        nodes: &observed.nodes,
-        trainers: observed.trainers.iter().filter_map(node).collect(),
-        servers: Vec::new(),
-    };
+    let places = Places::new(observed, levels, std::iter::empty());
     if places.trainers.is_empty() {
         return None;
     }

@@ -1,6 +1,7 @@
 //! A pool in a small cluster: what Kubernetes and users do to it, one look of the operator after the other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cadre_crds::contract::{
     ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT, SERVER_CONTAINER,
@@ -68,8 +69,8 @@ impl World {
             pool: self.pool.clone(),
             service: self.service.clone(),
             budget: self.budget.clone(),
-            pods: self.pods.clone(),
-            trainers: vec![trainer],
+            pods: self.pods.iter().cloned().map(Arc::new).collect(),
+            trainers: vec![Arc::new(trainer)],
             nodes: self.nodes.clone(),
             reports: self.reports.clone(),
             reports_complete: true,

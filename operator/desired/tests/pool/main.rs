@@ -185,3 +185,17 @@ fn measured_links_are_told_by_the_worst() {
         }
     }
 }
+
+#[test]
+fn a_large_pool_is_made_in_parts_and_one_look_leads_to_the_next() {
+    let mut world = World::new(600);
+    let mut parts = Vec::new();
+    while world.pods.len() < 600 {
+        let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+        let before = world.pods.len();
+        assert!(!world.reconcile(usize::MAX), "{before} of 600 servers and nothing to do");
+        parts.push(world.pods.len() - before);
+        assert!(world.pods.len() == 600 || decision.again.is_some(), "nobody looks again");
+    }
+    assert!(parts.iter().all(|it| *it <= 250), "{parts:?}");
+}
