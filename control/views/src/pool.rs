@@ -47,8 +47,15 @@ impl Pool {
         }
     }
 
-    /// Takes an input.
+    /// Takes an input, and does what follows from it.
     pub fn handle(&mut self, now: Duration, input: Input, out: &mut Vec<Command>) {
+        self.note(now, input, out);
+        self.settle(now, out);
+    }
+
+    /// Takes an input alone: what follows from it and others together is [`Self::settle`]'s, which looks at every
+    /// server.
+    pub fn note(&mut self, now: Duration, input: Input, out: &mut Vec<Command>) {
         match input {
             Input::Facts(facts) => {
                 self.since.get_or_insert(now);
@@ -87,9 +94,6 @@ impl Pool {
                 }
             }
             Input::Tick => {}
-        }
-        if self.facts.is_some() {
-            self.settle(now, out);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Brings a pool to where it follows from what is known, after each input.
+//! Brings a pool to where it follows from what is known, after one input or several.
 //!
 //! In: the state, the time. Out: [`Command`]s. Settling twice says nothing the second time. What an input
 //! means is [`Pool`]'s.
@@ -19,8 +19,8 @@ use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
 use crate::types::{Command, Facts, Fate, JobKey, ServerId, Who};
 
 impl Pool {
-    /// Brings everything to where it follows from what is known.
-    pub(crate) fn settle(&mut self, now: Duration, out: &mut Vec<Command>) {
+    /// Brings everything to where it follows from what is known; nothing before the first facts.
+    pub fn settle(&mut self, now: Duration, out: &mut Vec<Command>) {
         let Some(facts) = self.facts.clone() else { return };
         self.bury(&facts, now);
         self.quarantine(&facts, now, out);

@@ -3,7 +3,7 @@
 //! In: streams of pods, facts of pools. Out: words on the streams, what is told to reconciles. One task owns
 //! all of it. A worker has one link; a new one of the same worker replaces the old.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,11 @@ use crate::context::Context;
 use crate::report;
 use crate::triggers::Key;
 
-/// Between two looks at what time alone changes: stale reports, servers that are awaited.
+/// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
+/// it too.
 const TICK: Duration = Duration::from_millis(500);
+/// Events that are noted before what follows from them is done: what follows takes a look at all servers.
+const TOGETHER: usize = 256;
 
 /// See the module.
 pub(super) struct Service {
@@ -39,6 +42,8 @@ pub(super) struct Service {
     jobs: BTreeMap<JobKey, JobFigures>,
     trainers: BTreeMap<JobKey, u32>,
     ways: BTreeMap<(Key, ServerId), Way>,
+    /// Pools of which something was noted and nothing done yet.
+    noted: BTreeSet<Key>,
     refreshed: Instant,
 }
 
@@ -55,6 +60,7 @@ impl Service {
             jobs: BTreeMap::new(),
             trainers: BTreeMap::new(),
             ways: BTreeMap::new(),
+            noted: BTreeSet::new(),
             refreshed: now,
         }
     }
@@ -67,12 +73,20 @@ impl Service {
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.event(event),
+                    Some(event) => {
+                        self.event(event);
+                        // Those that have come meanwhile.
+                        for _ in 1..TOGETHER {
+                            let Ok(event) = events.try_recv() else { break };
+                            self.event(event);
+                        }
+                    }
                     None => return,
                 },
                 () = context.known.news.notified() => self.learn(),
                 _ = ticks.tick() => self.tick(),
             }
+            self.settle();
         }
     }
 
@@ -83,7 +97,6 @@ impl Service {
                     let term = self.term;
                     self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
                     self.put(&key, Input::Facts(facts));
-                    self.tell(&key, false);
                 }
                 None => drop(self.pools.remove(&key)),
             }
@@ -91,15 +104,16 @@ impl Service {
     }
 
     fn tick(&mut self) {
-        let figures = self.refreshed.elapsed() >= FIGURES;
-        if figures {
+        let keys: Vec<Key> = self.pools.keys().cloned().collect();
+        for key in &keys {
+            self.put(key, Input::Tick);
+        }
+        self.settle();
+        if self.refreshed.elapsed() >= FIGURES {
             self.refreshed = Instant::now();
-        }
-        for key in self.pools.keys().cloned().collect::<Vec<_>>() {
-            self.put(&key, Input::Tick);
-            self.tell(&key, figures);
-        }
-        if figures {
+            for key in &keys {
+                self.tell(key, true);
+            }
             for (key, job) in &self.jobs {
                 self.tell_job(key, job);
             }
@@ -126,7 +140,6 @@ impl Service {
                         let (key, who) = worker;
                         tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
                         self.put(&key, Input::Detached(who));
-                        self.tell(&key, false);
                     }
                 }
             }
@@ -163,7 +176,6 @@ impl Service {
         // An older link of the same worker ends by this.
         self.workers.insert((key.clone(), who.clone()), link);
         self.put(&key, Input::Attached(who, words::hello(hello), facts));
-        self.tell(&key, false);
     }
 
     /// Failovers go on from what the status says: it was counted by another leader.
@@ -179,10 +191,9 @@ impl Service {
         match (message, &who) {
             (Message::Listening(it), _) => {
                 self.put(key, Input::Listening(who, it.exchange_address, it.ring_address));
-                self.tell(key, false);
             }
             (Message::ServerReport(it), _) => {
-                self.put(key, Input::Reported(who, words::report(&it)));
+                self.note(key, Input::Reported(who, words::report(&it)));
             }
             (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
                 let figures = self.jobs.entry(job.clone()).or_default();
@@ -200,10 +211,7 @@ impl Service {
                 self.trainers.remove(job);
                 self.put(key, Input::Finished(job.clone()));
             }
-            (Message::Drained(_), _) => {
-                self.put(key, Input::Drained(who));
-                self.tell(key, false);
-            }
+            (Message::Drained(_), _) => self.put(key, Input::Drained(who)),
             (Message::Leaving(_), _) => self.put(key, Input::Leaving(who)),
             (Message::Probed(it), Who::Server(id)) => {
                 let slowest = it.probes.iter().min_by_key(|it| (it.mbps, it.trainer));
@@ -211,7 +219,7 @@ impl Service {
                     let is_tcp = it.path == "tcp";
                     let way = Way { mbps: it.mbps, trainer: it.trainer, is_tcp };
                     self.ways.insert((key.clone(), *id), way);
-                    self.tell(key, false);
+                    self.noted.insert(key.clone());
                 }
             }
             // Only a conductor speaks for its job; the rest is of the local supervisor.
@@ -233,7 +241,6 @@ impl Service {
         if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {
             let id = ServerId { index: server.index, incarnation: server.incarnation };
             self.put(key, Input::Lost(job.clone(), id));
-            self.tell(key, false);
         }
         let reason = match notice.event() {
             notice::Event::ServerLost => "ServerLost",
@@ -250,11 +257,33 @@ impl Service {
         });
     }
 
-    /// Lets the decisions about a pool take an input, and does what they say.
+    /// Lets the decisions about a pool take an input; what follows from it comes with [`Self::settle`].
     fn put(&mut self, key: &Key, input: Input) {
+        self.note(key, input);
+        self.noted.insert(key.clone());
+    }
+
+    /// The same, for what can wait until the next tick.
+    fn note(&mut self, key: &Key, input: Input) {
         let Some(pool) = self.pools.get_mut(key) else { return };
         let mut commands = Vec::new();
-        pool.handle(self.started.elapsed(), input, &mut commands);
+        pool.note(self.started.elapsed(), input, &mut commands);
+        self.obey_all(key, commands);
+    }
+
+    /// Does what follows from all that was noted, and tells the reconciles. Who cannot be told anything is noted
+    /// in turn.
+    fn settle(&mut self) {
+        while let Some(key) = self.noted.pop_first() {
+            let Some(pool) = self.pools.get_mut(&key) else { continue };
+            let mut commands = Vec::new();
+            pool.settle(self.started.elapsed(), &mut commands);
+            self.obey_all(&key, commands);
+            self.tell(&key, false);
+        }
+    }
+
+    fn obey_all(&mut self, key: &Key, commands: Vec<Command>) {
         for command in commands {
             self.obey(key, command);
         }
