@@ -4,10 +4,10 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use cadre_crds::AttentionPool;
+use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_e2e::{Cluster, Operator, until};
 
-use crate::objects::{all, cadre, find, job, of_pool, pool};
+use crate::objects::{all, cadre, find, job, of_job, of_pool, pool};
 
 const HERE: &str = "explained";
 
@@ -24,6 +24,11 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         let pool = pools.get("p").await?;
         let degraded = find(of_pool(&pool), "Degraded").filter(|it| it.status == "True");
         Ok(degraded.filter(|it| it.reason == "Unschedulable").map(drop))
+    })
+    .await?;
+    until("the job's reason", async || {
+        let job = all::<TrainingJob>(cluster, HERE).get("j").await?;
+        Ok(find(of_job(&job), "Running").filter(|it| it.reason == "PoolNotFound").map(drop))
     })
     .await?;
     says(
