@@ -144,10 +144,9 @@ async fn token(cluster: &Cluster, pod: &Pod) -> Result<String> {
 fn hello(pod: &Pod) -> Result<Hello> {
     let number = |text: Option<&String>| text.and_then(|it| it.parse::<u32>().ok());
     let is_server = pod.labels().get("cadre.dev/role").is_some_and(|it| it == "server");
-    let index = match is_server {
-        true => number(pod.labels().get("cadre.dev/slot")),
-        false => number(pod.labels().get("batch.kubernetes.io/job-completion-index")),
-    };
+    let label =
+        if is_server { "cadre.dev/slot" } else { "batch.kubernetes.io/job-completion-index" };
+    let index = number(pod.labels().get(label));
     let index = index.with_context(|| format!("pod {} has an index", pod.name_any()))?;
     let role = if is_server { Role::Server } else { Role::Trainer };
     let conducts = !is_server && index == 0;

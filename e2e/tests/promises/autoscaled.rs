@@ -1,4 +1,4 @@
-//! An autoscaler from outside changes a pool of mode `External`: a HorizontalPodAutoscaler of the core API, on the pool's
+//! An autoscaler from outside changes a pool of mode `External`: a `HorizontalPodAutoscaler` of the core API, on the pool's
 //! scale subresource, finds the servers by the selector of the status, makes more when they are busy and fewer when they
 //! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time.
 //!
