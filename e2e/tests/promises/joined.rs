@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::installed::ready;
 use crate::objects::all;
-use crate::training::{Training, loss, pod, trainer};
+use crate::training::{STEPS, Training, loss, pod, trainer};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "joined").await?;
@@ -17,6 +17,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     ready(training.cluster, training.here, 2).await?;
     training.cluster.apply(training.here, &plain().to_string())?;
     training.attempted("plain");
+    training.at(*STEPS).await?;
     let done = until("the end of the job", async || {
         let job = all::<Job>(training.cluster, training.here).get("plain").await?;
         let status = job.status.unwrap_or_default();

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, ensure};
 use cadre_crds::TrainingJob;
@@ -18,8 +19,11 @@ use serde_json::{Value, json};
 use crate::installed::{clean, install, ready, restricted};
 use crate::objects::{all, find, of_job};
 
-/// Steps of a job: enough for something to happen in the middle.
-pub(crate) const STEPS: u64 = 200;
+/// Steps of a job: enough for something to happen in the middle. A soak asks for more.
+pub(crate) static STEPS: LazyLock<u64> = LazyLock::new(|| {
+    let asked = std::env::var("CADRE_E2E_STEPS").ok().and_then(|it| it.parse().ok());
+    asked.unwrap_or(200)
+});
 /// Step from which it does.
 pub(crate) const MIDDLE: u64 = 10;
 /// Rows of a trainer in a step.
@@ -74,11 +78,17 @@ impl<'a> Training<'a> {
         self.cluster.apply(self.here, &self.job.to_string()).map(drop)
     }
 
-    /// Waits until so many steps are done.
+    /// Waits until so many steps are done, as long as it takes: only standing still is a failure.
     pub(crate) async fn at(&self, step: u64) -> Result<()> {
-        let what = format!("step {step}");
-        let found = until(&what, async || Ok((self.steps() >= step).then_some(()))).await;
-        self.explained(found)
+        let mut done = self.steps();
+        while done < step {
+            let next = step.min(done + MIDDLE);
+            let what = format!("step {next}");
+            let found = until(&what, async || Ok((self.steps() >= next).then_some(()))).await;
+            self.explained(found)?;
+            done = self.steps();
+        }
+        Ok(())
     }
 
     /// Steps that are done.
@@ -117,12 +127,13 @@ impl<'a> Training<'a> {
 
     /// Waits for the end of the job.
     pub(crate) async fn complete(&self) -> Result<()> {
+        self.at(*STEPS).await?;
         let is =
             |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
         self.status("the end of the job", is).await?;
         let last = |job: &TrainingJob| {
             let progress = job.status.as_ref().and_then(|it| it.progress.as_ref());
-            progress.is_some_and(|it| it.step == STEPS)
+            progress.is_some_and(|it| it.step == *STEPS)
         };
         self.status("the last step in the status", last).await
     }
@@ -134,7 +145,7 @@ impl<'a> Training<'a> {
 
     /// The bits of every step's loss, as the last attempt that made the step has them.
     pub(crate) fn losses(&self) -> Result<Vec<String>> {
-        let mut losses = vec![String::new(); STEPS as usize];
+        let mut losses = vec![String::new(); *STEPS as usize];
         for attempt in &self.attempts {
             for (step, bits) in losses_of(&self.log(attempt)?) {
                 losses[step - 1] = bits;
@@ -167,7 +178,7 @@ impl<'a> Training<'a> {
         }
         let log = fs::read_to_string(log).context("its log")?;
         let losses: Vec<_> = losses_of(&log).into_iter().map(|it| it.1).collect();
-        ensure!(losses.len() == STEPS as usize, "{} steps by itself", losses.len());
+        ensure!(losses.len() == *STEPS as usize, "{} steps by itself", losses.len());
         Ok(losses)
     }
 
@@ -236,7 +247,7 @@ fn pool(servers: u32) -> Value {
 /// The trainer's container.
 pub(crate) fn trainer(data: &str) -> Value {
     json!({"name": "trainer", "image": cadre_e2e::IMAGE, "command": ["cadre", "train"],
-        "args": [format!("--data={data}"), "--model=tiny", format!("--steps={STEPS}"),
+        "args": [format!("--data={data}"), "--model=tiny", format!("--steps={}", *STEPS),
             format!("--tokens={TOKENS}"), "--cap=400", "--checkpoint-every=50", "--threads=1"],
         "volumeMounts": [{"name": "documents", "mountPath": "/documents"}]})
 }

@@ -37,7 +37,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     ensure!(replaced.iter().all(|it| &it.0 != victim), "{victim} is replaced: {replaced:?}");
     ensure!(training.losses()? == expected, "other bits than by itself");
     let (fine, said) = cadre(training.cluster, training.here, &["logs", "cadjob/j"])?;
-    let last = format!("step {STEPS} of {STEPS}");
+    let last = format!("step {0} of {0}", *STEPS);
     ensure!(fine && said.contains(&last), "cadre logs cadjob/j: {said}");
     training.remove()
 }

@@ -6,12 +6,10 @@ use cadre_e2e::{Cluster, SYSTEM_NAMESPACE, until};
 
 use crate::installed::image;
 use crate::objects::pods;
-use crate::training::{MIDDLE, Training};
+use crate::training::{MIDDLE, STEPS, Training};
 
 /// Pods of the pool and of the job.
 const ALL: &str = "cadre.dev/pool=p";
-/// Steps that are made without an operator.
-const AWAY: u64 = 100;
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "unattended").await?;
@@ -33,7 +31,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         Ok(pods(training.cluster, SYSTEM_NAMESPACE, "").await?.is_empty().then_some(()))
     })
     .await?;
-    training.at(training.steps() + AWAY).await?;
+    // Half of the job is made without an operator.
+    training.at(*STEPS / 2).await?;
     ensure!(pods(training.cluster, SYSTEM_NAMESPACE, "").await?.is_empty(), "nobody was there");
     scale("--replicas=2")?;
     let upgrade = [&image()[..], &["--set=operator.log=debug"]].concat();
