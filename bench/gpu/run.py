@@ -50,7 +50,12 @@ def native_tests(dry: bool) -> Iterator[dict]:
     """The Rust face's own tests on this GPU, then under compute-sanitizer."""
     program = HERE / "device-tests"
     words = ["--ignored", "--test-threads=1", "emulated::forward", "emulated::backward", "emulated::plans"]
-    words += ["emulated::linear::products", "emulated::arenas::memory", "emulated::arenas::gates"]
+    words += [
+        "emulated::linear::products",
+        "emulated::arenas::memory",
+        "emulated::arenas::gates",
+        "emulated::sinks::sinks",
+    ]
     exchange = [str(HERE / "exchange-tests"), "rows_go_from_one_process_to_another_by_copies_of_the_gpu"]
     runs: list[tuple[str, list[str]]] = [("Rust face against f64", []), ("rows between two processes", exchange)]
     sanitizer = shutil.which("compute-sanitizer") or next(

@@ -7,5 +7,6 @@
 
 CADRE_ROWS(merge, MergeParameters)
 CADRE_ROWS(finish_dq, FinishParameters)
+CADRE_ROWS(sink, SinkParameters)
 CADRE_ROWS(copy_rows_16, Copy16Parameters)
 CADRE_ROWS(copy_rows_4, Copy4Parameters)

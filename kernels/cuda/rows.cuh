@@ -1,4 +1,4 @@
-// Kernels that move rows and do little arithmetic: merge of key segments, the end of dQ, gather and pack.
+// Kernels that move rows and do little arithmetic: merge of key segments, the end of dQ, sinks, gather and pack.
 //
 // merge: O = Σ w_i·O_i and LSE of a query tile from the parts that `forward` wrote for its key segments, keys
 // ascending,
@@ -10,6 +10,11 @@
 // rows × dim,
 //   [dq tile, heads, …]. Out: f32 or bf16 [q rows, heads, dim], rows of the listed tiles that their task holds; the
 //   sums are zero again, ready for the next launch.
+//
+// sink: a number of each head that takes part in the sums as a key without a value,
+//   LSE′ = ln(exp(LSE) + exp(s_head)), O′ = exp(LSE − LSE′)·O. In place: O bf16 [q rows, heads, dim], LSE f32 [q rows,
+//   heads], of the listed tiles of 64 rows that their task holds. Sinks f32 [heads], −∞ for none; a row without keys
+//   has O′ = 0, LSE′ = s. O is rounded to bf16 twice. Backward wants LSE′ and Δ of O′ and is then right as it is.
 //
 // copy_rows: pieces of rows from anywhere to anywhere: gathers what was pulled into the rows of a launch, and packs
 // results for
@@ -106,6 +111,44 @@ DEVICE void finish_dq(const FinishParameters& p) {
                 if (p.dq) *reinterpret_cast<float2*>(p.dq + at) = make_float2(a, b);
                 if (p.dq_bf16) *reinterpret_cast<uint32_t*>(p.dq_bf16 + at) = ptx::pack_bf16(a, b);
             }
+        }
+    }
+}
+
+struct SinkParameters {
+    const Task* tasks;
+    const QueryTile* tiles;
+    int tile_count, heads, dim;
+    const float* sinks;
+    uint16_t* o;
+    float* lse;
+};
+
+// A warp takes a row of a head at a time.
+DEVICE void sink(const SinkParameters& p) {
+    constexpr int kRows = 64, kWarps = kRowThreads / 32;
+    const int lane = threadIdx.x & 31, per_tile = kRows * p.heads;
+    for (int unit = blockIdx.x * kWarps + threadIdx.x / 32; unit < p.tile_count * per_tile;
+         unit += gridDim.x * kWarps) {
+        const QueryTile tile = p.tiles[unit / per_tile];
+        const Task task = p.tasks[tile.task];
+        const int head = unit % p.heads, in_tile = unit % per_tile / p.heads;
+        const int in_task = tile.q_tile * kRows + in_tile - task.q_offset;
+        if (in_task < 0 || in_task >= task.q_rows) continue;
+        const size_t row = (size_t)(task.q_row + in_task) * p.heads + head;
+        const float before = p.lse[row], other = p.sinks[head], largest = fmaxf(before, other);
+        const bool nothing = largest == -ptx::infinity();
+        const float base = nothing ? 0.f : largest;
+        const float sum = ptx::exp2((before - base) * 1.44269504089f) + ptx::exp2((other - base) * 1.44269504089f);
+        const float after = nothing ? -ptx::infinity() : base + ptx::log2(sum) * 0.69314718056f;
+        const float factor = nothing ? 0.f : ptx::exp2((before - after) * 1.44269504089f);
+        // All lanes have read the row's LSE before one writes it.
+        ptx::sync_warp();
+        if (lane == 0) p.lse[row] = after;
+        for (int column = lane * 2; column < p.dim; column += 64) {
+            uint32_t* pair = reinterpret_cast<uint32_t*>(p.o + row * p.dim + column);
+            const float2 numbers = ptx::unpack_bf16(*pair);
+            *pair = ptx::pack_bf16(numbers.x * factor, numbers.y * factor);
         }
     }
 }

@@ -129,6 +129,7 @@ std::vector<Kernel>& kernels() {
         backward_kernel<256>("cadre_backward_256"),
         rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
         rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
+        rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),
     };
     return all;
 }

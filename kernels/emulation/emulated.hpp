@@ -312,6 +312,12 @@ inline void fence_async_shared() {
 }
 
 inline uint32_t pack_bf16(float low, float high) { return narrow(low) | (uint32_t)narrow(high) << 16; }
+inline float2 unpack_bf16(uint32_t both) {
+    const uint32_t words[2] = {both << 16, both & 0xFFFF0000u};
+    float2 numbers;
+    memcpy(&numbers, words, sizeof numbers);
+    return numbers;
+}
 inline float exp2(float x) { return ::exp2f(x); }
 inline float log2(float x) { return ::log2f(x); }
 inline float infinity() { return INFINITY; }

@@ -40,5 +40,6 @@ int main() {
     LINE(9, MergeParameters, tasks, tiles, tile_count, heads, dim, part_o, part_lse, o, lse);
     LINE(16, BackwardParameters, tasks, bundles, tiles, tile_count, next, turns, heads, group, kv_heads, scale,
          scale_log2, lse, delta, dq, dk, dv);
+    LINE(8, SinkParameters, tasks, tiles, tile_count, heads, dim, sinks, o, lse);
     LINE(9, FinishParameters, tasks, tiles, tile_count, heads, dim, scale, sums, dq, dq_bf16);
 }

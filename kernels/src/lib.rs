@@ -23,6 +23,7 @@ mod linear;
 pub mod math;
 pub mod matmul;
 pub mod reference;
+mod sink;
 mod threads;
 pub mod wire;
 
@@ -31,6 +32,7 @@ pub use attention::{TILE, backward_cost, forward_cost, key_tiles};
 pub use check::Error;
 pub use engine::{Choice, Engine, EngineError};
 pub use linear::{Linear, LinearRows};
+pub use sink::{apply_sinks, sink_gradient};
 pub use threads::Threads;
 
 /// Computes O and LSE of all tasks in one launch.

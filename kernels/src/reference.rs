@@ -54,11 +54,16 @@ pub struct Gradients {
 
 /// O and LSE.
 pub fn forward(document: &Document<'_>) -> Output {
+    forward_with_sinks(document, &[])
+}
+
+/// The same with one number a query head that takes part in the softmax as a key without a value; none without.
+pub fn forward_with_sinks(document: &Document<'_>, sinks: &[f32]) -> Output {
     let Heads { query, dim, .. } = document.heads;
     let mut out = vec![0.0; document.rows.len() * query * dim];
     let mut lse = vec![f64::NEG_INFINITY; document.rows.len() * query];
     for row in 0..lse.len() {
-        let (probabilities, sum) = document.probabilities(row);
+        let (probabilities, sum) = document.probabilities(row, sinks);
         lse[row] = sum;
         for (key, p) in probabilities {
             let v = &document.v[key * dim..][..dim];
@@ -72,18 +77,33 @@ pub fn forward(document: &Document<'_>) -> Output {
 
 /// The gradients for dO `dout`, `[rows, query, dim]`.
 pub fn backward(document: &Document<'_>, dout: &[f32]) -> Gradients {
+    backward_with_sinks(document, &[], dout).0
+}
+
+/// The same with sinks, and their gradient.
+pub fn backward_with_sinks(
+    document: &Document<'_>,
+    sinks: &[f32],
+    dout: &[f32],
+) -> (Gradients, Vec<f64>) {
     let Heads { query, kv, dim } = document.heads;
     let scale = f64::from(document.scale);
     let mut delta = vec![0.0; document.rows.len() * query];
     let mut dq = vec![0.0; delta.len() * dim];
     let mut dk = vec![0.0; document.keys.len() * kv * dim];
     let mut dv = dk.clone();
+    let mut of_sinks = vec![0.0; sinks.len()];
     for row in 0..delta.len() {
         let (q, dout) = (&document.q[row * dim..][..dim], &dout[row * dim..][..dim]);
-        let pairs: Vec<_> = (document.probabilities(row).0.into_iter())
+        let (probabilities, lse) = document.probabilities(row, sinks);
+        let pairs: Vec<_> = (probabilities.into_iter())
             .map(|(key, p)| (key, p, dot(dout, &document.v[key * dim..][..dim])))
             .collect();
         delta[row] = pairs.iter().map(|&(_, p, dp)| p * dp).sum();
+        if let Some(&sink) = sinks.get(row % query) {
+            // A sink has no value, so dP of it is 0.
+            of_sinks[row % query] -= (f64::from(sink) - lse).exp() * delta[row];
+        }
         for (key, p, dp) in pairs {
             let ds = p * (dp - delta[row]) * scale;
             for i in 0..dim {
@@ -93,13 +113,13 @@ pub fn backward(document: &Document<'_>, dout: &[f32]) -> Gradients {
             }
         }
     }
-    Gradients { delta, dq, dk, dv }
+    (Gradients { delta, dq, dk, dv }, of_sinks)
 }
 
 impl Document<'_> {
     /// Keys that query row `row` (over rows and heads) attends to, as row (over rows and heads) of K,
     /// with their probability; and the row's LSE.
-    fn probabilities(&self, row: usize) -> (Vec<(usize, f64)>, f64) {
+    fn probabilities(&self, row: usize, sinks: &[f32]) -> (Vec<(usize, f64)>, f64) {
         let Heads { query, kv, dim } = self.heads;
         let (position, head) = (self.rows.start + (row / query) as u32, row % query);
         let kept = self.mask.keys(position, self.document_rows);
@@ -111,9 +131,12 @@ impl Document<'_> {
                 (key, dot(q, &self.k[key * dim..][..dim]) * f64::from(self.scale))
             })
             .collect();
-        let largest = scores.iter().map(|it| it.1).fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|it| (it.1 - largest).exp()).sum();
-        let lse = if scores.is_empty() { f64::NEG_INFINITY } else { largest + sum.ln() };
+        let sink = sinks.get(head).map_or(f64::NEG_INFINITY, |&it| f64::from(it));
+        let all =
+            || scores.iter().map(|it| it.1).chain([sink]).filter(|it| *it > f64::NEG_INFINITY);
+        let largest = all().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = all().map(|it| (it - largest).exp()).sum();
+        let lse = if sum == 0.0 { f64::NEG_INFINITY } else { largest + sum.ln() };
         (scores.into_iter().map(|(key, score)| (key, (score - lse).exp())).collect(), lse)
     }
 }

@@ -153,3 +153,8 @@ fn memory_of_an_arena_is_read_through_its_descriptor_in_the_order_of_a_stream() 
 fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
     run("arenas::gates", &[]);
 }
+
+#[test]
+fn sinks_take_part_in_the_softmax_and_have_a_gradient() {
+    run("sinks::sinks", &[]);
+}

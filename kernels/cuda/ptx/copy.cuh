@@ -52,6 +52,9 @@ DEVICE uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+DEVICE float2 unpack_bf16(uint32_t both) {
+    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u));
+}
 DEVICE float exp2(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -51,7 +51,7 @@ unsafe impl Sync for Inner {}
 const KERNELS: [(&str, &[&str]); 3] = [
     ("forward", &["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"]),
     ("backward", &["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"]),
-    ("rows", &["cadre_merge", "cadre_finish_dq"]),
+    ("rows", &["cadre_merge", "cadre_finish_dq", "cadre_sink"]),
 ];
 
 /// Turns what the driver answered into an error.

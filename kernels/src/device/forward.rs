@@ -19,7 +19,9 @@ use super::error::Error;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
-use super::tables::{ForwardParameters, ForwardTile, MergeParameters, MergeTile, Task};
+use super::tables::{
+    ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
+};
 use super::tiles::FORWARD_ROWS;
 
 /// Tensors of a forward launch.
@@ -44,12 +46,15 @@ pub struct ForwardPlan {
     shape: Shape,
     q_rows: usize,
     kv_rows: usize,
+    table: Vec<Task>,
     tasks: Buffer<Task>,
     tiles: Buffer<ForwardTile>,
     merges: Buffer<MergeTile>,
     next: Buffer<u32>,
     part_o: Buffer<f32>,
     part_lse: Buffer<f32>,
+    /// Tiles of rows that sinks are applied to; none without sinks.
+    sink_tiles: Option<Buffer<QueryTile>>,
     /// Pairs of query and key in the tiles that are multiplied.
     tile_pairs: u64,
     batch: String,
@@ -87,6 +92,8 @@ impl ForwardPlan {
             next: Buffer::new(gpu, 1, "a counter")?,
             part_o: Buffer::new(gpu, list.slots * slot * heads.dim, "parts of O")?,
             part_lse: Buffer::new(gpu, list.slots * slot, "parts of LSE")?,
+            sink_tiles: None,
+            table,
             tile_pairs: steps * slot as u64 * super::tiles::tile_keys(heads.dim) as u64,
             batch: format!(
                 "{} tasks with {} rows, heads {}:{} of {}",
@@ -179,6 +186,49 @@ impl ForwardPlan {
         // Eight warps a block, a row a warp: some blocks a processor keep memory busy.
         let blocks = self.shape.blocks(self.gpu.processors() * 4, self.merges.len() * 16);
         self.launch(self.gpu.kernel("cadre_merge"), blocks, stream, &mut arguments)
+    }
+
+    /// Applies sinks to what a run of this plan has written to O and LSE, behind it on `stream`: one number a query head, which
+    /// takes part in the sums of the softmax as a key without a value would; −∞ is none. Backward then takes this LSE, and Δ
+    /// of this O; the gradient of the sinks is [`crate::sink_gradient`].
+    ///
+    /// The first call makes a list on the GPU. Without sinks nothing of this is there.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that does not fit, or the driver's.
+    pub fn sink(
+        &mut self,
+        stream: &Stream,
+        sinks: Slice<'_, f32>,
+        (out, lse): (SliceMut<'_, bf16>, SliceMut<'_, f32>),
+    ) -> Result<(), Error> {
+        let heads = self.shape.heads;
+        let queries = self.q_rows * heads.query;
+        tensor("sinks", sinks.place(), heads.query, 4)?;
+        tensor("out", out.place(), queries * heads.dim, 16)?;
+        tensor("lse", lse.place(), queries, 4)?;
+        if self.tiles.is_empty() {
+            return Ok(());
+        }
+        if self.sink_tiles.is_none() {
+            let tiles = lists::finish(&self.table);
+            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
+        }
+        let tiles = self.sink_tiles.as_ref().expect("it was just made");
+        let mut parameters = SinkParameters {
+            tasks: self.tasks.slice().place().0,
+            tiles: tiles.slice().place().0,
+            tile_count: tiles.len() as i32,
+            heads: heads.query as i32,
+            dim: heads.dim as i32,
+            sinks: sinks.place().0,
+            o: out.place().0,
+            lse: lse.place().0,
+        };
+        let mut arguments = [(&raw mut parameters).cast::<c_void>()];
+        let blocks = self.shape.blocks(self.gpu.processors() * 4, tiles.len() * 8 * heads.query);
+        self.launch(self.gpu.kernel("cadre_sink"), blocks, stream, &mut arguments)
     }
 
     fn launch(

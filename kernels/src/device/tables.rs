@@ -100,6 +100,13 @@ table! {
     }
 }
 table! {
+    /// Argument of `cadre_sink`.
+    SinkParameters {
+        tasks: Address, tiles: Address, tile_count: i32, heads: i32, dim: i32, sinks: Address,
+        o: Address, lse: Address,
+    }
+}
+table! {
     /// Argument of `cadre_finish_dq`; one of `dq` and `dq_bf16` is 0.
     FinishParameters {
         tasks: Address, tiles: Address, tile_count: i32, heads: i32, dim: i32, scale: Float,
@@ -130,6 +137,7 @@ pub fn layouts() -> String {
         ForwardParameters::layout(),
         MergeParameters::layout(),
         BackwardParameters::layout(),
+        SinkParameters::layout(),
         FinishParameters::layout(),
     ];
     let line = |(name, size, places): (&str, usize, Vec<usize>)| {

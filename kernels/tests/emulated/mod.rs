@@ -6,6 +6,7 @@
 mod arenas;
 mod cases;
 mod linear;
+mod sinks;
 
 use cadre_kernels::device::host::HostRows;
 use cadre_kernels::device::{
