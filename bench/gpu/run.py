@@ -55,6 +55,7 @@ def native_tests(dry: bool) -> Iterator[dict]:
         "emulated::arenas::memory",
         "emulated::arenas::gates",
         "emulated::sinks::sinks",
+        "emulated::graphs::runs",
     ]
     exchange = [str(HERE / "exchange-tests"), "rows_go_from_one_process_to_another_by_copies_of_the_gpu"]
     runs: list[tuple[str, list[str]]] = [("Rust face against f64", []), ("rows between two processes", exchange)]

@@ -140,8 +140,7 @@ CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
     if (!open_to(to, bytes, true) || !open_to(from, bytes, false)) return kInvalidValue;
-    stream_of(stream).work.push_back(
-        [=] { memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    stream_of(stream).put([=] { memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
     return kSuccess;
 }
 CALL cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
@@ -165,7 +164,7 @@ CALL cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsi
     if (lost) return kLaunchFailed;
     // 0: until the word is the value or above, counted cyclically.
     if (flags != 0 || address % 4 != 0) return kInvalidValue;
-    stream_of(stream).work.push_back([=] {
+    stream_of(stream).put([=] {
         auto* word = reinterpret_cast<uint32_t*>(address);
         yield_until([=] { return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });
     });

@@ -12,9 +12,7 @@
 #include <mutex>
 #include <thread>
 
-#include "backward.cu"
-#include "forward.cu"
-#include "rows.hpp"
+#include "machine.hpp"
 
 namespace {
 
@@ -24,24 +22,32 @@ enum Result {
     kOutOfMemory = 2,
     kNotFound = 500,
     kNotReady = 600,
+    kCaptureUnsupported = 900,
+    kCaptureInvalidated = 901,
     kLaunchFailed = 719
 };
 
+using Work = std::function<void()>;
+struct Graph {
+    std::vector<Work> work;
+    bool broken = false;
+};
 struct Stream {
-    std::deque<std::function<void()>> work;
-    bool busy = false;  // a thread runs its work
+    std::deque<Work> work;
+    bool busy = false;           // a thread runs its work
+    Graph* recording = nullptr;  // where its work goes instead
+
+    void put(Work it) {
+        if (recording) return recording->work.push_back(std::move(it));
+        work.push_back(std::move(it));
+    }
+    // What cannot be recorded ends a recording.
+    bool refuses() { return recording && (recording->broken = true); }
 };
 struct Event {
     Stream* stream = nullptr;
     bool done = false;
     std::chrono::steady_clock::time_point time;
-};
-struct Kernel {
-    const char* name;
-    cadre::Launch launch;
-    size_t parameter_bytes;
-    int maps;
-    std::function<void(const void*, const ptx::TensorMap*)> body;
 };
 
 constexpr size_t kGuard = 256;
@@ -52,7 +58,6 @@ std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
 size_t allocated;
-long launches;
 bool lost;
 
 long setting(const char* name, long otherwise) {
@@ -87,51 +92,6 @@ void flush(Stream& stream) {
 void flush_all() {
     flush(default_stream);
     for (auto& stream : streams) flush(*stream);
-}
-
-template <int D>
-Kernel forward_kernel(const char* name) {
-    using F = cadre::Forward<D>;
-    return {name,
-            {cadre::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
-            sizeof(cadre::ForwardParameters),
-            3,
-            [](const void* p, const ptx::TensorMap* maps) {
-                cadre::forward<D>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
-            }};
-}
-template <int D>
-Kernel backward_kernel(const char* name) {
-    using B = cadre::Backward<D>;
-    return {name,
-            {cadre::kThreads, (int)sizeof(typename B::Shared), B::kRows, B::kKeys},
-            sizeof(cadre::BackwardParameters),
-            4,
-            [](const void* p, const ptx::TensorMap* maps) {
-                cadre::backward<D>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
-                                   maps[3]);
-            }};
-}
-template <class Parameters, class Body>
-Kernel rows_kernel(const char* name, Body body) {
-    return {name, {cadre::kRowThreads, 0, 0, 0}, sizeof(Parameters), 0, [body](const void* p, const ptx::TensorMap*) {
-                body(*static_cast<const Parameters*>(p));
-            }};
-}
-
-std::vector<Kernel>& kernels() {
-    static std::vector<Kernel> all{
-        forward_kernel<64>("cadre_forward_64"),
-        forward_kernel<128>("cadre_forward_128"),
-        forward_kernel<256>("cadre_forward_256"),
-        backward_kernel<64>("cadre_backward_64"),
-        backward_kernel<128>("cadre_backward_128"),
-        backward_kernel<256>("cadre_backward_256"),
-        rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
-        rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
-        rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),
-    };
-    return all;
 }
 
 // NaN as f32 and as bf16, and as a counter more than any list is long.
@@ -233,8 +193,9 @@ CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
     if (!open_to(to, bytes, true)) return kInvalidValue;
+    if (stream_of(stream).refuses()) return kCaptureUnsupported;
     auto* first = static_cast<const uint8_t*>(from);
-    stream_of(stream).work.push_back([to, copy = std::vector<uint8_t>(first, first + bytes)] {
+    stream_of(stream).put([to, copy = std::vector<uint8_t>(first, first + bytes)] {
         memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
     });
     return kSuccess;
@@ -249,7 +210,7 @@ CALL cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
     if (!held(to, count * 4)) return kInvalidValue;
-    stream_of(stream).work.push_back([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
+    stream_of(stream).put([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
     return kSuccess;
 }
 CALL cuStreamCreate(void** stream, unsigned) {
@@ -265,6 +226,7 @@ CALL cuStreamDestroy_v2(void* stream) {
 }
 CALL cuStreamSynchronize(void* stream) {
     const Lock lock(mutex);
+    if (stream_of(stream).refuses()) return kCaptureUnsupported;
     flush(stream_of(stream));
     return lost ? kLaunchFailed : kSuccess;
 }
@@ -284,7 +246,7 @@ CALL cuEventRecord(void* event, void* stream) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
     it->stream = &stream_of(stream), it->done = false;
-    it->stream->work.push_back([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
+    it->stream->put([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
     return kSuccess;
 }
 CALL cuEventSynchronize(void* event) {
@@ -311,13 +273,13 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
     // The event may be destroyed before this runs.
-    stream_of(stream).work.push_back([of = it->stream] { flush(*of); });
+    stream_of(stream).put([of = it->stream] { flush(*of); });
     return kSuccess;
 }
 CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
-    stream_of(stream).work.push_back([=] { work(data); });
+    stream_of(stream).put([=] { work(data); });
     return kSuccess;
 }
 CALL cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
@@ -325,72 +287,6 @@ CALL cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
     if (!held(address, 1)) return kInvalidValue;
     auto found = --allocations.upper_bound(address);
     *base = found->first, *bytes = found->second;
-    return kSuccess;
-}
-CALL cuModuleLoadData(void** module, const void* image) {
-    const Lock lock(mutex);
-    *module = const_cast<void*>(image);
-    return memcmp(image,
-                  "\x7f"
-                  "ELF",
-                  4)
-               ? kInvalidValue
-               : kSuccess;
-}
-CALL cuModuleUnload(void*) {
-    const Lock lock(mutex);
-    return kSuccess;
-}
-CALL cuModuleGetFunction(void** function, void*, const char* name) {
-    const Lock lock(mutex);
-    for (Kernel& it : kernels()) {
-        if (!strcmp(it.name, name)) return *function = &it, kSuccess;
-    }
-    return kNotFound;
-}
-CALL cuFuncSetAttribute(void* function, int attribute, int value) {
-    const Lock lock(mutex);
-    // 8: the most dynamic shared memory.
-    const Kernel& it = *static_cast<Kernel*>(function);
-    return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
-}
-CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
-                    unsigned shared, void* stream, void** arguments, void** extra) {
-    const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
-    const Kernel* it = static_cast<Kernel*>(function);
-    if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
-        (int)shared != it->launch.shared_bytes) {
-        return kInvalidValue;
-    }
-    const auto* first = static_cast<const uint8_t*>(arguments[0]);
-    std::vector<uint8_t> parameters(first, first + it->parameter_bytes);
-    std::vector<ptx::TensorMap> maps;
-    for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
-    if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
-        // As a real one: the launch is accepted, the error shows later.
-        lost = true;
-        return kSuccess;
-    }
-    const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
-    stream_of(stream).work.push_back([=] {
-        machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
-                        [&] { it->body(parameters.data(), maps.data()); });
-    });
-    return kSuccess;
-}
-CALL cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const uint64_t* dims,
-                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
-                            int swizzle, int, int fill) {
-    const Lock lock(mutex);
-    // bf16; 128-byte swizzle; zeros outside.
-    const bool right = type == 9 && rank == 3 && interleave == 0 && swizzle == 3 && fill == 0 && box[0] == 64 &&
-                       box[1] == 1 && box[2] <= 256 && steps[0] == 1 && steps[1] == 1 && steps[2] == 1 &&
-                       reinterpret_cast<uint64_t>(address) % 16 == 0 && strides[0] == dims[0] * 2 &&
-                       strides[1] == dims[0] * dims[1] * 2 && reinterpret_cast<uint64_t>(map) % 64 == 0;
-    if (!right) return kInvalidValue;
-    new (map)
-        ptx::TensorMap{static_cast<const uint16_t*>(address), (int)dims[0], (int)dims[1], (int)dims[2], (int)box[2]};
     return kSuccess;
 }
 CALL cuGetErrorName(int code, const char** text) {
@@ -407,3 +303,5 @@ CALL cuGetErrorString(int code, const char** text) {
 }
 
 #include "arenas.hpp"
+#include "graphs.hpp"
+#include "launches.hpp"

@@ -158,3 +158,8 @@ fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
 fn sinks_take_part_in_the_softmax_and_have_a_gradient() {
     run("sinks::sinks", &[]);
 }
+
+#[test]
+fn graphs_give_the_bits_of_plain_runs() {
+    run("graphs::runs", &[]);
+}

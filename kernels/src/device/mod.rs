@@ -13,6 +13,7 @@
 //! linear                 a trainer's linear layers: weights that stay for a step
 //!   blas                 products of f32, by cuBLASLt
 //! arena, gate            memory that other processes read; words that streams wait for
+//! graph                  runs recorded once, launched again as one
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
 //!
@@ -27,6 +28,7 @@ mod error;
 mod event;
 mod forward;
 mod gate;
+mod graph;
 pub mod host;
 pub(crate) mod linear;
 mod lists;
@@ -45,5 +47,6 @@ pub use error::Error;
 pub use event::Event;
 pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
+pub use graph::Graph;
 pub use memory::{Buffer, Slice, SliceMut, Stream};
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};

@@ -5,6 +5,7 @@
 
 mod arenas;
 mod cases;
+mod graphs;
 mod linear;
 mod sinks;
 

@@ -1,0 +1,134 @@
+#pragma once
+// The part of the emulated driver that loads and launches: kernels' own source in the place of a cubin's. Included by
+// driver.cpp.
+//
+// A launch is refused where threads, shared memory or arguments are not those that the kernel's head comment says.
+#include "backward.cu"
+#include "forward.cu"
+#include "rows.hpp"
+
+namespace {
+
+struct Kernel {
+    const char* name;
+    cadre::Launch launch;
+    size_t parameter_bytes;
+    int maps;
+    std::function<void(const void*, const ptx::TensorMap*)> body;
+};
+
+long launches;
+
+template <int D>
+Kernel forward_kernel(const char* name) {
+    using F = cadre::Forward<D>;
+    return {name,
+            {cadre::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
+            sizeof(cadre::ForwardParameters),
+            3,
+            [](const void* p, const ptx::TensorMap* maps) {
+                cadre::forward<D>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
+            }};
+}
+template <int D>
+Kernel backward_kernel(const char* name) {
+    using B = cadre::Backward<D>;
+    return {name,
+            {cadre::kThreads, (int)sizeof(typename B::Shared), B::kRows, B::kKeys},
+            sizeof(cadre::BackwardParameters),
+            4,
+            [](const void* p, const ptx::TensorMap* maps) {
+                cadre::backward<D>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
+                                   maps[3]);
+            }};
+}
+template <class Parameters, class Body>
+Kernel rows_kernel(const char* name, Body body) {
+    return {name, {cadre::kRowThreads, 0, 0, 0}, sizeof(Parameters), 0, [body](const void* p, const ptx::TensorMap*) {
+                body(*static_cast<const Parameters*>(p));
+            }};
+}
+
+std::vector<Kernel>& kernels() {
+    static std::vector<Kernel> all{
+        forward_kernel<64>("cadre_forward_64"),
+        forward_kernel<128>("cadre_forward_128"),
+        forward_kernel<256>("cadre_forward_256"),
+        backward_kernel<64>("cadre_backward_64"),
+        backward_kernel<128>("cadre_backward_128"),
+        backward_kernel<256>("cadre_backward_256"),
+        rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
+        rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
+        rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),
+    };
+    return all;
+}
+
+}  // namespace
+
+CALL cuModuleLoadData(void** module, const void* image) {
+    const Lock lock(mutex);
+    *module = const_cast<void*>(image);
+    return memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4)
+               ? kInvalidValue
+               : kSuccess;
+}
+CALL cuModuleUnload(void*) {
+    const Lock lock(mutex);
+    return kSuccess;
+}
+CALL cuModuleGetFunction(void** function, void*, const char* name) {
+    const Lock lock(mutex);
+    for (Kernel& it : kernels()) {
+        if (!strcmp(it.name, name)) return *function = &it, kSuccess;
+    }
+    return kNotFound;
+}
+CALL cuFuncSetAttribute(void* function, int attribute, int value) {
+    const Lock lock(mutex);
+    // 8: the most dynamic shared memory.
+    const Kernel& it = *static_cast<Kernel*>(function);
+    return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
+}
+CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+                    unsigned shared, void* stream, void** arguments, void** extra) {
+    const Lock lock(mutex);
+    if (lost) return kLaunchFailed;
+    const Kernel* it = static_cast<Kernel*>(function);
+    if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
+        (int)shared != it->launch.shared_bytes) {
+        return kInvalidValue;
+    }
+    const auto* first = static_cast<const uint8_t*>(arguments[0]);
+    std::vector<uint8_t> parameters(first, first + it->parameter_bytes);
+    std::vector<ptx::TensorMap> maps;
+    for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
+    if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
+        // As a real one: the launch is accepted, the error shows later.
+        lost = true;
+        return kSuccess;
+    }
+    const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
+    stream_of(stream).put([=] {
+        machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
+                        [&] { it->body(parameters.data(), maps.data()); });
+    });
+    return kSuccess;
+}
+CALL cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const uint64_t* dims,
+                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                            int swizzle, int, int fill) {
+    const Lock lock(mutex);
+    // bf16; 128-byte swizzle; zeros outside.
+    const bool right = type == 9 && rank == 3 && interleave == 0 && swizzle == 3 && fill == 0 && box[0] == 64 &&
+                       box[1] == 1 && box[2] <= 256 && steps[0] == 1 && steps[1] == 1 && steps[2] == 1 &&
+                       reinterpret_cast<uint64_t>(address) % 16 == 0 && strides[0] == dims[0] * 2 &&
+                       strides[1] == dims[0] * dims[1] * 2 && reinterpret_cast<uint64_t>(map) % 64 == 0;
+    if (!right) return kInvalidValue;
+    new (map)
+        ptx::TensorMap{static_cast<const uint16_t*>(address), (int)dims[0], (int)dims[1], (int)dims[2], (int)box[2]};
+    return kSuccess;
+}
