@@ -25,11 +25,13 @@ const SERVER: [&str; 8] = [
     crate::network::HOST,
 ];
 /// File, user and group of each client.
-const CLIENTS: [(&str, &str, &str); 7] = [
+const CLIENTS: [(&str, &str, &str); 8] = [
     ("admin", "admin", "system:masters"),
     ("controller-manager", "system:kube-controller-manager", ""),
     ("scheduler", "system:kube-scheduler", ""),
     ("kube-proxy", "system:kube-proxy", ""),
+    // The API server to those that serve a part of the API behind it.
+    ("front-proxy", "front-proxy-client", ""),
     ("to-kubelet", "kube-apiserver-kubelet-client", "system:masters"),
     ("node-a", "system:node:node-a", "system:nodes"),
     ("node-b", "system:node:node-b", "system:nodes"),

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client};
+use serde_json::json;
 use tokio::sync::OnceCell;
 
 use crate::certificates;
@@ -31,6 +32,8 @@ pub const SYSTEM_NAMESPACE: &str = "cadre-system";
 pub const IMAGE: &str = "localhost/cadre:e2e";
 /// More nodes of kwok than these renew their leases as seldom as elsewhere.
 const MANY: usize = 32;
+/// Port of the metrics server.
+const METRICS: u16 = 4443;
 /// How long the operator's token is good.
 const TOKEN: &str = "--duration=2h";
 
@@ -186,6 +189,42 @@ impl Cluster {
         })
         .await?;
         Ok(dns)
+    }
+
+    /// Starts a metrics server behind the API server; it asks the kubelets every 10 s, which is as often as it can.
+    pub async fn metrics_server(&self) -> Result<Process> {
+        let folder = self.folder.join("metrics-server");
+        std::fs::create_dir_all(&folder).context("a folder of the metrics server")?;
+        let config = self.config.display();
+        let mut command = Command::new(self.programs.path("metrics-server")?);
+        command.args([
+            format!("--kubeconfig={config}"),
+            format!("--authentication-kubeconfig={config}"),
+            format!("--authorization-kubeconfig={config}"),
+            format!("--bind-address={HOST}"),
+            format!("--secure-port={METRICS}"),
+            format!("--cert-dir={}", folder.display()),
+            "--kubelet-insecure-tls".into(),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            "--metric-resolution=10s".into(),
+        ]);
+        let process = Process::start("metrics-server", &self.folder, &mut command)?;
+        let service = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": "metrics-server", "namespace": "kube-system"},
+                "spec": {"ports": [{"name": "https", "port": 443, "targetPort": METRICS}]}},
+            {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {"name": "metrics-server", "namespace": "kube-system",
+                    "labels": {"kubernetes.io/service-name": "metrics-server"}},
+                "addressType": "IPv4", "endpoints": [{"addresses": [HOST], "conditions": {"ready": true}}],
+                "ports": [{"name": "https", "port": METRICS, "protocol": "TCP"}]},
+            {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+                "metadata": {"name": "v1beta1.metrics.k8s.io"},
+                "spec": {"group": "metrics.k8s.io", "version": "v1beta1", "insecureSkipTLSVerify": true,
+                    "groupPriorityMinimum": 100, "versionPriority": 100,
+                    "service": {"name": "metrics-server", "namespace": "kube-system"}}}]});
+        self.kubectl_with(&["apply"], &service.to_string())?;
+        Ok(process)
     }
 
     /// Fails if a part of the control plane has ended.

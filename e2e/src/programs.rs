@@ -80,7 +80,7 @@ impl Programs {
             self.path("kwok")?;
         }
         if tier == Tier::RealNodes {
-            for name in ["kubelet", "kube-proxy", "coredns"] {
+            for name in ["kubelet", "kube-proxy", "coredns", "metrics-server"] {
                 self.path(name)?;
             }
             for name in ["containerd", "ctr", "runc", "iptables", "conntrack", "strip"] {

@@ -18,6 +18,7 @@ mod installed;
 mod jobs;
 mod joined;
 mod machines;
+mod metered;
 mod objects;
 mod operators;
 mod placed;
@@ -60,7 +61,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane: definitions chart explained pools jobs operators borrowed uninstall;
     FakeNodes: fleet harvest autoscaled placed;
-    RealNodes: installed trains unattended resized resumed harvested joined crashed machines;
+    RealNodes: installed trains unattended resized resumed harvested joined metered crashed machines;
 };
 
 /// Those that hold on a cluster of the user, whatever its nodes are.

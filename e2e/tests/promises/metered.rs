@@ -1,0 +1,57 @@
+//! An autoscaler from outside, on what a metrics server has read from the kubelets: while a job trains, the servers of its
+//! pool are busy and get company; when it is gone they are not, and the company leaves.
+
+use anyhow::{Result, ensure};
+use cadre_crds::AttentionPool;
+use cadre_e2e::Cluster;
+use cadre_e2e::until;
+use serde_json::json;
+
+use crate::objects::all;
+use crate::training::Training;
+
+/// Thousandths of a processor that a server should use: less than one that computes, more than one that waits.
+const AUTOSCALER: &str = "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: p}\nspec:\n  \
+    scaleTargetRef: {apiVersion: cadre.dev/v1alpha1, kind: AttentionPool, name: p}\n  minReplicas: 1\n  \
+    maxReplicas: 2\n  metrics:\n  - type: Resource\n    resource: {name: cpu, target: {type: AverageValue, \
+    averageValue: 60m}}\n  behavior: {scaleDown: {stabilizationWindowSeconds: 0}}\n";
+/// More than are made before the servers have company.
+const MANY: &str = "--steps=1000000";
+
+pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+    let mut training = Training::prepare(cluster, "metered").await?;
+    let metrics = training.cluster.metrics_server().await?;
+    training.pool["spec"]["scaling"] = json!({"mode": "External"});
+    let arguments = &mut training.job["spec"]["template"]["spec"]["containers"][0]["args"];
+    for it in arguments.as_array_mut().into_iter().flatten() {
+        if it.as_str().is_some_and(|it| it.starts_with("--steps=")) {
+            *it = MANY.into();
+        }
+    }
+    training.start(1).await?;
+    training.attempted("j-1");
+    training.cluster.apply(training.here, AUTOSCALER)?;
+    servers(&training, 2).await?;
+    training.cluster.kubectl(&["delete", "cadjob", "j", "--namespace", training.here])?;
+    servers(&training, 1).await?;
+    training.cluster.kubectl(&["delete", "hpa", "p", "--namespace", training.here])?;
+    training.cluster.kubectl(&["delete", "apiservice", "v1beta1.metrics.k8s.io"])?;
+    metrics.kill()?;
+    training.remove()
+}
+
+/// Waits until the pool was scaled to so many servers, and has them.
+async fn servers(training: &Training<'_>, count: u32) -> Result<()> {
+    let found = until(&format!("{count} servers"), async || {
+        let pool = all::<AttentionPool>(training.cluster, training.here).get("p").await?;
+        let ready = pool.status.map_or(0, |it| it.ready);
+        ensure!(pool.spec.replicas <= 2, "scaled to {}", pool.spec.replicas);
+        Ok((pool.spec.replicas == count && ready == count).then_some(()))
+    });
+    let found = found.await;
+    if found.is_err() {
+        let words = ["describe", "hpa,podmetrics", "--namespace", training.here];
+        println!("{}", training.cluster.kubectl(&words).unwrap_or_else(|it| format!("{it:#}")));
+    }
+    training.explained(found)
+}
