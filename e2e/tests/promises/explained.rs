@@ -12,6 +12,7 @@ use crate::objects::{all, cadre, find, job, of_job, of_pool, pool};
 const HERE: &str = "explained";
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+    cluster.definitions()?;
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &pool(1))?;
     let operators = ask(cluster, &["explain", "attnpool/p"])?;
