@@ -42,7 +42,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 
 /// Waits until the pool was scaled to so many servers, and has them.
 async fn servers(training: &Training<'_>, count: u32) -> Result<()> {
-    let found = until(&format!("{count} servers"), async || {
+    let what = format!("{count} servers");
+    let found = until(&what, async || {
         let pool = all::<AttentionPool>(training.cluster, training.here).get("p").await?;
         let ready = pool.status.map_or(0, |it| it.ready);
         ensure!(pool.spec.replicas <= 2, "scaled to {}", pool.spec.replicas);
