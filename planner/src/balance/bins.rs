@@ -212,6 +212,11 @@ impl<'a> Bins<'a> {
         }
     }
 
+    /// Whether a bin holds rows of a document, those that lie whole at its rank not counted.
+    pub(super) fn holds(&self, bin: usize, document: DocumentId) -> bool {
+        self.all[bin].held.get(&document).is_some_and(|it| !it.is_empty())
+    }
+
     fn is_at_home(&self, bin: &Bin<'_>, document: DocumentId) -> bool {
         match self.problem.layout.pieces_of_document(document) {
             [one] => bin.keeps_home && Some(one.rank) == bin.home(),

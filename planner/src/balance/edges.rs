@@ -1,20 +1,23 @@
 //! Who gives how much to whom: surpluses of bins matched to rooms of others along few edges.
 //!
-//! In: what each bin has too much or can take. Out: [`Edge`]s that use up one side. The fewest edges suffice
-//! where sums of surpluses meet sums of rooms, so the largest of all takes the one or two of the other side
-//! that leave least of it, at the least price of their ways.
+//! In: what each bin has too much or can take. Out: [`Edge`]s that use up one side. An edge of cost F needs about √F bytes, so
+//! few edges are cheap, and the fewest suffice where sums of surpluses meet sums of rooms. The largest of all takes the one or two of
+//! the other side for which they and what is left of it have the least price; a room may leave a little unused, as long as all
+//! surpluses find room. Which ones are best is a matter of luck later on, so prices are blurred a little, differently in each try.
 
-use std::collections::{BTreeMap, BTreeSet, btree_set};
-use std::iter::Peekable;
+use std::collections::BTreeMap;
 
 use super::bins::Bins;
 use crate::DocumentId;
 
-/// Part of a slot's capacity that it may have above it.
-const OVER: u64 = 1_150;
-const OVER_ROOM: u64 = 600;
+/// Part of a slot's capacity that it may have above it: one that gives, and one that receives.
+const OVER: (u64, u64) = (800, 520);
 /// Candidates for the first of two that fit together.
-const FIRST: usize = 32;
+const FIRST: usize = 8;
+/// An amount of more than so many of the largest of the other side takes that.
+const MANY: u64 = 2;
+/// Part of the level that a room may leave unused.
+const UNUSED: u64 = 50;
 
 /// A group of donors gives a receiver work of this cost.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +29,7 @@ pub(super) struct Edge {
 }
 
 /// Bins with what they have too much or can take, by amount.
-type Side = BTreeSet<(u64, usize)>;
-
-/// One or two of them.
-type OneOrTwo = [Option<(u64, usize)>; 2];
+type Side = Vec<(u64, usize)>;
 
 /// Surpluses and rooms.
 pub(super) struct Sides<'a> {
@@ -43,22 +43,26 @@ pub(super) struct Sides<'a> {
     worth: u64,
     /// Bins of one node each; empty where links are equal.
     nodes: Vec<Vec<usize>>,
+    /// What bins get that hold keys of a group's document already.
+    holders: Vec<Edge>,
+    /// Bits that amounts are shifted by before their root is taken.
+    shift: u32,
 }
 
 impl<'a> Sides<'a> {
     pub(super) fn of(bins: &'a Bins<'_>, worth: u64) -> Self {
         let mut room = Side::new();
-        let mut of_document: BTreeMap<DocumentId, Vec<(u64, usize)>> = BTreeMap::new();
+        let mut of_document: BTreeMap<DocumentId, Side> = BTreeMap::new();
         let mut donors = Vec::new();
         for (bin, it) in bins.all.iter().enumerate() {
-            let left = it.left();
-            let left = left + (it.capacity() / if left < 0 { OVER } else { OVER_ROOM }) as i64;
+            let over = if it.left() < 0 { OVER.0 } else { OVER.1 };
+            let left = it.left() + (it.capacity() / over) as i64;
             let amount = (left.unsigned_abs(), bin);
             if amount.0 <= worth {
                 continue;
             }
             if left >= 0 {
-                room.insert(amount);
+                room.push(amount);
                 continue;
             }
             match bins.furthest(bin).filter(|it| bins.problem.layout.spans_ranks(*it)) {
@@ -66,11 +70,25 @@ impl<'a> Sides<'a> {
                 None => donors.push(vec![amount]),
             }
         }
-        donors.extend(of_document.into_values());
-        let amount = |group: &Vec<(u64, usize)>| (group.iter().map(|it| it.0).sum(), group[0].1);
-        let surplus = donors.iter().map(amount).collect();
-        let members =
-            |group: Vec<(u64, usize)>| (group[0].1, group.iter().map(|it| it.1).collect());
+        let amount = |group: &Side| (group.iter().map(|it| it.0).sum::<u64>(), group[0].1);
+        let mut surplus: Side = donors.iter().map(amount).collect();
+        let mut holders = Vec::new();
+        for (document, group) in of_document {
+            let (mut left, donor) = amount(&group);
+            for it in room.iter_mut().filter(|it| bins.holds(it.1, document)) {
+                let cost = it.0.min(left);
+                if cost > worth {
+                    holders.push(Edge { donor, receiver: it.1, cost });
+                    (it.0, left) = (it.0 - cost, left - cost);
+                }
+            }
+            surplus.push((left, donor));
+            donors.push(group);
+        }
+        for side in [&mut surplus, &mut room] {
+            side.retain(|it| it.0 > worth);
+        }
+        let members = |group: Side| (group[0].1, group.iter().map(|it| it.1).collect());
         let groups = donors.into_iter().map(members).collect();
         let mut nodes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (bin, it) in bins.all.iter().enumerate() {
@@ -78,7 +96,12 @@ impl<'a> Sides<'a> {
                 nodes.entry(link.node).or_default().push(bin);
             }
         }
-        Self { bins, surplus, room, groups, worth, nodes: nodes.into_values().collect() }
+        surplus.sort_unstable();
+        room.sort_unstable();
+        let most = surplus.last().max(room.last()).map_or(0, |it| it.0);
+        let shift = (u64::BITS - most.leading_zeros()).saturating_sub(u32::BITS);
+        let nodes = nodes.into_values().collect();
+        Self { bins, surplus, room, groups, worth, nodes, holders, shift }
     }
 
     /// Bins, those without surplus or room included.
@@ -93,140 +116,184 @@ impl<'a> Sides<'a> {
 
     /// What work of a cost is on the wire: √cost times the percent price of the way.
     pub(super) fn price(&self, donor: usize, receiver: usize, cost: u64) -> u64 {
-        cost.isqrt() * self.percent(donor, receiver)
+        self.root(cost) * self.percent(donor, receiver)
+    }
+
+    fn root(&self, cost: u64) -> u64 {
+        u32::try_from(cost >> self.shift).unwrap_or(u32::MAX).isqrt().into()
     }
 
     fn percent(&self, donor: usize, receiver: usize) -> u64 {
+        if self.nodes.is_empty() {
+            return 100;
+        }
         let (from, to) = (self.bins.all[donor].place(), self.bins.all[receiver].place());
         self.bins.problem.links.price(from, to).into()
+    }
+
+    /// Entries of a side on a bin's node.
+    fn near(&self, side: &Side, bin: usize) -> Side {
+        let Some(node) = self.nodes.iter().find(|it| it.contains(&bin)) else {
+            return Side::new();
+        };
+        side.iter().filter(|it| node.contains(&it.1)).copied().collect()
     }
 }
 
 /// Edges that use up the surpluses or the rooms. The donors `first` choose before all others, each the rooms that
-/// cost it least.
-pub(super) fn edges(sides: &Sides<'_>, first: &[usize]) -> Vec<Edge> {
+/// cost it least. Tries differ by their number.
+pub(super) fn edges(sides: &Sides<'_>, number: u64, first: &[usize]) -> Vec<Edge> {
     let (mut surplus, mut room) = (sides.surplus.clone(), sides.room.clone());
-    let mut edges = Vec::new();
+    let mut edges = Vec::with_capacity(surplus.len() + room.len() + sides.holders.len());
+    edges.extend(&sides.holders);
     for &donor in first {
-        let Some(&(amount, _)) = surplus.iter().find(|it| it.1 == donor) else {
-            continue;
-        };
-        surplus.remove(&(amount, donor));
-        let mut left = amount;
-        while left > sides.worth
-            && let Some((size, receiver)) = cheapest_room(sides, &room, donor, left)
-        {
-            let cost = size.min(left);
-            room.remove(&(size, receiver));
-            if size - cost > sides.worth {
-                room.insert((size - cost, receiver));
-            }
-            left -= cost;
-            edges.push(Edge { donor, receiver, cost });
-        }
+        give_first(sides, donor, &mut surplus, &mut room, &mut edges);
     }
+    let all = |side: &Side| side.iter().map(|it| it.0).sum::<u64>();
+    let mut unused = all(&room).saturating_sub(all(&surplus));
+    let mut blur = Blur::of(number);
     while let (Some(&most), Some(&widest)) = (surplus.last(), room.last()) {
         let gives = most >= widest;
-        let (amount, bin) = most.max(widest);
         let (own, other) =
             if gives { (&mut surplus, &mut room) } else { (&mut room, &mut surplus) };
-        own.remove(&(amount, bin));
+        let (amount, bin) = most.max(widest);
+        own.pop();
         let mut left = amount;
-        for it in best_fit(sides, other, bin, amount, gives).into_iter().flatten() {
-            other.remove(&it);
-            left -= it.0;
-            let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
-            edges.push(Edge { donor, receiver, cost: it.0 });
+        for at in best_fit(sides, &mut blur, other, (bin, amount), gives).into_iter().flatten() {
+            let (cost, fit) = other.remove(at);
+            left -= cost;
+            let (donor, receiver) = if gives { (bin, fit) } else { (fit, bin) };
+            edges.push(Edge { donor, receiver, cost });
         }
-        if left > sides.worth {
-            own.insert((left, bin));
+        if !gives && left <= unused.min(sides.bins.level / UNUSED) {
+            unused -= left;
+        } else if left > sides.worth {
+            insert(own, (left, bin));
         }
     }
     edges
 }
 
-/// The room that takes of an amount for the least price a cost; of equal ones the smallest.
-fn cheapest_room(
-    sides: &Sides<'_>,
-    room: &Side,
-    donor: usize,
-    amount: u64,
-) -> Option<(u64, usize)> {
-    let enough = room.range((amount, 0)..).next();
-    if sides.nodes.is_empty() {
-        return enough.or_else(|| room.last()).copied();
-    }
-    let widest = room.iter().rev().take(FIRST);
-    let near = near(sides, room, donor);
-    let price = |it: &(u64, usize)| {
-        let cost = it.0.min(amount);
-        // √cost · percent / cost, the larger the worse.
-        (sides.percent(donor, it.1) << 32) / cost.isqrt().max(1)
-    };
-    let all = enough.into_iter().chain(widest).chain(near.iter());
-    all.min_by_key(|it| (price(it), **it)).copied()
+fn insert(side: &mut Side, it: (u64, usize)) {
+    side.insert(side.partition_point(|other| *other < it), it);
 }
 
-/// One or two of a side that leave least of an amount, at the least price; all of the side are at most the amount.
-fn best_fit(sides: &Sides<'_>, side: &Side, bin: usize, amount: u64, gives: bool) -> OneOrTwo {
-    let way = |it: (u64, usize)| {
-        let (donor, receiver) = if gives { (bin, it.1) } else { (it.1, bin) };
-        sides.percent(donor, receiver)
+/// Lets a donor choose.
+fn give_first(
+    sides: &Sides<'_>,
+    donor: usize,
+    surplus: &mut Side,
+    room: &mut Side,
+    edges: &mut Vec<Edge>,
+) {
+    let Some(at) = surplus.iter().position(|it| it.1 == donor) else {
+        return;
     };
-    let near = near(sides, side, bin);
-    let mut best: Option<(u64, OneOrTwo)> = None;
-    let mut seconds = Seconds::of(side);
-    for &first in side.iter().rev().take(FIRST).chain(near.iter()) {
-        let left = amount - first.0;
-        let second = seconds.most(first, left);
-        let close = near.iter().filter(|it| it.0 <= left && **it != first).max().copied();
-        // Among equal ways only what is left counts, and the closest is as good as any.
-        for second in [Some(second), (!near.is_empty()).then_some(close)].into_iter().flatten() {
-            let left = left - second.map_or(0, |it| it.0);
-            let far = way(first).max(second.map_or(0, way));
-            let score = (left + sides.bins.level / 64) * far;
-            if best.as_ref().is_none_or(|(least, _)| score < *least) {
-                best = Some((score, [Some(first), second]));
+    let (mut left, _) = surplus.remove(at);
+    while left > sides.worth
+        && let Some(at) = cheapest_room(sides, room, donor, left)
+    {
+        let (size, receiver) = room.remove(at);
+        let cost = size.min(left);
+        if size - cost > sides.worth {
+            insert(room, (size - cost, receiver));
+        }
+        left -= cost;
+        edges.push(Edge { donor, receiver, cost });
+    }
+}
+
+/// The room that takes of an amount for the least price a cost; of equal ones the smallest.
+fn cheapest_room(sides: &Sides<'_>, room: &Side, donor: usize, amount: u64) -> Option<usize> {
+    let enough = room.partition_point(|it| it.0 < amount);
+    if sides.nodes.is_empty() {
+        return Some(enough.min(room.len().checked_sub(1)?));
+    }
+    let price = |at: &usize| {
+        let cost = room[*at].0.min(amount);
+        // √cost · percent / cost, the larger the worse.
+        (sides.percent(donor, room[*at].1) << 32) / sides.root(cost).max(1)
+    };
+    (0..room.len()).min_by_key(|at| (price(at), room[*at]))
+}
+
+/// One or two of a side at the least price, by their index, the higher first; all of the side are at most the amount.
+fn best_fit(
+    sides: &Sides<'_>,
+    blur: &mut Blur,
+    side: &Side,
+    (bin, amount): (usize, u64),
+    gives: bool,
+) -> [Option<usize>; 2] {
+    if sides.nodes.is_empty() && side.last().is_some_and(|it| it.0 < amount / MANY) {
+        return [side.len().checked_sub(1), None];
+    }
+    let way = |at: usize| {
+        let fit = side[at].1;
+        if gives { sides.percent(bin, fit) } else { sides.percent(fit, bin) }
+    };
+    let price = |at: usize| sides.root(side[at].0) * way(at);
+    let near = sides.near(side, bin);
+    let index = |it: &(u64, usize)| side.partition_point(|other| other < it);
+    let mut best = (u64::MAX, [None; 2]);
+    for first in (0..side.len())
+        .rev()
+        .take(if blur.number % 3 == 2 { 4 * FIRST } else { FIRST })
+        .chain(near.iter().map(index))
+    {
+        let left = amount - side[first].0;
+        let fits = side.partition_point(|it| it.0 <= left);
+        let second = (0..fits).rev().find(|it| *it != first);
+        let close = near.iter().rev().find(|it| it.0 <= left && **it != side[first]).map(index);
+        let (one, far) = (price(first), way(first));
+        let seconds = [second, close].into_iter().flatten().map(Some);
+        for at in std::iter::once(None).chain(seconds) {
+            let all = one.saturating_add(at.map_or(0, price));
+            let blurred = blur.next();
+            if all >= best.0 {
+                continue;
+            }
+            let left = left - at.map_or(0, |at| side[at].0);
+            let rest = sides.root(left) * far.max(at.map_or(0, way));
+            let all = all.saturating_add(blur.rest(rest, gives));
+            let score = all.saturating_add(all / 1_024 * blurred);
+            if score < best.0 {
+                best = (score, [Some(first), at]);
             }
         }
     }
-    best.map_or([None; 2], |(_, chosen)| chosen)
+    let [a, b] = best.1;
+    if a < b { [b, a] } else { [a, b] }
 }
 
-/// What fits best beside a first one. The firsts come largest first, so what is left for a second grows, and each entry
-/// is passed once.
-struct Seconds<'a> {
-    side: &'a Side,
-    rest: Peekable<btree_set::Range<'a, (u64, usize)>>,
-    /// The last two that were passed, the larger first.
-    passed: OneOrTwo,
-    left: Option<u64>,
+/// What makes tries differ.
+struct Blur {
+    number: u64,
+    state: u64,
+    /// What is left of a surplus and of a room counts so many quarters of a piece of that size.
+    left: (u64, u64),
 }
 
-impl<'a> Seconds<'a> {
-    fn of(side: &'a Side) -> Self {
-        Self { side, rest: side.range((0, 0)..).peekable(), passed: [None; 2], left: None }
+impl Blur {
+    /// The first try is not blurred.
+    fn of(number: u64) -> Self {
+        const LEFT: [(u64, u64); 6] = [(6, 6), (8, 4), (6, 8), (5, 6), (6, 4), (8, 6)];
+        Self {
+            number,
+            state: number.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+            left: LEFT[number as usize % 6],
+        }
     }
 
-    /// The largest entry but `first` that is at most `left`.
-    fn most(&mut self, first: (u64, usize), left: u64) -> Option<(u64, usize)> {
-        if self.left.is_none_or(|last| left < last) {
-            let mut before = self.side.range(..=(left, usize::MAX)).rev().copied();
-            self.passed = [before.next(), before.next()];
-            self.rest = self.side.range((left, usize::MAX)..).peekable();
-        }
-        self.left = Some(left);
-        while let Some(&next) = self.rest.next_if(|it| it.0 <= left) {
-            self.passed = [Some(next), self.passed[0]];
-        }
-        self.passed.into_iter().flatten().find(|it| *it != first)
+    fn rest(&self, price: u64, gives: bool) -> u64 {
+        (price / 4).saturating_mul(if gives { self.left.0 } else { self.left.1 })
     }
-}
 
-/// Entries of a side on a bin's node.
-fn near(sides: &Sides<'_>, side: &Side, bin: usize) -> Vec<(u64, usize)> {
-    let Some(node) = sides.nodes.iter().find(|it| it.contains(&bin)) else {
-        return Vec::new();
-    };
-    side.iter().filter(|it| node.contains(&it.1)).copied().collect()
+    /// How many 1,024ths dearer a price is taken to be, up to 63.
+    fn next(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state >> 58
+    }
 }

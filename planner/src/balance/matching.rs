@@ -5,8 +5,8 @@
 //! A piece that costs F needs about √F bytes, whichever long document it is cut from: its keys go up to its
 //! last row. So few large pieces are cheaper than many small ones, on the wire and at their sender. Flow:
 //!
-//! 1. [`edges`] says who gives how much to whom, for several orders of the donors.
-//! 2. Of these the one is taken whose busiest link has least to do, then the one with fewest bytes.
+//! 1. [`edges`] says who gives how much to whom, in several ways.
+//! 2. Of these those are best whose busiest link has nearly the least to do, and of them the one with fewest bytes.
 //! 3. Along each edge, the largest first, pieces move: of the donor's longest documents the piece, and with
 //!    one lane the number of KV heads, with the least new bytes.
 
@@ -22,17 +22,19 @@ use super::together::give_together;
 
 /// Part of the level that is left alone.
 const WORTH: u64 = 1_500;
-/// Orders of donors that are tried.
-const ORDERS: usize = 10;
+/// Part of what the least busiest link has to do, by which another may have more.
+const NEARLY: u64 = 5;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 3;
 /// Pieces along one edge at most.
 const PIECES: usize = 6;
 
+/// An edge with the bins of its group.
+pub(super) type Given = (Edge, Vec<usize>);
+
 /// Moves surplus along edges.
-pub(super) fn spread(bins: &mut Bins<'_>) {
+pub(super) fn spread(bins: &mut Bins<'_>, mut edges: Vec<Given>) {
     let prices = Prices::of(bins);
-    let mut edges: Vec<(Edge, Vec<usize>)> = best_edges(bins);
     if fits(bins) {
         send_shaped(bins, prices.rates(), edges);
         return;
@@ -44,7 +46,7 @@ pub(super) fn spread(bins: &mut Bins<'_>) {
 }
 
 /// Cuts all that a group of donors gives at once.
-fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<(Edge, Vec<usize>)>) {
+fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<Given>) {
     edges.sort_by_key(|(it, _)| (it.donor, it.receiver));
     for of_group in edges.chunk_by(|a, b| a.0.donor == b.0.donor) {
         let wanted = of_group.iter().map(|(it, _)| Wanted { receiver: it.receiver, cost: it.cost });
@@ -56,25 +58,40 @@ fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<(Edge, Vec<usiz
     }
 }
 
-/// The edges whose busiest link has least to do, with the bins of their groups. Again and again the donor at that
-/// link comes to choose its rooms before the others.
-fn best_edges(bins: &Bins<'_>) -> Vec<(Edge, Vec<usize>)> {
+/// Up to `most` matchings, those that seem to move fewest bytes first, of those that keep the busiest link nearly as idle as any.
+/// In every other try the donors that were at the busiest link before choose their rooms before the others.
+pub(super) fn matchings(bins: &Bins<'_>, most: usize) -> Vec<Vec<Given>> {
     let sides = Sides::of(bins, bins.level / WORTH);
-    let mut first = Vec::new();
-    let mut best: Option<((u64, u64), Vec<Edge>)> = None;
-    for _ in 0..ORDERS {
-        let edges = edges(&sides, &first);
-        let (busiest, all, donor) = estimate(&sides, &edges);
-        if best.as_ref().is_none_or(|(other, _)| (busiest, all) < *other) {
-            best = Some(((busiest, all), edges));
+    let tries = tries_within_time(bins);
+    let mut all: Vec<(u64, u64, Vec<Edge>)> = Vec::with_capacity(tries);
+    let (mut first, mut least, mut busiest) = (Vec::new(), u64::MAX, None);
+    for number in 0..tries {
+        let is_led = number % 2 == 1;
+        first.extend(busiest.take_if(|_| is_led));
+        let edges = edges(&sides, number as u64, if is_led { &first } else { &[] });
+        let (link, bytes, donor) = estimate(&sides, &edges);
+        if link < least {
+            least = link;
+            busiest = donor.filter(|it| !first.contains(it));
         }
-        match donor {
-            Some(donor) if !first.contains(&donor) => first.push(donor),
-            _ => break,
-        }
+        all.push((link, bytes, edges));
     }
-    let best = best.map_or_else(Vec::new, |(_, edges)| edges);
-    best.into_iter().map(|it| (it, sides.group(it.donor).to_vec())).collect()
+    all.retain(|it| it.0 <= least + least / NEARLY);
+    all.sort_by_key(|it| (it.1, it.0));
+    all.dedup_by_key(|it| (it.1, it.0));
+    all.truncate(most);
+    let given = |it: Edge| (it, sides.group(it.donor).to_vec());
+    all.into_iter().map(|(_, _, edges)| edges.into_iter().map(given).collect()).collect()
+}
+
+/// How many matchings are tried: with few slots that takes no time, with very many slots or documents all else takes more.
+fn tries_within_time(bins: &Bins<'_>) -> usize {
+    let documents = bins.problem.layout.documents().len();
+    match bins.all.len() {
+        ..=32 => 24,
+        slots @ ..=128 if documents < 16 * slots => 4,
+        _ => 12,
+    }
 }
 
 /// What the busiest donor has to send, what all have, and who is the busiest, in prices of √cost.

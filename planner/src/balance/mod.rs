@@ -9,7 +9,7 @@
 //! 3. [`matching`]: who holds too much sends few large pieces to who has room; [`give`] and [`together`] cut them so that all
 //!    pieces of a document together are cheap.
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
-//!    least bytes per cost, until the last finishes within 1/640 of the level.
+//!    least bytes per cost, until the last finishes within 1/508 of the level.
 //!
 //! If the plan does not fit the slots' memory, the steps are repeated under limits for the bytes of
 //! a slot and of a bundle, and of the plans that fit the one that finishes first is taken.
@@ -29,6 +29,7 @@ mod tails;
 mod together;
 
 use crate::balance::bins::{Bin, Bins, Limits};
+use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
 use crate::memory::bytes;
 use crate::plan::least_work;
@@ -80,29 +81,57 @@ fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
 }
 
 fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
-    let mut bins = Bins::new(problem, limits, least_work(problem));
-    fill::fill(&mut bins)?;
+    let mut start = Bins::new(problem, limits, least_work(problem));
+    fill::fill(&mut start)?;
+    let most = if give::fits(&start) { ways_within_time(&start) } else { 1 };
+    let matchings = matching::matchings(&start, most);
     // Edges along which pieces go one by one do not see that a slot holds keys of a document already; where documents
     // span ranks that may be worth more than few pieces.
     let spans = (0..problem.layout.documents().len() as u32)
         .any(|it| problem.layout.pieces_of_document(DocumentId(it)).len() > 1);
-    let other = (spans && !give::fits(&bins)).then(|| bins.clone());
-    matching::spread(&mut bins);
-    even::even(&mut bins);
-    if let Some(mut other) = other {
-        even::even(&mut other);
-        if rank(&other) < rank(&bins) {
-            bins = other;
+    let mut ways: Vec<Option<Vec<Given>>> = matchings.into_iter().map(Some).collect();
+    if spans && !give::fits(&start) {
+        ways.push(None);
+    }
+    let last = ways.pop().unwrap_or_default();
+    let mut best: Option<((u64, i128), Bins<'_>)> = None;
+    for way in ways {
+        let bins = go(start.clone(), way);
+        let rank = rank(&bins);
+        if best.as_ref().is_none_or(|(other, _)| rank < *other) {
+            best = Some((rank, bins));
         }
     }
+    let bins = go(start, last);
+    let mut bins = match best {
+        Some((other, best)) if other <= rank(&bins) => best,
+        _ => bins,
+    };
     if limits.are_none() {
         exact::improve(&mut bins);
     }
     bins.into_plan(digest)
 }
 
+/// Spreads along edges, if any, and evens out what is left.
+fn go(mut bins: Bins<'_>, edges: Option<Vec<Given>>) -> Bins<'_> {
+    if let Some(edges) = edges {
+        matching::spread(&mut bins, edges);
+    }
+    even::even(&mut bins);
+    bins
+}
+
+/// How many matchings are tried to the end: what one costs is known better once its pieces are cut. With few slots that takes no
+/// time, and with many documents little of the time that all else takes.
+fn ways_within_time(bins: &Bins<'_>) -> usize {
+    let (slots, documents) = (bins.all.len(), bins.problem.layout.documents().len());
+    let few = if slots <= 32 { (160 / slots).min(8) } else { 1 };
+    few.max((documents / (10 * slots)).min(4))
+}
+
 /// Part of the level by which the last may finish late without being worse.
-const ENOUGH: u64 = 520;
+const ENOUGH: u64 = 504;
 
 /// How good bins are, the less the better: how far beyond the tolerated finish, then bytes.
 fn rank(bins: &Bins<'_>) -> (u64, i128) {

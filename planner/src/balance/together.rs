@@ -13,10 +13,14 @@ use super::give::{Wanted, is_worth_a_tile, squares};
 use super::groups::Span;
 use super::pieces::{dearest_tile, held};
 use super::shapes::{Rates, around};
-use crate::DocumentId;
+use crate::{DocumentId, TILE_ROWS};
 
+/// Pieces that make up for coarse ones at most.
+const PIECES: usize = 3;
+/// Part of the level to which a surplus is met.
+const CLOSE: u64 = 4_096;
 /// Part of its capacity that a donor may keep too much.
-const OVER: u64 = 1_150;
+const OVER: u64 = 800;
 
 /// Gives pieces of the document that reaches furthest at the first donor.
 pub(super) fn give_together(
@@ -43,11 +47,10 @@ pub(super) fn give_together(
         let Some(next) = holder.map(|it| waiting.remove(it)).or_else(|| waiting.pop()) else {
             break;
         };
-        take(bins, &whole, &mut stock, &mut wanted[next]);
+        take(bins, &whole, &mut stock, &mut wanted[next], held[next]);
     }
-    for it in wanted.iter().filter(|it| is_worth_a_tile(bins, it.cost)).copied().collect::<Vec<_>>()
-    {
-        give_tile(bins, donors, &whole, it);
+    for it in wanted {
+        make_up(bins, donors, &whole, it);
     }
 }
 
@@ -55,6 +58,8 @@ pub(super) fn give_together(
 struct Stock {
     donor: usize,
     rows: Range<u32>,
+    /// Up to here it holds all rows, and keeps those above `rows`.
+    top: u32,
 }
 
 /// What each donor gives, in row order.
@@ -72,9 +77,10 @@ fn stock(
     for &donor in donors {
         let share = u128::from(surplus(bins, donor)) * u128::from(all.min(surpluses));
         let cost = u64::try_from(share / u128::from(surpluses.max(1))).unwrap_or(u64::MAX);
-        let rows = rows_of(bins, donor, document);
-        let rows = around(&rows, best, squares(bins.problem, cost));
-        stock.extend(rows.into_iter().map(|rows| Stock { donor, rows }));
+        let all = rows_of(bins, donor, document);
+        let top = |row: u32| all.iter().map(|it| it.end).find(|it| *it >= row).unwrap_or(row);
+        let rows = around(&all, best, squares(bins.problem, cost));
+        stock.extend(rows.into_iter().map(|rows| Stock { donor, top: top(rows.end), rows }));
     }
     stock.sort_unstable_by_key(|it| it.rows.start);
     stock
@@ -90,34 +96,80 @@ fn rows_of(bins: &Bins<'_>, donor: usize, document: DocumentId) -> Vec<Range<u32
     groups.iter().flat_map(|it| it.rows.iter().cloned()).collect()
 }
 
-/// Lets a receiver take from the top of the stock.
-fn take(bins: &mut Bins<'_>, whole: &Span, stock: &mut Vec<Stock>, wanted: &mut Wanted) {
-    while let Some(Stock { donor, rows }) = stock.pop() {
-        let cut = bins.tail(&whole.with_rows(rows.clone()), wanted.cost);
+/// Lets a receiver take from the top of the stock. Where it holds keys up to there already, it takes what the donor would
+/// have kept above instead, so that the donor's keys end lower.
+fn take(
+    bins: &mut Bins<'_>,
+    whole: &Span,
+    stock: &mut Vec<Stock>,
+    wanted: &mut Wanted,
+    mut held: u32,
+) {
+    while let Some(Stock { donor, rows, top }) = stock.pop() {
+        let worth = bins.cost(&whole.with_rows(rows.clone()));
+        let end = if held >= top { top } else { rows.end };
+        // Rather a tile row too much: what is too little is hard to give where tile rows are dear.
+        let tile = whole.with_rows(end.saturating_sub(TILE_ROWS).max(rows.start)..end);
+        let over = if end == rows.end { 0 } else { bins.cost(&tile) };
+        let cut = bins.tail(&whole.with_rows(rows.start..end), wanted.cost.min(worth + over));
+        let is_enough = wanted.cost < worth;
         if !cut.rows.is_empty() {
-            wanted.cost -= bins.cost(&cut);
+            held = held.max(cut.rows.end);
+            let cost = bins.cost(&cut);
+            wanted.cost -= cost;
             bins.take(donor, &cut);
             bins.put(wanted.receiver, &cut);
+            let rest =
+                bins.head(&whole.with_rows(rows.start..cut.rows.start), worth.saturating_sub(cost));
+            if is_enough {
+                let last = (rest.rows.end + TILE_ROWS).min(cut.rows.start);
+                let top = if end == top { cut.rows.start } else { last };
+                stock.push(Stock { donor, rows: rows.start..last, top });
+                stock.retain(|it| !it.rows.is_empty());
+            }
+        } else if is_enough {
+            stock.push(Stock { donor, rows, top });
         }
-        if cut.rows.start > rows.start {
-            stock.push(Stock { donor, rows: rows.start..cut.rows.start });
+        if is_enough {
             return;
         }
     }
 }
 
-/// Makes up for what a tile row was too coarse for: a tile of the donor with most surplus, below the receiver's last row.
-fn give_tile(bins: &mut Bins<'_>, donors: &[usize], whole: &Span, it: Wanted) {
-    let end = held(bins, &bins.all[it.receiver], whole);
-    let Some(donor) = donors.iter().copied().max_by_key(|it| (surplus(bins, *it), *it)) else {
-        return;
-    };
-    let tiles = rows_of(bins, donor, whole.document).into_iter().filter(|rows| rows.start < end);
-    let tiles = tiles
-        .map(|rows| dearest_tile(bins, &whole.with_rows(rows.start..rows.end.min(end)), it.cost));
-    let fitting = tiles.map(|tile| (bins.cost(&tile), tile)).filter(|tile| tile.0 <= it.cost);
-    if let Some((_, tile)) = fitting.max_by_key(|tile| tile.0) {
-        bins.take(donor, &tile);
-        bins.put(it.receiver, &tile);
+/// Makes up for what tile rows were too coarse for: rows below the receiver's last bring no keys. The donor with most surplus
+/// gives them.
+fn make_up(bins: &mut Bins<'_>, donors: &[usize], whole: &Span, wanted: &mut Wanted) {
+    for _ in 0..PIECES {
+        if !is_worth_a_tile(bins, wanted.cost) {
+            return;
+        }
+        let end = held(bins, &bins.all[wanted.receiver], whole);
+        let mut best: Option<(u64, usize, Span)> = None;
+        for &donor in donors {
+            let surplus = surplus(bins, donor);
+            if !is_worth_a_tile(bins, surplus) {
+                continue;
+            }
+            let most = wanted.cost.min(surplus + bins.level / CLOSE);
+            for rows in rows_of(bins, donor, whole.document) {
+                if rows.start >= end {
+                    break;
+                }
+                let span = whole.with_rows(rows.start..rows.end.min(end));
+                let tail = bins.tail(&span, most);
+                let piece =
+                    if tail.rows.is_empty() { dearest_tile(bins, &span, most) } else { tail };
+                let cost = bins.cost(&piece);
+                if cost <= most && best.as_ref().is_none_or(|it| it.0 < cost) {
+                    best = Some((cost, donor, piece));
+                }
+            }
+        }
+        let Some((cost, donor, piece)) = best else {
+            return;
+        };
+        wanted.cost -= cost;
+        bins.take(donor, &piece);
+        bins.put(wanted.receiver, &piece);
     }
 }

@@ -17,9 +17,9 @@ use super::pieces::{Scored, best_piece};
 use super::prices::Prices;
 
 /// Part of the level by which the last may finish late.
-const WORTH: u64 = 560;
+const WORTH: u64 = 508;
 /// Part of the level below which a difference is not worth an exchange, which makes two tasks more.
-const WORTH_EXCHANGE: u64 = 560;
+const WORTH_EXCHANGE: u64 = 508;
 /// Receivers among which the exchange with the least bytes is sought.
 const EXCHANGE_WITH: usize = 8;
 /// Receivers among which the nearest is sought.
