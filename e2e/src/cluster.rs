@@ -206,9 +206,10 @@ impl Cluster {
             format!("--cert-dir={}", folder.display()),
             "--kubelet-insecure-tls".into(),
             "--kubelet-preferred-address-types=InternalIP".into(),
+            "--kubelet-request-timeout=5s".into(),
             "--metric-resolution=10s".into(),
         ]);
-        let process = Process::start("metrics-server", &self.folder, &mut command)?;
+        let mut process = Process::start("metrics-server", &self.folder, &mut command)?;
         let service = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "Service",
                 "metadata": {"name": "metrics-server", "namespace": "kube-system"},
@@ -224,6 +225,13 @@ impl Cluster {
                     "groupPriorityMinimum": 100, "versionPriority": 100,
                     "service": {"name": "metrics-server", "namespace": "kube-system"}}}]});
         self.kubectl_with(&["apply"], &service.to_string())?;
+        until("the metrics of both nodes", async || {
+            process.check()?;
+            let nodes = self.kubectl(&["get", "--raw", "/apis/metrics.k8s.io/v1beta1/nodes"])?;
+            let nodes: serde_json::Value = serde_json::from_str(&nodes).context("metrics")?;
+            Ok((nodes["items"].as_array().map_or(0, Vec::len) == 2).then_some(()))
+        })
+        .await?;
         Ok(process)
     }
 

@@ -289,7 +289,7 @@ impl Blur {
         (price / 4).saturating_mul(if gives { self.left.0 } else { self.left.1 })
     }
 
-    /// How many 1,024ths dearer a price is taken to be, up to 63.
+    /// By how many parts of 1,024 a price is taken to be dearer, up to 63.
     fn next(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
