@@ -3,7 +3,7 @@
 //! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time.
 //!
 //! What servers use is written here, in the place of a metrics server: objects of `metrics.k8s.io` that the API server
-//! stores. The autoscaler is the one of the controller manager.
+//! stores; `metered` has a real one. The autoscaler is the one of the controller manager.
 
 use std::collections::BTreeMap;
 
