@@ -120,12 +120,7 @@ fn inner(folder: &Path) -> Result<ExitCode> {
     for tier in Tier::ALL {
         match Programs::find().and_then(|it| it.missing_for(tier)) {
             Ok(()) => possible.push(tier),
-            Err(reason) => {
-                println!("tier {tier} is missing here, its promises are SKIPPED: {reason:#}");
-                if demanded.contains(&tier) {
-                    failed.push(format!("tier {tier}"));
-                }
-            }
+            Err(reason) => failed.extend(missing(tier, &reason, &demanded)),
         }
     }
     if possible.contains(&Tier::RealNodes) {
@@ -135,15 +130,34 @@ fn inner(folder: &Path) -> Result<ExitCode> {
         );
     }
     let chosen: Vec<_> = chosen().filter(|it| possible.contains(&it.tier)).collect();
-    if !chosen.is_empty() {
+    let (real, others): (Vec<_>, Vec<_>) =
+        chosen.into_iter().partition(|it| it.tier == Tier::RealNodes);
+    if !real.is_empty() || !others.is_empty() {
         runtime.block_on(async {
             let began = Instant::now();
             let mut cluster = Cluster::start(folder).await.context("the control plane")?;
             println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
-            keep_all(&mut cluster, &chosen, &mut failed).await
+            keep_all(&mut cluster, &others, &mut failed).await?;
+            if real.is_empty() {
+                return Ok(());
+            }
+            // Whether the kernel lets a node run shows when one does.
+            match cluster.real_nodes().await {
+                Ok(()) => keep_all(&mut cluster, &real, &mut failed).await,
+                Err(reason) => {
+                    failed.extend(missing(Tier::RealNodes, &reason, &demanded));
+                    anyhow::Ok(())
+                }
+            }
         })?;
     }
     Ok(ended(&failed))
+}
+
+/// Says that a tier is missing. Out: what has failed, if it was demanded.
+fn missing(tier: Tier, reason: &anyhow::Error, demanded: &[Tier]) -> Option<String> {
+    println!("tier {tier} is missing here, its promises are SKIPPED: {reason:#}");
+    demanded.contains(&tier).then(|| format!("tier {tier}"))
 }
 
 /// What there is when a promise is broken.
