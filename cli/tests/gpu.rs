@@ -1,4 +1,4 @@
-//! `cadre run` and `cadre calibrate` over a driver library whose GPU is emulated (`kernels/emulation/driver.cpp`).
+//! `cadre run` and `cadre calibrate` over a driver and a cuBLASLt whose GPU is emulated (`kernels/emulation`).
 //!
 //! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; a server whose
 //! GPU is lost leaves with the reason, and the job goes on. Says nothing of speed, nor of a real driver.
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// The folder of the emulated driver; none in a build without GPU kernels.
+/// The folder of the emulated driver and of the emulated cuBLASLt on top; none in a build without GPU kernels.
 fn driver() -> Option<&'static Path> {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     if cadre_kernels::cubins::CUBINS.is_empty() {
@@ -19,22 +19,31 @@ fn driver() -> Option<&'static Path> {
     let folder = FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver-of-cli");
         std::fs::create_dir_all(&folder).expect("the test's own folder");
-        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        let done = Command::new(&compiler)
-            .args(["-std=c++17", "-O1", "-DCADRE_EMULATION", "-fPIC", "-shared", "-I"])
-            .arg(kernels.join("emulation"))
-            .arg("-I")
-            .arg(kernels.join("cuda"))
-            .arg(kernels.join("emulation/driver.cpp"))
-            .arg("-o")
-            .arg(folder.join("libcuda.so"))
-            .status()
-            .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
-        assert!(done.success());
+        let driver = folder.join("libcuda.so.1");
+        compile("driver.cpp", &driver, &["-O1", "-Wl,-soname,libcuda.so.1"]);
+        let driver = driver.to_str().expect("a folder of the build has a plain name");
+        compile("blas.cpp", &folder.join("libcublasLt.so"), &["-O2", driver]);
         folder
     });
     Some(folder)
+}
+
+/// Makes a shared library of one of the emulation's sources.
+fn compile(source: &str, library: &Path, words: &[&str]) {
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let done = Command::new(&compiler)
+        .args(["-std=c++17", "-DCADRE_EMULATION", "-fPIC", "-shared", "-I"])
+        .arg(kernels.join("emulation"))
+        .arg("-I")
+        .arg(kernels.join("cuda"))
+        .arg(kernels.join("emulation").join(source))
+        .args(words)
+        .arg("-o")
+        .arg(library)
+        .status()
+        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
+    assert!(done.success());
 }
 
 /// Runs the job; `engine` of trainer and servers.

@@ -192,6 +192,8 @@ async fn keep_all(
             }
         }
         cluster.check()?;
+        // What a broken promise has left would break the next ones.
+        cluster.remove_fake_nodes().await?;
     }
     Ok(())
 }
