@@ -18,6 +18,8 @@ fn driver() -> Option<&'static Path> {
     }
     let folder = FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver-of-cli");
+        // What an earlier build has left may have another name.
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the test's own folder");
         let driver = folder.join("libcuda.so.1");
         compile("driver.cpp", &driver, &["-O1", "-Wl,-soname,libcuda.so.1"]);
