@@ -57,7 +57,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 /// Waits until an operator has looked at the pool and found nothing to do.
 async fn settled(cluster: &Cluster, operator: &Operator) -> Result<()> {
     let seen = operator.metric("cadre_operator_reconciles_total")?;
-    let mark = format!("mark-{seen}");
+    // Another one each time: an annotation that stays as it is is no change.
+    let mark = k8s_openapi::jiff::Timestamp::now();
     cluster.kubectl(&[
         "annotate",
         "--overwrite",
