@@ -46,9 +46,10 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 }
 
 async fn survived(training: &Training<'_>) -> Result<()> {
-    training.complete().await?;
+    // The leader may have been on that node, too.
+    training.ends().await?;
     let status = training.look().await?.status.unwrap_or_default();
-    ensure!(status.failovers >= 1 && status.attempt == 1, "{status:?}");
+    ensure!(status.attempt == 1, "{status:?}");
     Ok(())
 }
 

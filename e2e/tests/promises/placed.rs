@@ -27,7 +27,7 @@ struct Part {
     servers: u32,
 }
 
-/// The racks of `bound` have 640 GPUs, of which trainers take 200.
+/// The racks of `bound` have 640 GPUs, of which trainers take 200, in each rack about as many.
 const PARTS: [Part; 2] = [
     Part { pool: "near", colocation: "Preferred", racks: 0..7, servers: 112 },
     Part { pool: "bound", colocation: "Required", racks: 7..15, servers: 400 },
@@ -82,7 +82,9 @@ fn jobs() -> String {
                  spec:\n  nodes: 2\n  attention: {{poolRef: {{name: {pool}}}}}\n  template:\n    spec:\n      \
                  affinity: {{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: \
                  {{nodeSelectorTerms: [{{matchExpressions: [{{key: {rack}, operator: In, values: \
-                 [{racks}]}}]}}]}}}}}}\n      containers: [{{name: trainer, image: 'example.com/trainer:1', \
+                 [{racks}]}}]}}]}}}}}}\n      topologySpreadConstraints: [{{maxSkew: 1, topologyKey: {rack}, \
+                 whenUnsatisfiable: DoNotSchedule, labelSelector: {{matchLabels: {{cadre.dev/pool: {pool}, \
+                 cadre.dev/role: trainer}}}}}}]\n      containers: [{{name: trainer, image: 'example.com/trainer:1', \
                  resources: {{limits: {{nvidia.com/gpu: 4}}}}}}]\n"
             );
         }

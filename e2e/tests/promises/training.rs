@@ -125,12 +125,17 @@ impl<'a> Training<'a> {
         self.explained(found)
     }
 
-    /// Waits for the end of the job.
-    pub(crate) async fn complete(&self) -> Result<()> {
+    /// Waits for the end of the job. Without an operator in its last seconds nobody knows how many steps it made.
+    pub(crate) async fn ends(&self) -> Result<()> {
         self.at(*STEPS).await?;
         let is =
             |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
-        self.status("the end of the job", is).await?;
+        self.status("the end of the job", is).await
+    }
+
+    /// Waits for the end of the job, and for its figures in the status.
+    pub(crate) async fn complete(&self) -> Result<()> {
+        self.ends().await?;
         let last = |job: &TrainingJob| {
             let progress = job.status.as_ref().and_then(|it| it.progress.as_ref());
             progress.is_some_and(|it| it.step == *STEPS)
