@@ -135,7 +135,7 @@ impl Draft {
 
     /// Who fills the slots of the header in the making.
     pub fn fillers(&self, view: &View) -> Vec<Option<Member>> {
-        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots))
+        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, &[]))
     }
 
     /// The header with its fillers.

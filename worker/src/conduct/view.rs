@@ -143,17 +143,29 @@ impl View {
         fillers.iter().map(|it| it.as_ref().map(member)).collect()
     }
 
-    /// Who fills slots that may be of another view: dedicated ones in order, the others by their home.
-    pub fn fill(&self, slots: &[Slot]) -> Vec<Option<Member>> {
-        let mut dedicated = self.slots.iter().filter(|it| it.home.is_none());
-        slots
-            .iter()
-            .map(|slot| match slot.home {
-                Some(RankId(rank)) if slot.is_standby() => Some(Member::Standby(rank)),
-                Some(RankId(rank)) => Some(Member::InPlace(rank)),
-                None => dedicated.next().and_then(|it| it.member.clone()),
-            })
-            .collect()
+    /// Who fills slots that may be of another view, and were filled by `before` so far: the others by their home, dedicated ones
+    /// in order. Where this view has more or fewer of those, who fills a slot goes on with it: a server that changed its slot
+    /// in the middle of a step would have to begin anew.
+    pub fn fill(&self, slots: &[Slot], before: &[Option<Member>]) -> Vec<Option<Member>> {
+        let offers: Vec<_> = self.slots.iter().filter(|it| it.home.is_none()).collect();
+        let asked = slots.iter().filter(|it| it.home.is_none()).count();
+        let mut offers: Vec<_> = offers.into_iter().map(|it| it.member.clone()).collect();
+        let mut kept = vec![None; slots.len()];
+        if offers.len() != asked {
+            offers.retain(Option::is_some);
+            for (keeps, member) in kept.iter_mut().zip(before) {
+                if let Some(at) = offers.iter().position(|it| it.is_some() && it == member) {
+                    *keeps = offers.remove(at);
+                }
+            }
+        }
+        let mut others = offers.into_iter();
+        let filled = slots.iter().zip(kept).map(|(slot, kept)| match slot.home {
+            Some(RankId(rank)) if slot.is_standby() => Some(Member::Standby(rank)),
+            Some(RankId(rank)) => Some(Member::InPlace(rank)),
+            None => kept.or_else(|| others.next().flatten()),
+        });
+        filled.collect()
     }
 }
 
@@ -197,9 +209,24 @@ mod tests {
             home: home.map(RankId),
             memory: 1,
         };
-        let members =
-            view.fill(&[slot(None, 100), slot(Some(1), 100), slot(None, 100), slot(Some(0), 0)]);
+        let members = view
+            .fill(&[slot(None, 100), slot(Some(1), 100), slot(None, 100), slot(Some(0), 0)], &[]);
         assert!(matches!(members[0], Some(Member::Server { index: 4, .. })));
         assert_eq!(members[1..], [Some(Member::InPlace(1)), None, Some(Member::Standby(0))]);
+    }
+
+    #[test]
+    fn a_server_keeps_its_slot_when_others_leave_the_view() {
+        let view = |indices: &[u32]| {
+            let slots = indices.iter().map(|it| server(*it, "cpu")).collect();
+            View::of(&proto::View { number: None, slots })
+        };
+        let slots = vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 }; 4];
+        let before = view(&[0, 1, 2, 3]).fill(&slots, &[]);
+        let shrunk = view(&[3]).fill(&slots, &before);
+        assert_eq!(shrunk, [None, None, None, before[3].clone()]);
+        let grown = view(&[7, 3]).fill(&slots, &shrunk);
+        assert!(matches!(grown[0], Some(Member::Server { index: 7, .. })), "{grown:?}");
+        assert_eq!(grown[1..], [None, None, before[3].clone()]);
     }
 }

@@ -103,7 +103,8 @@ impl Conducting {
     /// Fillers of a published step's slots by the newest view.
     pub(super) fn fillers_of(&self, step: u64) -> Option<Fillers> {
         let (view, published) = (self.view.as_ref()?, self.published.get(&step)?);
-        let members = view.fill(&published.planned.header.slots);
+        let header = &published.planned.header;
+        let members = view.fill(&header.slots, &header.fillers);
         Some(members.iter().map(|it| it.as_ref().map(filler)).collect())
     }
 }

@@ -21,7 +21,7 @@ use cadre_protocol::{End, Nanos, Peer};
 use super::envelope::{Ending, Envelope, Lengths, StepDone};
 use super::shared::{Shared, peer_of};
 use crate::conduct::{Draft, Roster, View};
-use crate::planned::PlannedStep;
+use crate::planned::{PlannedStep, filler};
 use crate::supervisor::Moment;
 
 /// A step that is out.
@@ -144,6 +144,13 @@ impl Conducting {
         let running = self.published.keys().next_back().copied();
         if let Some(fillers) = running.and_then(|it| self.fillers_of(it)) {
             self.handle(shared, Event::View(fillers));
+        } else if self.offered {
+            // Whom the header in the making counts on may be gone.
+            let fillers = self.view.as_ref().map_or_else(Vec::new, |it| self.draft.fillers(it));
+            self.handle(
+                shared,
+                Event::View(fillers.iter().map(|it| it.as_ref().map(filler)).collect()),
+            );
         }
         self.proceed(shared);
     }
