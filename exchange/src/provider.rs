@@ -128,8 +128,10 @@ pub enum Event {
     },
     /// Somebody was turned away at the door: without the secret, of another data version, stale, or no peer at all.
     Refused {
-        /// From where and why.
-        error: String,
+        /// Who, or from where; of a stranger another port at every attempt.
+        from: String,
+        /// Why: of one who tries again and again the same words.
+        reason: String,
     },
 }
 

@@ -179,9 +179,9 @@ impl<D: Device> Provider for Node<D> {
             }
             Err(why) => {
                 // Pulls find it gone.
-                let error = format!("region {key} cannot be published: {why}");
+                let reason = format!("region {key} cannot be published: {why}");
                 self.withdraw(key);
-                self.events.push(Event::Refused { error });
+                self.events.push(Event::Refused { from: "this process".to_owned(), reason });
             }
         }
     }

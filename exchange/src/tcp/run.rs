@@ -196,8 +196,8 @@ impl Tcp {
     }
 
     fn refuse(&mut self, stranger: &Stranger, reason: &str) {
-        let error = format!("a link from {} was refused: {reason}", stranger.address);
-        self.ledger.events.push(Event::Refused { error });
+        let (from, reason) = (stranger.address.to_string(), reason.to_owned());
+        self.ledger.events.push(Event::Refused { from, reason });
     }
 
     /// The stranger has proved to be `peer`.

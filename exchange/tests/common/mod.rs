@@ -114,8 +114,8 @@ impl Node {
     pub(crate) fn refusals(&self) -> Vec<&str> {
         let mut refusals = Vec::new();
         for event in &self.events {
-            if let Event::Refused { error } = event {
-                refusals.push(error.as_str());
+            if let Event::Refused { reason, .. } = event {
+                refusals.push(reason.as_str());
             }
         }
         refusals

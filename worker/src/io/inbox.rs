@@ -17,6 +17,9 @@ use super::{Io, Notice, Request};
 use crate::conduct::{View, moment};
 use crate::planned::PlannedStep;
 
+/// Reasons for turning somebody away that are remembered, so that each is told once.
+const TOLD: usize = 256;
+
 impl Io {
     /// What another thread wants.
     pub(super) fn request(&mut self, request: Request) {
@@ -154,13 +157,14 @@ impl Io {
                     it.handle(shared, conductor::Event::Closed(peer));
                 }
             }
-            Wire::Refused { error } => {
-                // Who is turned away tries again, every time from another port.
-                let why = error.split_once("was refused").map_or(error.as_str(), |it| it.1);
-                if self.turned_away.insert(why.to_owned()) {
-                    tracing::warn!("somebody was turned away: {error}");
-                } else {
-                    tracing::debug!("somebody was turned away again: {error}");
+            // Who is turned away tries again and again.
+            Wire::Refused { from, reason } if self.turned_away.contains(&reason) => {
+                tracing::debug!("{from} was turned away again: {reason}");
+            }
+            Wire::Refused { from, reason } => {
+                tracing::warn!("{from} was turned away: {reason}");
+                if self.turned_away.len() < TOLD {
+                    self.turned_away.insert(reason);
                 }
             }
         }
