@@ -33,7 +33,7 @@ use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
 use crate::memory::bytes;
 use crate::plan::least_work;
-use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
+use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -81,6 +81,18 @@ fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
 }
 
 fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
+    let bins = search(problem, limits)?;
+    if rank(&bins).0 == 0 || problem.links.are_equal() {
+        return bins.into_plan(digest);
+    }
+    // Moves to where bytes are cheap may end where no move helps; finishing together counts more than the links.
+    let alike = Problem { links: Links::equal(), ..problem.clone() };
+    let mut other = search(&alike, limits)?;
+    other.problem = problem;
+    if rank(&other) < rank(&bins) { other } else { bins }.into_plan(digest)
+}
+
+fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
     let mut start = Bins::new(problem, limits, least_work(problem));
     fill::fill(&mut start)?;
     let most = if give::fits(&start) { ways_within_time(&start) } else { 1 };
@@ -110,7 +122,7 @@ fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error
     if limits.are_none() {
         exact::improve(&mut bins);
     }
-    bins.into_plan(digest)
+    Ok(bins)
 }
 
 /// Spreads along edges, if any, and evens out what is left.

@@ -1,11 +1,12 @@
 //! Links: rows go where the way is short and the link is fast.
 
 use cadre_planner::{
-    Document, Error, Link, Links, Mask, NOMINAL_RATE, Prices, Problem, SlotId, Traffic, plan,
+    Costs, Document, DocumentId, Error, Heads, Layout, Link, Links, Mask, NOMINAL_RATE, Prices,
+    Problem, SlotId, Stretch, Traffic, plan,
 };
 use proptest::prelude::*;
 
-use crate::problems::{PLENTY, dedicated, in_place, problem, problems};
+use crate::problems::{PLENTY, causal, dedicated, full, in_place, problem, problems};
 
 const NEAR: Prices = Prices { node: 10, rail: 100, leaf: 120, far: 150 };
 
@@ -72,6 +73,29 @@ fn half_the_rate_takes_twice_the_time() {
     assert_eq!(before.queries, after.queries);
 }
 
+/// Few tiles, slots of unlike weight, links that are all but cut: cheap moves alone end far from even.
+#[test]
+fn slow_links_do_not_make_a_plan_uneven() {
+    let documents = vec![full(517), causal(525), causal(710)];
+    let all = |document, rows| Stretch { document: DocumentId(document), start: 0, end: rows };
+    let ranks = vec![vec![all(0, 517)], vec![all(2, 710)], vec![all(1, 525)]];
+    let slots = [150, 201, 342].map(dedicated).to_vec();
+    let mut problem = Problem {
+        layout: Layout::new(documents, ranks).unwrap(),
+        heads: Heads { query: 32, kv: 8, dim: 128 },
+        element_bytes: 2,
+        lanes: 8,
+        costs: Costs { tile: 8_128, task: 16_384, task_rows: 2_048, ..Costs::default() },
+        ..problem(vec![causal(1)], 1, slots)
+    };
+    let even = plan(&problem).unwrap().bounds().finish;
+    let link = |node, leaf, out| Link { node, rail: node + 10, leaf, out, into: 1 };
+    let (near, wide, other) = (link(0, 0, 1), link(0, 0, 22_456), link(1, 1, 1));
+    problem.links.places = vec![near, near, wide, other, near, link(1, 0, 1)];
+    problem.links.prices = NEAR;
+    assert!(plan(&problem).unwrap().bounds().finish <= even);
+}
+
 #[test]
 fn links_that_cannot_be_are_refused() {
     let refused = |change: &dyn Fn(&mut Links), expected: Error| {
@@ -102,7 +126,7 @@ proptest! {
         plan.check(&problem).unwrap();
         let bounds = plan.bounds();
         prop_assert_eq!(bounds.level, even.level);
-        prop_assert!(bounds.finish <= even.finish + even.finish / 100 + even.indivisible, "{:?} {:?}", bounds, even);
+        prop_assert!(bounds.finish <= even.finish.max(even.level + even.level / 500), "{:?} {:?}", bounds, even);
         prop_assert!(bounds.least_link <= bounds.link);
     }
 }
