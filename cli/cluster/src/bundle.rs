@@ -28,7 +28,7 @@ const PODS: usize = 256;
 const README: &str = "\
 status.txt      all pools and jobs at a glance
 explain/        why each is as it is
-objects/        pools, jobs, attempts, pods, nodes of pods that are not ready, leases; values of environment variables are left out
+objects/        pools, jobs, attempts, pods, autoscalers, nodes of pods that are not ready, leases; values of environment variables are left out
 events.yaml     what was said about them
 logs/           the last lines of each pod, PREVIOUS those of the run before
 
@@ -94,6 +94,7 @@ fn files(seen: &Seen) -> Vec<File> {
         ("trainingjobs", yaml(&seen.jobs)),
         ("jobs", yaml(&seen.attempts)),
         ("pods", yaml(&seen.pods)),
+        ("autoscalers", yaml(&seen.autoscalers)),
         ("operators", yaml(&seen.operators)),
         ("nodes", yaml(&seen.nodes)),
         ("leases", yaml(&seen.leases)),

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
 use cadre_crds::{AttentionPool, TrainingJob};
 use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -125,6 +126,9 @@ impl Cluster {
             keep(&mut seen.pods, pods, &mut seen.unread);
             let jobs = self.list_in::<Job>(it, "jobs.batch", LABEL_JOB).await;
             keep(&mut seen.attempts, jobs, &mut seen.unread);
+            let scalers =
+                self.list_in::<HorizontalPodAutoscaler>(it, "horizontalpodautoscalers", "").await;
+            keep(&mut seen.autoscalers, scalers, &mut seen.unread);
             let parameters = ListParams::default().limit(EVENTS);
             let events = self.api::<Event>(it).list(&parameters).await;
             let events = events.map(|it| it.items);

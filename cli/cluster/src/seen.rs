@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, TrainingJob};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -26,6 +27,8 @@ pub struct Seen {
     pub attempts: Vec<Job>,
     /// Pods of pools and jobs.
     pub pods: Vec<Pod>,
+    /// Autoscalers from outside, of pools and of all else.
+    pub autoscalers: Vec<HorizontalPodAutoscaler>,
     /// Nodes of pods that are not ready.
     pub nodes: Vec<Node>,
     /// Events of all these.
@@ -98,6 +101,7 @@ impl Seen {
             jobs: Vec::new(),
             attempts: Vec::new(),
             pods: Vec::new(),
+            autoscalers: Vec::new(),
             nodes: Vec::new(),
             events: Vec::new(),
             operators: Vec::new(),

@@ -105,6 +105,32 @@ fn says(seen: &Seen, target: &str, cause: &str, remedy: &str) {
 }
 
 #[test]
+fn an_autoscaler_of_a_pool_that_scales_itself_is_told_of() {
+    let mut seen = scene();
+    let scaler = |name: &str, kind: &str, target: &str| {
+        json!({"metadata": {"name": name, "namespace": "team"}, "spec": {"maxReplicas": 4,
+            "scaleTargetRef": {"kind": kind, "name": target}}})
+    };
+    let all = [("h", "AttentionPool", "p"), ("i", "AttentionPool", "q"), ("k", "Deployment", "p")];
+    seen.autoscalers = all.map(|(name, kind, target)| parsed(scaler(name, kind, target))).to_vec();
+    seen.pods = vec![parsed(ready("p-0-1", "server")), parsed(ready("p-1-1", "server"))];
+    let pool = |mode: &str| {
+        let mut pool = pool(serving());
+        pool["spec"]["scaling"] = json!({"mode": mode, "min": 1, "max": 4});
+        parsed(pool)
+    };
+    seen.pools = vec![pool("External")];
+    assert!(!text(&seen, "attnpool/p").contains("autoscaler"));
+    seen.pools = vec![pool("Auto")];
+    says(&seen, "attnpool/p", "does not follow", "mode to External");
+    let text = text(&seen, "attnpool/p");
+    assert!(
+        text.contains("horizontalpodautoscaler h:") && !text.contains("autoscaler i"),
+        "{text}"
+    );
+}
+
+#[test]
 fn what_is_well_is_counted() {
     let mut seen = scene();
     seen.pools.push(parsed(pool(serving())));

@@ -2,7 +2,7 @@
 //!
 //! In: a pool. Out: its conditions that are bad news, its servers, the trainers that serve in place.
 
-use cadre_crds::AttentionPool;
+use cadre_crds::{AttentionPool, ScalingMode};
 
 use super::{Finding, Verdict, of_condition, operator, pod, remedy, worst};
 use crate::facts::condition;
@@ -44,6 +44,7 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
         let verdict = if about_pods && troubled { Verdict::Waiting } else { verdict };
         below.push(of_condition(it, verdict));
     }
+    below.extend(unheard(seen, pool));
     below.extend(servers);
     below.extend(trainers);
     if let Some(it) = seen.warnings("AttentionPool", meta).first()
@@ -64,4 +65,25 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
         )
     };
     Finding::new(what, worst(&below), says).over(below)
+}
+
+/// Autoscalers whose number nobody follows, since mode `Auto` has its own.
+fn unheard(seen: &Seen, pool: &AttentionPool) -> Vec<Finding> {
+    if pool.spec.scaling.mode != ScalingMode::Auto {
+        return Vec::new();
+    }
+    let meta = &pool.metadata;
+    let of_pool = seen.autoscalers.iter().filter(|it| {
+        let target = it.spec.as_ref().map(|it| &it.scale_target_ref);
+        let names = target.is_some_and(|it| it.kind == "AttentionPool" && it.name == name(meta));
+        names && namespace(&it.metadata) == namespace(meta)
+    });
+    let says = "writes spec.replicas, which a pool with spec.scaling.mode Auto does not follow";
+    let remedy = "set spec.scaling.mode to External, or delete the autoscaler";
+    of_pool
+        .map(|it| {
+            let what = format!("horizontalpodautoscaler {}", name(&it.metadata));
+            Finding::new(what, Verdict::Bad, says).with(Some(remedy))
+        })
+        .collect()
 }

@@ -70,6 +70,8 @@ pub struct TrainArgs {
 const STOPPED: u8 = 143;
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// That of a trainer in a pod that is done: an operator that takes over a lease (15 s) learns the last figures too.
+const LONG_FAREWELL: Duration = Duration::from_secs(20);
 
 /// Trains until the job ends.
 ///
@@ -120,7 +122,8 @@ impl Process {
         let finished = outcome.report();
         if self.control.send(finished).is_ok() {
             // The exit code says it too, if the controller is away.
-            self.control.leave(FAREWELL).ok();
+            let is_done = self.pod && outcome.code == 0;
+            self.control.leave(if is_done { LONG_FAREWELL } else { FAREWELL }).ok();
         }
         if self.io.join().is_err() {
             anyhow::bail!("the io thread of trainer {} panicked", self.rank);
