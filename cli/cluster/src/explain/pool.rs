@@ -74,9 +74,10 @@ fn unheard(seen: &Seen, pool: &AttentionPool) -> Vec<Finding> {
     }
     let meta = &pool.metadata;
     let of_pool = seen.autoscalers.iter().filter(|it| {
-        let target = it.spec.as_ref().map(|it| &it.scale_target_ref);
-        let names = target.is_some_and(|it| it.kind == "AttentionPool" && it.name == name(meta));
-        names && namespace(&it.metadata) == namespace(meta)
+        let target = &it.spec.scale_target_ref;
+        target.kind == "AttentionPool"
+            && target.name == name(meta)
+            && namespace(&it.metadata) == namespace(meta)
     });
     let says = "writes spec.replicas, which a pool with spec.scaling.mode Auto does not follow";
     let remedy = "set spec.scaling.mode to External, or delete the autoscaler";
