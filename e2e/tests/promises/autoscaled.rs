@@ -1,6 +1,7 @@
 //! An autoscaler from outside changes a pool of mode `External`: a `HorizontalPodAutoscaler` of the core API, on the pool's
 //! scale subresource, finds the servers by the selector of the status, makes more when they are busy and fewer when they
-//! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time.
+//! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time. In mode `Auto` nobody
+//! follows the autoscaler, and `cadre explain` says so.
 //!
 //! What servers use is written here, in the place of a metrics server: objects of `metrics.k8s.io` that the API server
 //! stores; `metered` has a real one. The autoscaler is the one of the controller manager.
@@ -16,7 +17,7 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, Pat
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::objects::{SERVERS, all, find, of_pool, pool_with};
+use crate::objects::{SERVERS, all, autoscaler, cadre, find, of_pool, pool_with};
 
 const HERE: &str = "autoscaled";
 /// What metrics servers serve, as far as autoscalers read it.
@@ -25,10 +26,6 @@ const METRICS: &str = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResource
     group: metrics.k8s.io\n  scope: Namespaced\n  names: {plural: pods, singular: podmetrics, kind: PodMetrics, \
     listKind: PodMetricsList}\n  versions:\n  - {name: v1beta1, served: true, storage: true, schema: \
     {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}\n";
-const AUTOSCALER: &str = "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: p}\nspec:\n  \
-    scaleTargetRef: {apiVersion: cadre.dev/v1alpha1, kind: AttentionPool, name: p}\n  minReplicas: 2\n  \
-    maxReplicas: 6\n  metrics:\n  - type: Resource\n    resource: {name: cpu, target: {type: AverageValue, \
-    averageValue: 500m}}\n  behavior: {scaleDown: {stabilizationWindowSeconds: 0}}\n";
 const EXTERNAL: &str = "  scaling: {mode: External}\n";
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
@@ -40,7 +37,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &pool_with(2, EXTERNAL))?;
     servers(cluster, 2, 1000).await?;
-    cluster.apply(HERE, AUTOSCALER)?;
+    cluster.apply(HERE, &autoscaler(2, 6, 500))?;
 
     // Two servers, each with twice the work that it should have: four.
     servers(cluster, 4, 2000).await?;
@@ -53,6 +50,13 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     // More than it may have, then next to nothing.
     servers(cluster, 6, 9000).await?;
     servers(cluster, 2, 100).await?;
+
+    let explain = ["explain", "attnpool/p"];
+    let (_, said) = cadre(cluster, HERE, &explain)?;
+    ensure!(!said.contains("horizontalpodautoscaler"), "mode External follows it: {said}");
+    cluster.apply(HERE, &pool_with(2, "  scaling: {mode: Auto, min: 1, max: 4}\n"))?;
+    let (_, said) = cadre(cluster, HERE, &explain)?;
+    ensure!(said.contains("horizontalpodautoscaler p: writes"), "nobody follows it now: {said}");
 
     cluster.kubectl(&["delete", "hpa", "p", "--namespace", HERE])?;
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=60s"])?;

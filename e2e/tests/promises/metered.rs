@@ -7,14 +7,11 @@ use cadre_e2e::Cluster;
 use cadre_e2e::until;
 use serde_json::json;
 
-use crate::objects::all;
+use crate::objects::{all, autoscaler};
 use crate::training::Training;
 
 /// Thousandths of a processor that a server should use: less than one that computes, more than one that waits.
-const AUTOSCALER: &str = "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: p}\nspec:\n  \
-    scaleTargetRef: {apiVersion: cadre.dev/v1alpha1, kind: AttentionPool, name: p}\n  minReplicas: 1\n  \
-    maxReplicas: 2\n  metrics:\n  - type: Resource\n    resource: {name: cpu, target: {type: AverageValue, \
-    averageValue: 60m}}\n  behavior: {scaleDown: {stabilizationWindowSeconds: 0}}\n";
+const BUSY: u32 = 60;
 /// More than are made before the servers have company.
 const MANY: &str = "--steps=1000000";
 
@@ -30,7 +27,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     }
     training.start(1).await?;
     training.attempted("j-1");
-    training.cluster.apply(training.here, AUTOSCALER)?;
+    training.cluster.apply(training.here, &autoscaler(1, 2, BUSY))?;
     servers(&training, 2).await?;
     training.cluster.kubectl(&["delete", "cadjob", "j", "--namespace", training.here])?;
     servers(&training, 1).await?;

@@ -36,6 +36,16 @@ pub(crate) fn job(more: &str) -> String {
     )
 }
 
+/// An autoscaler `p` of pool `p`: between so many servers, each to use so many thousandths of a processor.
+pub(crate) fn autoscaler(least: u32, most: u32, millicores: u32) -> String {
+    format!(
+        "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {{name: p}}\nspec:\n  \
+         scaleTargetRef: {{apiVersion: cadre.dev/v1alpha1, kind: AttentionPool, name: p}}\n  minReplicas: {least}\n  \
+         maxReplicas: {most}\n  metrics:\n  - type: Resource\n    resource: {{name: cpu, target: {{type: AverageValue, \
+         averageValue: {millicores}m}}}}\n  behavior: {{scaleDown: {{stabilizationWindowSeconds: 0}}}}\n"
+    )
+}
+
 /// The API of a kind in a namespace.
 pub(crate) fn all<K>(cluster: &Cluster, namespace: &str) -> Api<K>
 where

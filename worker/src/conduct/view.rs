@@ -144,29 +144,39 @@ impl View {
     }
 
     /// Who fills slots that may be of another view, and were filled by `before` so far: the others by their home, dedicated ones
-    /// in order. Where this view has more or fewer of those, who fills a slot goes on with it: a server that changed its slot
-    /// in the middle of a step would have to begin anew.
+    /// by who fills them already, since a server that changed its slot in the middle of a step would have to begin anew; then
+    /// by those of the same number, where both have as many; then in order.
     pub fn fill(&self, slots: &[Slot], before: &[Option<Member>]) -> Vec<Option<Member>> {
-        let offers: Vec<_> = self.slots.iter().filter(|it| it.home.is_none()).collect();
-        let asked = slots.iter().filter(|it| it.home.is_none()).count();
-        let mut offers: Vec<_> = offers.into_iter().map(|it| it.member.clone()).collect();
-        let mut kept = vec![None; slots.len()];
-        if offers.len() != asked {
-            offers.retain(Option::is_some);
-            for (keeps, member) in kept.iter_mut().zip(before) {
-                if let Some(at) = offers.iter().position(|it| it.is_some() && it == member) {
-                    *keeps = offers.remove(at);
+        let offers = self.slots.iter().filter(|it| it.home.is_none());
+        let mut offers: Vec<_> = offers.map(|it| it.member.clone()).collect();
+        let mut filled: Vec<_> = slots.iter().map(at_home).collect();
+        let dedicated: Vec<_> = (0..slots.len()).filter(|it| slots[*it].home.is_none()).collect();
+        for &slot in &dedicated {
+            let now = before.get(slot).and_then(Option::as_ref);
+            let goes_on = offers.iter_mut().find(|it| it.is_some() && it.as_ref() == now);
+            filled[slot] = goes_on.and_then(Option::take);
+        }
+        if offers.len() == dedicated.len() {
+            for (&slot, offer) in dedicated.iter().zip(&mut offers) {
+                if filled[slot].is_none() {
+                    filled[slot] = offer.take();
                 }
             }
         }
-        let mut others = offers.into_iter();
-        let filled = slots.iter().zip(kept).map(|(slot, kept)| match slot.home {
-            Some(RankId(rank)) if slot.is_standby() => Some(Member::Standby(rank)),
-            Some(RankId(rank)) => Some(Member::InPlace(rank)),
-            None => kept.or_else(|| others.next().flatten()),
-        });
-        filled.collect()
+        let mut others = offers.into_iter().flatten();
+        for slot in dedicated {
+            if filled[slot].is_none() {
+                filled[slot] = others.next();
+            }
+        }
+        filled
     }
+}
+
+/// Who computes for a slot at a rank.
+fn at_home(slot: &Slot) -> Option<Member> {
+    let RankId(rank) = slot.home?;
+    Some(if slot.is_standby() { Member::Standby(rank) } else { Member::InPlace(rank) })
 }
 
 #[cfg(test)]
@@ -228,5 +238,10 @@ mod tests {
         let grown = view(&[7, 3]).fill(&slots, &shrunk);
         assert!(matches!(grown[0], Some(Member::Server { index: 7, .. })), "{grown:?}");
         assert_eq!(grown[1..], [None, None, before[3].clone()]);
+        // As many slots, of other numbers.
+        let (two, pair) = (&slots[..2], view(&[4, 5]).fill(&slots[..2], &[]));
+        let next = view(&[5, 6]).fill(two, &pair);
+        assert_eq!(next[1], pair[1]);
+        assert!(matches!(next[0], Some(Member::Server { index: 6, .. })), "{next:?}");
     }
 }
