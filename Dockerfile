@@ -7,9 +7,13 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /cadre
 COPY . .
+# The kernels for Hopper GPUs are built first, with nvcc from PyPI, and are in the programs.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/root/.cache \
     --mount=type=cache,target=/cadre/target \
-    cargo build --release --locked -p cadre -p cadre-operator --features cadre/cluster \
+    scripts/machine python c++ \
+    && scripts/kernels \
+    && cargo build --release --locked -p cadre -p cadre-operator --features cadre/cluster \
     && mkdir /programs \
     && for program in cadre cadre-operator; do strip -o "/programs/$program" "target/release/$program"; done
 
