@@ -64,9 +64,6 @@ const PROMISES: &[Promise] = promises! {
     RealNodes: installed trains unattended resized resumed harvested joined metered crashed machines;
 };
 
-/// Those that do not always hold yet: tried by name only, and said aloud. docs/operations.md has what is wrong.
-const OPEN: &[&str] = &["resized"];
-
 /// Those that hold on a cluster of the user, whatever its nodes are.
 const ANYWHERE: [&str; 4] = ["definitions", "chart", "operators", "uninstall"];
 
@@ -88,13 +85,9 @@ fn main() -> ExitCode {
 /// Promises whose name holds a word of the command line; all if there is none.
 fn chosen() -> impl Iterator<Item = &'static Promise> {
     let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
-    PROMISES.iter().filter(move |it| {
-        if words.is_empty() && OPEN.contains(&it.name) {
-            println!("promise {:<28} NOT TRIED: it does not always hold yet", it.name);
-            return false;
-        }
-        words.is_empty() || words.iter().any(|word| it.name.contains(word))
-    })
+    PROMISES
+        .iter()
+        .filter(move |it| words.is_empty() || words.iter().any(|word| it.name.contains(word)))
 }
 
 fn on_cluster_of_user(config: &Path) -> Result<ExitCode> {
