@@ -192,23 +192,20 @@ impl<'a> Bins<'a> {
         }
     }
 
-    /// What a bin holds of a document, if that is rows of one group of KV heads without a hole, or nothing.
-    pub(super) fn one_run(
+    /// Calls with the heads and rows of each of a bin's groups of a document: what [`Self::groups_of`] has, without making it.
+    pub(super) fn each_group(
         &self,
         bin: &Bin<'_>,
         document: DocumentId,
-    ) -> Option<(Range<u16>, Range<u32>)> {
-        match bin.held.get(&document).map(Vec::as_slice) {
-            Some([Group { heads, rows }]) => match rows.as_slice() {
-                [rows] => Some((heads.clone(), rows.clone())),
-                _ => None,
-            },
-            Some([]) => Some((0..0, 0..0)),
-            Some(_) => None,
+        mut call: impl FnMut(&Range<u16>, &[Range<u32>]),
+    ) {
+        match bin.held.get(&document) {
+            Some(groups) => groups.iter().for_each(|it| call(&it.heads, &it.rows)),
             None if self.is_at_home(bin, document) => {
-                Some((self.problem.all_heads(), 0..self.problem.document(document).rows))
+                let all = 0..self.problem.document(document).rows;
+                call(&self.problem.all_heads(), std::slice::from_ref(&all));
             }
-            None => Some((0..0, 0..0)),
+            None => {}
         }
     }
 
@@ -360,9 +357,17 @@ impl<'a> Bins<'a> {
 
     /// Keys that rows of a document need, without holes.
     pub(super) fn keys(&self, document: DocumentId, rows: &[Range<u32>]) -> Range<u32> {
+        self.keys_of(document, rows.iter().cloned())
+    }
+
+    /// The same, of ranges some of which may be empty.
+    pub(super) fn keys_of(
+        &self,
+        document: DocumentId,
+        rows: impl Iterator<Item = Range<u32>>,
+    ) -> Range<u32> {
         let whole = self.problem.document(document);
-        let rows = rows.iter().filter(|it| !it.is_empty());
-        let keys = rows.map(|it| whole.mask.keys(whole.rows, it.clone()));
+        let keys = rows.filter(|it| !it.is_empty()).map(|it| whole.mask.keys(whole.rows, it));
         keys.reduce(|all, it| all.start.min(it.start)..all.end.max(it.end)).unwrap_or(0..0)
     }
 }

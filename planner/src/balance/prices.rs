@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use super::bins::{Bin, Bins};
-use super::groups::{Group, Span, put, take};
+use super::groups::{Group, Span};
 use super::shapes::Rates;
 use crate::memory::bytes;
+use crate::plan::hull;
 use crate::{DocumentId, TILE_ROWS};
 
 /// Bytes of a row under one KV head, with the query heads that read it.
@@ -81,36 +82,45 @@ impl Prices {
 
     /// Bytes that a bin pulls more, mostly fewer, without a span that it holds.
     fn taken(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
-        match bins.one_run(bin, span.document) {
-            Some((heads, rows)) if heads == span.heads => {
-                let rest = [rows.start..span.rows.start, span.rows.end..rows.end];
-                self.of_runs(bins, bin, span, &rest) - self.of_runs(bins, bin, span, &[rows])
+        let Range { start, end } = span.rows;
+        let mut keys = 0;
+        bins.each_group(bin, span.document, |heads, rows| {
+            let shared = shared(heads, &span.heads);
+            if shared > 0 {
+                let rest = rows
+                    .iter()
+                    .flat_map(|it| [it.start..it.end.min(start), it.start.max(end)..it.end]);
+                let (before, after) =
+                    (bins.keys(span.document, rows), bins.keys_of(span.document, rest));
+                keys += shared
+                    * (away(bins, bin, span.document, &after)
+                        - away(bins, bin, span.document, &before));
             }
-            _ => self.change(bins, bin, span.document, |groups| take(groups, span)),
-        }
+        });
+        keys * self.key
+            - span.heads.len() as i128 * away(bins, bin, span.document, &span.rows) * self.query
     }
 
     /// Bytes that a bin pulls more with a span that it does not hold.
     fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
-        match bins.one_run(bin, span.document) {
-            Some((heads, _)) if heads.is_empty() => {
-                self.of_runs(bins, bin, span, std::slice::from_ref(&span.rows))
+        let new = bins.keys(span.document, std::slice::from_ref(&span.rows));
+        let (mut keys, mut fresh) = (0, span.heads.len() as i128);
+        bins.each_group(bin, span.document, |heads, rows| {
+            let shared = shared(heads, &span.heads);
+            if shared > 0 {
+                let before = bins.keys(span.document, rows);
+                let after = hull([&before, &new].into_iter());
+                keys += shared
+                    * (away(bins, bin, span.document, &after)
+                        - away(bins, bin, span.document, &before));
+                fresh -= shared;
             }
-            _ => self.change(bins, bin, span.document, |groups| put(groups, span)),
+        });
+        if fresh > 0 {
+            keys += fresh * away(bins, bin, span.document, &new);
         }
-    }
-
-    fn change(
-        &self,
-        bins: &Bins<'_>,
-        bin: &Bin<'_>,
-        document: DocumentId,
-        change: impl FnOnce(&mut Vec<Group>),
-    ) -> i128 {
-        let mut groups = bins.groups_of(bin, document).into_owned();
-        let before = self.pulled(bins, bin, document, &groups);
-        change(&mut groups);
-        self.pulled(bins, bin, document, &groups) - before
+        keys * self.key
+            + span.heads.len() as i128 * away(bins, bin, span.document, &span.rows) * self.query
     }
 
     /// Bytes that a bin pulls for its rows of a document, at the price of their way.
@@ -134,6 +144,11 @@ impl Prices {
         let keys = away(bins, bin, of.document, &bins.keys(of.document, runs));
         of.heads.len() as i128 * (rows * self.query + keys * self.key)
     }
+}
+
+/// Heads that two ranges share.
+fn shared(a: &Range<u16>, b: &Range<u16>) -> i128 {
+    i128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))
 }
 
 /// Rows that are not at a bin's place, times the price of their way.
