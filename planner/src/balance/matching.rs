@@ -122,7 +122,8 @@ fn send(bins: &mut Bins<'_>, prices: &Prices, donors: &[usize], receiver: usize,
             if wanted <= bins.level / WORTH {
                 continue;
             }
-            let spans = bins.spans(donor, DOCUMENTS);
+            // Donors of a group have its document in common, and it goes furthest.
+            let spans = bins.spans(donor, if donors.len() > 1 { 1 } else { DOCUMENTS });
             let piece = best_piece(bins, prices, (donor, receiver), &spans, wanted);
             if let Some(piece) = piece
                 && best.as_ref().is_none_or(|(_, best)| piece.order(best) == Ordering::Less)

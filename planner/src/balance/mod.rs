@@ -98,11 +98,11 @@ fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
     let most = if give::fits(&start) { ways_within_time(&start) } else { 1 };
     let matchings = matching::matchings(&start, most);
     // Edges along which pieces go one by one do not see that a slot holds keys of a document already; where documents
-    // span ranks that may be worth more than few pieces.
+    // span ranks and heads stay together that may be worth more than few pieces.
     let spans = (0..problem.layout.documents().len() as u32)
         .any(|it| problem.layout.pieces_of_document(DocumentId(it)).len() > 1);
     let mut ways: Vec<Option<Vec<Given>>> = matchings.into_iter().map(Some).collect();
-    if spans && !give::fits(&start) {
+    if spans && !give::fits(&start) && !problem.heads_may_part() {
         ways.push(None);
     }
     let last = ways.pop().unwrap_or_default();

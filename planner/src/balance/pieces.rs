@@ -37,8 +37,10 @@ pub(super) fn best_piece(
         let heads = span.heads.clone();
         let all = heads.len() as u16;
         let fewest = if bins.problem.heads_may_part() { 1 } else { all };
-        // All numbers up to 8, then some.
-        let counts = std::iter::successors(Some(all), |it| Some(it - it.div_ceil(8)));
+        // All numbers up to 8, then some; of a document that spans ranks, whose pieces are many, halves.
+        let spans = bins.problem.layout.spans_ranks(span.document);
+        let fewer = |it: &u16| Some(if spans { it / 2 } else { it - it.div_ceil(8) });
+        let counts = std::iter::successors(Some(all), fewer);
         for count in counts.take_while(|it| *it >= fewest) {
             let span = Span { heads: heads.end - count..heads.end, ..span.clone() };
             for piece in candidates(bins, prices, to, &span, wanted) {

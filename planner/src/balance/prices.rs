@@ -87,18 +87,15 @@ impl Prices {
         bins.each_group(bin, span.document, |heads, rows| {
             let shared = shared(heads, &span.heads);
             if shared > 0 {
-                let rest = rows
-                    .iter()
-                    .flat_map(|it| [it.start..it.end.min(start), it.start.max(end)..it.end]);
-                let (before, after) =
-                    (bins.keys(span.document, rows), bins.keys_of(span.document, rest));
-                keys += shared
-                    * (away(bins, bin, span.document, &after)
-                        - away(bins, bin, span.document, &before));
+                let rest =
+                    |it: &Range<u32>| [it.start..it.end.min(start), it.start.max(end)..it.end];
+                let after = bins.keys_of(span.document, rows.iter().flat_map(rest));
+                let before = bins.keys(span.document, rows);
+                keys -= shared * away_beyond(bins, bin, span.document, &after, &before);
             }
         });
-        keys * self.key
-            - span.heads.len() as i128 * away(bins, bin, span.document, &span.rows) * self.query
+        let queries = span.heads.len() as i128 * away(bins, bin, span.document, &span.rows);
+        keys * self.key - queries * self.query
     }
 
     /// Bytes that a bin pulls more with a span that it does not hold.
@@ -110,17 +107,15 @@ impl Prices {
             if shared > 0 {
                 let before = bins.keys(span.document, rows);
                 let after = hull([&before, &new].into_iter());
-                keys += shared
-                    * (away(bins, bin, span.document, &after)
-                        - away(bins, bin, span.document, &before));
+                keys += shared * away_beyond(bins, bin, span.document, &before, &after);
                 fresh -= shared;
             }
         });
         if fresh > 0 {
             keys += fresh * away(bins, bin, span.document, &new);
         }
-        keys * self.key
-            + span.heads.len() as i128 * away(bins, bin, span.document, &span.rows) * self.query
+        let queries = span.heads.len() as i128 * away(bins, bin, span.document, &span.rows);
+        keys * self.key + queries * self.query
     }
 
     /// Bytes that a bin pulls for its rows of a document, at the price of their way.
@@ -151,6 +146,22 @@ fn shared(a: &Range<u16>, b: &Range<u16>) -> i128 {
     i128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))
 }
 
+/// What [`away`] is more of `all` rows than of `part` of them.
+fn away_beyond(
+    bins: &Bins<'_>,
+    bin: &Bin<'_>,
+    document: DocumentId,
+    part: &Range<u32>,
+    all: &Range<u32>,
+) -> i128 {
+    let rest = if part.is_empty() {
+        [all.clone(), 0..0]
+    } else {
+        [all.start..part.start, part.end..all.end]
+    };
+    rest.iter().filter(|it| !it.is_empty()).map(|it| away(bins, bin, document, it)).sum()
+}
+
 /// Rows that are not at a bin's place, times the price of their way.
 pub(super) fn away(
     bins: &Bins<'_>,
@@ -164,10 +175,12 @@ pub(super) fn away(
         let price = bins.problem.links.price(whole.rank.0.into(), there);
         return rows.len() as i128 * i128::from(price);
     }
-    let pieces = layout.locate(document, rows.clone());
-    let priced = pieces.map(|it| {
-        let price = bins.problem.links.price(it.rank.0.into(), there);
-        it.rows.len() as i128 * i128::from(price)
+    let pieces = layout.pieces_of_document(document);
+    let first = pieces.partition_point(|it| it.rows.end <= rows.start);
+    let here = pieces[first..].iter().take_while(|it| it.rows.start < rows.end);
+    let priced = here.map(|it| {
+        let kept = it.rows.end.min(rows.end) - it.rows.start.max(rows.start);
+        u64::from(kept) * u64::from(bins.problem.links.price(it.rank.0.into(), there))
     });
-    priced.sum()
+    i128::from(priced.sum::<u64>())
 }
