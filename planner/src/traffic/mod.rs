@@ -8,6 +8,7 @@
 mod least;
 mod pulls;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -15,7 +16,7 @@ use serde::Serialize;
 pub use least::{Least, least};
 pub use pulls::{Pull, Pulls};
 
-use crate::{DocumentId, Plan, Problem, SlotId};
+use crate::{BundleId, DocumentId, Plan, Problem, SlotId};
 
 /// Bytes of a phase forward and of a phase backward.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -115,27 +116,27 @@ impl Traffic {
             flow: Flow { places: vec![Place::default(); places], ..Flow::default() },
             priced: vec![(0, 0); places],
         });
-        for bundle in plan.bundles() {
+        // Rows of queries and of keys that a bundle has from each rank.
+        let mut from: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        for (id, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
             let SlotId(slot) = bundle.slot;
             let there = place_of[usize::from(slot)];
             if is_whole_at(problem, there, bundle.document) {
                 continue;
             }
             let heads = bundle.kv_heads.len() as u64;
-            let remote = |rows: &Range<u32>| remote(problem, there, bundle.document, rows.clone());
-            let mut carry = |from: usize, queries: u64, keys: u64| {
-                let ways = [(from, there), (there, from)];
+            let remote = |rows: Range<u32>| remote(problem, there, bundle.document, rows);
+            for (rank, rows) in remote(bundle.keys.clone()) {
+                from.entry(rank).or_default().1 += rows * heads;
+            }
+            for (rank, rows) in plan.runs_of(id).flat_map(|(rows, _)| remote(rows)) {
+                from.entry(rank).or_default().0 += rows * heads;
+            }
+            while let Some((rank, rows)) = from.pop_first() {
+                let ways = [(rank, there), (there, rank)];
                 let percents = ways.map(|(a, b)| problem.links.percent(a, b).into());
                 for account in &mut accounts {
-                    account.carry(ways[0], (queries * heads, keys * heads), percents);
-                }
-            };
-            for (rank, rows) in remote(&bundle.keys) {
-                carry(rank, 0, rows);
-            }
-            for task in &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize] {
-                for (rank, rows) in remote(&task.rows) {
-                    carry(rank, rows, 0);
+                    account.carry(ways[0], rows, percents);
                 }
             }
         }
