@@ -43,7 +43,7 @@ fn memory() {
         assert!(std::time::Instant::now() < until, "the copy does not end");
     }
     let mut back = vec![0; 4096];
-    landing.read(&stream, &mut back).expect("a copy");
+    landing.read(&stream, 0, &mut back).expect("a copy");
     assert_eq!(back[..3000], bytes[..]);
     assert_eq!(back[4000..4090], bytes[100..190]);
 
@@ -82,7 +82,7 @@ fn gates() {
         source
     });
     let mut back = [0; 256];
-    landing.read(&stream, &mut back).expect("the gate opens");
+    landing.read(&stream, 0, &mut back).expect("the gate opens");
     assert_eq!(back, [9; 256]);
     assert_eq!(gate.code(), Some(Gate::DONE));
     drop(writer.join().expect("it wrote"));
