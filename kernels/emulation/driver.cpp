@@ -54,6 +54,7 @@ constexpr size_t kGuard = 256;
 constexpr uint8_t kGuardByte = 0xC7;
 
 std::recursive_mutex mutex;
+std::mutex machine_mutex;  // one kernel runs at a time
 std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
@@ -91,7 +92,8 @@ void flush(Stream& stream) {
 }
 void flush_all() {
     flush(default_stream);
-    for (auto& stream : streams) flush(*stream);
+    // More may be made meanwhile.
+    for (size_t i = 0; i < streams.size(); ++i) flush(*streams[i]);
 }
 
 // NaN as f32 and as bf16, and as a counter more than any list is long.
@@ -272,6 +274,7 @@ CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
 CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
+    if (it->stream == &stream_of(stream)) return kSuccess;
     // The event may be destroyed before this runs.
     stream_of(stream).put([of = it->stream] { flush(*of); });
     return kSuccess;
