@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use cadre_worker::supervisor::{AttentionPlace, Fault};
 use cadre_worker::trainer::model::Config;
-use cadre_worker::{Choice, ServerArgs, Threads, TrainArgs};
+use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -354,6 +354,7 @@ impl From<TrainOptions> for TrainArgs {
             seed,
             threads: Threads(threads),
             engine: engine.into(),
+            exchange: ExchangeChoice::Tcp,
             checkpoint_every,
             prompt,
         }
@@ -363,7 +364,12 @@ impl From<TrainOptions> for TrainArgs {
 impl From<ServeOptions> for ServerArgs {
     fn from(options: ServeOptions) -> Self {
         let ServeOptions { threads, engine, memory_mib } = options;
-        Self { threads: Threads(threads), engine: engine.into(), memory_mib: memory_mib.get() }
+        Self {
+            threads: Threads(threads),
+            engine: engine.into(),
+            exchange: ExchangeChoice::Tcp,
+            memory_mib: memory_mib.get(),
+        }
     }
 }
 
