@@ -5,8 +5,8 @@
 // is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
 // once, as the driver does with memory that is not pinned.
 //
-// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
-// CADRE_EMULATED_SEED of stalls. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
+// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
+// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
 // refuse.
 #include <chrono>
 #include <mutex>
@@ -59,6 +59,7 @@ std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
 size_t allocated;
+long copies;
 bool lost;
 
 long setting(const char* name, long otherwise) {

@@ -361,3 +361,32 @@ fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
     let expected = if name == contract::CADRE_HOST { "IP address" } else { "small whole number" };
     value.parse().map(Some).map_err(|_| Error::Malformed { variable: name, value, expected })
 }
+
+#[cfg(test)]
+mod tests {
+    use cadre_kernels::Threads;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_refused_without_a_gpu_and_in_pods() {
+        let contract = |control| Contract {
+            control,
+            me: PeerId::server(0, 0),
+            trace: None,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            attempt: 1,
+            trainers: 0,
+            checkpoints: PathBuf::new(),
+        };
+        let engine = Engine::cpu(Threads::ONE);
+        let credentials = Credentials { issuers: "ca".into(), token: "token".into() };
+        let pod = contract(Endpoint::Tls { url: "https://a:1".into(), credentials });
+        let here = contract(Endpoint::Unix("/tmp/control".into()));
+        for (contract, expected) in [(&pod, "this one is a pod"), (&here, "say --engine gpu")] {
+            assert!(contract.on_gpu(&engine, Choice::Tcp).unwrap().is_none());
+            let refused = contract.on_gpu(&engine, Choice::Node).unwrap_err();
+            assert!(refused.is_bad_input() && refused.to_string().contains(expected), "{refused}");
+        }
+    }
+}
