@@ -6,8 +6,8 @@
 // once, as the driver does with memory that is not pinned.
 //
 // Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
-// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. Says nothing of speed, of a
-// real driver's answers, or of memory that a real GPU would refuse.
+// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. Says nothing of speed, of
+// a real driver's answers, or of memory that a real GPU would refuse.
 #include <chrono>
 #include <mutex>
 #include <thread>
