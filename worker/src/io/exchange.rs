@@ -1,7 +1,7 @@
 //! The provider of a process: TCP for rows in the host's memory, a node for rows that processes of one machine share on a GPU.
 //!
-//! In and out: what a [`Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of the two it is was decided when
-//! the process joined its job; nobody else asks.
+//! In and out: what a [`cadre_exchange::Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of the two it
+//! is was decided when the process joined its job; nobody else asks.
 //!
 //! Invariant: rows live where this moves them, since all room comes from its own [`Place`].
 

@@ -1,8 +1,8 @@
 //! Runs works of a plan on the kernels of this machine.
 //!
 //! In: works whose rows are all here ([`Work`]). Out: their results, in memory that trainers pull from
-//! ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to [`host`],
-//! rows that live on the GPU to [`resident`], which reads them there; [`view`] says where the rows of a work begin.
+//! ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to `host`,
+//! rows that live on the GPU to `resident`, which reads them there; `view` says where the rows of a work begin.
 //!
 //! It waits for no rows. Invariant: what a work computes does not depend on what it was fused with.
 
