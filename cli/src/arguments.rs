@@ -8,12 +8,13 @@
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-use cadre_worker::supervisor::{AttentionPlace, Fault};
+use cadre_worker::supervisor::Fault;
 use cadre_worker::trainer::model::Config;
-use cadre_worker::{Choice, ServerArgs, Threads, TrainArgs};
+use cadre_worker::{ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::choices::{EngineChoice, ExchangeChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
 use crate::simulate::SimulateOptions;
@@ -97,6 +98,9 @@ pub(crate) struct RunOptions {
     /// Where core attention is computed.
     #[arg(long, value_enum, default_value_t = Place::Pool)]
     pub(crate) attention: Place,
+    /// What moves rows between the processes of the job.
+    #[arg(long, value_enum)]
+    pub(crate) exchange: Option<ExchangeChoice>,
     /// Replay the headers.jsonl of an earlier run.
     #[arg(long, value_name = "FILE")]
     pub(crate) headers: Option<PathBuf>,
@@ -112,45 +116,6 @@ pub(crate) struct RunOptions {
     /// Leave the slots of dead servers vacant.
     #[arg(long)]
     pub(crate) no_replace: bool,
-}
-
-/// Where core attention is computed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum Place {
-    /// On the pool.
-    Pool,
-    /// In the trainers.
-    Local,
-}
-
-impl From<Place> for AttentionPlace {
-    fn from(place: Place) -> Self {
-        match place {
-            Place::Pool => Self::Pool,
-            Place::Local => Self::Local,
-        }
-    }
-}
-
-/// What computes core attention.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum EngineChoice {
-    /// The GPU, if there is one that the kernels are for.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// The GPU, or nothing.
-    Gpu,
-}
-
-impl From<EngineChoice> for Choice {
-    fn from(choice: EngineChoice) -> Self {
-        match choice {
-            EngineChoice::Auto => Self::Auto,
-            EngineChoice::Cpu => Self::Cpu,
-            EngineChoice::Gpu => Self::Gpu,
-        }
-    }
 }
 
 /// Options of `cadre plan`.
@@ -290,6 +255,9 @@ pub(crate) struct TrainOptions {
     /// linear layers: if cuBLASLt is there), the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
+    /// What moves rows: TCP from the host's memory, or node: copies of one GPU's memory between processes of one machine.
+    #[arg(long, value_enum, default_value_t = ExchangeChoice::Tcp)]
+    pub(crate) exchange: ExchangeChoice,
     /// Steps between checkpoints; 0: at the end only.
     #[arg(long, default_value = "0")]
     pub(crate) checkpoint_every: u64,
@@ -318,6 +286,9 @@ pub(crate) struct ServeOptions {
     /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
+    /// What moves rows: TCP from the host's memory, or node: copies of one GPU's memory between processes of one machine.
+    #[arg(long, value_enum, default_value_t = ExchangeChoice::Tcp)]
+    pub(crate) exchange: ExchangeChoice,
     /// Memory for rows and results.
     #[arg(long, value_name = "MIB", default_value = "1024")]
     pub(crate) memory_mib: NonZeroU64,
@@ -338,6 +309,7 @@ impl From<TrainOptions> for TrainArgs {
             seed,
             threads,
             engine,
+            exchange,
             checkpoint_every,
             prompt,
         } = options;
@@ -354,6 +326,7 @@ impl From<TrainOptions> for TrainArgs {
             seed,
             threads: Threads(threads),
             engine: engine.into(),
+            exchange: exchange.into(),
             checkpoint_every,
             prompt,
         }
@@ -362,8 +335,13 @@ impl From<TrainOptions> for TrainArgs {
 
 impl From<ServeOptions> for ServerArgs {
     fn from(options: ServeOptions) -> Self {
-        let ServeOptions { threads, engine, memory_mib } = options;
-        Self { threads: Threads(threads), engine: engine.into(), memory_mib: memory_mib.get() }
+        let ServeOptions { threads, engine, exchange, memory_mib } = options;
+        Self {
+            threads: Threads(threads),
+            engine: engine.into(),
+            exchange: exchange.into(),
+            memory_mib: memory_mib.get(),
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod arguments;
 mod calibrate;
+mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod face;

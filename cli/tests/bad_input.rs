@@ -82,6 +82,18 @@ fn bad_manifests_are_refused() {
     check(manifest("poolRef: {name: p}", "poolRef: {name: q}"), &[], "the pool is called `p`");
     check(manifest("command: [cadre, train]", "command: [bash]"), &[], "is [bash]");
     check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
+    let alone = "--exchange is node for trainers, tcp for servers; say the same in both";
+    check(manifest("--model=tiny", "--exchange=node"), &[], alone);
+    let on_gpu = |more: &str| {
+        let template = "replicas: 0, inPlace: true";
+        let text = MANIFEST.replace("replicas: 1, inPlace: false", template);
+        let text = text.replace("--model=tiny", "--engine=gpu, --exchange=node, --model=tiny");
+        let text = text.replace("{poolRef: {name: p}}", more);
+        move |folder: &Path| fs::write(folder.join("m.yaml"), text).unwrap()
+    };
+    check(on_gpu("{poolRef: {name: p}}"), &[], "spec.attention.wire is not Bf16");
+    let bf16 = on_gpu("{poolRef: {name: p}, wire: Bf16}");
+    check(bf16, &[], "--model is tiny, whose head dim 32 has no GPU kernel");
 }
 
 #[test]
@@ -89,6 +101,8 @@ fn bad_options_are_refused() {
     check(|_| (), &["--steps", "0"], "--steps");
     check(|_| (), &["--what"], "unexpected argument '--what'");
     check(|_| (), &["--attention", "both"], "[possible values: pool, local]");
+    check(|_| (), &["--exchange", "rdma"], "[possible values: tcp, node]");
+    check(|_| (), &["--exchange", "node"], "not all workers say --engine gpu; say --engine=gpu");
     check(|_| (), &["--fault", "explode@1"], "kill-server[:I]@STEP");
     check(|_| (), &["--fault", "kill-server@5"], "can never fire");
     check(|_| (), &["--fault", "kill-server:7@1"], "can never fire");

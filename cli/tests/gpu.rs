@@ -1,7 +1,8 @@
 //! `cadre run` and `cadre calibrate` over a driver and a cuBLASLt whose GPU is emulated (`kernels/emulation`).
 //!
-//! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; a server whose
-//! GPU is lost leaves with the reason, and the job goes on. Says nothing of speed, nor of a real driver.
+//! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; the same bits whether
+//! rows go through sockets or stay on the GPU, also when a server is killed; a server whose GPU is lost, or does not copy, leaves with
+//! the reason, and the job goes on. Says nothing of speed, nor of a real driver.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -48,35 +49,53 @@ fn compile(source: &str, library: &Path, words: &[&str]) {
     assert!(done.success());
 }
 
-/// Runs the job; `engine` of trainer and servers.
-fn run(
-    place: &Path,
-    name: &str,
-    engine: &str,
+/// A run of the job.
+struct Job<'a> {
+    /// Of trainer and servers.
+    engine: &'a str,
     servers: u32,
-    lost: Option<&str>,
-) -> (Output, Vec<Value>) {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible");
-    let text = include_str!("../../bench/gpu/job.yaml")
-        .replace("SERVERS", &servers.to_string())
-        .replace("IN_PLACE", if servers == 0 { "true" } else { "false" })
-        .replace("ENGINE", engine)
-        .replace("DATA", &data.display().to_string())
-        .replace("STEPS", "2")
-        .replace("TOKENS", "128")
-        .replace("--threads=8", "--threads=1");
-    let job = place.join(format!("{name}.yaml"));
-    std::fs::write(&job, text).expect("a small file");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
-    command.arg("run").arg("-f").arg(job).arg("--out").arg(place.join(name)).arg("--json");
-    command.env("LD_LIBRARY_PATH", driver().expect("checked by the caller"));
-    if let Some(launches) = lost {
-        command.env("CADRE_EMULATED_LOST", launches);
+    /// What else is other in its manifest.
+    changes: &'a [(&'a str, &'a str)],
+    /// Further words of the command line.
+    words: &'a [&'a str],
+    /// Of the emulated driver.
+    environment: &'a [(&'a str, &'a str)],
+}
+
+impl Job<'_> {
+    /// Runs it; gives what it said, and its events.
+    fn run(&self, place: &Path, name: &str) -> (Output, Vec<Value>) {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible");
+        let text = include_str!("../../bench/gpu/job.yaml")
+            .replace("SERVERS", &self.servers.to_string())
+            .replace("IN_PLACE", if self.servers == 0 { "true" } else { "false" })
+            .replace("ENGINE", self.engine)
+            .replace("DATA", &data.display().to_string())
+            .replace("STEPS", "2")
+            .replace("TOKENS", "128")
+            .replace("--threads=8", "--threads=1");
+        let text = self.changes.iter().fold(text, |text, (from, to)| text.replace(from, to));
+        let job = place.join(format!("{name}.yaml"));
+        std::fs::write(&job, text).expect("a small file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
+        command.arg("run").arg("-f").arg(job).arg("--out").arg(place.join(name)).arg("--json");
+        command.args(self.words).envs(self.environment.iter().copied());
+        command.env("LD_LIBRARY_PATH", driver().expect("checked by the caller"));
+        let output = command.output().expect("the binary starts");
+        let lines = String::from_utf8_lossy(&output.stdout);
+        let events = lines.lines().filter_map(|it| serde_json::from_str(it).ok()).collect();
+        (output, events)
     }
-    let output = command.output().expect("the binary starts");
-    let lines = String::from_utf8_lossy(&output.stdout);
-    let events = lines.lines().filter_map(|it| serde_json::from_str(it).ok()).collect();
-    (output, events)
+
+    /// Its losses; it is expected to end well, in two steps.
+    fn losses(&self, place: &Path, name: &str) -> Vec<(String, f64)> {
+        let (output, events) = self.run(place, name);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{name}: {said}");
+        let losses = losses(&events);
+        assert_eq!(losses.len(), 2, "{name}: {said}");
+        losses
+    }
 }
 
 fn losses(events: &[Value]) -> Vec<(String, f64)> {
@@ -94,12 +113,8 @@ fn a_job_trains_on_the_gpu_in_place_and_on_servers() {
     }
     let place = tempfile::tempdir().expect("a temporary folder");
     let of = |name, engine, servers| {
-        let (output, events) = run(place.path(), name, engine, servers, None);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{name}: {said}");
-        let losses = losses(&events);
-        assert_eq!(losses.len(), 2, "{name}: {said}");
-        losses
+        Job { engine, servers, changes: &[], words: &[], environment: &[] }
+            .losses(place.path(), name)
     };
     let (cpu, home, servers) = (of("cpu", "cpu", 0), of("home", "gpu", 0), of("pool", "gpu", 2));
     assert_eq!(home[0].0, servers[0].0, "a forward row's bits depend on its document alone");
@@ -110,18 +125,52 @@ fn a_job_trains_on_the_gpu_in_place_and_on_servers() {
 }
 
 #[test]
+fn rows_that_stay_on_the_gpu_give_the_bits_of_rows_that_go_through_sockets() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let of = |name, servers, changes: &[(&str, &str)], words: &[&str]| {
+        Job { engine: "gpu", servers, changes, words, environment: &[] }.losses(place.path(), name)
+    };
+    let tcp = of("tcp", 2, &[], &["--exchange=tcp"]);
+    assert_eq!(of("node", 2, &[], &["--exchange=node"]), tcp);
+    assert_eq!(of("home-node", 0, &[], &["--exchange=node"]), tcp);
+    // Killed in the middle of a step, forward and backward.
+    let faults = ["--exchange=node", "--fault=kill-server@0:bwd", "--fault=kill-server@1:fwd"];
+    assert_eq!(of("killed", 2, &[], &faults), tcp);
+    // Documents over two trainers, which compute beside a server: own rows and those of others in one landing.
+    let mixed = [
+        ("procsPerNode: 1", "procsPerNode: 2"),
+        ("inPlace: false", "inPlace: true"),
+        ("--cap=128", "--cap=256"),
+    ];
+    let tcp = of("mixed-tcp", 1, &mixed, &["--exchange=tcp"]);
+    assert_eq!(of("mixed-node", 1, &mixed, &["--exchange=node"]), tcp);
+    assert_eq!(of("local-node", 1, &mixed, &["--exchange=node", "--attention=local"])[0], tcp[0]);
+}
+
+#[test]
 fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
     if driver().is_none() {
         return;
     }
     let place = tempfile::tempdir().expect("a temporary folder");
-    // A step has 24 launches, all of them on one server: it is lost in the second step.
-    let (output, events) = run(place.path(), "lost", "gpu", 2, Some("30"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let notices = || events.iter().filter_map(|it| it["text"].as_str());
-    assert!(notices().any(|it| it.contains("leaves: the GPU is lost")), "{said}");
-    assert!(notices().any(|it| it.contains("its work moves")), "{said}");
-    assert!(output.status.success() && losses(&events).len() == 2, "{said}");
+    for (name, words, lost) in [
+        // A step has 24 launches, all of them on one server: it is lost in the second step.
+        ("lost", &["--exchange=tcp"][..], ("CADRE_EMULATED_LOST", "30")),
+        ("lost-node", &["--exchange=node"], ("CADRE_EMULATED_LOST", "30")),
+        // A step has 108 copies of rows to servers and 60 of results back: it is lost in the second step.
+        ("copies", &["--exchange=node"], ("CADRE_EMULATED_COPIES", "135")),
+    ] {
+        let job = Job { engine: "gpu", servers: 2, changes: &[], words, environment: &[lost] };
+        let (output, events) = job.run(place.path(), name);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let notices = || events.iter().filter_map(|it| it["text"].as_str());
+        assert!(notices().any(|it| it.contains("leaves: the GPU is lost")), "{name}: {said}");
+        assert!(notices().any(|it| it.contains("its work moves")), "{name}: {said}");
+        assert!(output.status.success() && losses(&events).len() == 2, "{name}: {said}");
+    }
 }
 
 #[test]

@@ -147,7 +147,9 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
                     done += 1;
                 }
                 Event::Connected(_) => {}
-                Event::Closed { .. } | Event::Refused { .. } => panic!("{event:?}"),
+                Event::Closed { .. } | Event::Refused { .. } | Event::Broken { .. } => {
+                    panic!("{event:?}")
+                }
             }
         }
         // A slot of the landing is one pull's at a time.

@@ -133,6 +133,11 @@ pub enum Event {
         /// Why: of one who tries again and again the same words.
         reason: String,
     },
+    /// The memory of this process, or its copies, failed: it can move nothing more. Pulls that it hit end as refused.
+    Broken {
+        /// Why.
+        reason: String,
+    },
 }
 
 /// Why a pull brought nothing.

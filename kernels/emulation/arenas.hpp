@@ -140,6 +140,11 @@ CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream
     const Lock lock(mutex);
     if (lost) return kLaunchFailed;
     if (!open_to(to, bytes, true) || !open_to(from, bytes, false)) return kInvalidValue;
+    if (++copies > setting("CADRE_EMULATED_COPIES", 1l << 60)) {
+        // As a launch: accepted, the error shows later.
+        lost = true;
+        return kSuccess;
+    }
     stream_of(stream).put([=] { memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
     return kSuccess;
 }

@@ -36,7 +36,7 @@ struct Preference {
     uint32_t reductions = 7;
 };
 struct Algorithm {
-    uint64_t magic, m, n, k, operations, unused[3];
+    uint64_t magic, m, n, k, operations, workspace, unused[2];
 };
 struct Heuristic {
     Algorithm algorithm;
@@ -169,7 +169,8 @@ CALL cublasLtMatmulAlgoGetHeuristic(void*, const Operation* operation, const Lay
     if (!shape.fits || c != d || asked < 1 || preference->reductions != 0) return kInvalidValue;
     if (getenv("CADRE_EMULATED_NO_ALGORITHM")) return kNotSupported;
     results[0] = Heuristic{};
-    results[0].algorithm = {kMagic, shape.m, shape.n, shape.k, bits(*operation), {}};
+    // It takes all that it may.
+    results[0].algorithm = {kMagic, shape.m, shape.n, shape.k, bits(*operation), preference->workspace, {}};
     *found = 1;
     return kSuccess;
 }
@@ -181,7 +182,7 @@ CALL cublasLtMatmul(void*, const Operation* operation, const float* alpha, const
                        algorithm->k == shape.k && algorithm->operations == bits(*operation);
     const Layout of_workspace{bytes / 4, 1, (int64_t)(bytes / 4)};
     if (!shape.fits || !known || c != d || of_c != of_d || !held(a, *of_a) || !held(b, *of_b) || !held(d, *of_d) ||
-        !held(workspace, of_workspace)) {
+        bytes < algorithm->workspace || !held(workspace, of_workspace)) {
         return kInvalidValue;
     }
     auto* work = new Work{*operation, *of_a, *of_b, *of_c, a, b, d, *alpha, *beta, shape};

@@ -5,9 +5,9 @@
 // is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
 // once, as the driver does with memory that is not pinned.
 //
-// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
-// CADRE_EMULATED_SEED of stalls. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
-// refuse.
+// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
+// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. Says nothing of speed, of
+// a real driver's answers, or of memory that a real GPU would refuse.
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -54,10 +54,12 @@ constexpr size_t kGuard = 256;
 constexpr uint8_t kGuardByte = 0xC7;
 
 std::recursive_mutex mutex;
+std::mutex machine_mutex;  // one kernel runs at a time
 std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
 size_t allocated;
+long copies;
 bool lost;
 
 long setting(const char* name, long otherwise) {
@@ -91,7 +93,8 @@ void flush(Stream& stream) {
 }
 void flush_all() {
     flush(default_stream);
-    for (auto& stream : streams) flush(*stream);
+    // More may be made meanwhile.
+    for (size_t i = 0; i < streams.size(); ++i) flush(*streams[i]);
 }
 
 // NaN as f32 and as bf16, and as a counter more than any list is long.
@@ -272,6 +275,7 @@ CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
 CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
+    if (it->stream == &stream_of(stream)) return kSuccess;
     // The event may be destroyed before this runs.
     stream_of(stream).put([of = it->stream] { flush(*of); });
     return kSuccess;

@@ -113,8 +113,13 @@ CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsig
     }
     const uint64_t seed = (uint64_t)setting("CADRE_EMULATED_SEED", 0) * launches;
     stream_of(stream).put([=] {
+        // Other threads go on meanwhile.
+        mutex.unlock();
+        machine_mutex.lock();
         machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
                         [&] { it->body(parameters.data(), maps.data()); });
+        machine_mutex.unlock();
+        mutex.lock();
     });
     return kSuccess;
 }

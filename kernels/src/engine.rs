@@ -114,6 +114,11 @@ impl Engine {
         self.gpu.as_ref().map(|it| it.stream().gpu())
     }
 
+    /// In which order dQ is summed on the GPU.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
     /// What computes, in words, for a log.
     pub fn description(&self) -> String {
         let cpu = format!("CPU, {}, threads: {}", cpu::instruction_set(), self.threads.0);

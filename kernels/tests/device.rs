@@ -150,6 +150,11 @@ fn memory_of_an_arena_is_read_through_its_descriptor_in_the_order_of_a_stream() 
 }
 
 #[test]
+fn rooms_are_found_in_as_many_arenas_as_it_takes_and_read_when_they_are_written() {
+    run("arenas::rooms", &[]);
+}
+
+#[test]
 fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
     run("arenas::gates", &[]);
 }

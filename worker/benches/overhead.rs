@@ -18,6 +18,7 @@ use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, Trainer
 use cadre_worker::Threads;
 use cadre_worker::header::{Header, Member, Placement, ViewNumber};
 use cadre_worker::io::envelope::Envelope;
+use cadre_worker::io::exchange::Exchange;
 use cadre_worker::io::shared::{Shared, rows_key};
 use cadre_worker::io::tasks::Tasks;
 use cadre_worker::launch::launch;
@@ -35,7 +36,7 @@ fn main() {
     let mut trainer = open(PeerId::trainer(0, 0));
     let mut shared = Shared::new(
         Peer::Server(ServerId { index: 0, incarnation: 0 }),
-        open(server),
+        Exchange::Tcp(Box::new(open(server))),
         Tracer::off(),
     );
     shared.know(PeerId::trainer(0, 0), &trainer.address());
@@ -110,7 +111,7 @@ fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) 
         }
     }
     let works = std::mem::take(&mut tasks.ready).into_iter().map(|it| it.0).collect();
-    let done = launch(works, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
+    let done = launch(works, &mut Engine::cpu(Threads::ONE), None).expect("a sound task");
     let start = Instant::now();
     for done in done {
         tasks.ran(shared, done);

@@ -15,9 +15,12 @@ use std::sync::{Arc, OnceLock};
 use cadre_control::client::{self, Options};
 use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, proto};
 use cadre_crds::contract;
-use cadre_exchange::{PeerId, Provider as _, Role, Tcp, TcpConfig, Waker};
+use cadre_exchange::{PeerId, Role, Tcp, TcpConfig, Waker};
+use cadre_kernels::Engine;
+use cadre_kernels::device::Gpu;
 
 use crate::io::Control;
+use crate::io::exchange::{Choice, Exchange, OpenError};
 use crate::process;
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
@@ -45,7 +48,7 @@ pub struct Contract {
 /// A process that its controller knows.
 pub struct Attached {
     /// Moves bytes.
-    pub provider: Tcp,
+    pub provider: Exchange,
     /// Both ends of the controller's stream.
     pub control: Control,
     /// What the job says.
@@ -86,6 +89,17 @@ pub enum Error {
     /// The exchange cannot listen.
     #[error(transparent)]
     Exchange(#[from] cadre_exchange::Error),
+    /// The exchange of one machine's GPU cannot be opened.
+    #[error("--exchange node: {0}")]
+    Node(#[from] OpenError),
+    /// Rows cannot lie on a GPU.
+    #[error("--exchange node moves rows that lie on a GPU; say --engine gpu, or --exchange tcp")]
+    NodeWithoutGpu,
+    /// Processes may be on several machines.
+    #[error(
+        "--exchange node is for processes of one machine, and this one is a pod; say --exchange tcp"
+    )]
+    NodeInPod,
     /// The secret is not what it should be.
     #[error(
         "the controller sent a job secret of {bytes} bytes, expected 32; run one version everywhere"
@@ -122,9 +136,13 @@ impl Error {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Control(error) => matches!(error, client::Error::Refused { .. }),
-            Self::Exchange(_) | Self::Trace { .. } | Self::Endpoint(_) | Self::Checkpoint(_) => {
-                true
-            }
+            Self::Exchange(_)
+            | Self::Node(_)
+            | Self::NodeWithoutGpu
+            | Self::NodeInPod
+            | Self::Trace { .. }
+            | Self::Endpoint(_)
+            | Self::Checkpoint(_) => true,
             Self::Missing { .. }
             | Self::Malformed { .. }
             | Self::Settings(_)
@@ -184,6 +202,23 @@ impl Contract {
         matches!(self.control, Endpoint::Tls { .. })
     }
 
+    /// The GPU that rows lie on and the folder of sockets, if they are to. Sockets of peers are beside the controller's, in a
+    /// folder that this user alone may enter.
+    fn on_gpu<'a>(
+        &'a self,
+        engine: &'a Engine,
+        exchange: Choice,
+    ) -> Result<Option<(&'a Gpu, &'a Path)>, Error> {
+        match (exchange, &self.control, engine.gpu()) {
+            (Choice::Tcp, _, _) => Ok(None),
+            (Choice::Node, Endpoint::Tls { .. }, _) => Err(Error::NodeInPod),
+            (Choice::Node, Endpoint::Unix(_), None) => Err(Error::NodeWithoutGpu),
+            (Choice::Node, Endpoint::Unix(control), Some(gpu)) => {
+                Ok(Some((gpu, control.parent().unwrap_or(Path::new(".")))))
+            }
+        }
+    }
+
     fn conducts(&self) -> bool {
         self.me.role == Role::Trainer && self.me.index == 0
     }
@@ -235,11 +270,12 @@ fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
 /// [`Error`].
 pub fn attach(
     contract: &Contract,
-    numerics: &str,
+    (engine, exchange): (&Engine, Choice),
     memory_bytes: u64,
     ring_address: &str,
 ) -> Result<Attached, Error> {
     let me = contract.me;
+    let on_gpu = contract.on_gpu(engine, exchange)?;
     let waker: Arc<OnceLock<Waker>> = Arc::default();
     let wake = Arc::clone(&waker);
     let options = Options {
@@ -252,18 +288,22 @@ pub fn attach(
         welcome: if contract.is_pod() { None } else { Options::default().welcome },
         ..Options::default()
     };
-    let hello = contract.hello(numerics, memory_bytes)?;
+    let hello = contract.hello(&engine.numerics_id(), memory_bytes)?;
     let attached = client::attach(contract.control.clone(), hello, options)?;
     let client::Attachment { welcome, sender, receiver } = attached;
     let bytes = welcome.job_secret.len();
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
-    let provider = Tcp::open(TcpConfig {
+    let links = TcpConfig {
         bind: contract.host,
         me,
         secret,
         data_version: DATA_VERSION,
         limits: cadre_exchange::Limits::default(),
-    })?;
+    };
+    let provider = match on_gpu {
+        None => Exchange::Tcp(Box::new(Tcp::open(links)?)),
+        Some((gpu, sockets)) => Exchange::node(links, sockets, gpu)?,
+    };
     // The thread that polls sets the pace; before it, a wake is not missed but early.
     waker.get_or_init(|| provider.waker());
     let exchange_address = provider.address();
@@ -320,4 +360,33 @@ fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
     let Ok(value) = std::env::var(name) else { return Ok(None) };
     let expected = if name == contract::CADRE_HOST { "IP address" } else { "small whole number" };
     value.parse().map(Some).map_err(|_| Error::Malformed { variable: name, value, expected })
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_kernels::Threads;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_refused_without_a_gpu_and_in_pods() {
+        let contract = |control| Contract {
+            control,
+            me: PeerId::server(0, 0),
+            trace: None,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            attempt: 1,
+            trainers: 0,
+            checkpoints: PathBuf::new(),
+        };
+        let engine = Engine::cpu(Threads::ONE);
+        let credentials = Credentials { issuers: "ca".into(), token: "token".into() };
+        let pod = contract(Endpoint::Tls { url: "https://a:1".into(), credentials });
+        let here = contract(Endpoint::Unix("/tmp/control".into()));
+        for (contract, expected) in [(&pod, "this one is a pod"), (&here, "say --engine gpu")] {
+            assert!(contract.on_gpu(&engine, Choice::Tcp).unwrap().is_none());
+            let refused = contract.on_gpu(&engine, Choice::Node).unwrap_err();
+            assert!(refused.is_bad_input() && refused.to_string().contains(expected), "{refused}");
+        }
+    }
 }

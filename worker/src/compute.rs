@@ -13,7 +13,7 @@ use cadre_kernels::Engine;
 use cadre_protocol::At;
 
 use crate::io::{Handle, Notice, Request};
-use crate::launch::{Work, fuse, launch};
+use crate::launch::{Resident, Work, fuse, launch};
 use crate::trace::{Activity, Tracer};
 
 /// See the module.
@@ -23,6 +23,7 @@ pub struct Compute {
     /// Works that ran, by phase, for the in-place server's account of a call.
     ran: BTreeMap<At, usize>,
     engine: Engine,
+    resident: Option<Resident>,
     track: &'static str,
     handle: Handle,
     tracer: Tracer,
@@ -40,10 +41,15 @@ pub enum Progress {
 }
 
 impl Compute {
-    /// A queue whose launches `engine` runs; spans go to `track`.
-    pub fn new(engine: Engine, track: &'static str, handle: Handle, tracer: Tracer) -> Self {
+    /// A queue whose launches `engine` runs, or `resident` where rows live on the GPU; spans go to `track`.
+    pub fn new(
+        (engine, resident): (Engine, Option<Resident>),
+        track: &'static str,
+        handle: Handle,
+        tracer: Tracer,
+    ) -> Self {
         let (queue, cancelled, ran) = (Vec::new(), None, BTreeMap::new());
-        Self { queue, cancelled, ran, engine, track, handle, tracer, lost: None }
+        Self { queue, cancelled, ran, engine, resident, track, handle, tracer, lost: None }
     }
 
     /// Queues a work behind those of its phase and of earlier ones.
@@ -71,7 +77,7 @@ impl Compute {
         let works = fuse(&mut self.queue, &self.engine);
         let Some(first) = works.first() else { return Progress::Idle };
         let (start, count, phase) = (Instant::now(), works.len(), at(first));
-        let result = launch(works, &mut self.engine);
+        let result = launch(works, &mut self.engine, self.resident.as_mut());
         let took = start.elapsed();
         self.tracer.span(self.track, Activity::Launch, start, || {
             format!("step {} phase {}: {count} works", phase.step, phase.phase.0)
@@ -131,6 +137,7 @@ impl Compute {
             match next {
                 Some(Notice::Work(work)) => self.push(*work),
                 Some(Notice::Cancelled(through)) => self.cancel(through),
+                Some(Notice::Lost(why)) => return Err(why),
                 Some(Notice::Trainers(_) | Notice::Step(_) | Notice::Whole(_)) => {}
                 Some(Notice::End(_)) | None => return Ok(()),
             }

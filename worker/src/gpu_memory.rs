@@ -1,16 +1,18 @@
 //! Memory of this process's GPU for the exchange between processes of one machine.
 //!
 //! In: a [`Gpu`]. Out: a [`Device`] for [`cadre_exchange::Node`]: descriptors of arenas, arenas of peers, copies on a stream of
-//! its own, so that they run beside kernels.
+//! its own, so that they run beside kernels. [`GpuMemory`] takes pieces of arenas as they are; [`GpuRows`], which workers use, room
+//! to land in and parts to read.
 //!
-//! It moves nothing by itself. Attention servers and the reference trainer do not use it yet: their rows go through the host.
-//! Invariant: a copy is over when the event behind it is; who reads the landing on another stream waits for that, or for a
+//! It moves nothing by itself. Invariant: a copy is over when the event behind it is; who reads the landing on another stream waits for that, or for a
 //! gate that is opened when the pull ends.
 
 use std::os::fd::OwnedFd;
 
 use cadre_exchange::{Device, Piece, Place};
-use cadre_kernels::device::{ArenaMemory, CopyPiece, Error, Event, Gpu, Imported, Stream};
+use cadre_kernels::device::{
+    ArenaMemory, CopyPiece, Error, Event, Gpu, Imported, Part, Room, Stream,
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -67,5 +69,67 @@ impl Device for GpuMemory {
 
     fn is_over(&self, copy: &Event) -> Result<bool, String> {
         copy.is_over().map_err(|it| it.to_string())
+    }
+}
+
+/// Memory in the hands of a worker's exchange.
+#[derive(Debug)]
+pub enum Held {
+    /// Pulls land here.
+    Landing(Room),
+    /// Peers read this.
+    Published(Part),
+}
+
+/// A [`GpuMemory`] for rows as workers hold them.
+#[derive(Debug)]
+pub struct GpuRows(GpuMemory);
+
+impl GpuRows {
+    /// As [`GpuMemory::new`].
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn new(gpu: &Gpu) -> Result<Self, Error> {
+        GpuMemory::new(gpu).map(Self)
+    }
+}
+
+impl Device for GpuRows {
+    type Memory = Held;
+    type Imported = Imported;
+    type Copy = Event;
+
+    fn place(&self, memory: &Held) -> Place {
+        match memory {
+            Held::Landing(room) => self.0.place(room.memory()),
+            Held::Published(part) => {
+                let (at, bytes) = (part.at(), part.len_bytes());
+                Place { at, bytes, ..self.0.place(part.memory()) }
+            }
+        }
+    }
+
+    fn export(&self, memory: &Held) -> Result<OwnedFd, String> {
+        match memory {
+            Held::Landing(room) => self.0.export(room.memory()),
+            Held::Published(part) => self.0.export(part.memory()),
+        }
+    }
+
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, String> {
+        self.0.import(descriptor, bytes)
+    }
+
+    fn copy(&mut self, from: &Imported, to: &Held, pieces: &[Piece]) -> Result<Event, String> {
+        match to {
+            Held::Landing(room) => self.0.copy(from, room.memory(), pieces),
+            Held::Published(_) => Err("rows that peers read are no place to land in".to_owned()),
+        }
+    }
+
+    fn is_over(&self, copy: &Event) -> Result<bool, String> {
+        self.0.is_over(copy)
     }
 }

@@ -17,6 +17,7 @@ pub mod header;
 pub mod io;
 pub mod launch;
 pub mod lowering;
+pub mod memory;
 pub mod merge;
 pub mod phases;
 pub mod planned;
@@ -25,7 +26,9 @@ pub mod server;
 pub mod supervisor;
 pub mod trace;
 pub mod trainer;
+mod wire;
 
 pub use cadre_kernels::{Choice, Threads};
+pub use io::exchange::Choice as ExchangeChoice;
 pub use server::{ServerArgs, server_main};
 pub use trainer::process::{TrainArgs, trainer_main};

@@ -7,39 +7,54 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cadre_exchange::{Buffer, Piece};
+use cadre_exchange::Buffer;
+use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Peer, Work};
 
-use crate::launch::Results;
 use crate::lowering::{BackwardResult, Lists};
+use crate::memory::{Memory, Place, Room};
 use crate::planned::{NanoPlan, PlannedStep};
 use crate::trainer::{AttentionError, Gradients};
 
 /// Copies a task's own rows of O and LSE to where they belong.
+///
+/// # Errors
+///
+/// Those of memory on the GPU.
 pub fn own_forward(
+    place: &Place,
     nano: &NanoPlan,
-    task: usize,
-    rank: RankId,
-    (o, lse): (&Buffer, &Buffer),
-    (to_o, to_lse): (&mut Buffer, &mut Buffer),
-) {
+    (task, rank): (usize, RankId),
+    (o, lse): (&Memory, &Memory),
+    (to_o, to_lse): (&mut Room, &mut Room),
+) -> Result<(), device::Error> {
     let (o_pieces, lse_pieces) = Lists::forward_result(&nano.problem, &nano.plan, task, rank);
-    copy(&o_pieces, o, to_o);
-    copy(&lse_pieces, lse, to_lse);
+    place.copy(o, &o_pieces, to_o)?;
+    place.copy(lse, &lse_pieces, to_lse)
 }
 
 /// Copies a bundle's own rows of dQ to where they belong.
-pub fn own_backward(nano: &NanoPlan, bundle: BundleId, rank: RankId, dq: &Buffer, to: &mut Buffer) {
+///
+/// # Errors
+///
+/// Those of memory on the GPU.
+pub fn own_backward(
+    place: &Place,
+    nano: &NanoPlan,
+    (bundle, rank): (BundleId, RankId),
+    dq: &Memory,
+    to: &mut Room,
+) -> Result<(), device::Error> {
     let result = nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
-    copy(&result.dq, dq, to);
+    place.copy(dq, &result.dq, to)
 }
 
-/// dK and dV of this trainer's rows: the sum of all parts, bundle by bundle.
+/// dK and dV of this trainer's rows: the sum of all parts, those of the own process and those that landed, bundle by bundle.
 pub fn parts(
     nano: &NanoPlan,
     rank: RankId,
-    own: &BTreeMap<BundleId, Arc<Results>>,
+    own: &BTreeMap<BundleId, [Arc<Buffer>; 2]>,
     landed: &BTreeMap<BundleId, (Buffer, BackwardResult)>,
 ) -> (Vec<f32>, Vec<f32>) {
     let heads = nano.problem.heads;
@@ -57,9 +72,7 @@ pub fn parts(
             let (part_k, part_v) = values.split_at(values.len() / 2);
             add(&mut dk, width, &result.rows, &columns, part_k);
             add(&mut dv, width, &result.rows, &columns, part_v);
-        } else if let Some(results) = own.get(&index)
-            && let Results::Backward([_, part_k, part_v]) = results.as_ref()
-        {
+        } else if let Some([part_k, part_v]) = own.get(&index) {
             let result = nano.lists.backward_result(&nano.problem, &nano.plan, index, rank);
             for (rows, piece) in result.rows.iter().zip(&result.part) {
                 let range = piece.remote as usize / 4..(piece.remote + piece.bytes) as usize / 4;
@@ -81,13 +94,6 @@ fn add(to: &mut [f32], width: usize, rows: &[Range<u32>], columns: &Range<usize>
         for (to, part) in to.iter_mut().zip(part) {
             *to += part;
         }
-    }
-}
-
-fn copy(pieces: &[Piece], from: &Buffer, to: &mut Buffer) {
-    for piece in pieces {
-        let from = &from.bytes()[piece.remote as usize..][..piece.bytes as usize];
-        to.bytes_mut()[piece.local as usize..][..piece.bytes as usize].copy_from_slice(from);
     }
 }
 
@@ -186,11 +192,13 @@ fn not_finite(
 #[cfg(test)]
 mod tests {
     use cadre_crds::Wire;
+    use cadre_exchange::Piece;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
 
     use super::*;
     use crate::header::{Header, Placement, ViewNumber};
+    use crate::memory::copy;
     use crate::phases::{Direction, PhaseAt};
 
     const HEADS: Heads = Heads { query: 2, kv: 1, dim: 4 };
@@ -342,15 +350,14 @@ mod tests {
                         let result =
                             nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
                         let mut buffer = Buffer::zeroed(2 * result.part_bytes as usize);
-                        copy(&result.part, &dk, &mut buffer);
+                        copy(&dk, &result.part, &mut buffer);
                         let behind =
                             |it: &Piece| Piece { local: it.local + result.part_bytes, ..*it };
                         let second: Vec<_> = result.part.iter().map(behind).collect();
-                        copy(&second, &dv, &mut buffer);
+                        copy(&dv, &second, &mut buffer);
                         landed.insert(bundle, (buffer, result));
                     } else {
-                        let results = [Buffer::zeroed(0), dk, dv].map(Arc::new);
-                        own.insert(bundle, Arc::new(Results::Backward(results)));
+                        own.insert(bundle, [dk, dv].map(Arc::new));
                     }
                 }
                 let (dk, dv) = parts(nano, rank, &own, &landed);

@@ -8,10 +8,12 @@
 use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_crds::{AttentionPool, TrainingJob, Wire};
+use cadre_worker::trainer::model::Config;
 use clap::{Args, Parser};
 
 use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
+use crate::choices::{EngineChoice, ExchangeChoice};
 
 /// Where the one container stands.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
@@ -38,17 +40,77 @@ pub(super) fn trainer(
         };
         args.push(format!("--data={}", data.to_str().ok_or_else(refusal)?));
     }
+    args.extend(exchange(options));
     let parsed = parse(&args)?;
     container.args = Some(args);
     Ok(parsed)
 }
 
-/// Checks the server's arguments.
-pub(super) fn server(pool: &mut AttentionPool) -> Result<(), Refusal> {
-    let Some(template) = &mut pool.spec.template else { return Ok(()) };
+/// Completes the server's arguments and says what they mean.
+pub(super) fn server(
+    pool: &mut AttentionPool,
+    options: &RunOptions,
+) -> Result<ServeOptions, Refusal> {
+    let Some(template) = &mut pool.spec.template else {
+        return parse(&exchange(options).into_iter().collect::<Vec<_>>());
+    };
     validate::container(template, SERVER_CONTAINER)?;
-    let args = own_arguments(only(template), "serve")?;
-    parse::<ServeOptions>(&args).map(|_| ())
+    let container = only(template);
+    let mut args = own_arguments(container, "serve")?;
+    args.extend(exchange(options));
+    let parsed = parse(&args)?;
+    container.args = Some(args);
+    Ok(parsed)
+}
+
+/// The argument of a worker that the option of the run stands for.
+fn exchange(options: &RunOptions) -> Option<String> {
+    options.exchange.map(|it| match it {
+        ExchangeChoice::Tcp => "--exchange=tcp".to_owned(),
+        ExchangeChoice::Node => "--exchange=node".to_owned(),
+    })
+}
+
+/// Refuses an exchange that the workers, or the rows of the job, are not for.
+pub(super) fn check_exchange(
+    job: &TrainingJob,
+    trainer: &TrainOptions,
+    server: Option<&ServeOptions>,
+) -> Result<(), Refusal> {
+    let refuse = |field: &str, problem: &str, remedy: &str| {
+        Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
+    };
+    if let Some(server) = server.filter(|it| it.exchange != trainer.exchange) {
+        let of = |it: ExchangeChoice| if it == ExchangeChoice::Node { "node" } else { "tcp" };
+        let problem = format!("is {} for trainers", of(trainer.exchange));
+        let problem = format!("{problem}, {} for servers", of(server.exchange));
+        return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
+    }
+    if trainer.exchange == ExchangeChoice::Tcp {
+        return Ok(());
+    }
+    let engines = [Some(trainer.engine), server.map(|it| it.engine)];
+    if engines.into_iter().flatten().any(|it| it != EngineChoice::Gpu) {
+        let problem =
+            "is node, which moves rows that lie on a GPU, and not all workers say --engine gpu";
+        return refuse(
+            "--exchange",
+            problem,
+            "say --engine=gpu in their arguments, or --exchange tcp",
+        );
+    }
+    if job.spec.attention.wire != Some(Wire::Bf16) {
+        let problem =
+            "is not Bf16, and --exchange node leaves rows where only GPU kernels read them";
+        return refuse("spec.attention.wire", problem, "say wire: Bf16, or --exchange tcp");
+    }
+    let config = Config::preset(&trainer.model).expect("its name was checked");
+    if !matches!(config.head_dim, 64 | 128 | 256) {
+        let problem =
+            format!("is {}, whose head dim {} has no GPU kernel", trainer.model, config.head_dim);
+        return refuse("--model", &problem, "take another model, or --exchange tcp");
+    }
+    Ok(())
 }
 
 /// The arguments of a container that runs one of Cadre's own programs; `None` for another program.

@@ -26,6 +26,7 @@ use cadre_worker::supervisor::{
 use cadre_worker::trainer::corpus::Corpus;
 
 use crate::arguments::RunOptions;
+use crate::choices::Place;
 use crate::face::Face;
 use crate::out::directory::Directory;
 use crate::out::summary::{End, Ending, Summary};
@@ -103,7 +104,9 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     validate::pool_on_one_machine(&pool).map_err(&of_pool)?;
     validate::job_on_one_machine(&job).map_err(&of_job)?;
     let trainer = merge::trainer(&mut job, options).map_err(&of_job)?;
-    merge::server(&mut pool).map_err(&of_pool)?;
+    let server = merge::server(&mut pool, options).map_err(&of_pool)?;
+    let pooled = options.attention == Place::Pool && pool.spec.replicas > 0;
+    merge::check_exchange(&job, &trainer, pooled.then_some(&server)).map_err(&of_job)?;
 
     let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
     if let Some(headers) = &options.headers {

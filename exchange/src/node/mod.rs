@@ -181,7 +181,7 @@ impl<D: Device> Provider for Node<D> {
                 // Pulls find it gone.
                 let reason = format!("region {key} cannot be published: {why}");
                 self.withdraw(key);
-                self.events.push(Event::Refused { from: "this process".to_owned(), reason });
+                self.events.push(Event::Broken { reason });
             }
         }
     }

@@ -141,7 +141,10 @@ impl<D: Device> Node<D> {
                 self.end_all(peer, &PullError::PeerFailed);
                 self.events.push(Event::Closed { peer, error });
             }
-            Event::Connected(_) | Event::Message { .. } | Event::Refused { .. } => {
+            Event::Connected(_)
+            | Event::Message { .. }
+            | Event::Refused { .. }
+            | Event::Broken { .. } => {
                 self.events.push(event);
             }
         }
@@ -253,15 +256,25 @@ impl<D: Device> Node<D> {
         let pieces: Vec<_> = pull.pieces.iter().map(in_arena).collect();
         match self.device.copy(&arena, self.landings.memory(pull.landing), &pieces) {
             Ok(copy) => pull.stage = Stage::Copying(slip, (copy, arena)),
-            Err(reason) => self.end(id, Err(PullError::Refused { reason })),
+            Err(reason) => self.fail(id, reason),
         }
+    }
+
+    /// The device does not copy: this pull has ended, and so have all that could follow.
+    fn fail(&mut self, id: PullId, reason: String) {
+        self.events.push(Event::Broken { reason: reason.clone() });
+        self.end(id, Err(PullError::Refused { reason }));
     }
 
     /// The device has copied, or failed.
     fn copied(&mut self, id: PullId, how: Result<(), String>) {
         let Some(mut pull) = self.pulls.remove(&id) else { return };
         if pull.told {
-            return self.landings.release(pull.landing, &pull.pieces);
+            self.landings.release(pull.landing, &pull.pieces);
+            if let Err(reason) = how {
+                self.events.push(Event::Broken { reason });
+            }
+            return;
         }
         let (look, landing) = self.look(id, &pull);
         if let Stage::Copying(slip, _) = pull.stage {
@@ -269,7 +282,7 @@ impl<D: Device> Node<D> {
         }
         self.pulls.insert(id, pull);
         if let Err(reason) = how {
-            self.end(id, Err(PullError::Refused { reason }));
+            self.fail(id, reason);
         }
     }
 

@@ -209,18 +209,27 @@ impl ArenaMemory {
         call("cuMemcpyHtoD", || stream.after(), code)
     }
 
-    /// Waits for `stream` and copies its first bytes to the host.
+    /// Waits for `stream` and copies its bytes from the place `at` to the host.
     ///
     /// # Errors
     ///
     /// More bytes than it has, the driver's, and what went wrong in the stream before.
-    pub fn read(&self, stream: &Stream, to: &mut [u8]) -> Result<(), Error> {
-        self.inside("rows", to.len() as u64)?;
+    pub fn read(&self, stream: &Stream, at: u64, to: &mut [u8]) -> Result<(), Error> {
+        self.inside("rows", at.saturating_add(to.len() as u64))?;
         stream.wait()?;
         // SAFETY: inside the piece; a blocking copy of bytes.
         let code =
-            unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), self.address(), to.len()) };
+            unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), self.address() + at, to.len()) };
         call("cuMemcpyDtoH", || stream.after(), code)
+    }
+
+    /// Copies pieces of it to other memory of this process, in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// A piece outside of either, before anything is copied; or the driver's.
+    pub fn copy(&self, stream: &Stream, pieces: &[CopyPiece], to: &Self) -> Result<(), Error> {
+        copy(stream, (self.address(), self.bytes, "rows"), pieces, to)
     }
 
     fn gpu(&self) -> &Gpu {
@@ -277,23 +286,32 @@ impl Imported {
         pieces: &[CopyPiece],
         to: &ArenaMemory,
     ) -> Result<(), Error> {
-        for &CopyPiece { from, to: at, bytes } in pieces {
-            to.inside("a landing", at.saturating_add(bytes))?;
-            if from.saturating_add(bytes) > self.len_bytes() {
-                let (expected, actual) = (from.saturating_add(bytes) as usize, self.0.bytes);
-                return Err(Refusal::Length { field: "an arena", expected, actual }.into());
-            }
-        }
-        self.0.gpu.bind()?;
-        for &CopyPiece { from, to: at, bytes } in pieces.iter().filter(|it| it.bytes > 0) {
-            let (from, at) = (self.0.address + from, to.address() + at);
-            // SAFETY: inside both, as checked; who reads or writes the landing meanwhile waits for the stream.
-            let code =
-                unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, bytes as usize, stream.handle()) };
-            call("cuMemcpyDtoD", || stream.after(), code)?;
-        }
-        Ok(())
+        copy(stream, (self.0.address, self.len_bytes(), "an arena"), pieces, to)
     }
+}
+
+/// Copies pieces of the memory at an address, with its length and name, to `to`.
+fn copy(
+    stream: &Stream,
+    (address, length, field): (u64, u64, &'static str),
+    pieces: &[CopyPiece],
+    to: &ArenaMemory,
+) -> Result<(), Error> {
+    for &CopyPiece { from, to: at, bytes } in pieces {
+        to.inside("a landing", at.saturating_add(bytes))?;
+        if from.saturating_add(bytes) > length {
+            let (expected, actual) = (from.saturating_add(bytes) as usize, length as usize);
+            return Err(Refusal::Length { field, expected, actual }.into());
+        }
+    }
+    to.gpu().bind()?;
+    for &CopyPiece { from, to: at, bytes } in pieces.iter().filter(|it| it.bytes > 0) {
+        let (from, at) = (address + from, to.address() + at);
+        // SAFETY: inside both, as checked; who reads or writes the landing meanwhile waits for the stream.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, bytes as usize, stream.handle()) };
+        call("cuMemcpyDtoD", || stream.after(), code)?;
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy, Eq, PartialEq)]

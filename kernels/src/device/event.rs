@@ -22,6 +22,8 @@ pub struct Event {
 
 // SAFETY: the driver's handle may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above; an event that was recorded is only asked for.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// The moment at which all work that is on `stream` now is done.

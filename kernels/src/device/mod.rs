@@ -12,7 +12,8 @@
 //!       tables           as the kernels read them
 //! linear                 a trainer's linear layers: weights that stay for a step
 //!   blas                 products of f32, by cuBLASLt
-//! arena, gate            memory that other processes read; words that streams wait for
+//! rooms                  rows that stay on the GPU: room to write, parts to read
+//!   arena, gate          memory that other processes read; words that streams wait for
 //! graph                  runs recorded once, launched again as one
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
@@ -34,6 +35,7 @@ pub(crate) mod linear;
 mod lists;
 mod memory;
 mod plan;
+mod rooms;
 mod shelf;
 pub mod tables;
 mod tiles;
@@ -50,3 +52,4 @@ pub use gate::{Gate, Opener};
 pub use graph::Graph;
 pub use memory::{Buffer, Slice, SliceMut, Stream};
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
+pub use rooms::{Part, Room, Rooms};

@@ -2,7 +2,9 @@
 //!
 //! In: whatever libcuda the process finds. Out: what was written comes back through an import, in the order of a stream.
 
-use cadre_kernels::device::{Arena, CopyPiece, Error, Event, Gate, Gpu, Imported, Refusal, Stream};
+use cadre_kernels::device::{
+    Arena, CopyPiece, Error, Event, Gate, Gpu, Imported, Refusal, Rooms, Stream,
+};
 
 fn gpu() -> Gpu {
     Gpu::open(0).expect("the driver has a GPU")
@@ -43,7 +45,7 @@ fn memory() {
         assert!(std::time::Instant::now() < until, "the copy does not end");
     }
     let mut back = vec![0; 4096];
-    landing.read(&stream, &mut back).expect("a copy");
+    landing.read(&stream, 0, &mut back).expect("a copy");
     assert_eq!(back[..3000], bytes[..]);
     assert_eq!(back[4000..4090], bytes[100..190]);
 
@@ -82,7 +84,7 @@ fn gates() {
         source
     });
     let mut back = [0; 256];
-    landing.read(&stream, &mut back).expect("the gate opens");
+    landing.read(&stream, 0, &mut back).expect("the gate opens");
     assert_eq!(back, [9; 256]);
     assert_eq!(gate.code(), Some(Gate::DONE));
     drop(writer.join().expect("it wrote"));
@@ -96,4 +98,51 @@ fn gates() {
     let (gate, opener) = Gate::new(&gpu).expect("a word");
     opener.open(7);
     assert_eq!(gate.code(), Some(7));
+}
+
+#[test]
+#[ignore = "needs a GPU; the other tests run it over the emulated one"]
+fn rooms() {
+    let gpu = gpu();
+    let (stream, other) = (Stream::new(&gpu).expect("a stream"), Stream::new(&gpu).expect("one"));
+    let rooms = Rooms::new(&gpu, 1 << 20);
+    let bytes: Vec<u8> = (0..4000_u32).map(|it| (it * 13 % 251) as u8).collect();
+    let mut room = rooms.take(4000).expect("room");
+    room.write(&stream, &bytes).expect("a copy");
+    let rows = room.share();
+    let some = rows.part(1000, 3000).part(24, 500);
+    assert_eq!((some.at(), some.len_bytes()), (rows.at() + 1024, 500));
+    drop(rows);
+    let read = |of: &cadre_kernels::device::Part, on: &Stream| {
+        let mut back = vec![0; of.len_bytes() as usize];
+        of.read(on, &mut back).expect("a copy");
+        back
+    };
+    assert_eq!(read(&some, &other), bytes[1024..1524]);
+
+    // What one stream copies is waited for by whoever reads it on another.
+    let mut room = rooms.take(300).expect("room");
+    let at = room.memory().at();
+    room.copy(&stream, &some, &[CopyPiece { from: 100, to: 50, bytes: 250 }]).expect("inside");
+    let copied = room.share();
+    assert_eq!(read(&copied, &other)[50..], bytes[1124..1374]);
+    drop(copied);
+
+    // A room that is dropped while it is copied to is somebody else's afterwards.
+    let mut room = rooms.take(300).expect("room");
+    assert_eq!(room.memory().at(), at, "the room came back");
+    room.copy(&stream, &some, &[CopyPiece { from: 0, to: 0, bytes: 300 }]).expect("inside");
+    drop(room);
+    let mut room = rooms.take(300).expect("room");
+    assert_eq!(room.memory().at(), at);
+    room.write(&other, &[7; 300]).expect("a copy");
+    stream.wait().expect("the copy is over");
+    assert_eq!(read(&room.share(), &other), [7; 300]);
+
+    // Beyond an arena there is another, for a piece of any length.
+    let arena = some.memory().arena().number();
+    for length in [2 << 20, 5 << 20] {
+        let room = rooms.take(length).expect("another arena");
+        assert!(room.memory().arena().number() > arena && room.len_bytes() == length);
+    }
 }

@@ -157,6 +157,7 @@ impl Io {
                     it.handle(shared, conductor::Event::Closed(peer));
                 }
             }
+            Wire::Broken { reason } => self.shared.broken = Some(reason),
             // Who is turned away tries again and again.
             Wire::Refused { from, reason } if self.turned_away.contains(&reason) => {
                 tracing::debug!("{from} was turned away again: {reason}");

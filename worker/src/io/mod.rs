@@ -18,6 +18,7 @@
 
 pub mod conducting;
 pub mod envelope;
+pub mod exchange;
 mod inbox;
 mod load;
 mod outbox;
@@ -32,7 +33,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use cadre_control::proto;
-use cadre_exchange::{PeerId, Provider as _, Waker};
+use cadre_exchange::{PeerId, Waker};
 use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 
 use self::conducting::Conducting;
@@ -85,6 +86,8 @@ pub enum Notice {
     Work(Box<Work>),
     /// Nothing up to here is wanted any more.
     Cancelled(At),
+    /// This server can do nothing more, and why.
+    Lost(String),
     /// No step follows.
     End(Ending),
 }
@@ -203,7 +206,7 @@ impl Io {
     pub fn run(mut self) -> After {
         let mut events = Vec::new();
         if matches!(self.shared.me, Peer::Trainer(_)) {
-            self.shared.provider.publish(probe::KEY, probe::region());
+            probe::publish(&mut self.shared);
         }
         while !self.leave {
             while let Ok(request) = self.requests.try_recv() {
@@ -222,6 +225,7 @@ impl Io {
             for event in events.drain(..) {
                 self.event(event);
             }
+            self.give_up();
         }
         self.shared.tracer.flush();
         drop(self.handle);

@@ -152,6 +152,15 @@ impl Io {
         }
     }
 
+    /// A process that can move nothing more: a dedicated server goes, and its work to others; a trainer's job cannot go on.
+    pub(super) fn give_up(&mut self) {
+        let Some(reason) = self.shared.broken.take() else { return };
+        match self.shared.me {
+            Peer::Server(_) => self.tell(Notice::Lost(reason)),
+            Peer::Trainer(_) => self.fail(reason, false),
+        }
+    }
+
     /// The job cannot go on: everybody is told by the conductor, or at least this process by itself.
     pub(super) fn fail(&mut self, reason: String, bad_input: bool) {
         let ending = Ending::Failed { reason, bad_input };

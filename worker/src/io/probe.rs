@@ -8,13 +8,10 @@
 //! every trainer publishes is read; nothing here touches a step.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_control::proto;
-use cadre_exchange::{
-    Buffer, LandingId, PeerId, Piece, Provider as _, PullError, PullId, RegionKey,
-};
+use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 
 use super::shared::Shared;
 
@@ -31,9 +28,12 @@ const ROW: u64 = 512;
 /// Longest wait for a pull; a trainer that is slower is not reached.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What trainers publish.
-pub(super) fn region() -> Arc<Buffer> {
-    Arc::new(Buffer::zeroed(MOST as usize))
+/// Publishes what servers read of a trainer.
+pub(super) fn publish(shared: &mut Shared) {
+    match shared.provider.place().room(MOST as usize) {
+        Ok(room) => shared.provider.publish(KEY, &room.share()),
+        Err(why) => shared.broken = Some(why.to_string()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -96,11 +96,11 @@ impl Probing {
                 self.microseconds = micros;
                 self.pull(shared, peer, Stage::Bandwidth);
             }
-            (Stage::Bandwidth, Ok(_)) => self.tell(peer, mbps(bytes, took)),
+            (Stage::Bandwidth, Ok(_)) => self.tell(shared, peer, mbps(bytes, took)),
             (_, Err(error)) => {
                 tracing::warn!("{peer} cannot be measured: {error}");
                 self.microseconds = 0;
-                self.tell(peer, 0);
+                self.tell(shared, peer, 0);
             }
         }
         if self.current.is_none() {
@@ -117,16 +117,20 @@ impl Probing {
 
     fn pull(&mut self, shared: &mut Shared, peer: PeerId, stage: Stage) {
         let bytes = if stage == Stage::Bandwidth { self.bytes } else { ROW };
-        let landing = shared.provider.land(Buffer::zeroed(bytes as usize));
+        let landing = match shared.provider.land(bytes as usize) {
+            Ok(landing) => landing,
+            Err(why) => return shared.broken = Some(why.to_string()),
+        };
         let began = Instant::now();
         let pieces = vec![Piece { remote: 0, local: 0, bytes }];
         let id = shared.pull_region(peer, KEY, pieces, landing, began + DEADLINE);
         self.current = Some(Pull { id, stage, peer, landing, bytes, began });
     }
 
-    fn tell(&mut self, peer: PeerId, mbps: u32) {
+    fn tell(&mut self, shared: &Shared, peer: PeerId, mbps: u32) {
         let (trainer, microseconds) = (u32::from(peer.index), self.microseconds);
-        self.done.push(proto::Probe { trainer, mbps, microseconds, path: "tcp".into() });
+        let path = shared.provider.path().to_owned();
+        self.done.push(proto::Probe { trainer, mbps, microseconds, path });
     }
 }
 

@@ -6,19 +6,23 @@
 //! Invariant: the landing of a phase is reserved before its rows are announced, and handed on only when
 //! no pull can write to it any more.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
 
-use cadre_exchange::{Buffer, LandingId, Provider as _, Tcp};
+use cadre_exchange::LandingId;
+use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
 use cadre_protocol::{
     At, End, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work,
 };
 
+use super::exchange::Exchange;
 use super::shared::{Shared, Side, result_key, rows_key};
 use crate::launch::{PhaseRows, Results};
 use crate::lowering::{BackwardResult, Lists, Tensor};
+use crate::memory::{Memory, Room};
 use crate::phases::Direction;
 use crate::planned::wire_bytes;
 
@@ -41,16 +45,16 @@ pub enum Landed {
     /// O (wire type) and LSE, as rows of this trainer's stream.
     Forward {
         /// `[rows, query heads, dim]`.
-        o: Buffer,
+        o: Room,
         /// `[rows, query heads]`.
-        lse: Buffer,
+        lse: Room,
     },
     /// dQ as rows of the stream, and parts of dK and dV by bundle.
     Backward {
         /// `[rows, query heads, dim]`.
-        dq: Buffer,
+        dq: Room,
         /// This trainer's key rows of a bundle, dK then dV, with where they belong.
-        parts: BTreeMap<BundleId, (Buffer, BackwardResult)>,
+        parts: BTreeMap<BundleId, (Room, BackwardResult)>,
     },
 }
 
@@ -117,14 +121,16 @@ impl Rows {
     fn announce(&mut self, shared: &mut Shared) {
         while self.machine.may_submit() {
             let Some((at, rows)) = self.queued.pop_front() else { return };
-            self.reserve(shared, at);
+            if let Err(why) = self.reserve(shared, at) {
+                return shared.broken = Some(why.to_string());
+            }
             publish(shared, at, rows);
             self.handle(shared, Event::Submitted(at));
         }
     }
 
     /// Reserves the landing of a phase's results.
-    fn reserve(&mut self, shared: &mut Shared, at: At) {
+    fn reserve(&mut self, shared: &mut Shared, at: At) -> Result<(), device::Error> {
         let running = shared.steps.get(&at.step).expect("a step runs while it is submitted to");
         let planned = Arc::clone(&running.planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -135,15 +141,16 @@ impl Rows {
         let wide = scalars * usize::from(heads.dim) * wire;
         let landing = match direction {
             Direction::Forward => Landing::Forward {
-                o: shared.provider.land(Buffer::zeroed(wide)),
-                lse: shared.provider.land(Buffer::zeroed(scalars * 4)),
+                o: shared.provider.land(wide)?,
+                lse: shared.provider.land(scalars * 4)?,
             },
             Direction::Backward => {
-                let dq = shared.provider.land(Buffer::zeroed(wide));
+                let dq = shared.provider.land(wide)?;
                 Landing::Backward { dq, parts: BTreeMap::new() }
             }
         };
         self.open.insert(at, Open { landing, own: Vec::new(), makers: BTreeMap::new() });
+        Ok(())
     }
 
     /// A pull of this side ended.
@@ -169,7 +176,10 @@ impl Rows {
                 if peer == shared.me {
                     self.pull_own(shared, pull, at, work);
                 } else {
-                    self.pull(shared, pull, (peer, deadline), at, work);
+                    let pulled = self.pull(shared, pull, (peer, deadline), at, work);
+                    if let Err(why) = pulled {
+                        shared.broken = Some(why.to_string());
+                    }
                 }
             }
             Command::Accept { pull, at, work, from } => {
@@ -217,7 +227,7 @@ impl Rows {
         (peer, deadline): (Peer, Nanos),
         at: At,
         work: Work,
-    ) {
+    ) -> Result<(), device::Error> {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, _) = planned.nano_of(at.phase);
         let rank = RankId(self.me.0);
@@ -232,12 +242,15 @@ impl Rows {
             }
             Landing::Backward { dq, parts } => {
                 let bundle = BundleId(work.0);
-                let (part, result) = parts.entry(bundle).or_insert_with(|| {
-                    let result =
-                        nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
-                    let landing = Buffer::zeroed(2 * result.part_bytes as usize);
-                    (shared.provider.land(landing), result)
-                });
+                let (part, result) = match parts.entry(bundle) {
+                    Entry::Occupied(it) => it.into_mut(),
+                    Entry::Vacant(it) => {
+                        let result =
+                            nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
+                        let landing = shared.provider.land(2 * result.part_bytes as usize)?;
+                        it.insert((landing, result))
+                    }
+                };
                 let behind = |it: &cadre_exchange::Piece| cadre_exchange::Piece {
                     local: it.local + result.part_bytes,
                     ..*it
@@ -251,13 +264,14 @@ impl Rows {
             }
         };
         shared.pull((Side::Trainer, pull), peer, parts, deadline);
+        Ok(())
     }
 
     fn complete(&mut self, shared: &mut Shared, at: At) {
         let Open { landing, own, makers } =
             self.open.remove(&at).expect("a phase completes once, while it is open");
         let provider = &mut shared.provider;
-        let take = |provider: &mut Tcp, landing| {
+        let take = |provider: &mut Exchange, landing| {
             provider.take(landing).expect("no pull is outstanding on a whole phase")
         };
         let landed = match landing {
@@ -284,7 +298,7 @@ impl Rows {
 
 fn publish(shared: &mut Shared, at: At, rows: PhaseRows) {
     for (tensor, memory) in tensors(&rows) {
-        shared.provider.publish(rows_key(at, tensor), Arc::clone(memory));
+        shared.provider.publish(rows_key(at, tensor), memory);
     }
     shared.rows.insert(at, rows);
 }
@@ -298,7 +312,7 @@ fn release(shared: &mut Shared, at: At) {
 }
 
 /// The tensors of a phase's rows, by name.
-pub fn tensors(rows: &PhaseRows) -> impl Iterator<Item = (Tensor, &Arc<Buffer>)> {
+pub fn tensors(rows: &PhaseRows) -> impl Iterator<Item = (Tensor, &Memory)> {
     let PhaseRows { q, k, v, gradients } = rows;
     let gradients = gradients.iter().flat_map(|[dout, lse, delta]| {
         [(Tensor::DOut, dout), (Tensor::Lse, lse), (Tensor::Delta, delta)]

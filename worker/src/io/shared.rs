@@ -9,9 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use cadre_exchange::{
-    LandingId, PeerId, Piece, Provider, PullError, PullId as WirePull, RegionKey, Role, Tcp,
-};
+use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId as WirePull, RegionKey, Role};
 use cadre_planner::Assignment;
 use cadre_protocol::{
     At, Fillers, Message, Nanos, Peer, PullFailure, PullId, PullResult, Round, RoundTable,
@@ -19,6 +17,7 @@ use cadre_protocol::{
 };
 
 use super::envelope::Envelope;
+use super::exchange::Exchange;
 use crate::launch::{PhaseRows, Results};
 use crate::lowering::Tensor;
 use crate::planned::PlannedStep;
@@ -56,7 +55,7 @@ pub struct Running {
 /// See the module.
 pub struct Shared {
     /// Moves bytes.
-    pub provider: Tcp,
+    pub provider: Exchange,
     /// Who this process is.
     pub me: Peer,
     /// Steps that have begun and are not over.
@@ -73,6 +72,8 @@ pub struct Shared {
     pub ended: VecDeque<(Side, PullId, PullResult)>,
     /// Bytes that the server side has pulled from other processes.
     pub bytes_pulled: u64,
+    /// Why this process can move nothing more.
+    pub broken: Option<String>,
     /// Time spans.
     pub tracer: Tracer,
     epoch: Instant,
@@ -84,7 +85,7 @@ pub struct Shared {
 
 impl Shared {
     /// Of process `me`.
-    pub fn new(me: Peer, provider: Tcp, tracer: Tracer) -> Self {
+    pub fn new(me: Peer, provider: Exchange, tracer: Tracer) -> Self {
         Self {
             provider,
             me,
@@ -95,6 +96,7 @@ impl Shared {
             to_conductor: VecDeque::new(),
             ended: VecDeque::new(),
             bytes_pulled: 0,
+            broken: None,
             tracer,
             epoch: Instant::now(),
             addresses: BTreeMap::new(),

@@ -10,7 +10,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadre_exchange::{Buffer, LandingId, Provider as _};
+use cadre_exchange::LandingId;
+use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::server::{Command, Event, Host, Server};
 use cadre_protocol::{
@@ -23,6 +24,7 @@ use super::rows::tensors;
 use super::shared::{Shared, Side, result_key, rows_key};
 use crate::launch::{BundleRows, Done, Results, Work};
 use crate::lowering::Tensor;
+use crate::memory::Memory;
 use crate::planned::{PlannedStep, filler};
 
 /// Rows of one bundle in one phase.
@@ -118,7 +120,7 @@ impl Tasks {
         tally.tasks += 1;
         tally.busy_seconds += busy.as_secs_f64();
         for (tensor, memory) in named(&results) {
-            shared.provider.publish(result_key(at, tensor, id), Arc::clone(memory));
+            shared.provider.publish(result_key(at, tensor, id), memory);
         }
         shared.results.insert((at, id), Arc::new(results));
         tracing::trace!("ran {at:?} {id:?}");
@@ -197,10 +199,17 @@ impl Tasks {
             let result = if here { Ok(shared.me.incarnation()) } else { Err(PullFailure::Gone) };
             return shared.ended.push_back((Side::Server, pull, result));
         }
-        let landing = *held.landing.get_or_insert_with(|| {
-            let bytes = nano.lists.inputs(bundle, direction).bytes;
-            shared.provider.land(Buffer::zeroed(bytes))
-        });
+        let landed = held
+            .landing
+            .map_or_else(|| shared.provider.land(nano.lists.inputs(bundle, direction).bytes), Ok);
+        let landing = match landed {
+            Ok(landing) => landing,
+            Err(why) => {
+                shared.broken = Some(why.to_string());
+                return shared.ended.push_back((Side::Server, pull, Err(PullFailure::Gone)));
+            }
+        };
+        held.landing = Some(landing);
         let parts = source
             .pieces
             .iter()
@@ -224,10 +233,13 @@ impl Tasks {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let bundle = planned.bundle_of(at.phase, work.0);
         let held = self.held.get_mut(&(at, bundle)).expect("a ready work has its parcels");
-        let rows = held
-            .rows
-            .get_or_insert_with(|| gather(shared, &planned, at, bundle, held.landing.take()));
-        let rows = rows.clone();
+        let rows = match held.rows.clone() {
+            Some(rows) => rows,
+            None => match gather(shared, &planned, at, bundle, held.landing.take()) {
+                Ok(rows) => held.rows.insert(rows).clone(),
+                Err(why) => return shared.broken = Some(why.to_string()),
+            },
+        };
         let slot = planned.slot_of(at.phase, cadre_protocol::Bundle(bundle.0));
         let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
         let mine = match self.host {
@@ -267,35 +279,31 @@ fn gather(
     at: At,
     bundle: BundleId,
     landing: Option<LandingId>,
-) -> BundleRows {
+) -> Result<BundleRows, device::Error> {
     let (nano, direction) = planned.nano_of(at.phase);
     let inputs = nano.lists.inputs(bundle, direction);
     if let (None, [source], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
         // One piece a tensor: the rows lie side by side already. Queries of several tasks need not.
         if source.pieces.iter().all(|it| it.1.len() == 1) && side_by_side(planned, at, bundle) {
-            return BundleRows::Home(rows.clone());
+            return Ok(BundleRows::Home(rows.clone()));
         }
     }
-    let mut buffer = match landing {
+    let mut room = match landing {
         Some(landing) => shared.provider.take(landing).expect("all parcels of a ready work ended"),
-        None => Buffer::zeroed(inputs.bytes),
+        None => shared.provider.place().room(inputs.bytes)?,
     };
     let me = match shared.me {
         Peer::Trainer(TrainerId(me)) => RankId(me),
-        Peer::Server(_) => return BundleRows::Landed(Arc::new(buffer)),
+        Peer::Server(_) => return Ok(BundleRows::Landed(room.share())),
     };
     let own = inputs.sources.iter().filter(|it| it.rank == me);
     for (tensor, pieces) in own.flat_map(|it| &it.pieces) {
         let rows = shared.rows.get(&at).expect("own rows stay until the phase is passed");
         let source =
             tensors(rows).find(|it| it.0 == *tensor).expect("a source names its tensors").1;
-        for piece in pieces {
-            let from = &source.bytes()[piece.remote as usize..][..piece.bytes as usize];
-            buffer.bytes_mut()[piece.local as usize..][..piece.bytes as usize]
-                .copy_from_slice(from);
-        }
+        shared.provider.place().copy(source, pieces, &mut room)?;
     }
-    BundleRows::Landed(Arc::new(buffer))
+    Ok(BundleRows::Landed(room.share()))
 }
 
 /// Whether every task's rows and the keys of a bundle are one piece each, of whole rows.
@@ -310,7 +318,7 @@ fn side_by_side(planned: &PlannedStep, at: At, bundle: BundleId) -> bool {
 }
 
 /// The tensors of a work's results, by name.
-pub fn named(results: &Results) -> Vec<(Tensor, &Arc<Buffer>)> {
+pub fn named(results: &Results) -> Vec<(Tensor, &Memory)> {
     match results {
         Results::Forward([o, lse]) => vec![(Tensor::O, o), (Tensor::OLse, lse)],
         Results::Backward([dq, dk, dv]) => {

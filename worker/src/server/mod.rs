@@ -26,9 +26,11 @@ use cadre_protocol::server::Host;
 
 use crate::attach::{Attached, Contract, attach, protocol_settings};
 use crate::compute::Compute;
+use crate::io::exchange;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
 use crate::io::{After, Io, Outlets, Request};
+use crate::launch::Resident;
 use crate::process::{Termination, last_words};
 
 /// What `cadre serve` is given.
@@ -38,6 +40,8 @@ pub struct ServerArgs {
     pub threads: Threads,
     /// What computes.
     pub engine: Choice,
+    /// What moves rows.
+    pub exchange: exchange::Choice,
     /// Memory for rows and results, in MiB.
     pub memory_mib: u64,
 }
@@ -70,8 +74,8 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(2));
             }
         };
-        let numerics = engine.numerics_id();
-        let attached = match attach(&contract, &numerics, args.memory_mib << 20, "") {
+        let using = (&engine, args.exchange);
+        let attached = match attach(&contract, using, args.memory_mib << 20, "") {
             Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
             attached => attached?,
         };
@@ -100,6 +104,7 @@ fn serve(
     let me = contract.me;
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
+    let resident = Resident::new(&engine, provider.place()).context("the GPU of this server")?;
     let mut shared = Shared::new(peer_of(me), provider, tracer.clone());
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
@@ -118,7 +123,8 @@ fn serve(
         .context("cannot start the io thread")?;
     let asked = handle.clone();
     termination.set(move || asked.send(Request::Terminate));
-    let served = Compute::new(engine, "compute", handle.clone(), tracer).serve(&notices);
+    let served =
+        Compute::new((engine, resident), "compute", handle.clone(), tracer).serve(&notices);
     termination.clear();
     handle.send(Request::Leave);
     let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };

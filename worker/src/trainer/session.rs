@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use cadre_crds::Wire;
 use cadre_exchange::Buffer;
-use cadre_kernels::wire;
+use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Bundle, Filler, TrainerId};
 
@@ -24,18 +23,20 @@ use crate::io::envelope::{Ending, Lengths, StepDone};
 use crate::io::rows::{Landed, Whole};
 use crate::io::{Handle, Notice, Request};
 use crate::launch::{PhaseRows, Results};
+use crate::memory::{Memory, Place};
 use crate::merge;
 use crate::phases::{Direction, PhaseAt};
 use crate::planned::{PlannedStep, filler};
 use crate::trace::{Activity, Tracer};
+use crate::wire::{from_wire, to_wire};
 
 /// What a phase keeps from its forward to its backward.
 #[derive(Debug)]
 struct Kept {
-    q: Arc<Buffer>,
-    k: Arc<Buffer>,
-    v: Arc<Buffer>,
-    lse: Option<Arc<Buffer>>,
+    q: Memory,
+    k: Memory,
+    v: Memory,
+    lse: Option<Memory>,
 }
 
 /// See the module.
@@ -44,6 +45,7 @@ pub struct Session {
     handle: Handle,
     notices: Receiver<Notice>,
     compute: Compute,
+    place: Place,
     tracer: Tracer,
     planned: Option<Arc<PlannedStep>>,
     /// Steps that were announced and not yet begun.
@@ -71,12 +73,12 @@ pub enum Next {
 pub struct Ended(String);
 
 impl Session {
-    /// Of trainer `me`; `compute` runs what is planned for it in place.
+    /// Of trainer `me`; `compute` runs what is planned for it in place, its rows live in `place`.
     pub fn new(
         me: TrainerId,
         handle: Handle,
         notices: Receiver<Notice>,
-        compute: Compute,
+        (compute, place): (Compute, Place),
         tracer: Tracer,
     ) -> Self {
         Self {
@@ -84,6 +86,7 @@ impl Session {
             handle,
             notices,
             compute,
+            place,
             tracer,
             planned: None,
             coming: BTreeMap::new(),
@@ -205,6 +208,7 @@ impl Session {
             }
             Notice::Work(work) => self.compute.push(*work),
             Notice::Cancelled(at) => self.compute.cancel(at),
+            Notice::Lost(reason) => self.ended = Some(Ending::Failed { reason, bad_input: false }),
             Notice::End(ending) => self.ended = Some(ending),
         }
     }
@@ -286,9 +290,9 @@ impl Attention for Session {
     ) -> Result<(), AttentionError> {
         let (planned, at) = self.at(Direction::Forward, layer, nano)?;
         let kind = planned.header.wire;
-        let [q, k, v] = [q, k, v].map(|it| Arc::new(to_wire(kind, it)));
-        let rows = PhaseRows { q, k, v, gradients: None };
-        let (q, k, v) = (Arc::clone(&rows.q), Arc::clone(&rows.k), Arc::clone(&rows.v));
+        let hold = |it| self.place.hold(to_wire(kind, it)).map_err(failed);
+        let (q, k, v) = (hold(q)?, hold(k)?, hold(v)?);
+        let rows = PhaseRows { q: q.clone(), k: k.clone(), v: v.clone(), gradients: None };
         self.kept.insert((layer, nano), Kept { q, k, v, lse: None });
         self.announce_rows(at, rows);
         Ok(())
@@ -297,29 +301,33 @@ impl Attention for Session {
     fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
         let (planned, at) = self.at(Direction::Forward, layer, nano)?;
         let whole = self.wait(&planned, at)?;
-        let (nano_plan, rank) = (&planned.nanos[nano], RankId(self.me.0));
+        let (nano_plan, rank, place) = (&planned.nanos[nano], RankId(self.me.0), &self.place);
         let Landed::Forward { mut o, mut lse } = whole.landed else {
             unreachable!("a forward phase lands O and LSE")
         };
         for (work, results) in &whole.own {
             if let Results::Forward([own_o, own_lse]) = results.as_ref() {
+                let own = (own_o, own_lse);
                 merge::own_forward(
+                    place,
                     nano_plan,
-                    work.0 as usize,
-                    rank,
-                    (own_o, own_lse),
+                    (work.0 as usize, rank),
+                    own,
                     (&mut o, &mut lse),
-                );
+                )
+                .map_err(failed)?;
             }
         }
-        let o = from_wire(planned.header.wire, o);
-        merge::check_forward(&planned, at, rank, &o, lse.f32s(), &whole.makers)?;
+        let o = from_wire(planned.header.wire, place.unload(o).map_err(failed)?);
+        let lse = lse.share();
+        let numbers = place.read(&lse).map_err(failed)?;
+        merge::check_forward(&planned, at, rank, &o, numbers.f32s(), &whole.makers)?;
         let kept = self.kept.get_mut(&(layer, nano)).ok_or_else(|| AttentionError::Order {
             layer,
             nano,
             what: "waited for: it was not submitted".into(),
         })?;
-        kept.lse = Some(Arc::new(lse));
+        kept.lse = Some(lse);
         Ok(o)
     }
 
@@ -339,8 +347,9 @@ impl Attention for Session {
             let what = "submitted backward: its forward is not done".into();
             return Err(AttentionError::Order { layer, nano, what });
         };
-        let dout = Arc::new(to_wire(planned.header.wire, dout));
-        let gradients = Some([dout, lse, Arc::new(Buffer::from(delta))]);
+        let dout = self.place.hold(to_wire(planned.header.wire, dout)).map_err(failed)?;
+        let delta = self.place.hold(Buffer::from(delta)).map_err(failed)?;
+        let gradients = Some([dout, lse, delta]);
         let Kept { q, k, v, lse: _ } = kept;
         self.announce_rows(at, PhaseRows { q, k, v, gradients });
         Ok(())
@@ -349,42 +358,33 @@ impl Attention for Session {
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
         let (planned, at) = self.at(Direction::Backward, layer, nano)?;
         let whole = self.wait(&planned, at)?;
-        let (nano_plan, rank) = (&planned.nanos[nano], RankId(self.me.0));
+        let (nano_plan, rank, place) = (&planned.nanos[nano], RankId(self.me.0), &self.place);
         let Landed::Backward { mut dq, parts } = whole.landed else {
             unreachable!("a backward phase lands dQ and parts")
         };
-        let own: BTreeMap<BundleId, Arc<Results>> =
-            whole.own.into_iter().map(|(work, it)| (BundleId(work.0), it)).collect();
-        for (&bundle, results) in &own {
-            if let Results::Backward([own_dq, _, _]) = results.as_ref() {
-                merge::own_backward(nano_plan, bundle, rank, own_dq, &mut dq);
+        let mut own = BTreeMap::new();
+        for (work, results) in &whole.own {
+            let bundle = BundleId(work.0);
+            if let Results::Backward([own_dq, dk, dv]) = results.as_ref() {
+                merge::own_backward(place, nano_plan, (bundle, rank), own_dq, &mut dq)
+                    .map_err(failed)?;
+                let read = |it| place.read(it).map_err(failed);
+                own.insert(bundle, [read(dk)?, read(dv)?]);
             }
         }
-        let (dk, dv) = merge::parts(nano_plan, rank, &own, &parts);
-        let gradients = Gradients { dq: from_wire(planned.header.wire, dq), dk, dv };
+        // Sums of parts are the processor's.
+        let mut landed = BTreeMap::new();
+        for (bundle, (room, result)) in parts {
+            landed.insert(bundle, (place.unload(room).map_err(failed)?, result));
+        }
+        let (dk, dv) = merge::parts(nano_plan, rank, &own, &landed);
+        let dq = from_wire(planned.header.wire, place.unload(dq).map_err(failed)?);
+        let gradients = Gradients { dq, dk, dv };
         merge::check_backward(&planned, at, rank, &gradients, &whole.makers)?;
         Ok(gradients)
     }
 }
 
-fn to_wire(kind: Wire, values: Vec<f32>) -> Buffer {
-    match kind {
-        Wire::F32 => Buffer::from(values),
-        Wire::Bf16 => {
-            let mut buffer = Buffer::zeroed(values.len() * 2);
-            wire::to_bf16(buffer.bf16s_mut(), &values);
-            buffer
-        }
-    }
-}
-
-fn from_wire(kind: Wire, buffer: Buffer) -> Vec<f32> {
-    match kind {
-        Wire::F32 => buffer.into_f32s(),
-        Wire::Bf16 => {
-            let mut values = vec![0.0; buffer.bf16s().len()];
-            wire::to_f32(&mut values, buffer.bf16s());
-            values
-        }
-    }
+fn failed(error: device::Error) -> AttentionError {
+    AttentionError::Failed(Box::new(error))
 }

@@ -109,7 +109,7 @@ impl Reader {
     fn bytes(&self, memory: &ArenaMemory) -> Vec<u8> {
         let stream = Stream::new(&self.gpu).expect("a stream");
         let mut bytes = vec![0; memory.len_bytes() as usize];
-        memory.read(&stream, &mut bytes).expect("a copy");
+        memory.read(&stream, 0, &mut bytes).expect("a copy");
         bytes
     }
 
@@ -165,7 +165,7 @@ fn rows_come_behind_a_gate(it: &mut Reader) {
     assert_eq!(gate.code(), None);
     assert_eq!(it.end(pull), Ok(424));
     let mut bytes = vec![0; BYTES as usize];
-    copy.read(&stream, &mut bytes).expect("the gate is open");
+    copy.read(&stream, 0, &mut bytes).expect("the gate is open");
     assert_eq!(gate.code(), Some(Gate::DONE));
     for Piece { remote, local, bytes: count } in pieces {
         for at in 0..count {

@@ -28,7 +28,7 @@ use super::checkpoint::State;
 use super::loader::Loader;
 use super::session::Session;
 use super::step::Trainer;
-use crate::io::{After, Request};
+use crate::io::{After, Request, exchange};
 use crate::process::{Termination, last_words};
 use crate::supervisor::Settings;
 use crate::trace::Tracer;
@@ -60,6 +60,8 @@ pub struct TrainArgs {
     pub threads: Threads,
     /// What computes linear layers, and core attention in place.
     pub engine: Choice,
+    /// What moves rows.
+    pub exchange: exchange::Choice,
     /// Steps between checkpoints; 0: at the end only.
     pub checkpoint_every: u64,
     /// Start of the sample text.

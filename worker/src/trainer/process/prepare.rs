@@ -27,6 +27,7 @@ use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
 use crate::io::{After, Io, Outlets, Request};
+use crate::launch::Resident;
 use crate::process::Termination;
 use crate::supervisor::{AttentionPlace, Settings};
 use crate::trainer::checkpoint::{self, CheckpointError, State, Values};
@@ -81,7 +82,7 @@ impl Process {
             bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
         })?;
         let ring = listener.local_addr().context("cannot listen for the all-reduce")?.to_string();
-        let attached = match attach(&contract, &numerics, MEMORY, &ring) {
+        let attached = match attach(&contract, (&engine, args.exchange), MEMORY, &ring) {
             Err(error) if error.is_bad_input() => return Err(bad_input(error)),
             attached => attached.context("cannot join the job")?,
         };
@@ -187,6 +188,14 @@ fn start_threads(
     conducting: impl FnOnce(Nanos) -> Result<Conducting, Failure>,
 ) -> Result<(Session, JoinHandle<After>), Failure> {
     let Attached { provider, control, settings, tracer, conductor } = attached;
+    let engine = engine.reproducible(settings.reproducible).context("the GPU of this trainer")?;
+    let beside = engine.another().context("the GPU of this trainer")?;
+    let place = provider.place().another().context("the GPU of this trainer")?;
+    let launches = |engine: Engine| -> anyhow::Result<(Engine, Option<Resident>)> {
+        let resident = Resident::new(&engine, &place).context("the GPU of this trainer")?;
+        Ok((engine, resident))
+    };
+    let (launches, beside) = (launches(engine)?, launches(beside)?);
     let mut shared = Shared::new(peer_of(contract.me), provider, tracer.clone());
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
@@ -195,8 +204,6 @@ fn start_threads(
     let rows = Rows::new(me, protocol, shared.now());
     let tasks = Tasks::new(Host::InPlace(me), MEMORY, protocol, shared.now());
     let conducting = (me.0 == 0).then(|| conducting(shared.now())).transpose()?;
-    let engine = engine.reproducible(settings.reproducible).context("the GPU of this trainer")?;
-    let beside = engine.another().context("the GPU of this trainer")?;
     let (main, notices) = channel();
     let (rescue, rescued) = channel();
     let outlets = Outlets { main, rescue: Some(rescue) };
@@ -217,8 +224,8 @@ fn start_threads(
             }
         })
         .context("cannot start the rescue thread")?;
-    let compute = Compute::new(engine, "main", handle.clone(), tracer.clone());
-    Ok((Session::new(me, handle, notices, compute, tracer), io))
+    let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
+    Ok((Session::new(me, handle, notices, (compute, place), tracer), io))
 }
 
 /// What the conductor knows of the job.

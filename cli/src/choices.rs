@@ -1,0 +1,64 @@
+//! Words that options choose from, and what they mean to a worker.
+//!
+//! In: a word of the command line. Out: the worker's choice. Nothing is decided here.
+
+use cadre_worker::supervisor::AttentionPlace;
+use cadre_worker::{Choice, ExchangeChoice as Exchange};
+use clap::ValueEnum;
+
+/// Where core attention is computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Place {
+    /// On the pool.
+    Pool,
+    /// In the trainers.
+    Local,
+}
+
+impl From<Place> for AttentionPlace {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Pool => Self::Pool,
+            Place::Local => Self::Local,
+        }
+    }
+}
+
+/// What computes core attention.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum EngineChoice {
+    /// The GPU, if there is one that the kernels are for.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU, or nothing.
+    Gpu,
+}
+
+impl From<EngineChoice> for Choice {
+    fn from(choice: EngineChoice) -> Self {
+        match choice {
+            EngineChoice::Auto => Self::Auto,
+            EngineChoice::Cpu => Self::Cpu,
+            EngineChoice::Gpu => Self::Gpu,
+        }
+    }
+}
+
+/// What moves rows between processes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum ExchangeChoice {
+    /// Through sockets, from the host's memory.
+    Tcp,
+    /// By copies of the GPU that all processes share.
+    Node,
+}
+
+impl From<ExchangeChoice> for Exchange {
+    fn from(choice: ExchangeChoice) -> Self {
+        match choice {
+            ExchangeChoice::Tcp => Self::Tcp,
+            ExchangeChoice::Node => Self::Node,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Runs works of a plan on the kernels of this machine.
+//!
+//! In: works whose rows are all here ([`Work`]). Out: their results, in memory that trainers pull from
+//! ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to `host`,
+//! rows that live on the GPU to `resident`, which reads them there; `view` says where the rows of a work begin.
+//!
+//! It waits for no rows. Invariant: what a work computes does not depend on what it was fused with.
+
+mod host;
+mod resident;
+mod view;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_crds::Wire;
+use cadre_kernels::{Engine, EngineError, Heads};
+use cadre_planner::BundleId;
+use cadre_protocol::Phase;
+
+pub use self::resident::Resident;
+use crate::memory::Memory;
+use crate::phases::Direction;
+use crate::planned::PlannedStep;
+
+/// One trainer's rows of one phase, as peers may read them.
+#[derive(Clone, Debug)]
+pub struct PhaseRows {
+    /// Queries, wire type.
+    pub q: Memory,
+    /// Keys, wire type.
+    pub k: Memory,
+    /// Values, wire type.
+    pub v: Memory,
+    /// Gradient of O (wire type), log-sum-exp and Δ (f32); backward only.
+    pub gradients: Option<[Memory; 3]>,
+}
+
+/// All rows of one bundle in one place.
+#[derive(Clone, Debug)]
+pub enum BundleRows {
+    /// In a landing, laid out as [`crate::lowering::Areas`] says.
+    Landed(Memory),
+    /// In the trainer's own rows, whole and side by side: nothing was copied.
+    Home(PhaseRows),
+}
+
+/// A work that can run.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Its step.
+    pub planned: Arc<PlannedStep>,
+    /// Its phase.
+    pub phase: Phase,
+    /// Task (forward) or bundle (backward).
+    pub work: u32,
+    /// Rows of its bundle.
+    pub rows: BundleRows,
+}
+
+/// What a work gave.
+#[derive(Debug)]
+pub enum Results {
+    /// O (wire type) and LSE of a task.
+    Forward([Memory; 2]),
+    /// dQ (wire type), dK and dV part of a bundle.
+    Backward([Memory; 3]),
+}
+
+/// A finished work.
+#[derive(Debug)]
+pub struct Done {
+    /// Which.
+    pub work: Work,
+    /// What it gave.
+    pub results: Results,
+    /// Its share of the launch.
+    pub busy: Duration,
+}
+
+impl Work {
+    fn direction(&self) -> Direction {
+        self.planned.nano_of(self.phase).1
+    }
+
+    /// Cost at which a launch of such works is long enough.
+    fn launch_cost(&self, engine: &Engine) -> u64 {
+        let heads = self.planned.nano_of(self.phase).0.problem.heads;
+        let heads = Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() };
+        engine.launch_cost(heads, matches!(self.planned.header.wire, Wire::Bf16))
+    }
+
+    /// Cost in the planner's unit, for fusing and reports.
+    pub fn cost(&self) -> u64 {
+        let (nano, direction) = self.planned.nano_of(self.phase);
+        let dim = u64::from(nano.problem.heads.dim);
+        match direction {
+            Direction::Forward => {
+                let task = &nano.plan.tasks()[self.work as usize];
+                nano.plan.task_cost(&nano.problem, task) * dim
+            }
+            Direction::Backward => {
+                nano.plan.bundle_cost(&nano.problem, BundleId(self.work)) * dim * 5 / 2
+            }
+        }
+    }
+}
+
+/// Takes from the front of `queue` what fits one launch: at least one work, all of one phase.
+pub fn fuse(queue: &mut Vec<Work>, engine: &Engine) -> Vec<Work> {
+    let mut cost = 0;
+    let most = queue.first().map_or(0, |it| it.launch_cost(engine));
+    let first = queue.first().map(|it| (it.planned.header.step, it.phase));
+    let fits = |work: &Work| {
+        cost += work.cost();
+        Some((work.planned.header.step, work.phase)) == first && cost <= most
+    };
+    let count = queue
+        .iter()
+        .map_while({
+            let mut fits = fits;
+            move |it| fits(it).then_some(())
+        })
+        .count();
+    queue.drain(..count.max(1).min(queue.len())).collect()
+}
+
+/// Runs works of one phase together: with `resident` those whose rows live on the GPU, else those of the host.
+///
+/// # Errors
+///
+/// The kernel refuses a shape; nothing was computed then. Or the GPU failed.
+pub fn launch(
+    works: Vec<Work>,
+    engine: &mut Engine,
+    resident: Option<&mut Resident>,
+) -> Result<Vec<Done>, EngineError> {
+    let Some(first) = works.first() else { return Ok(Vec::new()) };
+    let start = Instant::now();
+    let results = match (first.direction(), resident) {
+        (Direction::Forward, None) => host::forward(&works, engine)?,
+        (Direction::Backward, None) => host::backward(&works, engine)?,
+        (direction, Some(resident)) => resident.run(&works, direction)?,
+    };
+    let total: u64 = works.iter().map(Work::cost).sum::<u64>().max(1);
+    let elapsed = start.elapsed();
+    let done = works.into_iter().zip(results).map(|(work, results)| {
+        let busy = elapsed.mul_f64(work.cost() as f64 / total as f64);
+        Done { work, results, busy }
+    });
+    Ok(done.collect())
+}

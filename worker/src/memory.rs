@@ -1,0 +1,193 @@
+//! Where the rows of a process live: in the host's memory or, if processes of one machine share a GPU's, there.
+//!
+//! In: lengths, and rows that a processor has computed. Out: a [`Room`] that its one owner fills, and [`Memory`] that everybody
+//! reads; copies from one to the other; and rows in the host's memory for whoever computes there. On the host these are
+//! [`Buffer`]s as the exchange moves them, and nothing is copied that need not be.
+//!
+//! It moves nothing between processes. Invariant: all rows of a process live in one kind of memory.
+
+use std::sync::Arc;
+
+use cadre_exchange::{Buffer, Piece};
+use cadre_kernels::device::{CopyPiece, Error, Part, Room as GpuRoom, Rooms, Stream};
+
+/// Memory of rows with one owner.
+#[derive(Debug)]
+pub enum Room {
+    /// Of the host.
+    Host(Buffer),
+    /// Of the GPU.
+    Gpu(GpuRoom),
+}
+
+/// Rows that nobody writes any more; clones are the same memory.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// Of the host.
+    Host(Arc<Buffer>),
+    /// Of the GPU.
+    Gpu(Part),
+}
+
+/// Where rows of this process live, for one of its threads.
+#[derive(Debug)]
+pub enum Place {
+    /// In the host's memory.
+    Host,
+    /// In arenas of the GPU; copies are put on the stream.
+    Gpu(Rooms, Stream),
+}
+
+/// What a process of one kind of memory never meets.
+const OTHER: &str = "all rows of a process live in one kind of memory";
+
+impl Place {
+    /// In the memory of the GPU that `rooms` are on, with a stream of its own.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn on_gpu(rooms: &Rooms) -> Result<Self, Error> {
+        Ok(Self::Gpu(rooms.clone(), Stream::new(rooms.gpu())?))
+    }
+
+    /// The same place, for another thread.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn another(&self) -> Result<Self, Error> {
+        match self {
+            Self::Host => Ok(Self::Host),
+            Self::Gpu(rooms, _) => Self::on_gpu(rooms),
+        }
+    }
+
+    /// Arenas of the GPU, if rows live there.
+    pub fn rooms(&self) -> Option<&Rooms> {
+        match self {
+            Self::Host => None,
+            Self::Gpu(rooms, _) => Some(rooms),
+        }
+    }
+
+    /// Room for `bytes`: zeroes on the host, any bytes on the GPU.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's memory is short, or the driver's.
+    pub fn room(&self, bytes: usize) -> Result<Room, Error> {
+        match self {
+            Self::Host => Ok(Room::Host(Buffer::zeroed(bytes))),
+            Self::Gpu(rooms, _) => Ok(Room::Gpu(rooms.take(bytes as u64)?)),
+        }
+    }
+
+    /// Rows that a processor has computed, where those of this process live; there when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::room`].
+    pub fn hold(&self, rows: Buffer) -> Result<Memory, Error> {
+        match self {
+            Self::Host => Ok(Memory::Host(Arc::new(rows))),
+            Self::Gpu(rooms, stream) => {
+                let mut room = rooms.take(rows.len_bytes() as u64)?;
+                room.write(stream, rows.bytes())?;
+                Ok(Memory::Gpu(room.share()))
+            }
+        }
+    }
+
+    /// Copies pieces of rows of this process. On the GPU the copy goes on by itself; who reads the room waits for it.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn copy(&self, from: &Memory, pieces: &[Piece], to: &mut Room) -> Result<(), Error> {
+        match (self, from, to) {
+            (Self::Host, Memory::Host(from), Room::Host(to)) => {
+                copy(from, pieces, to);
+                Ok(())
+            }
+            (Self::Gpu(_, stream), Memory::Gpu(from), Room::Gpu(to)) => {
+                let piece =
+                    |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
+                to.copy(stream, from, &pieces.iter().map(piece).collect::<Vec<_>>())
+            }
+            (Self::Host | Self::Gpu(..), _, _) => unreachable!("{OTHER}"),
+        }
+    }
+
+    /// Rows for whoever computes on the host, who may read them meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, and what went wrong before they were there.
+    pub fn read(&self, memory: &Memory) -> Result<Arc<Buffer>, Error> {
+        match (self, memory) {
+            (Self::Host, Memory::Host(rows)) => Ok(Arc::clone(rows)),
+            (Self::Gpu(_, stream), Memory::Gpu(part)) => Ok(Arc::new(down(stream, part)?)),
+            (Self::Host | Self::Gpu(..), _) => unreachable!("{OTHER}"),
+        }
+    }
+
+    /// As [`Self::read`], of a room that is not needed any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    pub fn unload(&self, room: Room) -> Result<Buffer, Error> {
+        match (self, room) {
+            (Self::Host, Room::Host(rows)) => Ok(rows),
+            (Self::Gpu(_, stream), Room::Gpu(room)) => down(stream, &room.share()),
+            (Self::Host | Self::Gpu(..), _) => unreachable!("{OTHER}"),
+        }
+    }
+}
+
+fn down(stream: &Stream, part: &Part) -> Result<Buffer, Error> {
+    let mut rows = Buffer::zeroed(part.len_bytes() as usize);
+    part.read(stream, rows.bytes_mut())?;
+    Ok(rows)
+}
+
+/// Copies pieces from one memory of the host to another.
+pub(crate) fn copy(from: &Buffer, pieces: &[Piece], to: &mut Buffer) {
+    for piece in pieces {
+        let from = &from.bytes()[piece.remote as usize..][..piece.bytes as usize];
+        to.bytes_mut()[piece.local as usize..][..piece.bytes as usize].copy_from_slice(from);
+    }
+}
+
+impl Room {
+    /// All of it, to be read from now on.
+    pub fn share(self) -> Memory {
+        match self {
+            Self::Host(rows) => Memory::Host(Arc::new(rows)),
+            Self::Gpu(room) => Memory::Gpu(room.share()),
+        }
+    }
+}
+
+impl Memory {
+    /// Rows of the host, for kernels that read them there.
+    ///
+    /// # Panics
+    ///
+    /// Where rows live on the GPU.
+    pub fn on_host(&self) -> &Buffer {
+        match self {
+            Self::Host(rows) => rows,
+            Self::Gpu(_) => unreachable!("{OTHER}"),
+        }
+    }
+
+    /// Rows of the GPU, for kernels that read them there.
+    pub fn on_gpu(&self) -> Option<&Part> {
+        match self {
+            Self::Host(_) => None,
+            Self::Gpu(part) => Some(part),
+        }
+    }
+}
