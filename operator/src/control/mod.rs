@@ -14,6 +14,7 @@
 //! numbers its views with a higher term.
 
 mod door;
+mod figures;
 mod gate;
 pub(crate) mod issuer;
 mod service;

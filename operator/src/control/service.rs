@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use cadre_control::proto::{self, Hello, notice, worker_message::Message};
 use cadre_control::server::{Event, Link, LinkId};
 use cadre_control::{CONTROL_VERSION, Caller};
-use cadre_crds::TrainingJob;
 use cadre_desired::pool::{Link as Way, Report};
 use cadre_desired::server_name;
 use cadre_views::{Command, Input, JobKey, Pool, ServerId, Who};
@@ -19,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, identify, job_facts};
+use super::figures::Figures;
 use super::told::{FIGURES, JobFigures, progress};
 use super::words;
 use crate::context::Context;
@@ -39,7 +39,7 @@ pub(super) struct Service {
     pools: BTreeMap<Key, Pool>,
     links: BTreeMap<LinkId, (Key, Who)>,
     workers: BTreeMap<(Key, Who), Link>,
-    jobs: BTreeMap<JobKey, JobFigures>,
+    jobs: Figures,
     trainers: BTreeMap<JobKey, u32>,
     ways: BTreeMap<(Key, ServerId), Way>,
     /// Pools of which something was noted and nothing done yet.
@@ -57,7 +57,7 @@ impl Service {
             pools: BTreeMap::new(),
             links: BTreeMap::new(),
             workers: BTreeMap::new(),
-            jobs: BTreeMap::new(),
+            jobs: Figures::default(),
             trainers: BTreeMap::new(),
             ways: BTreeMap::new(),
             noted: BTreeSet::new(),
@@ -114,9 +114,7 @@ impl Service {
             for key in &keys {
                 self.tell(key, true);
             }
-            for (key, job) in &self.jobs {
-                self.tell_job(key, job);
-            }
+            self.tell_jobs();
         }
     }
 
@@ -168,7 +166,8 @@ impl Service {
                         .refuse("the job has no TrainingJob; set WORLD_SIZE to its trainers");
                 }
                 self.trainers.insert(of.clone(), facts.trainers);
-                self.begin_figures(of, job.as_ref());
+                let told = job.as_ref().and_then(|it| it.status.as_ref());
+                self.jobs.begin(of, told.map_or(0, |it| it.failovers));
                 Some(facts)
             }
         };
@@ -176,14 +175,6 @@ impl Service {
         // An older link of the same worker ends by this.
         self.workers.insert((key.clone(), who.clone()), link);
         self.put(&key, Input::Attached(who, words::hello(hello), facts));
-    }
-
-    /// Failovers go on from what the status says: it was counted by another leader.
-    fn begin_figures(&mut self, key: &JobKey, job: Option<&TrainingJob>) {
-        let told = job.and_then(|it| it.status.as_ref());
-        let failovers = told.map_or(0, |it| it.failovers);
-        let fresh = || JobFigures { progress: None, failovers };
-        self.jobs.entry(key.clone()).or_insert_with(fresh);
     }
 
     fn said(&mut self, key: &Key, who: Who, message: Message) {
@@ -196,17 +187,15 @@ impl Service {
                 self.note(key, Input::Reported(who, words::report(&it)));
             }
             (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
-                let figures = self.jobs.entry(job.clone()).or_default();
-                figures.failovers += it.failovers;
-                figures.progress = Some(progress(&it));
+                self.jobs.step(job, progress(&it), it.failovers);
                 let number = words::number(it.view.unwrap_or_default());
                 self.put(key, Input::Stepped(job.clone(), number));
             }
             (Message::Notice(it), Who::Trainer(job, _)) if conducts => self.notice(key, job, it),
             (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
                 tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
-                if let Some(figures) = self.jobs.remove(job) {
-                    self.tell_job(job, &figures);
+                if let Some(figures) = self.jobs.end(job) {
+                    tell_job(&self.context, job, &figures);
                 }
                 self.trainers.remove(job);
                 self.put(key, Input::Finished(job.clone()));
@@ -376,10 +365,24 @@ impl Service {
         }
     }
 
-    fn tell_job(&self, key: &JobKey, figures: &JobFigures) {
-        let of = (key.namespace.clone(), key.name.clone());
-        if self.context.told.tell_job(&of, figures) {
-            self.context.caches.job_triggers.put(of);
+    /// Tells the reconciles how far the jobs are; forgets those that are gone, with their numbers of trainers.
+    fn tell_jobs(&mut self) {
+        let caches = &self.context.caches;
+        let is_there = |of: &JobKey| {
+            let job = ObjectRef::new(&of.name).within(&of.namespace);
+            let works = |it: &Who| matches!(it, Who::Trainer(job, _) if job == of);
+            caches.trainings.get(&job).is_some() || self.workers.keys().any(|it| works(&it.1))
+        };
+        self.trainers.retain(|it, _| is_there(it));
+        for (key, figures) in self.jobs.of_those(is_there) {
+            tell_job(&self.context, key, figures);
         }
+    }
+}
+
+fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+    let of = (key.namespace.clone(), key.name.clone());
+    if context.told.tell_job(&of, figures) {
+        context.caches.job_triggers.put(of);
     }
 }
