@@ -19,7 +19,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Row, rows};
-use crate::{Document, Mask, Problem, RankId};
+use crate::{Document, Mask, Problem, RankId, TILE_ROWS};
 
 /// What no plan that finishes in time can avoid.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -47,7 +47,9 @@ pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
     };
     let out = both(|it| (it.query, it.key));
     let back = both(|it| (it.result, it.key_result));
-    Some(Least { pulled: pulled as u64, link: sides.link(problem, &out, &back) as u64 })
+    // A plan's time is rounded down, forward and backward.
+    let link = sides.link(problem, &out, &back) - 2.0;
+    Some(Least { pulled: pulled as u64, link: link as u64 })
 }
 
 /// What leaves and what arrives at least.
@@ -76,7 +78,8 @@ impl Sides {
         let layout = &problem.layout;
         let capacity = |slot: &crate::Slot| {
             let time = u128::from(finish.saturating_sub(slot.head_start));
-            (time * u128::from(slot.weight) / 100) as f64
+            // A finish is rounded down: most that still ends then.
+            (((time + 1) * u128::from(slot.weight)).saturating_sub(1) / 100) as f64
         };
         let most = problem.slots.iter().map(capacity).fold(0.0, f64::max);
         if most <= 0.0 {
@@ -190,6 +193,10 @@ impl Prices {
     /// Least bytes per cost of a piece that costs at most `most`, of a document of `rows` rows.
     fn least(&self, most: f64, rows: u32, spans: bool) -> f64 {
         let n = f64::from(rows);
+        // Prices are of areas: where one row is much of a document they are not below those of rows.
+        if rows < TILE_ROWS {
+            return 0.0;
+        }
         if spans {
             return self.query / (self.query_heads * n);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cadre_planner::{Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least, plan};
 use proptest::prelude::*;
 
-use crate::problems::{PLENTY, causal, in_place, problem, problems};
+use crate::problems::{PLENTY, causal, dedicated, in_place, problem, problems};
 
 /// How often a slot pulls a row of a document under a KV head.
 type Counts = BTreeMap<(u32, u32, u16), u32>;
@@ -92,6 +92,18 @@ proptest! {
             prop_assert!(least.pulled <= bounds.pulled, "{least:?} {bounds:?}");
             prop_assert!(least.link <= bounds.link, "{least:?} {bounds:?}");
         }
+    }
+}
+
+/// Where one row is much of a document.
+#[test]
+fn the_bound_holds_for_a_few_rows() {
+    for rows in [1, 2, 3, 127, 128, 129] {
+        let mut one = problem(vec![causal(rows)], rows, vec![dedicated(100)]);
+        one.lanes = one.heads.kv;
+        let bounds = plan(&one).unwrap().bounds();
+        assert!(bounds.least_pulled <= bounds.pulled, "{rows} rows: {bounds:?}");
+        assert!(bounds.least_link <= bounds.link, "{rows} rows: {bounds:?}");
     }
 }
 
