@@ -215,6 +215,8 @@ impl Prices {
             let start = (end * end - 2.0 * pairs).max(0.0).sqrt();
             (self.query * (end - start) + self.key * end) / (self.query_heads * pairs)
         };
-        (self.heads.0..=self.heads.1).map(of_heads).fold(f64::INFINITY, f64::min)
+        // Rows [a, b) have (b − a) / 2 pairs more than the area: about a part of 1/n.
+        let area = (self.heads.0..=self.heads.1).map(of_heads).fold(f64::INFINITY, f64::min);
+        area * (1.0 - 1.0 / n)
     }
 }
