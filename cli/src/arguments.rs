@@ -10,7 +10,6 @@ use std::path::PathBuf;
 
 use cadre_worker::supervisor::Fault;
 use cadre_worker::trainer::model::Config;
-use cadre_worker::{ServerArgs, Threads, TrainArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -292,57 +291,6 @@ pub(crate) struct ServeOptions {
     /// Memory for rows and results.
     #[arg(long, value_name = "MIB", default_value = "1024")]
     pub(crate) memory_mib: NonZeroU64,
-}
-
-impl From<TrainOptions> for TrainArgs {
-    fn from(options: TrainOptions) -> Self {
-        let TrainOptions {
-            data,
-            model,
-            steps,
-            tokens,
-            cap,
-            lengths,
-            nano_batches,
-            lr,
-            warmup,
-            seed,
-            threads,
-            engine,
-            exchange,
-            checkpoint_every,
-            prompt,
-        } = options;
-        Self {
-            data,
-            model,
-            steps,
-            tokens,
-            cap,
-            lengths,
-            nano_batches,
-            lr,
-            warmup,
-            seed,
-            threads: Threads(threads),
-            engine: engine.into(),
-            exchange: exchange.into(),
-            checkpoint_every,
-            prompt,
-        }
-    }
-}
-
-impl From<ServeOptions> for ServerArgs {
-    fn from(options: ServeOptions) -> Self {
-        let ServeOptions { threads, engine, exchange, memory_mib } = options;
-        Self {
-            threads: Threads(threads),
-            engine: engine.into(),
-            exchange: exchange.into(),
-            memory_mib: memory_mib.get(),
-        }
-    }
 }
 
 /// A container's arguments on their own.

@@ -1,10 +1,12 @@
-//! Words that options choose from, and what they mean to a worker.
+//! Words that options choose from, and what options mean to a worker.
 //!
-//! In: a word of the command line. Out: the worker's choice. Nothing is decided here.
+//! In: what was said on the command line. Out: the worker's choices and arguments. Nothing is decided here.
 
 use cadre_worker::supervisor::AttentionPlace;
-use cadre_worker::{Choice, ExchangeChoice as Exchange};
+use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads, TrainArgs};
 use clap::ValueEnum;
+
+use crate::arguments::{ServeOptions, TrainOptions};
 
 /// Where core attention is computed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -59,6 +61,57 @@ impl From<ExchangeChoice> for Exchange {
         match choice {
             ExchangeChoice::Tcp => Self::Tcp,
             ExchangeChoice::Node => Self::Node,
+        }
+    }
+}
+
+impl From<TrainOptions> for TrainArgs {
+    fn from(options: TrainOptions) -> Self {
+        let TrainOptions {
+            data,
+            model,
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            lr,
+            warmup,
+            seed,
+            threads,
+            engine,
+            exchange,
+            checkpoint_every,
+            prompt,
+        } = options;
+        Self {
+            data,
+            model,
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            lr,
+            warmup,
+            seed,
+            threads: Threads(threads),
+            engine: engine.into(),
+            exchange: exchange.into(),
+            checkpoint_every,
+            prompt,
+        }
+    }
+}
+
+impl From<ServeOptions> for ServerArgs {
+    fn from(options: ServeOptions) -> Self {
+        let ServeOptions { threads, engine, exchange, memory_mib } = options;
+        Self {
+            threads: Threads(threads),
+            engine: engine.into(),
+            exchange: exchange.into(),
+            memory_mib: memory_mib.get(),
         }
     }
 }
