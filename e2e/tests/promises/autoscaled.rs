@@ -53,7 +53,9 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 
     let explain = ["explain", "attnpool/p"];
     let (_, said) = cadre(cluster, HERE, &explain)?;
-    ensure!(!said.contains("horizontalpodautoscaler"), "mode External follows it: {said}");
+    let follows =
+        said.contains("attnpool autoscaled/p") && !said.contains("horizontalpodautoscaler");
+    ensure!(follows, "mode External follows it: {said}");
     cluster.apply(HERE, &pool_with(2, "  scaling: {mode: Auto, min: 1, max: 4}\n"))?;
     let (_, said) = cadre(cluster, HERE, &explain)?;
     ensure!(said.contains("horizontalpodautoscaler p: writes"), "nobody follows it now: {said}");

@@ -125,8 +125,8 @@ impl<'a> Training<'a> {
         self.explained(found)
     }
 
-    /// Waits for the end of the job. Without an operator in its last seconds nobody knows how many steps it made.
-    pub(crate) async fn ends(&self) -> Result<()> {
+    /// Waits for the end of the job.
+    async fn ends(&self) -> Result<()> {
         self.at(*STEPS).await?;
         let is =
             |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
