@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::{Bundle, Runs};
 use crate::{BundleId, Error, Plan, Problem, SlotId};
 
 /// Bytes of one bundle's inputs and results.
@@ -53,9 +54,11 @@ impl SlotMemory {
 /// Bytes of a bundle; zero for one that does not exist.
 pub fn memory_of(problem: &Problem, plan: &Plan, bundle: BundleId) -> BundleMemory {
     let rows = plan.tasks_of(bundle).iter().map(|it| u64::from(it.rows.end - it.rows.start)).sum();
-    plan.bundle(bundle).map_or(BundleMemory::default(), |it| {
-        bytes(problem, &it.kv_heads, rows, u64::from(it.keys.end - it.keys.start))
-    })
+    plan.bundle(bundle).map_or(BundleMemory::default(), |it| of_bundle(problem, it, rows))
+}
+
+fn of_bundle(problem: &Problem, Bundle { kv_heads, keys, .. }: &Bundle, rows: u64) -> BundleMemory {
+    bytes(problem, kv_heads, rows, keys.len() as u64)
 }
 
 /// Bytes that the plan asks of a slot. Standby slots have no phase, but a reserve.
@@ -66,11 +69,12 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
 }
 
 /// Refuses a plan that a slot cannot hold; a slot without work is not asked.
-pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), Error> {
+pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs) -> Result<(), Error> {
     let mut phases = vec![BundleMemory::default(); problem.slots.len()];
     let mut reserve = 0;
     for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
-        let memory = memory_of(problem, plan, bundle);
+        let rows = runs.of_bundle(bundle).iter().map(|it| it.rows.len() as u64).sum();
+        let memory = of_bundle(problem, it, rows);
         reserve = reserve.max(memory.most());
         let phase = &mut phases[usize::from(it.slot.0)];
         phase.forward += memory.forward;

@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Plan;
-use crate::{DocumentId, Problem, Slot, SlotId, TILE_ROWS, Traffic, least};
+use super::{BundleId, Plan, Runs};
+use crate::{DocumentId, Problem, Slot, TILE_ROWS, Traffic, least};
 
 /// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -32,20 +32,18 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    pub(crate) fn of(problem: &Problem, plan: &Plan) -> Self {
+    pub(super) fn of(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
         let slots = &problem.slots;
-        let finish = (0..slots.len() as u16)
-            .map(|slot| (plan.load(problem, SlotId(slot)), &slots[usize::from(slot)]))
-            .filter(|(load, _)| *load > 0)
-            .map(|(load, slot)| slot.finish(load))
-            .max()
-            .unwrap_or(0);
+        let loads = loads(problem, plan, runs).into_iter().zip(slots);
+        let finish =
+            loads.filter(|(load, _)| *load > 0).map(|(load, slot)| slot.finish(load)).max();
+        let finish = finish.unwrap_or(0);
         let level = level(slots, least_work(problem));
         let indivisible = indivisible(problem);
         let bound = level.max(indivisible).max(1);
         let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
         let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
-        let traffic = Traffic::of(problem, plan);
+        let traffic = Traffic::of_runs(problem, plan, runs);
         let least = least(problem, finish).unwrap_or_default();
         Self {
             level,
@@ -58,6 +56,20 @@ impl Bounds {
             least_pulled: least.pulled,
         }
     }
+}
+
+/// Forward cost of all that is planned for each slot.
+fn loads(problem: &Problem, plan: &Plan, runs: &Runs) -> Vec<u64> {
+    let mut loads = vec![0; problem.slots.len()];
+    for (id, it) in (0..).map(BundleId).zip(plan.bundles()) {
+        let (document, heads) =
+            (problem.document(it.document), problem.heads.query_count(&it.kv_heads));
+        for run in runs.of_bundle(id) {
+            loads[usize::from(it.slot.0)] +=
+                problem.costs.run(document, heads, &run.rows, run.tasks.into());
+        }
+    }
+    loads
 }
 
 /// Cost of all documents if none were cut.

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::{Bounds, Bundle, BundleId, Cuts, Plan, Task, hull};
-use crate::{Document, DocumentId, Error, Problem, TILE_ROWS, memory};
+use super::{Bounds, Bundle, BundleId, Cuts, Plan, Runs, Task};
+use crate::{DocumentId, Error, Problem, TILE_ROWS, memory};
 
 impl Plan {
     /// Checks the plan against its problem.
@@ -40,15 +40,12 @@ impl Plan {
     pub(super) fn verify(&self, problem: &Problem) -> Result<Bounds, Error> {
         self.check_bundles(problem)?;
         for (id, bundle) in (0..).map(BundleId).zip(&self.bundles) {
-            let whole = problem.document(bundle.document);
-            for (task, it) in bundle.tasks.clone().zip(self.tasks_of(id)) {
-                let checked = self.check_task(problem, (id, bundle, whole), it);
-                checked.map_err(|why| Error::BadTask { task, why })?;
-            }
+            self.check_tasks(problem, id, bundle)?;
         }
-        self.check_cover(problem)?;
-        memory::check(problem, self)?;
-        Ok(Bounds::of(problem, self))
+        let runs = Runs::of(self);
+        self.check_cover(problem, &runs)?;
+        memory::check(problem, self, &runs)?;
+        Ok(Bounds::of(problem, self, &runs))
     }
 
     fn check_bundles(&self, problem: &Problem) -> Result<(), Error> {
@@ -74,10 +71,11 @@ impl Plan {
                 return refuse("its tasks do not follow those of the bundle before");
             }
             next = tasks.end;
-            if *keys != hull(self.tasks_of(id).iter().map(|it| &it.keys)) {
+            let (needed, in_order) = self.keys_and_order(id);
+            if *keys != needed {
                 return refuse("its keys are not those of its tasks");
             }
-            if self.tasks_of(id).windows(2).any(|two| two[0].rows.end > two[1].rows.start) {
+            if !in_order {
                 return refuse("its tasks are not in row order");
             }
             if let Some(before) = last {
@@ -99,43 +97,54 @@ impl Plan {
         Ok(())
     }
 
-    fn check_task(
-        &self,
-        problem: &Problem,
-        (id, owner, whole): (BundleId, &Bundle, Document),
-        task: &Task,
-    ) -> Result<(), &'static str> {
-        let Task { document, rows, keys, kv_heads, bundle } = task;
-        if *bundle != id || owner.document != *document || owner.kv_heads != *kv_heads {
-            return Err("it is not what its bundle says");
+    /// Smallest range that holds the keys of a bundle's tasks, and whether these are in row order.
+    fn keys_and_order(&self, bundle: BundleId) -> (Range<u32>, bool) {
+        let (mut first, mut end, mut in_order, mut row) = (u32::MAX, 0, true, 0);
+        for it in self.tasks_of(bundle) {
+            (first, end) = (first.min(it.keys.start), end.max(it.keys.end));
+            in_order &= row <= it.rows.start;
+            row = it.rows.end;
         }
-        if rows.is_empty() || rows.end > whole.rows {
-            return Err("its rows do not exist");
-        }
-        if rows.end - rows.start > problem.costs.task_rows {
-            return Err("it is longer than costs.task_rows");
-        }
-        if *keys != whole.mask.keys(whole.rows, rows.clone()) {
-            return Err("its keys are not those of its mask");
-        }
+        (first..end, in_order)
+    }
+
+    /// Checks the tasks of a bundle, each for itself.
+    fn check_tasks(&self, problem: &Problem, id: BundleId, owner: &Bundle) -> Result<(), Error> {
+        let whole = problem.document(owner.document);
         let allowed = |cut: u32| {
             cut.is_multiple_of(TILE_ROWS)
                 || cut == whole.rows
-                || self.cuts == Cuts::RankEdges && is_rank_edge(problem, *document, cut)
+                || self.cuts == Cuts::RankEdges && is_rank_edge(problem, owner.document, cut)
         };
-        if !allowed(rows.start) || !allowed(rows.end) {
-            return Err("it is cut inside a tile");
+        for (task, it) in (owner.tasks.start..).zip(self.tasks_of(id)) {
+            let refuse = |why| Err(Error::BadTask { task, why });
+            let Task { document, rows, keys, kv_heads, bundle } = it;
+            if *bundle != id || owner.document != *document || owner.kv_heads != *kv_heads {
+                return refuse("it is not what its bundle says");
+            }
+            if rows.is_empty() || rows.end > whole.rows {
+                return refuse("its rows do not exist");
+            }
+            if rows.end - rows.start > problem.costs.task_rows {
+                return refuse("it is longer than costs.task_rows");
+            }
+            if *keys != whole.mask.keys(whole.rows, rows.clone()) {
+                return refuse("its keys are not those of its mask");
+            }
+            if !allowed(rows.start) || !allowed(rows.end) {
+                return refuse("it is cut inside a tile");
+            }
         }
         Ok(())
     }
 
     /// Every row of every KV head once.
-    fn check_cover(&self, problem: &Problem) -> Result<(), Error> {
+    fn check_cover(&self, problem: &Problem, all_runs: &Runs) -> Result<(), Error> {
         let (order, firsts) = self.by_document(problem);
         let all = problem.all_heads();
         // Between two of these, all heads are computed by the same rows.
         let mut edges = Vec::new();
-        let mut runs: Vec<(Range<u32>, &Range<u16>)> = Vec::new();
+        let mut runs: Vec<(&Range<u32>, &Range<u16>)> = Vec::new();
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
             let index = document.0 as usize;
             runs.clear();
@@ -143,7 +152,7 @@ impl Plan {
             edges.extend([all.start, all.end]);
             for &bundle in &order[firsts[index] as usize..firsts[index + 1] as usize] {
                 let heads = &self.bundles[bundle.0 as usize].kv_heads;
-                runs.extend(self.runs_of(bundle).map(|(rows, _)| (rows, heads)));
+                runs.extend(all_runs.of_bundle(bundle).iter().map(|it| (&it.rows, heads)));
                 if *heads != all {
                     edges.extend([heads.start, heads.end]);
                 }
@@ -155,7 +164,7 @@ impl Plan {
             }
             for kv_head in edges[..edges.len() - 1].iter().copied() {
                 let mine = runs.iter().filter(|it| it.1.contains(&kv_head));
-                let row = covered(mine.map(|it| &it.0));
+                let row = covered(mine.map(|it| it.0));
                 if row != Ok(whole.rows) {
                     let row = row.unwrap_or_else(|row| row);
                     return Err(Error::NotOnce { document, kv_head, row });

@@ -16,9 +16,11 @@ use crate::{Document, DocumentId, Error, Problem, SlotId};
 
 mod bounds;
 mod check;
+mod runs;
 
 pub use bounds::Bounds;
 pub(crate) use bounds::{least_work, level};
+pub(crate) use runs::Runs;
 
 /// Index of a bundle in [`Plan::bundles`].
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -100,11 +102,15 @@ impl<'a> Draft<'a> {
         let bundle = BundleId(self.bundles.len() as u32);
         let first = self.tasks.len();
         let Document { rows: whole, mask } = self.problem.document(document);
-        for rows in rows.into_iter().flat_map(|rows| self.problem.costs.tasks(rows)) {
-            let keys = mask.keys(whole, rows.clone());
-            self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
+        for rows in rows {
+            for rows in self.problem.costs.tasks(rows) {
+                let keys = mask.keys(whole, rows.clone());
+                self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
+            }
         }
-        let keys = hull(self.tasks[first..].iter().map(|it| &it.keys));
+        // No mask lets go of a key and takes it again, so those of the first and the last task are all.
+        let tasks = &self.tasks[first..];
+        let keys = hull(tasks.first().into_iter().chain(tasks.last()).map(|it| &it.keys));
         let tasks = first as u32..self.tasks.len() as u32;
         self.bundles.push(Bundle { document, kv_heads, slot, tasks, keys });
     }
@@ -140,12 +146,6 @@ impl Plan {
         self.tasks.get(range.start as usize..range.end as usize).unwrap_or(&[])
     }
 
-    /// Rows of a bundle that touch, each with the number of its tasks.
-    pub(crate) fn runs_of(&self, bundle: BundleId) -> impl Iterator<Item = (Range<u32>, u64)> + '_ {
-        let runs = self.tasks_of(bundle).chunk_by(|a, b| a.rows.end == b.rows.start);
-        runs.map(|run| (run[0].rows.start..run[run.len() - 1].rows.end, run.len() as u64))
-    }
-
     /// Bundles planned for a slot, with their numbers.
     pub fn bundles_of(&self, slot: SlotId) -> impl Iterator<Item = (BundleId, &Bundle)> {
         let first = self.bundles.partition_point(|it| it.slot < slot);
@@ -179,7 +179,7 @@ impl Plan {
         let (document, heads) =
             (problem.document(it.document), problem.heads.query_count(&it.kv_heads));
         let runs = self.runs_of(bundle);
-        runs.map(|(rows, tasks)| problem.costs.run(document, heads, &rows, tasks)).sum()
+        runs.map(|it| problem.costs.run(document, heads, &it.rows, it.tasks.into())).sum()
     }
 
     /// Forward cost of all that is planned for a slot.

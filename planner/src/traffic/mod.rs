@@ -8,7 +8,6 @@
 mod least;
 mod pulls;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -16,6 +15,7 @@ use serde::Serialize;
 pub use least::{Least, least};
 pub use pulls::{Pull, Pulls};
 
+use crate::plan::Runs;
 use crate::{BundleId, DocumentId, Plan, Problem, SlotId};
 
 /// Bytes of a phase forward and of a phase backward.
@@ -110,6 +110,11 @@ impl Traffic {
     /// What a plan moves. Places are the ranks, each with the slots at home there, then the dedicated
     /// slots by number.
     pub fn of(problem: &Problem, plan: &Plan) -> Self {
+        Self::of_runs(problem, plan, &Runs::of(plan))
+    }
+
+    /// The same, with the plan's runs at hand.
+    pub(crate) fn of_runs(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
         let (place_of, places) = problem.places();
         let mut accounts = rows(problem).map(|row| Account {
             row,
@@ -117,7 +122,8 @@ impl Traffic {
             priced: vec![(0, 0); places],
         });
         // Rows of queries and of keys that a bundle has from each rank.
-        let mut from: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        let mut from = vec![(0, 0); places];
+        let mut ranks: Vec<usize> = Vec::new();
         for (id, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
             let SlotId(slot) = bundle.slot;
             let there = place_of[usize::from(slot)];
@@ -127,12 +133,19 @@ impl Traffic {
             let heads = bundle.kv_heads.len() as u64;
             let remote = |rows: Range<u32>| remote(problem, there, bundle.document, rows);
             for (rank, rows) in remote(bundle.keys.clone()) {
-                from.entry(rank).or_default().1 += rows * heads;
+                from[rank].1 += rows * heads;
+                ranks.push(rank);
             }
-            for (rank, rows) in plan.runs_of(id).flat_map(|(rows, _)| remote(rows)) {
-                from.entry(rank).or_default().0 += rows * heads;
+            let runs = runs.of_bundle(id).iter();
+            for (rank, rows) in runs.flat_map(|it| remote(it.rows.clone())) {
+                from[rank].0 += rows * heads;
+                ranks.push(rank);
             }
-            while let Some((rank, rows)) = from.pop_first() {
+            for rank in ranks.drain(..) {
+                let rows = std::mem::take(&mut from[rank]);
+                if rows == (0, 0) {
+                    continue;
+                }
                 let ways = [(rank, there), (there, rank)];
                 let percents = ways.map(|(a, b)| problem.links.percent(a, b).into());
                 for account in &mut accounts {

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::is_whole_at;
-use crate::{DocumentId, Plan, Problem, RankId, SlotId};
+use crate::{BundleId, DocumentId, Plan, Problem, RankId, SlotId};
 
 /// Rows that a slot pulls from one place.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -39,20 +39,18 @@ impl Pulls {
     /// The transfer lists of a plan.
     pub fn of(problem: &Problem, plan: &Plan) -> Self {
         let mut pulls = Self::default();
-        let mut bundles = plan.bundles().iter().peekable();
+        let mut bundles = (0..).map(BundleId).zip(plan.bundles()).peekable();
         for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
             pulls.first.push(pulls.ends());
-            while let Some(bundle) = bundles.next_if(|bundle| bundle.slot == slot) {
+            while let Some((id, bundle)) = bundles.next_if(|it| it.1.slot == slot) {
                 if it.home.is_some_and(|rank| is_whole_at(problem, rank.0.into(), bundle.document))
                 {
                     continue;
                 }
                 let group = (bundle.document, &bundle.kv_heads);
                 add(problem, it.home, group, bundle.keys.clone(), &mut pulls.keys);
-                let tasks = &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize];
-                for rows in tasks.chunk_by(|a, b| a.rows.end == b.rows.start) {
-                    let rows = rows[0].rows.start..rows[rows.len() - 1].rows.end;
-                    add(problem, it.home, group, rows, &mut pulls.queries);
+                for run in plan.runs_of(id) {
+                    add(problem, it.home, group, run.rows, &mut pulls.queries);
                 }
             }
         }
