@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::bins::Bins;
+use super::shapes::root;
 use crate::DocumentId;
 
 /// Part of a slot's capacity that it may have above it: one that gives, and one that receives.
@@ -120,7 +121,7 @@ impl<'a> Sides<'a> {
     }
 
     fn root(&self, cost: u64) -> u64 {
-        u32::try_from(cost >> self.shift).unwrap_or(u32::MAX).isqrt().into()
+        root(u32::try_from(cost >> self.shift).unwrap_or(u32::MAX).into())
     }
 
     fn percent(&self, donor: usize, receiver: usize) -> u64 {

@@ -29,8 +29,15 @@ impl Rates {
     /// `2 · key · row / amount`.
     pub(super) fn best_row(self, amount: u64) -> u64 {
         let square = u128::from(amount) * u128::from(self.query) / u128::from(2 * self.key);
-        u64::try_from(square).unwrap_or(u64::MAX).isqrt()
+        root(u64::try_from(square).unwrap_or(u64::MAX))
     }
+}
+
+/// The square root, rounded down.
+pub(super) fn root(square: u64) -> u64 {
+    // Up to here the nearest float of a root that is not whole lies below the next whole number: as exact as, and much faster
+    // than, the root of an integer.
+    if square <= 1 << 52 { (square as f64).sqrt() as u64 } else { square.isqrt() }
 }
 
 /// Pieces that touch, by their index in the amounts, and where the highest ends.
@@ -63,13 +70,13 @@ pub(super) fn runs(amounts: &[u64], rows: &Range<u32>, rates: Rates) -> Option<(
 /// What one piece costs where it is cheapest, whatever the document.
 pub(super) fn least_cost(amount: u64, rates: Rates) -> u64 {
     let end = cheapest_end(amount, rates);
-    (end - (end * end).saturating_sub(amount).isqrt()) * rates.query + end * rates.key
+    (end - root((end * end).saturating_sub(amount))) * rates.query + end * rates.key
 }
 
 fn cheapest_end(amount: u64, Rates { query, key }: Rates) -> u64 {
     let whole = u128::from(query + key).pow(2);
     let end = u128::from(amount) * whole / (whole - u128::from(query).pow(2)).max(1);
-    u64::try_from(end).unwrap_or(u64::MAX).isqrt()
+    root(u64::try_from(end).unwrap_or(u64::MAX))
 }
 
 /// Calls back with the end of each piece from the highest; returns where the lowest starts.
@@ -79,7 +86,7 @@ fn walk(amounts: &[u64], end: u32, mut each: impl FnMut(u64)) -> u64 {
     for amount in amounts.iter().rev() {
         each(row);
         square = square.saturating_sub(*amount);
-        row = square.isqrt();
+        row = root(square);
     }
     row
 }
@@ -88,7 +95,7 @@ fn best_run(amounts: &[u64], pieces: Range<usize>, rows: &Range<u32>, rates: Rat
     let amounts = &amounts[pieces.clone()];
     let all: u64 = amounts.iter().sum();
     let tile = u64::from(TILE_ROWS);
-    let least = (u64::from(rows.start).pow(2) + all).isqrt() / tile + 1;
+    let least = root(u64::from(rows.start).pow(2) + all) / tile + 1;
     let most = u64::from(rows.end) / tile;
     if u64::from(rows.end).pow(2) < u64::from(rows.start).pow(2) + all {
         return None;
@@ -144,7 +151,7 @@ pub(super) fn around(rows: &[Range<u32>], best: u64, amount: u64) -> Vec<Range<u
     // Both ends move in steps: what is too much stays, from the top.
     while let Some(last) = kept.last_mut() {
         if worth(last) > over {
-            let end = (square(last.end) - over).isqrt().next_multiple_of(tile);
+            let end = root(square(last.end) - over).next_multiple_of(tile);
             last.end = last.end.min(u32::try_from(end).unwrap_or(u32::MAX));
             break;
         }
@@ -162,6 +169,15 @@ mod tests {
 
     fn square(rows: &Range<u32>) -> u64 {
         u64::from(rows.end).pow(2) - u64::from(rows.start).pow(2)
+    }
+
+    #[test]
+    fn roots_are_those_of_integers() {
+        let near = |root: u64| [-1_i64, 0, 1].map(|it| root.pow(2).saturating_add_signed(it));
+        let roots = (0..1 << 26).step_by(997).chain((1 << 26) - 9..(1 << 26) + 9).chain([1 << 31]);
+        for square in roots.flat_map(near).chain([u64::MAX]) {
+            assert_eq!(root(square), square.isqrt(), "{square}");
+        }
     }
 
     #[test]
