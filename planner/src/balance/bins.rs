@@ -319,11 +319,14 @@ impl<'a> Bins<'a> {
     }
 
     fn change(&mut self, bin: usize, document: DocumentId, change: impl FnOnce(&mut Vec<Group>)) {
-        let mut groups = self.groups_of(&self.all[bin], document).into_owned();
+        let is_home = self.is_at_home(&self.all[bin], document);
+        let mut groups = match self.all[bin].held.get_mut(&document) {
+            Some(groups) => std::mem::take(groups),
+            None => self.groups_of(&self.all[bin], document).into_owned(),
+        };
         let before = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
         change(&mut groups);
         let after = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
-        let is_home = self.is_at_home(&self.all[bin], document);
         let it = &mut self.all[bin];
         it.load = it.load - before.0 + after.0;
         it.bytes = it.bytes - before.1 + after.1;

@@ -10,12 +10,13 @@
 //! 3. Along each edge, the largest first, pieces move: of the donor's longest documents the piece, and with
 //!    one lane the number of KV heads, with the least new bytes.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 
 use super::bins::Bins;
 use super::edges::{Edge, Sides, edges};
 use super::give::{Wanted, fits, give};
-use super::pieces::{Scored, best_piece};
+use super::groups::Span;
+use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 use super::shapes::Rates;
 use super::together::give_together;
@@ -28,6 +29,8 @@ const NEARLY: u64 = 5;
 const DOCUMENTS: usize = 3;
 /// Pieces along one edge at most.
 const PIECES: usize = 6;
+/// Spans under so many heads whose pieces are counted exactly.
+const TRIES: usize = 1;
 
 /// An edge with the bins of its group.
 pub(super) type Given = (Edge, Vec<usize>);
@@ -40,8 +43,9 @@ pub(super) fn spread(bins: &mut Bins<'_>, mut edges: Vec<Given>) {
         return;
     }
     edges.sort_by_key(|(it, _)| (Reverse(it.cost), it.donor, it.receiver));
-    for (Edge { receiver, cost, donor: _ }, donors) in edges {
-        send(bins, &prices, &donors, receiver, cost);
+    let mut stocks: Vec<Option<Vec<Span>>> = vec![None; bins.all.len()];
+    for (edge, donors) in edges {
+        send(bins, &prices, &donors, edge, &mut stocks);
     }
 }
 
@@ -108,34 +112,39 @@ fn estimate(sides: &Sides<'_>, edges: &[Edge]) -> (u64, u64, Option<usize>) {
     (busiest.map_or(0, |it| sent[it]), all, busiest)
 }
 
-/// Moves pieces of `cost` together from donors to a receiver, none more than its surplus.
-fn send(bins: &mut Bins<'_>, prices: &Prices, donors: &[usize], receiver: usize, cost: u64) {
+/// Moves pieces along an edge from its donors together, none more than its surplus. What a bin could give is kept in `stocks`
+/// until it changes.
+fn send(
+    bins: &mut Bins<'_>,
+    prices: &Prices,
+    donors: &[usize],
+    Edge { receiver, cost, donor: _ }: Edge,
+    stocks: &mut [Option<Vec<Span>>],
+) {
+    // Donors of a group have its document in common, and it goes furthest.
+    let most = if donors.len() > 1 { 1 } else { DOCUMENTS };
     let mut left = cost;
     for _ in 0..PIECES + donors.len() - 1 {
-        if left <= bins.level / WORTH {
-            return;
+        for &donor in donors {
+            stocks[donor].get_or_insert_with(|| bins.spans(donor, most));
         }
-        let mut best: Option<(usize, Scored)> = None;
+        let mut offers = Vec::with_capacity(donors.len());
         for &donor in donors {
             let surplus = bins.all[donor].left().min(0).unsigned_abs();
             let wanted = if donors.len() == 1 { left } else { left.min(surplus) };
-            if wanted <= bins.level / WORTH {
-                continue;
-            }
-            // Donors of a group have its document in common, and it goes furthest.
-            let spans = bins.spans(donor, if donors.len() > 1 { 1 } else { DOCUMENTS });
-            let piece = best_piece(bins, prices, (donor, receiver), &spans, wanted);
-            if let Some(piece) = piece
-                && best.as_ref().is_none_or(|(_, best)| piece.order(best) == Ordering::Less)
+            if let Some(spans) = &stocks[donor]
+                && wanted > bins.level / WORTH
             {
-                best = Some((donor, piece));
+                offers.push(Offer { donor, spans, wanted });
             }
         }
-        let Some((donor, Scored { span, moved, .. })) = best else {
+        let piece = best_piece(bins, prices, &offers, receiver, TRIES);
+        let Some((donor, Scored { span, moved, .. })) = piece else {
             return;
         };
         bins.take(donor, &span);
         bins.put(receiver, &span);
+        (stocks[donor], stocks[receiver]) = (None, None);
         left = left.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX));
     }
 }

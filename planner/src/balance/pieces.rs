@@ -1,18 +1,19 @@
 //! Which piece of what a slot holds moves best to another.
 //!
-//! In: a donor, a receiver, rows that the donor holds, the cost that should move. Out: the piece with the
-//! least new bytes per cost of those that cost no more.
+//! In: rows that donors hold and the cost that should move of each, a receiver. Out: the piece with the least new bytes per
+//! cost of those that cost no more, as far as a guess of the rows and heads it is of tells.
 //!
 //! For a causal document the best piece is seldom its tail: it may end where queries and keys cost the
 //! same ([`Prices::cheapest_end`]), or inside the prefix of keys that the receiver holds already.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::bins::{Bin, Bins};
-use super::groups::Span;
+use super::groups::{Group, Span};
 use super::prices::Prices;
-use crate::TILE_ROWS;
+use crate::{DocumentId, TILE_ROWS};
 
 /// A piece with what it would cost to move.
 pub(super) struct Scored {
@@ -23,44 +24,120 @@ pub(super) struct Scored {
     is_small: bool,
 }
 
-/// The cheapest piece of `spans` that costs at most `wanted`; `None` if not even one tile does.
+/// What a donor could give: parts of `spans` that cost at most `wanted`.
+pub(super) struct Offer<'a> {
+    pub(super) donor: usize,
+    /// By document, heads and row.
+    pub(super) spans: &'a [Span],
+    pub(super) wanted: u64,
+}
+
+/// The cheapest piece of what is offered, with its donor; `None` if not even one tile costs little enough.
+///
+/// How many KV heads of which span go is a matter of √ and guessed; of the `tries` that seem cheapest, and of more as long as
+/// no piece is found, all pieces are counted exactly.
 pub(super) fn best_piece(
     bins: &Bins<'_>,
     prices: &Prices,
-    (donor, receiver): (usize, usize),
-    spans: &[Span],
-    wanted: u64,
-) -> Option<Scored> {
-    let (from, to) = (&bins.all[donor], &bins.all[receiver]);
-    let mut best: Option<Scored> = None;
-    for span in spans {
-        let heads = span.heads.clone();
-        let all = heads.len() as u16;
-        let fewest = if bins.problem.heads_may_part() { 1 } else { all };
-        // All numbers up to 8, then some; of a document that spans ranks, whose pieces are many, halves.
-        let spans = bins.problem.layout.spans_ranks(span.document);
-        let fewer = |it: &u16| Some(if spans { it / 2 } else { it - it.div_ceil(8) });
-        let counts = std::iter::successors(Some(all), fewer);
-        for count in counts.take_while(|it| *it >= fewest) {
-            let span = Span { heads: heads.end - count..heads.end, ..span.clone() };
-            for piece in candidates(bins, prices, to, &span, wanted) {
-                if piece.rows.is_empty() || !bins.has_room(receiver, &piece) {
-                    continue;
-                }
-                let moved = bins.cost(&piece);
-                let is_small = moved < wanted / 2;
-                if is_small && best.as_ref().is_some_and(|best| !best.is_small) {
-                    continue;
-                }
-                let bytes = prices.of_move(bins, from, to, &piece);
-                let it = Scored { span: piece, moved: moved.max(1).into(), bytes, is_small };
-                if best.as_ref().is_none_or(|best| it.is_better_than(best)) {
-                    best = Some(it);
-                }
+    offers: &[Offer<'_>],
+    receiver: usize,
+    tries: usize,
+) -> Option<(usize, Scored)> {
+    let to = &bins.all[receiver];
+    let mut guesses = guesses(bins, prices, offers, to);
+    let mut best: Option<(usize, Scored)> = None;
+    for at in 0..guesses.len() {
+        if at >= tries && best.is_some() {
+            break;
+        }
+        let next = (at..guesses.len()).min_by(|a, b| guesses[*a].order(&guesses[*b]));
+        guesses.swap(at, next.unwrap_or(at));
+        let Guess { offer: &Offer { donor, wanted, .. }, span, heads, .. } = guesses[at];
+        let span = Span { heads: span.heads.end - heads..span.heads.end, ..span.clone() };
+        for piece in candidates(bins, prices, to, &span, wanted) {
+            if piece.rows.is_empty() || !bins.has_room(receiver, &piece) {
+                continue;
+            }
+            let moved = bins.cost(&piece);
+            let is_small = moved < wanted / 2;
+            if is_small && best.as_ref().is_some_and(|(_, best)| !best.is_small) {
+                continue;
+            }
+            let bytes = prices.of_move(bins, &bins.all[donor], to, &piece);
+            let it = Scored { span: piece, moved: moved.max(1).into(), bytes, is_small };
+            if best.as_ref().is_none_or(|(_, best)| it.is_better_than(best)) {
+                best = Some((donor, it));
             }
         }
     }
     best
+}
+
+/// So many KV heads of a span, the last ones, and what a piece of them seems to cost.
+#[derive(Clone, Copy)]
+struct Guess<'a> {
+    offer: &'a Offer<'a>,
+    span: &'a Span,
+    heads: u16,
+    /// Bytes per cost.
+    price: f64,
+    is_small: bool,
+}
+
+impl Guess<'_> {
+    fn order(&self, other: &Self) -> Ordering {
+        self.is_small.cmp(&other.is_small).then(self.price.total_cmp(&other.price))
+    }
+}
+
+fn guesses<'a>(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    offers: &'a [Offer<'a>],
+    to: &Bin<'_>,
+) -> Vec<Guess<'a>> {
+    let problem = bins.problem;
+    // Query heads of a KV head.
+    let group = problem.heads.query_count(&(0..1)) as f64;
+    let mut guesses = Vec::with_capacity(64);
+    for offer in offers {
+        let way = f64::from(problem.links.price(bins.all[offer.donor].place(), to.place()));
+        let mut last: Option<&Span> = None;
+        let mut there = Cow::Borrowed(&[][..]);
+        for span in offer.spans {
+            if last.is_none_or(|it| it.document != span.document) {
+                there = bins.groups_of(to, span.document);
+            }
+            let is_same = |it: &&Span| (it.document, &it.heads) == (span.document, &span.heads);
+            let below = last.replace(span).filter(is_same).map_or(0, |it| it.rows.end);
+            let whole = problem.document(span.document);
+            let pairs = whole.mask.pairs(whole.rows, span.rows.clone()) as f64;
+            for heads in counts(bins, span) {
+                let kv = span.heads.end - heads..span.heads.end;
+                let held = held_of(bins, &there, span.document, &kv);
+                let most = offer.wanted as f64 / (group * f64::from(heads));
+                let bytes = prices.guess(whole.mask, (&span.rows, pairs), (below, held), most);
+                let price = way * bytes / pairs.min(most);
+                let is_small = pairs < most / 2.0;
+                guesses.push(Guess { offer, span, heads, price, is_small });
+                // With fewer heads it is smaller still.
+                if is_small {
+                    break;
+                }
+            }
+        }
+    }
+    guesses
+}
+
+/// Numbers of a span's KV heads that may move: all up to 8, then some; of a document that spans ranks, whose pieces are many,
+/// halves.
+fn counts(bins: &Bins<'_>, span: &Span) -> impl Iterator<Item = u16> {
+    let all = span.heads.len() as u16;
+    let fewest = if bins.problem.heads_may_part() { 1 } else { all };
+    let halves = bins.problem.layout.spans_ranks(span.document);
+    let fewer = move |it: &u16| Some(if halves { it / 2 } else { it - it.div_ceil(8) });
+    std::iter::successors(Some(all), fewer).take_while(move |it| *it >= fewest)
 }
 
 /// Pieces of a span that cost at most `most`, some of them empty.
@@ -96,17 +173,19 @@ fn candidates(bins: &Bins<'_>, prices: &Prices, to: &Bin<'_>, span: &Span, most:
 
 /// Where the keys end that a bin holds for all heads of a span.
 pub(super) fn held(bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> u32 {
-    let groups = bins.groups_of(bin, span.document);
-    let shared = groups
-        .iter()
-        .filter(|it| it.heads.start < span.heads.end && span.heads.start < it.heads.end);
+    held_of(bins, &bins.groups_of(bin, span.document), span.document, &span.heads)
+}
+
+/// The same, of a bin's groups of a document.
+fn held_of(bins: &Bins<'_>, groups: &[Group], document: DocumentId, kv: &Range<u16>) -> u32 {
+    let shared = groups.iter().filter(|it| it.heads.start < kv.end && kv.start < it.heads.end);
     let mut heads = 0;
     let ends = shared.map(|it| {
-        heads += it.heads.end.min(span.heads.end) - it.heads.start.max(span.heads.start);
-        bins.keys(span.document, &it.rows).end
+        heads += it.heads.end.min(kv.end) - it.heads.start.max(kv.start);
+        bins.keys(document, &it.rows).end
     });
     let end = ends.min().unwrap_or(0);
-    if usize::from(heads) == span.heads.len() { end } else { 0 }
+    if usize::from(heads) == kv.len() { end } else { 0 }
 }
 
 /// The last tile of a span that costs at most `most`, if cost grows along the span; its first tile

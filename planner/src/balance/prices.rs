@@ -10,13 +10,15 @@ use super::groups::{Group, Span};
 use super::shapes::Rates;
 use crate::memory::bytes;
 use crate::plan::hull;
-use crate::{DocumentId, TILE_ROWS};
+use crate::{DocumentId, Mask, TILE_ROWS};
 
 /// Bytes of a row under one KV head, with the query heads that read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prices {
     query: i128,
     key: i128,
+    /// The cheapest piece of F pairs ends at √(2 F) times this.
+    stretch: f64,
 }
 
 impl Prices {
@@ -25,7 +27,9 @@ impl Prices {
             let it = bytes(bins.problem, &(0..1), rows, keys);
             i128::from(it.forward) + i128::from(it.backward)
         };
-        Self { query: price(1, 0), key: price(0, 1) }
+        let (query, key) = (price(1, 0), price(0, 1));
+        let ratio = 1.0 + key as f64 / query as f64;
+        Self { query, key, stretch: ratio / (ratio * ratio - 1.0).sqrt() }
     }
 
     /// The ratio of both.
@@ -43,20 +47,51 @@ impl Prices {
     ) -> i128 {
         let gives = self.taken(bins, from, span);
         let gets = self.added(bins, to, span);
-        // Every piece is a task more: as dear as one tile.
-        let task = 100 * i128::from(TILE_ROWS) * (self.query + self.key) * span.heads.len() as i128;
-        gives + gets + task
+        gives + gets + self.of_task(&span.heads)
     }
 
-    /// The end row of the piece that costs `most` for the least bytes, where a bin has to pull all keys
-    /// up to there: `sqrt(2 · pairs · price of a query row / price of a key row)` for a thin piece.
+    /// What every piece costs for being a task more: as much as one tile.
+    fn of_task(&self, heads: &Range<u16>) -> i128 {
+        100 * i128::from(TILE_ROWS) * (self.query + self.key) * heads.len() as i128
+    }
+
+    /// The end row of the piece that costs `most` for the least bytes, where a bin has to pull all keys up to there.
     pub(super) fn cheapest_end(&self, bins: &Bins<'_>, heads: &Range<u16>, most: u64) -> u32 {
-        let pairs = i128::from(most / bins.problem.heads.query_count(heads).max(1));
-        // For a piece [a, b) of a causal document b/a = 1 + key/query is best, and b² − a² = 2 pairs.
-        let (query, key) = (self.query, self.key.max(1));
-        let whole = (query + key) * (query + key);
-        let end = 2 * pairs * whole / (whole - query * query).max(1);
-        u32::try_from(u128::try_from(end).unwrap_or(0).isqrt()).unwrap_or(u32::MAX >> 1)
+        let query_heads = bins.problem.heads.query_count(heads).max(1);
+        self.cheapest(most as f64 / query_heads as f64) as u32
+    }
+
+    /// The same of pairs: a piece `[a, b)` has `(b² − a²) / 2`, and `b/a = 1 + key/query` is best.
+    fn cheapest(&self, pairs: f64) -> f64 {
+        (2.0 * pairs).sqrt() * self.stretch
+    }
+
+    /// What the best piece of some rows, worth `all` pairs, costs under one head, about, if it has at most `most` pairs.
+    /// All rows lie at the donor, which keeps those before `below`; the receiver holds keys up to `held`.
+    pub(super) fn guess(
+        &self,
+        mask: Mask,
+        (rows, all): (&Range<u32>, f64),
+        (below, held): (u32, u32),
+        most: f64,
+    ) -> f64 {
+        let (start, end) = (f64::from(rows.start), f64::from(rows.end));
+        let held = f64::from(held);
+        let (low, high, saved) = if all <= most {
+            // The donor needs no keys between what it keeps and this.
+            (start, end, start - f64::from(below))
+        } else if mask == Mask::Causal {
+            let least = (start * start + 2.0 * most).sqrt();
+            let high = if held >= least { held } else { self.cheapest(most) };
+            let high = high.max(least).min(end);
+            ((high * high - 2.0 * most).max(0.0).sqrt(), high, 0.0)
+        } else {
+            (end - (end - start) * most / all, end, 0.0)
+        };
+        let keys = (high - held).max(0.0) - saved;
+        // A task is as dear as one tile.
+        let tile = f64::from(TILE_ROWS);
+        (high - low + tile) * self.query as f64 + (keys + tile) * self.key as f64
     }
 
     /// Bytes that a bin pulls for the query rows of a span and for keys of its document and heads.

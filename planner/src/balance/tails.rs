@@ -1,6 +1,7 @@
 //! The longest part of a run of rows that costs no more than asked.
 //!
-//! In: a span and a cost. Out: its tail or head, cut at tiles. Cost grows with the rows, so the cut is found by halving.
+//! In: a span and a cost. Out: its tail or head, cut at tiles. Cost grows with the rows, so the cut is found by halving, near
+//! where pairs alone would put it.
 
 use std::ops::Range;
 
@@ -20,7 +21,10 @@ impl Bins<'_> {
                 start.max((end.div_ceil(TILE_ROWS) - tiles) * TILE_ROWS)..end
             })
         };
-        from(most_tiles(tiles, |tiles| self.cost(&from(tiles)) <= most))
+        let square = f64::from(end) * f64::from(end);
+        let cut = (square - self.squares(span, most)).max(0.0).sqrt();
+        let near = tiles_between(cut as u32, end);
+        from(most_tiles(tiles, near, |tiles| self.cost(&from(tiles)) <= most))
     }
 
     /// The longest head of a span that costs at most `most`; empty if not even one tile does.
@@ -30,7 +34,15 @@ impl Bins<'_> {
         let until = |tiles: u32| {
             span.with_rows(start..end.min((start / TILE_ROWS + tiles) * TILE_ROWS).max(start))
         };
-        until(most_tiles(tiles, |tiles| self.cost(&until(tiles)) <= most))
+        let square = f64::from(start) * f64::from(start);
+        let cut = (square + self.squares(span, most)).sqrt();
+        let near = tiles_between(start, cut as u32);
+        until(most_tiles(tiles, near, |tiles| self.cost(&until(tiles)) <= most))
+    }
+
+    /// How far apart the squares of the first and the last row are of what costs so much of a causal document.
+    fn squares(&self, span: &Span, cost: u64) -> f64 {
+        2.0 * cost as f64 / self.problem.heads.query_count(&span.heads).max(1) as f64
     }
 }
 
@@ -38,15 +50,22 @@ fn tiles_between(start: u32, end: u32) -> u32 {
     if start < end { end.div_ceil(TILE_ROWS) - start / TILE_ROWS } else { 0 }
 }
 
-/// The largest number up to `most` for which `fits` holds; it holds up to there and for zero.
-fn most_tiles(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+/// The largest number up to `most` for which `fits` holds; it holds up to there and for zero. It is looked for around `near`.
+fn most_tiles(most: u32, near: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut known, mut beyond) = (0, most + 1);
+    let (mut middle, mut step) = (near.clamp(1, most.max(1)), 1);
     while beyond - known > 1 {
-        let middle = known + (beyond - known) / 2;
         if fits(middle) {
             known = middle;
+            middle = known.saturating_add(step);
         } else {
             beyond = middle;
+            middle = beyond.saturating_sub(step);
+        }
+        step = step.saturating_mul(4);
+        // Where neither end is near any more, halving is faster than steps.
+        if middle <= known || middle >= beyond || step > 256 {
+            middle = known + (beyond - known) / 2;
         }
     }
     known
@@ -59,7 +78,9 @@ mod tests {
     #[test]
     fn most_tiles_finds_the_edge() {
         for edge in 0..20 {
-            assert_eq!(most_tiles(19, |tiles| tiles <= edge), edge.min(19));
+            for near in [0, 1, 7, 18, 19, 40] {
+                assert_eq!(most_tiles(19, near, |tiles| tiles <= edge), edge.min(19));
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ mod exchange;
 
 use super::bins::{Bin, Bins};
 use super::groups::Span;
-use super::pieces::{Scored, best_piece};
+use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 
 /// Part of the level by which the last may finish late.
@@ -26,6 +26,8 @@ const EXCHANGE_WITH: usize = 8;
 const NEAR: usize = 8;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 8;
+/// Spans under so many heads whose pieces are counted exactly.
+const TRIES: usize = 4;
 
 /// Evens out the bins.
 pub(super) fn even(bins: &mut Bins<'_>) {
@@ -96,7 +98,10 @@ fn best_move(
     let (from, to) = (&bins.all[donor], &bins.all[receiver]);
     let most = levelling(from, to);
     let wanted = from.left().min(0).unsigned_abs().min(to.left().max(0).unsigned_abs());
-    let piece = |cost| best_piece(bins, prices, (donor, receiver), spans, cost);
+    let piece = |wanted| {
+        let offer = [Offer { donor, spans, wanted }];
+        best_piece(bins, prices, &offer, receiver, TRIES).map(|(_, it)| it)
+    };
     [wanted.min(most), most].into_iter().find_map(piece)
 }
 
