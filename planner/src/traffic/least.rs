@@ -16,6 +16,8 @@
 //!
 //! A slot that holds rows of a document that spans ranks may hold keys of it already: it counts with query rows alone.
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Row, rows};
@@ -60,14 +62,14 @@ struct Sides {
     /// The largest first.
     receivers: Vec<Side>,
     /// What receivers may leave undone together.
-    slack: f64,
+    slack: i128,
 }
 
 /// A surplus of a rank, or a room of a slot.
 #[derive(Clone, Copy)]
 struct Side {
     place: usize,
-    cost: f64,
+    cost: i128,
     /// The longest document that it may be a piece of, and whether keys may be there.
     longest: u32,
     spans: bool,
@@ -76,96 +78,99 @@ struct Side {
 impl Sides {
     fn of(problem: &Problem, finish: u64) -> Option<Self> {
         let layout = &problem.layout;
+        // Counted in integers: a rounded float may say that a row moves where none does.
         let capacity = |slot: &crate::Slot| {
-            let time = u128::from(finish.saturating_sub(slot.head_start));
+            let time = i128::from(finish.saturating_sub(slot.head_start));
             // A finish is rounded down: most that still ends then.
-            (((time + 1) * u128::from(slot.weight)).saturating_sub(1) / 100) as f64
+            ((time + 1) * i128::from(slot.weight) - 1).max(0) / 100
         };
-        let most = problem.slots.iter().map(capacity).fold(0.0, f64::max);
-        if most <= 0.0 {
-            return None;
-        }
-        let mut own = vec![0.0; layout.ranks().len()];
+        let most = problem.slots.iter().map(capacity).max().filter(|it| *it > 0)?;
+        let mut own = vec![0; layout.ranks().len()];
         for slot in &problem.slots {
             if let Some(RankId(rank)) = slot.home {
                 own[usize::from(rank)] += capacity(slot);
             }
         }
-        let query_heads = f64::from(problem.heads.query);
+        let query_heads = i128::from(problem.heads.query);
         let mut ranks = Vec::with_capacity(layout.ranks().len());
-        let mut all = 0.0;
+        let mut all = 0;
         for stretches in layout.ranks() {
-            let (mut load, mut longest, mut spans) = (0.0, 0, false);
+            let (mut load, mut longest, mut spans) = (0, 0, false);
             for it in stretches {
                 let Document { rows, mask } = layout.documents()[it.document.0 as usize];
-                load += mask.pairs(rows, it.start..it.end) as f64 * query_heads;
+                load += i128::from(mask.pairs(rows, it.start..it.end)) * query_heads;
                 longest = longest.max(it.end);
                 spans |= it.end - it.start < rows;
             }
             all += load;
             // A tile belongs to the rank that holds its first row: what that may move is let go.
-            let edge = if spans { 2.0 * f64::from(longest) * 128.0 * query_heads } else { 0.0 };
-            ranks.push((load, longest, spans, edge));
+            let edge = 2 * i128::from(longest) * i128::from(TILE_ROWS) * query_heads;
+            ranks.push((load, longest, spans, if spans { edge } else { 0 }));
         }
-        let donor =
-            |(place, (&(load, longest, spans, edge), own)): (usize, (&(_, _, _, f64), &f64))| {
-                Side { place, cost: load - own - edge, longest, spans }
-            };
-        let donors = ranks.iter().zip(&own).enumerate().map(donor).filter(|it| it.cost > 0.0);
+        let side = |place, cost: i128, longest, spans| {
+            (cost > 0).then_some(Side { place, cost, longest, spans })
+        };
+        let donors = ranks.iter().zip(&own).enumerate().filter_map(|(place, (rank, own))| {
+            let &(load, longest, spans, edge) = rank;
+            side(place, load - own - edge, longest, spans)
+        });
         let longest = layout.documents().iter().map(|it| it.rows).max().unwrap_or(0);
         let (places, _) = problem.places();
-        let receiver = |(slot, place): (&crate::Slot, &usize)| {
+        let receivers = problem.slots.iter().zip(&places).filter_map(|(slot, place)| {
             let rank = slot.home.and_then(|RankId(rank)| ranks.get(usize::from(rank)));
-            let (load, _, spans, edge) = rank.copied().unwrap_or((0.0, 0, false, 0.0));
-            Side { place: *place, cost: capacity(slot) - load - edge, longest, spans }
-        };
-        let receivers = problem.slots.iter().zip(&places).map(receiver);
-        let mut receivers: Vec<Side> = receivers.filter(|it| it.cost > 0.0).collect();
-        receivers.sort_by(|a, b| b.cost.total_cmp(&a.cost));
-        let slack = (problem.slots.iter().map(capacity).sum::<f64>() - all).max(0.0);
-        Some(Self { most, donors: donors.collect(), receivers, slack })
+            let (load, _, spans, edge) = rank.copied().unwrap_or((0, 0, false, 0));
+            side(*place, capacity(slot) - load - edge, longest, spans)
+        });
+        let mut receivers: Vec<Side> = receivers.collect();
+        receivers.sort_by_key(|it| Reverse(it.cost));
+        let slack = (problem.slots.iter().map(capacity).sum::<i128>() - all).max(0);
+        Some(Self { most: most as f64, donors: donors.collect(), receivers, slack })
     }
 
     /// Bytes that cross at least.
     fn bytes(&self, prices: &Prices) -> f64 {
-        let price =
-            |it: &Side| it.cost * prices.least(it.cost.min(self.most), it.longest, it.spans);
+        let price = |it: &Side| self.bytes_of(prices, it, it.cost);
         let donors: f64 = self.donors.iter().map(price).sum();
-        let mut saved: Vec<(f64, f64)> =
-            self.receivers.iter().map(|it| (price(it) / it.cost, it.cost)).collect();
+        let mut saved: Vec<(f64, i128)> =
+            self.receivers.iter().map(|it| (price(it) / it.cost as f64, it.cost)).collect();
         saved.sort_by(|a, b| b.0.total_cmp(&a.0));
         let mut slack = self.slack;
         let mut receivers = 0.0;
         for (price, cost) in saved {
             let left = slack.min(cost);
             slack -= left;
-            receivers += price * (cost - left);
+            receivers += price * (cost - left) as f64;
         }
         donors.max(receivers)
+    }
+
+    /// Bytes of so much work of a side.
+    fn bytes_of(&self, prices: &Prices, side: &Side, cost: i128) -> f64 {
+        let cost = cost as f64;
+        cost * prices.least(cost.min(self.most), side.longest, side.spans)
     }
 
     /// Nanoseconds of the busiest link: a donor that sends and gets results, a receiver that pulls and returns.
     fn link(&self, problem: &Problem, out: &Prices, back: &Prices) -> f64 {
         let percent = f64::from(problem.links.least_percent());
-        let time = |place: usize, cost: f64, it: &Side| {
-            let (sends, receives) = problem.links.rates(place);
+        let time = |it: &Side, cost: i128| {
+            let (sends, receives) = problem.links.rates(it.place);
             let bytes = |prices: &Prices| {
-                cost * prices.least(cost.min(self.most), it.longest, it.spans) * percent * 10.0
-                    / f64::from(problem.lanes)
+                self.bytes_of(prices, it, cost) * percent * 10.0 / f64::from(problem.lanes)
             };
             (bytes(out), bytes(back), f64::from(sends), f64::from(receives))
         };
         let donor = |it: &Side| {
-            let (out, back, sends, receives) = time(it.place, it.cost, it);
+            let (out, back, sends, receives) = time(it, it.cost);
             (out / sends).max(back / receives)
         };
         let receiver = |it: &Side| {
             // It alone may use all the slack.
             let cost = it.cost - self.slack;
-            if cost <= 0.0 {
+            if cost <= 0 {
                 return 0.0;
             }
-            let (out, back, sends, receives) = time(it.place, cost, it);
+            let (out, back, sends, receives) = time(it, cost);
             (out / receives).max(back / sends)
         };
         let donors = self.donors.iter().map(donor);
@@ -193,30 +198,28 @@ impl Prices {
     /// Least bytes per cost of a piece that costs at most `most`, of a document of `rows` rows.
     fn least(&self, most: f64, rows: u32, spans: bool) -> f64 {
         let n = f64::from(rows);
-        // Prices are of areas: where one row is much of a document they are not below those of rows.
-        if rows < TILE_ROWS {
-            return 0.0;
-        }
         if spans {
             return self.query / (self.query_heads * n);
         }
         let of_heads = |heads: u16| {
             // Pairs of one query head.
-            let pairs = most / (self.query_heads * f64::from(heads));
-            // With all rows up to n at hand, the best share of them is [a, n) where its price is least:
-            // query · (n − a) + key · n over (n² − a²) / 2, least at a/n = 1 + k − √(k² + 2k), k = key/query.
-            let k = self.key / self.query;
-            let a = n * (1.0 + k - (k * k + 2.0 * k).sqrt()).max(0.0);
-            let best = (n * n - a * a) / 2.0;
-            let pairs = pairs.min(best);
-            // Otherwise the piece [a, b) with b/a = 1 + key/query, or the tail if that ends beyond n.
-            let ratio = 1.0 + k;
-            let end = (2.0 * pairs / (1.0 - 1.0 / (ratio * ratio))).sqrt().min(n);
+            let most = most / (self.query_heads * f64::from(heads));
+            // Rows [a, b) have exactly ((b + ½)² − (a + ½)²) / 2 pairs: rows are counted half a row further on.
+            let last = n + 0.5;
+            // With all rows up to the last at hand, the best share of them is [a, last) where its price is least:
+            // query · (last − a) + key · n over (last² − a²) / 2, at a/last = 1 + k − √(k² + 2k), k = key · n / (query · last).
+            let k = self.key * n / (self.query * last);
+            let a = last * (1.0 + k - (k * k + 2.0 * k).sqrt()).max(0.0);
+            let pairs = most.min((last * last - a * a) / 2.0);
+            // Otherwise the piece [a, b) with b/a = 1 + key/query, or the tail if that ends beyond the last.
+            let ratio = 1.0 + self.key / self.query;
+            let end = (2.0 * pairs / (1.0 - 1.0 / (ratio * ratio))).sqrt().min(last);
             let start = (end * end - 2.0 * pairs).max(0.0).sqrt();
-            (self.query * (end - start) + self.key * end) / (self.query_heads * pairs)
+            let piece = (self.query * (end - start) + self.key * (end - 0.5)) / pairs;
+            // No piece is less than a row and a key, nor more than all rows.
+            let row = (self.query + self.key) / most.min(n * (n + 1.0) / 2.0);
+            piece.max(row) / self.query_heads
         };
-        // Rows [a, b) have (b − a) / 2 pairs more than the area: about a part of 1/n.
-        let area = (self.heads.0..=self.heads.1).map(of_heads).fold(f64::INFINITY, f64::min);
-        area * (1.0 - 1.0 / n)
+        (self.heads.0..=self.heads.1).map(of_heads).fold(f64::INFINITY, f64::min)
     }
 }
