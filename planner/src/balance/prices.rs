@@ -219,3 +219,99 @@ pub(super) fn away(
     });
     i128::from(priced.sum::<u64>())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+
+    use super::super::bins::Limits;
+    use super::super::fill::fill;
+    use super::*;
+    use crate::plan::least_work;
+    use crate::{Costs, Document, Heads, Layout, Link, Links, NOMINAL_RATE, Problem, RankId, Slot};
+
+    const NEAR: crate::Prices = crate::Prices { node: 10, rail: 70, leaf: 100, far: 150 };
+
+    /// Documents laid head and tail over ranks with a slot each, and some dedicated slots; links equal, or by distance.
+    fn problems() -> impl Strategy<Value = Problem> {
+        let masks = prop_oneof![
+            4 => Just(Mask::Causal),
+            1 => Just(Mask::Full),
+            1 => (0_u32..1_500).prop_map(|left| Mask::Window { left }),
+        ];
+        let document = (1_u32..3_000, masks).prop_map(|(rows, mask)| Document { rows, mask });
+        let documents = prop::collection::vec(document, 1..6);
+        (documents, 300_u32..3_000, 0_usize..3, any::<bool>(), any::<bool>()).prop_map(
+            |(documents, rank_rows, dedicated, one_lane, equal)| {
+                let layout = Layout::head_tail(documents, rank_rows).unwrap();
+                let ranks = layout.ranks().len();
+                let homes = (0..ranks as u16).map(|rank| Some(RankId(rank)));
+                let slot = |home| Slot { weight: 100, head_start: 0, home, memory: 1 << 50 };
+                let slots: Vec<Slot> =
+                    homes.chain(std::iter::repeat_n(None, dedicated)).map(slot).collect();
+                let link = |place: u32| Link {
+                    node: place / 2,
+                    rail: place % 2,
+                    leaf: place / 4,
+                    out: NOMINAL_RATE,
+                    into: NOMINAL_RATE,
+                };
+                let places = (0..slots.len() as u32).map(link).collect();
+                let by_distance = Links { places, prices: NEAR };
+                Problem {
+                    layout,
+                    heads: Heads { query: 16, kv: 8, dim: 64 },
+                    element_bytes: 2,
+                    lanes: if one_lane { 1 } else { 8 },
+                    slots,
+                    costs: Costs::pairs_only(),
+                    links: if equal { Links::equal() } else { by_distance },
+                }
+            },
+        )
+    }
+
+    /// Part of a span, cut at tiles; all its heads if they may not part.
+    fn part(problem: &Problem, span: &Span, at: [Index; 4]) -> Span {
+        let tiles = span.rows.end.div_ceil(TILE_ROWS) - span.rows.start / TILE_ROWS;
+        let first = at[0].index(tiles as usize) as u32;
+        let last = first + at[1].index((tiles - first) as usize) as u32;
+        let row = |tile: u32| (span.rows.start / TILE_ROWS + tile) * TILE_ROWS;
+        let rows = row(first).max(span.rows.start)..row(last + 1).min(span.rows.end);
+        let mut heads = span.heads.clone();
+        if problem.heads_may_part() {
+            heads.start += at[2].index(heads.len()) as u16;
+            heads.end = heads.start + 1 + at[3].index(heads.len()) as u16;
+        }
+        Span { document: span.document, heads, rows }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn a_move_is_priced_as_what_all_pull_more_after_it(
+            problem in problems(),
+            moves in prop::collection::vec(any::<([Index; 3], [Index; 4])>(), 1..30),
+        ) {
+            let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
+            fill(&mut bins).unwrap();
+            let prices = Prices::of(&bins);
+            for ([donor, receiver, span], at) in moves {
+                let (donor, receiver) = (donor.index(bins.all.len()), receiver.index(bins.all.len()));
+                let spans = bins.spans(donor, usize::MAX);
+                if donor == receiver || spans.is_empty() {
+                    continue;
+                }
+                let span = part(&problem, span.get(&spans), at);
+                let priced = prices.of_move(&bins, &bins.all[donor], &bins.all[receiver], &span);
+                let before = prices.of_all(&bins);
+                bins.take(donor, &span);
+                bins.put(receiver, &span);
+                let more = prices.of_all(&bins) - before;
+                prop_assert_eq!(priced - prices.of_task(&span.heads), more, "{:?}", span);
+            }
+        }
+    }
+}
