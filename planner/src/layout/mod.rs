@@ -3,8 +3,10 @@
 //! In: documents, and the stretches of them that each rank holds in the order of its stream. Out:
 //! a [`Layout`] that finds the rows of a document ([`Layout::locate`]).
 //!
-//! Any loader fits: end to end, head and tail, or other. What others rely on: every row of every
+//! Any loader fits: end to end, head and tail ([`packed`]), or other. What others rely on: every row of every
 //! document is at exactly one place, and no rank, document or stretch is empty.
+
+mod packed;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -103,64 +105,6 @@ impl Layout {
         let first_piece = check_cover(&documents, &pieces)?;
         let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
         Ok(Self { documents, ranks, pieces, first_piece })
-    }
-
-    /// Lays documents end to end over as many ranks as they fill, `rank_rows` rows each; the last
-    /// rank holds what is left.
-    ///
-    /// # Errors
-    ///
-    /// As [`Layout::new`]; `rank_rows` zero leaves no rank.
-    pub fn end_to_end(documents: Vec<Document>, rank_rows: u32) -> Result<Self, Error> {
-        if rank_rows == 0 {
-            return Err(Error::NoRank);
-        }
-        let mut ranks: Vec<Vec<Stretch>> = Vec::new();
-        let mut room = 0;
-        for (document, &Document { rows, .. }) in (0..).map(DocumentId).zip(&documents) {
-            let mut start = 0;
-            while start < rows {
-                if room == 0 {
-                    ranks.push(Vec::new());
-                    room = rank_rows;
-                }
-                let end = start + room.min(rows - start);
-                let rank = ranks.last_mut().expect("a rank was pushed when room was zero");
-                rank.push(Stretch { document, start, end });
-                room -= end - start;
-                start = end;
-            }
-        }
-        Self::new(documents, ranks)
-    }
-
-    /// Lays documents end to end, but a document that spans ranks leaves each of them a piece of its
-    /// head and one of its tail, so that their work is nearly the same. This is how context
-    /// parallelism lays documents out.
-    ///
-    /// # Errors
-    ///
-    /// As [`Layout::end_to_end`].
-    pub fn head_tail(documents: Vec<Document>, rank_rows: u32) -> Result<Self, Error> {
-        let Self { documents, mut ranks, pieces, first_piece } =
-            Self::end_to_end(documents, rank_rows)?;
-        for (index, whole) in documents.iter().enumerate() {
-            let document = DocumentId(index as u32);
-            let pieces = &pieces[first_piece[index] as usize..first_piece[index + 1] as usize];
-            let (mut head, mut tail) = (0, whole.rows);
-            for Piece { rank, rows, .. } in pieces.iter().filter(|_| pieces.len() > 1) {
-                let count = rows.end - rows.start;
-                let stretches = &mut ranks[usize::from(rank.0)];
-                let at = stretches.iter().position(|it| it.document == document);
-                let of_head = Stretch { document, start: head, end: head + count / 2 };
-                let of_tail = Stretch { document, start: tail - (count - count / 2), end: tail };
-                (head, tail) = (of_head.end, of_tail.start);
-                let new = [of_head, of_tail].into_iter().filter(|it| it.start < it.end);
-                let at = at.expect("the rank holds a piece");
-                stretches.splice(at..=at, new);
-            }
-        }
-        Self::new(documents, ranks)
     }
 
     /// Documents, by [`DocumentId`].
@@ -354,15 +298,6 @@ mod tests {
     }
 
     #[test]
-    fn end_to_end_cuts_documents_at_the_edges_of_ranks() {
-        let layout = Layout::end_to_end(vec![causal(5), causal(9)], 6).unwrap();
-        let ranks = layout.ranks();
-        assert_eq!(ranks[0], [stretch(0, 0, 5), stretch(1, 0, 1)]);
-        assert_eq!(ranks[1], [stretch(1, 1, 7)]);
-        assert_eq!(ranks[2], [stretch(1, 7, 9)]);
-    }
-
-    #[test]
     fn wrong_layouts_are_refused_by_name() {
         let check = |documents: &[u32], ranks: &[&[Stretch]], expected: Error| {
             let documents = documents.iter().map(|&rows| causal(rows)).collect();
@@ -386,7 +321,6 @@ mod tests {
         check(&[4], &[&twice], Error::Overlap { document, start: 2, end: 3 });
         let many: Vec<&[Stretch]> = vec![&[]; 65_536];
         check(&[], &many, Error::TooMany { things: "ranks", count: 65_536, most: 65_535 });
-        assert_eq!(Layout::end_to_end(vec![causal(1)], 0), Err(Error::NoRank));
     }
 
     #[test]
