@@ -1,11 +1,11 @@
-// The backward kernel: who does what, and its entry points, one a head dim. Everything about it is in backward.cuh.
+// The backward kernel: who does what, and its entry points, two a head dim. Everything about it is in backward.cuh.
 #include "backward_columns.cuh"
 #include "backward_keys.cuh"
 #include "backward_producer.cuh"
 
 namespace cadre {
 
-template <int D>
+template <int D, class Cap>
 DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, const ptx::TensorMap& dout_map,
                      const ptx::TensorMap& k_map, const ptx::TensorMap& v_map) {
     using B = Backward<D>;
@@ -35,9 +35,9 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
     } else {
         ptx::take_registers<kConsumerRegisters>();
         if constexpr (B::kByColumns) {
-            backward_by_columns<D>(p, shared, group - 1);
+            backward_by_columns<D, Cap>(p, shared, group - 1);
         } else {
-            backward_by_keys<D>(p, shared, group - 1);
+            backward_by_keys<D, Cap>(p, shared, group - 1);
         }
     }
 }
@@ -45,17 +45,20 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
 }  // namespace cadre
 
 #ifndef CADRE_EMULATION  // there the template is called itself
-#define CADRE_BACKWARD(D)                                                                                             \
-    CONSTANT cadre::Launch cadre_backward_##D##_launch = {cadre::kThreads, sizeof(cadre::Backward<D>::Shared),        \
-                                                          cadre::Backward<D>::kRows, cadre::Backward<D>::kKeys};      \
-    KERNEL(cadre::kThreads)                                                                                           \
-    cadre_backward_##D(const __grid_constant__ cadre::BackwardParameters p, const __grid_constant__ ptx::TensorMap q, \
-                       const __grid_constant__ ptx::TensorMap dout, const __grid_constant__ ptx::TensorMap k,         \
-                       const __grid_constant__ ptx::TensorMap v) {                                                    \
-        cadre::backward<D>(p, q, dout, k, v);                                                                         \
+#define CADRE_BACKWARD(NAME, D, CAP)                                                                    \
+    CONSTANT cadre::Launch NAME##_launch = {cadre::kThreads, sizeof(cadre::Backward<D>::Shared),        \
+                                            cadre::Backward<D>::kRows, cadre::Backward<D>::kKeys};      \
+    KERNEL(cadre::kThreads)                                                                             \
+    NAME(const __grid_constant__ cadre::BackwardParameters p, const __grid_constant__ ptx::TensorMap q, \
+         const __grid_constant__ ptx::TensorMap dout, const __grid_constant__ ptx::TensorMap k,         \
+         const __grid_constant__ ptx::TensorMap v) {                                                    \
+        cadre::backward<D, cadre::CAP>(p, q, dout, k, v);                                               \
     }
 
-CADRE_BACKWARD(64)
-CADRE_BACKWARD(128)
-CADRE_BACKWARD(256)
+CADRE_BACKWARD(cadre_backward_64, 64, Plain)
+CADRE_BACKWARD(cadre_backward_128, 128, Plain)
+CADRE_BACKWARD(cadre_backward_256, 256, Plain)
+CADRE_BACKWARD(cadre_backward_64_softcap, 64, Softcap)
+CADRE_BACKWARD(cadre_backward_128_softcap, 128, Softcap)
+CADRE_BACKWARD(cadre_backward_256_softcap, 256, Softcap)
 #endif

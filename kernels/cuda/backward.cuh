@@ -3,6 +3,9 @@
 //   P = 2^(scale·log2e·Q·Kᵀ − log2e·LSE)    dP = dO·Vᵀ    dS = P∘(dP − Δ)
 //   dV = Pᵀ·dO    dK = scale · dSᵀ·Q    dQ = scale · dS·K
 //
+// With softcap, kernels of their own: with t = tanh(scale·Q·Kᵀ/cap) P = 2^(cap·log2e·t − log2e·LSE), dS = P∘(1 −
+// t²)∘(dP − Δ).
+//
 // In, bf16: Q, dO [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 64 or Keys]
 // with the 128-byte swizzle; f32: LSE, Δ = rowsum(dO∘O) [q rows, heads]; tables of table.cuh; `next` = 0. A row with
 // LSE = −∞ has no gradient. Out, f32: dK, dV [dkv rows, kv heads, D], each row of the launch's key tiles written once;
@@ -22,8 +25,9 @@
 // is that of arrival.
 //
 // Shared memory: D 64 114 KiB, D 128 194 KiB, D 256 226 KiB. Numerics: f32 sums, P and dS rounded to bf16. Tolerance
-// against f64: 4e-3 of the root mean square. Not here: Δ, scaling of dQ (rows.cuh), tile lists (host). Share of peak on
-// a GPU: not measured.
+// against f64: 4e-3 of the root mean square; with softcap 5e-3, as P∘(1 − t²) is rounded to bf16 before it meets dP,
+// and the GPU's tanh is right to 2^-11. Not here: Δ, scaling of dQ (rows.cuh), tile lists (host). Share of peak on a
+// GPU: not measured.
 #pragma once
 #include "operand.cuh"
 #include "table.cuh"
@@ -39,6 +43,7 @@ struct BackwardParameters {
     uint32_t* turns;  // null: dQ in order of arrival
     int heads, group, kv_heads;
     float scale, scale_log2;
+    float inner_scale;  // with softcap: scale / cap, and scale_log2 = cap · log2 e
     const float* lse;
     const float* delta;
     float* dq;

@@ -11,7 +11,7 @@
 
 namespace cadre {
 
-template <int D>
+template <int D, class Cap>
 DEVICE void backward_by_columns(const BackwardParameters& p, typename Backward<D>::Shared& shared, int group) {
     using B = Backward<D>;
     static_assert(B::kKeys == 64 && B::kPieceColumns == 64, "half of the columns are two panels");
@@ -48,6 +48,7 @@ DEVICE void backward_by_columns(const BackwardParameters& p, typename Backward<D
             outs.next();
             float s[16], dp[16];
             uint32_t words[8];
+            [[maybe_unused]] uint32_t slopes[8];  // with softcap
             if constexpr (decltype(mask)::value) {
                 ptx::barrier_wait(barrier_of(at.dout_full, out), out_full);
                 clear_queries<D>(at.q + stage * B::kQueryBytes, at.dout + out * B::kQueryBytes, step);
@@ -66,11 +67,21 @@ DEVICE void backward_by_columns(const BackwardParameters& p, typename Backward<D
             }
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
-            to_probabilities<decltype(mask)>(s, shared.lse[stage] + group * 32, p.scale_log2, step, group * 32, key);
-            round_scores(s, words);
+            if constexpr (Cap::capped) {
+                to_capped_probabilities<decltype(mask)>(s, words, slopes, shared.lse[stage] + group * 32, p, step,
+                                                        group * 32, key);
+            } else {
+                to_probabilities<decltype(mask)>(s, shared.lse[stage] + group * 32, p.scale_log2, step, group * 32,
+                                                 key);
+                round_scores(s, words);
+            }
             store_fragment(at.p + stage * B::kScoreBytes, words, warp * 16, group * 4);
             ptx::wgmma_wait<0>();
-            to_score_gradients(dp, s, shared.delta[stage] + group * 32);
+            if constexpr (Cap::capped) {
+                to_capped_gradients(dp, slopes, shared.delta[stage] + group * 32);
+            } else {
+                to_score_gradients(dp, s, shared.delta[stage] + group * 32);
+            }
             round_scores(dp, words);
             store_fragment(at.ds + stage * B::kScoreBytes, words, warp * 16, group * 4);
             ptx::fence_async_shared();

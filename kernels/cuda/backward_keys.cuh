@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-template <int D>
+template <int D, class Cap>
 DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::Shared& shared, int group) {
     using B = Backward<D>;
     const BackwardAddresses<D> at(shared);
@@ -45,7 +45,7 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
             outs.next();
             const BackwardStep& step = shared.step[stage];
             float s[32], dp[32];
-            uint32_t prob[16], ds[16];
+            uint32_t prob[16], ds[16];  // with softcap ds holds slopes first
             if constexpr (decltype(mask)::value) {
                 ptx::barrier_wait(barrier_of(at.dout_full, out), out_full);
                 clear_queries<D>(at.q + stage * B::kQueryBytes, at.dout + out * B::kQueryBytes, step);
@@ -64,12 +64,20 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
             }
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
-            to_probabilities<decltype(mask)>(s, shared.lse[stage], p.scale_log2, step, 0, key);
-            round_scores(s, prob);
+            if constexpr (Cap::capped) {
+                to_capped_probabilities<decltype(mask)>(s, prob, ds, shared.lse[stage], p, step, 0, key);
+            } else {
+                to_probabilities<decltype(mask)>(s, shared.lse[stage], p.scale_log2, step, 0, key);
+                round_scores(s, prob);
+            }
             // Complete already; it keeps the compiler from waiting for dP before P is done, as in the forward kernel.
             ptx::barrier_wait(barrier_of(at.dout_full, out), out_full);
             ptx::wgmma_wait<0>();
-            to_score_gradients(dp, s, shared.delta[stage]);
+            if constexpr (Cap::capped) {
+                to_capped_gradients(dp, ds, shared.delta[stage]);
+            } else {
+                to_score_gradients(dp, s, shared.delta[stage]);
+            }
             round_scores(dp, ds);
             store_fragment(at.ds + stage * B::kScoreBytes, ds, group * 64 + warp * 16, 0);
             ptx::wgmma_begin();

@@ -1,10 +1,10 @@
-// The forward kernel: who does what, and its entry points, one a head dim. Everything about it is in forward.cuh.
+// The forward kernel: who does what, and its entry points, two a head dim. Everything about it is in forward.cuh.
 #include "forward_consumer.cuh"
 #include "forward_producer.cuh"
 
 namespace cadre {
 
-template <int D>
+template <int D, class Cap>
 DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, const ptx::TensorMap& k_map,
                     const ptx::TensorMap& v_map) {
     using F = Forward<D>;
@@ -26,23 +26,26 @@ DEVICE void forward(const ForwardParameters& p, const ptx::TensorMap& q_map, con
         if (threadIdx.x < 32 && ptx::elect()) forward_load<D>(p, shared, q_map, k_map, v_map);
     } else {
         ptx::take_registers<kConsumerRegisters>();
-        forward_compute<D>(p, shared, group - 1);
+        forward_compute<D, Cap>(p, shared, group - 1);
     }
 }
 
 }  // namespace cadre
 
 #ifndef CADRE_EMULATION  // there the template is called itself
-#define CADRE_FORWARD(D)                                                                                            \
-    CONSTANT cadre::Launch cadre_forward_##D##_launch = {cadre::kThreads, sizeof(cadre::Forward<D>::Shared),        \
-                                                         cadre::Forward<D>::kRows, cadre::Forward<D>::kKeys};       \
-    KERNEL(cadre::kThreads)                                                                                         \
-    cadre_forward_##D(const __grid_constant__ cadre::ForwardParameters p, const __grid_constant__ ptx::TensorMap q, \
-                      const __grid_constant__ ptx::TensorMap k, const __grid_constant__ ptx::TensorMap v) {         \
-        cadre::forward<D>(p, q, k, v);                                                                              \
+#define CADRE_FORWARD(NAME, D, CAP)                                                                    \
+    CONSTANT cadre::Launch NAME##_launch = {cadre::kThreads, sizeof(cadre::Forward<D>::Shared),        \
+                                            cadre::Forward<D>::kRows, cadre::Forward<D>::kKeys};       \
+    KERNEL(cadre::kThreads)                                                                            \
+    NAME(const __grid_constant__ cadre::ForwardParameters p, const __grid_constant__ ptx::TensorMap q, \
+         const __grid_constant__ ptx::TensorMap k, const __grid_constant__ ptx::TensorMap v) {         \
+        cadre::forward<D, cadre::CAP>(p, q, k, v);                                                     \
     }
 
-CADRE_FORWARD(64)
-CADRE_FORWARD(128)
-CADRE_FORWARD(256)
+CADRE_FORWARD(cadre_forward_64, 64, Plain)
+CADRE_FORWARD(cadre_forward_128, 128, Plain)
+CADRE_FORWARD(cadre_forward_256, 256, Plain)
+CADRE_FORWARD(cadre_forward_64_softcap, 64, Softcap)
+CADRE_FORWARD(cadre_forward_128_softcap, 128, Softcap)
+CADRE_FORWARD(cadre_forward_256_softcap, 256, Softcap)
 #endif

@@ -2,6 +2,8 @@
 //
 //   S = Q_tile · K_tileᵀ    P = 2^(scale·log2e·S − m)    O = O·2^(m_old − m) + P · V_tile    LSE = ln2·(m + log2 Σ P)
 //
+// With softcap, kernels of their own: cap·tanh(scale·S/cap) in place of scale·S, before the mask.
+//
 // In, bf16: Q [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 128 or Keys] with
 // the 128-byte swizzle; rows 16-byte aligned; D 64, 128 or 256; heads = group · kv heads; tables of table.cuh; `next` =
 // 0. Out: O bf16 [q rows, heads, D], LSE f32 [q rows, heads], natural log; a row without keys has O = 0, LSE = −∞.
@@ -18,7 +20,8 @@
 // of K or V that the task does not hold are never read as numbers (V's are cleared, the scores of K's replaced).
 //
 // Numerics: scores and sums f32, P rounded to bf16 for P·V. Tolerance against f64: O 4e-3 of the root mean square, LSE
-// 1e-5. Not here: tile lists (host), parts of segments (`merge`). Share of peak on a GPU: not measured.
+// 1e-5; with softcap LSE 5e-4, as the GPU's tanh is right to 2^-11. Not here: tile lists (host), parts of segments
+// (`merge`). Share of peak on a GPU: not measured.
 #pragma once
 #include "operand.cuh"
 #include "table.cuh"
@@ -37,6 +40,7 @@ struct ForwardParameters {
     float* lse;
     float* part_o;
     float* part_lse;
+    float inner_scale;  // with softcap: scale / cap, and scale_log2 = cap · log2 e
 };
 
 template <int D>

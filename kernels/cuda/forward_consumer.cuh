@@ -130,7 +130,7 @@ DEVICE void forward_write(const ForwardParameters& p, const Task& task, const Fo
     }
 }
 
-template <int D>
+template <int D, class Cap>
 DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Shared& shared, int group) {
     using F = Forward<D>;
     const ForwardAddresses<D> at(shared);
@@ -174,6 +174,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
             multiply_scores<D>(s, q, k + keys.stage() * kStep);
             ptx::wgmma_wait<0>();
             release(barrier_of(at.k_empty, keys.stage()));
+            if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
             softmax.step<Masked>(s, p.scale_log2, n * F::kKeys);
             round_scores(s, prob);
             clear(n);
@@ -189,6 +190,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
                 ptx::named_arrive(kTurn + (group ^ 1), kConsumers * kGroup);
                 ptx::wgmma_wait<1>();
                 release(barrier_of(at.k_empty, keys.stage()));
+                if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
                 softmax.step<decltype(mask)>(s, p.scale_log2, n * F::kKeys);
                 // Complete long ago, but the compiler may not move the wait below above it: all of the softmax runs
                 // under P·V instead of a part. (A barrier that this tile still holds: one that is released could block

@@ -1,7 +1,8 @@
 // What both passes do with the fragment of a product that a thread holds (layout: ptx/wgmma.cuh).
 //
 // In: registers. Out: registers. `Masked` and `Unmasked` choose at compile time whether a step compares positions: the
-// branch on it is taken between products, never inside them.
+// branch on it is taken between products, never inside them. `Plain` and `Softcap` choose the kernel: without softcap
+// nothing of it is compiled.
 #pragma once
 #include "ptx/ptx.cuh"
 
@@ -13,6 +14,22 @@ struct Masked {
 struct Unmasked {
     static constexpr bool value = false;
 };
+
+// What becomes of scores before the mask: nothing, or cap · tanh(s / cap).
+struct Plain {
+    static constexpr bool capped = false;
+};
+struct Softcap {
+    static constexpr bool capped = true;
+};
+
+// Products become tanh(scale / cap · s); what follows takes them times cap · log2 e. A score of a key that nobody holds
+// may be NaN and stays so until the mask.
+template <int Scores>
+DEVICE void cap_scores(float (&s)[Scores], float inner_scale) {
+#pragma unroll
+    for (int i = 0; i < Scores; ++i) s[i] = ptx::tanh(s[i] * inner_scale);
+}
 
 // Pairs of bf16 as the register operand of the next product wants them.
 template <int Scores>

@@ -320,6 +320,13 @@ inline float2 unpack_bf16(uint32_t both) {
 }
 inline float exp2(float x) { return ::exp2f(x); }
 inline float log2(float x) { return ::log2f(x); }
+// As far off as the device's may be: 2^-11 of it, up or down by the number's bits.
+inline float tanh(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const float y = ::tanhf(x) * (1.f + (bits * 2654435761u >> 31 ? 0x1p-11f : -0x1p-11f));
+    return y > 1.f ? 1.f : y < -1.f ? -1.f : y;
+}
 inline float infinity() { return INFINITY; }
 
 inline uint64_t descriptor(uint32_t address, uint32_t panel_stride, uint32_t group_stride = 1024) {

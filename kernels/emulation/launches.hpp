@@ -19,7 +19,7 @@ struct Kernel {
 
 long launches;
 
-template <int D>
+template <int D, class Cap>
 Kernel forward_kernel(const char* name) {
     using F = cadre::Forward<D>;
     return {name,
@@ -27,10 +27,10 @@ Kernel forward_kernel(const char* name) {
             sizeof(cadre::ForwardParameters),
             3,
             [](const void* p, const ptx::TensorMap* maps) {
-                cadre::forward<D>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
+                cadre::forward<D, Cap>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
             }};
 }
-template <int D>
+template <int D, class Cap>
 Kernel backward_kernel(const char* name) {
     using B = cadre::Backward<D>;
     return {name,
@@ -38,8 +38,8 @@ Kernel backward_kernel(const char* name) {
             sizeof(cadre::BackwardParameters),
             4,
             [](const void* p, const ptx::TensorMap* maps) {
-                cadre::backward<D>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
-                                   maps[3]);
+                cadre::backward<D, Cap>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
+                                        maps[3]);
             }};
 }
 template <class Parameters, class Body>
@@ -51,12 +51,18 @@ Kernel rows_kernel(const char* name, Body body) {
 
 std::vector<Kernel>& kernels() {
     static std::vector<Kernel> all{
-        forward_kernel<64>("cadre_forward_64"),
-        forward_kernel<128>("cadre_forward_128"),
-        forward_kernel<256>("cadre_forward_256"),
-        backward_kernel<64>("cadre_backward_64"),
-        backward_kernel<128>("cadre_backward_128"),
-        backward_kernel<256>("cadre_backward_256"),
+        forward_kernel<64, cadre::Plain>("cadre_forward_64"),
+        forward_kernel<128, cadre::Plain>("cadre_forward_128"),
+        forward_kernel<256, cadre::Plain>("cadre_forward_256"),
+        forward_kernel<64, cadre::Softcap>("cadre_forward_64_softcap"),
+        forward_kernel<128, cadre::Softcap>("cadre_forward_128_softcap"),
+        forward_kernel<256, cadre::Softcap>("cadre_forward_256_softcap"),
+        backward_kernel<64, cadre::Plain>("cadre_backward_64"),
+        backward_kernel<128, cadre::Plain>("cadre_backward_128"),
+        backward_kernel<256, cadre::Plain>("cadre_backward_256"),
+        backward_kernel<64, cadre::Softcap>("cadre_backward_64_softcap"),
+        backward_kernel<128, cadre::Softcap>("cadre_backward_128_softcap"),
+        backward_kernel<256, cadre::Softcap>("cadre_backward_256_softcap"),
         rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
         rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
         rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),

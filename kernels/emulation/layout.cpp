@@ -25,6 +25,7 @@
 #define FIELDS14(T, a, ...) AT(T, a), FIELDS13(T, __VA_ARGS__)
 #define FIELDS15(T, a, ...) AT(T, a), FIELDS14(T, __VA_ARGS__)
 #define FIELDS16(T, a, ...) AT(T, a), FIELDS15(T, __VA_ARGS__)
+#define FIELDS17(T, a, ...) AT(T, a), FIELDS16(T, __VA_ARGS__)
 #define LINE(N, T, ...) SIZE(T), FIELDS##N(T, __VA_ARGS__), printf("\n")
 
 int main() {
@@ -35,11 +36,11 @@ int main() {
     LINE(5, MergeTile, task, q_tile, head, first_slot, slots);
     LINE(3, BackwardTile, bundle, key_tile, kv_head);
     LINE(2, QueryTile, task, q_tile);
-    LINE(12, ForwardParameters, tasks, tiles, tile_count, next, heads, group, segment_rows, scale_log2, o, lse, part_o,
-         part_lse);
+    LINE(13, ForwardParameters, tasks, tiles, tile_count, next, heads, group, segment_rows, scale_log2, o, lse, part_o,
+         part_lse, inner_scale);
     LINE(9, MergeParameters, tasks, tiles, tile_count, heads, dim, part_o, part_lse, o, lse);
-    LINE(16, BackwardParameters, tasks, bundles, tiles, tile_count, next, turns, heads, group, kv_heads, scale,
-         scale_log2, lse, delta, dq, dk, dv);
+    LINE(17, BackwardParameters, tasks, bundles, tiles, tile_count, next, turns, heads, group, kv_heads, scale,
+         scale_log2, inner_scale, lse, delta, dq, dk, dv);
     LINE(8, SinkParameters, tasks, tiles, tile_count, heads, dim, sinks, o, lse);
     LINE(9, FinishParameters, tasks, tiles, tile_count, heads, dim, scale, sums, dq, dq_bf16);
 }

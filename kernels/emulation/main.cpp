@@ -1,9 +1,10 @@
 // Checks the GPU kernels' own source on an emulated GPU, against f64.
 //
-// Usage: emulation forward|backward|rows [DIM [SEEDS [SHAPE…]]]   DIM 0: all head dims; SEEDS: 0 to SEEDS−1, default 3
+// Usage: emulation forward|backward|rows|forward-softcap|backward-softcap [DIM [SEEDS [SHAPE…]]]
+// DIM 0: all head dims; SEEDS: 0 to SEEDS−1, default 3.
 // Out: one line a failure of the first seed that has some and a last line with the count; exit code 0 if there is none,
 // 1 if there are, 3 when the emulated machine stops (deadlock, misuse of a primitive). With -DCADRE_DIM=64 only that
-// head dim is compiled.
+// head dim is compiled, with -DCADRE_CAP=Plain or Softcap only those kernels.
 #include <algorithm>
 
 // A planted bug needs one kernel only.
@@ -17,28 +18,32 @@
 
 namespace {
 
-template <int D>
+// Scores are about 1, so that this bends all and flattens some.
+constexpr float kSoftcap = 2.f;
+
+template <int D, class Cap>
 void run(const std::string& part, const shapes::Shape& shape, int seeds) {
-    const shapes::Batch batch(shape, D, 1);
+    const shapes::Batch batch(shape, D, 1, Cap::capped ? kSoftcap : 0.f);
     const shapes::Reference expected = shapes::reference(batch);
     for (int seed = 0; seed < seeds && !verdict::failures; ++seed) {
         verdict::where = part + ", dim " + std::to_string(D) + ", seed " + std::to_string(seed) + ", " + shape.name;
 #ifndef CADRE_ONLY_BACKWARD
-        if (part == "forward") forward_check::check<D>(batch, expected, seed, seed == 1);
+        if (part.rfind("forward", 0) == 0) forward_check::check<D, Cap>(batch, expected, seed, seed == 1);
 #endif
 #ifndef CADRE_ONLY_FORWARD
-        if (part == "backward") backward_check::check<D>(batch, expected, seed);
+        if (part.rfind("backward", 0) == 0) backward_check::check<D, Cap>(batch, expected, seed);
 #endif
     }
 }
 
+template <class Cap>
 void run_dim(int dim, const std::string& part, const shapes::Shape& shape, int seeds) {
 #ifdef CADRE_DIM
-    if (dim == CADRE_DIM) run<CADRE_DIM>(part, shape, seeds);
+    if (dim == CADRE_DIM) run<CADRE_DIM, Cap>(part, shape, seeds);
 #else
-    if (dim == 64) run<64>(part, shape, seeds);
-    if (dim == 128) run<128>(part, shape, seeds);
-    if (dim == 256) run<256>(part, shape, seeds);
+    if (dim == 64) run<64, Cap>(part, shape, seeds);
+    if (dim == 128) run<128, Cap>(part, shape, seeds);
+    if (dim == 256) run<256, Cap>(part, shape, seeds);
 #endif
 }
 
@@ -47,8 +52,10 @@ void run_dim(int dim, const std::string& part, const shapes::Shape& shape, int s
 int main(int count, char** words) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const std::string part = count > 1 ? words[1] : "";
-    if (part != "forward" && part != "backward" && part != "rows") {
-        fprintf(stderr, "usage: emulation forward|backward|rows [DIM [SEEDS [SHAPE…]]]\n");
+    const bool capped = part == "forward-softcap" || part == "backward-softcap";
+    if (part != "forward" && part != "backward" && part != "rows" && !capped) {
+        fprintf(stderr,
+                "usage: emulation forward|backward|rows|forward-softcap|backward-softcap [DIM [SEEDS [SHAPE…]]]\n");
         return 2;
     }
     const int dim = count > 2 ? atoi(words[2]) : 0, seeds = count > 3 ? atoi(words[3]) : 3;
@@ -58,7 +65,11 @@ int main(int count, char** words) {
         if (count > 4 && std::find(words + 4, words + count, shape.name) == words + count) continue;
         for (int d : {64, 128, 256}) {
             if (dim != 0 && dim != d) continue;
-            run_dim(d, part, shape, seeds);
+#ifdef CADRE_CAP
+            if (capped == cadre::CADRE_CAP::capped) run_dim<cadre::CADRE_CAP>(d, part, shape, seeds);
+#else
+            capped ? run_dim<cadre::Softcap>(d, part, shape, seeds) : run_dim<cadre::Plain>(d, part, shape, seeds);
+#endif
             checks += seeds;
         }
     }

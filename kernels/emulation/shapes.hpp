@@ -70,18 +70,19 @@ struct Random {
 
 struct Batch {
     int dim, heads, kv_heads, group, q_rows = 0, kv_rows = 0, dkv_rows = 0, segment;
-    float scale;
+    float scale, softcap;  // 0: none
     std::vector<cadre::Task> tasks;
     std::vector<cadre::Bundle> bundles;
     std::vector<uint16_t> q, k, v, dout;
     std::vector<char> q_held;
 
-    Batch(const Shape& shape, int dim, uint64_t seed)
+    Batch(const Shape& shape, int dim, uint64_t seed, float softcap)
         : dim(dim),
           heads(shape.kv_heads * shape.group),
           kv_heads(shape.kv_heads),
           group(shape.group),
-          segment(shape.segment) {
+          segment(shape.segment),
+          softcap(softcap) {
         scale = (shape.scale ? shape.scale : 1.f) / std::sqrt((float)dim);
         q_rows = 3, kv_rows = 5;  // NaN before the first row
         int dq_tile = 0;
@@ -118,6 +119,8 @@ struct Batch {
         };
         q = fill(q_held, heads), k = fill(kv_held, kv_heads), v = fill(kv_held, kv_heads), dout = fill(q_held, heads);
     }
+    float scale_log2() const { return (softcap ? softcap : scale) * 1.44269504f; }
+    float inner_scale() const { return softcap ? scale / softcap : 0.f; }
     int dq_tiles() const {
         const cadre::Task& last = tasks.back();
         return last.dq_tile + (last.q_offset + last.q_rows + 63) / 64 - last.q_offset / 64;
@@ -158,10 +161,14 @@ inline Reference reference(const Batch& it) {
                 auto held = [&](int base, int key) {
                     return ((size_t)(base + key) * it.kv_heads + head / it.group) * D;
                 };
-                std::vector<double> p(end - first);
+                std::vector<double> p(end - first), slope(p.size(), 1);
                 for (int key = first; key < end; ++key) {
-                    p[key - first] = dot(mine, &k[held(task.kv_row, key)]) * it.scale;
-                    largest = std::max(largest, p[key - first]);
+                    double& score = p[key - first] = dot(mine, &k[held(task.kv_row, key)]) * it.scale;
+                    if (it.softcap) {
+                        const double capped = std::tanh(score / it.softcap);
+                        score = it.softcap * capped, slope[key - first] = 1 - capped * capped;
+                    }
+                    largest = std::max(largest, score);
                 }
                 for (double& x : p) sum += x = std::exp(x - largest);
                 for (int key = first; key < end; ++key) {
@@ -171,7 +178,8 @@ inline Reference reference(const Batch& it) {
                 out.lse[at] = largest + std::log(sum), out.delta[at] = dot(o, grad);
                 for (int key = first; key < end; ++key) {
                     const double x = p[key - first];
-                    const double ds = x * (dot(grad, &v[held(task.kv_row, key)]) - out.delta[at]) * it.scale;
+                    const double dp = dot(grad, &v[held(task.kv_row, key)]) - out.delta[at];
+                    const double ds = x * dp * slope[key - first] * it.scale;
                     double *dk = &out.dk[held(bundle.dkv_row, key)], *dv = &out.dv[held(bundle.dkv_row, key)];
                     for (int i = 0; i < D; ++i) {
                         dq[i] += ds * k[held(task.kv_row, key) + i], dk[i] += ds * mine[i], dv[i] += x * grad[i];

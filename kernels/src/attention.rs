@@ -115,6 +115,8 @@ pub struct Forward<'a> {
     pub mask: Mask,
     /// Factor of the scores, mostly `dim^-½`.
     pub scale: f32,
+    /// Bounds the scores, above 0: what is scaled becomes softcap · tanh(score / softcap), before the mask.
+    pub softcap: Option<f32>,
     /// Rows of the whole document.
     pub document_rows: u32,
     /// Positions of the query rows in the document.
@@ -142,6 +144,8 @@ pub struct Backward<'a> {
     pub mask: Mask,
     /// Factor of the scores, as in the forward pass.
     pub scale: f32,
+    /// Bound of the scores, as in the forward pass.
+    pub softcap: Option<f32>,
     /// Rows of the whole document.
     pub document_rows: u32,
     /// Positions of the keys held: all that the mask keeps for the parts, or none.

@@ -101,12 +101,23 @@ pub enum Error {
         /// The scale, printed.
         scale: String,
     },
+    /// The softcap bounds nothing.
+    #[error(
+        "task {task}: softcap {softcap} is not a finite number above 0 that scales can be divided by; \
+         leave it out for none"
+    )]
+    Softcap {
+        /// Index in the launch.
+        task: usize,
+        /// The softcap, printed.
+        softcap: String,
+    },
 }
 
 /// Checks a forward task.
 pub(crate) fn forward(task: usize, it: &Forward<'_>) -> Result<(), Error> {
-    let Forward { heads, mask, scale, document_rows, rows, keys, q, k, v, out, lse } = it;
-    common(task, *heads, *scale)?;
+    let Forward { heads, mask, scale, softcap, document_rows, rows, keys, q, k, v, out, lse } = it;
+    common(task, *heads, *scale, *softcap)?;
     positions(task, "rows", rows, *document_rows)?;
     positions(task, "keys", keys, *document_rows)?;
     keys_held(task, *mask, rows, keys, *document_rows)?;
@@ -120,9 +131,21 @@ pub(crate) fn forward(task: usize, it: &Forward<'_>) -> Result<(), Error> {
 
 /// Checks a backward bundle.
 pub(crate) fn backward(task: usize, it: &Backward<'_>) -> Result<(), Error> {
-    let Backward { heads, mask, scale, document_rows, keys, k, v, parts, dk, dv, key_tiles: tiles } =
-        it;
-    common(task, *heads, *scale)?;
+    let Backward {
+        heads,
+        mask,
+        scale,
+        softcap,
+        document_rows,
+        keys,
+        k,
+        v,
+        parts,
+        dk,
+        dv,
+        key_tiles: tiles,
+    } = it;
+    common(task, *heads, *scale, *softcap)?;
     positions(task, "keys", keys, *document_rows)?;
     positions(task, "key_tiles", tiles, key_tiles(keys))?;
     let held = keys.len() * heads.kv * heads.dim;
@@ -148,7 +171,7 @@ pub(crate) fn backward(task: usize, it: &Backward<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn common(task: usize, heads: Heads, scale: f32) -> Result<(), Error> {
+fn common(task: usize, heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Error> {
     let Heads { query, kv, dim } = heads;
     if !dim.is_multiple_of(8) || dim == 0 || dim > 256 {
         return Err(Error::Dim { task, dim });
@@ -159,7 +182,18 @@ fn common(task: usize, heads: Heads, scale: f32) -> Result<(), Error> {
     if !scale.is_finite() {
         return Err(Error::Scale { task, scale: scale.to_string() });
     }
+    if let Some(softcap) = softcap.filter(|it| !is_softcap(*it, scale)) {
+        return Err(Error::Softcap { task, softcap: softcap.to_string() });
+    }
     Ok(())
+}
+
+/// Whether scores of factor `scale` can be bounded by `softcap`: neither it in units of log 2 nor the factor of what tanh is
+/// taken of overflows.
+pub(crate) fn is_softcap(softcap: f32, scale: f32) -> bool {
+    softcap > 0.0
+        && (softcap * std::f32::consts::LOG2_E).is_finite()
+        && (scale / softcap).is_finite()
 }
 
 pub(crate) fn positions(
@@ -210,6 +244,7 @@ mod tests {
             heads: HEADS,
             mask: Mask::Causal,
             scale: 1.0,
+            softcap: None,
             document_rows: 4,
             rows: 2..4,
             keys: 0..4,
@@ -239,6 +274,7 @@ mod tests {
             heads: HEADS,
             mask: Mask::Causal,
             scale: 1.0,
+            softcap: None,
             document_rows: 4,
             keys: 0..4,
             k: Rows::F32(&numbers),
@@ -273,6 +309,11 @@ mod tests {
             refusal_of_forward(|it| it.scale = f32::NAN),
             Err(Error::Scale { task: 0, scale })
         );
+        for softcap in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-39] {
+            let refused = Error::Softcap { task: 0, softcap: softcap.to_string() };
+            assert_eq!(refusal_of_forward(|it| it.softcap = Some(softcap)), Err(refused.clone()));
+            assert_eq!(refusal_of_backward(|it| it.softcap = Some(softcap)), Err(refused));
+        }
         assert_eq!(
             refusal_of_forward(|it| it.rows = 2..5),
             Err(Error::Positions { task: 0, field: "rows", start: 2, end: 5, limit: 4 })

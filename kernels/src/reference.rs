@@ -16,6 +16,8 @@ pub struct Document<'a> {
     pub mask: Mask,
     /// Factor of the scores.
     pub scale: f32,
+    /// Bound of the scores: softcap · tanh(score / softcap).
+    pub softcap: Option<f32>,
     /// Rows of the whole document.
     pub document_rows: u32,
     /// Positions of the query rows.
@@ -105,7 +107,7 @@ pub fn backward_with_sinks(
             of_sinks[row % query] -= (f64::from(sink) - lse).exp() * delta[row];
         }
         for (key, p, dp) in pairs {
-            let ds = p * (dp - delta[row]) * scale;
+            let ds = p * (dp - delta[row]) * scale * document.score(q, key).1;
             for i in 0..dim {
                 dv[key * dim + i] += p * f64::from(dout[i]);
                 dk[key * dim + i] += ds * f64::from(q[i]);
@@ -128,7 +130,7 @@ impl Document<'_> {
             ..kept.end.min(self.keys.end))
             .map(|key| {
                 let key = (key - self.keys.start) as usize * kv + head / (query / kv);
-                (key, dot(q, &self.k[key * dim..][..dim]) * f64::from(self.scale))
+                (key, self.score(q, key).0)
             })
             .collect();
         let sink = sinks.get(head).map_or(f64::NEG_INFINITY, |&it| f64::from(it));
@@ -138,6 +140,16 @@ impl Document<'_> {
         let sum: f64 = all().map(|it| (it - largest).exp()).sum();
         let lse = if sum == 0.0 { f64::NEG_INFINITY } else { largest + sum.ln() };
         (scores.into_iter().map(|(key, score)| (key, (score - lse).exp())).collect(), lse)
+    }
+}
+
+impl Document<'_> {
+    /// The score of a row of Q and row `key` (over rows and heads) of K, and its slope: by what it grows with the product.
+    fn score(&self, q: &[f32], key: usize) -> (f64, f64) {
+        let score = dot(q, &self.k[key * q.len()..][..q.len()]) * f64::from(self.scale);
+        let Some(softcap) = self.softcap.map(f64::from) else { return (score, 1.0) };
+        let capped = (score / softcap).tanh();
+        (softcap * capped, 1.0 - capped * capped)
     }
 }
 
@@ -158,28 +170,31 @@ mod tests {
             |seed: usize, count: usize| (0..count).map(|i| number(seed + i)).collect::<Vec<f32>>();
         let (q, dout) = (numbers(1, 5 * 16), numbers(300, 5 * 16));
         let rows = [q, numbers(100, 5 * 8), numbers(200, 5 * 8)];
-        let loss = |rows: &[Vec<f32>; 3]| -> f64 {
-            let output = forward(&document(heads, rows));
-            output.out.iter().zip(&dout).map(|(o, &d)| o * f64::from(d)).sum()
-        };
-        let gradients = backward(&document(heads, &rows), &dout);
-        for (which, gradient) in [gradients.dq, gradients.dk, gradients.dv].iter().enumerate() {
-            for index in 0..gradient.len() {
-                let moved = |by: f32| {
-                    let mut rows = rows.clone();
-                    rows[which][index] += by;
-                    (loss(&rows), f64::from(rows[which][index]))
-                };
-                let ((high, right), (low, left)) = (moved(0.01), moved(-0.01));
-                let difference = (high - low) / (right - left);
-                assert!((difference - gradient[index]).abs() < 1e-4, "{which} {index}");
+        for softcap in [None, Some(0.5)] {
+            let loss = |rows: &[Vec<f32>; 3]| -> f64 {
+                let output = forward(&document(heads, softcap, rows));
+                output.out.iter().zip(&dout).map(|(o, &d)| o * f64::from(d)).sum()
+            };
+            let gradients = backward(&document(heads, softcap, &rows), &dout);
+            for (which, gradient) in [gradients.dq, gradients.dk, gradients.dv].iter().enumerate() {
+                for index in 0..gradient.len() {
+                    let moved = |by: f32| {
+                        let mut rows = rows.clone();
+                        rows[which][index] += by;
+                        (loss(&rows), f64::from(rows[which][index]))
+                    };
+                    let ((high, right), (low, left)) = (moved(0.01), moved(-0.01));
+                    let difference = (high - low) / (right - left);
+                    assert!((difference - gradient[index]).abs() < 1e-4, "{which} {index}");
+                }
             }
         }
     }
 
-    fn document(heads: Heads, rows: &[Vec<f32>; 3]) -> Document<'_> {
+    fn document(heads: Heads, softcap: Option<f32>, rows: &[Vec<f32>; 3]) -> Document<'_> {
         let [q, k, v] = rows;
-        let mask = Mask::Window { left: 2 };
-        Document { heads, mask, scale: 0.3, document_rows: 5, rows: 0..5, keys: 0..5, q, k, v }
+        let (mask, document_rows) = (Mask::Window { left: 2 }, 5);
+        let (rows, keys) = (0..5, 0..5);
+        Document { heads, mask, scale: 0.3, softcap, document_rows, rows, keys, q, k, v }
     }
 }

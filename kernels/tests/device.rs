@@ -165,6 +165,12 @@ fn sinks_take_part_in_the_softmax_and_have_a_gradient() {
 }
 
 #[test]
+fn softcap_bounds_scores_and_has_its_slope_in_the_gradient() {
+    run("softcap::softcap", &[]);
+    run("softcap::refusals", &[("CADRE_EMULATED_LOST", "0")]);
+}
+
+#[test]
 fn graphs_give_the_bits_of_plain_runs() {
     run("graphs::runs", &[]);
 }

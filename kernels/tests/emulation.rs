@@ -72,22 +72,37 @@ fn backward_is_right_on_all_shapes_with_wide_heads() {
 }
 
 #[test]
+fn softcap_is_right_on_all_shapes() {
+    check(&["forward-softcap", "0", "2"]);
+    check(&["backward-softcap", "64", "2"]);
+    check(&["backward-softcap", "128", "1"]);
+    check(&["backward-softcap", "256", "1"]);
+}
+
+#[test]
 fn rows_move_as_their_lists_say() {
     check(&["rows"]);
 }
 
 #[test]
 fn every_planted_bug_of_the_forward_kernel_is_caught() {
-    plant("forward");
+    plant("forward", "Plain");
 }
 
 #[test]
 fn every_planted_bug_of_the_backward_kernel_is_caught() {
-    plant("backward");
+    plant("backward", "Plain");
 }
 
-/// Plants each bug of `part` and expects a check to fail or the emulated machine to stop.
-fn plant(part: &str) {
+#[test]
+fn every_planted_bug_of_softcap_is_caught() {
+    plant("forward-softcap", "Softcap");
+    plant("backward-softcap", "Softcap");
+}
+
+/// Plants each bug of `part`, in the kernels with `cap`, and expects a check to fail or the emulated machine to stop.
+fn plant(part: &str, cap: &str) {
+    let pass = part.split('-').next().unwrap_or(part);
     let mut survivors = Vec::new();
     for mutant in MUTANTS.iter().filter(|it| it.part == part) {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
@@ -104,7 +119,8 @@ fn plant(part: &str) {
             &program,
             &[
                 &format!("-DCADRE_DIM={}", mutant.dim),
-                &format!("-DCADRE_ONLY_{}", part.to_uppercase()),
+                &format!("-DCADRE_CAP={cap}"),
+                &format!("-DCADRE_ONLY_{}", pass.to_uppercase()),
             ],
         );
         let mut words = vec![part, mutant.dim, "12"];

@@ -17,6 +17,8 @@ type Product = fn(Shape, Target<'_>, Left<'_>, Panels<'_>, Into<'_>);
 type Place = fn(&[f32], usize, (usize, usize), f32, &mut [f32], usize);
 /// Rows and columns swapped, see [`block::transpose`].
 type Transpose = fn(&[f32], usize, (usize, usize), &mut [f32], usize);
+/// Softcap of a tile, see [`softmax::cap`].
+type Cap = fn(&mut [f32], usize, (usize, usize), f32);
 /// Online softmax of a tile, see [`softmax::online`].
 type Online = fn(&mut [f32], usize, (usize, usize), Option<Kept<'_>>, &mut Running);
 /// Gradient of a tile's scores, see [`softmax::gradient`].
@@ -32,6 +34,7 @@ pub(crate) struct Engine {
     pub(crate) product: Product,
     pub(crate) place: Place,
     pub(crate) transpose: Transpose,
+    pub(crate) cap: Cap,
     pub(crate) online: Online,
     pub(crate) gradient: Gradient,
 }
@@ -85,6 +88,10 @@ macro_rules! engine {
                     // SAFETY: as above.
                     unsafe { transpose(from, distance, size, to, stride) }
                 },
+                cap: |scores, distance, size, factor| {
+                    // SAFETY: as above.
+                    unsafe { cap(scores, distance, size, factor) }
+                },
                 online: |scores, distance, size, kept, running| {
                     // SAFETY: as above.
                     unsafe { online(scores, distance, size, kept, running) }
@@ -127,6 +134,16 @@ macro_rules! engine {
                 stride: usize,
             ) {
                 block::transpose::<$lanes>(from, distance, size, to, stride);
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn cap(
+                scores: &mut [f32],
+                distance: usize,
+                size: (usize, usize),
+                factor: f32,
+            ) {
+                softmax::cap::<$lanes>(scores, distance, size, factor);
             }
 
             $(#[target_feature(enable = $feature)])?

@@ -12,13 +12,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LN_2;
 use std::ops::Range;
 
 use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
 use super::engine::Engine;
 use super::shared::Shared;
-use super::softmax::{Kept, Running};
+use super::softmax::{Kept, Running, Scale};
 use super::stage::{Source, round_up};
 use crate::{Forward, Heads, Mask, Rows, RowsMut, Threads, math, wire};
 
@@ -120,7 +120,7 @@ enum Out<'a> {
 struct Task<'a> {
     heads: Heads,
     mask: Mask,
-    scale: f32,
+    scale: Scale,
     document_rows: u32,
     rows: Range<u32>,
     keys: Range<u32>,
@@ -133,12 +133,14 @@ struct Task<'a> {
 
 impl<'a> Task<'a> {
     fn new(task: &'a mut Forward<'_>) -> Self {
-        let Forward { heads, mask, scale, document_rows, rows, keys, q, k, v, out, lse } = task;
+        let Forward { heads, mask, scale, softcap, document_rows, rows, keys, q, k, v, out, lse } =
+            task;
         let out = match out {
             RowsMut::F32(rows) => Out::F32(Shared::new(rows)),
             RowsMut::Bf16(rows) => Out::Bf16(Shared::new(rows)),
         };
-        let (heads, mask, scale, document_rows) = (*heads, *mask, *scale, *document_rows);
+        let (heads, mask, document_rows) = (*heads, *mask, *document_rows);
+        let scale = Scale::new(*scale, *softcap);
         let (rows, keys, lse) = (rows.clone(), keys.clone(), Shared::new(lse));
         Self { heads, mask, scale, document_rows, rows, keys, q: *q, k: *k, v: *v, out, lse }
     }
@@ -217,13 +219,13 @@ impl<'a> Task<'a> {
             let keys = start.max(tile * KEYS)..end.min((tile + 1) * KEYS);
             let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
             let source = |rows| Source { rows, offset, distance: kv * dim, dim };
-            source(self.k).copy(engine, keys.len(), self.scale * LOG2_E, k, KEYS as usize);
+            source(self.k).copy(engine, keys.len(), self.scale.staged, k, KEYS as usize);
             source(self.v).copy(engine, keys.len(), 1.0, v, KEYS as usize);
             for block in &mut *blocks {
                 if (tile * KEYS).is_multiple_of(segment) && tile * KEYS > start {
                     block.close();
                 }
-                block.step(engine, &keys, (k, v), scores, dim);
+                block.step(engine, &keys, (k, v), scores, (dim, self.scale.cap));
             }
         }
     }
@@ -299,7 +301,7 @@ impl Block {
         keys: &Range<u32>,
         (k, v): (&[f32], &[f32]),
         scores: &mut [f32],
-        dim: usize,
+        (dim, cap): (usize, Option<f32>),
     ) {
         let count = self.keys.end.min(keys.end).saturating_sub(keys.start) as usize;
         if count == 0 || self.keys.start >= keys.end {
@@ -310,6 +312,9 @@ impl Block {
         let left = Left::Rows(Panels::new(k, all_keys));
         let to = Target::panels(scores, all_keys);
         (engine.product)(shape, to, left, Panels::new(&self.q, dim), Into::Replace);
+        if let Some(cap) = cap {
+            (engine.cap)(scores, LANES, (count, lanes), cap);
+        }
 
         let end = keys.start + count as u32;
         let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 #![expect(clippy::inline_always, reason = "inlined into functions compiled for an instruction set")]
 
-use std::f32::consts::LN_2;
+use std::f32::consts::{LN_2, LOG2_E};
 
 /// Rows and columns of the square that [`Lanes::transpose`] takes.
 pub(super) const SQUARE: usize = 8;
@@ -37,6 +37,8 @@ pub(super) trait Lanes: Copy {
     fn sub(self, other: Self) -> Self;
 
     fn mul(self, other: Self) -> Self;
+
+    fn div(self, other: Self) -> Self;
 
     /// `self · b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
@@ -80,6 +82,24 @@ pub(super) trait Lanes: Copy {
         let y = p.mul(shifted.shift_to_exponent());
         self.select_less(Self::splat(-126.0), Self::splat(0.0), y)
     }
+
+    /// Hyperbolic tangent; NaN from NaN. Relative error below 5e-7.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        let (zero, one) = (Self::splat(0.0), Self::splat(1.0));
+        let size = self.max(zero.sub(self));
+        // Far from 0 by e = exp(−2·size), which never overflows; near it the difference of 1 and e would lose digits.
+        let e = size.mul(Self::splat(-2.0 * LOG2_E)).exp2();
+        let far = one.sub(e).div(one.add(e));
+        let square = size.mul(size);
+        let mut p = Self::splat(TANH[0]);
+        for &c in &TANH[1..] {
+            p = p.fma(square, Self::splat(c));
+        }
+        let near = size.mul(square).fma(p, size);
+        let y = size.select_less(Self::splat(NEAR), near, far);
+        self.select_less(zero, zero.sub(y), y)
+    }
 }
 
 /// Added, it rounds to an integer n and leaves n + 127 in the low bits.
@@ -88,6 +108,14 @@ const ROUND: f32 = 12_582_912.0 + 127.0;
 /// Coefficients of 2ᶠ on [−½, ½], the highest first: lnᵏ2 / k!, degree 6, error 1.2e-7.
 const EXP2: [f32; 7] =
     [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, LN_2, 1.0];
+
+/// Below it tanh is a polynomial.
+const NEAR: f32 = 0.625;
+
+/// Coefficients of (tanh x / x − 1) / x² in x² for x below [`NEAR`], the highest first: interpolated at Chebyshev's nodes,
+/// degree 5, error of tanh 5e-9.
+const TANH: [f32; 6] =
+    [2.292_744_8e-3, -8.343_945e-3, 2.176_892e-2, -5.395_926e-2, 0.133_333_04, -0.333_333_34];
 
 /// Eight numbers in plain Rust; with or without fused multiply-add.
 #[derive(Clone, Copy)]
@@ -133,6 +161,11 @@ impl<const FUSED: bool> Lanes for Plain<FUSED> {
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         self.zip(other, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
     }
 
     #[inline(always)]
@@ -184,7 +217,7 @@ mod x86 {
     /// Both types but for the two operations in which the instruction sets differ in kind.
     macro_rules! lanes {
         ($type:ident, $count:literal, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident,
-         $mul:ident, $fma:ident, $max:ident, $select:item, $shift:item) => {
+         $mul:ident, $div:ident, $fma:ident, $max:ident, $select:item, $shift:item) => {
             impl Lanes for $type {
                 const COUNT: usize = $count;
 
@@ -222,6 +255,12 @@ mod x86 {
                 fn mul(self, other: Self) -> Self {
                     // SAFETY: runs only where the instruction set is present, see the trait.
                     Self(unsafe { $mul(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn div(self, other: Self) -> Self {
+                    // SAFETY: runs only where the instruction set is present, see the trait.
+                    Self(unsafe { $div(self.0, other.0) })
                 }
 
                 #[inline(always)]
@@ -290,6 +329,7 @@ mod x86 {
         _mm512_add_ps,
         _mm512_sub_ps,
         _mm512_mul_ps,
+        _mm512_div_ps,
         _mm512_fmadd_ps,
         _mm512_max_ps,
         fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self {
@@ -316,6 +356,7 @@ mod x86 {
         _mm256_add_ps,
         _mm256_sub_ps,
         _mm256_mul_ps,
+        _mm256_div_ps,
         _mm256_fmadd_ps,
         _mm256_max_ps,
         fn select_less(self, other: Self, less: Self, otherwise: Self) -> Self {

@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use half::bf16;
 
 use super::check::{disjoint, short, task as check_task, tensor};
-use super::driver::{Gpu, Kernel};
+use super::driver::{BACKWARD, Gpu, Kernel};
 use super::error::Error;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
@@ -181,11 +181,7 @@ impl BackwardPlan {
             QueryGradients::Bf16(it) => ((0, 0), it.place()),
         };
         tensor("dq", if dq.0 == 0 { dq_bf16 } else { dq }, queries * heads.dim, 16)?;
-        let kernel = self.gpu.kernel(match heads.dim {
-            64 => "cadre_backward_64",
-            128 => "cadre_backward_128",
-            _ => "cadre_backward_256",
-        });
+        let kernel = self.gpu.kernel(self.shape.kernel(BACKWARD));
         let (box_rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
         let mut q_map = tensor_map(q.place(), heads.query, heads.dim, box_rows)?;
         let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
@@ -212,6 +208,7 @@ impl BackwardPlan {
                 kv_heads: heads.kv as i32,
                 scale: self.shape.scale.to_bits(),
                 scale_log2: self.shape.scale_log2().to_bits(),
+                inner_scale: self.shape.inner_scale().to_bits(),
                 lse: lse.place().0,
                 delta: delta.place().0,
                 dq: sums,

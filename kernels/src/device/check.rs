@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::plan::{Keys, TaskRows};
-use crate::check::{keys_held, positions};
+use crate::check::{is_softcap, keys_held, positions};
 use crate::{Heads, Mask};
 
 /// Why the GPU kernels cannot do a launch.
@@ -35,6 +35,14 @@ pub enum Refusal {
     Scale {
         /// The scale, printed.
         scale: String,
+    },
+    /// The softcap bounds nothing.
+    #[error(
+        "softcap {softcap} is not a finite number above 0 that the scale can be divided by; leave it out for none"
+    )]
+    Softcap {
+        /// The softcap, printed.
+        softcap: String,
     },
     /// Rows are not bf16.
     #[error(
@@ -110,8 +118,8 @@ pub enum Refusal {
 /// Positions and rows that an `i32` and the distances of a mask can hold.
 const MOST_ROWS: u64 = 1 << 30;
 
-/// Heads and scale.
-pub(super) fn common(heads: Heads, scale: f32) -> Result<(), Refusal> {
+/// Heads, scale and softcap.
+pub(super) fn common(heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Refusal> {
     let Heads { query, kv, dim } = heads;
     if !matches!(dim, 64 | 128 | 256) {
         return Err(Refusal::Dim { dim });
@@ -121,6 +129,9 @@ pub(super) fn common(heads: Heads, scale: f32) -> Result<(), Refusal> {
     }
     if !scale.is_finite() || scale <= 0.0 {
         return Err(Refusal::Scale { scale: scale.to_string() });
+    }
+    if let Some(softcap) = softcap.filter(|it| !is_softcap(*it, scale)) {
+        return Err(Refusal::Softcap { softcap: softcap.to_string() });
     }
     Ok(())
 }
@@ -181,13 +192,16 @@ mod tests {
     #[test]
     fn heads_and_scale_that_have_no_kernel_are_refused() {
         let heads = Heads { query: 8, kv: 2, dim: 128 };
-        assert_eq!(common(heads, 0.1), Ok(()));
-        assert_eq!(common(Heads { dim: 96, ..heads }, 0.1), Err(Refusal::Dim { dim: 96 }));
-        let ratio = common(Heads { kv: 3, ..heads }, 0.1);
+        assert_eq!(common(heads, 0.1, None), Ok(()));
+        assert_eq!(common(heads, 0.1, Some(50.0)), Ok(()));
+        assert_eq!(common(Heads { dim: 96, ..heads }, 0.1, None), Err(Refusal::Dim { dim: 96 }));
+        let ratio = common(Heads { kv: 3, ..heads }, 0.1, None);
         assert_eq!(ratio, Err(Refusal::Ratio { query: 8, kv: 3 }));
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             let refused = Refusal::Scale { scale: scale.to_string() };
-            assert_eq!(common(heads, scale), Err(refused));
+            assert_eq!(common(heads, scale, None), Err(refused));
+            let refused = Refusal::Softcap { softcap: scale.to_string() };
+            assert_eq!(common(heads, 0.1, Some(scale)), Err(refused));
         }
     }
 

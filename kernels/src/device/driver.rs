@@ -47,10 +47,21 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; nothing is changed after `open`.
 unsafe impl Sync for Inner {}
 
+/// Entry points of the forward kernel for dims 64, 128 and 256, without and with a softcap.
+pub(super) const FORWARD: [[&str; 3]; 2] = [
+    ["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"],
+    ["cadre_forward_64_softcap", "cadre_forward_128_softcap", "cadre_forward_256_softcap"],
+];
+/// The same of the backward kernel.
+pub(super) const BACKWARD: [[&str; 3]; 2] = [
+    ["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"],
+    ["cadre_backward_64_softcap", "cadre_backward_128_softcap", "cadre_backward_256_softcap"],
+];
+
 /// Entry points by cubin; all of them are there or the GPU is not opened.
 const KERNELS: [(&str, &[&str]); 3] = [
-    ("forward", &["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"]),
-    ("backward", &["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"]),
+    ("forward", FORWARD.as_flattened()),
+    ("backward", BACKWARD.as_flattened()),
     ("rows", &["cadre_merge", "cadre_finish_dq", "cadre_sink"]),
 ];
 

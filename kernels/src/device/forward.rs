@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use half::bf16;
 
 use super::check::{disjoint, short, task as check_task, tensor};
-use super::driver::{Gpu, Kernel};
+use super::driver::{FORWARD, Gpu, Kernel};
 use super::error::Error;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
@@ -130,11 +130,7 @@ impl ForwardPlan {
         if self.tiles.is_empty() {
             return Ok(());
         }
-        let kernel = self.gpu.kernel(match heads.dim {
-            64 => "cadre_forward_64",
-            128 => "cadre_forward_128",
-            _ => "cadre_forward_256",
-        });
+        let kernel = self.gpu.kernel(self.shape.kernel(FORWARD));
         let (rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
         let mut q_map = tensor_map(q.place(), heads.query, heads.dim, rows)?;
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
@@ -158,6 +154,7 @@ impl ForwardPlan {
             lse,
             part_o,
             part_lse,
+            inner_scale: self.shape.inner_scale().to_bits(),
         };
         self.next.clear(stream, 1)?;
         let mut arguments = [

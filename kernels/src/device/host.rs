@@ -72,8 +72,10 @@ impl HostRows {
             fits_forward(task, it)?;
         }
         let mut all: Vec<&mut Forward<'_>> = tasks.iter_mut().collect();
-        all.sort_by_key(|it| kind(it.heads, it.scale));
-        for batch in all.chunk_by_mut(|a, b| kind(a.heads, a.scale) == kind(b.heads, b.scale)) {
+        all.sort_by_key(|it| kind(it.heads, it.scale, it.softcap));
+        for batch in all.chunk_by_mut(|a, b| {
+            kind(a.heads, a.scale, a.softcap) == kind(b.heads, b.scale, b.softcap)
+        }) {
             halve(batch, &mut |batch| {
                 let done = self.forward_batch(batch);
                 self.release_if_short(done)
@@ -92,8 +94,10 @@ impl HostRows {
             fits_backward(bundle, it)?;
         }
         let mut all: Vec<&mut Backward<'_>> = bundles.iter_mut().collect();
-        all.sort_by_key(|it| kind(it.heads, it.scale));
-        for batch in all.chunk_by_mut(|a, b| kind(a.heads, a.scale) == kind(b.heads, b.scale)) {
+        all.sort_by_key(|it| kind(it.heads, it.scale, it.softcap));
+        for batch in all.chunk_by_mut(|a, b| {
+            kind(a.heads, a.scale, a.softcap) == kind(b.heads, b.scale, b.softcap)
+        }) {
             halve(batch, &mut |batch| {
                 let done = self.backward_batch(batch);
                 self.release_if_short(done)
@@ -120,7 +124,7 @@ impl HostRows {
 
     fn forward_batch(&mut self, batch: &mut [&mut Forward<'_>]) -> Result<(), Error> {
         let Some(first) = batch.first() else { return Ok(()) };
-        let (heads, scale) = (first.heads, first.scale);
+        let (heads, shape) = (first.heads, shape(first.heads, first.scale, first.softcap));
         let (query, key) = (heads.query * heads.dim, heads.kv * heads.dim);
         let (mut q_rows, mut held) = (0, Held::default());
         let mut tasks = Vec::new();
@@ -131,7 +135,7 @@ impl HostRows {
             q_rows += it.rows.len() as u32;
             tasks.push(ForwardTask { mask: it.mask, keys, rows });
         }
-        let mut plan = ForwardPlan::new(&self.stream, Shape::new(heads, scale), &tasks)?;
+        let mut plan = ForwardPlan::new(&self.stream, shape, &tasks)?;
         let (queries, stream) = (q_rows as usize, &self.stream);
         self.q.reserve(queries * query, "Q")?;
         self.out.reserve(queries * query, "O")?;
@@ -155,7 +159,7 @@ impl HostRows {
 
     fn backward_batch(&mut self, batch: &mut [&mut Backward<'_>]) -> Result<(), Error> {
         let Some(first) = batch.first() else { return Ok(()) };
-        let (heads, scale) = (first.heads, first.scale);
+        let (heads, shape) = (first.heads, shape(first.heads, first.scale, first.softcap));
         let (query, key) = (heads.query * heads.dim, heads.kv * heads.dim);
         let (mut q_rows, mut dkv_rows, mut held) = (0_u32, 0_u32, Held::default());
         let mut bundles = Vec::new();
@@ -170,7 +174,6 @@ impl HostRows {
             bundles.push(BackwardBundle { mask: it.mask, keys, dkv_row: dkv_rows, parts });
             dkv_rows += it.keys.len() as u32;
         }
-        let shape = Shape::new(heads, scale);
         let mut plan = BackwardPlan::new(&self.stream, shape, &bundles, self.order, 1)?;
         let (queries, gradients) = (q_rows as usize, dkv_rows as usize * key);
         let stream = &self.stream;
@@ -220,8 +223,12 @@ impl HostRows {
 }
 
 /// What a batch has in common.
-fn kind(heads: Heads, scale: f32) -> (usize, usize, usize, u32) {
-    (heads.query, heads.kv, heads.dim, scale.to_bits())
+fn kind(heads: Heads, scale: f32, softcap: Option<f32>) -> ([usize; 3], u32, Option<u32>) {
+    ([heads.query, heads.kv, heads.dim], scale.to_bits(), softcap.map(f32::to_bits))
+}
+
+fn shape(heads: Heads, scale: f32, softcap: Option<f32>) -> Shape {
+    Shape { softcap, ..Shape::new(heads, scale) }
 }
 
 /// Runs a batch; halves of it while memory is short.
@@ -315,7 +322,7 @@ fn bf16_only(task: usize, field: &'static str, rows: &Rows<'_>) -> Result<(), Re
 /// Whether the GPU kernels can do a task.
 pub(crate) fn fits_forward(task: usize, it: &Forward<'_>) -> Result<(), Refusal> {
     crate::check::forward(task, it)?;
-    check::common(it.heads, it.scale)?;
+    check::common(it.heads, it.scale, it.softcap)?;
     for (field, rows) in [("q", &it.q), ("k", &it.k), ("v", &it.v)] {
         bf16_only(task, field, rows)?;
     }
@@ -328,7 +335,7 @@ pub(crate) fn fits_forward(task: usize, it: &Forward<'_>) -> Result<(), Refusal>
 /// Whether the GPU kernels can do a bundle.
 pub(crate) fn fits_backward(bundle: usize, it: &Backward<'_>) -> Result<(), Refusal> {
     crate::check::backward(bundle, it)?;
-    check::common(it.heads, it.scale)?;
+    check::common(it.heads, it.scale, it.softcap)?;
     for (field, rows) in [("k", &it.k), ("v", &it.v)] {
         bf16_only(bundle, field, rows)?;
     }

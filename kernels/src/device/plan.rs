@@ -68,6 +68,9 @@ pub struct Shape {
     pub heads: Heads,
     /// Factor of the scores, above 0, mostly `dim^-½`.
     pub scale: f32,
+    /// Bounds the scores, above 0: softcap · tanh(score / softcap), before the mask. Kernels of its own, so that none costs
+    /// nothing.
+    pub softcap: Option<f32>,
     /// Blocks at most; fewer than the GPU has processors leave the others to somebody else.
     pub blocks: Option<u32>,
     /// Keys of a canonical segment, a multiple of 128; O and LSE depend on it.
@@ -75,13 +78,14 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// All processors, and the segments of every job.
+    /// No softcap, all processors, and the segments of every job.
     pub fn new(heads: Heads, scale: f32) -> Self {
-        Self { heads, scale, blocks: None, segment: super::lists::SEGMENT as u32 }
+        let segment = super::lists::SEGMENT as u32;
+        Self { heads, scale, softcap: None, blocks: None, segment }
     }
 
     pub(super) fn check(&self) -> Result<(), Refusal> {
-        check::common(self.heads, self.scale)?;
+        check::common(self.heads, self.scale, self.softcap)?;
         if self.segment == 0 || !self.segment.is_multiple_of(128) || self.segment > 1 << 29 {
             let (field, rows, most) =
                 ("a segment of no multiple of 128", self.segment.into(), 1 << 29);
@@ -95,9 +99,23 @@ impl Shape {
         self.blocks.unwrap_or(most).clamp(1, most)
     }
 
-    /// Scale of scores as powers of two.
+    /// Scale of scores, or of their tanh, as powers of two.
     pub(super) fn scale_log2(&self) -> f32 {
-        self.scale * std::f32::consts::LOG2_E
+        self.softcap.unwrap_or(self.scale) * std::f32::consts::LOG2_E
+    }
+
+    /// With a softcap the factor of what tanh is taken of.
+    pub(super) fn inner_scale(&self) -> f32 {
+        self.softcap.map_or(0.0, |softcap| self.scale / softcap)
+    }
+
+    /// One of `kernels`, which are those for dims 64, 128 and 256, without and with a softcap.
+    pub(super) fn kernel(&self, kernels: [[&'static str; 3]; 2]) -> &'static str {
+        kernels[usize::from(self.softcap.is_some())][match self.heads.dim {
+            64 => 0,
+            128 => 1,
+            _ => 2,
+        }]
     }
 }
 

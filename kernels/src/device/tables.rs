@@ -77,11 +77,11 @@ table! {
     QueryTile { task: i32, q_tile: i32, }
 }
 table! {
-    /// Argument of `cadre_forward_D`.
+    /// Argument of `cadre_forward_D` and `cadre_forward_D_softcap`.
     ForwardParameters {
         tasks: Address, tiles: Address, tile_count: i32, next: Address, heads: i32, group: i32,
         segment_rows: i32, scale_log2: Float, o: Address, lse: Address, part_o: Address,
-        part_lse: Address,
+        part_lse: Address, inner_scale: Float,
     }
 }
 table! {
@@ -92,11 +92,11 @@ table! {
     }
 }
 table! {
-    /// Argument of `cadre_backward_D`.
+    /// Argument of `cadre_backward_D` and `cadre_backward_D_softcap`.
     BackwardParameters {
         tasks: Address, bundles: Address, tiles: Address, tile_count: i32, next: Address,
         turns: Address, heads: i32, group: i32, kv_heads: i32, scale: Float, scale_log2: Float,
-        lse: Address, delta: Address, dq: Address, dk: Address, dv: Address,
+        inner_scale: Float, lse: Address, delta: Address, dq: Address, dk: Address, dv: Address,
     }
 }
 table! {

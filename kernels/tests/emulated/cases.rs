@@ -45,6 +45,7 @@ pub(super) fn wide(rows: &[bf16]) -> Vec<f32> {
 pub(super) struct Case {
     pub(super) heads: Heads,
     pub(super) mask: Mask,
+    pub(super) softcap: Option<f32>,
     pub(super) document_rows: u32,
     pub(super) rows: std::ops::Range<u32>,
     pub(super) keys: std::ops::Range<u32>,
@@ -67,7 +68,7 @@ impl Case {
         let held = keys.len() * heads.kv * heads.dim;
         let [q, dout] = [0; 2].map(|_| random.numbers(queries));
         let [k, v] = [0; 2].map(|_| random.numbers(held));
-        Self { heads, mask, document_rows, rows, keys, q, dout, k, v }
+        Self { heads, mask, softcap: None, document_rows, rows, keys, q, dout, k, v }
     }
 
     pub(super) fn scale(&self) -> f32 {
@@ -80,6 +81,7 @@ impl Case {
             heads: self.heads,
             mask: self.mask,
             scale: self.scale(),
+            softcap: self.softcap,
             document_rows: self.document_rows,
             rows: self.rows.clone(),
             keys: self.keys.clone(),

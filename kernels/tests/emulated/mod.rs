@@ -8,6 +8,7 @@ mod cases;
 mod graphs;
 mod linear;
 mod sinks;
+mod softcap;
 
 use cadre_kernels::device::host::HostRows;
 use cadre_kernels::device::{
@@ -47,6 +48,7 @@ fn forward_of(host: &mut HostRows, cases: &[Case], cut: usize) -> Result<Vec<Out
                 heads: it.heads,
                 mask: it.mask,
                 scale: it.scale(),
+                softcap: it.softcap,
                 document_rows: it.document_rows,
                 rows,
                 keys: it.keys.clone(),
@@ -138,6 +140,7 @@ fn backward_of(host: &mut HostRows, cases: &[Case]) -> Result<Vec<Gradients>, Er
             heads: it.heads,
             mask: it.mask,
             scale: it.scale(),
+            softcap: it.softcap,
             document_rows: it.document_rows,
             keys: it.keys.clone(),
             k: Rows::Bf16(&it.k),
@@ -290,6 +293,7 @@ fn refusals() {
         heads,
         mask: Mask::Causal,
         scale: 1.0,
+        softcap: None,
         document_rows: 20,
         rows: 0..20,
         keys: 0..20,

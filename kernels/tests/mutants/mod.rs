@@ -7,7 +7,7 @@
 pub(crate) struct Mutant {
     /// What is wrong, in a few words.
     pub(crate) name: &'static str,
-    /// The check that must fail: `forward` or `backward`.
+    /// The check that must fail: a word of `emulation/main.cpp`.
     pub(crate) part: &'static str,
     /// Head dim to run.
     pub(crate) dim: &'static str,
@@ -261,5 +261,36 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         right: "ptx::named_sync(kExchange, kConsumers * kGroup);",
         wrong: "",
         shapes: LONG,
+    },
+    Mutant {
+        part: "forward-softcap",
+        ..forward(
+            "scores of the first key tile go without the cap",
+            "forward_consumer.cuh",
+            "            if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
+            softmax.step<Masked>",
+            "            softmax.step<Masked>",
+            LONG,
+        )
+    },
+    Mutant {
+        part: "backward-softcap",
+        ..backward(
+            "dS goes without the slope of the cap",
+            "backward_step.cuh",
+            "high * fmaxf(1.f - s[i + 1] * s[i + 1], 0.f)",
+            "high",
+            CAUSAL,
+        )
+    },
+    Mutant {
+        part: "backward-softcap",
+        ..backward(
+            "a masked score has a slope without end",
+            "backward_step.cuh",
+            "low * fmaxf(1.f - s[i] * s[i], 0.f)",
+            "low * (1.f - s[i] * s[i])",
+            CAUSAL,
+        )
     },
 ];

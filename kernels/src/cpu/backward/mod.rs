@@ -27,7 +27,7 @@ use turn::{Guard, Turn};
 use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
 use super::engine::Engine;
 use super::shared::Shared;
-use super::softmax::{Kept, RowSums};
+use super::softmax::{Kept, RowSums, Scale};
 use super::stage::{Source, round_up, transpose_rows};
 use crate::attention::tile_keys;
 use crate::{Backward, BackwardRows, Heads, Mask, Rows, TILE, Threads};
@@ -163,6 +163,7 @@ struct Bundle<'a> {
     heads: Heads,
     mask: Mask,
     scale: f32,
+    softcap: Option<f32>,
     document_rows: u32,
     keys: Range<u32>,
     k: Rows<'a>,
@@ -190,8 +191,20 @@ struct Part<'a> {
 impl<'a> Bundle<'a> {
     fn new(bundle: &'a mut Backward<'_>) -> Self {
         let cost = crate::backward_cost(bundle);
-        let Backward { heads, mask, scale, document_rows, keys, k, v, parts, dk, dv, key_tiles } =
-            bundle;
+        let Backward {
+            heads,
+            mask,
+            scale,
+            softcap,
+            document_rows,
+            keys,
+            k,
+            v,
+            parts,
+            dk,
+            dv,
+            key_tiles,
+        } = bundle;
         let first = keys.start / TILE;
         if key_tiles.start == 0 {
             for part in &mut *parts {
@@ -209,6 +222,7 @@ impl<'a> Bundle<'a> {
             heads: *heads,
             mask: *mask,
             scale: *scale,
+            softcap: *softcap,
             document_rows: *document_rows,
             keys: keys.clone(),
             k: *k,
@@ -298,9 +312,8 @@ impl<'a> Bundle<'a> {
         let Tile { keys: of_tile, k, k_columns, v_columns, dk, dv } = staged;
         rows.resize(KEYS * dim, 0.0);
         rows[keys.len() * dim..].fill(0.0);
-        for (to, from, factor) in
-            [(k_columns, self.k, self.scale * LOG2_E), (v_columns, self.v, 1.0)]
-        {
+        let scale = Scale::new(self.scale, self.softcap);
+        for (to, from, factor) in [(k_columns, self.k, scale.staged), (v_columns, self.v, 1.0)] {
             source(from).copy_rows(keys.len(), factor, rows);
             to.resize(panelled(dim, KEYS), 0.0);
             transpose_rows(engine, rows, dim, to);
@@ -344,7 +357,8 @@ impl<'a> Bundle<'a> {
             product(shape, Target::panels(to, stride), left, right, Into::Replace);
         }
         let kept = (!all).then_some(Kept { low, high });
-        let sums = RowSums { lse, delta, scale: self.scale };
+        let cap = Scale::new(self.scale, self.softcap).cap;
+        let sums = RowSums { lse, delta, scale: self.scale, cap };
         gradient((p, ds), stride, (pairs, columns), kept, sums);
 
         let shape = Shape { m: columns, n: width, k: pairs };

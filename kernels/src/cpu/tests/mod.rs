@@ -19,6 +19,7 @@ use crate::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads
 struct Case {
     heads: Heads,
     mask: Mask,
+    softcap: Option<f32>,
     rows: u32,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -64,14 +65,14 @@ impl Case {
         };
         let Heads { query, kv, dim } = heads;
         let (q, k, v) = (numbers(query, dim), numbers(kv, dim), numbers(kv, dim));
-        Self { heads, mask, rows, q, k, v, dout: numbers(query, dim) }
+        Self { heads, mask, softcap: None, rows, q, k, v, dout: numbers(query, dim) }
     }
 
     fn document(&self) -> Document<'_> {
         let Self { heads, mask, rows, q, k, v, .. } = self;
         let (rows, keys) = (0..*rows, 0..*rows);
-        let (heads, mask, document_rows) = (*heads, *mask, self.rows);
-        Document { heads, mask, scale: SCALE, document_rows, rows, keys, q, k, v }
+        let (heads, mask, softcap, document_rows) = (*heads, *mask, self.softcap, self.rows);
+        Document { heads, mask, scale: SCALE, softcap, document_rows, rows, keys, q, k, v }
     }
 
     /// Computes everything one way; tasks hold only the keys that they need.
@@ -101,6 +102,7 @@ impl Case {
                 heads: self.heads,
                 mask: self.mask,
                 scale: SCALE,
+                softcap: self.softcap,
                 document_rows: self.rows,
                 rows: rows.clone(),
                 q: Rows::F32(&self.q[cut(rows, query * dim)]),
@@ -144,6 +146,7 @@ impl Case {
                 heads: self.heads,
                 mask: self.mask,
                 scale: SCALE,
+                softcap: self.softcap,
                 document_rows: self.rows,
                 keys: 0..self.rows,
                 k: Rows::F32(&self.k),
@@ -190,22 +193,35 @@ fn results_are_those_of_the_reference() {
     for (query, kv, dim) in [(4, 2, 64), (1, 1, 128), (3, 1, 24), (6, 2, 256), (70, 1, 8)] {
         for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 70 }] {
             for rows in [1, 63, 128, 300] {
-                let case = Case::new(Heads { query, kv, dim }, mask, rows, u64::from(rows));
-                let expected = reference::forward(&case.document());
-                let gradients = reference::backward(&case.document(), &case.dout);
-                let (out, lse, [dq, dk, dv]) = case.compute(&whole());
-                let what = format!("{query}:{kv} dim {dim} {mask:?} rows {rows}");
-                for (name, error, bound) in [
-                    ("out", error(&out, &expected.out), 5e-6),
-                    ("lse", error(&lse, &expected.lse), 2e-6),
-                    ("dq", error(&dq, &gradients.dq), 2e-5),
-                    ("dk", error(&dk, &gradients.dk), 2e-5),
-                    ("dv", error(&dv, &gradients.dv), 2e-5),
-                ] {
-                    assert!(error < bound, "{what}: {name} is off by {error:e}");
+                let softcap = match rows {
+                    63 => Some(0.7),
+                    128 => Some(30.0),
+                    _ => None,
+                };
+                for softcap in [None, softcap] {
+                    let heads = Heads { query, kv, dim };
+                    let case = Case { softcap, ..Case::new(heads, mask, rows, rows.into()) };
+                    agrees_with_the_reference(&case);
                 }
             }
         }
+    }
+}
+
+fn agrees_with_the_reference(case: &Case) {
+    let expected = reference::forward(&case.document());
+    let gradients = reference::backward(&case.document(), &case.dout);
+    let (out, lse, [dq, dk, dv]) = case.compute(&whole());
+    let Case { heads, mask, softcap, rows, .. } = case;
+    for (name, error, bound) in [
+        ("out", error(&out, &expected.out), 5e-6),
+        ("lse", error(&lse, &expected.lse), 2e-6),
+        ("dq", error(&dq, &gradients.dq), 2e-5),
+        ("dk", error(&dk, &gradients.dk), 2e-5),
+        ("dv", error(&dv, &gradients.dv), 2e-5),
+    ] {
+        let what = format!("{heads:?} {mask:?} softcap {softcap:?} rows {rows}");
+        assert!(error < bound, "{what}: {name} is off by {error:e}");
     }
 }
 
@@ -227,10 +243,13 @@ fn cases() -> impl Strategy<Value = (Case, Way)> {
         Just(Mask::Full),
         (0_u32..300).prop_map(|left| Mask::Window { left })
     ];
-    (heads, mask, 1_u32..400, any::<u64>()).prop_flat_map(|((query, kv, dim), mask, rows, seed)| {
-        let case = Case::new(Heads { query, kv, dim }, mask, rows, seed);
-        (Just(case), ways(rows))
-    })
+    let softcap = prop::sample::select(vec![None, Some(1.5)]);
+    (heads, mask, softcap, 1_u32..400, any::<u64>()).prop_flat_map(
+        |((query, kv, dim), mask, softcap, rows, seed)| {
+            let case = Case { softcap, ..Case::new(Heads { query, kv, dim }, mask, rows, seed) };
+            (Just(case), ways(rows))
+        },
+    )
 }
 
 proptest! {
@@ -320,6 +339,7 @@ fn rows_without_keys_are_zero_and_have_no_gradient() {
         heads: case.heads,
         mask: Mask::Causal,
         scale: SCALE,
+        softcap: None,
         document_rows: 3,
         keys: 0..3,
         k: Rows::F32(&case.k),
