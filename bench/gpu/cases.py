@@ -26,6 +26,7 @@ class Batch:
     kv_rows: int = 0
     sequences: list[tuple[int, int, int, int]] = field(default_factory=list)  # q rows, keys, q row, kv row
     causal: bool = True
+    softcap: float = 0  # 0: none
 
     def document(self, rows: int, parts: list[tuple[int, int]], mask: int = CAUSAL, keys_end: int = 0) -> None:
         """Adds a document whose query rows are `parts`, in one bundle."""
@@ -150,12 +151,17 @@ def reference(batch: Batch, tensors: Tensors, dtype: torch.dtype) -> tuple[Resul
             k, v = tensors.k[theirs, kv].to(dtype), tensors.v[theirs, kv].to(dtype)
             for head in range(kv * group, (kv + 1) * group):
                 q, dout = tensors.q[own, head].to(dtype), tensors.dout[own, head].to(dtype)
-                scores = (q @ k.T * heads.scale).masked_fill(~kept, float("-inf"))
+                scores = q @ k.T * heads.scale
+                slope = 1.0
+                if batch.softcap:
+                    capped = torch.tanh(scores / batch.softcap)
+                    scores, slope = batch.softcap * capped, 1 - capped**2
+                scores = scores.masked_fill(~kept, float("-inf"))
                 lse[own, head] = torch.logsumexp(scores, 1)
                 p = torch.exp(scores - lse[own, head][:, None]).nan_to_num(0.0)
                 out[own, head] = p @ v
                 delta[own, head] = (dout * out[own, head]).sum(1)
-                ds = p * (dout @ v.T - delta[own, head][:, None]) * heads.scale
+                ds = p * (dout @ v.T - delta[own, head][:, None]) * slope * heads.scale
                 dq[own, head] = ds @ k
                 dk[theirs, kv] += ds.T @ q
                 dv[theirs, kv] += p.T @ dout

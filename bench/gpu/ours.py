@@ -22,7 +22,7 @@ class Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("query_heads", "kv_heads", "dim", "segment", "blocks")),
         *((name, ctypes.c_uint32) for name in ("fixed_order", "launches")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
     ]
 
 
@@ -103,9 +103,17 @@ def places(tensors: list[torch.Tensor]) -> ctypes.Array:
 class Forward:
     """Tasks, planned once; `run` puts a launch on the current stream."""
 
-    def __init__(self, library: Library, heads: Heads, lines: list[Line], segment: int = 0, blocks: int = 0) -> None:
+    def __init__(
+        self,
+        library: Library,
+        heads: Heads,
+        lines: list[Line],
+        segment: int = 0,
+        blocks: int = 0,
+        softcap: float = 0,
+    ) -> None:
         self.library = library
-        shape = Shape(heads.query, heads.kv, heads.dim, segment, blocks, 1, 1, heads.scale)
+        shape = Shape(heads.query, heads.kv, heads.dim, segment, blocks, 1, 1, heads.scale, softcap)
         calls, table = library.calls, (Line * len(lines))(*lines)
         self.plan = library.check(calls.cadre_forward_plan(library.gpu, library.stream(), shape, table, len(lines)))
 
@@ -122,10 +130,17 @@ class Backward:
     """Bundles, planned once; `run` puts the launches on the current stream."""
 
     def __init__(
-        self, library: Library, heads: Heads, lines: list[Line], fixed: bool, launches: int = 1, blocks: int = 0
+        self,
+        library: Library,
+        heads: Heads,
+        lines: list[Line],
+        fixed: bool,
+        launches: int = 1,
+        blocks: int = 0,
+        softcap: float = 0,
     ) -> None:
         self.library = library
-        shape = Shape(heads.query, heads.kv, heads.dim, 0, blocks, fixed, launches, heads.scale)
+        shape = Shape(heads.query, heads.kv, heads.dim, 0, blocks, fixed, launches, heads.scale, softcap)
         calls, table = library.calls, (Line * len(lines))(*lines)
         self.plan = library.check(calls.cadre_backward_plan(library.gpu, library.stream(), shape, table, len(lines)))
 

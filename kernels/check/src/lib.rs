@@ -55,6 +55,8 @@ pub struct LaunchShape {
     /// Backward: launches that share out the key tiles.
     launches: u32,
     scale: f32,
+    /// 0: none.
+    softcap: f32,
 }
 
 /// A task, or a part of a bundle; parts of a bundle follow each other.
@@ -115,6 +117,7 @@ impl LaunchShape {
             shape.segment = self.segment;
         }
         shape.blocks = (self.blocks > 0).then_some(self.blocks);
+        shape.softcap = (self.softcap != 0.0).then_some(self.softcap);
         shape
     }
 }
