@@ -5,13 +5,15 @@
 //!
 //! Invariant: the checks have teeth. `mutants` plants the bugs of `MUTANTS` one by one, and each must be caught.
 
+mod common;
 mod mutants;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use mutants::{MUTANTS, Mutant};
+use common::{copy, replace, said};
+use mutants::MUTANTS;
 
 fn crate_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -39,11 +41,6 @@ fn run(program: &Path, words: &[&str]) -> Output {
     Command::new(program).args(words).output().expect("the program was just built")
 }
 
-fn both_streams(output: &Output) -> String {
-    let out = String::from_utf8_lossy(&output.stdout);
-    format!("{out}{}", String::from_utf8_lossy(&output.stderr))
-}
-
 fn check(words: &[&str]) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| {
@@ -52,7 +49,7 @@ fn check(words: &[&str]) {
         program
     });
     let output = run(program, words);
-    assert!(output.status.success(), "{words:?}: {}", both_streams(&output));
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
 }
 
 #[test]
@@ -112,7 +109,8 @@ fn plant(part: &str, cap: &str) {
         let _ = std::fs::remove_dir_all(&folder);
         copy(&crate_folder().join("cuda"), &folder.join("cuda"));
         copy(&crate_folder().join("emulation"), &folder.join("emulation"));
-        replace(&folder.join("cuda").join(mutant.file), mutant);
+        let file = folder.join("cuda").join(mutant.file);
+        replace(&file, mutant.name, mutant.right, mutant.wrong);
         let program = folder.join("emulation.out");
         compile(
             &folder,
@@ -130,30 +128,4 @@ fn plant(part: &str, cap: &str) {
         }
     }
     assert!(survivors.is_empty(), "no check noticed: {survivors:?}");
-}
-
-/// Replaces the only place where the mutant's text stands.
-fn replace(file: &Path, mutant: &Mutant) {
-    let source = std::fs::read_to_string(file).expect("the file was just copied");
-    let places = source.matches(mutant.right).count();
-    assert_eq!(
-        places, 1,
-        "{}: `{}` stands in {} {places} times",
-        mutant.name, mutant.right, mutant.file
-    );
-    std::fs::write(file, source.replace(mutant.right, mutant.wrong))
-        .expect("the file was just read");
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("the test's own folder");
-    for entry in std::fs::read_dir(from).expect("a folder of the crate") {
-        let entry = entry.expect("an entry of a folder of the crate");
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).expect("the test's own folder takes files");
-        }
-    }
 }

@@ -3,31 +3,10 @@
 //!
 //! In: nothing. Out: the list. Every text stands exactly once in its file, so a change that removes it makes the test say so.
 
-/// A planted bug.
-pub(crate) struct Planted {
-    /// What is wrong, in a few words.
-    pub(crate) name: &'static str,
-    /// Below the crate's folder.
-    pub(crate) file: &'static str,
-    /// What stands there.
-    pub(crate) right: &'static str,
-    /// What is planted.
-    pub(crate) wrong: &'static str,
-    /// Test of `tests/emulated` that must fail.
-    pub(crate) test: &'static str,
-}
-
-const fn planted(
-    test: &'static str,
-    file: &'static str,
-    name: &'static str,
-    right: &'static str,
-    wrong: &'static str,
-) -> Planted {
-    Planted { name, file, right, wrong, test }
-}
+use crate::common::{Planted, planted};
 
 const SINKS: &str = "sinks::sinks";
+const SOFTCAP: &str = "softcap::softcap";
 const PRODUCTS: &str = "linear::products";
 const MEMORY: &str = "arenas::memory";
 const ROOMS: &str = "arenas::rooms";
@@ -38,7 +17,7 @@ const BLAS: &str = "src/device/blas.rs";
 const LINEAR: &str = "src/device/linear.rs";
 const ROWS: &str = "cuda/rows.cuh";
 
-/// All of them.
+/// All of them; the tests are those of `tests/emulated`.
 pub(crate) const PLANTED: &[Planted] = &[
     planted(SINKS, ROWS, "all heads have the sink of the first", "p.sinks[head]", "p.sinks[0]"),
     planted(SINKS, ROWS, "O is half rescaled", "numbers.y * factor", "numbers.y"),
@@ -70,6 +49,20 @@ pub(crate) const PLANTED: &[Planted] = &[
         "the gradient of sinks has the other sign",
         "*sum -= exp(sinks[head] - lse[head]) * delta[head];",
         "*sum += exp(sinks[head] - lse[head]) * delta[head];",
+    ),
+    planted(
+        SOFTCAP,
+        "src/device/host.rs",
+        "tasks with another softcap are of the same batch",
+        "softcap.map(f32::to_bits))",
+        "None)",
+    ),
+    planted(
+        SOFTCAP,
+        "src/device/plan.rs",
+        "tanh is taken of scores that are not divided by the softcap",
+        "self.scale / softcap",
+        "self.scale / softcap.max(1.0)",
     ),
     planted(
         PRODUCTS,
