@@ -7,7 +7,8 @@
 // t²)∘(dP − Δ).
 //
 // In, bf16: Q, dO [q rows, heads, D], K, V [kv rows, kv heads, D], through tensor maps of boxes [64, 1, 64 or Keys]
-// with the 128-byte swizzle; f32: LSE, Δ = rowsum(dO∘O) [q rows, heads]; tables of table.cuh; `next` = 0. A row with
+// with the 128-byte swizzle; rows, and dK, dV and dQ sums, 16-byte aligned; D 64, 128 or 256; heads = group · kv heads;
+// f32: LSE, Δ = rowsum(dO∘O) [q rows, heads]; tables of table.cuh; `next` = 0. A row with
 // LSE = −∞ has no gradient. Out, f32: dK, dV [dkv rows, kv heads, D], each row of the launch's key tiles written once;
 // dQ sums, added to, in tiles of 64 rows × D in the order of fragments ([dq tile, heads, D/64 or 4 pieces, …], read by
 // `finish_dq` of rows.cuh), unscaled.
