@@ -144,6 +144,24 @@ def bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]
         yield {"check": f"{batch.heads}, {name}", "what": "dQ", "error": off, "passed": off <= 1e-5}
 
 
+def sinks(library: Library, batch: Batch, seed: int) -> Iterator[dict]:
+    """O and LSE with a number a head that is a key without a value."""
+    tensors = Tensors.random(batch, library.device, seed)
+    right, _ = reference(batch, tensors, torch.float64)
+    numbers = torch.linspace(-3, 8, batch.heads.query, device=library.device)
+    ours = Results.poisoned(batch, library.device, gradients=False)
+    forward = Forward(library, batch.heads, batch.lines)
+    forward.run(tensors.q, tensors.k, tensors.v, ours.out, ours.lse)
+    forward.sink(numbers, ours.out, ours.lse)
+    library.wait()
+    lse = torch.logaddexp(right.lse, numbers.double())
+    out = right.out * torch.exp(right.lse - lse)[:, :, None]
+    for what, actual, expected in [("O", ours.out, out), ("LSE", ours.lse, lse)]:
+        off = error(actual, expected)
+        name = f"{batch.heads}, {batch.name}, sinks, against float64"
+        yield {"check": name, "what": what, "error": off, "passed": off <= TOLERANCE[what]}
+
+
 def check(library: Library, seed: int, tiny: bool) -> Iterator[dict]:
     """Rows of the report; `tiny` where the GPU is emulated."""
     for dim in (64, 128, 256):
@@ -154,6 +172,7 @@ def check(library: Library, seed: int, tiny: bool) -> Iterator[dict]:
             yield from compare(library, batch, seed + dim + query, torch.float64)
             for softcap in (2.0, 50.0):  # one that bends every score, and one as models use it
                 yield from compare(library, replace(batch, softcap=softcap), seed + dim + query, torch.float64)
+            yield from sinks(library, batch, seed + dim + query)
             if query == groups[-1][0] and kv == groups[-1][1]:
                 yield from bits(library, batch, seed + dim, 2 if tiny else 10)
         if tiny:

@@ -70,6 +70,7 @@ class Library:
             ("cadre_wait", ctypes.c_int32, [pointer, u64]),
             ("cadre_forward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             ("cadre_forward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
+            ("cadre_forward_sink", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
             ("cadre_forward_tile_pairs", u64, [pointer]),
             ("cadre_forward_free", None, [pointer]),
             ("cadre_backward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
@@ -120,6 +121,10 @@ class Forward:
     def run(self, q, k, v, out, lse) -> None:
         it = self.library
         it.check(it.calls.cadre_forward_run(it.gpu, self.plan, it.stream(), places([q, k, v, out, lse])))
+
+    def sink(self, sinks, out, lse) -> None:
+        it = self.library
+        it.check(it.calls.cadre_forward_sink(it.gpu, self.plan, it.stream(), places([sinks, out, lse])))
 
     def __del__(self) -> None:
         if getattr(self, "plan", None):

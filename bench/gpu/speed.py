@@ -80,7 +80,10 @@ def add_ratios(rows: list[dict]) -> None:
                 row[field], row[f"{field}_peer"] = best["seconds"] / row["seconds"], best["kernel"]
 
 
-def measure(library: Library, batch: Batch, peak: float, say: Callable[[str], None]) -> Iterator[dict]:
+def measure(
+    library: Library, batch: Batch, peak: float, say: Callable[[str], None], absent: dict[str, str]
+) -> Iterator[dict]:
+    """Rows of one batch; `absent` gets the peers that this machine does not have, and why."""
     tensors = Tensors.random(batch, library.device, 11)
     results = Results.poisoned(batch, library.device)
     t, r = tensors, results
@@ -108,7 +111,11 @@ def measure(library: Library, batch: Batch, peak: float, say: Callable[[str], No
             torch.cuda.synchronize()
         except Exception as why:
             torch.use_deterministic_algorithms(False)
-            say(f"  no {name}: {str(why).splitlines()[0][:150]}")
+            words = f"{str(why).splitlines()[0][:150]}" if str(why) else type(why).__name__
+            if isinstance(why, ImportError):
+                absent[name] = words
+            else:
+                say(f"  no {name}: {words}")
             continue
         off = error(peer.out(), r.out)
         if not off <= 2e-2:

@@ -218,6 +218,28 @@ pub unsafe extern "C" fn cadre_forward_run(
     })
 }
 
+/// Applies sinks behind a forward launch. Tensors: sinks (f32, one a query head), O (bf16), LSE (f32).
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`]; the three tensors lie where they say until the stream is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_sink(
+    gpu: *const Gpu,
+    plan: *mut ForwardPlan,
+    stream: u64,
+    tensors: *const Tensor,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let (gpu, plan, it) = unsafe { (&*gpu, &mut *plan, std::slice::from_raw_parts(tensors, 3)) };
+    guard(-1, || {
+        // SAFETY: the caller's promise, for the stream and each tensor.
+        let (stream, sinks, rows) =
+            unsafe { (Stream::foreign(gpu, stream), it[0].read(), (it[1].write(), it[2].write())) };
+        plan.sink(&stream, sinks, rows).map(|()| 0)
+    })
+}
+
 /// Pairs of query and key in the tiles that a plan multiplies.
 ///
 /// # Safety
