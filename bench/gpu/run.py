@@ -162,6 +162,9 @@ def table(checks: list[dict], speeds: list[dict]) -> None:
                 f"{it['tflops']:8.0f} {it['share_of_matmul']:6.2f} {' '.join(ratios)}"
             )
 
+    for it in speeds:
+        if "times_plain" in it:
+            print(f"softcap, {it['case']}, {it['direction']}: {it['times_plain']:.2f} times the time without")
     for direction in ("forward", "backward"):
         found = {
             key: next((it["tflops"] for it in speeds if key in it["case"] and it["direction"] == direction), None)
