@@ -34,17 +34,17 @@ pub struct Bounds {
 impl Bounds {
     pub(super) fn of(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
         let slots = &problem.slots;
-        let loads = loads(problem, plan, runs).into_iter().zip(slots);
-        let finish =
-            loads.filter(|(load, _)| *load > 0).map(|(load, slot)| slot.finish(load)).max();
-        let finish = finish.unwrap_or(0);
+        let loads = loads(problem, plan, runs).into_iter().zip(slots).filter(|it| it.0 > 0);
+        let finish = loads.clone().map(|(load, slot)| slot.finish(load)).max().unwrap_or(0);
         let level = level(slots, least_work(problem));
         let indivisible = indivisible(problem);
         let bound = level.max(indivisible).max(1);
         let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
         let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
         let traffic = Traffic::of_runs(problem, plan, runs);
-        let least = least(problem, finish).unwrap_or_default();
+        // Plans at home use standby slots, which the bounds count as idle.
+        let is_bound = loads.into_iter().all(|it| !it.1.is_standby());
+        let least = is_bound.then(|| least(problem, finish)).flatten().unwrap_or_default();
         Self {
             level,
             indivisible,

@@ -98,6 +98,16 @@ fn at_home_no_query_row_moves_and_edges_cut_inside_tiles() {
 }
 
 #[test]
+fn nothing_is_known_of_what_standby_slots_at_home_have_to_pull() {
+    let documents = vec![causal(4_096), causal(4_096)];
+    let mut problem = problem(documents, 4_096, vec![in_place(0), in_place(1)]);
+    problem.costs = Costs::pairs_only();
+    problem.slots[1].weight = 0;
+    let bounds = plan_at_home(&problem).unwrap().bounds();
+    assert_eq!((bounds.pulled, bounds.least_pulled, bounds.least_link), (0, 0, 0));
+}
+
+#[test]
 fn a_bundle_needs_its_inputs_and_results() {
     let problem = problem(vec![causal(256)], 256, vec![in_place(0)]);
     let plan = plan(&problem).unwrap();
