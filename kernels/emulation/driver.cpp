@@ -241,8 +241,9 @@ CALL cuEventCreate(void** event, unsigned) {
 CALL cuEventDestroy_v2(void* event) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
-    if (it->stream) flush(*it->stream);
-    delete it;
+    // Nobody waits: its stream comes by it later, and lets go of it then.
+    if (it->done || !it->stream) return delete it, kSuccess;
+    it->stream->work.push_back([it] { delete it; });
     return kSuccess;
 }
 CALL cuEventRecord(void* event, void* stream) {

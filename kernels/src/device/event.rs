@@ -18,7 +18,12 @@ use super::memory::Stream;
 pub struct Event {
     gpu: Gpu,
     handle: sys::CUevent,
+    stream: StreamHandle,
 }
+
+/// Only compared.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct StreamHandle(sys::CUstream);
 
 // SAFETY: the driver's handle may be used from any thread.
 unsafe impl Send for Event {}
@@ -38,7 +43,7 @@ impl Event {
         // SAFETY: writes a handle, which `drop` destroys.
         let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
         call("cuEventCreate", String::new, code)?;
-        let event = Self { gpu, handle };
+        let event = Self { gpu, handle, stream: StreamHandle(stream.handle()) };
         // SAFETY: both live.
         let code = unsafe { sys::cuEventRecord(event.handle, stream.handle()) };
         call("cuEventRecord", || stream.after(), code)?;
@@ -47,6 +52,11 @@ impl Event {
 
     pub(super) fn handle(&self) -> sys::CUevent {
         self.handle
+    }
+
+    /// Whether both are moments of one stream, so that the later one stands for the earlier one, too.
+    pub fn is_of_stream_of(&self, other: &Self) -> bool {
+        self.stream == other.stream
     }
 
     /// Whether it is over; does not wait.

@@ -3,9 +3,15 @@
 //! In: lengths. Out: a [`Room`] in an arena, written by copies and launches; of it [`Part`]s, whose clones share the memory until
 //! the last is dropped. Where no arena has room another is made, so rows of any length find a place while the GPU has memory.
 //!
-//! It publishes nothing. Invariant: a part is read-only, and what reads it on a stream begins after [`Part::ready_on`].
+//! ```text
+//! room ──copies are put on streams──▶ early ──▶ parts: launches behind these copies may be put, too
+//!   └──────copies are over, launches were waited for──────▶ share ──▶ parts
+//! ```
+//!
+//! It publishes nothing. Invariant: what reads a part on a stream begins after [`Part::ready_on`], behind all copies to its room
+//! that were put before; and the memory goes back when the last owner is dropped and no copy writes to it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::arena::{Arena, ArenaMemory, CopyPiece};
 use super::driver::Gpu;
@@ -22,24 +28,27 @@ pub struct Rooms {
     arena_bytes: u64,
 }
 
-/// Memory in an arena with one owner.
+/// Memory in an arena with one owner who writes it.
 #[derive(Debug)]
-pub struct Room {
+pub struct Room(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     memory: ArenaMemory,
-    copying: Vec<Copying>,
+    copying: Mutex<Vec<Copying>>,
 }
 
-/// A copy that was put on some stream and may not be over; what it reads stays meanwhile.
+/// Copies that were put on one stream and may not be over; what they read stays meanwhile.
 #[derive(Debug)]
 struct Copying {
-    over: Event,
-    _from: Part,
+    over: Arc<Event>,
+    from: Vec<Part>,
 }
 
 /// Rows in an arena, or some of them.
 #[derive(Clone, Debug)]
 pub struct Part {
-    room: Arc<Room>,
+    room: Arc<Inner>,
     at: u64,
     bytes: u64,
 }
@@ -64,24 +73,31 @@ impl Rooms {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         // The arenas of a process are few: each is large.
         if let Some(memory) = arenas.iter().find_map(|it| it.take(bytes).ok()) {
-            return Ok(Room { memory, copying: Vec::new() });
+            return Ok(Room::of(memory));
         }
         let arena = Arena::new(&self.gpu, self.arena_bytes.max(bytes) as usize)?;
         let memory = arena.take(bytes)?;
         arenas.push(arena);
-        Ok(Room { memory, copying: Vec::new() })
+        Ok(Room::of(memory))
     }
 }
 
+/// What an owner who hands rows out early gives up.
+const EARLY: &str = "rows that were handed out early are written by copies alone";
+
 impl Room {
+    fn of(memory: ArenaMemory) -> Self {
+        Self(Arc::new(Inner { memory, copying: Mutex::default() }))
+    }
+
     /// Where it lies.
     pub fn memory(&self) -> &ArenaMemory {
-        &self.memory
+        &self.0.memory
     }
 
     /// Its length.
     pub fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
+        self.memory().len_bytes()
     }
 
     /// Copies bytes of the host to its beginning and waits until they are there.
@@ -89,11 +105,15 @@ impl Room {
     /// # Errors
     ///
     /// More bytes than it has, the driver's, and what went wrong in the stream before.
+    ///
+    /// # Panics
+    ///
+    /// After [`Self::early`].
     pub fn write(&mut self, stream: &Stream, from: &[u8]) -> Result<(), Error> {
         if from.is_empty() {
             return Ok(());
         }
-        self.memory.write(stream, from)?;
+        Arc::get_mut(&mut self.0).expect(EARLY).memory.write(stream, from)?;
         stream.wait()
     }
 
@@ -111,9 +131,15 @@ impl Room {
         from.ready_on(stream)?;
         let in_room = |it: &CopyPiece| CopyPiece { from: it.from + from.at, ..*it };
         let pieces: Vec<_> = pieces.iter().map(in_room).collect();
-        from.room.memory.copy(stream, &pieces, &self.memory)?;
-        self.copying.push(Copying { over: Event::record(stream)?, _from: from.clone() });
+        from.room.memory.copy(stream, &pieces, self.memory())?;
+        self.0.behind(Arc::new(Event::record(stream)?), Some(from));
         Ok(())
+    }
+
+    /// Tells of a copy to [`Self::memory`] that somebody else has put on a stream, and that is over with `over`: what reads this
+    /// room waits for it. Of copies on one stream the last to be told of is the last that was put.
+    pub fn copied_behind(&self, over: Arc<Event>) {
+        self.0.behind(over, None);
     }
 
     /// Waits until what was copied to it is there, and lets go of what it came from.
@@ -122,27 +148,61 @@ impl Room {
     ///
     /// What went wrong in the streams of the copies.
     pub fn settle(&mut self) -> Result<(), Error> {
-        self.copying.drain(..).try_for_each(|it| it.over.wait())
+        self.0.settle()
     }
 
     /// As many whole numbers as it has room for, for a launch to write.
+    ///
+    /// # Panics
+    ///
+    /// After [`Self::early`].
     pub fn slice_mut<T: Plain>(&mut self) -> SliceMut<'_, T> {
         let len = self.len_bytes() as usize / size_of::<T>();
-        // SAFETY: memory of this length that nobody else has, since parts are made of what is owned.
+        let memory = &Arc::get_mut(&mut self.0).expect(EARLY).memory;
+        // SAFETY: memory of this length that nobody else has, as was just looked at.
         #[allow(unsafe_code)]
         unsafe {
-            SliceMut::foreign(self.memory.address(), len)
+            SliceMut::foreign(memory.address(), len)
         }
+    }
+
+    /// All of it, for what is put on a stream behind the copies that were put so far: see [`Part::ready_on`]. Copies that follow
+    /// write other bytes, or take the place of those whose readers' results are thrown away.
+    pub fn early(&self) -> Part {
+        Part { room: Arc::clone(&self.0), at: 0, bytes: self.len_bytes() }
     }
 
     /// All of it, to be read from now on. What launches have written is there: they were waited for.
     pub fn share(self) -> Part {
-        let bytes = self.len_bytes();
-        Part { room: Arc::new(self), at: 0, bytes }
+        self.early()
     }
 }
 
-impl Drop for Room {
+impl Inner {
+    fn copying(&self) -> MutexGuard<'_, Vec<Copying>> {
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the newest copy of each stream, and what those before it read: they may not be over either.
+    fn behind(&self, over: Arc<Event>, from: Option<&Part>) {
+        let mut copying = self.copying();
+        let from = from.cloned();
+        match copying.iter_mut().find(|it| it.over.is_of_stream_of(&over)) {
+            Some(it) => {
+                it.over = over;
+                it.from.extend(from);
+            }
+            None => copying.push(Copying { over, from: Vec::from_iter(from) }),
+        }
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        let copying = std::mem::take(&mut *self.copying());
+        copying.into_iter().try_for_each(|it| it.over.wait())
+    }
+}
+
+impl Drop for Inner {
     fn drop(&mut self) {
         // Its memory is somebody else's from now on. Who cannot wait any more has lost the GPU.
         let _ = self.settle();
@@ -165,6 +225,11 @@ impl Part {
         self.bytes
     }
 
+    /// Whether both are parts of one room, and so behind the same copies.
+    pub fn is_of_room_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.room, &other.room)
+    }
+
     /// Some bytes of it.
     ///
     /// # Panics
@@ -179,7 +244,7 @@ impl Part {
     /// As many whole numbers as it has, for launches to read that are put on a stream after [`Self::ready_on`].
     pub fn slice<T: Plain>(&self) -> Slice<'_, T> {
         let len = self.bytes as usize / size_of::<T>();
-        // SAFETY: inside the memory, which nobody writes any more.
+        // SAFETY: inside the memory, which only copies may still write: readers are behind these.
         #[allow(unsafe_code)]
         unsafe {
             Slice::foreign(self.room.memory.address() + self.at, len)
@@ -192,7 +257,7 @@ impl Part {
     ///
     /// The driver's.
     pub fn ready_on(&self, stream: &Stream) -> Result<(), Error> {
-        self.room.copying.iter().try_for_each(|it| stream.wait_for(&it.over))
+        self.room.copying().iter().try_for_each(|it| stream.wait_for(&it.over))
     }
 
     /// Waits for its bytes, and for `stream`, and copies them to the host.

@@ -2,6 +2,8 @@
 //!
 //! In: whatever libcuda the process finds. Out: what was written comes back through an import, in the order of a stream.
 
+use std::sync::Arc;
+
 use cadre_kernels::device::{
     Arena, CopyPiece, Error, Event, Gate, Gpu, Imported, Refusal, Rooms, Stream,
 };
@@ -127,6 +129,21 @@ fn rooms() {
     let copied = room.share();
     assert_eq!(read(&copied, &other)[50..], bytes[1124..1374]);
     drop(copied);
+
+    // What is handed out early is behind the copies to it that were put before, on whichever streams.
+    let (third, mut room) = (Stream::new(&gpu).expect("one"), rooms.take(300).expect("room"));
+    room.copy(&stream, &some, &[CopyPiece { from: 0, to: 0, bytes: 100 }]).expect("inside");
+    let arena = some.memory().arena();
+    let descriptor = arena.export().expect("a descriptor");
+    let own = Imported::new(&gpu, &descriptor, arena.len_bytes()).expect("the same memory");
+    for to in [100, 200] {
+        let piece = [CopyPiece { from: some.at() + to, to, bytes: 100 }];
+        own.copy(&third, &piece, room.memory()).expect("inside");
+        room.copied_behind(Arc::new(Event::record(&third).expect("an event")));
+        let early = room.early().part(0, to + 100);
+        assert_eq!(read(&early, &other), bytes[1024..][..to as usize + 100]);
+    }
+    drop((room, own));
 
     // A room that is dropped while it is copied to is somebody else's afterwards.
     let mut room = rooms.take(300).expect("room");

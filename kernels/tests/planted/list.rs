@@ -160,8 +160,8 @@ pub(crate) const PLANTED: &[Planted] = &[
         ROOMS,
         "src/device/rooms.rs",
         "copies to a room are not waited for",
-        "self.room.copying.iter().try_for_each(|it| stream.wait_for(&it.over))",
-        "self.room.copying.iter().take(0).try_for_each(|it| stream.wait_for(&it.over))",
+        "self.room.copying().iter().try_for_each(|it| stream.wait_for(&it.over))",
+        "self.room.copying().iter().take(0).try_for_each(|it| stream.wait_for(&it.over))",
     ),
     planted(
         ROOMS,
@@ -169,6 +169,13 @@ pub(crate) const PLANTED: &[Planted] = &[
         "a room is given away while it is copied to",
         "        let _ = self.settle();\n",
         "        std::mem::forget(std::mem::take(&mut self.copying));\n",
+    ),
+    planted(
+        ROOMS,
+        "src/device/rooms.rs",
+        "a copy on one stream is taken for the end of those on others",
+        "copying.iter_mut().find(|it| it.over.is_of_stream_of(&over))",
+        "copying.iter_mut().next()",
     ),
     planted(
         ROOMS,
