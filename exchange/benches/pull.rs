@@ -146,7 +146,7 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
                     reader.ring(owner, &[0; 8]).expect("rings back are few");
                     done += 1;
                 }
-                Event::Connected(_) => {}
+                Event::Connected(_) | Event::Begun { .. } => {}
                 Event::Closed { .. } | Event::Refused { .. } | Event::Broken { .. } => {
                     panic!("{event:?}")
                 }

@@ -111,6 +111,13 @@ pub enum Event {
         /// What it said.
         bytes: Vec<u8>,
     },
+    /// The device copies what a pull asked for: work that is put behind its copies may be put now, before they are over. Whether
+    /// the rows count is said by [`Event::Pulled`] alone. Only of providers whose device copies by itself; at most once a pull,
+    /// and before its end.
+    Begun {
+        /// Which.
+        pull: PullId,
+    },
     /// A pull ended.
     Pulled {
         /// Which.

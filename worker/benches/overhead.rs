@@ -111,7 +111,7 @@ fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) 
         }
     }
     let works = std::mem::take(&mut tasks.ready).into_iter().map(|it| it.0).collect();
-    let done = launch(works, &mut Engine::cpu(Threads::ONE), None).expect("a sound task");
+    let done = launch(works, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
     let start = Instant::now();
     for done in done {
         tasks.ran(shared, done);

@@ -3,18 +3,32 @@
 //! In: notices of the IO thread. Out: finished works, back to it. Used by the compute thread of a
 //! dedicated server, by a trainer inside its attention calls (in place), and by the rescue thread.
 //!
-//! Invariant: works run in the order of phases, and every work that came is answered exactly once.
+//! ```text
+//! queue ──host: computed at once──────────────────────────────────▶ answered
+//!   └──GPU: put on a stream──▶ flights ──over──▶ (promised: until its word) ──▶ answered, or thrown away
+//! ```
+//!
+//! Invariant: works run in the order of phases, and every work that came is answered exactly once, but those
+//! whose promise is broken or refused: these are not.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use cadre_kernels::Engine;
+use cadre_kernels::device::{Error, Event};
 use cadre_protocol::At;
 
 use crate::io::{Handle, Notice, Request};
-use crate::launch::{Resident, Work, fuse, launch};
+use crate::launch::{Done, Flight, Promise, Resident, Word, Work, fuse, launch};
 use crate::trace::{Activity, Tracer};
+
+/// Launches that are on streams before the first of them is over: one runs on each of two, one waits behind it.
+const FLIGHTS: usize = 4;
+
+/// How long to sleep while launches are under way: nobody wakes a thread when they are over.
+pub const FLYING: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub struct Compute {
@@ -24,6 +38,12 @@ pub struct Compute {
     ran: BTreeMap<At, usize>,
     engine: Engine,
     resident: Option<Resident>,
+    /// Launches that were put on streams, in this order, with when.
+    flights: Vec<(Instant, Flight)>,
+    /// The end of the last one, on the GPU's clock and on ours.
+    before: Option<(Instant, Arc<Event>)>,
+    /// What ran before its rows were known to count.
+    promised: Vec<Done>,
     track: &'static str,
     handle: Handle,
     tracer: Tracer,
@@ -31,13 +51,15 @@ pub struct Compute {
     lost: Option<String>,
 }
 
-/// What a launch took.
+/// How far works came.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Progress {
-    /// Nothing was queued.
+    /// Nothing is queued or under way.
     Idle,
-    /// Something ran for so long.
-    Ran(Duration),
+    /// Launches are under way; ask again in [`FLYING`].
+    Flying,
+    /// Something ran, or was put on a stream.
+    Ran,
 }
 
 impl Compute {
@@ -49,13 +71,27 @@ impl Compute {
         tracer: Tracer,
     ) -> Self {
         let (queue, cancelled, ran) = (Vec::new(), None, BTreeMap::new());
-        Self { queue, cancelled, ran, engine, resident, track, handle, tracer, lost: None }
+        let (flights, before, promised, lost) = (Vec::new(), None, Vec::new(), None);
+        Self {
+            queue,
+            cancelled,
+            ran,
+            engine,
+            resident,
+            flights,
+            before,
+            promised,
+            track,
+            handle,
+            tracer,
+            lost,
+        }
     }
 
     /// Queues a work behind those of its phase and of earlier ones.
     pub fn push(&mut self, work: Work) {
         if self.cancelled >= Some(at(&work)) {
-            return self.handle.send(Request::Dropped(work));
+            return self.refuse(work);
         }
         let order = |it: &Work| (at(it), it.work);
         let place = self.queue.partition_point(|it| order(it) <= order(&work));
@@ -66,27 +102,54 @@ impl Compute {
     pub fn cancel(&mut self, through: At) {
         self.cancelled = self.cancelled.max(Some(through));
         let kept = self.queue.partition_point(|it| at(it) <= through);
-        for work in self.queue.drain(..kept) {
-            self.handle.send(Request::Dropped(work));
+        for work in self.queue.drain(..kept).collect::<Vec<_>>() {
+            self.refuse(work);
         }
         self.ran = self.ran.split_off(&At::new(through.step, 0));
     }
 
-    /// Runs the next launch.
+    /// Answers a work that will not run, if anybody waits for it.
+    fn refuse(&self, work: Work) {
+        if work.promise.as_ref().is_none_or(Promise::refuse) {
+            self.handle.send(Request::Dropped(work));
+        }
+    }
+
+    /// Answers what is done, and begins the next launch.
     pub fn run(&mut self) -> Progress {
+        if self.lost.is_some() {
+            return Progress::Idle;
+        }
+        let landed = self.land();
+        let begun = self.flights.len() < FLIGHTS && self.begin();
+        if landed || begun {
+            Progress::Ran
+        } else if self.flights.is_empty() && self.promised.is_empty() {
+            Progress::Idle
+        } else {
+            Progress::Flying
+        }
+    }
+
+    /// Runs the next launch, or puts it on a stream; whether there was one.
+    fn begin(&mut self) -> bool {
+        let broken = |it: &Promise| it.word() == Word::Broken;
+        self.queue.retain(|it| !it.promise.as_ref().is_some_and(broken));
         let works = fuse(&mut self.queue, &self.engine);
-        let Some(first) = works.first() else { return Progress::Idle };
-        let (start, count, phase) = (Instant::now(), works.len(), at(first));
-        let result = launch(works, &mut self.engine, self.resident.as_mut());
-        let took = start.elapsed();
-        self.tracer.span(self.track, Activity::Launch, start, || {
-            format!("step {} phase {}: {count} works", phase.step, phase.phase.0)
-        });
-        match result {
+        let Some(first) = works.first() else { return false };
+        let (start, phase) = (Instant::now(), at(first));
+        if let Some(resident) = &mut self.resident {
+            match resident.put(works) {
+                Ok(flights) => self.flights.extend(flights.into_iter().map(|it| (start, it))),
+                Err(error) => self.failed(&error),
+            }
+            return true;
+        }
+        match launch(works, &mut self.engine) {
             Ok(done) => {
-                *self.ran.entry(phase).or_insert(0) += done.len();
+                self.span(start, phase, done.len());
                 for done in done {
-                    self.handle.send(Request::Ran(done));
+                    self.answer(done);
                 }
             }
             Err(error) if error.is_lost() => self.lost = Some(error.to_string()),
@@ -95,7 +158,69 @@ impl Compute {
         if let Some(why) = self.engine.unfit() {
             tracing::warn!("{}: the CPU computes what the GPU cannot: {why}", self.track);
         }
-        Progress::Ran(took)
+        true
+    }
+
+    /// Answers works whose launches are over and whose rows count; whether there were any.
+    fn land(&mut self) -> bool {
+        let (mut any, mut index) = (false, 0);
+        while index < self.flights.len() {
+            match self.flights[index].1.is_over() {
+                Ok(false) => index += 1,
+                Ok(true) => {
+                    let (put, flight) = self.flights.remove(index);
+                    any = true;
+                    let before = self.before.as_ref();
+                    match flight.land(before.map(|it| &*it.1)) {
+                        Ok((done, over)) => {
+                            let start = before.map_or(put, |it| it.0.max(put));
+                            if let Some(first) = done.first() {
+                                self.span(start, at(&first.work), done.len());
+                            }
+                            self.before = Some((Instant::now(), over));
+                            self.promised.extend(done);
+                        }
+                        Err(error) => self.failed(&error),
+                    }
+                }
+                Err(error) => {
+                    self.flights.remove(index);
+                    any = true;
+                    self.failed(&error);
+                }
+            }
+        }
+        for done in std::mem::take(&mut self.promised) {
+            match done.work.promise.as_ref().map_or(Word::Kept, Promise::word) {
+                Word::Kept => {
+                    any = true;
+                    self.answer(done);
+                }
+                Word::Open => self.promised.push(done),
+                // Its rows were not what it should have read, or nobody wanted it.
+                Word::Broken | Word::Refused => {}
+            }
+        }
+        any
+    }
+
+    fn answer(&mut self, done: Done) {
+        *self.ran.entry(at(&done.work)).or_insert(0) += 1;
+        self.handle.send(Request::Ran(done));
+    }
+
+    fn failed(&mut self, error: &Error) {
+        if error.is_lost() {
+            self.lost = Some(error.to_string());
+        } else {
+            self.handle.send(Request::Fail(format!("a launch failed: {error}")));
+        }
+    }
+
+    fn span(&self, start: Instant, phase: At, count: usize) {
+        self.tracer.span(self.track, Activity::Launch, start, || {
+            format!("step {} phase {}: {count} works", phase.step, phase.phase.0)
+        });
     }
 
     /// Works of a phase that ran here.
@@ -119,20 +244,23 @@ impl Compute {
             if let Some(why) = self.lost {
                 return Err(why);
             }
-            let next = if self.queue.is_empty() {
-                let start = Instant::now();
-                let next = notices.recv().ok();
-                self.tracer.span(self.track, Activity::Wait, start, String::new);
-                next
-            } else {
-                match notices.try_recv() {
-                    Ok(notice) => Some(notice),
-                    Err(std::sync::mpsc::TryRecvError::Disconnected) => None,
-                    Err(std::sync::mpsc::TryRecvError::Empty) => {
-                        self.run();
-                        continue;
+            let next = match notices.try_recv() {
+                Ok(notice) => Some(notice),
+                Err(TryRecvError::Disconnected) => None,
+                Err(TryRecvError::Empty) => match self.run() {
+                    Progress::Ran => continue,
+                    Progress::Flying => match notices.recv_timeout(FLYING) {
+                        Ok(notice) => Some(notice),
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        Err(RecvTimeoutError::Disconnected) => None,
+                    },
+                    Progress::Idle => {
+                        let start = Instant::now();
+                        let next = notices.recv().ok();
+                        self.tracer.span(self.track, Activity::Wait, start, String::new);
+                        next
                     }
-                }
+                },
             };
             match next {
                 Some(Notice::Work(work)) => self.push(*work),

@@ -4,10 +4,11 @@
 //! its own, so that they run beside kernels. [`GpuMemory`] takes pieces of arenas as they are; [`GpuRows`], which workers use, room
 //! to land in and parts to read.
 //!
-//! It moves nothing by itself. Invariant: a copy is over when the event behind it is; who reads the landing on another stream waits for that, or for a
-//! gate that is opened when the pull ends.
+//! It moves nothing by itself. Invariant: a copy is over when the event behind it is; who reads the landing on another stream
+//! waits for that, as readers of a [`Room`] do, or for a gate that is opened when the pull ends.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use cadre_exchange::{Device, Piece, Place};
 use cadre_kernels::device::{
@@ -99,7 +100,7 @@ impl GpuRows {
 impl Device for GpuRows {
     type Memory = Held;
     type Imported = Imported;
-    type Copy = Event;
+    type Copy = Arc<Event>;
 
     fn place(&self, memory: &Held) -> Place {
         match memory {
@@ -122,14 +123,19 @@ impl Device for GpuRows {
         self.0.import(descriptor, bytes)
     }
 
-    fn copy(&mut self, from: &Imported, to: &Held, pieces: &[Piece]) -> Result<Event, String> {
-        match to {
-            Held::Landing(room) => self.0.copy(from, room.memory(), pieces),
-            Held::Published(_) => Err("rows that peers read are no place to land in".to_owned()),
-        }
+    fn copy(&mut self, from: &Imported, to: &Held, pieces: &[Piece]) -> Result<Arc<Event>, String> {
+        let room = match to {
+            Held::Landing(room) => room,
+            Held::Published(_) => {
+                return Err("rows that peers read are no place to land in".to_owned());
+            }
+        };
+        let over = Arc::new(self.0.copy(from, room.memory(), pieces)?);
+        room.copied_behind(Arc::clone(&over));
+        Ok(over)
     }
 
-    fn is_over(&self, copy: &Event) -> Result<bool, String> {
+    fn is_over(&self, copy: &Arc<Event>) -> Result<bool, String> {
         self.0.is_over(copy)
     }
 }

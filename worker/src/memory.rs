@@ -110,13 +110,31 @@ impl Place {
                 copy(from, pieces, to);
                 Ok(())
             }
-            (Self::Gpu(_, stream), Memory::Gpu(from), Room::Gpu(to)) => {
-                let piece =
-                    |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
-                to.copy(stream, from, &pieces.iter().map(piece).collect::<Vec<_>>())
-            }
+            (Self::Gpu(..), _, Room::Gpu(to)) => self.copy_on_gpu(from, pieces, to),
             (Self::Host | Self::Gpu(..), _, _) => unreachable!("{OTHER}"),
         }
+    }
+
+    /// As [`Self::copy`], where rows live on the GPU.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::copy`].
+    ///
+    /// # Panics
+    ///
+    /// Where they live on the host.
+    pub fn copy_on_gpu(
+        &self,
+        from: &Memory,
+        pieces: &[Piece],
+        to: &mut GpuRoom,
+    ) -> Result<(), Error> {
+        let (Self::Gpu(_, stream), Memory::Gpu(from)) = (self, from) else {
+            unreachable!("{OTHER}")
+        };
+        let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
+        to.copy(stream, from, &pieces.iter().map(piece).collect::<Vec<_>>())
     }
 
     /// Rows for whoever computes on the host, who may read them meanwhile.

@@ -61,6 +61,12 @@ impl<M> Landings<M> {
         &self.held.get(&id).expect("a reserved landing stays").memory
     }
 
+    /// The memory of a landing that is neither taken nor discarded.
+    pub(super) fn open(&mut self, id: LandingId) -> Option<&mut M> {
+        let landing = self.held.get_mut(&id).filter(|it| !it.discarded);
+        landing.map(|it| &mut it.memory)
+    }
+
     /// Speaks for the local bytes of `pieces`, or says why they cannot be had.
     pub(super) fn reserve(&mut self, id: LandingId, pieces: &[Piece]) -> Result<(), String> {
         let landing = self.held.get_mut(&id).filter(|it| !it.discarded);

@@ -135,6 +135,12 @@ impl<D: Device> Node<D> {
         }
     }
 
+    /// The memory of a landing while pulls write to it: for work that is put behind their copies ([`Event::Begun`]), and for
+    /// bytes that no pull writes. None where it was taken or discarded.
+    pub fn landing(&mut self, landing: LandingId) -> Option<&mut D::Memory> {
+        self.landings.open(landing)
+    }
+
     /// The slip of a place, with a ticket that the door knows.
     fn slip(&mut self, memory: &D::Memory) -> Result<Slip, String> {
         let Place { arena, arena_bytes, at, bytes } = self.device.place(memory);

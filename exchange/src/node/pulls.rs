@@ -143,6 +143,7 @@ impl<D: Device> Node<D> {
             }
             Event::Connected(_)
             | Event::Message { .. }
+            | Event::Begun { .. }
             | Event::Refused { .. }
             | Event::Broken { .. } => {
                 self.events.push(event);
@@ -255,7 +256,10 @@ impl<D: Device> Node<D> {
         let in_arena = |it: &Piece| Piece { remote: it.remote + slip.at, ..*it };
         let pieces: Vec<_> = pull.pieces.iter().map(in_arena).collect();
         match self.device.copy(&arena, self.landings.memory(pull.landing), &pieces) {
-            Ok(copy) => pull.stage = Stage::Copying(slip, (copy, arena)),
+            Ok(copy) => {
+                pull.stage = Stage::Copying(slip, (copy, arena));
+                self.events.push(Event::Begun { pull: id });
+            }
             Err(reason) => self.fail(id, reason),
         }
     }

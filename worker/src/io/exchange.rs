@@ -129,6 +129,25 @@ impl Exchange {
         })
     }
 
+    /// Rows of a landing for launches that are put behind the copies to it that were put so far, and behind those of `own`
+    /// rows into it. None where rows are there only when their pulls have ended.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn early(
+        &mut self,
+        landing: LandingId,
+        own: &[(Memory, &[Piece])],
+    ) -> Result<Option<Memory>, device::Error> {
+        let Self::Node(node, place) = self else { return Ok(None) };
+        let Some(Held::Landing(room)) = node.landing(landing) else { return Ok(None) };
+        for (rows, pieces) in own {
+            place.copy_on_gpu(rows, pieces, room)?;
+        }
+        Ok(Some(Memory::Gpu(room.early())))
+    }
+
     /// As [`cadre_exchange::Provider::take`].
     ///
     /// # Errors

@@ -127,6 +127,7 @@ impl Io {
                 Ok(envelope) => self.ring(from, envelope),
                 Err(error) => tracing::error!("{from} rang something unreadable: {error}"),
             },
+            Wire::Begun { pull } => self.shared.began(pull),
             Wire::Pulled { pull, result } => {
                 if self.probing.is_mine(pull) {
                     if let Some(probed) = self.probing.pulled(&mut self.shared, &result) {

@@ -19,6 +19,7 @@
 pub mod conducting;
 pub mod envelope;
 pub mod exchange;
+mod gather;
 mod inbox;
 mod load;
 mod outbox;
@@ -100,6 +101,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// Leaves requests for whoever holds the other end, and wakes it.
+    pub fn new(requests: Sender<Request>, waker: Waker) -> Self {
+        Self { requests, waker }
+    }
+
     /// Asks for something. After the thread has ended, nothing happens.
     pub fn send(&self, request: Request) {
         if self.requests.send(request).is_ok() {
@@ -171,7 +177,7 @@ impl Io {
         outlets: Outlets,
     ) -> std::io::Result<(Self, Handle)> {
         let (sender, requests) = channel();
-        let handle = Handle { requests: sender, waker: shared.provider.waker() };
+        let handle = Handle::new(sender, shared.provider.waker());
         let (planner, headers) = channel::<Box<Header>>();
         let back = handle.clone();
         std::thread::Builder::new().name("plan".into()).spawn(move || {

@@ -27,6 +27,10 @@ impl Io {
                 if let Some(it) = &mut self.conductor {
                     it.told(shared, me, envelope);
                 }
+            } else if let Some((side, pull)) = shared.begun.pop_front() {
+                if let (Side::Server, Some(it)) = (side, &mut self.server) {
+                    it.begun(shared, pull);
+                }
             } else if let Some((side, pull, result)) = shared.ended.pop_front() {
                 match (side, &mut self.trainer, &mut self.server) {
                     (Side::Trainer, Some(it), _) => it.pulled(shared, pull, result),
@@ -99,8 +103,10 @@ impl Io {
         let (ready, over) = (std::mem::take(&mut it.ready), std::mem::take(&mut it.over));
         let (end, failed, cancelled) = (it.end.take(), it.failed.take(), it.cancelled.take());
         let any = !ready.is_empty();
+        self.load.queue += std::mem::take(&mut it.kept);
         for (work, planned) in ready {
-            self.load.queue += 1;
+            // What went out early is counted once its rows count.
+            self.load.queue += u32::from(work.promise.is_none());
             self.load.step = work.planned.header.step;
             let outlet = match (&self.outlets.rescue, planned) {
                 (Some(rescue), Planned::Elsewhere) => rescue,

@@ -38,6 +38,8 @@ struct Group {
     side: Side,
     pull: PullId,
     left: usize,
+    /// Of them, those that the device does not copy yet.
+    waiting: usize,
     bytes: u64,
     failure: Option<PullFailure>,
     incarnation: u32,
@@ -68,6 +70,8 @@ pub struct Shared {
     pub local: VecDeque<Message>,
     /// What this process tells the conductor that lives in it.
     pub to_conductor: VecDeque<Envelope>,
+    /// Pulls whose copies the device has begun, all of them.
+    pub begun: VecDeque<(Side, PullId)>,
     /// Pulls that ended without the provider.
     pub ended: VecDeque<(Side, PullId, PullResult)>,
     /// Bytes that the server side has pulled from other processes.
@@ -94,6 +98,7 @@ impl Shared {
             results: BTreeMap::new(),
             local: VecDeque::new(),
             to_conductor: VecDeque::new(),
+            begun: VecDeque::new(),
             ended: VecDeque::new(),
             bytes_pulled: 0,
             broken: None,
@@ -200,8 +205,8 @@ impl Shared {
             self.pulls.insert(wire, group);
         }
         let (bytes, failure, incarnation) = (0, None, from.incarnation());
-        let group_of =
-            Group { side, pull, left, bytes, failure, incarnation, start: Instant::now() };
+        let (waiting, start) = (left, Instant::now());
+        let group_of = Group { side, pull, left, waiting, bytes, failure, incarnation, start };
         self.groups.insert(group, group_of);
     }
 
@@ -218,6 +223,16 @@ impl Shared {
             self.provider.connect(*id, address);
         }
         self.provider.pull(from, key, pieces, landing, deadline)
+    }
+
+    /// The provider says that the device copies for a pull; if it was the last of a machine's, all of that one is under way.
+    pub fn began(&mut self, wire: WirePull) {
+        let Some(id) = self.pulls.get(&wire) else { return };
+        let group = self.groups.get_mut(id).expect("a group lives until its last pull ended");
+        group.waiting -= 1;
+        if group.waiting == 0 {
+            self.begun.push_back((group.side, group.pull));
+        }
     }
 
     /// The provider says that a pull ended; if it was the last of a machine's, that one ended.

@@ -5,14 +5,20 @@
 //! kernel; the only bytes it copies itself are the own trainer's, into the landing of a bundle that also
 //! has rows from elsewhere.
 //!
-//! Invariant: every landing and result here was granted by the machine, which counts their bytes.
+//! ```text
+//! pulls of a bundle:  asked for ──all under way──▶ works go out early, with a promise ──all ended well──▶ kept
+//!                         │                                                        └──one did not──▶ broken
+//!                         └──all ended well (rows of the host)──▶ works go out
+//! ```
+//!
+//! Invariant: every landing and result here was granted by the machine, which counts their bytes; and what
+//! was computed on rows that may not count reaches nobody before the machine has said that they do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_exchange::LandingId;
-use cadre_kernels::device;
-use cadre_planner::{BundleId, RankId};
+use cadre_planner::BundleId;
 use cadre_protocol::server::{Command, Event, Host, Server};
 use cadre_protocol::{
     At, End, Filler, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId,
@@ -20,11 +26,12 @@ use cadre_protocol::{
 };
 
 use super::envelope::{Envelope, ServerStep};
-use super::rows::tensors;
+use super::gather::{early, gather};
 use super::shared::{Shared, Side, result_key, rows_key};
-use crate::launch::{BundleRows, Done, Results, Work};
+use crate::launch::{BundleRows, Done, Promise, Results, Work};
 use crate::lowering::Tensor;
 use crate::memory::Memory;
+use crate::phases::Direction;
 use crate::planned::{PlannedStep, filler};
 
 /// Rows of one bundle in one phase.
@@ -32,10 +39,34 @@ use crate::planned::{PlannedStep, filler};
 struct Held {
     /// Where rows of others land, until they are all here.
     landing: Option<LandingId>,
-    /// All rows, once some work of the bundle was ready.
+    /// All rows, once some work of the bundle was handed out.
     rows: Option<BundleRows>,
     /// Parcels on their way or here.
     parcels: usize,
+    /// Pulls whose rows are here, or will be by what was put on streams.
+    begun: BTreeSet<PullId>,
+    early: Early,
+}
+
+/// Works that were handed out before their rows were known to count.
+#[derive(Debug, Default)]
+enum Early {
+    /// Not yet.
+    #[default]
+    None,
+    /// These.
+    Out(BTreeMap<WorkId, Promise>),
+    /// Not again: a pull of their rows brought nothing.
+    Over,
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        // Whoever computes waits for no word that never comes; words that were said stay.
+        if let Self::Out(promises) = self {
+            promises.values().for_each(Promise::break_);
+        }
+    }
 }
 
 /// What this server did in a step so far.
@@ -55,6 +86,8 @@ pub struct Tasks {
     tallies: BTreeMap<u64, Tally>,
     /// Works for the threads that compute: those planned for this server, and those moved to it.
     pub ready: Vec<(Work, Planned)>,
+    /// Works that went out early and count since.
+    pub kept: u32,
     /// Up to here nothing is wanted any more.
     pub cancelled: Option<At>,
     /// Why nothing more comes from this side.
@@ -84,6 +117,7 @@ impl Tasks {
             pulls: BTreeMap::new(),
             tallies: BTreeMap::new(),
             ready: Vec::new(),
+            kept: 0,
             cancelled: None,
             end: None,
             failed: None,
@@ -157,6 +191,7 @@ impl Tasks {
             }
             Command::Discard { pull } => {
                 if let Some((at, bundle)) = self.pulls.remove(&pull) {
+                    self.spoil((at, bundle), pull);
                     self.let_go(shared, at, bundle);
                 }
             }
@@ -196,6 +231,9 @@ impl Tasks {
         self.pulls.insert(pull, (at, bundle));
         if Peer::Trainer(from) == shared.me {
             let here = shared.rows.contains_key(&at);
+            if here {
+                held.begun.insert(pull);
+            }
             let result = if here { Ok(shared.me.incarnation()) } else { Err(PullFailure::Gone) };
             return shared.ended.push_back((Side::Server, pull, result));
         }
@@ -229,17 +267,79 @@ impl Tasks {
         }
     }
 
+    /// All copies of a pull are under way: if it was the last of its bundle's, works can be put behind them.
+    pub fn begun(&mut self, shared: &mut Shared, pull: PullId) {
+        let Some(&(at, bundle)) = self.pulls.get(&pull) else { return };
+        let planned = Arc::clone(&shared.steps[&at.step].planned);
+        let (nano, direction) = planned.nano_of(at.phase);
+        let held = self.held.get_mut(&(at, bundle)).expect("a pull has a bundle that is held");
+        held.begun.insert(pull);
+        let (Early::None, Some(landing)) = (&held.early, held.landing) else { return };
+        if held.begun.len() < nano.lists.inputs(bundle, direction).sources.len() {
+            return;
+        }
+        match early(shared, &planned, at, bundle, landing) {
+            Ok(Some(rows)) => held.rows = Some(rows),
+            Ok(None) => return,
+            Err(why) => return shared.broken = Some(why.to_string()),
+        }
+        let works: Vec<_> = match direction {
+            Direction::Forward => nano.plan.bundles()[bundle.0 as usize].tasks.clone().collect(),
+            Direction::Backward => vec![bundle.0],
+        };
+        let promises: BTreeMap<_, _> =
+            works.into_iter().map(|it| (WorkId(it), Promise::default())).collect();
+        held.early = Early::Out(promises.clone());
+        for (work, promise) in promises {
+            self.hand_out(&planned, at, work, Some(promise));
+        }
+    }
+
+    /// A pull brought nothing: what was put behind its copies counts no more.
+    fn spoil(&mut self, of: (At, BundleId), pull: PullId) {
+        let Some(held) = self.held.get_mut(&of) else { return };
+        held.begun.remove(&pull);
+        if let Early::Out(_) = held.early {
+            (held.early, held.rows) = (Early::Over, None);
+        }
+    }
+
     fn make_ready(&mut self, shared: &mut Shared, at: At, work: WorkId) {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let bundle = planned.bundle_of(at.phase, work.0);
         let held = self.held.get_mut(&(at, bundle)).expect("a ready work has its parcels");
-        let rows = match held.rows.clone() {
-            Some(rows) => rows,
-            None => match gather(shared, &planned, at, bundle, held.landing.take()) {
-                Ok(rows) => held.rows.insert(rows).clone(),
+        match (&held.rows, held.landing.take()) {
+            // Went out early: the rows stay, nobody lands there any more.
+            (Some(_), Some(landing)) => {
+                drop(shared.provider.take(landing).expect("all parcels of a ready work ended"));
+            }
+            (Some(_), None) => {}
+            (None, landing) => match gather(shared, &planned, at, bundle, landing) {
+                Ok(rows) => held.rows = Some(rows),
                 Err(why) => return shared.broken = Some(why.to_string()),
             },
+        }
+        let promise = match &held.early {
+            Early::Out(promises) => promises.get(&work),
+            Early::None | Early::Over => None,
         };
+        if promise.is_some_and(Promise::keep) {
+            self.kept += 1;
+        } else {
+            self.hand_out(&planned, at, work, None);
+        }
+    }
+
+    fn hand_out(
+        &mut self,
+        planned: &Arc<PlannedStep>,
+        at: At,
+        work: WorkId,
+        promise: Option<Promise>,
+    ) {
+        let bundle = planned.bundle_of(at.phase, work.0);
+        let rows = self.held.get(&(at, bundle)).and_then(|it| it.rows.clone());
+        let rows = rows.expect("works are handed out with the rows of their bundle");
         let slot = planned.slot_of(at.phase, cadre_protocol::Bundle(bundle.0));
         let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
         let mine = match self.host {
@@ -247,7 +347,8 @@ impl Tasks {
             Host::InPlace(me) => Filler::InPlace(me),
         };
         let home = if member == Some(mine) { Planned::Here } else { Planned::Elsewhere };
-        self.ready.push((Work { planned, phase: at.phase, work: work.0, rows }, home));
+        let (planned, phase) = (Arc::clone(planned), at.phase);
+        self.ready.push((Work { planned, phase, work: work.0, rows, promise }, home));
     }
 
     fn tally(&mut self, shared: &Shared, step: u64) -> &mut Tally {
@@ -270,51 +371,6 @@ impl Tasks {
         let done = ServerStep { step, tasks, busy_seconds, bytes_pulled };
         shared.tell_conductor(Envelope::ServerStep(done));
     }
-}
-
-/// All rows of a bundle in one place.
-fn gather(
-    shared: &mut Shared,
-    planned: &PlannedStep,
-    at: At,
-    bundle: BundleId,
-    landing: Option<LandingId>,
-) -> Result<BundleRows, device::Error> {
-    let (nano, direction) = planned.nano_of(at.phase);
-    let inputs = nano.lists.inputs(bundle, direction);
-    if let (None, [source], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
-        // One piece a tensor: the rows lie side by side already. Queries of several tasks need not.
-        if source.pieces.iter().all(|it| it.1.len() == 1) && side_by_side(planned, at, bundle) {
-            return Ok(BundleRows::Home(rows.clone()));
-        }
-    }
-    let mut room = match landing {
-        Some(landing) => shared.provider.take(landing).expect("all parcels of a ready work ended"),
-        None => shared.provider.place().room(inputs.bytes)?,
-    };
-    let me = match shared.me {
-        Peer::Trainer(TrainerId(me)) => RankId(me),
-        Peer::Server(_) => return Ok(BundleRows::Landed(room.share())),
-    };
-    let own = inputs.sources.iter().filter(|it| it.rank == me);
-    for (tensor, pieces) in own.flat_map(|it| &it.pieces) {
-        let rows = shared.rows.get(&at).expect("own rows stay until the phase is passed");
-        let source =
-            tensors(rows).find(|it| it.0 == *tensor).expect("a source names its tensors").1;
-        shared.provider.place().copy(source, pieces, &mut room)?;
-    }
-    Ok(BundleRows::Landed(room.share()))
-}
-
-/// Whether every task's rows and the keys of a bundle are one piece each, of whole rows.
-fn side_by_side(planned: &PlannedStep, at: At, bundle: BundleId) -> bool {
-    let (nano, _) = planned.nano_of(at.phase);
-    let whole = &nano.plan.bundles()[bundle.0 as usize];
-    let heads = nano.problem.heads;
-    let one_piece = |rows| nano.problem.layout.locate(whole.document, rows).count() == 1;
-    whole.kv_heads == (0..heads.kv)
-        && one_piece(whole.keys.clone())
-        && nano.plan.tasks_of(bundle).iter().all(|it| one_piece(it.rows.clone()))
 }
 
 /// The tensors of a work's results, by name.

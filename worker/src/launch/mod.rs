@@ -1,12 +1,16 @@
 //! Runs works of a plan on the kernels of this machine.
 //!
-//! In: works whose rows are all here ([`Work`]). Out: their results, in memory that trainers pull from
-//! ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to `host`,
-//! rows that live on the GPU to `resident`, which reads them there; `view` says where the rows of a work begin.
+//! In: works whose rows are all here, or will be by what was put on streams ([`Work`]). Out: their results, in memory that trainers
+//! pull from ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to
+//! `host`, which computes them at once; rows that live on the GPU to `resident`, which puts launches on streams and gives their
+//! [`Flight`]s. `view` says where the rows of a work begin, `plans` keeps lists of launches that come again.
 //!
 //! It waits for no rows. Invariant: what a work computes does not depend on what it was fused with.
 
+mod flight;
 mod host;
+mod plans;
+mod promise;
 mod resident;
 mod view;
 
@@ -18,6 +22,8 @@ use cadre_kernels::{Engine, EngineError, Heads};
 use cadre_planner::BundleId;
 use cadre_protocol::Phase;
 
+pub use self::flight::Flight;
+pub use self::promise::{Promise, Word};
 pub use self::resident::Resident;
 use crate::memory::Memory;
 use crate::phases::Direction;
@@ -56,6 +62,8 @@ pub struct Work {
     pub work: u32,
     /// Rows of its bundle.
     pub rows: BundleRows,
+    /// Where its rows are still to be found good: until this is kept, what it gives is nobody's.
+    pub promise: Option<Promise>,
 }
 
 /// What a work gave.
@@ -125,28 +133,27 @@ pub fn fuse(queue: &mut Vec<Work>, engine: &Engine) -> Vec<Work> {
     queue.drain(..count.max(1).min(queue.len())).collect()
 }
 
-/// Runs works of one phase together: with `resident` those whose rows live on the GPU, else those of the host.
+/// Runs works of one phase together, whose rows the host holds.
 ///
 /// # Errors
 ///
 /// The kernel refuses a shape; nothing was computed then. Or the GPU failed.
-pub fn launch(
-    works: Vec<Work>,
-    engine: &mut Engine,
-    resident: Option<&mut Resident>,
-) -> Result<Vec<Done>, EngineError> {
+pub fn launch(works: Vec<Work>, engine: &mut Engine) -> Result<Vec<Done>, EngineError> {
     let Some(first) = works.first() else { return Ok(Vec::new()) };
     let start = Instant::now();
-    let results = match (first.direction(), resident) {
-        (Direction::Forward, None) => host::forward(&works, engine)?,
-        (Direction::Backward, None) => host::backward(&works, engine)?,
-        (direction, Some(resident)) => resident.run(&works, direction)?,
+    let results = match first.direction() {
+        Direction::Forward => host::forward(&works, engine)?,
+        Direction::Backward => host::backward(&works, engine)?,
     };
-    let total: u64 = works.iter().map(Work::cost).sum::<u64>().max(1);
-    let elapsed = start.elapsed();
-    let done = works.into_iter().zip(results).map(|(work, results)| {
-        let busy = elapsed.mul_f64(work.cost() as f64 / total as f64);
+    Ok(shared_out(works.into_iter().zip(results).collect(), start.elapsed()))
+}
+
+/// Finished works, with their shares of the time that they took together.
+fn shared_out(works: Vec<(Work, Results)>, took: Duration) -> Vec<Done> {
+    let total: u64 = works.iter().map(|it| it.0.cost()).sum::<u64>().max(1);
+    let done = works.into_iter().map(|(work, results)| {
+        let busy = took.mul_f64(work.cost() as f64 / total as f64);
         Done { work, results, busy }
     });
-    Ok(done.collect())
+    done.collect()
 }

@@ -1,11 +1,16 @@
 //! Launches on rows that live on the GPU: kernels read them in the landing, results stay there.
 //!
-//! In: works of one direction. Out: their results, in room that their trainers pull from. Works whose rows are in one memory (a
-//! bundle's landing, or the trainer's own rows) are one launch; launches go to two streams by turns, so that one's tail is
-//! filled by the next, and none waits for pulls: those are copies on other streams.
+//! In: works of one direction. Out: their [`Flight`]s, with results in room that trainers pull from. Works whose rows are in one
+//! memory (a bundle's landing, or the trainer's own rows) are one launch; launches go to two streams by turns, so that one's tail
+//! is filled by the next. A launch is put behind the copies to its rows that were put before, wherever they run; the host looks
+//! at none of them.
 //!
-//! Nothing goes through the host but lists. Invariant: room that a launch writes is dropped or handed on only after its stream
-//! was waited for.
+//! ```text
+//! copy stream:  pull ─ pull ─ pull ─┐
+//! launch stream:                    └ kernels ─ joined dQ ─ over
+//! ```
+//!
+//! Nothing goes through the host but lists, once a step. Invariant: every launch ends, since all that it waits for is on a stream.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,14 +18,15 @@ use std::ops::Range;
 use cadre_crds::Wire;
 use cadre_kernels::Engine;
 use cadre_kernels::device::{
-    BackwardBundle, BackwardPlan, BackwardTensors, CopyPiece, Error, ForwardPlan, ForwardTask,
-    ForwardTensors, Keys, Order, Part as Rows, QueryGradients, Refusal, Room, Rooms, Shape, Stream,
-    TaskRows,
+    BackwardBundle, BackwardPlan, BackwardTensors, CopyPiece, Error, Event, ForwardPlan,
+    ForwardTask, ForwardTensors, Keys, Order, Part as Rows, QueryGradients, Refusal, Rooms, Shape,
+    Stream, TaskRows,
 };
 use cadre_planner::BundleId;
 
+use super::plans::{Key, Made, Plan, Plans, Slices};
 use super::view::{Part, View, task_of, tasks_of};
-use super::{Results, Work};
+use super::{Flight, Results, Work};
 use crate::memory::{Memory, Place};
 use crate::phases::Direction;
 
@@ -28,36 +34,17 @@ use crate::phases::Direction;
 #[derive(Debug)]
 pub struct Resident {
     streams: [Stream; 2],
+    turn: usize,
     rooms: Rooms,
     order: Order,
+    plans: Plans,
 }
 
-/// A launch that was put on a stream, with what it uses until it is done.
-struct Put {
-    plan: Plan,
-    /// The works, as they were handed in, and where the rows of each begin among those of the launch.
-    works: Vec<(usize, Slices)>,
-    outputs: Outputs,
-}
+/// Of the GPU's memory, plans that wait for the next layer take one part in so many at most.
+const PLANS_SHARE: u64 = 16;
 
-/// Lists that the launch reads.
-enum Plan {
-    Forward { _plan: ForwardPlan },
-    Backward { _plan: BackwardPlan },
-}
-
-enum Outputs {
-    Forward { o: Room, lse: Room },
-    Backward { dq: Room, dk: Room, dv: Room },
-}
-
-/// Bytes of a work in the outputs of its launch.
-enum Slices {
-    /// Of O and LSE.
-    Forward([Range<u64>; 2]),
-    /// Of dQ, task by task, and of dK and dV.
-    Backward(Vec<Range<u64>>, Range<u64>),
-}
+/// Keys of a segment, beyond which forward keeps parts of O.
+const SEGMENT: u64 = 1 << 16;
 
 impl Resident {
     /// For rows that live in `place`, with the order of dQ that `engine` keeps; none where they live on the host.
@@ -69,108 +56,103 @@ impl Resident {
         let Some(rooms) = place.rooms() else { return Ok(None) };
         let gpu = rooms.gpu();
         let streams = [Stream::new(gpu)?, Stream::new(gpu)?];
-        Ok(Some(Self { streams, rooms: rooms.clone(), order: engine.order() }))
+        let plans = Plans::new(gpu.memory()?.1 as u64 / PLANS_SHARE);
+        Ok(Some(Self { streams, turn: 0, rooms: rooms.clone(), order: engine.order(), plans }))
     }
 
-    /// Runs works of one phase; what memory is short for goes in halves.
+    /// Puts works of one phase on streams. What memory is short for goes in halves, without the plans of other launches.
     ///
     /// # Errors
     ///
-    /// A shape that the kernels cannot do, memory that is short for a single work, or the GPU's.
-    pub(super) fn run(
-        &mut self,
-        works: &[Work],
-        direction: Direction,
-    ) -> Result<Vec<Results>, Error> {
-        match self.launch(works, direction) {
-            Err(error) if error.is_out_of_memory() && works.len() > 1 => {
-                let (first, second) = works.split_at(works.len() / 2);
-                let mut results = self.run(first, direction)?;
-                results.extend(self.run(second, direction)?);
-                Ok(results)
-            }
-            done => done,
-        }
-    }
-
-    fn launch(&self, works: &[Work], direction: Direction) -> Result<Vec<Results>, Error> {
+    /// A shape that the kernels cannot do, memory that is short for a single work, or the GPU's. What was put is waited for.
+    pub fn put(&mut self, works: Vec<Work>) -> Result<Vec<Flight>, Error> {
         if works.iter().any(|it| it.planned.header.wire == Wire::F32) {
             return Err(Refusal::Dtype { task: 0, field: "q" }.into());
         }
-        let mut groups: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
-        for (index, work) in works.iter().enumerate() {
-            let rows = rows_of(&view(work, direction), Part::Q);
-            groups.entry((rows.memory().arena().number(), rows.at())).or_default().push(index);
+        let mut groups: BTreeMap<(u64, u64), Vec<Work>> = BTreeMap::new();
+        for work in works {
+            let rows = rows_of(&view(&work), Part::Q);
+            groups.entry((rows.memory().arena().number(), rows.at())).or_default().push(work);
         }
-        let mut put = Vec::new();
-        let mut failed = None;
-        for (group, stream) in groups.into_values().zip(self.streams.iter().cycle()) {
-            let done = match direction {
-                Direction::Forward => self.forward(works, &group, stream),
-                Direction::Backward => self.backward(works, &group, stream),
-            };
-            match done {
-                Ok(it) => put.push(it),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
+        let mut flights = Vec::new();
+        for works in groups.into_values() {
+            self.put_group(&works, &mut flights)?;
+        }
+        Ok(flights)
+    }
+
+    fn put_group(&mut self, works: &[Work], flights: &mut Vec<Flight>) -> Result<(), Error> {
+        match self.launch(works) {
+            Err(error) if error.is_out_of_memory() && self.plans.clear() => {
+                self.put_group(works, flights)
             }
-        }
-        // Before anything is dropped, whatever came of it.
-        let waited = self.streams.iter().map(Stream::wait).fold(Ok(()), Result::and);
-        match failed {
-            Some(error) => Err(error),
-            None => waited.and_then(|()| self.collect(works.len(), put)),
+            Err(error) if error.is_out_of_memory() && works.len() > 1 => {
+                let (first, second) = works.split_at(works.len() / 2);
+                self.put_group(first, flights)?;
+                self.put_group(second, flights)
+            }
+            done => done.map(|it| flights.extend(it)),
         }
     }
 
-    /// One launch for tasks whose rows are in one memory.
-    fn forward(&self, works: &[Work], group: &[usize], stream: &Stream) -> Result<Put, Error> {
-        let first = view(&works[group[0]], Direction::Forward);
+    /// One launch for works whose rows are in one memory; none for none.
+    fn launch(&mut self, works: &[Work]) -> Result<Option<Flight>, Error> {
+        let Some(key) = Key::of(works) else { return Ok(None) };
+        let mut made = match self.plans.take(&key) {
+            Some(made) => made,
+            None => self.make(works)?,
+        };
+        let flight = self.run(works, &mut made)?;
+        self.plans.keep(key, made);
+        Ok(Some(flight))
+    }
+
+    fn make(&mut self, works: &[Work]) -> Result<Made, Error> {
+        self.turn = (self.turn + 1) % self.streams.len();
+        match works[0].direction() {
+            Direction::Forward => self.make_forward(works),
+            Direction::Backward => self.make_backward(works),
+        }
+    }
+
+    /// Tasks whose rows are in one memory.
+    fn make_forward(&self, works: &[Work]) -> Result<Made, Error> {
+        let first = view(&works[0]);
         let (heads, scale) = (first.heads(), first.scale());
-        let placed: Vec<_> = group.iter().map(|&it| placed(&works[it])).collect();
+        let placed: Vec<_> = works.iter().map(placed).collect();
         let span = span(placed.iter().map(|it| &it.1));
         let mut tasks = Vec::new();
-        for (view, rows) in &placed {
-            let task = task_of(&works[group[tasks.len()]]).1;
+        for ((view, rows), work) in placed.iter().zip(works) {
+            let task = task_of(work).1;
             let (mask, document_rows) = view.document();
             let keys = keys_of(view, &task.keys, document_rows);
             let rows = TaskRows { rows: task.rows.clone(), q_row: rows.start - span.start };
             tasks.push(ForwardTask { mask, keys, rows });
         }
-        let (o_row, lse_row) = (first.row_bytes(Part::Q), first.row_bytes(Part::Lse));
-        let mut o = self.rooms.take((span.len() * o_row) as u64)?;
-        let mut lse = self.rooms.take((span.len() * lse_row) as u64)?;
-        let [q, k, v] = [Part::Q, Part::K, Part::V].map(|it| rows_of(&first, it));
-        let q = span_of(&first, &q, Part::Q, &span);
-        let mut plan = ForwardPlan::new(stream, Shape::new(heads, scale), &tasks)?;
-        for rows in [&q, &k, &v] {
-            rows.ready_on(stream)?;
-        }
-        let (out, numbers) = (o.slice_mut(), lse.slice_mut());
-        let tensors =
-            ForwardTensors { q: q.slice(), k: k.slice(), v: v.slice(), out, lse: numbers };
-        settled(stream, plan.run(stream, tensors))?;
-        let slices = |rows: &Range<u32>| {
-            [o_row, lse_row].map(|row| {
-                let row = row as u64;
-                u64::from(rows.start - span.start) * row..u64::from(rows.end - span.start) * row
-            })
-        };
-        let works = group.iter().zip(&placed);
-        let works = works.map(|(&it, (_, rows))| (it, Slices::Forward(slices(rows)))).collect();
-        let outputs = Outputs::Forward { o, lse };
-        Ok(Put { plan: Plan::Forward { _plan: plan }, works, outputs })
+        let row = [Part::Q, Part::Lse].map(|it| first.row_bytes(it) as u64);
+        let bytes = row.map(|row| span.len() as u64 * row);
+        let slices = |rows: &Range<u32>| Slices::Forward(row.map(|row| bytes_of(rows, &span, row)));
+        let slices = placed.iter().map(|it| slices(&it.1)).collect();
+        let plan = ForwardPlan::new(&self.streams[self.turn], Shape::new(heads, scale), &tasks)?;
+        let longest = tasks.iter().map(|it| u64::from(it.keys.keys.end)).max().unwrap_or(0);
+        let parts = if longest > SEGMENT { longest.div_ceil(SEGMENT) * 2 * bytes[0] } else { 0 };
+        Ok(Made {
+            plan: Plan::Forward(plan),
+            stream: self.turn,
+            slices,
+            bytes: [bytes[0], bytes[1], 0],
+            // A unit of the list is far smaller than its tile's LSE.
+            weight: bytes[1] + parts,
+            span,
+        })
     }
 
-    /// One launch for bundles whose rows are in one memory.
-    fn backward(&self, works: &[Work], group: &[usize], stream: &Stream) -> Result<Put, Error> {
-        let first = view(&works[group[0]], Direction::Backward);
-        let (heads, scale) = (first.heads(), first.scale());
+    /// Bundles whose rows are in one memory.
+    fn make_backward(&self, works: &[Work]) -> Result<Made, Error> {
+        let first = view(&works[0]);
         let mut all = Vec::new();
-        for &work in group {
-            let view = view(&works[work], Direction::Backward);
+        for work in works {
+            let view = view(work);
             let tasks = tasks_of(&view).map(|(task, base)| {
                 let start = view.first_row(base, task.rows.start);
                 (task.rows.clone(), start..start + task.rows.len() as u32)
@@ -180,8 +162,8 @@ impl Resident {
         }
         let span = span(all.iter().flat_map(|it| &it.1).map(|it| &it.1));
         let (q_row, dk_row) = (first.row_bytes(Part::Q) as u64, first.width(Part::K) as u64 * 4);
-        let (mut bundles, mut placed, mut dkv_row) = (Vec::new(), Vec::new(), 0_u32);
-        for ((view, tasks), &work) in all.iter().zip(group) {
+        let (mut bundles, mut slices, mut dkv_row) = (Vec::new(), Vec::new(), 0_u32);
+        for (view, tasks) in &all {
             let (mask, document_rows) = view.document();
             let keys = view.keys();
             let end = dkv_row + keys.len() as u32;
@@ -192,74 +174,85 @@ impl Resident {
             let parts = tasks.iter().map(part).collect();
             let keys = keys_of(view, &keys, document_rows);
             bundles.push(BackwardBundle { mask, keys, dkv_row, parts });
-            let bytes = |it: &Range<u32>| {
-                u64::from(it.start - span.start) * q_row..u64::from(it.end - span.start) * q_row
-            };
-            let dq = tasks.iter().map(|it| bytes(&it.1)).collect();
-            let dkv = u64::from(dkv_row) * dk_row..u64::from(end) * dk_row;
-            placed.push((work, Slices::Backward(dq, dkv)));
+            let dq = tasks.iter().map(|it| bytes_of(&it.1, &span, q_row)).collect();
+            slices.push(Slices::Backward(dq, bytes_of(&(dkv_row..end), &(0..0), dk_row)));
             dkv_row = end;
         }
-        let mut dq = self.rooms.take(span.len() as u64 * q_row)?;
-        let mut dk = self.rooms.take(u64::from(dkv_row) * dk_row)?;
-        let mut dv = self.rooms.take(u64::from(dkv_row) * dk_row)?;
-        let rows = |part| rows_of(&first, part);
-        let spanned = |part| span_of(&first, &rows(part), part, &span);
-        let (q, dout) = (spanned(Part::Q), spanned(Part::DOut));
-        let (lse, delta) = (spanned(Part::Lse), spanned(Part::Delta));
-        let (k, v) = (rows(Part::K), rows(Part::V));
-        let shape = Shape::new(heads, scale);
-        let mut plan = BackwardPlan::new(stream, shape, &bundles, self.order, 1)?;
-        for rows in [&q, &dout, &lse, &delta, &k, &v] {
-            rows.ready_on(stream)?;
-        }
-        let tensors = BackwardTensors {
-            q: q.slice(),
-            dout: dout.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            lse: lse.slice(),
-            delta: delta.slice(),
-            dq: QueryGradients::Bf16(dq.slice_mut()),
-            dk: dk.slice_mut(),
-            dv: dv.slice_mut(),
-        };
-        settled(stream, plan.run(stream, tensors))?;
-        let outputs = Outputs::Backward { dq, dk, dv };
-        Ok(Put { plan: Plan::Backward { _plan: plan }, works: placed, outputs })
+        let shape = Shape::new(first.heads(), first.scale());
+        let stream = &self.streams[self.turn];
+        let plan = BackwardPlan::new(stream, shape, &bundles, self.order, 1)?;
+        let (dq, dkv) = (span.len() as u64 * q_row, u64::from(dkv_row) * dk_row);
+        Ok(Made {
+            plan: Plan::Backward(plan),
+            stream: self.turn,
+            span,
+            bytes: [dq, dkv, dkv],
+            slices,
+            // Sums of dQ in f32.
+            weight: 2 * dq,
+        })
     }
 
-    /// The results of launches that are done, in the order of the works.
-    fn collect(&self, count: usize, put: Vec<Put>) -> Result<Vec<Results>, Error> {
-        let mut results: BTreeMap<usize, Results> = BTreeMap::new();
-        for Put { plan, works, outputs } in put {
-            drop(plan);
-            let slice = |of: &Rows, it: &Range<u64>| of.part(it.start, it.end - it.start);
-            let outputs: Vec<Rows> = match outputs {
-                Outputs::Forward { o, lse } => vec![o.share(), lse.share()],
-                Outputs::Backward { dq, dk, dv } => vec![dq.share(), dk.share(), dv.share()],
-            };
-            for (work, slices) in works {
-                let result = match (&outputs[..], slices) {
-                    ([o, lse], Slices::Forward([o_at, lse_at])) => {
-                        Results::Forward([slice(o, &o_at), slice(lse, &lse_at)].map(Memory::Gpu))
-                    }
-                    ([dq, dk, dv], Slices::Backward(tasks, keys)) => {
-                        let dq = self.joined(dq, &tasks)?;
-                        let parts = [dq, slice(dk, &keys), slice(dv, &keys)];
-                        Results::Backward(parts.map(Memory::Gpu))
-                    }
-                    (_, _) => unreachable!("a launch has the outputs of its direction"),
-                };
-                results.insert(work, result);
+    /// Puts a made plan on its stream, for the rows of `works`.
+    fn run(&self, works: &[Work], made: &mut Made) -> Result<Flight, Error> {
+        let Made { plan, stream, span, bytes, slices, weight: _ } = made;
+        let (first, stream) = (view(&works[0]), &self.streams[*stream]);
+        let rows = |part| rows_of(&first, part);
+        let spanned = |part| span_of(&first, &rows(part), part, span);
+        let (q, k, v) = (spanned(Part::Q), rows(Part::K), rows(Part::V));
+        let mut out = self.rooms.take(bytes[0])?;
+        let (start, outputs) = match plan {
+            Plan::Forward(plan) => {
+                let mut lse = self.rooms.take(bytes[1])?;
+                let start = behind(stream, &[&q, &k, &v])?;
+                let (to, numbers) = (out.slice_mut(), lse.slice_mut());
+                let (q, k, v) = (q.slice(), k.slice(), v.slice());
+                let tensors = ForwardTensors { q, k, v, out: to, lse: numbers };
+                settled(stream, plan.run(stream, tensors))?;
+                (start, vec![out.share(), lse.share()])
             }
-        }
-        assert_eq!(results.len(), count, "every work is in one launch");
-        Ok(results.into_values().collect())
+            Plan::Backward(plan) => {
+                let (mut dk, mut dv) = (self.rooms.take(bytes[1])?, self.rooms.take(bytes[2])?);
+                let (dout, lse) = (spanned(Part::DOut), spanned(Part::Lse));
+                let delta = spanned(Part::Delta);
+                let start = behind(stream, &[&q, &k, &v, &dout, &lse, &delta])?;
+                let tensors = BackwardTensors {
+                    q: q.slice(),
+                    dout: dout.slice(),
+                    k: k.slice(),
+                    v: v.slice(),
+                    lse: lse.slice(),
+                    delta: delta.slice(),
+                    dq: QueryGradients::Bf16(out.slice_mut()),
+                    dk: dk.slice_mut(),
+                    dv: dv.slice_mut(),
+                };
+                settled(stream, plan.run(stream, tensors))?;
+                (start, vec![out.share(), dk.share(), dv.share()])
+            }
+        };
+        let results = slices.iter().map(|it| self.results(stream, &outputs, it));
+        let results = settled(stream, results.collect::<Result<Vec<_>, _>>())?;
+        Flight::new(stream, start, works.iter().cloned().zip(results).collect())
+    }
+
+    /// The part of one work in the outputs of its launch.
+    fn results(&self, stream: &Stream, outputs: &[Rows], of: &Slices) -> Result<Results, Error> {
+        let slice = |of: &Rows, it: &Range<u64>| of.part(it.start, it.end - it.start);
+        Ok(match (outputs, of) {
+            ([o, lse], Slices::Forward([o_at, lse_at])) => {
+                Results::Forward([slice(o, o_at), slice(lse, lse_at)].map(Memory::Gpu))
+            }
+            ([dq, dk, dv], Slices::Backward(tasks, keys)) => {
+                let dq = self.joined(stream, dq, tasks)?;
+                Results::Backward([dq, slice(dk, keys), slice(dv, keys)].map(Memory::Gpu))
+            }
+            (_, _) => unreachable!("a launch has the outputs of its direction"),
+        })
     }
 
     /// Rows of dQ one after the other, task by task. A bundle at home whose tasks are apart has gaps between them.
-    fn joined(&self, dq: &Rows, tasks: &[Range<u64>]) -> Result<Rows, Error> {
+    fn joined(&self, stream: &Stream, dq: &Rows, tasks: &[Range<u64>]) -> Result<Rows, Error> {
         let (start, end) = (tasks.first().map_or(0, |it| it.start), tasks.last());
         let end = end.map_or(start, |it| it.end);
         if tasks.windows(2).all(|it| it[0].end == it[1].start) {
@@ -272,19 +265,29 @@ impl Resident {
             pieces.push(CopyPiece { from: task.start, to, bytes });
             to += bytes;
         }
-        room.copy(&self.streams[0], dq, &pieces)?;
-        room.settle()?;
+        room.copy(stream, dq, &pieces)?;
         Ok(room.share())
     }
 }
 
+/// What follows on `stream` is behind the copies to `rows`; gives the moment.
+fn behind(stream: &Stream, rows: &[&Rows]) -> Result<Event, Error> {
+    for (index, it) in rows.iter().enumerate() {
+        // Once for parts of one room.
+        if rows[..index].iter().all(|before| !before.is_of_room_of(it)) {
+            it.ready_on(stream)?;
+        }
+    }
+    Event::record(stream)
+}
+
 /// A launch that was put in part writes to room that is about to be dropped: it is waited for.
-fn settled(stream: &Stream, run: Result<(), Error>) -> Result<(), Error> {
+fn settled<T>(stream: &Stream, run: Result<T, Error>) -> Result<T, Error> {
     run.inspect_err(|_| drop(stream.wait()))
 }
 
-fn view(work: &Work, direction: Direction) -> View<'_> {
-    match direction {
+fn view(work: &Work) -> View<'_> {
+    match work.direction() {
         Direction::Forward => task_of(work).0,
         Direction::Backward => View::of(work, BundleId(work.work)),
     }
@@ -302,6 +305,11 @@ fn placed(work: &Work) -> (View<'_>, Range<u32>) {
 fn span<'a>(rows: impl Iterator<Item = &'a Range<u32>> + Clone) -> Range<u32> {
     let start = rows.clone().map(|it| it.start).min().unwrap_or(0);
     start..rows.map(|it| it.end).max().unwrap_or(start)
+}
+
+/// Bytes of rows of `row` bytes, counted from where `span` begins.
+fn bytes_of(rows: &Range<u32>, span: &Range<u32>, row: u64) -> Range<u64> {
+    u64::from(rows.start - span.start) * row..u64::from(rows.end - span.start) * row
 }
 
 /// All rows of a part.

@@ -18,7 +18,7 @@ use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Bundle, Filler, TrainerId};
 
 use super::{Attention, AttentionError, Gradients};
-use crate::compute::{Compute, Progress};
+use crate::compute::{Compute, FLYING, Progress};
 use crate::io::envelope::{Ending, Lengths, StepDone};
 use crate::io::rows::{Landed, Whole};
 use crate::io::{Handle, Notice, Request};
@@ -177,13 +177,17 @@ impl Session {
             any = true;
         }
         // Something came, or was computed: the caller looks whether it is what it waits for.
-        if let Progress::Ran(_) = self.compute.run() {
-            if let Some(why) = self.compute.lost() {
-                self.handle.send(Request::Fail(why.to_owned()));
-            }
+        let progress = self.compute.run();
+        if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {
+            self.handle.send(Request::Fail(why.to_owned()));
+        }
+        if progress == Progress::Ran || any || self.ended.is_some() {
             return;
         }
-        if any || self.ended.is_some() {
+        if progress == Progress::Flying {
+            if let Ok(notice) = self.notices.recv_timeout(FLYING) {
+                self.take(notice);
+            }
             return;
         }
         let start = Instant::now();

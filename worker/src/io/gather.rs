@@ -1,0 +1,88 @@
+//! Brings the rows of a bundle to one place.
+//!
+//! In: the landing of a bundle, this process's own rows. Out: all rows of the bundle, when every pull of them has ended
+//! ([`gather`]) or, where rows live on the GPU, as soon as their copies are under way ([`early`]). It decides nothing: which bundle,
+//! and when, the server's machine says.
+//!
+//! Invariant: bytes of a landing come from pulls or are copied here, each from one of both.
+
+use cadre_exchange::{LandingId, Piece};
+use cadre_kernels::device;
+use cadre_planner::{BundleId, RankId};
+use cadre_protocol::{At, Peer, TrainerId};
+
+use super::rows::tensors;
+use super::shared::Shared;
+use crate::launch::BundleRows;
+use crate::memory::Memory;
+use crate::planned::PlannedStep;
+
+/// All rows of a bundle in one place.
+pub(super) fn gather(
+    shared: &mut Shared,
+    planned: &PlannedStep,
+    at: At,
+    bundle: BundleId,
+    landing: Option<LandingId>,
+) -> Result<BundleRows, device::Error> {
+    let (nano, direction) = planned.nano_of(at.phase);
+    let inputs = nano.lists.inputs(bundle, direction);
+    if let (None, [source], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
+        // One piece a tensor: the rows lie side by side already. Queries of several tasks need not.
+        if source.pieces.iter().all(|it| it.1.len() == 1) && side_by_side(planned, at, bundle) {
+            return Ok(BundleRows::Home(rows.clone()));
+        }
+    }
+    let mut room = match landing {
+        Some(landing) => shared.provider.take(landing).expect("all parcels of a ready work ended"),
+        None => shared.provider.place().room(inputs.bytes)?,
+    };
+    let own = own(shared, planned, at, bundle).expect("own rows stay until the phase is passed");
+    for (rows, pieces) in own {
+        shared.provider.place().copy(&rows, pieces, &mut room)?;
+    }
+    Ok(BundleRows::Landed(room.share()))
+}
+
+/// The same before its pulls have ended, for launches behind their copies; none where there is no such thing.
+pub(super) fn early(
+    shared: &mut Shared,
+    planned: &PlannedStep,
+    at: At,
+    bundle: BundleId,
+    landing: LandingId,
+) -> Result<Option<BundleRows>, device::Error> {
+    // Those of a phase that is passed may be gone.
+    let Some(own) = own(shared, planned, at, bundle) else { return Ok(None) };
+    Ok(shared.provider.early(landing, &own)?.map(BundleRows::Landed))
+}
+
+/// What of a bundle is this process's own: rows, and the pieces of them that go to the bundle's landing. None where they are gone.
+fn own<'a>(
+    shared: &Shared,
+    planned: &'a PlannedStep,
+    at: At,
+    bundle: BundleId,
+) -> Option<Vec<(Memory, &'a [Piece])>> {
+    let Peer::Trainer(TrainerId(me)) = shared.me else { return Some(Vec::new()) };
+    let (nano, direction) = planned.nano_of(at.phase);
+    let sources = &nano.lists.inputs(bundle, direction).sources;
+    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(|it| &it.pieces);
+    let of = |(tensor, pieces): &'a (_, Vec<Piece>)| {
+        let mut rows = tensors(shared.rows.get(&at)?);
+        let (_, memory) = rows.find(|it| it.0 == *tensor).expect("a source names its tensors");
+        Some((memory.clone(), &pieces[..]))
+    };
+    pieces.map(of).collect()
+}
+
+/// Whether every task's rows and the keys of a bundle are one piece each, of whole rows.
+fn side_by_side(planned: &PlannedStep, at: At, bundle: BundleId) -> bool {
+    let (nano, _) = planned.nano_of(at.phase);
+    let whole = &nano.plan.bundles()[bundle.0 as usize];
+    let heads = nano.problem.heads;
+    let one_piece = |rows| nano.problem.layout.locate(whole.document, rows).count() == 1;
+    whole.kv_heads == (0..heads.kv)
+        && one_piece(whole.keys.clone())
+        && nano.plan.tasks_of(bundle).iter().all(|it| one_piece(it.rows.clone()))
+}

@@ -1,0 +1,113 @@
+//! Plans of launches, made once for a step and run for every layer.
+//!
+//! In: which works of a step a launch is of. Out: its [`Made`] plan, if there was such a launch before. Works of one nano-batch have the
+//! same tasks, masks and tiles in every layer; only the addresses of their rows differ, and these a plan does not hold.
+//!
+//! It makes no plan. Invariant: all plans are of the newest step that was asked for, and take no more memory of the GPU than allowed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cadre_kernels::device::{BackwardPlan, ForwardPlan};
+
+use super::{BundleRows, Work};
+use crate::phases::Direction;
+
+/// Which launch.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Key {
+    step: u64,
+    nano: usize,
+    direction: Direction,
+    /// Rows lie as the trainer has them, not as a landing has.
+    home: bool,
+    works: Vec<u32>,
+}
+
+/// A plan, and what else a launch of it needs that is the same in every layer.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) plan: Plan,
+    /// Which stream its runs are put on: one at a time may run.
+    pub(super) stream: usize,
+    /// Rows of the query side, from the first of any work to the last.
+    pub(super) span: Range<u32>,
+    /// Bytes of its results: O and LSE, or dQ, dK and dV.
+    pub(super) bytes: [u64; 3],
+    /// Those of each work.
+    pub(super) slices: Vec<Slices>,
+    /// Memory of the GPU that the plan takes, about.
+    pub(super) weight: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Plan {
+    Forward(ForwardPlan),
+    Backward(BackwardPlan),
+}
+
+/// Bytes of a work in the results of its launch.
+#[derive(Debug)]
+pub(super) enum Slices {
+    /// Of O and LSE.
+    Forward([Range<u64>; 2]),
+    /// Of dQ, task by task, and of dK and dV.
+    Backward(Vec<Range<u64>>, Range<u64>),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Plans {
+    step: u64,
+    made: BTreeMap<Key, Made>,
+    weight: u64,
+    most: u64,
+}
+
+impl Key {
+    /// Of works of one phase whose rows are in one memory.
+    pub(super) fn of(works: &[Work]) -> Option<Self> {
+        let first = works.first()?;
+        let at = first.planned.order.at(first.phase);
+        Some(Self {
+            step: first.planned.header.step,
+            nano: at.nano,
+            direction: at.direction,
+            home: matches!(first.rows, BundleRows::Home(_)),
+            works: works.iter().map(|it| it.work).collect(),
+        })
+    }
+}
+
+impl Plans {
+    /// For at most `most` bytes of the GPU.
+    pub(super) fn new(most: u64) -> Self {
+        Self { step: 0, made: BTreeMap::new(), weight: 0, most }
+    }
+
+    /// Takes a plan out; [`Self::keep`] brings it back.
+    pub(super) fn take(&mut self, key: &Key) -> Option<Made> {
+        if key.step > self.step {
+            // Of another step nothing comes again. Memory that a launch still uses is freed behind it.
+            self.clear();
+            self.step = key.step;
+        }
+        let made = self.made.remove(key)?;
+        self.weight -= made.weight;
+        Some(made)
+    }
+
+    /// Keeps a plan for the next layer. The first ones stay where not all have room: layers come round in one order.
+    pub(super) fn keep(&mut self, key: Key, made: Made) {
+        if key.step == self.step && self.weight + made.weight <= self.most {
+            self.weight += made.weight;
+            self.made.insert(key, made);
+        }
+    }
+
+    /// Drops all of them; whether there were any.
+    pub(super) fn clear(&mut self) -> bool {
+        self.weight = 0;
+        !std::mem::take(&mut self.made).is_empty()
+    }
+}
