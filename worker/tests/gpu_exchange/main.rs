@@ -1,17 +1,22 @@
-//! The exchange between processes of one machine, over memory of an emulated GPU.
+//! The exchange between processes of one machine, and launches on rows that stay there, over memory of an emulated GPU.
 //!
 //! In: `kernels/emulation/driver.cpp`, built here as a libcuda of its own. Out: two processes, this program twice, of which one
-//! publishes rows in its arena and the other pulls them. It sees wrong places, lifetimes, orders and ends; no GPU, no speed.
+//! publishes rows in its arena and the other pulls them; and one whose launches read rows that are still being copied. It sees
+//! wrong places, lifetimes, orders and ends; no GPU, no speed.
 //!
 //! With `CADRE_TEST_DRIVER=machine` nothing is built and both run on the driver that the machine has: that is how
 //! `make gpu-check` runs this program where there is a GPU.
 
+mod answers;
+mod case;
+mod launches;
 mod owner;
 mod reader;
 mod slow;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use cadre_exchange::{PeerId, RegionKey, TcpConfig};
 
@@ -46,8 +51,14 @@ fn pattern(at: u64, version: u8) -> u8 {
     (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17)) as u8 ^ version.wrapping_mul(101)
 }
 
-/// The folder of the emulated driver.
-fn driver() -> PathBuf {
+/// The folder of the emulated driver; none where that of the machine is to be used.
+fn driver() -> Option<&'static Path> {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let machine = std::env::var_os("CADRE_TEST_DRIVER").is_some_and(|it| it == "machine");
+    (!machine).then(|| FOLDER.get_or_init(emulated).as_path())
+}
+
+fn emulated() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("the test's own folder");
@@ -91,9 +102,7 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
-    let machine = std::env::var_os("CADRE_TEST_DRIVER").is_some_and(|it| it == "machine");
-    let (driver, folder) = ((!machine).then(driver), tempfile::tempdir().expect("a folder"));
-    let driver = driver.as_deref();
+    let (driver, folder) = (driver(), tempfile::tempdir().expect("a folder"));
     let mut owner = start("owner::publishes", driver, folder.path(), "");
     let address = folder.path().join("address");
     let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
@@ -115,4 +124,19 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         + &String::from_utf8_lossy(&read.stderr)
         + &String::from_utf8_lossy(&owned.stderr);
     assert!(read.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn launches_read_rows_where_they_land_while_they_are_copied() {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    for test in ["launches::launches", "answers::answers"] {
+        let output = start(test, driver(), Path::new(""), "").wait_with_output();
+        let output = output.expect("a child of ours");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
 }

@@ -143,6 +143,17 @@ fn rows_come_whole(it: &mut Reader) {
     let landing = it.land();
     let pull = it.pull(KEY, &whole(), landing, soon());
     assert_eq!(it.end(pull), Ok(BYTES));
+    // Told of once, before its end.
+    let of_it = |event: &&Event| match event {
+        Event::Begun { pull: of } | Event::Pulled { pull: of, .. } => *of == pull,
+        Event::Connected(_)
+        | Event::Message { .. }
+        | Event::Closed { .. }
+        | Event::Refused { .. }
+        | Event::Broken { .. } => false,
+    };
+    let told: Vec<_> = it.events.iter().filter(of_it).collect();
+    assert!(matches!(told[..], [Event::Begun { .. }, Event::Pulled { .. }]), "{told:?}");
     let memory = it.take(landing);
     assert!((0..BYTES).zip(it.bytes(&memory)).all(|(at, byte)| byte == pattern(at, 1)));
 }
@@ -183,6 +194,7 @@ fn what_does_not_fit_is_refused(it: &mut Reader) {
         let gate = it.gate(pull);
         let end = it.end(pull);
         assert!(matches!(end, Err(PullError::Refused { .. })), "{end:?}");
+        assert!(!it.events.contains(&Event::Begun { pull }), "nothing is copied");
         assert_eq!(gate.code(), Some(FAILED));
     }
     let pull = it.pull(RegionKey([9; 4]), &whole(), landing, soon());
