@@ -27,9 +27,9 @@ pub(super) fn gather(
 ) -> Result<BundleRows, device::Error> {
     let (nano, direction) = planned.nano_of(at.phase);
     let inputs = nano.lists.inputs(bundle, direction);
-    if let (None, [source], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
-        // One piece a tensor: the rows lie side by side already. Queries of several tasks need not.
-        if source.pieces.iter().all(|it| it.1.len() == 1) && side_by_side(planned, at, bundle) {
+    if let (None, [_], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
+        // Launches find each task and the keys by themselves, if these are in one piece.
+        if side_by_side(planned, at, bundle) {
             return Ok(BundleRows::Home(rows.clone()));
         }
     }

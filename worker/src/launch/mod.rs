@@ -47,7 +47,7 @@ pub struct PhaseRows {
 pub enum BundleRows {
     /// In a landing, laid out as [`crate::lowering::Areas`] says.
     Landed(Memory),
-    /// In the trainer's own rows, whole and side by side: nothing was copied.
+    /// In the trainer's own rows, where the keys and the rows of each task are one piece: nothing was copied.
     Home(PhaseRows),
 }
 
