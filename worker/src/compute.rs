@@ -24,7 +24,7 @@ use crate::io::{Handle, Notice, Request};
 use crate::launch::{Done, Flight, Promise, Resident, Word, Work, fuse, launch};
 use crate::trace::{Activity, Tracer};
 
-/// Launches that are on streams before the first of them is over: one runs on each of two, one waits behind it.
+/// So many launches under way, and no further batch is put on streams: one runs on each of two, one waits behind it.
 const FLIGHTS: usize = 4;
 
 /// How long to sleep while launches are under way: nobody wakes a thread when they are over.
