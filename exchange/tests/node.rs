@@ -163,11 +163,12 @@ impl Pair {
         self.reader.pull(OWNER, key, pieces.iter().map(piece).collect(), to, deadline)
     }
 
-    /// How the pull ended, if it did. It may not have ended twice.
+    /// How the pull ended, if it did. It may not have ended twice, and begins once at most, before its end.
     fn result(&self, wanted: PullId) -> Option<Result<u64, PullError>> {
         let ends = self.events[1].iter().filter_map(|event| match event {
             Event::Pulled { pull, result } if *pull == wanted => Some(result.clone()),
-            Event::Pulled { .. }
+            Event::Begun { .. }
+            | Event::Pulled { .. }
             | Event::Connected(_)
             | Event::Closed { .. }
             | Event::Message { .. }
@@ -176,6 +177,18 @@ impl Pair {
         });
         let ends: Vec<_> = ends.collect();
         assert!(ends.len() <= 1, "a pull ends once: {ends:?}");
+        let events = || self.events[1].iter();
+        let end =
+            events().position(|it| matches!(it, Event::Pulled { pull, .. } if *pull == wanted));
+        let begin = events().position(|it| *it == Event::Begun { pull: wanted });
+        let last = events().rposition(|it| *it == Event::Begun { pull: wanted });
+        assert!(
+            begin == last && (end.is_none() || begin < end),
+            "a pull begins once, before its end"
+        );
+        if let [Ok(_)] = ends[..] {
+            assert!(begin.is_some(), "what landed was begun");
+        }
         ends.into_iter().next()
     }
 
