@@ -126,7 +126,7 @@ impl<'a> Training<'a> {
     }
 
     /// Waits for the end of the job.
-    async fn ends(&self) -> Result<()> {
+    pub(crate) async fn ends(&self) -> Result<()> {
         self.at(*STEPS).await?;
         let is =
             |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
