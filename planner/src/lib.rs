@@ -4,9 +4,10 @@
 //! cuts it into tasks and gives every task to a slot so that all slots finish together. In: a
 //! [`Problem`], made from a step's header. Out: a [`Plan`], and for lost slots an [`Assignment`].
 //!
-//! Nothing here does IO, reads a clock, starts a thread or uses hash order, and no plan depends on a float: trainers and
-//! servers plan on their own and get the same bits. A plan is checked by everyone who makes one
-//! ([`Plan::check`]), and its digest is compared between processes ([`Plan::digest`]).
+//! Nothing here does IO, reads a clock, starts a thread or uses hash order, and floats are only added,
+//! multiplied, divided and rooted, which is the same everywhere: trainers and servers plan on their
+//! own and get the same bits. A plan is checked by everyone who makes one ([`Plan::check`]), and its
+//! digest is compared between processes ([`Plan::digest`]).
 //!
 //! The crate does not know how rows travel; who lowers a plan to transfer lists asks
 //! [`Layout::locate`] where rows are.
