@@ -17,6 +17,7 @@
 //! and calls nobody; a dedicated server waits for the controller's leave to go.
 
 pub mod conducting;
+mod early;
 pub mod envelope;
 pub mod exchange;
 mod gather;

@@ -14,7 +14,7 @@
 //! Invariant: every landing and result here was granted by the machine, which counts their bytes; and what
 //! was computed on rows that may not count reaches nobody before the machine has said that they do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cadre_exchange::LandingId;
@@ -25,8 +25,9 @@ use cadre_protocol::{
     Work as WorkId,
 };
 
+use super::early::Early;
 use super::envelope::{Envelope, ServerStep};
-use super::gather::{early, gather};
+use super::gather;
 use super::shared::{Shared, Side, result_key, rows_key};
 use crate::launch::{BundleRows, Done, Promise, Results, Work};
 use crate::lowering::Tensor;
@@ -43,30 +44,7 @@ struct Held {
     rows: Option<BundleRows>,
     /// Parcels on their way or here.
     parcels: usize,
-    /// Pulls whose rows are here, or will be by what was put on streams.
-    begun: BTreeSet<PullId>,
     early: Early,
-}
-
-/// Works that were handed out before their rows were known to count.
-#[derive(Debug, Default)]
-enum Early {
-    /// Not yet.
-    #[default]
-    None,
-    /// These.
-    Out(BTreeMap<WorkId, Promise>),
-    /// Not again: a pull of their rows brought nothing.
-    Over,
-}
-
-impl Drop for Early {
-    fn drop(&mut self) {
-        // Whoever computes waits for no word that never comes; words that were said stay.
-        if let Self::Out(promises) = self {
-            promises.values().for_each(Promise::break_);
-        }
-    }
 }
 
 /// What this server did in a step so far.
@@ -232,7 +210,7 @@ impl Tasks {
         if Peer::Trainer(from) == shared.me {
             let here = shared.rows.contains_key(&at);
             if here {
-                held.begun.insert(pull);
+                held.early.begin(pull);
             }
             let result = if here { Ok(shared.me.incarnation()) } else { Err(PullFailure::Gone) };
             return shared.ended.push_back((Side::Server, pull, result));
@@ -273,12 +251,12 @@ impl Tasks {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, direction) = planned.nano_of(at.phase);
         let held = self.held.get_mut(&(at, bundle)).expect("a pull has a bundle that is held");
-        held.begun.insert(pull);
-        let (Early::None, Some(landing)) = (&held.early, held.landing) else { return };
-        if held.begun.len() < nano.lists.inputs(bundle, direction).sources.len() {
+        held.early.begin(pull);
+        let Some(landing) = held.landing else { return };
+        if !held.early.is_due(nano.lists.inputs(bundle, direction).sources.len()) {
             return;
         }
-        match early(shared, &planned, at, bundle, landing) {
+        match gather::early(shared, &planned, at, bundle, landing) {
             Ok(Some(rows)) => held.rows = Some(rows),
             Ok(None) => return,
             Err(why) => return shared.broken = Some(why.to_string()),
@@ -287,10 +265,7 @@ impl Tasks {
             Direction::Forward => nano.plan.bundles()[bundle.0 as usize].tasks.clone().collect(),
             Direction::Backward => vec![bundle.0],
         };
-        let promises: BTreeMap<_, _> =
-            works.into_iter().map(|it| (WorkId(it), Promise::default())).collect();
-        held.early = Early::Out(promises.clone());
-        for (work, promise) in promises {
+        for (work, promise) in held.early.go(works.into_iter().map(WorkId)) {
             self.hand_out(&planned, at, work, Some(promise));
         }
     }
@@ -298,9 +273,8 @@ impl Tasks {
     /// A pull brought nothing: what was put behind its copies counts no more.
     fn spoil(&mut self, of: (At, BundleId), pull: PullId) {
         let Some(held) = self.held.get_mut(&of) else { return };
-        held.begun.remove(&pull);
-        if let Early::Out(_) = held.early {
-            (held.early, held.rows) = (Early::Over, None);
+        if held.early.spoil(pull) {
+            held.rows = None;
         }
     }
 
@@ -314,16 +288,12 @@ impl Tasks {
                 drop(shared.provider.take(landing).expect("all parcels of a ready work ended"));
             }
             (Some(_), None) => {}
-            (None, landing) => match gather(shared, &planned, at, bundle, landing) {
+            (None, landing) => match gather::gather(shared, &planned, at, bundle, landing) {
                 Ok(rows) => held.rows = Some(rows),
                 Err(why) => return shared.broken = Some(why.to_string()),
             },
         }
-        let promise = match &held.early {
-            Early::Out(promises) => promises.get(&work),
-            Early::None | Early::Over => None,
-        };
-        if promise.is_some_and(Promise::keep) {
+        if held.early.keep(work) {
             self.kept += 1;
         } else {
             self.hand_out(&planned, at, work, None);
