@@ -14,7 +14,7 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
     const int group = ptx::warp_uniform(threadIdx.x / kGroup);
     if (threadIdx.x == 0) {
         // Those who load: the thread that claims does not wait for itself; the warps of dQ and of LSE read `tile` too.
-        ptx::barrier_init(at.kv_full, 1), ptx::barrier_init(at.kv_empty, kReleases + 2);
+        ptx::barrier_init(at.kv_full, 1), ptx::barrier_init(at.kv_empty, kReleases + 3);
         for (int stage = 0; stage < B::kStages; ++stage) {
             ptx::barrier_init(barrier_of(at.q_full, stage), 2);  // the copy, and the step with LSE and Δ
             ptx::barrier_init(barrier_of(at.q_empty, stage), kReleases);
@@ -30,7 +30,7 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
         ptx::give_registers<kProducerRegisters>();
         const int warp = ptx::warp_uniform(threadIdx.x / 32);
         if (warp == 0 && ptx::elect()) backward_load<D>(p, shared, q_map, dout_map, k_map, v_map);
-        if (warp == 1) backward_add_dq<D>(p, shared);
+        if (warp == 1 || warp == 3) backward_add_dq<D>(p, shared, warp / 2);
         if (warp == 2) backward_fetch<D>(p, shared);
     } else {
         ptx::take_registers<kConsumerRegisters>();

@@ -14,16 +14,16 @@
 // `finish_dq` of rows.cuh), unscaled.
 //
 // Launch: any grid of 384 threads, one block an SM; blocks claim key tiles in list order from `next`. A block keeps the
-// K and V of its key tile and goes over all query heads of the KV head, all tasks of the bundle and all their query
-// tiles; so dK and dV stay in registers, leave once, and sum in one order. Warpgroup 0: warp 0 loads tiles by TMA, warp
-// 1 adds dQ to global memory by bulk addition, warp 2 fetches LSE and Δ and says what each step is. Warpgroups 1 and 2
-// compute: 64 keys each (backward_keys.cuh: D 64, 128), or half of the columns each (backward_columns.cuh: D 256, where
-// 64 keys × 256 × 2 do not fit in registers).
+// K and V of its key tile and goes over all tasks of the bundle, all their query tiles and all query heads of the KV
+// head; so dK and dV stay in registers, leave once, and sum in one order. Warpgroup 0: warp 0 loads tiles by TMA, warps
+// 1 and 3 add dQ of a computing warpgroup each to global memory by bulk addition, warp 2 fetches LSE and Δ and says
+// what each step is. Warpgroups 1 and 2 compute: 64 keys each (backward_keys.cuh: D 64, 128), or half of the columns
+// each (backward_columns.cuh: D 256, where 64 keys × 256 × 2 do not fit in registers).
 //
-// dQ: with `turns` (zeroed, one a dQ tile and head) key tiles are added in ascending order, so dQ has the same bits in
-// any launch; a block only ever waits for tiles that are earlier in the list, which have been claimed. Launches that
-// take some key tiles of a bundle run one after the other, tiles ascending, each with fresh turns. Without, the order
-// is that of arrival.
+// dQ: with `turns` (zeroed, two a dQ tile and head, one for each computing warpgroup) key tiles are added in ascending
+// order, so dQ has the same bits in any launch; a block only ever waits for tiles that are earlier in the list, which
+// have been claimed. Launches that take some key tiles of a bundle run one after the other, tiles ascending, each with
+// fresh turns. Without, the order is that of arrival.
 //
 // Shared memory: D 64 114 KiB, D 128 194 KiB, D 256 226 KiB. Numerics: f32 sums, P and dS rounded to bf16. Tolerance
 // against f64: 4e-3 of the root mean square; with softcap 5e-3, as P∘(1 − t²) is rounded to bf16 before it meets dP,
@@ -41,7 +41,7 @@ struct BackwardParameters {
     const BackwardTile* tiles;
     int tile_count;
     uint32_t* next;   // 0 before the launch
-    uint32_t* turns;  // null: dQ in order of arrival
+    uint32_t* turns;  // [dq tile, heads, 2], 0 before the launch; null: dQ in order of arrival
     int heads, group, kv_heads;
     float scale, scale_log2;
     float inner_scale;  // with softcap: scale / cap, and scale_log2 = cap · log2 e
@@ -109,16 +109,25 @@ struct BackwardAddresses {
           dout_empty(ptx::shared_address(s.dout_empty)) {}
 };
 
-// Calls f(task, head, its query tiles) in the one order of a key tile: heads, then tasks.
+// Calls f(task, the task's query tiles, one of them, head) for each step of a key tile, in the one order that all roles
+// follow: rows from the last to the first, the heads of a tile of rows together.
+//
+// With `turns` that order is what keeps key tiles of one document from waiting. Under a causal mask the first keys have
+// the most steps and go first at every tile of rows; downwards all key tiles begin at the same rows, each a little
+// behind the one before, and those with fewer steps end early. Upwards, or head by head, each of them would wait until
+// the first has come to its diagonal.
 template <int D, class Each>
 DEVICE void backward_walk(const BackwardParameters& p, const BackwardTile& tile, Each each) {
     const Bundle& bundle = p.bundles[tile.bundle];
+    const int first_head = tile.kv_head * p.group;
 #pragma unroll 1
-    for (int head = tile.kv_head * p.group; head < (tile.kv_head + 1) * p.group; ++head) {
+    for (int i = bundle.first_task + bundle.tasks; i-- > bundle.first_task;) {
+        const Task& task = p.tasks[i];
+        const Tiles range = query_tiles<Backward<D>::kRows, Backward<D>::kKeys>(task, tile.key_tile);
 #pragma unroll 1
-        for (int i = bundle.first_task; i < bundle.first_task + bundle.tasks; ++i) {
-            const Task& task = p.tasks[i];
-            each(task, head, query_tiles<Backward<D>::kRows, Backward<D>::kKeys>(task, tile.key_tile));
+        for (int m = range.end; m-- > range.begin;) {
+#pragma unroll 1
+            for (int head = first_head; head < first_head + p.group; ++head) each(task, range, m, head);
         }
     }
 }

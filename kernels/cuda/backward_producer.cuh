@@ -35,19 +35,17 @@ DEVICE void backward_load(const BackwardParameters& p, typename Backward<D>::Sha
         ptx::barrier_arrive_expect(at.kv_full, 2 * B::kKeyBytes);
         load_tile<B::kKeys, D>(at.k, k_map, at.kv_full, tile.kv_head, kv_row);
         load_tile<B::kKeys, D>(at.v, v_map, at.kv_full, tile.kv_head, kv_row);
-        backward_walk<D>(p, tile, [&](const Task& task, int head, const Tiles& range) {
-#pragma unroll 1
-            for (int m = range.begin; m < range.end; ++m, queries.next(), outs.next()) {
-                const int row = task.q_row + m * B::kRows - task.q_offset;
-                const uint32_t q_full = barrier_of(at.q_full, queries.stage());
-                const uint32_t dout_full = barrier_of(at.dout_full, outs.stage());
-                ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
-                ptx::barrier_arrive_expect(q_full, B::kQueryBytes);
-                load_tile<B::kRows, D>(at.q + queries.stage() * B::kQueryBytes, q_map, q_full, head, row);
-                ptx::barrier_wait(barrier_of(at.dout_empty, outs.stage()), outs.empty());
-                ptx::barrier_arrive_expect(dout_full, B::kQueryBytes);
-                load_tile<B::kRows, D>(at.dout + outs.stage() * B::kQueryBytes, dout_map, dout_full, head, row);
-            }
+        backward_walk<D>(p, tile, [&](const Task& task, const Tiles&, int m, int head) {
+            const int row = task.q_row + m * B::kRows - task.q_offset;
+            const uint32_t q_full = barrier_of(at.q_full, queries.stage());
+            const uint32_t dout_full = barrier_of(at.dout_full, outs.stage());
+            ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
+            ptx::barrier_arrive_expect(q_full, B::kQueryBytes);
+            load_tile<B::kRows, D>(at.q + queries.stage() * B::kQueryBytes, q_map, q_full, head, row);
+            ptx::barrier_wait(barrier_of(at.dout_empty, outs.stage()), outs.empty());
+            ptx::barrier_arrive_expect(dout_full, B::kQueryBytes);
+            load_tile<B::kRows, D>(at.dout + outs.stage() * B::kQueryBytes, dout_map, dout_full, head, row);
+            queries.next(), outs.next();
         });
         ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
         ptx::barrier_arrive(barrier_of(at.q_full, queries.stage()));
@@ -76,40 +74,41 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
     for (;;) {
         const int claimed = backward_next_tile<D>(at, shared, tiles);
         if (claimed < 0) return;
-        backward_walk<D>(p, p.tiles[claimed], [&](const Task& task, int head, const Tiles& range) {
-#pragma unroll 1
-            for (int m = range.begin; m < range.end; ++m, queries.next()) {
-                float lse[2], delta[2];
+        backward_walk<D>(p, p.tiles[claimed], [&](const Task& task, const Tiles& range, int m, int head) {
+            float lse[2], delta[2];
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int row = m * B::kRows + half * 32 + lane - task.q_offset;
-                    lse[half] = ptx::infinity(), delta[half] = 0.f;
-                    if (row >= 0 && row < task.q_rows) {
-                        const size_t index = (size_t)(task.q_row + row) * p.heads + head;
-                        const float it = p.lse[index];
-                        if (it != -ptx::infinity()) lse[half] = it * 1.44269504089f, delta[half] = p.delta[index];
-                    }
+            for (int half = 0; half < 2; ++half) {
+                const int row = m * B::kRows + half * 32 + lane - task.q_offset;
+                lse[half] = -ptx::infinity(), delta[half] = 0.f;
+                if ((unsigned)row < (unsigned)task.q_rows) {
+                    const uint64_t index = (uint64_t)(uint32_t)(task.q_row + row) * (uint32_t)p.heads + (uint32_t)head;
+                    lse[half] = p.lse[index], delta[half] = p.delta[index];
                 }
-                const uint32_t stage = queries.stage();
-                ptx::barrier_wait(barrier_of(at.q_empty, stage), queries.empty());
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    shared.lse[stage][half * 32 + lane] = lse[half],
-                                                  shared.delta[stage][half * 32 + lane] = delta[half];
-                }
-                if (lane == 0) {
-                    const bool full = m >= range.full_begin && m < range.full_end;
-                    shared.step[stage] = {full ? BackwardStep::kFull : BackwardStep::kMasked,
-                                          m * B::kRows,
-                                          task.q_offset,
-                                          task.q_offset + task.q_rows - 1,
-                                          task.kv_offset,
-                                          task.kv_offset + task.kv_rows - 1,
-                                          task.left,
-                                          task.right};
-                }
-                release(barrier_of(at.q_full, stage));
             }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (lse[half] == -ptx::infinity()) lse[half] = ptx::infinity(), delta[half] = 0.f;
+                lse[half] *= 1.44269504089f;
+            }
+            const uint32_t stage = queries.stage();
+            ptx::barrier_wait(barrier_of(at.q_empty, stage), queries.empty());
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                shared.lse[stage][half * 32 + lane] = lse[half], shared.delta[stage][half * 32 + lane] = delta[half];
+            }
+            if (lane == 0) {
+                const bool full = m >= range.full_begin && m < range.full_end;
+                shared.step[stage] = {full ? BackwardStep::kFull : BackwardStep::kMasked,
+                                      m * B::kRows,
+                                      task.q_offset,
+                                      task.q_offset + task.q_rows - 1,
+                                      task.kv_offset,
+                                      task.kv_offset + task.kv_rows - 1,
+                                      task.left,
+                                      task.right};
+            }
+            release(barrier_of(at.q_full, stage));
+            queries.next();
         });
         ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
         if (lane == 0) shared.step[queries.stage()].kind = BackwardStep::kEnd;
@@ -118,54 +117,65 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
     }
 }
 
+// One warp for each computing warpgroup: adds the warpgroup's half of dQ.
+//
+// With `turns` a step's turn is passed one step late, when its additions are done without waiting for them; at once
+// where this warp would wait anyway.
 template <int D>
-DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::Shared& shared) {
+DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::Shared& shared, int group) {
     using B = Backward<D>;
     constexpr int kBytes = B::kPieceNumbers * 4;
     const BackwardAddresses<D> at(shared);
+    const uint32_t staging = at.dq + group * kBytes;
     const bool elected = ptx::elect();
     Ring<1> tiles;
-    for (int group = 0; group < kConsumers; ++group) ptx::named_arrive(kDqEmpty + group, kDqThreads);
+    ptx::named_arrive(kDqEmpty + group, kDqThreads);
 #pragma unroll 1
     for (;;) {
         const int claimed = backward_next_tile<D>(at, shared, tiles);
         if (claimed < 0) break;
         const BackwardTile tile = p.tiles[claimed];
         const int first_tile = p.bundles[tile.bundle].first_key_tile;
-        backward_walk<D>(p, tile, [&](const Task& task, int head, const Tiles& range) {
-#pragma unroll 1
-            for (int m = range.begin; m < range.end; ++m) {
-                const size_t index = dq_index(p, task, m, head);
-                float* to = p.dq + index * B::kRows * D;
-                if (elected && p.turns) {
-                    const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
-                    ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));
+        uint32_t* before = nullptr;  // the turn of the step before, not passed yet
+        auto pass = [&] {
+            ptx::bulk_wait<0>();
+            if (before) ptx::pass_turn(before);
+            before = nullptr;
+        };
+        backward_walk<D>(p, tile, [&](const Task& task, const Tiles&, int m, int head) {
+            const size_t index = dq_index(p, task, m, head) * kConsumers + group;
+            float* to = p.dq + index * (B::kRows * D / kConsumers);
+            const bool ordered = elected && p.turns;
+            if (ordered) {
+                const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
+                const uint32_t mine = tile.key_tile - most(first, first_tile);
+                if (!ptx::is_turn(p.turns + index, mine)) {
+                    pass();
+                    ptx::wait_turn(p.turns + index, mine);
                 }
-                ptx::sync_warp();
-#pragma unroll 1
-                for (int piece = 0; piece < B::kPieces; ++piece) {
-#pragma unroll 1
-                    for (int group = 0; group < kConsumers; ++group) {
-                        ptx::named_sync(kDqFull + group, kDqThreads);
-                        if (elected) {
-                            ptx::add_bulk(to + (group * B::kPieces + piece) * B::kPieceNumbers, at.dq + group * kBytes,
-                                          kBytes);
-                            ptx::bulk_commit();
-                            ptx::bulk_wait_read();
-                        }
-                        ptx::sync_warp();
-                        ptx::named_arrive(kDqEmpty + group, kDqThreads);
-                    }
-                }
-                if (elected && p.turns) {
-                    ptx::bulk_wait();
-                    ptx::pass_turn(p.turns + index);
-                }
-                ptx::sync_warp();
             }
+            ptx::sync_warp();
+#pragma unroll 1
+            for (int piece = 0; piece < B::kPieces; ++piece) {
+                ptx::named_sync(kDqFull + group, kDqThreads);
+                if (elected) {
+                    ptx::add_bulk(to + piece * B::kPieceNumbers, staging, kBytes);
+                    ptx::bulk_commit();
+                    ptx::bulk_wait_read();
+                }
+                ptx::sync_warp();
+                ptx::named_arrive(kDqEmpty + group, kDqThreads);
+            }
+            if (ordered) {
+                ptx::bulk_wait<B::kPieces>();
+                if (before) ptx::pass_turn(before);
+                before = p.turns + index;
+            }
+            ptx::sync_warp();
         });
+        if (elected) pass();
+        ptx::sync_warp();
     }
-    if (elected) ptx::bulk_wait();
 }
 
 }  // namespace cadre

@@ -54,7 +54,7 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
             }
         }
         std::stable_sort(list.begin(), list.end(), [](auto& a, auto& b) { return a.key_tile < b.key_tile; });
-        std::vector<uint32_t> turns(dq_tiles, 0);
+        std::vector<uint32_t> turns(2 * dq_tiles, 0);
         uint32_t next = 0;
         const cadre::BackwardParameters p{batch.tasks.data(),
                                           bundles.data(),

@@ -130,7 +130,7 @@ impl BackwardPlan {
         let mut sums = Buffer::new(gpu, numbers, "sums of dQ")?;
         sums.clear(stream, numbers)?;
         let turns = match order {
-            Order::Fixed => Some(Buffer::new(gpu, sum_tiles, "turns of dQ")?),
+            Order::Fixed => Some(Buffer::new(gpu, 2 * sum_tiles, "turns of dQ")?),
             Order::Arrival => None,
         };
         Ok(Self {

@@ -285,6 +285,40 @@ mod tests {
         }
     }
 
+    /// When `blocks` blocks are done with a list, in half steps, if a turn takes one half step to pass; each walks its key
+    /// tile as `backward_walk` of the kernel does.
+    fn half_steps(task: &Task, list: &BackwardList, group: i32, blocks: usize, fixed: bool) -> u64 {
+        let mut free = vec![0_u64; blocks];
+        let mut added = std::collections::BTreeMap::new();
+        for it in &list.tiles {
+            let block = (0..blocks).min_by_key(|&it| free[it]).expect("some blocks");
+            for m in query_tiles(task, BACKWARD_ROWS, 128, it.key_tile).rev() {
+                for head in 0..group {
+                    let before = added.get(&(m, it.kv_head, head)).map_or(0, |it| it + 1);
+                    free[block] = free[block].max(if fixed { before } else { 0 }) + 2;
+                    added.insert((m, it.kv_head, head), free[block]);
+                }
+            }
+        }
+        free.into_iter().max().unwrap_or(0)
+    }
+
+    #[test]
+    fn key_tiles_of_a_causal_document_hardly_wait_for_their_turns() {
+        let (left, right) = distances(Mask::Causal);
+        for (rows, kv_heads, group, least) in
+            [(8192, 8, 8, 0.98), (8192, 4, 8, 0.94), (16384, 4, 4, 0.97)]
+        {
+            let task = Task { q_rows: rows, kv_rows: rows, left, right, ..Task::default() };
+            let bundle = Bundle { kv_rows: rows, tasks: 1, ..Bundle::default() };
+            let list = &backward(&[task], &[bundle], kv_heads, 128, 1)[0];
+            let [fixed, arrival] =
+                [true, false].map(|fixed| half_steps(&task, list, group, 132, fixed));
+            let share = arrival as f64 / fixed as f64;
+            assert!(share >= least, "{rows} rows, {kv_heads} KV heads of {group}: {share}");
+        }
+    }
+
     #[test]
     fn a_causal_document_begins_with_its_dearest_key_tile() {
         let (left, right) = distances(Mask::Causal);

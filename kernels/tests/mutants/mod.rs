@@ -153,7 +153,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "LSE of rows beside the task is taken for its own",
         "backward_producer.cuh",
-        "if (row >= 0 && row < task.q_rows)",
+        "if ((unsigned)row < (unsigned)task.q_rows)",
         "if (row >= -1 && row <= task.q_rows)",
         CAUSAL,
     ),
@@ -212,16 +212,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "the next addition does not wait for its turn",
         "backward_producer.cuh",
-        "ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));",
-        "(void)first_tile, (void)first;",
+        "if (!ptx::is_turn(p.turns + index, mine)) {",
+        "if (false) {",
         LONG,
     ),
     backward(
         "the turn is passed before the addition is done",
         "backward_producer.cuh",
-        "                    ptx::bulk_wait();
-                    ptx::pass_turn",
-        "                    ptx::pass_turn",
+        "ptx::bulk_wait<B::kPieces>();",
+        "ptx::bulk_wait<2 * B::kPieces>();",
         LONG,
     ),
     backward(
@@ -234,8 +233,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "only the first task of a bundle is done",
         "backward.cuh",
-        "bundle.first_task + bundle.tasks;",
-        "bundle.first_task + 1;",
+        "bundle.first_task + bundle.tasks; i-- >",
+        "bundle.first_task + 1; i-- >",
         TASKS,
     ),
     backward(
