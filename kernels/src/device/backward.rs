@@ -119,9 +119,7 @@ impl BackwardPlan {
         let sum_tiles = lists::place_sums(&mut tasks) * heads.query;
         let gpu = stream.gpu();
         let mut buffers = Vec::new();
-        for list in
-            lists::backward(&tasks, &table, heads.kv as i32, heads.dim, launches.max(1) as i32)
-        {
+        for list in lists::backward(&tasks, &table, heads, order, launches.max(1) as i32) {
             let owned = Buffer::of(stream, &list.bundles, "bundles")?;
             short("the tile list", list.tiles.len() as u64)?;
             buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));

@@ -10,10 +10,12 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
+use super::backward::Order;
 use super::tables::{BackwardTile, Bundle, ForwardTile, MergeTile, QueryTile, Task};
 use super::tiles::{
     BACKWARD_ROWS, FORWARD_ROWS, UNBOUNDED, key_tiles, own_tiles, query_tiles, tile_keys,
 };
+use crate::attention::Heads;
 
 /// Keys of a canonical segment, counted from the document's start.
 pub(crate) const SEGMENT: i32 = 1 << 16;
@@ -73,14 +75,22 @@ pub(crate) struct BackwardList {
     pub(crate) tiles: Vec<BackwardTile>,
 }
 
+/// What a turn of dQ costs the key tile behind, in steps: the step itself, and about as long until the next may add.
+const TURN: i64 = 2;
+
 /// Divides the key tiles of `bundles` over `launches` launches, which run one after the other.
+///
+/// With ordered dQ a key tile counts as dear as its own steps and the turns of those behind it, which are waited for one by
+/// one: a long bundle of few rows begins early.
 pub(crate) fn backward(
     tasks: &[Task],
     bundles: &[Bundle],
-    kv_heads: i32,
-    dim: usize,
+    heads: Heads,
+    order: Order,
     launches: i32,
 ) -> Vec<BackwardList> {
+    let (dim, kv_heads, group) = (heads.dim, heads.kv as i32, (heads.query / heads.kv) as i64);
+    let turn = if order == Order::Fixed { TURN } else { 0 };
     (0..launches)
         .map(|launch| {
             let mut list = BackwardList { bundles: bundles.to_vec(), tiles: Vec::new() };
@@ -93,14 +103,12 @@ pub(crate) fn backward(
                 };
                 bundle.first_key_tile = share(launch);
                 let mut dearest_behind = 0;
-                for key_tile in (share(launch)..share(launch + 1)).rev() {
+                for (behind, key_tile) in (0..).zip((share(launch)..share(launch + 1)).rev()) {
                     // Never behind a later tile of the same bundle, whose dQ waits for this one's.
                     dearest_behind = dearest_behind.max(cost(tasks, bundle, dim, key_tile));
+                    let cost = dearest_behind * group + behind * turn;
                     for kv_head in 0..kv_heads {
-                        costed.push((
-                            dearest_behind,
-                            BackwardTile { bundle: index, key_tile, kv_head },
-                        ));
+                        costed.push((cost, BackwardTile { bundle: index, key_tile, kv_head }));
                     }
                 }
             }
@@ -256,11 +264,13 @@ mod tests {
 
         #[test]
         fn backward_lists_have_every_key_tile_once_and_ascending(
-            (tasks, bundles) in batches(), wide: bool, launches in 1_i32..4,
+            (tasks, bundles) in batches(), wide: bool, fixed: bool, launches in 1_i32..4,
         ) {
             let (dim, kv_heads) = (if wide { 256 } else { 128 }, 2);
+            let heads = Heads { query: 4, kv: kv_heads, dim };
+            let order = if fixed { Order::Fixed } else { Order::Arrival };
             let mut seen = BTreeSet::new();
-            for list in backward(&tasks, &bundles, kv_heads, dim, launches) {
+            for list in backward(&tasks, &bundles, heads, order, launches) {
                 let mut last = std::collections::BTreeMap::new();
                 for it in &list.tiles {
                     prop_assert!(seen.insert((it.bundle, it.key_tile, it.kv_head)));
@@ -270,7 +280,7 @@ mod tests {
                 }
             }
             let all: usize = bundles.iter().map(|it| own_key_tiles(it, dim).len()).sum();
-            prop_assert_eq!(seen.len(), all * kv_heads as usize);
+            prop_assert_eq!(seen.len(), all * kv_heads);
         }
 
         #[test]
@@ -311,9 +321,12 @@ mod tests {
         {
             let task = Task { q_rows: rows, kv_rows: rows, left, right, ..Task::default() };
             let bundle = Bundle { kv_rows: rows, tasks: 1, ..Bundle::default() };
-            let list = &backward(&[task], &[bundle], kv_heads, 128, 1)[0];
-            let [fixed, arrival] =
-                [true, false].map(|fixed| half_steps(&task, list, group, 132, fixed));
+            let heads =
+                Heads { query: (kv_heads * group) as usize, kv: kv_heads as usize, dim: 128 };
+            let [fixed, arrival] = [Order::Fixed, Order::Arrival].map(|order| {
+                let list = &backward(&[task], &[bundle], heads, order, 1)[0];
+                half_steps(&task, list, group, 132, order == Order::Fixed)
+            });
             let share = arrival as f64 / fixed as f64;
             assert!(share >= least, "{rows} rows, {kv_heads} KV heads of {group}: {share}");
         }
@@ -324,7 +337,8 @@ mod tests {
         let (left, right) = distances(Mask::Causal);
         let task = Task { q_rows: 1024, kv_rows: 1024, left, right, ..Task::default() };
         let bundle = Bundle { kv_rows: 1024, tasks: 1, ..Bundle::default() };
-        let list = &backward(&[task], &[bundle], 1, 64, 1)[0];
+        let heads = Heads { query: 1, kv: 1, dim: 64 };
+        let list = &backward(&[task], &[bundle], heads, Order::Arrival, 1)[0];
         let order: Vec<_> = list.tiles.iter().map(|it| it.key_tile).collect();
         assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7]);
         let first = forward(&[task], 1, 64, SEGMENT).tiles[0];
