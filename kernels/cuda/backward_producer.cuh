@@ -117,10 +117,8 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
     }
 }
 
-// One warp for each computing warpgroup: adds the warpgroup's half of dQ.
-//
-// With `turns` a step's turn is passed one step late, when its additions are done without waiting for them; at once
-// where this warp would wait anyway.
+// One warp for each computing warpgroup: adds the warpgroup's half of dQ. On sm_90 waiting until the copy engine has
+// read and waiting until it has added are one instruction, so a turn is passed as soon as the staging is free.
 template <int D>
 DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::Shared& shared, int group) {
     using B = Backward<D>;
@@ -136,23 +134,13 @@ DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::S
         if (claimed < 0) break;
         const BackwardTile tile = p.tiles[claimed];
         const int first_tile = p.bundles[tile.bundle].first_key_tile;
-        uint32_t* before = nullptr;  // the turn of the step before, not passed yet
-        auto pass = [&] {
-            ptx::bulk_wait<0>();
-            if (before) ptx::pass_turn(before);
-            before = nullptr;
-        };
         backward_walk<D>(p, tile, [&](const Task& task, const Tiles&, int m, int head) {
             const size_t index = dq_index(p, task, m, head) * kConsumers + group;
             float* to = p.dq + index * (B::kRows * D / kConsumers);
             const bool ordered = elected && p.turns;
             if (ordered) {
                 const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
-                const uint32_t mine = tile.key_tile - most(first, first_tile);
-                if (!ptx::is_turn(p.turns + index, mine)) {
-                    pass();
-                    ptx::wait_turn(p.turns + index, mine);
-                }
+                ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));
             }
             ptx::sync_warp();
 #pragma unroll 1
@@ -167,15 +155,13 @@ DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::S
                 ptx::named_arrive(kDqEmpty + group, kDqThreads);
             }
             if (ordered) {
-                ptx::bulk_wait<B::kPieces>();
-                if (before) ptx::pass_turn(before);
-                before = p.turns + index;
+                ptx::bulk_wait();
+                ptx::pass_turn(p.turns + index);
             }
             ptx::sync_warp();
         });
-        if (elected) pass();
-        ptx::sync_warp();
     }
+    if (elected) ptx::bulk_wait();
 }
 
 }  // namespace cadre

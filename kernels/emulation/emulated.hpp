@@ -7,7 +7,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "machine.hpp"
 
@@ -239,7 +238,6 @@ inline uint32_t claim(uint32_t* counter) {
     ++moves;
     return (*counter)++;
 }
-inline bool is_turn(const uint32_t* turn, uint32_t mine) { return *turn == mine; }
 inline void wait_turn(const uint32_t* turn, uint32_t mine) {
     wait_until("its turn at dQ", [&] { return *turn == mine; });
 }
@@ -282,20 +280,16 @@ inline void add_bulk(float* to, uint32_t from, uint32_t bytes) {
             for (size_t i = 0; i < numbers.size(); ++i) to[i] += numbers[i];
         });
     });
-    ++fiber->open;
 }
-inline void bulk_commit() { current->committed.push_back(std::exchange(current->open, 0)); }
+inline void bulk_commit() {}
 inline void bulk_wait_read() {
     for (auto& read : current->reads) read();
     current->reads.clear();
 }
-template <int Open>
-void bulk_wait() {
-    auto& groups = current->committed;
-    size_t due = 0;
-    for (; groups.size() > Open; groups.pop_front()) due += groups.front();
-    for (size_t i = 0; i < due && !current->reads.empty(); ++i) current->reads.front()(), current->reads.pop_front();
-    for (; due; --due) current->writes.front()(), current->writes.pop_front();
+inline void bulk_wait() {
+    bulk_wait_read();
+    for (auto& write : current->writes) write();
+    current->writes.clear();
 }
 inline void store_shared(uint32_t to, float a, float b, float c, float d) {
     const float all[4] = {a, b, c, d};

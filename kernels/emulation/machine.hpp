@@ -138,9 +138,7 @@ struct Fiber {
     const char* waiting = "";
     int stall = 0;                                        // rounds
     std::vector<std::pair<uint32_t, uint32_t>> unfenced;  // stores: address, bytes
-    std::deque<std::function<void()>> reads, writes;      // bulk additions: not read yet, not added yet
-    size_t open = 0;                                      // additions that are in no group yet
-    std::deque<size_t> committed;                         // additions of each group that is not done
+    std::vector<std::function<void()>> reads, writes;     // bulk additions: not read yet, not added yet
 };
 
 inline std::vector<std::unique_ptr<Block>> blocks;

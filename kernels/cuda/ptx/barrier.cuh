@@ -66,17 +66,13 @@ DEVICE T exchange(T value, int lane_mask) {
 
 // Order between thread blocks, in global memory.
 DEVICE uint32_t claim(uint32_t* counter) { return atomicAdd(counter, 1u); }
-DEVICE bool is_turn(const uint32_t* turn, uint32_t mine) {
+DEVICE void wait_turn(const uint32_t* turn, uint32_t mine) {
     uint32_t now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    if (now != mine) return false;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    } while (now != mine);
     // What follows is written by the async proxy.
     asm volatile("fence.proxy.async.global;" ::: "memory");
-    return true;
-}
-DEVICE void wait_turn(const uint32_t* turn, uint32_t mine) {
-    while (!is_turn(turn, mine)) {
-    }
 }
 DEVICE void pass_turn(uint32_t* turn) {
     asm volatile("fence.proxy.async.global;" ::: "memory");

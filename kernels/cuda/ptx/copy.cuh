@@ -32,11 +32,8 @@ DEVICE void add_bulk(float* to, uint32_t from, uint32_t bytes) {
 DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until this thread's bulk additions have read shared memory.
 DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Until at most the last `Open` committed groups of this thread are not done.
-template <int Open>
-DEVICE void bulk_wait() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Open) : "memory");
-}
+// Until they are done.
+DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 DEVICE void store_shared(uint32_t to, float a, float b, float c, float d) {
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

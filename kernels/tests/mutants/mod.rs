@@ -212,15 +212,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "the next addition does not wait for its turn",
         "backward_producer.cuh",
-        "if (!ptx::is_turn(p.turns + index, mine)) {",
-        "if (false) {",
+        "ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));",
+        "(void)first_tile, (void)first;",
         LONG,
     ),
     backward(
         "the turn is passed before the addition is done",
         "backward_producer.cuh",
-        "ptx::bulk_wait<B::kPieces>();",
-        "ptx::bulk_wait<2 * B::kPieces>();",
+        "                ptx::bulk_wait();
+                ptx::pass_turn",
+        "                ptx::pass_turn",
         LONG,
     ),
     backward(
