@@ -54,9 +54,10 @@ struct BackwardParameters {
 
 // What the computing warpgroups know of a step: they keep no tables, their registers are full.
 struct BackwardStep {
-    enum Kind { kFull, kMasked, kEnd } kind;  // kEnd: the key tile has no more steps; no tiles came with it
-    int row;                                  // position of the tile's first query row
-    int q_first, q_last, kv_first, kv_last;   // rows and keys that the task holds, as positions
+    enum Kind { kFull, kMasked, kEnd };  // kEnd: the key tile has no more steps; no tiles came with it
+    int kind;
+    int row;                                 // position of the tile's first query row
+    int q_first, q_last, kv_first, kv_last;  // rows and keys that the task holds, as positions
     int left, right;
 };
 
@@ -109,15 +110,16 @@ struct BackwardAddresses {
           dout_empty(ptx::shared_address(s.dout_empty)) {}
 };
 
-// Calls f(task, the task's query tiles, one of them, head) for each step of a key tile, in the one order that all roles
-// follow: rows from the last to the first, the heads of a tile of rows together.
+// Calls step(state, head) for each step of a key tile, in the one order that all roles follow: rows from the last to
+// the first, the heads of a tile of rows together; `state` is what rows(task, the task's query tiles, one of them)
+// returned, so that tables are read once a tile of rows.
 //
 // With `turns` that order is what keeps key tiles of one document from waiting. Under a causal mask the first keys have
 // the most steps and go first at every tile of rows; downwards all key tiles begin at the same rows, each a little
 // behind the one before, and those with fewer steps end early. Upwards, or head by head, each of them would wait until
 // the first has come to its diagonal.
-template <int D, class Each>
-DEVICE void backward_walk(const BackwardParameters& p, const BackwardTile& tile, Each each) {
+template <int D, class Rows, class Step>
+DEVICE void backward_walk(const BackwardParameters& p, const BackwardTile& tile, Rows rows, Step step) {
     const Bundle& bundle = p.bundles[tile.bundle];
     const int first_head = tile.kv_head * p.group;
 #pragma unroll 1
@@ -126,8 +128,9 @@ DEVICE void backward_walk(const BackwardParameters& p, const BackwardTile& tile,
         const Tiles range = query_tiles<Backward<D>::kRows, Backward<D>::kKeys>(task, tile.key_tile);
 #pragma unroll 1
         for (int m = range.end; m-- > range.begin;) {
+            const auto state = rows(task, range, m);
 #pragma unroll 1
-            for (int head = first_head; head < first_head + p.group; ++head) each(task, range, m, head);
+            for (int head = first_head; head < first_head + p.group; ++head) step(state, head);
         }
     }
 }

@@ -35,8 +35,10 @@ DEVICE void backward_load(const BackwardParameters& p, typename Backward<D>::Sha
         ptx::barrier_arrive_expect(at.kv_full, 2 * B::kKeyBytes);
         load_tile<B::kKeys, D>(at.k, k_map, at.kv_full, tile.kv_head, kv_row);
         load_tile<B::kKeys, D>(at.v, v_map, at.kv_full, tile.kv_head, kv_row);
-        backward_walk<D>(p, tile, [&](const Task& task, const Tiles&, int m, int head) {
-            const int row = task.q_row + m * B::kRows - task.q_offset;
+        auto first_row = [](const Task& task, const Tiles&, int m) {
+            return task.q_row + m * B::kRows - task.q_offset;
+        };
+        backward_walk<D>(p, tile, first_row, [&](int row, int head) {
             const uint32_t q_full = barrier_of(at.q_full, queries.stage());
             const uint32_t dout_full = barrier_of(at.dout_full, outs.stage());
             ptx::barrier_wait(barrier_of(at.q_empty, queries.stage()), queries.empty());
@@ -63,9 +65,37 @@ DEVICE int backward_next_tile(const BackwardAddresses<D>& at, typename Backward<
     return claimed;
 }
 
+// What a lane of `backward_fetch` knows of a tile of rows.
+struct FetchedRows {
+    int row[2];  // of LSE and Δ, below 0 where the task holds none
+    int word;    // the lane's word of BackwardStep
+};
+
+template <int D>
+DEVICE FetchedRows backward_rows(const Task& task, const Tiles& range, int m, int lane) {
+    const bool full = m >= range.full_begin && m < range.full_end;
+    FetchedRows rows;
+    const int first = m * Backward<D>::kRows + lane - task.q_offset;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first + half * 32;
+        rows.row[half] = row >= 0 && row < task.q_rows ? task.q_row + row : -1;
+    }
+    rows.word = full ? BackwardStep::kFull : BackwardStep::kMasked;
+    if (lane == 1) rows.word = m * Backward<D>::kRows;
+    if (lane == 2) rows.word = task.q_offset;
+    if (lane == 3) rows.word = task.q_offset + task.q_rows - 1;
+    if (lane == 4) rows.word = task.kv_offset;
+    if (lane == 5) rows.word = task.kv_offset + task.kv_rows - 1;
+    if (lane == 6) rows.word = task.left;
+    if (lane == 7) rows.word = task.right;
+    return rows;
+}
+
 template <int D>
 DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Shared& shared) {
     using B = Backward<D>;
+    constexpr int kStepWords = sizeof(BackwardStep) / sizeof(int);
     const BackwardAddresses<D> at(shared);
     const int lane = threadIdx.x & 31;
     Ring<1> tiles;
@@ -74,14 +104,14 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
     for (;;) {
         const int claimed = backward_next_tile<D>(at, shared, tiles);
         if (claimed < 0) return;
-        backward_walk<D>(p, p.tiles[claimed], [&](const Task& task, const Tiles& range, int m, int head) {
+        auto rows = [&](const Task& task, const Tiles& range, int m) { return backward_rows<D>(task, range, m, lane); };
+        backward_walk<D>(p, p.tiles[claimed], rows, [&](const FetchedRows& rows, int head) {
             float lse[2], delta[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = m * B::kRows + half * 32 + lane - task.q_offset;
                 lse[half] = -ptx::infinity(), delta[half] = 0.f;
-                if ((unsigned)row < (unsigned)task.q_rows) {
-                    const uint64_t index = (uint64_t)(uint32_t)(task.q_row + row) * (uint32_t)p.heads + (uint32_t)head;
+                if (rows.row[half] >= 0) {
+                    const uint64_t index = (uint64_t)(uint32_t)rows.row[half] * (uint32_t)p.heads + (uint32_t)head;
                     lse[half] = p.lse[index], delta[half] = p.delta[index];
                 }
             }
@@ -96,17 +126,7 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
             for (int half = 0; half < 2; ++half) {
                 shared.lse[stage][half * 32 + lane] = lse[half], shared.delta[stage][half * 32 + lane] = delta[half];
             }
-            if (lane == 0) {
-                const bool full = m >= range.full_begin && m < range.full_end;
-                shared.step[stage] = {full ? BackwardStep::kFull : BackwardStep::kMasked,
-                                      m * B::kRows,
-                                      task.q_offset,
-                                      task.q_offset + task.q_rows - 1,
-                                      task.kv_offset,
-                                      task.kv_offset + task.kv_rows - 1,
-                                      task.left,
-                                      task.right};
-            }
+            if (lane < kStepWords) reinterpret_cast<int*>(&shared.step[stage])[lane] = rows.word;
             release(barrier_of(at.q_full, stage));
             queries.next();
         });
@@ -134,14 +154,20 @@ DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::S
         if (claimed < 0) break;
         const BackwardTile tile = p.tiles[claimed];
         const int first_tile = p.bundles[tile.bundle].first_key_tile;
-        backward_walk<D>(p, tile, [&](const Task& task, const Tiles&, int m, int head) {
-            const size_t index = dq_index(p, task, m, head) * kConsumers + group;
+        // Number of the dQ tile under head 0, and the turn that is this key tile's.
+        struct Rows {
+            size_t tile;
+            uint32_t turn;
+        };
+        auto rows = [&](const Task& task, const Tiles&, int m) {
+            const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
+            return Rows{dq_index(p, task, m, 0), (uint32_t)(tile.key_tile - most(first, first_tile))};
+        };
+        backward_walk<D>(p, tile, rows, [&](const Rows& rows, int head) {
+            const size_t index = (rows.tile + head) * kConsumers + group;
             float* to = p.dq + index * (B::kRows * D / kConsumers);
             const bool ordered = elected && p.turns;
-            if (ordered) {
-                const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
-                ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));
-            }
+            if (ordered) ptx::wait_turn(p.turns + index, rows.turn);
             ptx::sync_warp();
 #pragma unroll 1
             for (int piece = 0; piece < B::kPieces; ++piece) {

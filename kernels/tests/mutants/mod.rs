@@ -153,8 +153,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "LSE of rows beside the task is taken for its own",
         "backward_producer.cuh",
-        "if ((unsigned)row < (unsigned)task.q_rows)",
-        "if (row >= -1 && row <= task.q_rows)",
+        "row >= 0 && row < task.q_rows ?",
+        "row >= -1 && row <= task.q_rows ?",
         CAUSAL,
     ),
     backward(
@@ -212,8 +212,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     backward(
         "the next addition does not wait for its turn",
         "backward_producer.cuh",
-        "ptx::wait_turn(p.turns + index, tile.key_tile - most(first, first_tile));",
-        "(void)first_tile, (void)first;",
+        "if (ordered) ptx::wait_turn(p.turns + index, rows.turn);",
+        "",
         LONG,
     ),
     backward(
