@@ -10,10 +10,10 @@
 // Tiles with a slot write f32 parts [slot, 128, D] and [slot, 128] instead, for `merge` (rows.cuh).
 //
 // Launch: any grid of 384 threads, one block an SM; blocks claim tiles in list order (dearest first, so that the last
-// ones are short) from `next`. Warpgroup 0 loads by TMA, 1 and 2 hold 64 rows each and take turns: while one is in
-// softmax the other multiplies, and P·V of a key tile runs under the softmax of the next. Shared memory: Q 256·D bytes,
-// K and V 2·Keys·D bytes a stage each: 144 KiB (D 64, 4 stages of 128 keys), 160 KiB (D 128, 2 of 128), 192 KiB (D 256,
-// 2 of 64).
+// ones are short) from `next`. Warpgroup 0 loads by TMA, 1 and 2 hold 64 rows each and take turns up to D 128: while
+// one is in softmax the other multiplies, and P·V of a key tile runs under the softmax of the next. Shared memory: Q
+// 256·D bytes, K and V 2·Keys·D bytes a stage each: 144 KiB (D 64, 4 stages of 128 keys), 160 KiB (D 128, 2 of 128),
+// 192 KiB (D 256, 2 of 64).
 //
 // Keys go from the last tile of a segment to its first. A tile that no mask or edge cuts goes without compares; the
 // bits are the same either way, so a row's bits depend on its document alone: a key that is masked adds exactly 0, rows
@@ -48,6 +48,9 @@ struct Forward {
     static constexpr int kRows = 128;
     static constexpr int kKeys = D == 256 ? 64 : 128;
     static constexpr int kStages = D == 64 ? 4 : 2;
+    // Wide heads have few exponentials for their products; peers that measured it (FlashAttention 3) take no turns
+    // either.
+    static constexpr bool kTurns = D <= 128;
     static constexpr int kQueryBytes = kRows * D * 2;
     static constexpr int kKeyBytes = kKeys * D * 2;
     static constexpr int kScores = kKeys / 2;  // registers of S, and twice those of P

@@ -4,7 +4,7 @@
 // tile: thread t holds rows 16·warp + lane/4 and that + 8, and in them columns 8j + 2·(lane % 4) and the next, for
 // every j.
 //
-// Invariant: both warpgroups take the same steps, so their turns alternate without end; between a product's begin and
+// Invariant: both warpgroups take the same steps, so turns alternate without end; between a product's begin and
 // its wait there is no branch on data.
 #pragma once
 #include "forward.cuh"
@@ -140,7 +140,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
     constexpr uint64_t kStep = F::kKeyBytes >> 4;
     Ring<1> queries;
     Ring<F::kStages> keys;
-    if (group == 0) ptx::named_arrive(kTurn, kConsumers * kGroup);
+    if (F::kTurns && group == 0) ptx::named_arrive(kTurn, kConsumers * kGroup);
 #pragma unroll 1
     for (;; queries.next()) {
         ptx::barrier_wait(at.q_full, queries.full());
@@ -183,11 +183,11 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
                 const Ring<F::kStages> before = keys;
                 keys.next();
                 ptx::barrier_wait(barrier_of(at.k_full, keys.stage()), keys.full());
-                ptx::named_sync(kTurn + group, kConsumers * kGroup);
+                if constexpr (F::kTurns) ptx::named_sync(kTurn + group, kConsumers * kGroup);
                 multiply_scores<D>(s, q, k + keys.stage() * kStep);
                 ptx::barrier_wait(barrier_of(at.v_full, before.stage()), before.full());
                 multiply_values<D>(o, prob, v + before.stage() * kStep);
-                ptx::named_arrive(kTurn + (group ^ 1), kConsumers * kGroup);
+                if constexpr (F::kTurns) ptx::named_arrive(kTurn + (group ^ 1), kConsumers * kGroup);
                 ptx::wgmma_wait<1>();
                 release(barrier_of(at.k_empty, keys.stage()));
                 if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
