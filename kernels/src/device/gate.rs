@@ -11,6 +11,8 @@
 //! It has no clock: who holds the opener opens it by its deadline, with a code that says so. Invariant: a gate always opens,
 //! at the latest when its opener is dropped; no code is 0. What runs behind a gate that was opened by another code than
 //! [`Gate::DONE`] reads unspecified rows, so its results are thrown away by whoever looks at the code.
+//!
+//! The thread that opens it must not wait for the GPU before: freeing a [`super::Buffer`] waits for every stream, held ones too.
 
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
