@@ -14,6 +14,7 @@
 //!   blas                 products of f32, by cuBLASLt
 //! rooms                  rows that stay on the GPU: room to write, parts to read
 //!   arena, gate          memory that other processes read; words that streams wait for
+//!   pieces, rows         many pieces at once: by the copy engine, or in one launch
 //! graph                  runs recorded once, launched again as one
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
@@ -34,8 +35,10 @@ pub mod host;
 pub(crate) mod linear;
 mod lists;
 mod memory;
+mod pieces;
 mod plan;
 mod rooms;
+mod rows;
 mod shelf;
 pub mod tables;
 mod tiles;
@@ -51,5 +54,7 @@ pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
 pub use graph::Graph;
 pub use memory::{Buffer, Slice, SliceMut, Stream};
+pub use pieces::PieceCopier;
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
+pub use rows::{RowCopier, RowCopy};
