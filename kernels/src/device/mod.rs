@@ -7,6 +7,7 @@
 //! ```text
 //! host                   rows of the host: packs, copies, launches
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
+//!     scratch            what runs of one stream need one after the other
 //!     plan, check        what a launch is; what is refused
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
@@ -39,6 +40,7 @@ mod pieces;
 mod plan;
 mod rooms;
 mod rows;
+mod scratch;
 mod shelf;
 pub mod tables;
 mod tiles;
@@ -58,3 +60,4 @@ pub use pieces::PieceCopier;
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
 pub use rows::{RowCopier, RowCopy};
+pub use scratch::Scratch;
