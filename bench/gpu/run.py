@@ -58,6 +58,8 @@ def native_tests(dry: bool) -> Iterator[dict]:
         "emulated::sinks::sinks",
         "emulated::softcap::softcap",
         "emulated::graphs::runs",
+        "emulated::rows::copies",
+        "emulated::rows::pieces",
     ]
     exchange = [str(HERE / "exchange-tests"), "rows_go_from_one_process_to_another_by_copies_of_the_gpu"]
     runs: list[tuple[str, list[str]]] = [("Rust face against f64", []), ("rows between two processes", exchange)]
@@ -75,7 +77,7 @@ def native_tests(dry: bool) -> Iterator[dict]:
     for name, prefix in runs:
         begin = time.monotonic()
         # Under a sanitizer the small shapes of all kernels, with and without softcap.
-        chosen = words if not prefix else [*words[:5], "emulated::softcap::softcap"]
+        chosen = words if not prefix else [*words[:5], "emulated::softcap::softcap", "emulated::rows::copies"]
         command = prefix if prefix is exchange else [*prefix, str(program), *chosen]
         try:
             done = subprocess.run(
@@ -141,7 +143,7 @@ def dry_batches() -> Iterator[dict]:
         yield {"check": f"{batch.heads}, {batch.name}", "what": "pairs of peers", "error": 0, "passed": same}
 
 
-def table(checks: list[dict], speeds: list[dict]) -> None:
+def table(checks: list[dict], speeds: list[dict], rates: list[dict]) -> None:
     failed = [it for it in checks if not it["passed"]]
     worst: dict[str, float] = {}
     for it in checks:
@@ -162,6 +164,8 @@ def table(checks: list[dict], speeds: list[dict]) -> None:
                 f"{it['tflops']:8.0f} {it['share_of_matmul']:6.2f} {' '.join(ratios)}"
             )
 
+    for it in rates:
+        print(f"copies of rows, {it['case']}: {it['gigabytes']:.0f} GB/s, {it['ratio']:.2f} of the device's memcpy")
     for it in speeds:
         if "times_plain" in it:
             print(f"softcap, {it['case']}, {it['direction']}: {it['times_plain']:.2f} times the time without")
@@ -190,6 +194,7 @@ def main() -> int:
         return 3
     import correctness
     import end_to_end
+    import rows
     from ours import Heads, Library
 
     library = Library(HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda")
@@ -198,12 +203,13 @@ def main() -> int:
     show_libraries_to_programs()
     checks: list[dict] = []
     speeds: list[dict] = []
+    rates: list[dict] = []
     left_out: list[str] = []
     absent: dict[str, str] = {}
     result = {"device": device, "torch": torch.__version__, "seed": asked.seed, "dry": asked.dry}
 
     def store() -> None:
-        result.update(checks=checks, speeds=speeds, left_out=left_out, absent_peers=absent)
+        result.update(checks=checks, speeds=speeds, rates=rates, left_out=left_out, absent_peers=absent)
         result.update(seconds=time.monotonic() - BEGAN)
         (asked.out / "gpu-check.json").write_text(json.dumps(result, indent=1) + "\n")
 
@@ -228,6 +234,7 @@ def main() -> int:
     if asked.dry:
         section("batches of the bench", limit, dry_batches, checks)
     section("kernels against PyTorch", limit, lambda: correctness.check(library, asked.seed, asked.dry), checks)
+    section("copies of rows", limit, lambda: rows.check(library, asked.seed, asked.dry), checks)
     section("tests of the Rust face", limit * 0.5, lambda: native_tests(asked.dry), checks)
     if not asked.dry:
         import speed
@@ -250,6 +257,7 @@ def main() -> int:
 
         for _, make in todo[:early]:
             one(make)
+        section("rate of copies of rows", limit * 0.7, lambda: rows.measure(library), rates)
     steps, tokens = (1, 128) if asked.dry else (4, 2048)
     section("training runs", limit * 0.8, lambda: end_to_end.check(HERE, steps, tokens, 60.0), checks)
     if not asked.dry:
@@ -257,7 +265,7 @@ def main() -> int:
         for _, make in todo[early:]:
             one(make)
     store()
-    table(checks, speeds)
+    table(checks, speeds, rates)
     for name, why in absent.items():
         print(f"peer {name} is not on this machine, so nothing is compared with it: {why}")
     if left_out:
