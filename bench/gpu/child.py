@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from parts import COPIES, DEVICE, PAIRS, RATES
 
 HERE = Path(__file__).resolve().parent
 NO_GPU, CONTEXT_LOST = 3, 5
@@ -115,12 +116,17 @@ class Child:
     def units(self) -> list[Unit]:
         import batches
         import correctness
+        import rows
 
         name, asked = self.asked.part, self.asked
-        if name == "device":
+        if name == DEVICE:
             return [Unit("device", self.device)]
-        if name == "batches of the bench":
+        if name == PAIRS:
             return [Unit("pairs", batches.check)]
+        if name == COPIES:
+            return [Unit("lists", lambda: rows.check(self.library, asked.seed, asked.dry))]
+        if name == RATES:
+            return [Unit("lists", lambda: rows.measure(self.library), "rates")]
         if name.startswith("bench "):
             return self.bench(name.removeprefix("bench "))
         dim, _, what = name.removeprefix("d").partition(" ")

@@ -42,6 +42,12 @@ class Tensor(ctypes.Structure):
     _fields_ = [("address", ctypes.c_uint64), ("len", ctypes.c_uint64)]
 
 
+class RowLine(ctypes.Structure):
+    """Rows to copy, in bytes; see RowCopy in kernels."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("from_", "to", "rows", "bytes", "from_stride", "to_stride")]
+
+
 @dataclass(frozen=True)
 class Heads:
     query: int
@@ -76,6 +82,9 @@ class Library:
             ("cadre_backward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             ("cadre_backward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
             ("cadre_backward_free", None, [pointer]),
+            ("cadre_rows_open", pointer, [pointer, u64]),
+            ("cadre_rows_copy", ctypes.c_int32, [pointer, ctypes.POINTER(Tensor), ctypes.POINTER(RowLine), u64]),
+            ("cadre_rows_free", None, [pointer]),
         ]:
             call = getattr(self.calls, name)
             call.restype, call.argtypes = result, arguments
@@ -157,6 +166,23 @@ class Backward:
     def __del__(self) -> None:
         if getattr(self, "plan", None):
             self.library.calls.cadre_backward_free(self.plan)
+
+
+class Rows:
+    """Copies of rows on the current stream; each list is a launch."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.rows = library.check(library.calls.cadre_rows_open(library.gpu, library.stream()))
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, lines: ctypes.Array) -> None:
+        """Of tensors of bytes."""
+        tensors, it = places([source, target]), self.library
+        it.check(it.calls.cadre_rows_copy(self.rows, tensors, lines, len(lines)))
+
+    def __del__(self) -> None:
+        if getattr(self, "rows", None):
+            self.library.calls.cadre_rows_free(self.rows)
 
 
 def kept_pairs(lines: list[Line]) -> int:

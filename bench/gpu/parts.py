@@ -16,6 +16,8 @@ from report import Report
 from sessions import Ended, Work
 
 HERE = Path(__file__).resolve().parent
+# Parts beside "d128 forward" and its like, and "bench GROUP".
+DEVICE, PAIRS, COPIES, RATES = "device", "pairs of the bench", "copies of rows", "rate of copies of rows"
 
 
 @dataclass

@@ -19,10 +19,10 @@ HERE = Path(__file__).resolve().parent
 # Tests that also hold on a real GPU; a process each.
 TESTS = (
     *("forward", "backward", "plans", "softcap::softcap", "sinks::sinks", "linear::products"),
-    *("arenas::memory", "arenas::gates", "arenas::rooms", "graphs::runs"),
+    *("arenas::memory", "arenas::gates", "arenas::rooms", "graphs::runs", "rows::copies", "rows::pieces"),
 )
 # The small shapes of all kernels, with and without softcap.
-SANITIZED = ("forward", "backward", "softcap::softcap")
+SANITIZED = ("forward", "backward", "softcap::softcap", "rows::copies")
 EXCHANGE = "rows_go_from_one_process_to_another_by_copies_of_the_gpu"
 FOUND = 9  # exit code of a sanitizer that found something
 

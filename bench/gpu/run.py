@@ -26,7 +26,7 @@ from pathlib import Path
 
 import batches
 import sessions
-from parts import Part, Parts
+from parts import COPIES, DEVICE, PAIRS, RATES, Part, Parts
 from programs import Programs
 from report import Report
 
@@ -101,11 +101,11 @@ def stages(parts: Parts, programs: Programs, dry: bool) -> list[Stage]:
 
     def checks(end: float) -> None:
         names = [f"d{dim} {kind}" for kinds in KINDS for dim in DIMS for kind in kinds]
-        extra = ["batches of the bench"] if dry else []
+        extra = [COPIES, PAIRS] if dry else [COPIES]
         parts.run([Part(it) for it in [*names, *extra]], together, end, threads)
 
     def early(end: float) -> None:
-        parts.run([Part(f"bench {batches.EARLY}", 110, again=8)], 1, end)
+        parts.run([Part(f"bench {batches.EARLY}", 110, again=8), Part(RATES)], 1, end)
 
     def rest(end: float) -> None:
         # One at a time: they are measured.
@@ -163,7 +163,7 @@ def main() -> int:
     words = ["--seed", str(asked.seed), "--packages", str(packages), *(["--dry"] if asked.dry else [])]
     parts = Parts(report, out, words, slower)
     report.say(f"seed {asked.seed}")
-    device = Part("device", 90, 90)  # nothing of PyTorch is in memory yet
+    device = Part(DEVICE, 90, 90)  # nothing of PyTorch is in memory yet
     ended = sessions.one(parts.work(device, None), time.monotonic() + 90, lambda _, line: parts.heard(device, line))
     if ended.code == NO_GPU:
         print("there is no GPU on this machine: nothing was run")

@@ -2,7 +2,7 @@
 //!
 //! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; the same bits whether
 //! rows go through sockets or stay on the GPU, also when a server is killed; a server whose GPU is lost, or does not copy, leaves with
-//! the reason, and the job goes on. Says nothing of speed, nor of a real driver.
+//! the reason, and the job goes on; pulls that fail after their copies have begun cost no bits. Says nothing of speed, nor of a real driver.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -171,6 +171,39 @@ fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
         assert!(notices().any(|it| it.contains("its work moves")), "{name}: {said}");
         assert!(output.status.success() && losses(&events).len() == 2, "{name}: {said}");
     }
+}
+
+#[test]
+fn pulls_that_fail_after_their_copies_have_begun_cost_time_and_no_bits() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let of = |name: &str, fault: (&str, &str)| {
+        let (words, environment) =
+            (&["--exchange=node"], [fault, ("CADRE_LOG", "cadre_worker=debug")]);
+        let job = Job { engine: "gpu", servers: 2, changes: &[], words, environment: &environment };
+        let (output, events) = job.run(place.path(), name);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{name}: {said}");
+        let logs = std::fs::read_dir(place.path().join(name).join("logs")).expect("logs");
+        let logs = logs.map(|it| std::fs::read_to_string(it.expect("a log").path()));
+        let logs: String = logs.map(|it| it.expect("a log is text")).collect();
+        (losses(&events), said, logs)
+    };
+    let (calm, _, logs) = of("calm", ("CADRE_EMULATED_CUT", ""));
+    assert!(calm.len() == 2 && !logs.contains("emulated driver"), "{logs}");
+    // A server dies while the trainer copies its results: its work moves.
+    let (losses, said, logs) = of("orphan", ("CADRE_EMULATED_ORPHAN", "trainer:25"));
+    assert!(logs.contains("is killed while its rows are copied"), "{logs}");
+    assert!(said.contains("its work moves"), "{said}");
+    assert_eq!(losses, calm);
+    // Servers lose their links while launches wait for copies: these count no more, and rows are pulled anew.
+    let (losses, said, logs) = of("cut", ("CADRE_EMULATED_CUT", "server:3"));
+    assert!(logs.contains("all links are cut while a launch waits"), "{logs}");
+    assert!(logs.contains("went out early for nothing"), "{logs}");
+    assert!(!said.contains("its work moves"), "{said}");
+    assert_eq!(losses, calm);
 }
 
 #[test]

@@ -5,7 +5,11 @@
 // Memory that can be exported is a memfd, so that another process which gets the descriptor maps the same bytes. Access
 // is as it was allowed: what may only be read faults when it is written. Copies between such memories are work of a
 // stream.
+#include <dirent.h>
+#include <netinet/in.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,6 +31,7 @@ struct Access {
 struct Reserved {
     size_t bytes;
     bool mapped = false, readable = false, writable = false;
+    int owner = 0;  // the process that made the memory
 };
 std::map<uint64_t, Reserved> reserved;
 std::map<uint64_t, int> exportable;  // handle, descriptor
@@ -45,6 +50,75 @@ bool open_to(uint64_t address, size_t bytes, bool to_write) {
     return to_write ? it.writable : it.readable;
 }
 
+// The process that made an exportable memory; its name says so.
+constexpr const char* kName = "cadre-emulated-device-memory-";
+int owner_of(int file) {
+    char link[64], name[256] = {};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    if (readlink(link, name, sizeof name - 1) < 0) return 0;
+    const char* found = strstr(name, kName);
+    return found ? atoi(found + strlen(kName)) : 0;
+}
+// The other process whose memory is at an address; 0 for none.
+int stranger_at(uint64_t address) {
+    auto next = reserved.upper_bound(address);
+    if (next == reserved.begin()) return 0;
+    --next;
+    const bool inside = address < next->first + next->second.bytes;
+    return inside && next->second.owner != getpid() ? next->second.owner : 0;
+}
+bool is_alive(int process) {
+    char path[64], state = 'Z';
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    FILE* file = fopen(path, "r");
+    if (!file) return false;
+    // A name in parentheses has no blank in our programs.
+    const bool read = fscanf(file, "%*d %*s %c", &state) == 1;
+    fclose(file);
+    return read && state != 'Z' && state != 'X';
+}
+
+long strangers, waits;
+
+// `ROLE:COUNT`, for processes of one role of a job; 0 in others.
+long setting_of_role(const char* name) {
+    const char *text = getenv(name), *role = getenv("CADRE_ROLE"), *count = text ? strchr(text, ':') : nullptr;
+    return count && role && std::string(text, count) == role ? atol(count + 1) : 0;
+}
+// CADRE_EMULATED_ORPHAN: the owner of what that copy reads is dead before the copy is over.
+void orphan(int owner, Stream& stream) {
+    if (++strangers != setting_of_role("CADRE_EMULATED_ORPHAN")) return;
+    fprintf(stderr, "emulated driver: process %d is killed while its rows are copied\n", owner);
+    kill(owner, SIGKILL);
+    stream.put([owner] { yield_until([owner] { return !is_alive(owner); }); });
+}
+// Ends every TCP link of this process, as a cable does that is pulled.
+void cut_links() {
+    DIR* folder = opendir("/proc/self/fd");
+    while (const dirent* entry = folder ? readdir(folder) : nullptr) {
+        sockaddr_in peer{};
+        socklen_t bytes = sizeof peer;
+        const int file = atoi(entry->d_name);
+        if (getpeername(file, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0 && peer.sin_family == AF_INET) {
+            shutdown(file, SHUT_RDWR);
+        }
+    }
+    if (folder) closedir(folder);
+}
+
+// CADRE_EMULATED_CUT: this wait of a stream for copies from another process ends all links. Until then nobody finds
+// such copies over before a stream has waited for them, so that it always comes.
+bool is_held_back(const Stream& copies) {
+    return copies.foreign > 0 && !copies.awaited && waits < setting_of_role("CADRE_EMULATED_CUT");
+}
+void waited(Stream& copies) {
+    if (copies.foreign == 0) return;
+    copies.awaited = true;
+    if (++waits != setting_of_role("CADRE_EMULATED_CUT")) return;
+    fprintf(stderr, "emulated driver: all links are cut while a launch waits for copies\n");
+    cut_links();
+}
+
 }  // namespace
 
 CALL cuMemGetAllocationGranularity(size_t* bytes, const Property* property, int) {
@@ -57,7 +131,7 @@ CALL cuMemCreate(uint64_t* handle, size_t bytes, const Property* property, uint6
     if (lost) return kLaunchFailed;
     if (!wanted(property) || bytes == 0 || bytes % kGranularity != 0 || flags != 0) return kInvalidValue;
     if (allocated + bytes > memory()) return kOutOfMemory;
-    const int file = memfd_create("cadre-emulated-device-memory", MFD_CLOEXEC);
+    const int file = memfd_create((kName + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)bytes) != 0) return kOutOfMemory;
     exportable[*handle = ++last_handle] = file;
     return kSuccess;
@@ -112,7 +186,7 @@ CALL cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, ui
     }
     // Not to be touched before access is set.
     void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second, 0);
-    place->second.mapped = mapped != MAP_FAILED;
+    place->second.mapped = mapped != MAP_FAILED, place->second.owner = owner_of(found->second);
     return place->second.mapped ? kSuccess : kInvalidValue;
 }
 CALL cuMemSetAccess(uint64_t address, size_t bytes, const Access* access, size_t count) {
@@ -145,7 +219,13 @@ CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream
         lost = true;
         return kSuccess;
     }
-    stream_of(stream).put([=] { memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    Stream& of = stream_of(stream);
+    const int owner = stranger_at(from);
+    if (owner) orphan(owner, of), ++of.foreign, of.awaited = false;
+    of.put([=, &of] {
+        memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+        of.foreign -= owner != 0;
+    });
     return kSuccess;
 }
 CALL cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {

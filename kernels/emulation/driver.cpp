@@ -6,8 +6,10 @@
 // once, as the driver does with memory that is not pinned.
 //
 // Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
-// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. Says nothing of speed, of
-// a real driver's answers, or of memory that a real GPU would refuse.
+// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. CADRE_EMULATED_ORPHAN, the
+// copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait of a stream for such
+// copies at which this process loses all its links: both as ROLE:COUNT. Says nothing of speed, of a real driver's
+// answers, or of memory that a real GPU would refuse.
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -35,6 +37,8 @@ struct Graph {
 struct Stream {
     std::deque<Work> work;
     bool busy = false;           // a thread runs its work
+    int foreign = 0;             // copies from other processes that are not over
+    bool awaited = false;        // a stream waits for the last of them
     Graph* recording = nullptr;  // where its work goes instead
 
     void put(Work it) {
@@ -104,6 +108,8 @@ void poison(uint8_t* to, size_t bytes) {
 }
 
 bool open_to(uint64_t address, size_t bytes, bool to_write);
+void waited(Stream& copies);
+bool is_held_back(const Stream& copies);
 
 // `bytes` at `address` lie in one allocation; a driver would not look, a test wants to know.
 bool held(uint64_t address, size_t bytes) {
@@ -222,6 +228,10 @@ CALL cuStreamCreate(void** stream, unsigned) {
     *stream = streams.back().get();
     return kSuccess;
 }
+CALL cuStreamCreateWithPriority(void** stream, unsigned flags, int) {
+    // All streams of this one get on alike.
+    return cuStreamCreate(stream, flags);
+}
 CALL cuStreamDestroy_v2(void* stream) {
     const Lock lock(mutex);
     flush(stream_of(stream));
@@ -263,6 +273,7 @@ CALL cuEventQuery(void* event) {
     // A real GPU gets on by itself; this one by as much as it is asked.
     auto* it = static_cast<Event*>(event);
     if (lost) return kLaunchFailed;
+    if (!it->done && is_held_back(*it->stream)) return kNotReady;
     if (!it->done && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
     return it->done ? kSuccess : kNotReady;
 }
@@ -277,6 +288,7 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
     if (it->stream == &stream_of(stream)) return kSuccess;
+    if (!it->done) waited(*it->stream);
     // The event may be destroyed before this runs.
     stream_of(stream).put([of = it->stream] { flush(*of); });
     return kSuccess;

@@ -66,6 +66,8 @@ std::vector<Kernel>& kernels() {
         rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
         rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
         rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),
+        rows_kernel<cadre::Copy16Parameters>("cadre_copy_rows_16", [](auto& p) { cadre_copy_rows_16(p); }),
+        rows_kernel<cadre::Copy4Parameters>("cadre_copy_rows_4", [](auto& p) { cadre_copy_rows_4(p); }),
     };
     return all;
 }

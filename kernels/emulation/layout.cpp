@@ -28,6 +28,13 @@
 #define FIELDS17(T, a, ...) AT(T, a), FIELDS16(T, __VA_ARGS__)
 #define LINE(N, T, ...) SIZE(T), FIELDS##N(T, __VA_ARGS__), printf("\n")
 
+// Units of both words lie alike.
+namespace cadre {
+using CopyUnit = RowCopy<uint4>;
+static_assert(sizeof(CopyUnit) == sizeof(RowCopy<uint32_t>) && sizeof(Copy16Parameters) == sizeof(Copy4Parameters),
+              "the host makes one list for either word");
+}  // namespace cadre
+
 int main() {
     LINE(4, Launch, threads, shared_bytes, rows, keys);
     LINE(10, Task, q_row, q_rows, q_offset, kv_row, kv_rows, kv_offset, left, right, bundle, dq_tile);
@@ -43,4 +50,6 @@ int main() {
          scale_log2, inner_scale, lse, delta, dq, dk, dv);
     LINE(8, SinkParameters, tasks, tiles, tile_count, heads, dim, sinks, o, lse);
     LINE(9, FinishParameters, tasks, tiles, tile_count, heads, dim, scale, sums, dq, dq_bf16);
+    LINE(6, CopyUnit, from, to, rows, words, from_stride, to_stride);
+    LINE(2, Copy16Parameters, copies, copy_count);
 }

@@ -155,6 +155,13 @@ fn rooms_are_found_in_as_many_arenas_as_it_takes_and_read_when_they_are_written(
 }
 
 #[test]
+fn rows_and_pieces_are_copied_by_the_thousand_in_one_launch() {
+    run("rows::copies", &[]);
+    run("rows::copies", &[("CADRE_EMULATED_SEED", "6")]);
+    run("rows::pieces", &[]);
+}
+
+#[test]
 fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
     run("arenas::gates", &[]);
 }

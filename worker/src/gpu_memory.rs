@@ -4,6 +4,8 @@
 //! its own, so that they run beside kernels. [`GpuMemory`] takes pieces of arenas as they are; [`GpuRows`], which workers use, room
 //! to land in and parts to read.
 //!
+//! Pulls of many small pieces, as the rows of some heads are, go as one launch ([`PieceCopier`]) instead of a copy each.
+//!
 //! It moves nothing by itself. Invariant: a copy is over when the event behind it is; who reads the landing on another stream
 //! waits for that, as readers of a [`Room`] do, or for a gate that is opened when the pull ends.
 
@@ -12,14 +14,14 @@ use std::sync::Arc;
 
 use cadre_exchange::{Device, Piece, Place};
 use cadre_kernels::device::{
-    ArenaMemory, CopyPiece, Error, Event, Gpu, Imported, Part, Room, Stream,
+    ArenaMemory, CopyPiece, Error, Event, Gpu, Imported, Part, PieceCopier, Room, Stream,
 };
 
 /// See the module.
 #[derive(Debug)]
 pub struct GpuMemory {
     gpu: Gpu,
-    stream: Stream,
+    copier: PieceCopier,
 }
 
 impl GpuMemory {
@@ -29,7 +31,8 @@ impl GpuMemory {
     ///
     /// The driver's.
     pub fn new(gpu: &Gpu) -> Result<Self, Error> {
-        Ok(Self { gpu: gpu.clone(), stream: Stream::new(gpu)? })
+        // Where copies are launches, those of attention must not keep them waiting one after the other.
+        Ok(Self { gpu: gpu.clone(), copier: PieceCopier::new(Stream::urgent(gpu)?)? })
     }
 }
 
@@ -64,8 +67,8 @@ impl Device for GpuMemory {
     ) -> Result<Event, String> {
         let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
         let pieces: Vec<_> = pieces.iter().map(piece).collect();
-        from.copy(&self.stream, &pieces, to).map_err(|it| it.to_string())?;
-        Event::record(&self.stream).map_err(|it| it.to_string())
+        self.copier.copy(from, &pieces, to).map_err(|it| it.to_string())?;
+        Event::record(self.copier.stream()).map_err(|it| it.to_string())
     }
 
     fn is_over(&self, copy: &Event) -> Result<bool, String> {

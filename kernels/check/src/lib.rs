@@ -8,6 +8,8 @@
 // Pointers of the caller are taken on trust.
 #![allow(unsafe_code)]
 
+pub mod rows;
+
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};

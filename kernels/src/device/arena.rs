@@ -20,7 +20,7 @@ use cudarc::driver::sys;
 use super::check::Refusal;
 use super::driver::{Gpu, call};
 use super::error::Error;
-use super::memory::Stream;
+use super::memory::{Slice, SliceMut, Stream};
 use super::shelf::Shelf;
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
@@ -232,6 +232,12 @@ impl ArenaMemory {
         copy(stream, (self.address(), self.bytes, "rows"), pieces, to)
     }
 
+    /// All of it, for a launch that copies to bytes that nobody else touches meanwhile.
+    pub(super) fn landing(&self) -> SliceMut<'_, u8> {
+        // SAFETY: memory of this length; who reads or writes a landing meanwhile waits for the stream.
+        unsafe { SliceMut::foreign(self.address(), self.bytes as usize) }
+    }
+
     fn gpu(&self) -> &Gpu {
         &self.arena.0.mapping.gpu
     }
@@ -286,7 +292,18 @@ impl Imported {
         pieces: &[CopyPiece],
         to: &ArenaMemory,
     ) -> Result<(), Error> {
-        copy(stream, (self.0.address, self.len_bytes(), "an arena"), pieces, to)
+        copy(stream, self.place(), pieces, to)
+    }
+
+    /// All of it, for launches to read.
+    pub(super) fn slice(&self) -> Slice<'_, u8> {
+        // SAFETY: mapped as long as `self`; whether its owner writes it meanwhile is for whoever copied to find out.
+        unsafe { Slice::foreign(self.0.address, self.0.bytes) }
+    }
+
+    /// Address, length, name.
+    pub(super) fn place(&self) -> (u64, u64, &'static str) {
+        (self.0.address, self.len_bytes(), "an arena")
     }
 }
 
@@ -297,19 +314,29 @@ fn copy(
     pieces: &[CopyPiece],
     to: &ArenaMemory,
 ) -> Result<(), Error> {
-    for &CopyPiece { from, to: at, bytes } in pieces {
-        to.inside("a landing", at.saturating_add(bytes))?;
-        if from.saturating_add(bytes) > length {
-            let (expected, actual) = (from.saturating_add(bytes) as usize, length as usize);
-            return Err(Refusal::Length { field, expected, actual }.into());
-        }
-    }
+    holds((address, length, field), pieces, to)?;
     to.gpu().bind()?;
     for &CopyPiece { from, to: at, bytes } in pieces.iter().filter(|it| it.bytes > 0) {
         let (from, at) = (address + from, to.address() + at);
         // SAFETY: inside both, as checked; who reads or writes the landing meanwhile waits for the stream.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, bytes as usize, stream.handle()) };
         call("cuMemcpyDtoD", || stream.after(), code)?;
+    }
+    Ok(())
+}
+
+/// Looks whether pieces lie inside the memory with a length and name, and inside `to`.
+pub(super) fn holds(
+    (_, length, field): (u64, u64, &'static str),
+    pieces: &[CopyPiece],
+    to: &ArenaMemory,
+) -> Result<(), Error> {
+    for &CopyPiece { from, to: at, bytes } in pieces {
+        to.inside("a landing", at.saturating_add(bytes))?;
+        if from.saturating_add(bytes) > length {
+            let (expected, actual) = (from.saturating_add(bytes) as usize, length as usize);
+            return Err(Refusal::Length { field, expected, actual }.into());
+        }
     }
     Ok(())
 }

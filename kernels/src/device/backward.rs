@@ -1,10 +1,10 @@
 //! Backward on the GPU: a plan made once, run for every layer.
 //!
-//! In: bundles; then tensors. Out: dQ, and dK and dV once per bundle, in the order of a stream. The plan holds its lists and
-//! the f32 sums of dQ in device memory.
+//! In: bundles; then tensors. Out: dQ, and dK and dV once per bundle, in the order of a stream. The plan holds its lists in
+//! device memory, and the f32 sums of dQ in a [`Scratch`] that may be shared.
 //!
-//! It allocates nothing while it runs, and does not wait. Invariant: as in [`super::forward`]; and the sums of dQ are zero
-//! between runs.
+//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Invariant: as in
+//! [`super::forward`]; and the sums of dQ are zero between runs.
 
 // Launches: what kernels read and write is the checks' promise.
 #![allow(unsafe_code)]
@@ -19,6 +19,7 @@ use super::error::Error;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
+use super::scratch::Scratch;
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
 use super::tiles::BACKWARD_ROWS;
 
@@ -76,7 +77,9 @@ pub struct BackwardPlan {
     finish: Buffer<QueryTile>,
     next: Buffer<u32>,
     turns: Option<Buffer<u32>>,
-    sums: Buffer<f32>,
+    scratch: Scratch,
+    /// Numbers of sums.
+    sums: usize,
     batch: String,
 }
 
@@ -93,6 +96,22 @@ impl BackwardPlan {
         bundles: &[BackwardBundle],
         order: Order,
         launches: u32,
+    ) -> Result<Self, Error> {
+        let scratch = Scratch::new(stream.gpu())?;
+        Self::with(stream, shape, bundles, (order, launches), &scratch)
+    }
+
+    /// The same with a scratch of several plans, whose runs are put on one stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn with(
+        stream: &Stream,
+        shape: Shape,
+        bundles: &[BackwardBundle],
+        (order, launches): (Order, u32),
+        scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
         let (mut tasks, mut table) = (Vec::new(), Vec::new());
@@ -125,8 +144,7 @@ impl BackwardPlan {
             buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
         }
         let numbers = sum_tiles * BACKWARD_ROWS as usize * heads.dim;
-        let mut sums = Buffer::new(gpu, numbers, "sums of dQ")?;
-        sums.clear(stream, numbers)?;
+        scratch.sums(stream, numbers)?;
         let turns = match order {
             Order::Fixed => Some(Buffer::new(gpu, 2 * sum_tiles, "turns of dQ")?),
             Order::Arrival => None,
@@ -142,7 +160,8 @@ impl BackwardPlan {
             launches: buffers,
             next: Buffer::new(gpu, 1, "a counter")?,
             turns,
-            sums,
+            scratch: scratch.clone(),
+            sums: numbers,
             batch: format!(
                 "{} bundles with {} rows, heads {}:{} of {}",
                 bundles.len(),
@@ -152,6 +171,14 @@ impl BackwardPlan {
                 heads.dim
             ),
         })
+    }
+
+    /// Memory of the GPU that its lists take.
+    pub fn list_bytes(&self) -> u64 {
+        let launches =
+            self.launches.iter().map(|(bundles, tiles)| bundles.len_bytes() + tiles.len_bytes());
+        let turns = self.turns.as_ref().map_or(0, Buffer::len_bytes);
+        self.tasks.len_bytes() + self.finish.len_bytes() + turns + launches.sum::<u64>()
     }
 
     /// Puts the launches on `stream`, of the GPU that the plan was made on.
@@ -185,7 +212,8 @@ impl BackwardPlan {
         let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
-        let (tasks, sums) = (self.tasks.slice().place().0, self.sums.slice().place().0);
+        let (tasks, sums) = (self.tasks.slice().place().0, self.scratch.sums(stream, self.sums)?);
+        self.scratch.are_sums_dirty(true);
         for (bundles, tiles) in &self.launches {
             if tiles.is_empty() {
                 continue;
@@ -224,6 +252,7 @@ impl BackwardPlan {
             self.launch(kernel, blocks, stream, &mut arguments)?;
         }
         if self.finish.is_empty() {
+            self.scratch.are_sums_dirty(false);
             return Ok(());
         }
         let mut parameters = FinishParameters {
@@ -239,7 +268,9 @@ impl BackwardPlan {
         };
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 8, self.finish.len() * heads.query);
-        self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)
+        self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)?;
+        self.scratch.are_sums_dirty(false);
+        Ok(())
     }
 
     fn launch(

@@ -98,6 +98,18 @@ pub enum Refusal {
         /// The row.
         row: u32,
     },
+    /// A copy of rows that the kernel does not do.
+    #[error("row copy {copy}: {field} is {value}, {rule}")]
+    RowCopy {
+        /// Index in the list.
+        copy: usize,
+        /// What is wrong with it.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it breaks, and what to do.
+        rule: &'static str,
+    },
     /// A bundle is handed in for some of its key tiles.
     #[error(
         "bundle {bundle}: key tiles {tiles:?} of {all} are no launch of their own on the GPU; hand in all"

@@ -62,7 +62,16 @@ pub(super) const BACKWARD: [[&str; 3]; 2] = [
 const KERNELS: [(&str, &[&str]); 3] = [
     ("forward", FORWARD.as_flattened()),
     ("backward", BACKWARD.as_flattened()),
-    ("rows", &["cadre_merge", "cadre_finish_dq", "cadre_sink"]),
+    (
+        "rows",
+        &[
+            "cadre_merge",
+            "cadre_finish_dq",
+            "cadre_sink",
+            "cadre_copy_rows_16",
+            "cadre_copy_rows_4",
+        ],
+    ),
 ];
 
 /// Turns what the driver answered into an error.

@@ -1,9 +1,9 @@
 //! Forward on the GPU: a plan made once, run for every layer.
 //!
-//! In: tasks; then tensors of bf16. Out: O and LSE, in the order of a stream. The plan holds its lists, and parts of
-//! segments, in device memory; making it costs the host a few microseconds a task, running it two or three calls.
+//! In: tasks; then tensors of bf16. Out: O and LSE, in the order of a stream. The plan holds its lists in device memory, and
+//! parts of segments in a [`Scratch`] that may be shared; making it costs the host a few microseconds a task, running it two or three calls.
 //!
-//! It allocates nothing while it runs, and does not wait. Invariant: tasks were checked when the plan was made, tensors are
+//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Invariant: tasks were checked when the plan was made, tensors are
 //! when it runs; what passes is inside every tensor.
 
 // Launches: what kernels read and write is the checks' promise.
@@ -19,6 +19,7 @@ use super::error::Error;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
+use super::scratch::Scratch;
 use super::tables::{
     ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
 };
@@ -51,8 +52,9 @@ pub struct ForwardPlan {
     tiles: Buffer<ForwardTile>,
     merges: Buffer<MergeTile>,
     next: Buffer<u32>,
-    part_o: Buffer<f32>,
-    part_lse: Buffer<f32>,
+    scratch: Scratch,
+    /// Numbers of parts of O, and of LSE.
+    parts: [usize; 2],
     /// Tiles of rows that sinks are applied to; none without sinks.
     sink_tiles: Option<Buffer<QueryTile>>,
     /// Pairs of query and key in the tiles that are multiplied.
@@ -67,6 +69,20 @@ impl ForwardPlan {
     ///
     /// The first task that the kernels cannot do, or memory.
     pub fn new(stream: &Stream, shape: Shape, tasks: &[ForwardTask]) -> Result<Self, Error> {
+        Self::with(stream, shape, tasks, &Scratch::new(stream.gpu())?)
+    }
+
+    /// The same with a scratch of several plans, whose runs are put on one stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn with(
+        stream: &Stream,
+        shape: Shape,
+        tasks: &[ForwardTask],
+        scratch: &Scratch,
+    ) -> Result<Self, Error> {
         shape.check()?;
         for (index, it) in tasks.iter().enumerate() {
             check_task(index, it.mask, &it.rows, &it.keys)?;
@@ -81,6 +97,8 @@ impl ForwardPlan {
         let slot = FORWARD_ROWS as usize;
         let steps = lists::forward_steps(&list, &table, heads.dim, segment);
         let gpu = stream.gpu();
+        let parts = [list.slots * slot * heads.dim, list.slots * slot];
+        scratch.parts(parts)?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
@@ -90,8 +108,8 @@ impl ForwardPlan {
             tiles: Buffer::of(stream, &list.tiles, "the tile list")?,
             merges: Buffer::of(stream, &list.merges, "the merge list")?,
             next: Buffer::new(gpu, 1, "a counter")?,
-            part_o: Buffer::new(gpu, list.slots * slot * heads.dim, "parts of O")?,
-            part_lse: Buffer::new(gpu, list.slots * slot, "parts of LSE")?,
+            scratch: scratch.clone(),
+            parts,
             sink_tiles: None,
             table,
             tile_pairs: steps * slot as u64 * super::tiles::tile_keys(heads.dim) as u64,
@@ -109,6 +127,12 @@ impl ForwardPlan {
     /// Pairs of query and key, all heads, in the tiles that are multiplied: at least those that the masks keep.
     pub fn tile_pairs(&self) -> u64 {
         self.tile_pairs
+    }
+
+    /// Memory of the GPU that its lists take.
+    pub fn list_bytes(&self) -> u64 {
+        let sinks = self.sink_tiles.as_ref().map_or(0, Buffer::len_bytes);
+        self.tasks.len_bytes() + self.tiles.len_bytes() + self.merges.len_bytes() + sinks
     }
 
     /// Puts the launch on `stream`, of the GPU that the plan was made on.
@@ -135,11 +159,8 @@ impl ForwardPlan {
         let mut q_map = tensor_map(q.place(), heads.query, heads.dim, rows)?;
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
-        let (tasks, part_o, part_lse) = (
-            self.tasks.slice().place().0,
-            self.part_o.slice().place().0,
-            self.part_lse.slice().place().0,
-        );
+        let tasks = self.tasks.slice().place().0;
+        let [part_o, part_lse] = self.scratch.parts(self.parts)?;
         let (o, lse) = (out.place().0, lse.place().0);
         let mut parameters = ForwardParameters {
             tasks,

@@ -48,6 +48,22 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), handle, owned: true, last: RefCell::default() })
     }
 
+    /// A stream of its own whose launches get the processors that become free before those of others that wait, too.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn urgent(gpu: &Gpu) -> Result<Self, Error> {
+        gpu.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // Below 0, that of other streams, is before it; the driver takes the nearest that it has.
+        // SAFETY: writes a handle, which `drop` destroys.
+        let code = unsafe { sys::cuStreamCreateWithPriority(&raw mut handle, flags, -1) };
+        call("cuStreamCreateWithPriority", String::new, code)?;
+        Ok(Self { gpu: gpu.clone(), handle, owned: true, last: RefCell::default() })
+    }
+
     /// A stream that a framework of this process made on the same GPU; 0 is the default one.
     ///
     /// # Safety
@@ -171,6 +187,11 @@ impl<T: Plain> Buffer<T> {
     /// How many numbers there are.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// How much memory they take.
+    pub fn len_bytes(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
     }
 
     /// Whether there is none.

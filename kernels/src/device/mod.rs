@@ -7,6 +7,7 @@
 //! ```text
 //! host                   rows of the host: packs, copies, launches
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
+//!     scratch            what runs of one stream need one after the other
 //!     plan, check        what a launch is; what is refused
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
@@ -14,6 +15,7 @@
 //!   blas                 products of f32, by cuBLASLt
 //! rooms                  rows that stay on the GPU: room to write, parts to read
 //!   arena, gate          memory that other processes read; words that streams wait for
+//!   pieces, rows         many pieces at once: by the copy engine, or in one launch
 //! graph                  runs recorded once, launched again as one
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
@@ -34,8 +36,11 @@ pub mod host;
 pub(crate) mod linear;
 mod lists;
 mod memory;
+mod pieces;
 mod plan;
 mod rooms;
+mod rows;
+mod scratch;
 mod shelf;
 pub mod tables;
 mod tiles;
@@ -51,5 +56,8 @@ pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
 pub use graph::Graph;
 pub use memory::{Buffer, Slice, SliceMut, Stream};
+pub use pieces::PieceCopier;
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
+pub use rows::{RowCopier, RowCopy};
+pub use scratch::Scratch;

@@ -113,7 +113,19 @@ table! {
         sums: Address, dq: Address, dq_bf16: Address,
     }
 }
+table! {
+    /// One unit of `copy_rows`; lengths and distances in words.
+    CopyUnit {
+        from: Address, to: Address, rows: i32, words: i32, from_stride: i32, to_stride: i32,
+    }
+}
+table! {
+    /// Argument of `cadre_copy_rows_16` and `cadre_copy_rows_4`.
+    Copy16Parameters { copies: Address, copy_count: i32, }
+}
 
+// SAFETY: primitives.
+unsafe impl Plain for u8 {}
 // SAFETY: primitives.
 unsafe impl Plain for u32 {}
 // SAFETY: primitives.
@@ -139,6 +151,8 @@ pub fn layouts() -> String {
         BackwardParameters::layout(),
         SinkParameters::layout(),
         FinishParameters::layout(),
+        CopyUnit::layout(),
+        Copy16Parameters::layout(),
     ];
     let line = |(name, size, places): (&str, usize, Vec<usize>)| {
         let places: Vec<String> = places.iter().map(ToString::to_string).collect();

@@ -59,6 +59,11 @@ impl Copied {
         let workspace = std::fs::read_to_string(above.join("Cargo.toml")).expect("a workspace");
         let line = |it: &str| match it.split_once(" = ") {
             Some(("members", _)) => format!("members = [{name:?}]\n"),
+            // Other crates of the workspace stay where they are.
+            Some((_, rest)) if rest.starts_with("{ path = \"") => {
+                let path = format!("{{ path = \"{}/", above.display());
+                format!("{}\n", it.replace("{ path = \"", &path))
+            }
             _ => format!("{it}\n"),
         };
         let workspace: String = workspace.lines().map(line).collect();
@@ -67,24 +72,30 @@ impl Copied {
         Self { folder: root.join(name), root, target, program }
     }
 
-    /// Builds the tests of the copy, as fast as it goes; gives the program.
+    /// Builds the tests of the copy in a folder of its own, as fast as it goes; gives the program.
     pub(crate) fn build(&self) -> Result<PathBuf, String> {
-        let output = Command::new(env!("CARGO"))
-            .args([
-                "test",
-                "--offline",
-                "--no-run",
-                "--message-format=json",
-                "--test",
-                self.program,
-            ])
-            .current_dir(&self.folder)
-            .env("CARGO_TARGET_DIR", &self.target)
-            .env("CARGO_INCREMENTAL", "1")
-            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .output()
-            .map_err(|error| error.to_string())?;
+        self.build_by(|cargo| {
+            cargo
+                .env("CARGO_TARGET_DIR", &self.target)
+                .env("CARGO_INCREMENTAL", "1")
+                .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
+                .env("CARGO_PROFILE_DEV_DEBUG", "0");
+        })
+    }
+
+    /// The same with what `how` says about target and profile.
+    pub(crate) fn build_by(&self, how: impl FnOnce(&mut Command)) -> Result<PathBuf, String> {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "test",
+            "--offline",
+            "--no-run",
+            "--message-format=json",
+            "--test",
+            self.program,
+        ]);
+        how(cargo.current_dir(&self.folder));
+        let output = cargo.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stdout);
         let program = text.lines().rev().find_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;

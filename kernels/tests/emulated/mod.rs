@@ -7,6 +7,7 @@ mod arenas;
 mod cases;
 mod graphs;
 mod linear;
+mod rows;
 mod sinks;
 mod softcap;
 

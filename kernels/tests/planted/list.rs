@@ -12,9 +12,13 @@ const MEMORY: &str = "arenas::memory";
 const ROOMS: &str = "arenas::rooms";
 const GATES: &str = "arenas::gates";
 
+const COPIES: &str = "rows::copies";
+const PIECES: &str = "rows::pieces";
+
 const ARENA: &str = "src/device/arena.rs";
 const BLAS: &str = "src/device/blas.rs";
 const LINEAR: &str = "src/device/linear.rs";
+const COPIER: &str = "src/device/rows.rs";
 const ROWS: &str = "cuda/rows.cuh";
 
 /// All of them; the tests are those of `tests/emulated`.
@@ -197,5 +201,47 @@ pub(crate) const PLANTED: &[Planted] = &[
         "an abandoned gate looks closed to streams",
         "i32::MAX as u32",
         "u32::MAX",
+    ),
+    planted(
+        COPIES,
+        COPIER,
+        "columns of a long row all begin at its first word",
+        "from: from + row * from_stride + column * word,",
+        "from: from + row * from_stride,",
+    ),
+    planted(
+        COPIES,
+        COPIER,
+        "distances are counted in bytes",
+        "to_stride: if rows > 1 { (to_stride / word) as i32 }",
+        "to_stride: if rows > 1 { to_stride as i32 }",
+    ),
+    planted(
+        COPIES,
+        COPIER,
+        "what is askew by 4 bytes is copied by words of 16",
+        "partition(|it| it.is_multiple_of(16))",
+        "partition(|it| it.bytes.is_multiple_of(16))",
+    ),
+    planted(
+        PIECES,
+        COPIER,
+        "of several lists the first is launched alone",
+        "units.chunks(LIST)",
+        "units.chunks(LIST).take(1)",
+    ),
+    planted(
+        PIECES,
+        "src/device/pieces.rs",
+        "pieces that are side by side in the source alone are joined",
+        "it.from + it.bytes == piece.from && it.to + it.bytes == piece.to",
+        "it.from + it.bytes == piece.from",
+    ),
+    planted(
+        PIECES,
+        "src/device/pieces.rs",
+        "a run goes on at another distance in the source",
+        "(from_stride, to_stride) == (copy.from_stride, copy.to_stride)",
+        "to_stride == copy.to_stride",
     ),
 ];

@@ -275,6 +275,9 @@ impl Tasks {
         let Some(held) = self.held.get_mut(&of) else { return };
         if held.early.spoil(pull) {
             held.rows = None;
+            tracing::debug!(
+                "works on rows of {of:?} went out early for nothing: rows are pulled anew"
+            );
         }
     }
 

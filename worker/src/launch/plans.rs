@@ -1,9 +1,11 @@
 //! Plans of launches, made once for a step and run for every layer.
 //!
 //! In: which works of a step a launch is of. Out: its [`Made`] plan, if there was such a launch before. Works of one nano-batch have the
-//! same tasks, masks and tiles in every layer; only the addresses of their rows differ, and these a plan does not hold.
+//! same tasks, masks and tiles in every layer; only the addresses of their rows differ, and these a plan does not hold. What runs need
+//! beside lists belongs to their stream and not to a plan, so that plans are small and all of a step's have room.
 //!
-//! It makes no plan. Invariant: all plans are of the newest step that was asked for, and take no more memory of the GPU than allowed.
+//! It makes no plan. Invariant: all plans are of the newest step that was asked for, and their lists take no more memory of the GPU than
+//! allowed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,7 +38,7 @@ pub(super) struct Made {
     pub(super) bytes: [u64; 3],
     /// Those of each work.
     pub(super) slices: Vec<Slices>,
-    /// Memory of the GPU that the plan takes, about.
+    /// Memory of the GPU that its lists take.
     pub(super) weight: u64,
 }
 

@@ -19,8 +19,8 @@ use cadre_crds::Wire;
 use cadre_kernels::Engine;
 use cadre_kernels::device::{
     BackwardBundle, BackwardPlan, BackwardTensors, CopyPiece, Error, Event, ForwardPlan,
-    ForwardTask, ForwardTensors, Keys, Order, Part as Rows, QueryGradients, Refusal, Rooms, Shape,
-    Stream, TaskRows,
+    ForwardTask, ForwardTensors, Keys, Order, Part as Rows, QueryGradients, Refusal, Rooms,
+    Scratch, Shape, Stream, TaskRows,
 };
 use cadre_planner::BundleId;
 
@@ -33,18 +33,17 @@ use crate::phases::Direction;
 /// See the module.
 #[derive(Debug)]
 pub struct Resident {
-    streams: [Stream; 2],
+    /// Streams, and what the launches of each need one after the other.
+    streams: [(Stream, Scratch); 2],
     turn: usize,
     rooms: Rooms,
     order: Order,
     plans: Plans,
+    made: u64,
 }
 
-/// Of the GPU's memory, plans that wait for the next layer take one part in so many at most.
+/// Of the GPU's memory, lists of plans that wait for the next layer take one part in so many at most.
 const PLANS_SHARE: u64 = 16;
-
-/// Keys of a segment, beyond which forward keeps parts of O.
-const SEGMENT: u64 = 1 << 16;
 
 impl Resident {
     /// For rows that live in `place`, with the order of dQ that `engine` keeps; none where they live on the host.
@@ -55,9 +54,16 @@ impl Resident {
     pub fn new(engine: &Engine, place: &Place) -> Result<Option<Self>, Error> {
         let Some(rooms) = place.rooms() else { return Ok(None) };
         let gpu = rooms.gpu();
-        let streams = [Stream::new(gpu)?, Stream::new(gpu)?];
+        let stream = || Ok::<_, Error>((Stream::new(gpu)?, Scratch::new(gpu)?));
+        let streams = [stream()?, stream()?];
         let plans = Plans::new(gpu.memory()?.1 as u64 / PLANS_SHARE);
-        Ok(Some(Self { streams, turn: 0, rooms: rooms.clone(), order: engine.order(), plans }))
+        let (rooms, order) = (rooms.clone(), engine.order());
+        Ok(Some(Self { streams, turn: 0, rooms, order, plans, made: 0 }))
+    }
+
+    /// Plans that were made so far: one for every launch of a step whose works are others than before, if memory lasts.
+    pub fn made(&self) -> u64 {
+        self.made
     }
 
     /// Puts works of one phase on streams. What memory is short for goes in halves, without the plans of other launches.
@@ -84,6 +90,9 @@ impl Resident {
     fn put_group(&mut self, works: &[Work], flights: &mut Vec<Flight>) -> Result<(), Error> {
         match self.launch(works) {
             Err(error) if error.is_out_of_memory() && self.plans.clear() => {
+                for (_, scratch) in &self.streams {
+                    scratch.release()?;
+                }
                 self.put_group(works, flights)
             }
             Err(error) if error.is_out_of_memory() && works.len() > 1 => {
@@ -109,6 +118,7 @@ impl Resident {
 
     fn make(&mut self, works: &[Work]) -> Result<Made, Error> {
         self.turn = (self.turn + 1) % self.streams.len();
+        self.made += 1;
         match works[0].direction() {
             Direction::Forward => self.make_forward(works),
             Direction::Backward => self.make_backward(works),
@@ -133,16 +143,14 @@ impl Resident {
         let bytes = row.map(|row| span.len() as u64 * row);
         let slices = |rows: &Range<u32>| Slices::Forward(row.map(|row| bytes_of(rows, &span, row)));
         let slices = placed.iter().map(|it| slices(&it.1)).collect();
-        let plan = ForwardPlan::new(&self.streams[self.turn], Shape::new(heads, scale), &tasks)?;
-        let longest = tasks.iter().map(|it| u64::from(it.keys.keys.end)).max().unwrap_or(0);
-        let parts = if longest > SEGMENT { longest.div_ceil(SEGMENT) * 2 * bytes[0] } else { 0 };
+        let (stream, scratch) = &self.streams[self.turn];
+        let plan = ForwardPlan::with(stream, Shape::new(heads, scale), &tasks, scratch)?;
         Ok(Made {
+            weight: plan.list_bytes(),
             plan: Plan::Forward(plan),
             stream: self.turn,
             slices,
             bytes: [bytes[0], bytes[1], 0],
-            // A unit of the list is far smaller than its tile's LSE.
-            weight: bytes[1] + parts,
             span,
         })
     }
@@ -179,24 +187,23 @@ impl Resident {
             dkv_row = end;
         }
         let shape = Shape::new(first.heads(), first.scale());
-        let stream = &self.streams[self.turn];
-        let plan = BackwardPlan::new(stream, shape, &bundles, self.order, 1)?;
+        let (stream, scratch) = &self.streams[self.turn];
+        let plan = BackwardPlan::with(stream, shape, &bundles, (self.order, 1), scratch)?;
         let (dq, dkv) = (span.len() as u64 * q_row, u64::from(dkv_row) * dk_row);
         Ok(Made {
+            weight: plan.list_bytes(),
             plan: Plan::Backward(plan),
             stream: self.turn,
             span,
             bytes: [dq, dkv, dkv],
             slices,
-            // Sums of dQ in f32.
-            weight: 2 * dq,
         })
     }
 
     /// Puts a made plan on its stream, for the rows of `works`.
     fn run(&self, works: &[Work], made: &mut Made) -> Result<Flight, Error> {
         let Made { plan, stream, span, bytes, slices, weight: _ } = made;
-        let (first, stream) = (view(&works[0]), &self.streams[*stream]);
+        let (first, stream) = (view(&works[0]), &self.streams[*stream].0);
         let rows = |part| rows_of(&first, part);
         let spanned = |part| span_of(&first, &rows(part), part, span);
         let (q, k, v) = (spanned(Part::Q), rows(Part::K), rows(Part::V));

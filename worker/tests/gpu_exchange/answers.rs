@@ -25,7 +25,12 @@ fn settle(compute: &mut Compute, progress: Progress) {
     let mut stays = 0;
     // More often than a launch has steps on an emulated stream.
     while stays < 100 {
-        stays = if compute.run() == progress { stays + 1 } else { 0 };
+        let now = compute.run();
+        stays = if now == progress { stays + 1 } else { 0 };
+        assert!(
+            now == progress || now != Progress::Idle,
+            "nothing is left: {progress:?} never comes"
+        );
         assert!(Instant::now() < limit, "{progress:?} never came");
     }
 }

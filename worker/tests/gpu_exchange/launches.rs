@@ -74,6 +74,7 @@ fn launches() {
     let copies = Stream::new(&gpu).expect("a stream");
     let (case, mut long) = (Case::new(), resident());
     for direction in [Direction::Forward, Direction::Backward] {
+        let mut plans = Vec::new();
         let mut layers = Vec::new();
         for layer in 0..2 {
             let seed = 17 + layer as u32;
@@ -86,6 +87,7 @@ fn launches() {
             let alone = case.home(layer, direction, &rows).into_iter();
             let alone = alone.flat_map(|it| run(&mut long, &place, vec![it])).collect::<Vec<_>>();
             assert!(home == alone, "{direction:?} of layer {layer}: works alone differ");
+            plans.push(long.made());
             let fresh = run(&mut resident(), &place, case.home(layer, direction, &rows));
             assert!(home == fresh, "{direction:?} of layer {layer}: plans of two residents differ");
             let rows = Case::rows(&Place::Host, seed);
@@ -95,6 +97,7 @@ fn launches() {
             layers.push(home);
         }
         assert!(layers[0] != layers[1], "the layers have different rows");
+        assert_eq!(plans[0], plans[1], "{direction:?}: the second layer made a plan of its own");
     }
     rooms_of_a_launch_that_is_given_up_stay_its_own(&case, &mut long, &place);
 }
