@@ -5,7 +5,7 @@ are NaN before a launch, so a number that is not written never passes. Bits are 
 the rows (O, LSE, and dQ in fixed order), over launches and over numbers of blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,13 @@ from ours import FULL, Backward, Forward, Heads, Library, Line, window
 # Root mean square of the differences over that of the reference. P and dS are rounded to bf16, O too; LSE is not. The
 # GPU's tanh, and so every score under a softcap, is right to 2^-11.
 TOLERANCE = {"O": 5e-3, "LSE": 1e-5, "dQ": 5e-3, "dK": 5e-3, "dV": 5e-3}
+FORWARD, BACKWARD = ("O", "LSE"), ("dQ", "dK", "dV")
 TOLERANCE_SOFTCAP = TOLERANCE | {"LSE": 5e-4, "dQ": 6e-3, "dK": 6e-3}
+
+INSIDE_A_PANEL = (
+    "backward, head dim 64, dQ alone is wrong: its product (N = 32) has an operand that begins inside a panel of 128 "
+    "bytes, which no published layout covers; look at the descriptor of that operand first"
+)
 
 
 def small(heads: Heads) -> Batch:
@@ -48,27 +54,30 @@ def large(heads: Heads) -> Batch:
 
 
 class Runner:
-    """Runs a batch forward and backward; keeps nothing between runs but the plans."""
+    """A batch, forward and backward; keeps nothing between runs but the plans, made once for a way to launch."""
 
-    def __init__(self, library: Library, batch: Batch, tensors: Tensors, **how: int) -> None:
-        launches = how.pop("launches", 1)
-        fixed = bool(how.pop("fixed", 1))
-        blocks = how.get("blocks", 0)
-        cap = batch.softcap
+    def __init__(self, library: Library, batch: Batch, tensors: Tensors) -> None:
         self.library, self.batch, self.tensors = library, batch, tensors
-        self.forward = Forward(library, batch.heads, batch.lines, softcap=cap, **how)
-        self.backward = Backward(library, batch.heads, batch.lines, fixed, launches, blocks, cap)
+        self.plans: dict[tuple, Forward | Backward] = {}
 
-    def run(self, lse: torch.Tensor | None = None, delta: torch.Tensor | None = None) -> Results:
-        """With LSE and Δ for the backward pass; own ones where none are given."""
-        t, r = self.tensors, Results.poisoned(self.batch, self.library.device)
-        self.forward.run(t.q, t.k, t.v, r.out, r.lse)
+    def plan(self, kind: type, **how: int) -> Forward | Backward:
+        key = (kind, *sorted(how.items()))
+        if key not in self.plans:
+            batch = self.batch
+            self.plans[key] = kind(self.library, batch.heads, batch.lines, softcap=batch.softcap, **how)
+        return self.plans[key]
+
+    def forward(self, **how: int) -> Results:
+        t, r = self.tensors, Results.poisoned(self.batch, self.library.device, gradients=False)
+        self.plan(Forward, **how).run(t.q, t.k, t.v, r.out, r.lse)
         self.library.wait()
-        lse = r.lse if lse is None else lse.float().contiguous()
-        if delta is None:
-            delta = (t.dout.float() * r.out.float()).sum(-1)
-        delta = delta.float().contiguous()
-        self.backward.run(t.q, t.dout, t.k, t.v, lse, delta, r.dq, r.dk, r.dv)
+        return r
+
+    def backward(self, lse: torch.Tensor, delta: torch.Tensor, fixed: bool = True, **how: int) -> Results:
+        """With LSE and Δ of somebody else, so that a forward pass that is wrong, or hangs, is not in the way."""
+        t, r = self.tensors, Results.poisoned(self.batch, self.library.device)
+        lse, delta = (it.float().contiguous() for it in (lse, delta))
+        self.plan(Backward, fixed=fixed, **how).run(t.q, t.dout, t.k, t.v, lse, delta, r.dq, r.dk, r.dv)
         self.library.wait()
         return r
 
@@ -86,19 +95,46 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return (difference.square().mean() / size).sqrt().item()
 
 
-def compare(library: Library, batch: Batch, seed: int, dtype: torch.dtype) -> Iterator[dict]:
+def rows_of(batch: Batch, dtype: torch.dtype, names: tuple[str, ...], ours: Results, right: Results) -> list[dict]:
+    tolerance = TOLERANCE_SOFTCAP if batch.softcap else TOLERANCE
+    actual, expected = parts(ours), parts(right)
+    rows = []
+    for what in names:
+        off = error(actual[what], expected[what])
+        # NaN is not at most anything.
+        rows.append(
+            {"check": title(batch, against(dtype)), "what": what, "error": off, "passed": off <= tolerance[what]}
+        )
+    return rows
+
+
+def against(dtype: torch.dtype) -> str:
+    return f"against {str(dtype).removeprefix('torch.')}"
+
+
+def title(batch: Batch, *words: str) -> str:
+    capped = [f"softcap {batch.softcap:g}"] if batch.softcap else []
+    return ", ".join([str(batch.heads), batch.name, *words, *capped])
+
+
+def compare_forward(library: Library, batch: Batch, seed: int, dtype: torch.dtype, **how: int) -> Iterator[dict]:
+    tensors = Tensors.random(batch, library.device, seed)
+    right, _ = reference(batch, tensors, dtype)
+    yield {"at": f"forward, {title(batch)}"}
+    yield from rows_of(batch, dtype, FORWARD, Runner(library, batch, tensors).forward(**how), right)
+
+
+def compare_backward(library: Library, batch: Batch, seed: int, dtype: torch.dtype) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, delta = reference(batch, tensors, dtype)
-    ours = Runner(library, batch, tensors).run(right.lse, delta)
-    name = f"{batch.heads}, {batch.name}, against {str(dtype).removeprefix('torch.')}"
-    if batch.softcap:
-        name += f", softcap {batch.softcap:g}"
-    tolerance = TOLERANCE_SOFTCAP if batch.softcap else TOLERANCE
-    expected = parts(right)
-    for what, actual in parts(ours).items():
-        off = error(actual, expected[what])
-        # NaN is not at most anything.
-        yield {"check": name, "what": what, "error": off, "passed": off <= tolerance[what]}
+    yield {"at": f"backward, {title(batch)}"}
+    ours = Runner(library, batch, tensors).backward(right.lse, delta)
+    rows = rows_of(batch, dtype, BACKWARD, ours, right)
+    if batch.heads.dim == 64 and [it["what"] for it in rows if not it["passed"]] == ["dQ"]:
+        for it in rows:
+            if it["what"] == "dQ":
+                it["hint"] = INSIDE_A_PANEL
+    yield from rows
 
 
 def equal(what: str, batch: Batch, first: Results, second: Results, names: tuple[str, ...]) -> Iterator[dict]:
@@ -107,7 +143,7 @@ def equal(what: str, batch: Batch, first: Results, second: Results, names: tuple
         # As integers: NaN is no excuse, and −0 is not 0.
         kind = torch.int16 if a[name].dtype == torch.bfloat16 else torch.int32
         differ = (a[name].view(kind) != b[name].view(kind)).sum().item()
-        yield {"check": f"{batch.heads}, {what}", "what": f"bits of {name}", "error": differ, "passed": differ == 0}
+        yield {"check": title(batch, what), "what": f"bits of {name}", "error": differ, "passed": differ == 0}
 
 
 def cut(batch: Batch, size: int) -> Batch:
@@ -122,26 +158,47 @@ def cut(batch: Batch, size: int) -> Batch:
     return other
 
 
-ALL = ("O", "LSE", "dQ", "dK", "dV")
-
-
-def bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]:
+def forward_bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     runner = Runner(library, batch, tensors)
-    first = runner.run()
+    yield {"at": f"forward, {title(batch)}"}
+    first = runner.forward()
+    yield from repeated(batch, first, runner.forward, runs, FORWARD)
+    yield {"at": f"forward, {title(batch)}, other cuts"}
+    again = Runner(library, cut(batch, 90), tensors).forward()
+    yield from equal("other cuts of the rows", batch, first, again, FORWARD)
+    yield {"at": f"forward, {title(batch)}, two blocks"}
+    yield from equal("two blocks", batch, first, runner.forward(blocks=2), FORWARD)
+
+
+def backward_bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]:
+    tensors = Tensors.random(batch, library.device, seed)
+    right, delta = reference(batch, tensors, torch.float32)
+    runner = Runner(library, batch, tensors)
+    yield {"at": f"backward, {title(batch)}"}
+    first = runner.backward(right.lse, delta)
+    yield from repeated(batch, first, lambda: runner.backward(right.lse, delta), runs, BACKWARD)
+    yield {"at": f"backward, {title(batch)}, other cuts"}
+    again = Runner(library, cut(batch, 90), tensors).backward(right.lse, delta)
+    yield from equal("other cuts of the rows", batch, first, again, ("dQ",))
+    yield {"at": f"backward, {title(batch)}, three launches of two blocks"}
+    again = runner.backward(right.lse, delta, launches=3, blocks=2)
+    yield from equal("three launches of two blocks", batch, first, again, BACKWARD)
+    yield {"at": f"backward, {title(batch)}, dQ in order of arrival"}
+    again = runner.backward(right.lse, delta, fixed=False)
+    yield from equal("dQ in order of arrival", batch, first, again, ("dK", "dV"))
+    off = error(again.dq, first.dq)
+    yield {"check": title(batch, "dQ in order of arrival"), "what": "dQ", "error": off, "passed": off <= 1e-5}
+
+
+def repeated(
+    batch: Batch, first: Results, call: Callable[[], Results], runs: int, names: tuple[str, ...]
+) -> Iterator[dict]:
+    """Rows of the last run, and of those before it that differ."""
     for index in range(1, runs):
-        rows = list(equal(f"run {index + 1} of {runs}", batch, first, runner.run(), ALL))
+        rows = list(equal(f"run {index + 1} of {runs}", batch, first, call(), names))
         if index == runs - 1 or not all(it["passed"] for it in rows):
             yield from rows
-    lse, delta = first.lse, (tensors.dout.float() * first.out.float()).sum(-1)
-    again = Runner(library, cut(batch, 90), tensors).run(lse, delta)
-    yield from equal("other cuts of the rows", batch, first, again, ("O", "LSE", "dQ"))
-    again = Runner(library, batch, tensors, launches=3, blocks=2).run(lse, delta)
-    yield from equal("three launches of two blocks", batch, first, again, ALL)
-    again = Runner(library, batch, tensors, fixed=0).run(lse, delta)
-    yield from equal("dQ in order of arrival", batch, first, again, ("O", "LSE", "dK", "dV"))
-    for name, off in [("dQ in order of arrival", error(again.dq, first.dq))]:
-        yield {"check": f"{batch.heads}, {name}", "what": "dQ", "error": off, "passed": off <= 1e-5}
 
 
 def sinks(library: Library, batch: Batch, seed: int) -> Iterator[dict]:
@@ -149,49 +206,56 @@ def sinks(library: Library, batch: Batch, seed: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, _ = reference(batch, tensors, torch.float64)
     numbers = torch.linspace(-3, 8, batch.heads.query, device=library.device)
-    ours = Results.poisoned(batch, library.device, gradients=False)
-    forward = Forward(library, batch.heads, batch.lines)
-    forward.run(tensors.q, tensors.k, tensors.v, ours.out, ours.lse)
-    forward.sink(numbers, ours.out, ours.lse)
+    yield {"at": f"sinks, {title(batch)}"}
+    runner = Runner(library, batch, tensors)
+    ours = runner.forward()
+    runner.plan(Forward).sink(numbers, ours.out, ours.lse)
     library.wait()
     lse = torch.logaddexp(right.lse, numbers.double())
     out = right.out * torch.exp(right.lse - lse)[:, :, None]
     for what, actual, expected in [("O", ours.out, out), ("LSE", ours.lse, lse)]:
         off = error(actual, expected)
-        name = f"{batch.heads}, {batch.name}, sinks, against float64"
+        name = title(batch, "sinks", against(torch.float64))
         yield {"check": name, "what": what, "error": off, "passed": off <= TOLERANCE[what]}
 
 
-def check(library: Library, seed: int, tiny: bool) -> Iterator[dict]:
-    """Rows of the report; `tiny` where the GPU is emulated."""
-    for dim in (64, 128, 256):
-        groups = [(2, 2)] if tiny else [(2, 2), (8, 2), (8, 1)]
-        for query, kv in groups:
-            heads = Heads(query, kv, dim)
-            batch = small(heads)
-            yield from compare(library, batch, seed + dim + query, torch.float64)
-            for softcap in (2.0, 50.0):  # one that bends every score, and one as models use it
-                yield from compare(library, replace(batch, softcap=softcap), seed + dim + query, torch.float64)
-            yield from sinks(library, batch, seed + dim + query)
-            if query == groups[-1][0] and kv == groups[-1][1]:
-                yield from bits(library, batch, seed + dim, 2 if tiny else 10)
-        if tiny:
-            continue
-        yield from compare(library, medium(Heads(8, 2, dim)), seed + dim, torch.float64)
-        yield from compare(library, large(Heads(4, 1, dim)), seed + dim, torch.float32)
-        yield from bits(library, medium(Heads(8, 2, dim)), seed + 1, 10)
-        capped = replace(medium(Heads(8, 2, dim)), softcap=30.0)
-        yield from compare(library, capped, seed + dim, torch.float64)
-        yield from bits(library, capped, seed + 2, 3)
-        # A segment of 256 keys, so that parts are merged.
-        batch = Batch("segments of 256 keys", Heads(4, 2, dim))
-        batch.document(1500, [(0, 1500)])
-        tensors = Tensors.random(batch, library.device, seed)
-        right, _ = reference(batch, tensors, torch.float64)
-        ours = Results.poisoned(batch, library.device, gradients=False)
-        Forward(library, batch.heads, batch.lines, segment=256).run(tensors.q, tensors.k, tensors.v, ours.out, ours.lse)
-        library.wait()
-        for what, actual, expected in [("O", ours.out, right.out), ("LSE", ours.lse, right.lse)]:
-            off = error(actual, expected)
-            name = f"{batch.heads}, {batch.name}, against float64"
-            yield {"check": name, "what": what, "error": off, "passed": off <= TOLERANCE[what]}
+def units(
+    library: Library, dim: int, what: str, seed: int, tiny: bool
+) -> Iterator[tuple[str, Callable[[], Iterator[dict]]]]:
+    """Names and rows of a part's units; `tiny` where the GPU is emulated."""
+    groups = [Heads(2, 2, dim)] if tiny else [Heads(2, 2, dim), Heads(8, 2, dim), Heads(8, 1, dim)]
+    middle = medium(Heads(8, 2, dim))
+    caps = (2.0, 50.0)  # one that bends every score, and one as models use it
+    f64, f32 = torch.float64, torch.float32
+
+    def unit(call: Callable[..., Iterator[dict]], batch: Batch, add: int, *rest: object, **how: int):
+        return title(batch), lambda: call(library, batch, seed + add, *rest, **how)
+
+    compare = compare_backward if "backward" in what else compare_forward
+    match what:
+        case "forward" | "backward":
+            for heads in groups:
+                yield unit(compare, small(heads), dim + heads.query, f64)
+            if not tiny:
+                yield unit(compare, middle, dim, f64)
+                yield unit(compare, large(Heads(4, 1, dim)), dim, f32)
+            if not tiny and what == "forward":
+                batch = Batch("segments of 256 keys", Heads(4, 2, dim))  # so that parts are merged
+                batch.document(1500, [(0, 1500)])
+                yield unit(compare, batch, 0, f64, segment=256)
+        case "softcap forward" | "softcap backward":
+            for heads in groups:
+                for cap in caps:
+                    yield unit(compare, replace(small(heads), softcap=cap), dim + heads.query, f64)
+            if not tiny:
+                yield unit(compare, replace(middle, softcap=30.0), dim, f64)
+        case "sinks and bits":
+            for heads in groups:
+                yield unit(sinks, small(heads), dim + heads.query)
+            for call in (forward_bits, backward_bits):
+                yield unit(call, small(groups[-1]), dim, 2 if tiny else 10)
+                if not tiny:
+                    yield unit(call, middle, 1, 10)
+                    yield unit(call, replace(middle, softcap=30.0), 2, 3)
+        case _:
+            raise ValueError(f"no part is called {what!r}; see run.py for those that there are")

@@ -8,12 +8,15 @@ run of two servers stay on the GPU, with the same bits: these runs show that it 
 """
 
 import json
-import os
+import re
 import struct
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from sessions import Work, one
+
+JSON = re.compile(r"\{.*\}$")
 
 
 def losses(bits: list[str]) -> list[float]:
@@ -21,11 +24,12 @@ def losses(bits: list[str]) -> list[float]:
 
 
 class Runs:
-    def __init__(self, folder: Path, steps: int, tokens: int, seconds: float) -> None:
-        self.folder, self.steps, self.tokens, self.seconds = folder, steps, tokens, seconds
+    def __init__(self, folder: Path, steps: int, tokens: int, limit: float, environment: dict[str, str]) -> None:
+        self.folder, self.steps, self.tokens, self.limit = folder, steps, tokens, limit
+        self.environment = {**environment, "RUST_LOG": "info"}
 
-    def run(self, name: str, engine: str, servers: int, *words: str) -> dict:
-        """Losses as bits, seconds a step, or what went wrong."""
+    def run(self, name: str, end: float, engine: str, servers: int, *words: str) -> dict:
+        """Losses as bits, seconds a step, or what went wrong; `end` is that of all."""
         text = (self.folder / "job.yaml").read_text()
         for key, value in [
             ("SERVERS", servers),
@@ -37,25 +41,18 @@ class Runs:
         ]:
             text = text.replace(key, str(value))
         with tempfile.TemporaryDirectory() as out:
-            job = Path(out) / "job.yaml"
+            job, stdout = Path(out) / "job.yaml", Path(out) / "stdout"
             job.write_text(text)
             command = [str(self.folder / "cadre"), "run", "-f", str(job), "--out", f"{out}/run", "--json", *words]
-            try:
-                done = subprocess.run(
-                    command,
-                    capture_output=True,
-                    text=True,
-                    timeout=self.seconds,
-                    check=False,
-                    env={**os.environ, "RUST_LOG": "info"},
-                )
-            except subprocess.TimeoutExpired:
-                return {"name": name, "failed": f"no end after {self.seconds} s"}
-            logs = "".join(it.read_text(errors="replace") for it in Path(out).rglob("*.log"))
-        lines = [json.loads(it) for it in done.stdout.splitlines() if it.startswith("{")]
-        steps = [it for it in lines if it["event"] == "step"]
-        if done.returncode != 0 or len(steps) != self.steps:
-            return {"name": name, "failed": f"exit {done.returncode}: {(done.stderr + logs)[-1500:]}"}
+            done = one(Work(name, command, self.limit, stdout=stdout, environment=self.environment), end)
+            logs = "".join(it.read_text(errors="replace") for it in sorted(Path(out).rglob("*.log")))
+            printed = stdout.read_text(errors="replace") if stdout.exists() else ""
+        if done.why:
+            words_of_end = f"{done.why}: {(done.output + logs)[-1500:]}"
+            return {"name": name, "failed": words_of_end, "out_of_time": done.out_of_time}
+        steps = [it for it in map(json.loads, filter(JSON.match, printed.splitlines())) if it["event"] == "step"]
+        if len(steps) != self.steps:
+            return {"name": name, "failed": f"{len(steps)} steps of {self.steps}: {(done.output + logs)[-1500:]}"}
         return {
             "name": name,
             "bits": [it["loss_bits"] for it in steps],
@@ -64,26 +61,45 @@ class Runs:
         }
 
 
-def check(folder: Path, steps: int, tokens: int, seconds: float) -> Iterator[dict]:
-    runs = Runs(folder, steps, tokens, seconds)
-    cpu = runs.run("CPU, in place", "cpu", 0)
-    local = runs.run("GPU, --attention local", "gpu", 0, "--attention", "local")
-    servers = runs.run("GPU, two servers", "gpu", 2)
-    again = runs.run("GPU, two servers again", "gpu", 2)
-    node = runs.run("GPU, two servers, rows stay there", "gpu", 2, "--exchange", "node")
-    for it in (cpu, local, runs.run("GPU, in place", "gpu", 0), servers, again, node):
-        row = {"check": f"cadre run, {it['name']}, {steps} steps"}
-        if "failed" in it or "failed" in local or "failed" in cpu:
-            why = it.get("failed", "compared with a run that failed")
-            yield {**row, "what": why, "error": float("nan"), "passed": False}
-            continue
-        far = max(abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu["bits"]), strict=True))
-        first = it["name"].startswith("CPU") or it["bits"][0] == local["bits"][0]
-        same = (it is not again and it is not node) or it["bits"] == servers.get("bits")
-        gpu = it["name"].startswith("CPU") or it["on_gpu"]
-        what = f"loss {losses(it['bits'])[-1]:.5f}, {it['seconds']:.2f} s a step"
-        what += "" if first else "; first loss has other bits than local's"
-        what += "" if same else "; losses have other bits than those of the first run on two servers"
-        what += "" if gpu else "; nothing ran on the GPU"
-        # bf16 attention on another device: the loss of a few steps moves in the third digit.
-        yield {**row, "what": what, "error": far, "passed": first and same and gpu and far <= 2e-2, "bits": it["bits"]}
+CPU, LOCAL, SERVERS = "CPU, in place", "GPU, --attention local", "GPU, two servers"
+RUNS: dict[str, tuple] = {
+    CPU: ("cpu", 0),
+    LOCAL: ("gpu", 0, "--attention", "local"),
+    "GPU, in place": ("gpu", 0),
+    SERVERS: ("gpu", 2),
+    "GPU, two servers again": ("gpu", 2),
+    "GPU, two servers, rows stay there": ("gpu", 2, "--exchange", "node"),
+}
+
+
+def check(runs: Runs, end: float) -> Iterator[dict]:
+    """Rows, one by one; {"left_out": …} where no time is left for a run."""
+    past: dict[str, dict] = {}
+    for name, how in RUNS.items():
+        past[name] = it = runs.run(name, end, *how)
+        row = {"check": f"cadre run, {name}, {runs.steps} steps"}
+        if it.get("out_of_time"):
+            yield {"left_out": row["check"]}
+        elif "failed" in it:
+            yield {**row, "what": it["failed"], "error": float("nan"), "passed": False}
+        else:
+            yield {**row, **compared(it, past)}
+
+
+def compared(it: dict, past: dict[str, dict]) -> dict:
+    """What a run is beside those before it."""
+    cpu, local, servers = (past.get(name, it) for name in (CPU, LOCAL, SERVERS))
+    on_cpu = it["name"] == CPU
+    missing = [other["name"] for other in (cpu, local, servers) if "failed" in other]
+    far = max(abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu.get("bits", it["bits"])), strict=True))
+    first = on_cpu or "failed" in local or it["bits"][0] == local["bits"][0]
+    # The run on two servers is in `past` only for those that repeat it.
+    same = "failed" in servers or it["bits"] == servers["bits"]
+    gpu = on_cpu or it["on_gpu"]
+    what = f"loss {losses(it['bits'])[-1]:.5f}, {it['seconds']:.2f} s a step"
+    what += "" if first else "; first loss has other bits than local's"
+    what += "" if same else "; losses have other bits than those of the first run on two servers"
+    what += "" if gpu else "; nothing ran on the GPU"
+    what += f"; not compared, because that run failed: {', '.join(missing)}" if missing else ""
+    # bf16 attention on another device: the loss of a few steps moves in the third digit.
+    return {"what": what, "error": far, "passed": first and same and gpu and far <= 2e-2, "bits": it["bits"]}

@@ -48,10 +48,11 @@ def check(library: Library, seed: int, tiny: bool) -> Iterator[dict]:
         expect(source, right, lines)
         if library.device.type == "cuda":
             torch.cuda.synchronize()
+        name = f"{len(lines)} copies of words of {word} bytes"
+        yield {"at": name}
         rows.copy(source, ours, (RowLine * len(lines))(*lines))
         library.wait()
         wrong = (ours != right).sum().item()
-        name = f"{len(lines)} copies of words of {word} bytes"
         yield {"check": name, "what": "bytes of copied rows", "error": wrong, "passed": wrong == 0}
 
 
@@ -75,6 +76,7 @@ def measure(library: Library) -> Iterator[dict]:
     rows = Rows(library)
     source, target = (torch.zeros(size * 8, dtype=torch.uint8, device=library.device) for _ in range(2))
     for name, lines in cases(size):
+        yield {"at": name}
         table = (RowLine * len(lines))(*lines)
         calls = {
             "ours": lambda table=table: rows.copy(source, target, table),

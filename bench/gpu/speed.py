@@ -14,7 +14,7 @@ import torch
 from cases import Batch, Results, Tensors
 from correctness import error
 from ours import Backward, Forward, Library, kept_pairs
-from peers import candidates
+from peers import Peer, candidates
 
 # Seconds of all turns of one kernel, and turns at least.
 TOGETHER, LEAST, MOST = 0.25, 3, 30
@@ -101,19 +101,44 @@ def with_softcap(library: Library, batch: Batch, t: Tensors) -> list[Callable[[]
     return [lambda: forward.run(t.q, t.k, t.v, r.out, r.lse), lambda: backward.run(*gradients)]
 
 
-def measure(
-    library: Library, batch: Batch, peak: float, say: Callable[[str], None], absent: dict[str, str]
-) -> Iterator[dict]:
-    """Rows of one batch; `absent` gets the peers that this machine does not have, and why."""
+def working_peers(batch: Batch, tensors: Tensors, right: torch.Tensor, found: list[Peer]) -> Iterator[dict]:
+    """Puts into `found` those that run here and whose O is `right`; yields what else there is to say."""
+    # Named once: the garbage of one peer must not be the other's shortage.
+    for name, make in candidates(batch):
+        yield {"at": f"{batch.heads}, {batch.name}, first run of {name}", "peers": True}
+        try:
+            peer = make(batch, tensors)
+            peer.forward()
+            peer.backward()
+            torch.cuda.synchronize()
+        except Exception as why:
+            torch.use_deterministic_algorithms(False)
+            # A peer that has broken the context raises here, and the process ends.
+            torch.cuda.synchronize()
+            words = f"{str(why).splitlines()[0][:150]}" if str(why) else type(why).__name__
+            yield {"absent": {name: words}} if isinstance(why, ImportError) else {"say": f"no {name}: {words}"}
+            continue
+        off = error(peer.out(), right)
+        if off <= 2e-2:
+            found.append(peer)
+        else:
+            yield {"say": f"{name} computes something else (O is off by {off:.1e}): left out"}
+
+
+def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> Iterator[dict]:
+    """Rows of one batch, and what there is to say."""
+    place = f"{batch.heads}, {batch.name}"
     tensors = Tensors.random(batch, library.device, 11)
     results = Results.poisoned(batch, library.device)
     t, r = tensors, results
+    yield {"at": f"{place}, plans"}
     begin = time.monotonic()
     forward = Forward(library, batch.heads, batch.lines)
     free = Backward(library, batch.heads, batch.lines, fixed=False)
     fixed = Backward(library, batch.heads, batch.lines, fixed=True)
     plan_seconds = time.monotonic() - begin
     run_forward = lambda: forward.run(t.q, t.k, t.v, r.out, r.lse)  # noqa: E731
+    yield {"at": f"{place}, first run of Cadre forward"}
     run_forward()
     library.wait()
     delta = torch.empty_like(r.lse)
@@ -123,33 +148,24 @@ def measure(
     gradients = (t.q, t.dout, t.k, t.v, r.lse, delta, r.dq, r.dk, r.dv)
     forwards = {"Cadre": run_forward}
     backwards = {"Cadre": lambda: free.run(*gradients), "Cadre fixed order": lambda: fixed.run(*gradients)}
+    for name, call in backwards.items():
+        yield {"at": f"{place}, first run of {name} backward"}
+        call()
+        library.wait()
     if batch.name in ("causal 16K x2", "causal 8K x2"):
+        yield {"at": f"{place}, first run of {SOFTCAP}"}
         forwards[SOFTCAP], backwards[SOFTCAP] = with_softcap(library, batch, tensors)
-    # Named once: the garbage of one peer must not be the other's shortage.
-    for name, make in candidates(batch):
-        try:
-            peer = make(batch, tensors)
-            peer.forward()
-            peer.backward()
-            torch.cuda.synchronize()
-        except Exception as why:
-            torch.use_deterministic_algorithms(False)
-            words = f"{str(why).splitlines()[0][:150]}" if str(why) else type(why).__name__
-            if isinstance(why, ImportError):
-                absent[name] = words
-            else:
-                say(f"  no {name}: {words}")
-            continue
-        off = error(peer.out(), r.out)
-        if not off <= 2e-2:
-            say(f"  {name} computes something else (O is off by {off:.1e}): left out")
-            continue
+    peers: list[Peer] = []
+    if with_peers:
+        yield from working_peers(batch, tensors, r.out, peers)
+    for peer in peers:
         if not peer.fixed_order:
-            forwards[name] = peer.forward
-        backwards[name] = peer.backward
+            forwards[peer.name] = peer.forward
+        backwards[peer.name] = peer.backward
     pairs = kept_pairs(batch.lines) * batch.heads.query * batch.heads.dim
     rows = []
     for direction, calls, operations in [("forward", forwards, 4 * pairs), ("backward", backwards, 10 * pairs)]:
+        yield {"at": f"{place}, {direction} by turns", "peers": bool(peers)}
         for name, times in by_turns(calls).items():
             rows.append(report(batch, direction, name, times, operations, peak))
     add_ratios(rows)

@@ -1,0 +1,157 @@
+"""The side of a part that has the GPU: one child process, which may hang or die without harm to the others.
+
+In: a part's name, units that are done, units that ended a child in a peer. Out: lines of JSON for parts.py, appended
+one by one, so that what was told before the end is kept. A unit that raises is a failed row; where the GPU's context is
+lost with it, the process ends, because nothing that follows in it could be right.
+"""
+
+import json
+import math
+import os
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from parts import COPIES, DEVICE, PAIRS, RATES
+
+HERE = Path(__file__).resolve().parent
+NO_GPU, CONTEXT_LOST = 3, 5
+
+
+@dataclass
+class Unit:
+    """Rows for the list `to`. {"say": …} is printed; {"at": …} says what comes next, with "peers" if one may do it."""
+
+    name: str
+    rows: Callable[[], Iterator[dict]]
+    to: str = "checks"
+
+
+class Child:
+    def __init__(self, asked: Namespace) -> None:
+        from ours import Library
+
+        self.asked, self.peak = asked, asked.peak
+        self.file = asked.lines.open("a", buffering=1)
+        self.tell({"at": "the library"})
+        self.library = Library(HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda")
+        self.broken = numbers(asked.broken)
+
+    def tell(self, line: dict) -> None:
+        self.file.write(json.dumps(line) + "\n")
+
+    def run(self, units: list[Unit]) -> int:
+        done = numbers(self.asked.done)
+        order = [it for it in range(len(units)) if it not in done]
+        # Last, what ended a child: it is measured without peers.
+        for index in sorted(order, key=lambda it: it in self.broken):
+            unit = units[index]
+            self.tell({"begun": index, "name": unit.name})
+            try:
+                for row in unit.rows():
+                    self.tell(row if {"at", "say", "facts", "absent"} & row.keys() else {"to": unit.to, "row": row})
+            except Exception as why:
+                self.lost_with(unit, why)
+            self.tell({"done": index})
+            if not self.asked.dry:
+                # The next batch must not be refused for what this one has left.
+                torch.cuda.empty_cache()
+        return 0
+
+    def lost_with(self, unit: Unit, why: Exception) -> None:
+        """A failed row; ends the process where the GPU answers no more."""
+        traceback.print_exc()
+        what = f"{type(why).__name__}: {why}"
+        self.tell({"at": f"looking whether the GPU still answers, after {what}"})
+        try:
+            self.library.wait()
+            if not self.asked.dry:
+                torch.cuda.synchronize()
+        except Exception as lost:
+            print(f"the GPU's context is lost: {lost}", flush=True)
+            leave(CONTEXT_LOST)
+        row = {"check": f"{self.asked.part}, {unit.name}", "what": what, "error": 1.0, "passed": False}
+        self.tell({"to": "checks", "row": row})
+
+    def device(self) -> Iterator[dict]:
+        name = "emulated" if self.asked.dry else torch.cuda.get_device_name()
+        facts = {"device": name, "torch": torch.__version__, "processors": self.library.processors}
+        # Programs find the driver library and the cuBLASLt that PyTorch has found.
+        folders = []
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = Path(line.split(maxsplit=5)[-1])
+            if path.name.startswith(("libcuda.so", "libcublasLt.so")) and str(path.parent) not in folders:
+                folders.append(str(path.parent))
+        yield {"facts": {**facts, "libraries": folders}}
+        yield {"say": f"{name}, {self.library.processors} processors, torch {torch.__version__}"}
+
+    def measured_peak(self) -> Iterator[dict]:
+        import speed
+
+        self.peak = speed.matmul_peak()
+        yield {"facts": {"matmul_tflops": self.peak}}
+        yield {"say": f"a bf16 product of 8192³ runs at {self.peak:.0f} TFLOP/s"}
+
+    def bench(self, group: str) -> list[Unit]:
+        import speed
+        from batches import EARLY, specs
+
+        def rows(index: int, make: Callable) -> Iterator[dict]:
+            alone = index in self.broken
+            if alone:
+                yield {"say": "without peers: the process before ended in this batch"}
+            yield from speed.measure(self.library, make(), self.peak or math.nan, not alone)
+
+        units = [Unit("matrix product", self.measured_peak)] if group == EARLY else []
+        for spec in specs():
+            if spec.group == group:
+                at, make = len(units), spec.make
+                units.append(Unit(spec.name, lambda at=at, make=make: rows(at, make), "speeds"))
+        return units
+
+    def units(self) -> list[Unit]:
+        import batches
+        import correctness
+        import rows
+
+        name, asked = self.asked.part, self.asked
+        if name == DEVICE:
+            return [Unit("device", self.device)]
+        if name == PAIRS:
+            return [Unit("pairs", batches.check)]
+        if name == COPIES:
+            return [Unit("lists", lambda: rows.check(self.library, asked.seed, asked.dry))]
+        if name == RATES:
+            return [Unit("lists", lambda: rows.measure(self.library), "rates")]
+        if name.startswith("bench "):
+            return self.bench(name.removeprefix("bench "))
+        dim, _, what = name.removeprefix("d").partition(" ")
+        return [Unit(*it) for it in correctness.units(self.library, int(dim), what, asked.seed, asked.dry)]
+
+
+def numbers(text: str) -> set[int]:
+    return {int(it) for it in text.split(",") if it}
+
+
+def leave(code: int) -> None:
+    """Without destructors: handles of peers are freed by nobody in an order that all of them like."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(asked: Namespace) -> None:
+    sys.path.append(str(asked.packages))
+    try:
+        if not asked.dry and not torch.cuda.is_available():
+            print("there is no GPU that PyTorch sees")
+            leave(NO_GPU)
+        child = Child(asked)
+        leave(child.run(child.units()))
+    except Exception:
+        traceback.print_exc()
+        leave(1)

@@ -1,0 +1,106 @@
+"""Parts of the check, each in a child process: what it tells becomes rows, and its death is a row, not the end.
+
+In: names of parts, see child.py. Out: rows in the report. A part is a list of units. The child says which unit it
+begins and which it has done; when it hangs or dies, a new child goes on behind that unit, a bounded number of times.
+Nothing here touches the GPU or imports PyTorch.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sessions
+from report import Report
+from sessions import Ended, Work
+
+HERE = Path(__file__).resolve().parent
+# Parts beside "d128 forward" and its like, and "bench GROUP".
+DEVICE, PAIRS, COPIES, RATES = "device", "pairs of the bench", "copies of rows", "rate of copies of rows"
+
+
+@dataclass
+class Part:
+    name: str
+    limit: float = 120.0
+    silence: float = 40.0  # PyTorch's import is silent, too
+    again: int = 2  # new children after hangs and deaths
+    done: set[int] = field(default_factory=set)
+    broken: set[int] = field(default_factory=set)  # ended a child in a peer
+    children: int = 0
+    unit: int | None = None  # under way
+    place: str = ""  # the last thing that the child said it does
+    with_peers: bool = False  # it may be a peer that does it
+    row: str = ""
+
+
+class Parts:
+    def __init__(self, report: Report, out: Path, words: list[str], slower: float = 1.0) -> None:
+        """`words` go to every child; `slower` times longer are limits where the GPU is emulated."""
+        self.report, self.out, self.words, self.slower = report, out, words, slower
+        self.program = [sys.executable, str(HERE / "run.py")]
+
+    def run(self, parts: Iterable[Part], width: int, end: float, environment: dict[str, str] | None = None) -> None:
+        by_name = {it.name: it for it in parts}
+        waiting = deque(self.work(it, environment) for it in by_name.values())
+        for ended in sessions.run(waiting, width, end, lambda work, line: self.heard(by_name[work.name], line)):
+            part = by_name[ended.work.name]
+            if self.over(part, ended):
+                waiting.append(self.work(part, environment))
+            self.report.store()
+
+    def work(self, part: Part, environment: dict[str, str] | None) -> Work:
+        part.unit, part.place = None, ""
+        part.children += 1
+        file = self.out / "parts" / f"{part.name.replace(' ', '-')}-{part.children}"
+        words = ["--part", part.name, "--lines", f"{file}.jsonl", *self.words]
+        for option, units in (("--done", part.done), ("--broken", part.broken)):
+            if units:
+                words += [option, ",".join(str(it) for it in sorted(units))]
+        if peak := self.report.content.get("matmul_tflops"):
+            words += ["--peak", str(peak)]
+        limits = (part.limit * self.slower, part.silence * self.slower)
+        log = file.with_name(f"{file.name}.log")
+        return Work(part.name, [*self.program, *words], *limits, Path(f"{file}.jsonl"), None, log, environment or {})
+
+    def heard(self, part: Part, line: dict) -> None:
+        match line:
+            case {"to": to, "row": row}:
+                self.report.add(to, row)
+                part.row = f"{row.get('check', row.get('case'))}: {row.get('what', row.get('kernel', ''))}"
+            case {"begun": unit, "name": name}:
+                part.unit, part.place, part.with_peers = unit, name, False
+                self.report.say(f"{part.name}: {name}")
+            case {"at": place}:
+                part.place, part.with_peers = place, line.get("peers", False)
+            case {"done": unit}:
+                part.done.add(unit)
+                part.unit = None
+            case {"say": words}:
+                self.report.say(f"  {part.name}: {words}")
+            case {"absent": peers}:
+                self.report.content["absent_peers"] |= peers
+            case {"facts": facts}:
+                self.report.content |= facts
+
+    def over(self, part: Part, ended: Ended) -> bool:
+        """Makes rows of an end that is none of its own; true if another child should go on."""
+        if not ended.why:
+            return False
+        at = f", at: {part.place}" if part.unit is not None else ""
+        if ended.out_of_time:
+            self.report.leave_out(f"{part.name}, rest{at}" if part.row or at else part.name)
+            return False
+        what = ended.why + at
+        what += f"; last row: {part.row or 'none'}"
+        self.report.check(f"part {part.name}", what, False, tail=ended.output[-2000:])
+        for line in ended.output.strip().splitlines()[-12:]:
+            self.report.say(f"    | {line}")
+        if part.unit is None or part.again == 0:
+            return False
+        part.again -= 1
+        # What a peer may have ended is tried again without them; nothing else is tried twice.
+        once_more = part.with_peers and part.unit not in part.broken
+        (part.broken if once_more else part.done).add(part.unit)
+        return True

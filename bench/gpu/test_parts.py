@@ -1,0 +1,203 @@
+"""What the machinery of run.py promises about programs that hang, die, flood or leave others behind. Needs no GPU.
+
+In: children that do so, written here. Out: unittest's verdict. Nothing is judged by how long it takes; what hangs
+waits for a signal that never comes.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import run
+import sessions
+from parts import Part, Parts
+from report import Report
+from run import Stage
+from sessions import Work
+
+HERE = Path(__file__).resolve().parent
+
+# In the place of run.py: what it does is its part's name. Units: a row each, trouble in the second of three.
+CHILD = """
+import json, os, signal, subprocess, sys
+
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+lines = open(words["--lines"], "a", buffering=1)
+done, broken = ({int(it) for it in words.get(key, "").split(",") if it} for key in ("--done", "--broken"))
+print("here is", words["--part"], flush=True)
+for unit in sorted({0, 1, 2} - done, key=lambda it: it in broken):
+    lines.write(json.dumps({"begun": unit, "name": f"unit {unit}"}) + "\\n")
+    if unit == 1:
+        lines.write(json.dumps({"at": "the launch", "peers": words["--part"] == "peer dies"}) + "\\n")
+        lines.write('{"to": "checks", "row": {"che')
+        lines.flush()
+        match words["--part"]:
+            case "hangs":
+                signal.pause()
+            case "dies" | "peer dies" if unit not in broken:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "floods":
+                for _ in range(64):
+                    sys.stdout.write("flood\\n" * 100000)
+                print("the last words", flush=True)
+            case "leaves":
+                # Two hold the pipe: one of its group, one of another.
+                wait = [sys.executable, "-c", "import signal; signal.pause()"]
+                for group in (None, 0):
+                    it = subprocess.Popen(wait, process_group=group)
+                    lines.write("\\n" + json.dumps({"facts": {f"left {group}": it.pid}}))
+        lines.write("\\n")
+    row = {"check": words["--part"], "what": f"unit {unit}", "error": 0, "passed": True}
+    lines.write(json.dumps({"to": "checks", "row": row}) + "\\n" + json.dumps({"done": unit}) + "\\n")
+"""
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+class Case(unittest.TestCase):
+    def setUp(self) -> None:
+        self.out = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.printed = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        self.report = Report(self.out / "gpu-check.json")
+        self.parts = Parts(self.report, self.out, [])
+        child = self.out / "child.py"
+        child.write_text(CHILD)
+        self.parts.program = [sys.executable, str(child)]
+
+    def go(self, *names: str, width: int = 3, **how: float) -> dict[str, list[str]]:
+        """Runs parts; units that have rows, of each."""
+        self.parts.run([Part(it, **how) for it in names], width, sessions.time.monotonic() + 60)
+        rows = [it for it in self.report.content["checks"] if it["check"] in names]
+        return {name: [it["what"] for it in rows if it["check"] == name] for name in names}
+
+    def failed(self) -> list[dict]:
+        return [it for it in self.report.content["checks"] if not it["passed"]]
+
+
+class PartsTest(Case):
+    def test_one_that_hangs_is_killed_and_goes_on_behind_the_unit(self) -> None:
+        rows = self.go("works", "hangs", "works too", silence=1.0)
+        self.assertEqual(rows["works"], rows["works too"])
+        self.assertEqual(rows["hangs"], ["unit 0", "unit 2"])
+        (row,) = self.failed()
+        self.assertEqual(row["check"], "part hangs")
+        self.assertEqual(row["what"], "nothing new for 1 s, killed, at: the launch; last row: hangs: unit 0")
+        self.assertIn("here is hangs", row["tail"])
+
+    def test_one_that_takes_too_long_is_killed_and_is_not_begun_forever(self) -> None:
+        rows = self.go("hangs", limit=1.0, again=0)
+        self.assertEqual(rows["hangs"], ["unit 0"])
+        self.assertRegex(self.failed()[0]["what"], "no end after 1 s, killed")
+        self.assertEqual(sessions.RUNNING, [])
+
+    def test_one_that_dies_names_the_signal(self) -> None:
+        self.assertEqual(self.go("dies", "works")["dies"], ["unit 0", "unit 2"])
+        (row,) = self.failed()
+        self.assertRegex(row["what"], r"killed by signal 11 \(SIGSEGV\), at: the launch; last row: dies: unit 0")
+
+    def test_what_a_peer_may_have_ended_comes_once_more_and_last(self) -> None:
+        self.assertEqual(self.go("peer dies")["peer dies"], ["unit 0", "unit 2", "unit 1"])
+        self.assertEqual(len(self.failed()), 1)
+
+    def test_one_that_floods_is_read_to_its_end_and_kept_in_part(self) -> None:
+        self.assertEqual(self.go("floods")["floods"], ["unit 0", "unit 1", "unit 2"])
+        log = (self.out / "parts" / "floods-1.log").read_bytes()
+        self.assertLess(len(log), sessions.LOGGED + 2 * sessions.KEPT)
+        self.assertTrue(log.endswith(b"the last words\n"))
+
+    def test_what_a_part_leaves_behind_dies_with_it(self) -> None:
+        self.assertEqual(self.go("leaves")["leaves"], ["unit 0", "unit 1", "unit 2"])
+        for which in ("left None", "left 0"):
+            pid = self.report.content[which]
+            while alive(pid):
+                os.sched_yield()
+
+    def test_one_that_cannot_be_started_is_a_row(self) -> None:
+        self.parts.program = [str(self.out / "no such program")]
+        self.go("works")
+        self.assertRegex(self.failed()[0]["what"], "could not be started")
+
+
+class WholeTest(Case):
+    def test_the_end_leaves_out_what_runs_and_what_waits(self) -> None:
+        def both(end: float) -> None:
+            self.parts.run([Part("works"), Part("hangs", 1e3, 1e3), Part("never")], 1, end)
+
+        run.go([Stage("both", 0.5, both), Stage("after", 0.4, both)], self.report, 4)
+        kept = json.loads((self.out / "gpu-check.json").read_text())
+        self.assertEqual(kept["left_out"], ["hangs, rest, at: the launch", "never", "after"])
+        self.assertEqual([it["what"] for it in kept["checks"]], ["unit 0", "unit 1", "unit 2", "unit 0"])
+        self.assertIn("checks: 4, failed: 0", self.printed.getvalue())
+        self.assertIn("left out for want of time: 3", self.printed.getvalue())
+
+    def test_a_stage_that_raises_is_a_row_and_one_that_stands_still_is_ended(self) -> None:
+        def broken(_: float) -> None:
+            raise ValueError("no such thing")
+
+        stands = Stage("stands", 1, lambda _: signal.pause())
+        with mock.patch.object(run, "GRACE", 0.2):
+            run.go([Stage("broken", 1, broken), stands, Stage("after", 1, broken)], self.report, 0.3)
+        self.assertEqual([it["what"] for it in self.failed()], ["ValueError: no such thing"])
+        self.assertEqual(self.report.content["left_out"], ["stands", "after"])
+        self.assertIn("stopped by SIGALRM", self.printed.getvalue())
+
+    def test_whoever_ends_it_finds_the_rows_and_no_child(self) -> None:
+        script = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+import run
+from parts import Part, Parts
+from report import Report
+out = Path({str(self.out)!r})
+report = Report(out / "gpu-check.json")
+parts = Parts(report, out, [])
+parts.program = [sys.executable, str(out / "child.py")]
+parts.run([Part("leaves")], 1, 1e18)
+run.go([run.Stage("hangs", 1, lambda end: parts.run([Part("hangs", 1e3, 1e3)], 1, end))], report, 1e3)
+"""
+        program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        waits = self.out / "parts" / "hangs-1.jsonl"
+        while not waits.exists() or "the launch" not in waits.read_text():
+            self.assertIsNone(program.poll())
+            os.sched_yield()
+        program.send_signal(signal.SIGTERM)
+        printed, _ = program.communicate()
+        self.assertIn("checks: 4, failed: 0", printed)
+        self.assertEqual(program.returncode, 0)
+        self.assertEqual(
+            [it for it in Path("/proc").glob("[0-9]*/cmdline") if names(it, str(self.out / "child.py"))], []
+        )
+        report = Report.read(self.out / "gpu-check.json")
+        report.table()
+        self.assertIn("left out for want of time: 1: hangs", self.printed.getvalue())
+
+
+def names(cmdline: Path, word: str) -> bool:
+    with contextlib.suppress(OSError):
+        return word.encode() in cmdline.read_bytes()
+    return False
+
+
+class SessionsTest(unittest.TestCase):
+    def test_output_may_be_kept_apart_from_errors(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            command = [sys.executable, "-c", "import sys; print('out'); print('error', file=sys.stderr); sys.exit(4)"]
+            ended = sessions.one(Work("it", command, 60, stdout=out), 1e18)
+            self.assertEqual((ended.why, ended.output, out.read_text()), ("exit 4", "error\n", "out\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
