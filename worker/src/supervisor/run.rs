@@ -297,6 +297,8 @@ fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
         suspect_after_milliseconds: config.pool.spec.health.suspect_after_milliseconds,
         checkpoints,
         checkpoints_kept: config.job.spec.checkpoint.keep,
+        // Each step tells of its own here.
+        failovers: 0,
         resume: None,
         headers: config.headers.clone(),
         faults: Vec::new(),
