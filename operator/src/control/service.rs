@@ -134,7 +134,8 @@ impl Service {
                     let worker = (key, who);
                     let current = self.workers.get(&worker).is_some_and(|it| it.id() == link);
                     if current {
-                        self.workers.remove(&worker);
+                        // All that it said has been taken above: one that has said goodbye may go.
+                        self.workers.remove(&worker).map(Link::farewell);
                         let (key, who) = worker;
                         tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
                         self.put(&key, Input::Detached(who));

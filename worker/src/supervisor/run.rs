@@ -174,7 +174,8 @@ impl Shell {
                 }
                 Event::Message { link, message } => Input::Said { link, message },
                 Event::Detached { link } => {
-                    self.links.remove(&link);
+                    // All that it said has been taken before: one that has said goodbye may go.
+                    self.links.remove(&link).map(Link::farewell);
                     Input::Detached { link }
                 }
             },
