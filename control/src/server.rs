@@ -10,19 +10,21 @@
 //!
 //! Whether the worker is expected, what it is told and when it is replaced is the business of who
 //! reads the events. Every `Attached` is followed by exactly one `Detached` of the same link, after
-//! all its messages.
+//! all its messages. A worker that has said `Bye` waits for [`Link::farewell`]; a stream that ends in another
+//! way it takes for broken, and says its last words in the next one.
 
 use std::future::Future;
 use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
@@ -70,11 +72,13 @@ pub enum Event {
     },
 }
 
-/// The way to one worker. Dropping it ends the stream.
+/// The way to one worker. Dropping it ends the stream with a fault that the worker tries again after.
 #[derive(Debug)]
 pub struct Link {
     id: LinkId,
     outgoing: mpsc::Sender<Result<ControllerMessage, Status>>,
+    /// Whether the worker was heard out.
+    heard: Arc<AtomicBool>,
 }
 
 impl Link {
@@ -89,6 +93,12 @@ impl Link {
             mpsc::error::TrySendError::Full(_) => Error::Slow { link: self.id },
             mpsc::error::TrySendError::Closed(_) => Error::Gone { link: self.id },
         })
+    }
+
+    /// Ends the stream well: everything that the worker has said up to its `Detached` has been taken. A worker that
+    /// has said `Bye` leaves then, and says nothing again.
+    pub fn farewell(self) {
+        self.heard.store(true, Ordering::Release);
     }
 
     /// Ends the stream with a reason that the worker does not retry after.
@@ -209,15 +219,36 @@ impl Control for Service {
         }
         let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         let (outgoing, queued) = mpsc::channel(LINK_QUEUE);
-        let attached =
-            Event::Attached { link: Link { id, outgoing }, hello: Box::new(hello), caller };
+        let words = Words { queued, heard: Arc::default(), over: false };
+        let link = Link { id, outgoing, heard: Arc::clone(&words.heard) };
+        let attached = Event::Attached { link, hello: Box::new(hello), caller };
         let events = self.events.clone();
         events
             .send(attached)
             .await
             .map_err(|_| Status::unavailable("the controller is shutting down"))?;
         tokio::spawn(read(incoming, id, events));
-        Ok(Response::new(Box::pin(ReceiverStream::new(queued))))
+        Ok(Response::new(Box::pin(words)))
+    }
+}
+
+/// What one worker is told, until its link is gone.
+struct Words {
+    queued: mpsc::Receiver<Result<ControllerMessage, Status>>,
+    heard: Arc<AtomicBool>,
+    over: bool,
+}
+
+impl Stream for Words {
+    type Item = Result<ControllerMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(self.queued.poll_recv(context));
+        if next.is_some() || self.over || self.heard.load(Ordering::Acquire) {
+            return Poll::Ready(next);
+        }
+        self.over = true;
+        Poll::Ready(Some(Err(Status::unavailable("the controller has let go of this worker"))))
     }
 }
 

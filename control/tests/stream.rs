@@ -106,7 +106,7 @@ fn both_sides_hear_each_other_in_order_and_part() {
             Event::Detached { .. } => break,
         }
     }
-    drop(link);
+    link.farewell();
     assert_eq!(steps, (0..100).collect::<Vec<_>>());
     leaving.join().expect("no panic").expect("everything was read");
     assert!(receiver.recv_timeout(PATIENCE).is_err(), "the stream is over");

@@ -46,8 +46,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 }
 
 async fn survived(training: &Training<'_>) -> Result<()> {
-    // The leader may have been on that node, too, and the job over before the next one is heard.
-    training.ends().await?;
+    // The leader may have been on that node, too: who is done says so to the next one.
+    training.complete().await?;
     let status = training.look().await?.status.unwrap_or_default();
     ensure!(status.attempt == 1, "{status:?}");
     Ok(())

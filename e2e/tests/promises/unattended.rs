@@ -38,8 +38,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let upgrade = [&image()[..], &["--set=operator.log=debug"]].concat();
     training.release.upgrade(training.cluster, &upgrade)?;
 
-    // On a fast machine the job is over long before somebody leads again: then nobody knows how many steps it made.
-    training.ends().await?;
+    training.complete().await?;
     ensure!(pods(training.cluster, training.here, ALL).await? == before, "no pod changes");
     let attempt = training.look().await?.status.map(|it| it.attempt);
     ensure!(attempt == Some(1), "attempt {attempt:?}");

@@ -2,6 +2,9 @@
 //!
 //! In: attempts that begin, report and end. Out: the figures of each job's newest attempt. An attempt that crashed says no last
 //! word: its figures go when the next one begins, and what it says afterwards is not heard.
+//!
+//! Failovers are counted by conductors, as totals of their job: an attempt's conductor goes on from what it is told here when it
+//! comes. So a report that is read twice, or by another leader, counts once. Invariant: they never go back.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +18,29 @@ use super::told::JobFigures;
 pub(super) struct Figures(BTreeMap<JobKey, JobFigures>);
 
 impl Figures {
-    /// A worker of an attempt has come. Failovers go on from the attempt before or, if that is not known, from `failovers`,
-    /// which another leader has counted.
+    /// A worker of an attempt has come. Failovers go on from the attempt before, or from `failovers`, which another leader
+    /// was told of.
     pub(super) fn begin(&mut self, attempt: &JobKey, failovers: u32) {
         let of_job = |it: &JobKey| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
         let last = self.0.iter().rfind(|it| of_job(it.0));
         let failovers = match last {
             Some((last, _)) if last.attempt >= attempt.attempt => return,
-            Some((_, figures)) => figures.failovers,
+            Some((_, figures)) => figures.failovers.max(failovers),
             None => failovers,
         };
         self.0.retain(|it, _| !of_job(it));
         self.0.insert(attempt.clone(), JobFigures { progress: None, failovers });
     }
 
-    /// An attempt has made a step, and so many failovers more.
+    /// Failovers of the job of an attempt so far.
+    pub(super) fn failovers(&self, attempt: &JobKey) -> u32 {
+        self.0.get(attempt).map_or(0, |it| it.failovers)
+    }
+
+    /// An attempt has made a step; there were so many failovers in its job.
     pub(super) fn step(&mut self, attempt: &JobKey, progress: Progress, failovers: u32) {
         if let Some(figures) = self.0.get_mut(attempt) {
-            figures.failovers += failovers;
+            figures.failovers = figures.failovers.max(failovers);
             figures.progress = Some(progress);
         }
     }
@@ -68,11 +76,12 @@ mod tests {
     fn an_attempt_that_crashed_is_not_told_of_again() {
         let mut figures = Figures::default();
         figures.begin(&attempt(1), 4);
-        figures.step(&attempt(1), at(22), 1);
+        figures.step(&attempt(1), at(22), 5);
         figures.begin(&attempt(2), 0);
-        figures.step(&attempt(1), at(23), 1);
+        assert_eq!(figures.failovers(&attempt(2)), 5);
+        figures.step(&attempt(1), at(23), 9);
         figures.begin(&attempt(1), 0);
-        figures.step(&attempt(2), at(30), 2);
+        figures.step(&attempt(2), at(30), 7);
         figures.begin(&attempt(2), 0);
         let expected = JobFigures { progress: Some(at(30)), failovers: 7 };
         let all: Vec<_> =
@@ -80,6 +89,50 @@ mod tests {
         assert_eq!(all, [(2, expected.clone())]);
         assert_eq!(figures.end(&attempt(2)), Some(expected));
         assert_eq!(figures.of_those(|_| true).count(), 0);
+    }
+
+    /// A job whose conductor reports to one leader after the other; each finds what the one before it had written.
+    #[test]
+    fn failovers_are_counted_once_whoever_hears_of_them_and_how_often() {
+        for seed in 1..=200_u64 {
+            let mut state = seed;
+            let mut pick = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 33) % below
+            };
+            let (mut figures, mut written, mut number) = (Figures::default(), 0, 1);
+            figures.begin(&attempt(1), 0);
+            // What the conductor has counted, and what it said last.
+            let (mut counted, mut said) = (0, None);
+            for step in 0..60 {
+                match pick(6) {
+                    0 => {
+                        figures = Figures::default();
+                        figures.begin(&attempt(number), written);
+                    }
+                    1 => {
+                        number += 1;
+                        figures.begin(&attempt(number), written);
+                        (counted, said) = (figures.failovers(&attempt(number)), None);
+                    }
+                    2 => {
+                        let now = figures.failovers(&attempt(number));
+                        assert!(now >= written, "seed {seed}: {now} after {written}");
+                        written = now;
+                    }
+                    _ => {
+                        counted += pick(3) as u32;
+                        said = Some((at(step), counted));
+                    }
+                }
+                // To a leader that has not heard it, or has.
+                if let (Some((progress, total)), 0..2) = (&said, pick(3)) {
+                    figures.step(&attempt(number), progress.clone(), *total);
+                    let now = figures.failovers(&attempt(number));
+                    assert_eq!(now, *total, "seed {seed}, step {step}");
+                }
+            }
+        }
     }
 
     #[test]

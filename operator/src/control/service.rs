@@ -134,7 +134,8 @@ impl Service {
                     let worker = (key, who);
                     let current = self.workers.get(&worker).is_some_and(|it| it.id() == link);
                     if current {
-                        self.workers.remove(&worker);
+                        // All that it said has been taken above: one that has said goodbye may go.
+                        self.workers.remove(&worker).map(Link::farewell);
                         let (key, who) = worker;
                         tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
                         self.put(&key, Input::Detached(who));
@@ -187,7 +188,7 @@ impl Service {
                 self.note(key, Input::Reported(who, words::report(&it)));
             }
             (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
-                self.jobs.step(job, progress(&it), it.failovers);
+                self.jobs.step(job, progress(&it), it.failovers_so_far);
                 let number = words::number(it.view.unwrap_or_default());
                 self.put(key, Input::Stepped(job.clone(), number));
             }
@@ -327,7 +328,7 @@ impl Service {
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
         let pool = pool.as_ref().and_then(|it| it.0.as_ref().ok()).map(|it| (key.1.as_str(), it));
         let trainers = self.trainers.get(job).copied().unwrap_or_default();
-        words::settings(job, training, pool, trainers, resume)
+        words::settings((job, self.jobs.failovers(job)), training, pool, trainers, resume)
     }
 
     fn send(&mut self, worker: &(Key, Who), message: impl Into<proto::ControllerMessage>) {

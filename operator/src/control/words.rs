@@ -86,10 +86,10 @@ pub(super) fn trainers(trainers: Vec<Trainer>) -> proto::Trainers {
     proto::Trainers { trainers: trainers.into_iter().map(trainer).collect() }
 }
 
-/// What a worker is told of its job, as the local supervisor tells it too. Of a job of another kind what is
+/// What a worker is told of its job and of the failovers in it so far, as the local supervisor tells it too. Of a job of another kind what is
 /// not known has its default.
 pub(super) fn settings(
-    key: &JobKey,
+    (key, failovers): (&JobKey, u32),
     job: Option<&TrainingJob>,
     pool: Option<(&str, &AttentionPool)>,
     trainers: u32,
@@ -103,6 +103,7 @@ pub(super) fn settings(
         "trainers": trainers,
         "pool": pool.map_or("", |it| it.0),
         "wire": attention.and_then(|it| it.wire).unwrap_or(Wire::F32),
+        "failovers": failovers,
         "resume": Some(resume).filter(|it| !it.is_empty()),
     });
     if let Some(milliseconds) = suspect {

@@ -32,12 +32,12 @@ pub fn server_step(planned: &PlannedStep, from: Peer, done: &ServerStep) -> prot
     }
 }
 
-/// A finished step, as the controller is told.
+/// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far.
 pub fn progress(
     planned: &PlannedStep,
     done: &[StepDone],
     servers: Vec<proto::ServerStep>,
-    failovers: u32,
+    (failovers, failovers_so_far): (u32, u32),
     steps: u64,
 ) -> proto::Progress {
     let header = &planned.header;
@@ -67,6 +67,7 @@ pub fn progress(
         header: serde_json::to_string(header.as_ref()).expect("a header is plain data"),
         servers,
         steps,
+        failovers_so_far,
     }
 }
 

@@ -179,7 +179,12 @@ impl State {
                     observed_over_expected: report.observed_over_expected,
                 })));
             }
-            Message::Progress(progress) => report(progress, out),
+            // A worker that has lost its stream says its last step again.
+            Message::Progress(progress) if self.reported >= Some(progress.step) => {}
+            Message::Progress(progress) => {
+                self.reported = Some(progress.step);
+                report(progress, out);
+            }
             Message::PhaseReached(reached) => {
                 let direction = match reached.direction() {
                     proto::Direction::Backward => Direction::Backward,
@@ -237,6 +242,7 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         header,
         servers,
         steps: _,
+        failovers_so_far: _,
     } = progress;
     if !header.is_empty() {
         out.push(Action::Emit(RunEvent::Header { step, line: header }));

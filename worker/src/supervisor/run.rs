@@ -174,7 +174,8 @@ impl Shell {
                 }
                 Event::Message { link, message } => Input::Said { link, message },
                 Event::Detached { link } => {
-                    self.links.remove(&link);
+                    // All that it said has been taken before: one that has said goodbye may go.
+                    self.links.remove(&link).map(Link::farewell);
                     Input::Detached { link }
                 }
             },
@@ -297,6 +298,8 @@ fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
         suspect_after_milliseconds: config.pool.spec.health.suspect_after_milliseconds,
         checkpoints,
         checkpoints_kept: config.job.spec.checkpoint.keep,
+        // Each step tells of its own here.
+        failovers: 0,
         resume: None,
         headers: config.headers.clone(),
         faults: Vec::new(),

@@ -52,6 +52,8 @@ pub struct Settings {
     pub checkpoints: PathBuf,
     /// Checkpoints that stay.
     pub checkpoints_kept: u32,
+    /// Slots lost in the job before this worker came.
+    pub failovers: u32,
     /// Checkpoint to go on from.
     pub resume: Option<PathBuf>,
     /// Header log to replay.
@@ -76,6 +78,7 @@ impl Default for Settings {
             suspect_after_milliseconds: 1000,
             checkpoints: PathBuf::new(),
             checkpoints_kept: 3,
+            failovers: 0,
             resume: None,
             headers: None,
             faults: Vec::new(),

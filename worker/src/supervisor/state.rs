@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) completed: u16,
     pub(crate) cause: Option<Cause>,
     pub(crate) sample: Option<String>,
+    /// The last step of this attempt that was told of.
+    pub(crate) reported: Option<u64>,
     pub(crate) slots: Slots,
     pub(crate) servers: u16,
     next_incarnation: BTreeMap<u16, u32>,
@@ -57,6 +59,7 @@ impl State {
             completed: 0,
             cause: None,
             sample: None,
+            reported: None,
             slots: Slots::new(config.servers(), in_place, Duration::ZERO),
             servers: config.servers(),
             next_incarnation: BTreeMap::new(),
@@ -76,6 +79,7 @@ impl State {
         self.cause = None;
         self.view = None;
         self.view_counter = 0;
+        self.reported = None;
         self.crashes.clear();
         self.slots.vacate_all(now);
         out.push(Action::BeginAttempt { number: self.attempt });

@@ -22,7 +22,7 @@ use super::envelope::{Ending, Envelope, Lengths, StepDone};
 use super::shared::{Shared, peer_of};
 use crate::conduct::{Draft, Roster, View};
 use crate::planned::{PlannedStep, filler};
-use crate::supervisor::Moment;
+use crate::supervisor::{Moment, Settings};
 
 /// A step that is out.
 #[derive(Debug)]
@@ -47,7 +47,10 @@ pub struct Conducting {
     offered: bool,
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
     published: BTreeMap<u64, Published>,
+    /// Of the step in progress.
     failovers: u32,
+    /// Of the job, those before this process among them. A report that is read twice counts them once.
+    failovers_so_far: u32,
     /// Faults that are still to come, and those whose firing is awaited.
     faults: BTreeSet<Moment>,
     firing: BTreeSet<Moment>,
@@ -70,12 +73,13 @@ pub struct Conducting {
 const PATIENCE: Nanos = Nanos::from_millis(20_000);
 
 impl Conducting {
-    /// The conductor of the job of `draft`, from step `first` to before `steps`.
+    /// The conductor of the job of `draft`, from step `first` to before `steps`. Of what the controller says of the `job` it
+    /// takes the faults, and how many failovers there were.
     pub fn new(
         draft: Draft,
         settings: cadre_protocol::Settings,
         (first, steps): (u64, u64),
-        faults: &[Moment],
+        job: &Settings,
         now: Nanos,
     ) -> Self {
         let trainers = draft.trainers;
@@ -91,7 +95,8 @@ impl Conducting {
             lengths: BTreeMap::new(),
             published: BTreeMap::new(),
             failovers: 0,
-            faults: faults.iter().copied().filter(|it| it.step >= first).collect(),
+            failovers_so_far: job.failovers,
+            faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
             firing: BTreeSet::new(),
             stop: None,
             pool_lost: false,
@@ -219,6 +224,7 @@ impl Conducting {
             }
             Command::DeclareLost(server) => {
                 self.failovers += 1;
+                self.failovers_so_far += 1;
                 let text = format!("{} is lost; its work moves", Peer::Server(server));
                 self.notice(
                     notice::Level::Warning,

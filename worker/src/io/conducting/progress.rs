@@ -43,7 +43,7 @@ impl Conducting {
         published.done.insert(from.0, done);
         if published.done.len() == usize::from(self.draft.trainers) {
             let published = self.published.remove(&step).expect("it was there a moment ago");
-            let failovers = std::mem::take(&mut self.failovers);
+            let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
             let Published { planned, done, servers } = published;
             let done: Vec<_> = done.into_values().collect();
             let report = crate::conduct::progress(&planned, &done, servers, failovers, self.steps);

@@ -7,7 +7,9 @@ mod script;
 
 use std::time::Duration;
 
-use cadre_control::proto::{Kind, Notice, ServerName, finished, notice, worker_message::Message};
+use cadre_control::proto::{
+    Kind, Notice, Progress, ServerName, finished, notice, worker_message::Message,
+};
 
 use self::script::{Run, config, link, name};
 use super::action::Input;
@@ -229,4 +231,16 @@ fn a_conductor_that_attaches_again_gets_the_view_again() {
     let mut run = Run::registered(config(1, false, &[]));
     run.input(Input::Detached { link: link("t0") });
     assert_eq!(run.attach("t0"), "welcome t0; view 1.1 [0.0]");
+}
+
+#[test]
+fn a_step_that_is_told_again_is_told_of_once() {
+    let mut run = Run::registered(config(1, false, &[]));
+    let step = |step| Message::Progress(Progress { step, ..Progress::default() });
+    assert_eq!(run.say("t0", step(0)), "step 0");
+    assert_eq!(run.say("t0", step(1)), "step 1");
+    run.input(Input::Detached { link: link("t0") });
+    run.attach("t0");
+    assert_eq!(run.say("t0", step(1)), "");
+    assert_eq!(run.say("t0", step(2)), "step 2");
 }

@@ -174,6 +174,7 @@ fn written(action: &Action) -> Option<String> {
             | controller_message::Message::Conductor(_) => return None,
         },
         Action::Emit(RunEvent::Notice { text, .. }) => format!("notice {text}"),
+        Action::Emit(RunEvent::Step(it)) => format!("step {}", it.step),
         Action::Emit(_) | Action::Address { .. } => return None,
         Action::Done(Ok(_)) => "done ok".into(),
         Action::Done(Err(error)) => format!("done {}: {error}", error.exit_code()),

@@ -108,7 +108,7 @@ impl Process {
         let conducting = |now| -> Result<Conducting, Failure> {
             let draft = draft(&args, &config, &settings, &state.numerics).map_err(bad_input)?;
             let steps = (state.step, args.steps.get());
-            Ok(Conducting::new(draft, protocol_settings(&settings), steps, &settings.faults, now))
+            Ok(Conducting::new(draft, protocol_settings(&settings), steps, &settings, now))
         };
         let keeps = contract.is_pod() && contract.me.index == 0;
         let record = keeps.then(|| Record::open(&settings.checkpoints, state.step));

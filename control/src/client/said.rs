@@ -1,0 +1,85 @@
+//! What a worker has said that its controller has to know, whoever that is by now.
+//!
+//! In: every message, in the order in which it is said. Out: the newest of each kind that lasts, in the order
+//! in which they were last said. Such a message says how things are, never what has changed: a controller
+//! that reads it twice knows no more than one that reads it once.
+//!
+//! Not here: where a worker listens, which is in the hello of a later stream, and news of a moment, which
+//! nobody wants to read as new again.
+
+use std::mem::discriminant;
+
+use crate::proto::WorkerMessage;
+use crate::proto::worker_message::Message;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Said(Vec<WorkerMessage>);
+
+impl Said {
+    /// Keeps a message that lasts, in the place of the last one of its kind.
+    pub(super) fn note(&mut self, message: &WorkerMessage) {
+        if lasts(message) {
+            self.0.retain(|it| kind(it) != kind(message));
+            self.0.push(message.clone());
+        }
+    }
+
+    /// What is said again.
+    pub(super) fn again(&self) -> impl Iterator<Item = WorkerMessage> {
+        self.0.iter().cloned()
+    }
+}
+
+fn kind(message: &WorkerMessage) -> Option<std::mem::Discriminant<Message>> {
+    message.message.as_ref().map(discriminant)
+}
+
+/// Whether a controller that comes later has to know it too.
+pub(super) fn lasts(message: &WorkerMessage) -> bool {
+    match message.message {
+        Some(
+            Message::Progress(_)
+            | Message::Probed(_)
+            | Message::Leaving(_)
+            | Message::Drained(_)
+            | Message::Finished(_)
+            | Message::Bye(_),
+        ) => true,
+        Some(
+            Message::Hello(_)
+            | Message::Listening(_)
+            | Message::ServerReport(_)
+            | Message::PhaseReached(_)
+            | Message::Notice(_),
+        )
+        | None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Bye, Finished, Notice, Probed, Progress, ServerReport};
+
+    #[test]
+    fn the_newest_of_each_kind_is_said_again_in_order() {
+        let step = |step| WorkerMessage::from(Progress { step, ..Progress::default() });
+        let mut said = Said::default();
+        for message in [
+            step(1),
+            Probed::default().into(),
+            ServerReport::default().into(),
+            step(2),
+            Notice::default().into(),
+            Finished::default().into(),
+            Bye {}.into(),
+        ] {
+            said.note(&message);
+        }
+        let again: Vec<_> = said.again().collect();
+        let expected =
+            [Probed::default().into(), step(2), Finished::default().into(), Bye {}.into()];
+        assert_eq!(again, expected);
+    }
+}

@@ -1,0 +1,244 @@
+//! The stream's owner: opens it, says what waits, hands on what it hears, and opens it again.
+//!
+//! In: a queue of messages. Out: the controller's words, and at the end whether it heard the worker out.
+//! Knows no deadline for leaving: who waits for the end drops the session.
+//!
+//! Invariant: `next` holds what was taken from the queue and is in no stream yet; what lasts of it is
+//! also in `said`. Nothing but the hello is said before the controller's Welcome, since one that does not
+//! know the worker does not listen.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Status, Streaming};
+
+use super::said::{Said, lasts};
+use super::{Error, Options};
+use crate::endpoint::Endpoint;
+use crate::proto::control_client::ControlClient;
+use crate::proto::{
+    ControllerMessage, Hello, Welcome, WorkerMessage, controller_message, worker_message,
+};
+
+/// See the module.
+pub(super) struct Session {
+    endpoint: Endpoint,
+    hello: Hello,
+    options: Options,
+    queue: mpsc::Receiver<WorkerMessage>,
+    next: VecDeque<WorkerMessage>,
+    said: Said,
+    inbox: SyncSender<ControllerMessage>,
+    /// Where the first welcome or the refusal goes.
+    first: Option<SyncSender<Result<Welcome, Error>>>,
+    /// Why the last attempt came to nothing.
+    trouble: Arc<Mutex<String>>,
+}
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Parting {
+    /// The worker said goodbye, and a controller has read everything.
+    Heard,
+    /// It was refused, or nobody speaks for it any more.
+    Unheard,
+}
+
+/// How a stream ended.
+enum Ended {
+    /// For good.
+    Left(Parting),
+    /// The controller does not want this worker.
+    Refused(String),
+    /// Something broke; worth another attempt.
+    Broken(String),
+}
+
+impl Session {
+    pub(super) fn new(
+        (endpoint, hello): (Endpoint, Hello),
+        options: Options,
+        (queue, inbox): (mpsc::Receiver<WorkerMessage>, SyncSender<ControllerMessage>),
+        first: SyncSender<Result<Welcome, Error>>,
+        trouble: Arc<Mutex<String>>,
+    ) -> Self {
+        let (next, said, first) = (VecDeque::new(), Said::default(), Some(first));
+        Self { endpoint, hello, options, queue, next, said, inbox, first, trouble }
+    }
+
+    pub(super) async fn run(mut self) -> Parting {
+        let mut pause = self.options.first_pause;
+        loop {
+            let before = self.first.is_some();
+            match self.stream().await {
+                Ended::Left(parting) => return parting,
+                Ended::Refused(reason) => {
+                    tracing::error!(%reason, "refused by the controller");
+                    if let Some(first) = self.first.take() {
+                        let _ = first.send(Err(Error::Refused { reason }));
+                    }
+                    return Parting::Unheard;
+                }
+                Ended::Broken(trouble) => self.complain(trouble),
+            }
+            if before && self.first.is_none() {
+                pause = self.options.first_pause;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(self.options.longest_pause);
+        }
+    }
+
+    /// Says why an attempt failed, unless the one before said the same.
+    fn complain(&self, trouble: String) {
+        let mut last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != trouble {
+            tracing::info!("the controller is away: {trouble}");
+            *last = trouble;
+        }
+    }
+
+    /// One stream, from its connection to its end.
+    async fn stream(&mut self) -> Ended {
+        let connect = self.options.connect;
+        let channel = match self.endpoint.connect(connect).await {
+            Ok(channel) => channel,
+            Err(error) => return Ended::Broken(error.to_string()),
+        };
+        let authorization = match self.endpoint.authorization() {
+            Ok(authorization) => authorization,
+            Err(error) => return Ended::Broken(error.to_string()),
+        };
+        let (outgoing, stream) = mpsc::channel(16);
+        let opening = async {
+            // The channel has just been made and has room.
+            let _ = outgoing.send(self.hello.clone().into()).await;
+            let mut request = Request::new(ReceiverStream::new(stream));
+            if let Some(authorization) = authorization {
+                request.metadata_mut().insert("authorization", authorization);
+            }
+            ControlClient::new(channel).attach(request).await
+        };
+        let mut incoming = match tokio::time::timeout(connect, opening).await {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return self.ended(&status),
+            Err(_late) => return Ended::Broken(format!("no answer within {connect:?}")),
+        };
+        self.talk(outgoing, &mut incoming).await
+    }
+
+    async fn talk(
+        &mut self,
+        outgoing: mpsc::Sender<WorkerMessage>,
+        incoming: &mut Streaming<ControllerMessage>,
+    ) -> Ended {
+        let unsaid = std::mem::take(&mut self.next).into_iter().filter(|it| !lasts(it));
+        self.next = self.said.again().chain(unsaid).collect();
+        let mut welcome = false;
+        loop {
+            tokio::select! {
+                said = incoming.message() => match said {
+                    Ok(Some(message)) => {
+                        welcome |= is_welcome(&message);
+                        if !self.deliver(message).await {
+                            return Ended::Left(Parting::Unheard);
+                        }
+                    }
+                    Ok(None) => return Ended::Broken("the stream has ended".into()),
+                    Err(status) => return self.ended(&status),
+                },
+                room = outgoing.reserve(), if welcome && !self.next.is_empty() => {
+                    let Ok(room) = room else {
+                        return Ended::Broken("the stream has ended".into());
+                    };
+                    let Some(message) = self.next.pop_front() else { continue };
+                    let leaves = matches!(message.message, Some(worker_message::Message::Bye(_)));
+                    room.send(message);
+                    if leaves {
+                        break;
+                    }
+                }
+                message = self.queue.recv(), if welcome && self.next.is_empty() => match message {
+                    Some(message) => {
+                        self.remember(&message);
+                        self.next.push_back(message);
+                    }
+                    None => return Ended::Left(Parting::Unheard),
+                },
+            }
+        }
+        drop(outgoing);
+        self.drain(incoming).await
+    }
+
+    /// After `Bye`: a controller that has read everything ends the stream itself, and well. One that is lost, or has
+    /// let go of the worker before, does not; the transport alone would also end it without a word when the
+    /// connection is shut.
+    async fn drain(&mut self, incoming: &mut Streaming<ControllerMessage>) -> Ended {
+        let patience = self.options.connect;
+        match tokio::time::timeout(patience, incoming.trailers()).await {
+            Ok(Ok(Some(_well))) => Ended::Left(Parting::Heard),
+            Ok(Ok(None)) => Ended::Broken("the stream has ended before it was heard out".into()),
+            Ok(Err(status)) => self.ended(&status),
+            Err(_late) => Ended::Broken(format!("not heard out within {patience:?}")),
+        }
+    }
+
+    /// Tells a refusal, which stays one, from a fault of the moment. A worker that was welcome once tries
+    /// again with a token that may be new by then.
+    fn ended(&self, status: &Status) -> Ended {
+        let mut refusals = vec![Code::FailedPrecondition, Code::InvalidArgument];
+        if self.first.is_some() {
+            refusals.extend([Code::PermissionDenied, Code::Unauthenticated]);
+        }
+        let text = status.message().to_owned();
+        if refusals.contains(&status.code()) { Ended::Refused(text) } else { Ended::Broken(text) }
+    }
+
+    /// Addresses become part of the hello of later streams, what lasts is said again in them.
+    fn remember(&mut self, message: &WorkerMessage) {
+        if let Some(worker_message::Message::Listening(listening)) = &message.message {
+            self.hello.exchange_address.clone_from(&listening.exchange_address);
+            self.hello.ring_address.clone_from(&listening.ring_address);
+        }
+        self.said.note(message);
+    }
+
+    /// Hands a message to the worker, if it still listens: one that is about to leave does not, and has its last
+    /// words to say. False when nobody waits for the first welcome any more.
+    async fn deliver(&mut self, message: ControllerMessage) -> bool {
+        if let Some(first) = self.first.take() {
+            if let Some(controller_message::Message::Welcome(welcome)) = message.message {
+                self.hello.session.clone_from(&welcome.session);
+                return first.send(Ok(welcome)).is_ok();
+            }
+            self.first = Some(first);
+            tracing::warn!("the controller spoke before its Welcome");
+            return true;
+        }
+        if let Some(controller_message::Message::View(view)) = &message.message {
+            self.hello.view = Some(view.clone());
+        }
+        let mut message = message;
+        loop {
+            match self.inbox.try_send(message) {
+                Ok(()) => {
+                    (self.options.wake)();
+                    return true;
+                }
+                Err(TrySendError::Disconnected(_)) => return true,
+                Err(TrySendError::Full(back)) => message = back,
+            }
+            // The worker is slow: the stream's own flow control holds the controller back.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn is_welcome(message: &ControllerMessage) -> bool {
+    matches!(message.message, Some(controller_message::Message::Welcome(_)))
+}
