@@ -135,7 +135,9 @@ impl Service {
                     let current = self.workers.get(&worker).is_some_and(|it| it.id() == link);
                     if current {
                         // All that it said has been taken above: one that has said goodbye may go.
-                        self.workers.remove(&worker).map(Link::farewell);
+                        if let Some(link) = self.workers.remove(&worker) {
+                            link.farewell();
+                        }
                         let (key, who) = worker;
                         tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
                         self.put(&key, Input::Detached(who));

@@ -175,7 +175,9 @@ impl Shell {
                 Event::Message { link, message } => Input::Said { link, message },
                 Event::Detached { link } => {
                     // All that it said has been taken before: one that has said goodbye may go.
-                    self.links.remove(&link).map(Link::farewell);
+                    if let Some(link) = self.links.remove(&link) {
+                        link.farewell();
+                    }
                     Input::Detached { link }
                 }
             },
