@@ -1,8 +1,9 @@
-//! A whole node with a server on it is gone in the middle of a step, while the trainers are on the other one: the step is
-//! finished by who is left, the pool is whole again there, and the bits are those of a run that nobody disturbed.
+//! A whole node with a server and the operator's leader on it is gone in the middle of a step, while the trainers are on the
+//! other one: the step is finished by who is left, the pool is whole again there, the next leader learns the job's last
+//! figures, and the bits are those of a run that nobody disturbed.
 
 use anyhow::{Context as _, Result, ensure};
-use cadre_e2e::{Cluster, until};
+use cadre_e2e::{Cluster, SYSTEM_NAMESPACE, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -21,6 +22,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let expected = training.alone(2, &[])?;
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;
+    lead_from(training.cluster, LOST.0).await?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
@@ -46,11 +48,32 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 }
 
 async fn survived(training: &Training<'_>) -> Result<()> {
-    // The leader may have been on that node, too: who is done says so to the next one.
+    // The leader was on that node, too: who is done says so to the next one.
     training.complete().await?;
     let status = training.look().await?.status.unwrap_or_default();
     ensure!(status.attempt == 1, "{status:?}");
     Ok(())
+}
+
+/// Lets an operator on this node lead: who leads elsewhere is ended, and another takes over.
+async fn lead_from(cluster: &Cluster, node: &str) -> Result<()> {
+    let there = ["--namespace", SYSTEM_NAMESPACE];
+    let ask = |what: &[&str], path: &str| {
+        let output = format!("--output=jsonpath={{{path}}}");
+        cluster.kubectl(&[&["get"], what, &there[..], &[&output, "--ignore-not-found"]].concat())
+    };
+    until("a leader on the node", async || {
+        let leader = ask(&["lease", "cadre-operator"], ".spec.holderIdentity")?;
+        if leader.is_empty() {
+            return Ok(None);
+        }
+        let at = ask(&["pod", &leader], ".spec.nodeName")?;
+        if !at.is_empty() && at != node {
+            cluster.kubectl(&[&["delete", "pod", &leader], &there[..]].concat())?;
+        }
+        Ok((at == node).then_some(()))
+    })
+    .await
 }
 
 /// Servers on a node that are not on their way out.
