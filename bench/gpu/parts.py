@@ -47,7 +47,8 @@ class Parts:
         for ended in sessions.run(waiting, width, end, lambda work, line: self.heard(by_name[work.name], line)):
             part = by_name[ended.work.name]
             if self.over(part, ended):
-                waiting.append(self.work(part, environment))
+                # Before what matters less.
+                waiting.appendleft(self.work(part, environment))
             self.report.store()
 
     def work(self, part: Part, environment: dict[str, str] | None) -> Work:
@@ -60,9 +61,11 @@ class Parts:
                 words += [option, ",".join(str(it) for it in sorted(units))]
         if peak := self.report.content.get("matmul_tflops"):
             words += ["--peak", str(peak)]
+        # Where Python is when it crashes, and what it printed before.
+        said = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
         limits = (part.limit * self.slower, part.silence * self.slower)
         log = file.with_name(f"{file.name}.log")
-        return Work(part.name, [*self.program, *words], *limits, Path(f"{file}.jsonl"), None, log, environment or {})
+        return Work(part.name, [*self.program, *words], *limits, Path(f"{file}.jsonl"), None, log, said)
 
     def heard(self, part: Part, line: dict) -> None:
         match line:

@@ -4,6 +4,7 @@ In: the folder with the programs. Out: rows in the report. A program that hangs,
 """
 
 import math
+import os
 import re
 import shutil
 from collections import deque
@@ -32,9 +33,10 @@ class Programs:
         self.report, self.out, self.slower = report, out, slower
 
     def environment(self) -> dict[str, str]:
-        """Programs find the libraries that PyTorch has found."""
-        folders = self.report.content.get("libraries", [])
-        return {"CADRE_TEST_DRIVER": "machine"} | ({"LD_LIBRARY_PATH": ":".join(folders)} if folders else {})
+        """Programs find the libraries that PyTorch has found, behind those that this process was told."""
+        folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *self.report.content.get("libraries", [])]
+        known = ":".join(dict.fromkeys(it for it in folders if it))
+        return {"CADRE_TEST_DRIVER": "machine"} | ({"LD_LIBRARY_PATH": known} if known else {})
 
     def work(self, name: str, command: list[str], limit: float) -> Work:
         log = self.out / "programs" / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".log")

@@ -1,17 +1,19 @@
 """What the machinery of run.py promises about programs that hang, die, flood or leave others behind. Needs no GPU.
 
-In: children that do so, written here. Out: unittest's verdict. Nothing is judged by how long it takes; what hangs
-waits for a signal that never comes.
+In: children that do so, written here. Out: unittest's verdict. Nothing is judged by how long it takes: what hangs waits
+for a signal that never comes, and time jumps as soon as the children have got where they should.
 """
 
 import contextlib
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -65,6 +67,13 @@ def alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
+DAY = 24 * 3600.0
+
+
+def part(name: str, limit: float = math.inf, silence: float = math.inf, again: int = 2) -> Part:
+    return Part(name, limit, silence, again)
+
+
 class Case(unittest.TestCase):
     def setUp(self) -> None:
         self.out = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -74,12 +83,24 @@ class Case(unittest.TestCase):
         child = self.out / "child.py"
         child.write_text(CHILD)
         self.parts.program = [sys.executable, str(child)]
+        self.seen: set[tuple] = set()
+        self.awaited: set[tuple] = set()
+        real, self.jumped = time.monotonic, 0.0
+        self.enterContext(mock.patch.object(time, "monotonic", lambda: real() + self.jumped))
+        self.enterContext(mock.patch.object(self.parts, "heard", self.heard))
 
-    def go(self, *names: str, width: int = 3, **how: float) -> dict[str, list[str]]:
-        """Runs parts; units that have rows, of each."""
-        self.parts.run([Part(it, **how) for it in names], width, sessions.time.monotonic() + 60)
-        rows = [it for it in self.report.content["checks"] if it["check"] in names]
-        return {name: [it["what"] for it in rows if it["check"] == name] for name in names}
+    def heard(self, part: Part, line: dict) -> None:
+        """Lets a day go by when all that is awaited has been seen."""
+        Parts.heard(self.parts, part, line)
+        self.seen |= {(part.name, line[key]) for key in ("at", "done") if key in line}
+        if self.awaited and self.awaited <= self.seen:
+            self.jumped, self.awaited = self.jumped + DAY, set()
+
+    def go(self, *parts: Part) -> dict[str, list[str]]:
+        """Runs parts at once; units that have rows, of each."""
+        self.parts.run(parts, len(parts), math.inf)
+        rows = self.report.content["checks"]
+        return {part.name: [it["what"] for it in rows if it["check"] == part.name] for part in parts}
 
     def failed(self) -> list[dict]:
         return [it for it in self.report.content["checks"] if not it["passed"]]
@@ -87,37 +108,39 @@ class Case(unittest.TestCase):
 
 class PartsTest(Case):
     def test_one_that_hangs_is_killed_and_goes_on_behind_the_unit(self) -> None:
-        rows = self.go("works", "hangs", "works too", silence=1.0)
+        self.awaited = {("works", 2), ("hangs", "the launch"), ("works too", 2)}
+        rows = self.go(part("works"), part("hangs", silence=1000), part("works too"))
         self.assertEqual(rows["works"], rows["works too"])
         self.assertEqual(rows["hangs"], ["unit 0", "unit 2"])
         (row,) = self.failed()
         self.assertEqual(row["check"], "part hangs")
-        self.assertEqual(row["what"], "nothing new for 1 s, killed, at: the launch; last row: hangs: unit 0")
+        self.assertEqual(row["what"], "nothing new for 1000 s, killed, at: the launch; last row: hangs: unit 0")
         self.assertIn("here is hangs", row["tail"])
 
     def test_one_that_takes_too_long_is_killed_and_is_not_begun_forever(self) -> None:
-        rows = self.go("hangs", limit=1.0, again=0)
+        self.awaited = {("hangs", "the launch")}
+        rows = self.go(part("hangs", limit=1000, again=0))
         self.assertEqual(rows["hangs"], ["unit 0"])
-        self.assertRegex(self.failed()[0]["what"], "no end after 1 s, killed")
+        self.assertRegex(self.failed()[0]["what"], r"no end after 864\d\d s, killed")
         self.assertEqual(sessions.RUNNING, [])
 
     def test_one_that_dies_names_the_signal(self) -> None:
-        self.assertEqual(self.go("dies", "works")["dies"], ["unit 0", "unit 2"])
+        self.assertEqual(self.go(part("dies"), part("works"))["dies"], ["unit 0", "unit 2"])
         (row,) = self.failed()
         self.assertRegex(row["what"], r"killed by signal 11 \(SIGSEGV\), at: the launch; last row: dies: unit 0")
 
     def test_what_a_peer_may_have_ended_comes_once_more_and_last(self) -> None:
-        self.assertEqual(self.go("peer dies")["peer dies"], ["unit 0", "unit 2", "unit 1"])
+        self.assertEqual(self.go(part("peer dies"))["peer dies"], ["unit 0", "unit 2", "unit 1"])
         self.assertEqual(len(self.failed()), 1)
 
     def test_one_that_floods_is_read_to_its_end_and_kept_in_part(self) -> None:
-        self.assertEqual(self.go("floods")["floods"], ["unit 0", "unit 1", "unit 2"])
+        self.assertEqual(self.go(part("floods"))["floods"], ["unit 0", "unit 1", "unit 2"])
         log = (self.out / "parts" / "floods-1.log").read_bytes()
         self.assertLess(len(log), sessions.LOGGED + 2 * sessions.KEPT)
         self.assertTrue(log.endswith(b"the last words\n"))
 
     def test_what_a_part_leaves_behind_dies_with_it(self) -> None:
-        self.assertEqual(self.go("leaves")["leaves"], ["unit 0", "unit 1", "unit 2"])
+        self.assertEqual(self.go(part("leaves"))["leaves"], ["unit 0", "unit 1", "unit 2"])
         for which in ("left None", "left 0"):
             pid = self.report.content[which]
             while alive(pid):
@@ -125,16 +148,17 @@ class PartsTest(Case):
 
     def test_one_that_cannot_be_started_is_a_row(self) -> None:
         self.parts.program = [str(self.out / "no such program")]
-        self.go("works")
+        self.go(part("works"))
         self.assertRegex(self.failed()[0]["what"], "could not be started")
 
 
 class WholeTest(Case):
     def test_the_end_leaves_out_what_runs_and_what_waits(self) -> None:
         def both(end: float) -> None:
-            self.parts.run([Part("works"), Part("hangs", 1e3, 1e3), Part("never")], 1, end)
+            self.parts.run([part("works"), part("hangs"), part("never")], 1, end)
 
-        run.go([Stage("both", 0.5, both), Stage("after", 0.4, both)], self.report, 4)
+        self.awaited = {("hangs", "the launch")}
+        run.go([Stage("both", 0.5, both), Stage("after", 0.9, both)], self.report, 1000)
         kept = json.loads((self.out / "gpu-check.json").read_text())
         self.assertEqual(kept["left_out"], ["hangs, rest, at: the launch", "never", "after"])
         self.assertEqual([it["what"] for it in kept["checks"]], ["unit 0", "unit 1", "unit 2", "unit 0"])
@@ -145,9 +169,12 @@ class WholeTest(Case):
         def broken(_: float) -> None:
             raise ValueError("no such thing")
 
-        stands = Stage("stands", 1, lambda _: signal.pause())
-        with mock.patch.object(run, "GRACE", 0.2):
-            run.go([Stage("broken", 1, broken), stands, Stage("after", 1, broken)], self.report, 0.3)
+        def stands(_: float) -> None:
+            self.assertTrue(900 < signal.setitimer(signal.ITIMER_REAL, 0.01)[0] <= 1000 + run.GRACE)
+            while True:
+                os.sched_yield()
+
+        run.go([Stage("broken", 1, broken), Stage("stands", 1, stands), Stage("after", 1, broken)], self.report, 1000)
         self.assertEqual([it["what"] for it in self.failed()], ["ValueError: no such thing"])
         self.assertEqual(self.report.content["left_out"], ["stands", "after"])
         self.assertIn("stopped by SIGALRM", self.printed.getvalue())
