@@ -75,7 +75,8 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let of = home.clone();
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
-    let JobFigures { progress, failovers } = context.told.job(&(of, name));
+    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    let JobFigures { progress, failovers, uid: _ } = context.told.job(&(of, name), uid);
     job::Observed {
         job: object.clone(),
         pool: pool.and_then(|it| it.0.as_ref().ok().cloned()),

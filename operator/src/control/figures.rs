@@ -18,18 +18,19 @@ use super::told::JobFigures;
 pub(super) struct Figures(BTreeMap<JobKey, JobFigures>);
 
 impl Figures {
-    /// A worker of an attempt has come. Failovers go on from the attempt before, or from `failovers`, which another leader
-    /// was told of.
-    pub(super) fn begin(&mut self, attempt: &JobKey, failovers: u32) {
+    /// A worker of an attempt of the job with this uid has come. Failovers go on from the attempt before, or from `failovers`,
+    /// which another leader was told of. Figures of another job of this name are forgotten.
+    pub(super) fn begin(&mut self, attempt: &JobKey, uid: &str, failovers: u32) {
         let of_job = |it: &JobKey| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
-        let last = self.0.iter().rfind(|it| of_job(it.0));
+        let last = self.0.iter().rfind(|it| of_job(it.0) && it.1.uid == uid);
         let failovers = match last {
             Some((last, _)) if last.attempt >= attempt.attempt => return,
             Some((_, figures)) => figures.failovers.max(failovers),
             None => failovers,
         };
         self.0.retain(|it, _| !of_job(it));
-        self.0.insert(attempt.clone(), JobFigures { progress: None, failovers });
+        self.0
+            .insert(attempt.clone(), JobFigures { uid: uid.to_owned(), progress: None, failovers });
     }
 
     /// Failovers of the job of an attempt so far.
@@ -75,20 +76,34 @@ mod tests {
     #[test]
     fn an_attempt_that_crashed_is_not_told_of_again() {
         let mut figures = Figures::default();
-        figures.begin(&attempt(1), 4);
+        figures.begin(&attempt(1), "u", 4);
         figures.step(&attempt(1), at(22), 5);
-        figures.begin(&attempt(2), 0);
+        figures.begin(&attempt(2), "u", 0);
         assert_eq!(figures.failovers(&attempt(2)), 5);
         figures.step(&attempt(1), at(23), 9);
-        figures.begin(&attempt(1), 0);
+        figures.begin(&attempt(1), "u", 0);
         figures.step(&attempt(2), at(30), 7);
-        figures.begin(&attempt(2), 0);
-        let expected = JobFigures { progress: Some(at(30)), failovers: 7 };
+        figures.begin(&attempt(2), "u", 0);
+        let expected = JobFigures { uid: "u".into(), progress: Some(at(30)), failovers: 7 };
         let all: Vec<_> =
             figures.of_those(|_| true).map(|(key, it)| (key.attempt, it.clone())).collect();
         assert_eq!(all, [(2, expected.clone())]);
         assert_eq!(figures.end(&attempt(2)), Some(expected));
         assert_eq!(figures.of_those(|_| true).count(), 0);
+    }
+
+    #[test]
+    fn a_job_that_was_made_anew_begins_anew() {
+        let mut figures = Figures::default();
+        figures.begin(&attempt(3), "u", 4);
+        figures.begin(&attempt(1), "other", 0);
+        figures.step(&attempt(3), at(9), 5);
+        figures.step(&attempt(1), at(2), 1);
+        let expected = JobFigures { uid: "other".into(), progress: Some(at(2)), failovers: 1 };
+        assert_eq!(
+            figures.of_those(|_| true).map(|it| it.1.clone()).collect::<Vec<_>>(),
+            [expected]
+        );
     }
 
     /// A job whose conductor reports to one leader after the other; each finds what the one before it had written.
@@ -101,18 +116,18 @@ mod tests {
                 (state >> 33) % below
             };
             let (mut figures, mut written, mut number) = (Figures::default(), 0, 1);
-            figures.begin(&attempt(1), 0);
+            figures.begin(&attempt(1), "u", 0);
             // What the conductor has counted, and what it said last.
             let (mut counted, mut said) = (0, None);
             for step in 0..60 {
                 match pick(6) {
                     0 => {
                         figures = Figures::default();
-                        figures.begin(&attempt(number), written);
+                        figures.begin(&attempt(number), "u", written);
                     }
                     1 => {
                         number += 1;
-                        figures.begin(&attempt(number), written);
+                        figures.begin(&attempt(number), "u", written);
                         (counted, said) = (figures.failovers(&attempt(number)), None);
                     }
                     2 => {
@@ -139,8 +154,8 @@ mod tests {
     fn jobs_are_apart_and_those_that_are_gone_are_forgotten() {
         let mut figures = Figures::default();
         let other = JobKey { name: "k".into(), ..attempt(9) };
-        figures.begin(&other, 1);
-        figures.begin(&attempt(1), 2);
+        figures.begin(&other, "u", 1);
+        figures.begin(&attempt(1), "u", 2);
         let failovers: Vec<_> = figures.of_those(|_| true).map(|it| it.1.failovers).collect();
         assert_eq!(failovers, [2, 1]);
         assert_eq!(figures.of_those(|it| it.name == "k").count(), 1);

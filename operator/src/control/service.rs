@@ -170,7 +170,8 @@ impl Service {
                 }
                 self.trainers.insert(of.clone(), facts.trainers);
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
-                self.jobs.begin(of, told.map_or(0, |it| it.failovers));
+                let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
+                self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
                 Some(facts)
             }
         };
@@ -380,6 +381,8 @@ impl Service {
         for (key, figures) in self.jobs.of_those(is_there) {
             tell_job(&self.context, key, figures);
         }
+        let named = |(home, name): &Key| caches.trainings.get(&ObjectRef::new(name).within(home));
+        self.context.told.keep_jobs(|it| named(it).is_some());
     }
 }
 

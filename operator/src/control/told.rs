@@ -33,12 +33,15 @@ struct Inner {
     pools: BTreeMap<Key, BTreeMap<String, Report>>,
     /// The same as it is now, for who asks this process.
     live: BTreeMap<Key, BTreeMap<String, Report>>,
+    /// Of the newest object of each name.
     jobs: BTreeMap<Key, JobFigures>,
 }
 
 /// How far a job is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct JobFigures {
+    /// Of its `TrainingJob`; empty where there is none. A job that was made anew under a name begins without figures.
+    pub(crate) uid: String,
     pub(crate) progress: Option<Progress>,
     pub(crate) failovers: u32,
 }
@@ -64,8 +67,9 @@ impl Told {
         inner.live.iter().flat_map(of_pool).collect()
     }
 
-    pub(crate) fn job(&self, key: &Key) -> JobFigures {
-        self.locked().jobs.get(key).cloned().unwrap_or_default()
+    /// Figures of the `TrainingJob` with this uid.
+    pub(crate) fn job(&self, key: &Key, uid: &str) -> JobFigures {
+        self.locked().jobs.get(key).filter(|it| it.uid == uid).cloned().unwrap_or_default()
     }
 
     /// Tells a pool's reports; whether a reconcile should look at once. With `figures` load is told too.
@@ -96,6 +100,11 @@ impl Told {
         let changed = inner.jobs.get(key) != Some(figures);
         inner.jobs.insert(key.clone(), figures.clone());
         changed
+    }
+
+    /// Forgets the jobs that are gone.
+    pub(super) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
+        self.locked().jobs.retain(|it, _| is_there(it));
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -138,6 +147,18 @@ mod tests {
         assert_eq!(told.live()[0].2.busy_ppm, Some(3), "who asks is told at once");
         assert!(tell(3, true, true));
         assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(3));
+    }
+
+    #[test]
+    fn a_job_that_was_made_anew_does_not_begin_with_the_figures_of_the_one_before() {
+        let told = Told::default();
+        let key = ("n".to_owned(), "j".to_owned());
+        let figures = JobFigures { uid: "1".into(), failovers: 3, ..JobFigures::default() };
+        assert!(told.tell_job(&key, &figures));
+        assert_eq!(told.job(&key, "1"), figures);
+        assert_eq!(told.job(&key, "2"), JobFigures::default());
+        told.keep_jobs(|_| false);
+        assert_eq!(told.job(&key, "1"), JobFigures::default());
     }
 
     #[test]
