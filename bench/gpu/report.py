@@ -10,6 +10,8 @@ from pathlib import Path
 
 LONG = "one document of 32896 rows"
 LISTS = ("checks", "speeds", "rates", "left_out")
+# Lines of the output of what failed; the file has more.
+SHOWN = 12
 # Longest pause between a row and its place in the file.
 STORED_EVERY = 1.0
 
@@ -35,6 +37,8 @@ class Report:
         self.content[to].append(row)
         if not row.get("passed", True):
             self.say(f"  FAILED {row['check']}: {row['what']} {row['error']:.2e}")
+            for line in row.get("tail", "").strip().splitlines()[-SHOWN:]:
+                print(f"          | {line}", flush=True)
         if time.monotonic() - self.stored > STORED_EVERY:
             self.store()
 

@@ -26,12 +26,11 @@ from pathlib import Path
 
 import batches
 import sessions
-from parts import COPIES, DEVICE, PAIRS, RATES, Part, Parts
+from parts import COPIES, DEVICE, NO_GPU, PAIRS, RATES, Part, Parts
 from programs import Programs
 from report import Report
 
 HERE = Path(__file__).resolve().parent
-NO_GPU = 3
 # Seconds behind the last end after which this process stops whatever it does.
 GRACE = 12.0
 DIMS = (128, 64, 256)
