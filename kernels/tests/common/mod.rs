@@ -94,6 +94,13 @@ impl Copied {
             "--test",
             self.program,
         ]);
+        // What cargo said to this test of its own crate: build scripts would take it for a change.
+        let own = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_", "CARGO_PRIMARY_"];
+        for (name, _) in std::env::vars() {
+            if own.iter().any(|it| name.starts_with(it)) {
+                cargo.env_remove(name);
+            }
+        }
         how(cargo.current_dir(&self.folder));
         let output = cargo.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stdout);

@@ -119,6 +119,12 @@ fn pieces() {
         ("scattered", scattered, 1),
         ("rows of some heads", heads.clone(), 1),
         ("with large and odd ones", with(&heads), 1),
+        ("apart in the target alone", (0..200).map(|it| piece(it * 64, it * 256, 64)).collect(), 1),
+        (
+            "another distance from the middle on",
+            (0..200).map(|it| piece(it * 512 + it / 100 * it * 64, it * 128, 64)).collect(),
+            1,
+        ),
         ("few", heads[..50].to_vec(), 0),
         ("whole rows", (0..700).map(|row| piece(row * 128, row * 128, 128)).collect(), 0),
         ("none", vec![], 0),

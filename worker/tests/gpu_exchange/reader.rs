@@ -131,6 +131,7 @@ fn pulls() {
     let mut it = Reader::new();
     let it = &mut it;
     rows_come_whole(it);
+    rows_of_some_heads_come_whole(it);
     rows_come_behind_a_gate(it);
     what_does_not_fit_is_refused(it);
     rows_that_were_reused_meanwhile_do_not_count(it);
@@ -156,6 +157,19 @@ fn rows_come_whole(it: &mut Reader) {
     assert!(matches!(told[..], [Event::Begun { .. }, Event::Pulled { .. }]), "{told:?}");
     let memory = it.take(landing);
     assert!((0..BYTES).zip(it.bytes(&memory)).all(|(at, byte)| byte == pattern(at, 1)));
+}
+
+/// So many small pieces are a launch of the reader.
+fn rows_of_some_heads_come_whole(it: &mut Reader) {
+    const ROWS: u64 = 300;
+    let rows = |row| Piece { remote: 32 + row * 320, local: row * 64, bytes: 64 };
+    let landing = it.land();
+    let pull = it.pull(KEY, &(0..ROWS).map(rows).collect::<Vec<_>>(), landing, soon());
+    assert_eq!(it.end(pull), Ok(ROWS * 64));
+    let memory = it.take(landing);
+    for (at, byte) in (0..ROWS * 64).zip(it.bytes(&memory)) {
+        assert_eq!(byte, pattern(32 + at / 64 * 320 + at % 64, 1), "{at}");
+    }
 }
 
 fn rows_come_behind_a_gate(it: &mut Reader) {
