@@ -57,7 +57,8 @@ class Report:
         whole.replace(self.path)
 
     def passed(self) -> bool:
-        return bool(self.content["checks"]) and all(it["passed"] for it in self.content["checks"])
+        whole = bool(self.content["checks"]) and "stopped" not in self.content
+        return whole and all(it["passed"] for it in self.content["checks"])
 
     def table(self) -> None:
         checks, speeds = self.content["checks"], self.content["speeds"]
@@ -69,6 +70,8 @@ class Report:
             print(f"peer {name} is not on this machine, so nothing is compared with it: {why}")
         if left_out := self.content["left_out"]:
             print(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
+        if why := self.content.get("stopped"):
+            print(why)
 
 
 def table_of_checks(checks: list[dict]) -> None:
