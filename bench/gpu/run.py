@@ -5,8 +5,8 @@ Usage: run.py [--out DIR] [--seconds N] [--dry] [--seed N]
 
 In: the folder of this file, as `make gpu-check` packs it: libcadre_gpu.so, device-tests, cadre, plans, data, wheels.
 Needs Python with PyTorch and a Hopper GPU; builds nothing. Out: a table last, DIR/gpu-check.json beside it, exit code
-1 if a check failed or it was stopped. --dry runs the checks of the host's side on the CPU, with a driver library whose GPU is emulated;
-it measures nothing.
+1 if a check failed or it was stopped. --dry runs the checks of the host's side on the CPU, with a driver library whose
+GPU is emulated; it measures nothing.
 
 This process never touches the GPU. Whatever does is a process in a session of its own (parts.py, programs.py), so a
 kernel that hangs or faults costs its own rows and some seconds. After N seconds (540), what runs is killed and what
