@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from parts import COPIES, DEVICE, PAIRS, RATES
+from parts import CONTEXT_LOST, COPIES, DEVICE, NO_GPU, PAIRS, RATES
 
 HERE = Path(__file__).resolve().parent
-NO_GPU, CONTEXT_LOST = 3, 5
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Child:
         """A failed row; ends the process where the GPU answers no more."""
         traceback.print_exc()
         what = f"{type(why).__name__}: {why}"
-        self.tell({"at": f"looking whether the GPU still answers, after {what}"})
+        self.tell({"raised": what})
         try:
             self.library.wait()
             if not self.asked.dry:

@@ -229,7 +229,9 @@ def units(
     f64, f32 = torch.float64, torch.float32
 
     def unit(call: Callable[..., Iterator[dict]], batch: Batch, add: int, *rest: object, **how: int):
-        return title(batch), lambda: call(library, batch, seed + add, *rest, **how)
+        return f"{call.__name__.replace('_', ' ')}, {title(batch)}", lambda: call(
+            library, batch, seed + add, *rest, **how
+        )
 
     compare = compare_backward if "backward" in what else compare_forward
     match what:

@@ -48,11 +48,10 @@ class Runs:
             logs = "".join(it.read_text(errors="replace") for it in sorted(Path(out).rglob("*.log")))
             printed = stdout.read_text(errors="replace") if stdout.exists() else ""
         if done.why:
-            words_of_end = f"{done.why}: {(done.output + logs)[-1500:]}"
-            return {"name": name, "failed": words_of_end, "out_of_time": done.out_of_time}
+            return {"failed": done.why, "tail": (done.output + logs)[-2000:], "out_of_time": done.out_of_time}
         steps = [it for it in map(json.loads, filter(JSON.match, printed.splitlines())) if it["event"] == "step"]
         if len(steps) != self.steps:
-            return {"name": name, "failed": f"{len(steps)} steps of {self.steps}: {(done.output + logs)[-1500:]}"}
+            return {"failed": f"{len(steps)} steps of {self.steps}", "tail": (done.output + logs)[-2000:]}
         return {
             "name": name,
             "bits": [it["loss_bits"] for it in steps],
@@ -81,7 +80,7 @@ def check(runs: Runs, end: float) -> Iterator[dict]:
         if it.get("out_of_time"):
             yield {"left_out": row["check"]}
         elif "failed" in it:
-            yield {**row, "what": it["failed"], "error": float("nan"), "passed": False}
+            yield {**row, "what": it["failed"], "error": 1.0, "passed": False, "tail": it["tail"]}
         else:
             yield {**row, **compared(it, past)}
 
@@ -90,7 +89,7 @@ def compared(it: dict, past: dict[str, dict]) -> dict:
     """What a run is beside those before it."""
     cpu, local, servers = (past.get(name, it) for name in (CPU, LOCAL, SERVERS))
     on_cpu = it["name"] == CPU
-    missing = [other["name"] for other in (cpu, local, servers) if "failed" in other]
+    missing = [name for name in (CPU, LOCAL, SERVERS) if "failed" in past.get(name, {})]
     far = max(abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu.get("bits", it["bits"])), strict=True))
     first = on_cpu or "failed" in local or it["bits"][0] == local["bits"][0]
     # The run on two servers is in `past` only for those that repeat it.

@@ -16,6 +16,8 @@ from report import Report
 from sessions import Ended, Work
 
 HERE = Path(__file__).resolve().parent
+# Exit codes of a child.
+NO_GPU, CONTEXT_LOST = 3, 5
 # Parts beside "d128 forward" and its like, and "bench GROUP".
 DEVICE, PAIRS, COPIES, RATES = "device", "pairs of the bench", "copies of rows", "rate of copies of rows"
 
@@ -77,6 +79,8 @@ class Parts:
                 self.report.say(f"{part.name}: {name}")
             case {"at": place}:
                 part.place, part.with_peers = place, line.get("peers", False)
+            case {"raised": what}:
+                part.place += f", which raised {what}"
             case {"done": unit}:
                 part.done.add(unit)
                 part.unit = None
@@ -95,11 +99,10 @@ class Parts:
         if ended.out_of_time:
             self.report.leave_out(f"{part.name}, rest{at}" if part.row or at else part.name)
             return False
-        what = ended.why + at
+        why = "the GPU answers no more" if ended.code == CONTEXT_LOST else ended.why
+        what = why + at
         what += f"; last row: {part.row or 'none'}"
         self.report.check(f"part {part.name}", what, False, tail=ended.output[-2000:])
-        for line in ended.output.strip().splitlines()[-12:]:
-            self.report.say(f"    | {line}")
         if part.unit is None or part.again == 0:
             return False
         part.again -= 1

@@ -36,7 +36,7 @@ class Programs:
         """Programs find the libraries that PyTorch has found, behind those that this process was told."""
         folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *self.report.content.get("libraries", [])]
         known = ":".join(dict.fromkeys(it for it in folders if it))
-        return {"CADRE_TEST_DRIVER": "machine"} | ({"LD_LIBRARY_PATH": known} if known else {})
+        return {"CADRE_TEST_DRIVER": "machine", "RUST_BACKTRACE": "0"} | ({"LD_LIBRARY_PATH": known} if known else {})
 
     def work(self, name: str, command: list[str], limit: float) -> Work:
         log = self.out / "programs" / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".log")
@@ -50,7 +50,7 @@ class Programs:
         """Those that were not cut off by the end of all."""
         for ended in sessions.run(deque(works), width, end):
             if ended.out_of_time:
-                self.report.leave_out(ended.work.name)
+                self.report.leave_out(ended.work.name + (", rest" if ended.seconds else ""))
             else:
                 yield ended
 
@@ -61,8 +61,6 @@ class Programs:
             what = f"{ended.why or ('exit 0' if ran else 'exit 0, but no test ran')}, {ended.seconds:.0f} s"
             passed = ran and not ended.why
             self.report.check(ended.work.name, what, passed, **({} if passed else {"tail": ended.output[-2000:]}))
-            if not passed:
-                print(ended.output[-2000:], flush=True)
 
     def sanitizers(self, end: float) -> None:
         """memcheck decides. racecheck is counted and its log kept.

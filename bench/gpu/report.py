@@ -10,6 +10,8 @@ from pathlib import Path
 
 LONG = "one document of 32896 rows"
 LISTS = ("checks", "speeds", "rates", "left_out")
+# Lines of the output of what failed; the file has more.
+SHOWN = 12
 # Longest pause between a row and its place in the file.
 STORED_EVERY = 1.0
 
@@ -35,6 +37,8 @@ class Report:
         self.content[to].append(row)
         if not row.get("passed", True):
             self.say(f"  FAILED {row['check']}: {row['what']} {row['error']:.2e}")
+            for line in row.get("tail", "").strip().splitlines()[-SHOWN:]:
+                print(f"          | {line}", flush=True)
         if time.monotonic() - self.stored > STORED_EVERY:
             self.store()
 
@@ -53,7 +57,8 @@ class Report:
         whole.replace(self.path)
 
     def passed(self) -> bool:
-        return bool(self.content["checks"]) and all(it["passed"] for it in self.content["checks"])
+        whole = bool(self.content["checks"]) and "stopped" not in self.content
+        return whole and all(it["passed"] for it in self.content["checks"])
 
     def table(self) -> None:
         checks, speeds = self.content["checks"], self.content["speeds"]
@@ -65,6 +70,8 @@ class Report:
             print(f"peer {name} is not on this machine, so nothing is compared with it: {why}")
         if left_out := self.content["left_out"]:
             print(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
+        if why := self.content.get("stopped"):
+            print(why)
 
 
 def table_of_checks(checks: list[dict]) -> None:

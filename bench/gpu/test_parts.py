@@ -178,6 +178,7 @@ class WholeTest(Case):
         self.assertEqual([it["what"] for it in self.failed()], ["ValueError: no such thing"])
         self.assertEqual(self.report.content["left_out"], ["stands", "after"])
         self.assertIn("stopped by SIGALRM", self.printed.getvalue())
+        self.assertFalse(self.report.passed())
 
     def test_whoever_ends_it_finds_the_rows_and_no_child(self) -> None:
         script = f"""
