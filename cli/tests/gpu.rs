@@ -4,6 +4,8 @@
 //! rows go through sockets or stay on the GPU, also when a server is killed; a server whose GPU is lost, or does not copy, leaves with
 //! the reason, and the job goes on; pulls that fail after their copies have begun cost no bits. Says nothing of speed, nor of a real driver.
 
+mod emulated_driver;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -22,31 +24,10 @@ fn driver() -> Option<&'static Path> {
         // What an earlier build has left may have another name.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the test's own folder");
-        let driver = folder.join("libcuda.so.1");
-        compile("driver.cpp", &driver, &["-O1", "-Wl,-soname,libcuda.so.1"]);
-        let driver = driver.to_str().expect("a folder of the build has a plain name");
-        compile("blas.cpp", &folder.join("libcublasLt.so"), &["-O2", driver]);
+        emulated_driver::build(&folder);
         folder
     });
     Some(folder)
-}
-
-/// Makes a shared library of one of the emulation's sources.
-fn compile(source: &str, library: &Path, words: &[&str]) {
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let done = Command::new(&compiler)
-        .args(["-std=c++17", "-DCADRE_EMULATION", "-fPIC", "-shared", "-I"])
-        .arg(kernels.join("emulation"))
-        .arg("-I")
-        .arg(kernels.join("cuda"))
-        .arg(kernels.join("emulation").join(source))
-        .args(words)
-        .arg("-o")
-        .arg(library)
-        .status()
-        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
-    assert!(done.success());
 }
 
 /// A run of the job.
