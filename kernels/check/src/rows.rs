@@ -22,7 +22,7 @@ pub struct RowLine {
 ///
 /// # Safety
 ///
-/// `gpu` comes from [`cadre_open`]; the stream lives until [`cadre_rows_free`].
+/// `gpu` comes from [`crate::cadre_open`]; the stream lives until [`cadre_rows_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cadre_rows_open(gpu: *const Gpu, stream: u64) -> *mut RowCopier {
     guard(std::ptr::null_mut(), || {
