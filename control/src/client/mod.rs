@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The hello of a later stream also says what the worker has got from the controller: the session and,
-//! to a conductor, the last view. After its Welcome the worker says again what it has [`said`] that a
-//! controller has to know: the last step, its end, Bye. So a controller that keeps nothing goes on where
+//! to a conductor, the last view. After its Welcome the worker says again what a controller has to know
+//! (`said.rs`): the last step, its end, Bye. So a controller that keeps nothing goes on where
 //! another left off, also when that one had read everything and was lost before anybody else knew.
 //! Receipts for each message would not give that: what the lost one had read would not be said again.
 //!
