@@ -27,6 +27,7 @@ class Batch:
     sequences: list[tuple[int, int, int, int]] = field(default_factory=list)  # q rows, keys, q row, kv row
     causal: bool = True
     softcap: float = 0  # 0: none
+    softcap_too: bool = False  # measured with softcap, too
 
     def document(self, rows: int, parts: list[tuple[int, int]], mask: int = CAUSAL, keys_end: int = 0) -> None:
         """Adds a document whose query rows are `parts`, in one bundle."""

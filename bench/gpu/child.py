@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from parts import CONTEXT_LOST, COPIES, DEVICE, NO_GPU, PAIRS, RATES
+from parts import CONTEXT_LOST, COPIES, NO_GPU, PAIRS, RATES
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,6 +39,7 @@ class Child:
         self.tell({"at": "the library"})
         self.library = Library(HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda")
         self.broken = numbers(asked.broken)
+        self.tell({"facts": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}})
 
     def tell(self, line: dict) -> None:
         self.file.write(json.dumps(line) + "\n")
@@ -76,18 +77,6 @@ class Child:
         row = {"check": f"{self.asked.part}, {unit.name}", "what": what, "error": 1.0, "passed": False}
         self.tell({"to": "checks", "row": row})
 
-    def device(self) -> Iterator[dict]:
-        name = "emulated" if self.asked.dry else torch.cuda.get_device_name()
-        facts = {"device": name, "torch": torch.__version__, "processors": self.library.processors}
-        # Programs find the driver library and the cuBLASLt that PyTorch has found.
-        folders = []
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            path = Path(line.split(maxsplit=5)[-1])
-            if path.name.startswith(("libcuda.so", "libcublasLt.so")) and str(path.parent) not in folders:
-                folders.append(str(path.parent))
-        yield {"facts": {**facts, "libraries": folders}}
-        yield {"say": f"{name}, {self.library.processors} processors, torch {torch.__version__}"}
-
     def measured_peak(self) -> Iterator[dict]:
         import speed
 
@@ -118,8 +107,6 @@ class Child:
         import rows
 
         name, asked = self.asked.part, self.asked
-        if name == DEVICE:
-            return [Unit("device", self.device)]
         if name == PAIRS:
             return [Unit("pairs", batches.check)]
         if name == COPIES:

@@ -1,10 +1,12 @@
-"""Training runs of `cadre run` whose core attention is on the GPU: local, in place, and on two server processes.
+"""Training runs of `cadre run` whose core attention is on the GPU: two jobs in place, beside local attention and the
+CPU.
 
-In: the folder with the program and its data. Out: rows of a report. The first loss has the same bits wherever
-attention is computed, since a forward row's bits depend on its document alone; later ones agree closely, since dK and
-dV are summed as the plan cuts rows, and have the same bits when a run is repeated. A run on the CPU says what the
-losses should be near. Linear layers of the trainer are on the GPU too (cuBLASLt). Rows go through the host, and in one
-run of two servers stay on the GPU, with the same bits: these runs show that it works, not how fast it is.
+In: the folder with the program and its data. Out: rows of a report. The first job has servers beside attention in
+place and loses one in the middle: its losses have the bits of the same run without the loss. The second has two
+trainers that share their work in place: its time a step beside the same with local attention is the gain. The first
+loss has the same bits wherever attention is computed, since a forward row's bits depend on its document alone; a run
+on the CPU says what losses should be near. Linear layers of the trainer are on the GPU too (cuBLASLt). All processes
+share one GPU, so the gain is that of balance alone, not of more processors.
 """
 
 import json
@@ -24,16 +26,18 @@ def losses(bits: list[str]) -> list[float]:
 
 
 class Runs:
-    def __init__(self, folder: Path, steps: int, tokens: int, limit: float, environment: dict[str, str]) -> None:
-        self.folder, self.steps, self.tokens, self.limit = folder, steps, tokens, limit
+    def __init__(
+        self, folder: Path, steps: int, tokens: int, limit: float, environment: dict[str, str], trace: Path | None
+    ) -> None:
+        self.folder, self.steps, self.tokens, self.limit, self.trace = folder, steps, tokens, limit, trace
         self.environment = {**environment, "RUST_LOG": "info"}
 
-    def run(self, name: str, end: float, engine: str, servers: int, *words: str) -> dict:
+    def run(self, name: str, end: float, engine: str, servers: int, trainers: int, *words: str) -> dict:
         """Losses as bits, seconds a step, or what went wrong; `end` is that of all."""
         text = (self.folder / "job.yaml").read_text()
         for key, value in [
             ("SERVERS", servers),
-            ("IN_PLACE", "false" if servers else "true"),
+            ("TRAINERS", trainers),
             ("ENGINE", engine),
             ("DATA", self.folder / "data"),
             ("STEPS", self.steps),
@@ -44,6 +48,9 @@ class Runs:
             job, stdout = Path(out) / "job.yaml", Path(out) / "stdout"
             job.write_text(text)
             command = [str(self.folder / "cadre"), "run", "-f", str(job), "--out", f"{out}/run", "--json", *words]
+            if name == TRACED and self.trace:
+                self.trace.unlink(missing_ok=True)
+                command += ["--trace", str(self.trace)]
             done = one(Work(name, command, self.limit, stdout=stdout, environment=self.environment), end)
             logs = "".join(it.read_text(errors="replace") for it in sorted(Path(out).rglob("*.log")))
             printed = stdout.read_text(errors="replace") if stdout.exists() else ""
@@ -60,22 +67,31 @@ class Runs:
         }
 
 
-CPU, LOCAL, SERVERS = "CPU, in place", "GPU, --attention local", "GPU, two servers"
-RUNS: dict[str, tuple] = {
-    CPU: ("cpu", 0),
-    LOCAL: ("gpu", 0, "--attention", "local"),
-    "GPU, in place": ("gpu", 0),
-    SERVERS: ("gpu", 2),
-    "GPU, two servers again": ("gpu", 2),
-    "GPU, two servers, rows stay there": ("gpu", 2, "--exchange", "node"),
-}
+CPU = "CPU, in place"
+WHOLE, LOST = "GPU, in place and two servers", "GPU, in place and two servers, one is killed"
+LOCAL, SHARED = "GPU, two trainers, --attention local", "GPU, two trainers in place"
+NODE = "GPU, in place and two servers, rows stay there"
+TRACED = SHARED
+
+
+def runs_of(steps: int) -> dict[str, tuple]:
+    """What matters most first: engine, servers, trainers, words."""
+    kill = f"--fault=kill-server@{max(1, steps // 2)}"
+    return {
+        CPU: ("cpu", 0, 1),
+        WHOLE: ("gpu", 2, 1),
+        LOST: ("gpu", 2, 1, kill),
+        LOCAL: ("gpu", 0, 2, "--attention", "local"),
+        SHARED: ("gpu", 0, 2),
+        NODE: ("gpu", 2, 1, "--exchange", "node"),
+    }
 
 
 def check(runs: Runs, end: float) -> Iterator[dict]:
-    """Rows, one by one; {"left_out": …} where no time is left for a run."""
+    """Rows, one by one; {"left_out": …} where no time is left for a run, {"note": …} for what is no check."""
     past: dict[str, dict] = {}
-    for name, how in RUNS.items():
-        past[name] = it = runs.run(name, end, *how)
+    for name, words in runs_of(runs.steps).items():
+        past[name] = it = runs.run(name, end, *words)
         row = {"check": f"cadre run, {name}, {runs.steps} steps"}
         if it.get("out_of_time"):
             yield {"left_out": row["check"]}
@@ -83,21 +99,35 @@ def check(runs: Runs, end: float) -> Iterator[dict]:
             yield {**row, "what": it["failed"], "error": 1.0, "passed": False, "tail": it["tail"]}
         else:
             yield {**row, **compared(it, past)}
+    times = [past.get(it, {}).get("seconds") for it in (LOCAL, SHARED)]
+    if all(times):
+        yield {
+            "note": f"two trainers in place: {times[1]:.3f} s a step, local {times[0]:.3f}: "
+            f"gain {times[0] / times[1]:.2f}"
+        }
 
 
 def compared(it: dict, past: dict[str, dict]) -> dict:
     """What a run is beside those before it."""
-    cpu, local, servers = (past.get(name, it) for name in (CPU, LOCAL, SERVERS))
-    on_cpu = it["name"] == CPU
-    missing = [name for name in (CPU, LOCAL, SERVERS) if "failed" in past.get(name, {})]
-    far = max(abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu.get("bits", it["bits"])), strict=True))
-    first = on_cpu or "failed" in local or it["bits"][0] == local["bits"][0]
-    # The run on two servers is in `past` only for those that repeat it.
-    same = "failed" in servers or it["bits"] == servers["bits"]
+    name, on_cpu, cpu = it["name"], it["name"] == CPU, past.get(CPU, it)
+    # Runs whose losses have the same bits: as many trainers, and sums in one order.
+    same_as = {LOST: WHOLE, NODE: WHOLE}.get(name)
+    first_as = {SHARED: LOCAL}.get(name)
+    missing = [other for other in (CPU, same_as, first_as) if other and "failed" in past.get(other, {})]
+    # Trainers that share their tokens differently have other losses.
+    near = not (on_cpu or CPU in missing or name in (LOCAL, SHARED))
+    far = (
+        max((abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu["bits"]), strict=True)), default=0.0)
+        if near
+        else 0.0
+    )
+    other, before = past.get(same_as or "", {}), past.get(first_as or "", {})
+    same = "bits" not in other or it["bits"] == other["bits"]
+    first = "bits" not in before or it["bits"][0] == before["bits"][0]
     gpu = on_cpu or it["on_gpu"]
-    what = f"loss {losses(it['bits'])[-1]:.5f}, {it['seconds']:.2f} s a step"
-    what += "" if first else "; first loss has other bits than local's"
-    what += "" if same else "; losses have other bits than those of the first run on two servers"
+    what = f"loss {losses(it['bits'])[-1]:.5f}, {it['seconds']:.3f} s a step"
+    what += "" if same else f"; losses have other bits than those of: {same_as}"
+    what += "" if first else f"; first loss has other bits than that of: {first_as}"
     what += "" if gpu else "; nothing ran on the GPU"
     what += f"; not compared, because that run failed: {', '.join(missing)}" if missing else ""
     # bf16 attention on another device: the loss of a few steps moves in the third digit.

@@ -5,6 +5,7 @@ begins and which it has done; when it hangs or dies, a new child goes on behind 
 Nothing here touches the GPU or imports PyTorch.
 """
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -15,18 +16,20 @@ import sessions
 from report import Report
 from sessions import Ended, Work
 
+# Seconds until a child of Python has to say something: its imports read gigabytes where nothing is in memory yet.
+IMPORTS = 180.0
 HERE = Path(__file__).resolve().parent
 # Exit codes of a child.
-NO_GPU, CONTEXT_LOST = 3, 5
+NO_GPU, CONTEXT_LOST, HANGS = 3, 5, 6
 # Parts beside "d128 forward" and its like, and "bench GROUP".
-DEVICE, PAIRS, COPIES, RATES = "device", "pairs of the bench", "copies of rows", "rate of copies of rows"
+PAIRS, COPIES, RATES = "pairs of the bench", "copies of rows", "rate of copies of rows"
 
 
 @dataclass
 class Part:
     name: str
     limit: float = 120.0
-    silence: float = 40.0  # PyTorch's import is silent, too
+    silence: float = 40.0
     again: int = 2  # new children after hangs and deaths
     done: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)  # ended a child in a peer
@@ -35,12 +38,17 @@ class Part:
     place: str = ""  # the last thing that the child said it does
     with_peers: bool = False  # it may be a peer that does it
     row: str = ""
+    of: str = ""  # the one kernel that all units are about
+    kernel: str = ""  # that the unit under way is about
+    refused: str = ""  # why there is no GPU for it
+    program: list[str] = field(default_factory=list)  # instead of a child of Python
+    words: list[str] = field(default_factory=list)
 
 
 class Parts:
-    def __init__(self, report: Report, out: Path, words: list[str], slower: float = 1.0) -> None:
-        """`words` go to every child; `slower` times longer are limits where the GPU is emulated."""
-        self.report, self.out, self.words, self.slower = report, out, words, slower
+    def __init__(self, report: Report, work: Path, words: list[str], slower: float = 1.0) -> None:
+        """`work` takes lines and logs; `words` go to every child; `slower` times longer are limits of emulated GPUs."""
+        self.report, self.out, self.words, self.slower = report, work, words, slower
         self.program = [sys.executable, str(HERE / "run.py")]
 
     def run(self, parts: Iterable[Part], width: int, end: float, environment: dict[str, str] | None = None) -> None:
@@ -54,10 +62,10 @@ class Parts:
             self.report.store()
 
     def work(self, part: Part, environment: dict[str, str] | None) -> Work:
-        part.unit, part.place = None, ""
+        part.unit, part.place, part.kernel = None, "", part.of
         part.children += 1
         file = self.out / "parts" / f"{part.name.replace(' ', '-')}-{part.children}"
-        words = ["--part", part.name, "--lines", f"{file}.jsonl", *self.words]
+        words = ["--part", part.name, "--lines", f"{file}.jsonl", *self.words, *part.words]
         for option, units in (("--done", part.done), ("--broken", part.broken)):
             if units:
                 words += [option, ",".join(str(it) for it in sorted(units))]
@@ -67,7 +75,13 @@ class Parts:
         said = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
         limits = (part.limit * self.slower, part.silence * self.slower)
         log = file.with_name(f"{file.name}.log")
-        return Work(part.name, [*self.program, *words], *limits, Path(f"{file}.jsonl"), None, log, said)
+        # Python's imports are silent, and long where nothing of PyTorch is in memory yet.
+        first = 0.0 if part.program else max(0.0, IMPORTS - part.silence) * self.slower
+        work = Work(
+            part.name, [*(part.program or self.program), *words], *limits, Path(f"{file}.jsonl"), None, log, said
+        )
+        work.first_silence = first
+        return work
 
     def heard(self, part: Part, line: dict) -> None:
         match line:
@@ -76,11 +90,14 @@ class Parts:
                 part.row = f"{row.get('check', row.get('case'))}: {row.get('what', row.get('kernel', ''))}"
             case {"begun": unit, "name": name}:
                 part.unit, part.place, part.with_peers = unit, name, False
+                part.kernel = line.get("kernel", part.of)
                 self.report.say(f"{part.name}: {name}")
             case {"at": place}:
                 part.place, part.with_peers = place, line.get("peers", False)
             case {"raised": what}:
                 part.place += f", which raised {what}"
+            case {"refused": why}:
+                part.refused = why
             case {"done": unit}:
                 part.done.add(unit)
                 part.unit = None
@@ -99,10 +116,17 @@ class Parts:
         if ended.out_of_time:
             self.report.leave_out(f"{part.name}, rest{at}" if part.row or at else part.name)
             return False
-        why = "the GPU answers no more" if ended.code == CONTEXT_LOST else ended.why
-        what = why + at
+        if part.refused:
+            self.report.content["refused"] = part.refused
+            return False
+        words = {CONTEXT_LOST: "the GPU answers no more", HANGS: "a launch does not end", NO_GPU: "it sees no GPU"}
+        what = words.get(ended.code, ended.why) + at
         what += f"; last row: {part.row or 'none'}"
-        self.report.check(f"part {part.name}", what, False, tail=ended.output[-2000:])
+        more = {"kernel": part.kernel, "how": how(ended)} if part.kernel else {}
+        if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)'", ended.output):
+            more["cause"] = f"no {missing[1]}"
+            what = f"this Python has no {missing[1]}"
+        self.report.check(f"part {part.name}", what, False, tail=ended.output[-2000:], **more)
         if part.unit is None or part.again == 0:
             return False
         part.again -= 1
@@ -110,3 +134,9 @@ class Parts:
         once_more = part.with_peers and part.unit not in part.broken
         (part.broken if once_more else part.done).add(part.unit)
         return True
+
+
+def how(ended: Ended) -> str:
+    """What a kernel did whose child ended so: "hang" or "fault"."""
+    silent = ended.code is None or "nothing new" in ended.why or "no end" in ended.why
+    return "hang" if ended.code == HANGS or silent else "fault"

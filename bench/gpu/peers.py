@@ -1,5 +1,5 @@
 """The kernels that Cadre's are measured beside: cuDNN and FlashAttention 2 through PyTorch, cuDNN's ragged graphs, and
-FlashAttention 3 where the machine has it.
+FlashAttention 3, which is packed (flash3.py).
 
 In: a batch and its tensors. Out: `Peer`s with a forward and a backward call on tensors of their own, and O for
 comparison. A peer that cannot do a batch raises; who asks says so. Copies of keys, graphs and plans are made before
@@ -89,32 +89,11 @@ def flash_varlen(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
     return Peer(name, forward, backward, lambda: kept["all"][0], fixed)
 
 
-def flash3_varlen(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
-    """FlashAttention 3, one sequence a task; it is on no package index, so most machines lack it."""
-    from flash_attn_interface import flash_attn_varlen_func
+def flash3_of(batch: Batch, tensors: Tensors, fixed: bool, dense: bool) -> Peer:
+    """FlashAttention 3; it is on no package index, so it is packed."""
+    import flash3
 
-    keys, values, lengths = with_own_keys(batch, tensors)
-    q, k, v = (it.detach().requires_grad_() for it in (tensors.q, keys, values))
-    rows = [it[0] for it in batch.sequences]
-    of_q, of_k = offsets(rows, k.device), offsets(lengths, k.device)
-    kept: dict[str, torch.Tensor] = {}
-
-    def forward() -> None:
-        made = flash_attn_varlen_func(
-            *(q, k, v, of_q, of_k),
-            max_seqlen_q=max(rows),
-            max_seqlen_k=max(lengths),
-            softmax_scale=batch.heads.scale,
-            causal=batch.causal,
-            deterministic=fixed,
-        )
-        kept["out"] = made[0] if isinstance(made, tuple) else made  # versions differ
-
-    def backward() -> None:
-        torch.autograd.grad(kept["out"], (q, k, v), tensors.dout, retain_graph=True)
-
-    name = "FA3 varlen" + (" deterministic" if fixed else "")
-    return Peer(name, forward, backward, lambda: kept["out"].detach(), fixed)
+    return flash3.make(batch, tensors, with_own_keys(batch, tensors), fixed, dense)
 
 
 def cudnn_ragged(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
@@ -237,15 +216,15 @@ def candidates(batch: Batch) -> list[tuple[str, Callable[[Batch, Tensors], Peer]
             ("cuDNN", lambda b, t: sdpa(b, t, cudnn, "cuDNN", False)),
             ("FA2", lambda b, t: sdpa(b, t, flash, "FA2", False)),
             ("FA2 deterministic", lambda b, t: sdpa(b, t, flash, "FA2 deterministic", True)),
-            ("FA3 varlen", lambda b, t: flash3_varlen(b, t, False)),
-            ("FA3 varlen deterministic", lambda b, t: flash3_varlen(b, t, True)),
+            ("FA3", lambda b, t: flash3_of(b, t, False, True)),
+            ("FA3 deterministic", lambda b, t: flash3_of(b, t, True, True)),
             ("cuDNN ragged deterministic", lambda b, t: cudnn_ragged(b, t, True)),
         ]
     return [
         ("cuDNN ragged", lambda b, t: cudnn_ragged(b, t, False)),
         ("FA2 varlen", lambda b, t: flash_varlen(b, t, False)),
         ("FA2 varlen deterministic", lambda b, t: flash_varlen(b, t, True)),
-        ("FA3 varlen", lambda b, t: flash3_varlen(b, t, False)),
-        ("FA3 varlen deterministic", lambda b, t: flash3_varlen(b, t, True)),
+        ("FA3 varlen", lambda b, t: flash3_of(b, t, False, False)),
+        ("FA3 varlen deterministic", lambda b, t: flash3_of(b, t, True, False)),
         ("cuDNN ragged deterministic", lambda b, t: cudnn_ragged(b, t, True)),
     ]

@@ -1,25 +1,42 @@
-"""The report: rows as they come, a file that always holds all of them, the table.
+"""The report: rows as they come, a file that always holds all of them, and a summary that fits where output is cut.
 
-In: rows, words. Out: gpu-check.json, and what is printed. The file is replaced whole, so a reader never sees half.
-Measures and judges nothing.
+In: rows, words. Out: gpu-check.json, and what is printed. Each row carries where its numbers are from (commit,
+digests of the kernels, GPU, driver, clocks, …). The file is replaced whole, so a reader never sees half; a folder
+that takes no more costs the file, not the run. Judges nothing; causes.py says which failures have one cause.
 """
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import causes
+import decisions
+
 LONG = "one document of 32896 rows"
-LISTS = ("checks", "speeds", "rates", "left_out")
+LISTS = ("checks", "speeds", "forms", "rates", "left_out", "not_run", "notes")
+# Lists whose rows say where they are from.
+MEASURED = ("checks", "speeds", "forms", "rates")
 # Lines of the output of what failed; the file has more.
-SHOWN = 12
+SHOWN = 6
 # Longest pause between a row and its place in the file.
 STORED_EVERY = 1.0
+# Characters of the summary: whoever runs this may see the last 12,000 of all that is printed.
+SUMMARY = 11_000
+# Of them for failures, which come last.
+FAILURES = 6_000
+# Characters of the failures so far, behind each stage: of a run that is cut, they are the end.
+SO_FAR = 2_500
+# Facts that every row carries, where they are known.
+ORIGIN = ("commit", "dirty", "cubins", "device", "driver", "cudnn", "torch", "power_limit_w", "date")
 
 
 class Report:
     def __init__(self, path: Path, **facts: object) -> None:
         self.path, self.began, self.stored = path, time.monotonic(), 0.0
-        self.content: dict = {**facts, "absent_peers": {}, **{name: [] for name in LISTS}}
+        self.content: dict = {**facts, "absent_peers": {}, "kernels": {}, **{name: [] for name in LISTS}}
+        self.clocks: Callable[[], dict] = dict  # what the GPU runs at now
+        self.unwritable, self.told = "", 0
 
     @staticmethod
     def read(path: Path) -> "Report":
@@ -33,12 +50,19 @@ class Report:
     def say(self, text: str) -> None:
         print(f"[{self.seconds():5.0f} s] {text}", flush=True)
 
+    def origin(self) -> dict:
+        known = {key: self.content[key] for key in ORIGIN if key in self.content}
+        return known | self.clocks()
+
     def add(self, to: str, row: dict) -> None:
+        if to in MEASURED:
+            row = row | {"provenance": self.origin()}
         self.content[to].append(row)
         if not row.get("passed", True):
-            self.say(f"  FAILED {row['check']}: {row['what']} {row['error']:.2e}")
+            error = f" {row['error']:.2e}" if row["error"] != 1.0 else ""
+            self.say(f"  FAILED {row['check']}: {row['what']}{error}")
             for line in row.get("tail", "").strip().splitlines()[-SHOWN:]:
-                print(f"          | {line}", flush=True)
+                print(f"          | {line[:300]}", flush=True)
         if time.monotonic() - self.stored > STORED_EVERY:
             self.store()
 
@@ -49,63 +73,131 @@ class Report:
         self.say(f"{name}: LEFT OUT, no time is left")
         self.content["left_out"].append(name)
 
+    def not_run(self, name: str, why: str) -> None:
+        self.say(f"{name}: not run, {why}")
+        self.content["not_run"].append({"name": name, "why": why})
+
+    def note(self, text: str) -> None:
+        """Something that is no failure, and that the summary says again."""
+        self.say(f"  {text}")
+        self.content["notes"].append(text)
+
     def store(self) -> None:
         self.stored = time.monotonic()
         self.content["seconds"] = self.seconds()
-        whole = self.path.with_suffix(".new")
-        whole.write_text(json.dumps(self.content, indent=1) + "\n")
-        whole.replace(self.path)
+        whole = self.path.with_name(f".{self.path.name}.new")
+        try:
+            whole.write_text(json.dumps(self.content, indent=1) + "\n")
+            whole.replace(self.path)
+            self.unwritable = ""
+        except OSError as why:
+            if not self.unwritable:
+                self.say(f"  {self.path} cannot be written: {why.strerror}; what is printed is all that comes back")
+            self.unwritable = str(why.strerror)
+            # Its bytes may be what the file lacks.
+            whole.unlink(missing_ok=True)
+
+    def failed(self) -> list[dict]:
+        return [it for it in self.content["checks"] if not it["passed"]]
 
     def passed(self) -> bool:
-        whole = bool(self.content["checks"]) and "stopped" not in self.content
-        return whole and all(it["passed"] for it in self.content["checks"])
+        whole = bool(self.content["checks"]) and "stopped" not in self.content and not self.unwritable
+        return whole and not self.failed()
+
+    def so_far(self) -> None:
+        """Failures behind a stage, if there are new ones."""
+        if len(self.failed()) > self.told:
+            self.told = len(self.failed())
+            print("so far:\n" + "\n".join(fit(causes.told(self.failed(), self.content), SO_FAR)), flush=True)
 
     def table(self) -> None:
-        checks, speeds = self.content["checks"], self.content["speeds"]
-        table_of_checks(checks)
-        table_of_speeds(speeds)
-        for it in self.content["rates"]:
-            print(f"copies of rows, {it['case']}: {it['gigabytes']:.0f} GB/s, {it['ratio']:.2f} of the device's memcpy")
-        for name, why in self.content["absent_peers"].items():
-            print(f"peer {name} is not on this machine, so nothing is compared with it: {why}")
-        if left_out := self.content["left_out"]:
-            print(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
+        """The summary, at most SUMMARY characters, failures and the verdict last."""
+        last = fit(self.failures(), FAILURES)
+        room = SUMMARY - sum(len(it) + 1 for it in last)
+        for section in self.sections():
+            # What comes first may take half of what is left.
+            lines = fit(section, max(room // 2, 400))
+            room -= sum(len(it) + 1 for it in lines)
+            if lines:
+                print("\n".join(lines), flush=True)
+        print("\n".join(last), flush=True)
+
+    def sections(self) -> list[list[str]]:
+        content = self.content
+        where = [f"{key} {content[key]}" for key in ORIGIN if key in content]
+        head = ["", "summary: " + ", ".join(where)]
+        if any(it["error"] < 1 for it in content["checks"]):
+            head.append(largest_errors(content["checks"]))
+        rates = [
+            f"copies of rows, {it['case']}: {it['gigabytes']:.0f} GB/s, {it['ratio']:.2f} of the device's memcpy"
+            for it in content["rates"]
+        ]
+        other = [f"peer {name} is not compared with: {why}" for name, why in content["absent_peers"].items()]
+        other += [f"note: {it}" for it in content["notes"]]
+        other += [f"not run: {it['name']}: {it['why']}" for it in content["not_run"]]
+        if left_out := content["left_out"]:
+            other.append(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
+        return [head, decisions.told(content["forms"]), table_of_speeds(content["speeds"]), rates, other]
+
+    def failures(self) -> list[str]:
+        checks, failed = self.content["checks"], self.failed()
+        lines = ["", *causes.told(failed, self.content)] if failed else [""]
+        lines.append(f"checks: {len(checks)}, failed: {len(failed)}")
+        if why := self.content.get("refused"):
+            lines.append(f"NOTHING WAS RUN on a GPU: {why}")
         if why := self.content.get("stopped"):
-            print(why)
+            lines.append(why)
+        if self.unwritable:
+            lines.append(f"{self.path.name} is not whole: {self.unwritable}")
+        return lines
 
 
-def table_of_checks(checks: list[dict]) -> None:
-    failed = [it for it in checks if not it["passed"]]
+def fit(lines: list[str], most: int) -> list[str]:
+    """The first and the last lines of more than `most` characters, and how many are between."""
+    if sum(len(it) + 1 for it in lines) <= most:
+        return lines
+    head, tail, room = [], [], most - 60
+    for kept, share, left in ((head, 2 / 3, list(lines)), (tail, 1, lines[::-1])):
+        while len(head) + len(tail) < len(lines) and room > most * (1 - share):
+            kept.append(left[len(kept)][:1000])
+            room -= len(kept[-1]) + 1
+        if room < 0:
+            room += len(kept.pop()) + 1
+    dropped = len(lines) - len(head) - len(tail)
+    return [*head, f"… {dropped} more lines: gpu-check.json has them …", *tail[::-1]]
+
+
+def largest_errors(checks: list[dict]) -> str:
     worst: dict[str, float] = {}
     for it in checks:
         worst[it["what"]] = max(worst.get(it["what"], 0.0), it["error"])
-    print(f"\nchecks: {len(checks)}, failed: {len(failed)}")
-    print("largest errors: " + ", ".join(f"{k} {worst[k]:.1e}" for k in ("O", "LSE", "dQ", "dK", "dV") if k in worst))
-    for it in failed:
-        print(f"FAILED {it['check']}: {it['what']}, {it['error']:.2e}")
-    for why in sorted({it["hint"] for it in checks if "hint" in it}):
-        print(f"  {why}")
+    return "largest errors: " + ", ".join(f"{k} {worst[k]:.1e}" for k in ("O", "LSE", "dQ", "dK", "dV") if k in worst)
 
 
-def table_of_speeds(speeds: list[dict]) -> None:
+def table_of_speeds(speeds: list[dict]) -> list[str]:
     ours = [it for it in speeds if it["kernel"].startswith("Cadre")]
+    lines = []
     if ours:
-        print(
-            f"\n{'case':<58} {'pass':<8} {'kernel':<18} {'ms':>9} {'TFLOP/s':>8} {'of mm':>6} {'ratio':>6} {'det.':>6}"
+        lines.append(
+            f"{'case':<46} {'pass':<4} {'kernel':<13} {'L2':<4} {'ms':>8} {'spread':>6} {'TFLOP/s':>7} {'of mm':>5} "
+            f"{'ratio':>5} {'det.':>5}"
         )
     for it in ours:
-        ratios = [f"{it[key]:6.2f}" if key in it else "     -" for key in ("ratio", "ratio_deterministic")]
-        print(
-            f"{it['case'][:58]:<58} {it['direction']:<8} {it['kernel']:<18} {it['seconds'] * 1e3:9.3f} "
-            f"{it['tflops']:8.0f} {it['share_of_matmul']:6.2f} {' '.join(ratios)}"
+        ratios = [f"{it[key]:5.2f}" if key in it else "    -" for key in ("ratio", "ratio_deterministic")]
+        lines.append(
+            f"{it['case'][:46]:<46} {it['direction'][:4]:<4} {it['kernel'].removeprefix('Cadre').strip()[:13]:<13} "
+            f"{it.get('l2', '-'):<4} {it['seconds'] * 1e3:8.3f} {it.get('spread', 0):6.1%} {it['tflops']:7.0f} "
+            f"{it['share_of_matmul']:5.2f} {' '.join(ratios)}"
         )
     for it in speeds:
         if "times_plain" in it:
-            print(f"softcap, {it['case']}, {it['direction']}: {it['times_plain']:.2f} times the time without")
+            lines.append(f"softcap, {it['case']}, {it['direction']}: {it['times_plain']:.2f} times the time without")
     for direction in ("forward", "backward"):
         found = {
             key: next((it["tflops"] for it in speeds if key in it["case"] and it["direction"] == direction), None)
             for key in ("tasks of 128 rows", LONG)
         }
         if all(found.values()):
-            print(f"128-row tasks against {LONG}, {direction}: {found['tasks of 128 rows'] / found[LONG]:.2f}")
+            share = found["tasks of 128 rows"] / found[LONG]
+            lines.append(f"128-row tasks against {LONG}, {direction}: {share:.2f}")
+    return lines

@@ -1,23 +1,30 @@
-"""Everything that wants a GPU, in one call: checks, bench beside peers, training runs, sanitizers.
+"""Everything that wants a GPU, in one call: a smoke test, checks, decisions, bench beside peers, training runs,
+sanitizers.
 
-Usage: run.py [--out DIR] [--seconds N] [--dry] [--seed N]
-       run.py --table DIR/gpu-check.json    print the table of a run, also of one that was interrupted
+Usage: run.py [--out DIR] [--seconds N] [--dry] [--seed N] [--only STAGE,…] [--kernels NAME,…]
+       run.py --table DIR/gpu-check.json    print the summary of a run, also of one that was interrupted
 
-In: the folder of this file, as `make gpu-check` packs it: libcadre_gpu.so, device-tests, cadre, plans, data, wheels.
-Needs Python with PyTorch and a Hopper GPU; builds nothing. Out: a table last, DIR/gpu-check.json beside it, exit code
-1 if a check failed or it was stopped. --dry runs the checks of the host's side on the CPU, with a driver library whose
-GPU is emulated; it measures nothing.
+In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libcadre_gpu.so, device-tests, cadre,
+forms, plans, data, wheels. Needs a Hopper GPU, and Python with PyTorch for what is compared with PyTorch; builds
+nothing. Out: DIR gets gpu-check.json, calibration.json, trace.json and logs.tar.gz, and nothing else; the last 12,000
+characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 3 if
+there is no GPU for it. --dry runs what can be run over an emulated driver that the library path names; it measures
+nothing.
 
 This process never touches the GPU. Whatever does is a process in a session of its own (parts.py, programs.py), so a
 kernel that hangs or faults costs its own rows and some seconds. After N seconds (540), what runs is killed and what
-has not begun is left out, aloud; the table is printed whatever happens.
+has not begun is left out, aloud; the summary is printed whatever happens.
 """
 
 import argparse
+import contextlib
+import importlib.metadata
+import json
 import math
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import zipfile
@@ -26,22 +33,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import batches
+import keep
+import machine
 import sessions
-from parts import COPIES, DEVICE, NO_GPU, PAIRS, RATES, Part, Parts
+import smoke
+from parts import COPIES, NO_GPU, PAIRS, RATES, Part, Parts
 from programs import Programs
 from report import Report
 
 HERE = Path(__file__).resolve().parent
 # Seconds behind the last end after which this process stops whatever it does.
 GRACE = 12.0
+# Seconds behind its end that a stage may take to diagnose what it alone has found.
+MORE = 20.0
 DIMS = (128, 64, 256)
 KINDS = (("forward", "backward"), ("softcap forward", "softcap backward"), ("sinks and bits",))
 
 
 @dataclass
 class Stage:
+    """`budget` seconds are its own; it gets what those before it have not used besides."""
+
     name: str
-    until: float  # share of all seconds
+    budget: float
     run: Callable[[float], None]  # with its end, as `time.monotonic` counts
 
 
@@ -49,27 +63,41 @@ class OverError(Exception):
     """The time is over, or somebody wants this process to end."""
 
 
+class RefusedError(Exception):
+    """There is no GPU for any of it."""
+
+
 def stop(number: int, _frame: object) -> None:
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
-def go(stages: list[Stage], report: Report, seconds: float) -> None:
-    """Runs all stages, one after the other; whatever happens, all ends, is stored and printed."""
+def go(stages: list[Stage], report: Report, seconds: float, behind: Callable[[], None] = lambda: None) -> None:
+    """Runs all stages, one after the other, `behind` after each; whatever happens, all is stored and printed."""
     begin = time.monotonic()
     handlers = {it: signal.signal(it, stop) for it in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)}
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     left = list(stages)
+    # Budgets are shares where less time is given than they are together.
+    slower = min(1.0, seconds / sum(it.budget for it in stages)) if stages else 1.0
+    due = 0.0
     try:
         while left:
             stage = left[0]
-            end = begin + stage.until * seconds
+            due += stage.budget * slower
+            # The last may take all that is left.
+            end = begin + (due if len(left) > 1 else seconds)
             if time.monotonic() < end:
-                report.say(stage.name)
+                report.say(f"{stage.name}, {end - time.monotonic():.0f} s at most")
                 attempt(stage, end, report)
             else:
                 report.leave_out(stage.name)
             left.pop(0)
             report.store()
+            report.so_far()
+            behind()
+    except RefusedError:
+        for stage in left[1:]:
+            report.content["not_run"].append({"name": stage.name, "why": "there is no GPU for it"})
     except OverError as why:
         report.content["stopped"] = str(why)
         for stage in left:
@@ -79,6 +107,7 @@ def go(stages: list[Stage], report: Report, seconds: float) -> None:
         for it in handlers:
             signal.signal(it, signal.SIG_IGN)
         sessions.end_all()
+        behind()
         report.store()
         report.table()
         for it, handler in handlers.items():
@@ -88,44 +117,94 @@ def go(stages: list[Stage], report: Report, seconds: float) -> None:
 def attempt(stage: Stage, end: float, report: Report) -> None:
     try:
         stage.run(end)
-    except OverError:
+    except (OverError, RefusedError):
         raise
     except Exception as why:
         report.check(stage.name, f"{type(why).__name__}: {why}", False, tail=traceback.format_exc())
 
 
-def stages(parts: Parts, programs: Programs, dry: bool) -> list[Stage]:
-    """What matters most first. A stage may take what those before it have not used."""
-    together = 2 if dry else 6
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
+def kernels_of(part: str) -> tuple[str, ...]:
+    """Kernels that a part of the checks or of the bench launches."""
+    dim = next((it for it in DIMS if f"d{it} " in f"{part} "), 128)
+    both = (f"cadre_forward_{dim}", f"cadre_backward_{dim}")
+    if "softcap" in part:
+        return (f"{both['backward' in part]}_softcap",)
+    if part.startswith("bench") or "sinks" in part:
+        return both
+    return (both["backward" in part],) if "ward" in part else ("cadre_copy_rows_16", "cadre_copy_rows_4")
 
-    def checks(end: float) -> None:
+
+class Plan:
+    """What the stages do."""
+
+    def __init__(self, report: Report, parts: Parts, programs: Programs, smoke_test: smoke.Smoke, dry: bool) -> None:
+        self.report, self.parts, self.programs, self.smoke, self.dry = report, parts, programs, smoke_test, dry
+
+    def first(self, end: float) -> None:
+        self.smoke.run(end)
+        if "refused" in self.report.content:
+            raise RefusedError
+
+    def sound(self, names: list[str], bad: tuple[str, ...]) -> list[str]:
+        """Those whose kernels are not known to be bad; the others are named."""
+        broken, good = smoke.names(self.report.content, bad), []
+        for name in names:
+            if those := sorted(broken & set(kernels_of(name))):
+                self.report.not_run(name, f"{', '.join(those)}: diagnosed")
+            else:
+                good.append(name)
+        return good
+
+    def torch(self, what: str) -> bool:
+        if self.report.content.get("torch"):
+            return True
+        if not any(it["check"] == "PyTorch" for it in self.report.content["checks"]):
+            words = "is not on this machine: nothing is compared with it, and no peer is measured"
+            self.report.check("PyTorch", words, False, cause="no torch")
+        self.report.not_run(what, "there is no PyTorch")
+        return False
+
+    def checks(self, end: float) -> None:
         names = [f"d{dim} {kind}" for kinds in KINDS for dim in DIMS for kind in kinds]
-        extra = [COPIES, PAIRS] if dry else [COPIES]
-        parts.run([Part(it) for it in [*names, *extra]], together, end, threads)
+        extra = [COPIES, PAIRS] if self.dry else [COPIES]
+        if not self.torch("kernels against PyTorch"):
+            return
+        together = 2 if self.dry else 6
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
+        names = self.sound([*names, *extra], ("hang", "fault", "wrong"))
+        of = {it: kernels_of(it)[0] for it in names if len(kernels_of(it)) == 1}
+        self.parts.run([Part(it, of=of.get(it, "")) for it in names], together, end, threads)
+        self.smoke.judge()
+        # What only larger shapes show; the bench does not wait for it again.
+        self.smoke.diagnose(end + MORE)
 
-    def early(end: float) -> None:
-        # Slow is no failure: it ends with the stage, or where nothing is told any more.
-        parts.run([Part(f"bench {batches.EARLY}", math.inf, again=8), Part(RATES)], 1, end)
+    def bench(self, names: list[str], end: float, again: int) -> None:
+        # Slow is no failure: it ends with the stage, or where nothing is told any more. One at a time, to be measured.
+        if self.torch("bench beside peers"):
+            names = self.sound(names, ("hang", "fault"))
+            self.parts.run([Part(it, math.inf, again=again) for it in names], 1, end)
 
-    def rest(end: float) -> None:
-        # One at a time: they are measured.
-        parts.run([Part(f"bench {it}", math.inf, again=3) for it in batches.groups()[1:]], 1, end)
-
-    # Tests are processes with small tensors; nothing is measured.
-    tests = Stage("tests of the Rust face", 0.68, lambda end: programs.tests(2 if dry else 4, end))
-    training = Stage("training runs", 0.8, lambda end: programs.training(dry, end))
-    if dry:
-        return [Stage("kernels against PyTorch", 0.5, checks), tests, training]
-    return [
-        Stage("kernels against PyTorch", 0.35, checks),
-        Stage("bench, early batches", 0.58, early),
-        tests,
-        training,
-        Stage("cadre calibrate", 0.85, programs.calibrate),
-        Stage("bench, the rest", 0.85, rest),
-        Stage("sanitizers", 1.0, programs.sanitizers),
-    ]
+    def stages(self) -> list[Stage]:
+        """What matters most first. Budgets are 530 s together: `run.py` ends after 540."""
+        early, *rest = [f"bench {it}" for it in batches.groups()]
+        first = Stage("smoke: every kernel once", 35, self.first)
+        diagnosis = Stage("diagnosis", 55, self.smoke.diagnose)
+        checks = Stage("kernels against PyTorch", 100, self.checks)
+        # Tests are processes with small tensors; nothing is measured.
+        tests = Stage("tests of the Rust face", 30, lambda end: self.programs.tests(2 if self.dry else 4, end))
+        forms = Stage("decisions between forms", 45, self.smoke.forms)
+        training = Stage("training runs", 70, lambda end: self.programs.training(self.dry, end))
+        if self.dry:
+            return [first, diagnosis, checks, tests, forms, training]
+        return [
+            *(first, diagnosis, checks, tests, forms),
+            Stage("bench, early batches", 85, lambda end: self.bench([early, RATES], end, 8)),
+            training,
+            Stage("bench, the rest", 45, lambda end: self.bench(rest, end, 3)),
+            Stage("cadre calibrate", 20, self.programs.calibrate),
+            Stage("sanitizers", 25, self.programs.sanitizers),
+            Stage("profile", 20, self.programs.profile),
+        ]
 
 
 def unpack_wheels(folder: Path) -> None:
@@ -135,19 +214,36 @@ def unpack_wheels(folder: Path) -> None:
             archive.extractall(folder)
 
 
-def main() -> int:
+def found_here() -> dict:
+    """Facts of the pack and of Python's packages, without importing any."""
+    found = json.loads((HERE / "pack.json").read_text()) if (HERE / "pack.json").exists() else {"commit": "unknown"}
+    for key, package in (("torch", "torch"), ("cudnn", "nvidia-cudnn-cu13")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[key] = importlib.metadata.version(package)
+    if "torch" in found and not any((Path(it) / "torch").is_dir() for it in sys.path):
+        del found["torch"]
+    return found | machine.facts() | {"libraries": machine.libraries()}
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path.cwd())
+    parser.add_argument("--out", type=Path, default=Path.cwd() / "gpu-check-results")
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", default="", help="beginnings of the names of stages, by commas")
+    parser.add_argument("--kernels", default="", help="the smoke test asks these alone, by commas")
     parser.add_argument("--table", type=Path)
     # A child's: see parts.py.
     for name, kind in (("--part", str), ("--lines", Path), ("--packages", Path), ("--peak", float)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     for name in ("--done", "--broken"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = arguments()
     if asked.table:
         Report.read(asked.table).table()
         return 0
@@ -157,20 +253,42 @@ def main() -> int:
         return child.main(asked)
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    packages = out / "packages" if asked.dry else Path("/tmp/cadre-gpu-packages")
+    for name in keep.NAMES:
+        with contextlib.suppress(OSError):
+            (out / name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="cadre-gpu-check-", ignore_cleanup_errors=True) as folder:
+        return whole(asked, out, Path(folder))
+
+
+def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
+    packages = work / "packages"
+    logs = work / "logs"
+    logs.mkdir()
+    report = Report(out / "gpu-check.json", seed=asked.seed, dry=asked.dry, **found_here())
     unpack_wheels(packages)
-    report = Report(out / "gpu-check.json", seed=asked.seed, dry=asked.dry)
+    clocks = machine.Clocks(logs / "clocks.csv")
+    report.clocks = clocks.now
+    report.say(f"seed {asked.seed}, commit {report.content['commit']}, {report.content.get('gpu', 'no nvidia-smi')}")
     slower = 10.0 if asked.dry else 1.0
     words = ["--seed", str(asked.seed), "--packages", str(packages), *(["--dry"] if asked.dry else [])]
-    parts = Parts(report, out, words, slower)
-    report.say(f"seed {asked.seed}")
-    device = Part(DEVICE, 90, 90)  # nothing of PyTorch is in memory yet
-    ended = sessions.one(parts.work(device, None), time.monotonic() + 90, lambda _, line: parts.heard(device, line))
-    if ended.code == NO_GPU:
-        print("there is no GPU on this machine: nothing was run")
+    parts = Parts(report, logs, words, slower)
+    programs = Programs(report, logs, out, slower)
+    smoke_test = smoke.Smoke(report, parts, logs, programs.environment)
+    smoke_test.kernels = asked.kernels
+    stages = Plan(report, parts, programs, smoke_test, asked.dry).stages()
+    only = tuple(it for it in asked.only.split(",") if it)
+    stages = [it for it in stages if it.name.startswith(only or "")]
+
+    def keep_logs() -> None:
+        if why := keep.archive(logs, out):
+            report.content.setdefault("unkept", why) or report.say(why)
+
+    try:
+        go(stages, report, asked.seconds - report.seconds(), keep_logs)
+    finally:
+        clocks.end()
+    if "refused" in report.content:
         return NO_GPU
-    report.check("device", ended.why or "exit 0", not ended.why, tail=ended.output[-2000:])
-    go(stages(parts, Programs(report, out, slower), asked.dry), report, asked.seconds - report.seconds())
     return 0 if report.passed() else 1
 
 

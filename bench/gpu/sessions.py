@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import machine
+
 TICK = 0.02
 KEPT = 1 << 16  # bytes of the end of an output
 LOGGED = 1 << 20  # bytes of its beginning that go to a log
@@ -37,6 +39,7 @@ class Work:
     stdout: Path | None = None  # instead of joining its errors
     log: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    first_silence: float = 0.0  # seconds more until the first line
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Session:
 
     def __init__(self, work: Work, end: float, heard: Callable[[Work, dict], None]) -> None:
         self.work, self.call, self.began = work, heard, time.monotonic()
-        self.heard, self.end = self.began, min(end, self.began + work.limit)
+        self.heard, self.end = self.began + work.first_silence, min(end, self.began + work.limit)
         self.tail, self.logged, self.dropped, self.offset = b"", 0, 0, 0
         self.over, self.killed_at, self.out_of_time = "", 0.0, False
         for path in (work.lines, work.log):
@@ -84,6 +87,8 @@ class Session:
             stderr=subprocess.PIPE if out else subprocess.STDOUT,
             env={**os.environ, **work.environment},
             start_new_session=True,
+            # Of a session of its own nobody else would take care where this process is killed.
+            preexec_fn=machine.die_with_parent,
         )
         if out:
             out.close()

@@ -1,14 +1,18 @@
 """Speed of the GPU kernels beside their peers, in one run, by turns.
 
-In: batches. Out: rows of a report: seconds (median of turns), TFLOP/s by the pairs that masks keep (4·dim a pair and
-head forward, 10·dim backward), share of the matrix product measured in the same run, ratio to the best peer of the
-same promise. The backward time of peers includes Δ = rowsum(dO∘O), Cadre's takes it as an input, as its contract
-says; the time of dQ's scaling is in it. A peer whose O is not Cadre's is left out, and said.
+In: batches. Out: rows of a report: seconds (median), spread (between the quarters), TFLOP/s by the pairs that masks
+keep (4·dim a pair and head forward, 10·dim backward), share of the matrix product measured in the same run, ratio to
+the best peer of the same promise. Each is measured twice: warm, several runs between two events; cold, single runs
+behind a write of more than the L2. The host puts all of them on the stream while a kernel that only waits holds it,
+so none of its work is between the events: where it was slower than that, the row says so. The backward time of peers
+includes Δ = rowsum(dO∘O), Cadre's takes it as an input, as its contract says; the time of dQ's scaling is in it. A
+peer whose O is not Cadre's is left out, and said.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from cases import Batch, Results, Tensors
@@ -16,32 +20,84 @@ from correctness import error
 from ours import Backward, Forward, Library, kept_pairs
 from peers import Peer, candidates
 
-# Seconds of all turns of one kernel, and turns at least.
-TOGETHER, LEAST, MOST = 0.25, 3, 30
+# Seconds of all runs of one kernel, runs at least and at most.
+TOGETHER, LEAST, MOST = 0.2, 3, 30
+# Turns of warm runs; each is TOGETHER / TURNS long.
+TURNS = 5
 SOFTCAP = "Cadre softcap"
+# More than the L2 of a Hopper GPU.
+FLUSH_BYTES = 128 << 20
+# Clocks of the kernel that holds the stream while the host puts one run on it: a few hundred microseconds.
+HELD_CLOCKS = 500_000
 
 
-def seconds_of(call: Callable[[], None]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
+class Clock:
+    """Times of calls that put work on the current stream."""
+
+    def __init__(self) -> None:
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def seconds(self, call: Callable[[], None], runs: int, cold: bool) -> tuple[list[float], bool]:
+        """Of runs, and whether the host put all of them on the stream before the first began."""
+        pairs = []
+        torch.cuda.synchronize()
+        held = torch.cuda.Event()
+        # As long as the host may take for this.
+        torch.cuda._sleep(HELD_CLOCKS * runs)
+        held.record()
+        if cold:
+            for _ in range(runs):
+                self.flush.fill_(1)
+                pairs.append(self.events())
+                pairs[-1][0].record()
+                call()
+                pairs[-1][1].record()
+        else:
+            pairs.append(self.events())
+            pairs[0][0].record()
+            for _ in range(runs):
+                call()
+            pairs[0][1].record()
+        in_time = not held.query()
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 / (1 if cold else runs) for a, b in pairs], in_time
+
+    @staticmethod
+    def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def by_turns(self, calls: dict[str, Callable[[], None]], cold: bool) -> dict[str, "Times"]:
+        """Each once unmeasured, then all by turns."""
+        times = {name: Times([], True) for name in calls}
+        first = {}
+        for name, call in calls.items():
+            call()
+            first[name] = self.seconds(call, 1, False)[0][0]
+        # As often for all, by the slowest.
+        runs = max(LEAST, min(MOST, int(TOGETHER / max(first.values()))))
+        each = max(1, runs // TURNS)
+        for _ in range(max(LEAST, runs // each)):
+            for name, call in calls.items():
+                found, in_time = self.seconds(call, each, cold)
+                times[name].seconds.extend(found)
+                times[name].without_host &= in_time
+        return times
+
+
+@dataclass
+class Times:
+    seconds: list[float]
+    without_host: bool
 
 
 def by_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Each once unmeasured, then all by turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    first = {}
-    for name, call in calls.items():
-        call()
-        first[name] = seconds_of(call)
-    turns = max(LEAST, min(MOST, int(TOGETHER / max(first.values()))))
-    for _ in range(turns):
-        for name, call in calls.items():
-            times[name].append(seconds_of(call))
-    return times
+    return {name: it.seconds for name, it in Clock().by_turns(calls, False).items()}
+
+
+def quarters(times: list[float]) -> float:
+    """Between the first and the third quarter."""
+    ordered = sorted(times)
+    return ordered[len(ordered) * 3 // 4] - ordered[len(ordered) // 4]
 
 
 def matmul_peak() -> float:
@@ -52,16 +108,18 @@ def matmul_peak() -> float:
     return 2 * 8192**3 / statistics.median(times) / 1e12
 
 
-def report(batch: Batch, direction: str, name: str, times: list[float], operations: float, peak: float) -> dict:
-    median = statistics.median(times)
+def report(batch: Batch, direction: str, name: str, l2: str, times: Times, operations: float, peak: float) -> dict:
+    median = statistics.median(times.seconds)
     rate = operations / median / 1e12
     return {
         "case": f"{batch.heads}, {batch.name}",
         "direction": direction,
         "kernel": name,
+        "l2": l2,
         "seconds": median,
-        "spread": (max(times) - min(times)) / median,
-        "turns": len(times),
+        "spread": quarters(times.seconds) / median,
+        "turns": len(times.seconds),
+        "without_host": times.without_host,
         "tflops": rate,
         "share_of_matmul": rate / peak,
     }
@@ -72,14 +130,15 @@ def add_ratios(rows: list[dict]) -> None:
 
     Softcap is compared with Cadre's kernels without: `times_plain`, what it costs.
     """
-    plain = {it["direction"]: it["seconds"] for it in rows if it["kernel"] == "Cadre"}
+    plain = {(it["direction"], it["l2"]): it["seconds"] for it in rows if it["kernel"] == "Cadre"}
     for row in rows:
         if not row["kernel"].startswith("Cadre"):
             continue
         if row["kernel"] == SOFTCAP:
-            row["times_plain"] = row["seconds"] / plain[row["direction"]]
+            row["times_plain"] = row["seconds"] / plain[row["direction"], row["l2"]]
             continue
-        theirs = [it for it in rows if it["direction"] == row["direction"] and not it["kernel"].startswith("Cadre")]
+        same = [it for it in rows if (it["direction"], it["l2"]) == (row["direction"], row["l2"])]
+        theirs = [it for it in same if not it["kernel"].startswith("Cadre")]
         fixed = [it for it in theirs if "deterministic" in it["kernel"]]
         free = [it for it in theirs if "deterministic" not in it["kernel"]]
         for field, peers in [("ratio", free), ("ratio_deterministic", fixed)]:
@@ -152,7 +211,7 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
         yield {"at": f"{place}, first run of {name} backward"}
         call()
         library.wait()
-    if batch.name in ("causal 16K x2", "causal 8K x2"):
+    if batch.softcap_too:
         yield {"at": f"{place}, first run of {SOFTCAP}"}
         forwards[SOFTCAP], backwards[SOFTCAP] = with_softcap(library, batch, tensors)
     peers: list[Peer] = []
@@ -163,11 +222,13 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
             forwards[peer.name] = peer.forward
         backwards[peer.name] = peer.backward
     pairs = kept_pairs(batch.lines) * batch.heads.query * batch.heads.dim
-    rows = []
+    rows, clock = [], Clock()
     for direction, calls, operations in [("forward", forwards, 4 * pairs), ("backward", backwards, 10 * pairs)]:
-        yield {"at": f"{place}, {direction} by turns", "peers": bool(peers)}
-        for name, times in by_turns(calls).items():
-            rows.append(report(batch, direction, name, times, operations, peak))
+        for cold in (False, True):
+            l2 = "cold" if cold else "warm"
+            yield {"at": f"{place}, {direction} by turns, {l2} L2", "peers": bool(peers)}
+            for name, times in clock.by_turns(calls, cold).items():
+                rows.append(report(batch, direction, name, l2, times, operations, peak))
     add_ratios(rows)
     rows[0]["plan_seconds"] = plan_seconds
     yield from rows

@@ -158,7 +158,7 @@ class WholeTest(Case):
             self.parts.run([part("works"), part("hangs"), part("never")], 1, end)
 
         self.awaited = {("hangs", "the launch")}
-        run.go([Stage("both", 0.5, both), Stage("after", 0.9, both)], self.report, 1000)
+        run.go([Stage("both", 500, both), Stage("after", 400, both)], self.report, 1000)
         kept = json.loads((self.out / "gpu-check.json").read_text())
         self.assertEqual(kept["left_out"], ["hangs, rest, at: the launch", "never", "after"])
         self.assertEqual([it["what"] for it in kept["checks"]], ["unit 0", "unit 1", "unit 2", "unit 0"])
@@ -174,7 +174,9 @@ class WholeTest(Case):
             while True:
                 os.sched_yield()
 
-        run.go([Stage("broken", 1, broken), Stage("stands", 1, stands), Stage("after", 1, broken)], self.report, 1000)
+        run.go(
+            [Stage("broken", 300, broken), Stage("stands", 300, stands), Stage("after", 300, broken)], self.report, 1000
+        )
         self.assertEqual([it["what"] for it in self.failed()], ["ValueError: no such thing"])
         self.assertEqual(self.report.content["left_out"], ["stands", "after"])
         self.assertIn("stopped by SIGALRM", self.printed.getvalue())
@@ -193,7 +195,7 @@ report = Report(out / "gpu-check.json")
 parts = Parts(report, out, [])
 parts.program = [sys.executable, str(out / "child.py")]
 parts.run([Part("leaves")], 1, 1e18)
-run.go([run.Stage("hangs", 1, lambda end: parts.run([Part("hangs", 1e3, 1e3)], 1, end))], report, 1e3)
+run.go([run.Stage("hangs", 1e3, lambda end: parts.run([Part("hangs", 1e3, 1e3)], 1, end))], report, 1e3)
 """
         program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         waits = self.out / "parts" / "hangs-1.jsonl"

@@ -1,4 +1,4 @@
-"""One training step of the reference model in PyTorch, eager, CPU: the peer of worker/benches/step.rs.
+"""One training step of the reference model in PyTorch, eager, CPU: the peer of trainer/benches/step.rs.
 
 Reads one JSON object a line from stdin and answers with one a line on stdout:
   {"parameters": FILE, "config": {...}, "threads": N}       loads the model

@@ -7,10 +7,24 @@
 // Invariant: the two buffers of dSᵀ need one barrier a step: whoever passes the barrier of step i+1 knows that the
 // other has waited for its products of step i. The end of a key tile takes a stage without a step, so the next tile may
 // begin with the same buffer: it begins after all warps have released K and V.
+//
+// With head dim 64 a warpgroup's columns of K begin 64 bytes inside a swizzled panel, which no published layout covers.
+// -DCADRE_WHOLE_PANELS builds a form for comparison: both warpgroups multiply all columns and hand over their half.
 #pragma once
 #include "backward_step.cuh"
 
 namespace cadre {
+
+#ifdef CADRE_WHOLE_PANELS
+constexpr bool kWholePanels = true;
+#else
+constexpr bool kWholePanels = false;
+#endif
+template <int D>
+constexpr bool kBothHalves = D == 64 && kWholePanels;
+// Of a thread's fragment of dQ, which holds more than its warpgroup's half with kBothHalves.
+template <int D>
+constexpr int kDqNumbers = kBothHalves<D> ? D / 2 : D / 4;
 
 template <int D, class Cap>
 DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::Shared& shared, int group) {
@@ -24,7 +38,8 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
     const uint64_t q_down = ptx::descriptor(at.q, B::kRows * 128), dout_down = ptx::descriptor(at.dout, B::kRows * 128);
     // dS, query rows along M, and this warpgroup's columns of K.
     const uint64_t ds_down = ptx::descriptor(at.ds, 16);
-    const uint64_t k_down = ptx::descriptor(at.k + group * (D == 64 ? 64 : B::kKeys * 128), B::kKeys * 128);
+    constexpr int kColumnBytes = D > 64 ? B::kKeys * 128 : kBothHalves<D> ? 0 : 64;
+    const uint64_t k_down = ptx::descriptor(at.k + group * kColumnBytes, B::kKeys * 128);
     Ring<1> tiles;
     Ring<B::kStages> stages;
     Ring<B::kOutStages> outs;  // falls behind by one at the end of each key tile
@@ -86,7 +101,7 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
             ptx::wgmma_commit();
             ptx::fence_async_shared();
             ptx::named_sync(kExchange, kConsumers * kGroup);
-            float dq[D / 4];
+            float dq[kDqNumbers<D>];
             ptx::wgmma_begin();
 #pragma unroll
             for (int i = 0; i < B::kKeys / 16; ++i) {
@@ -101,7 +116,14 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
             for (int i = 0; i < 4; ++i) ptx::wgmma<1>(dk, &ds[4 * i], q_down + stage * kStep + down_rows(i), 1);
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
-            hand_over_dq(dq, at.dq + group * B::kPieceNumbers * 4, group);
+            if constexpr (kBothHalves<D>) {
+                float half[D / 4];
+#pragma unroll
+                for (int i = 0; i < D / 4; ++i) half[i] = group ? dq[D / 4 + i] : dq[i];
+                hand_over_dq(half, at.dq + group * B::kPieceNumbers * 4, group);
+            } else {
+                hand_over_dq(dq, at.dq + group * B::kPieceNumbers * 4, group);
+            }
             ptx::wgmma_wait<0>();
             release(barrier_of(at.q_empty, stage));
         });

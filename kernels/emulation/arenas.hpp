@@ -128,7 +128,7 @@ CALL cuMemGetAllocationGranularity(size_t* bytes, const Property* property, int)
 }
 CALL cuMemCreate(uint64_t* handle, size_t bytes, const Property* property, uint64_t flags) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     if (!wanted(property) || bytes == 0 || bytes % kGranularity != 0 || flags != 0) return kInvalidValue;
     if (allocated + bytes > memory()) return kOutOfMemory;
     const int file = memfd_create((kName + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
@@ -212,7 +212,7 @@ CALL cuMemUnmap(uint64_t address, size_t bytes) {
 }
 CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     if (!open_to(to, bytes, true) || !open_to(from, bytes, false)) return kInvalidValue;
     if (++copies > setting("CADRE_EMULATED_COPIES", 1l << 60)) {
         // As a launch: accepted, the error shows later.
@@ -246,7 +246,7 @@ CALL cuMemFreeHost(void* address) {
 }
 CALL cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     // 0: until the word is the value or above, counted cyclically.
     if (flags != 0 || address % 4 != 0) return kInvalidValue;
     stream_of(stream).put([=] {

@@ -8,7 +8,10 @@
 // Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
 // CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. CADRE_EMULATED_ORPHAN, the
 // copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait of a stream for such
-// copies at which this process loses all its links: both as ROLE:COUNT. Says nothing of speed, of a real driver's
+// copies at which this process loses all its links: both as ROLE:COUNT. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
+// that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with head dim
+// 64 backward as if the swizzle counted from where an operand begins). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS:
+// version of the driver (13000), compute capability (90), number of GPUs (1). Says nothing of speed, of a real driver's
 // answers, or of memory that a real GPU would refuse.
 #include <chrono>
 #include <mutex>
@@ -24,6 +27,7 @@ enum Result {
     kOutOfMemory = 2,
     kNotFound = 500,
     kNotReady = 600,
+    kIllegalAddress = 700,
     kCaptureUnsupported = 900,
     kCaptureInvalidated = 901,
     kLaunchFailed = 719
@@ -65,10 +69,18 @@ std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
 size_t allocated;
 long copies;
 bool lost;
+int lost_with = kLaunchFailed;
+bool hung;          // a kernel that never ends has begun
+uint32_t* told_to;  // memory of the host that a kernel which waits too long writes to
 
 long setting(const char* name, long otherwise) {
     const char* text = getenv(name);
     return text ? atol(text) : otherwise;
+}
+// Whether a play of this name is for `kernel`.
+bool plays(const char* name, const char* kernel) {
+    const char* text = getenv(name);
+    return text && !strcmp(text, kernel);
 }
 size_t memory() { return (size_t)setting("CADRE_EMULATED_MEMORY", 4l << 30); }
 
@@ -91,9 +103,18 @@ void step(Stream& stream) {
     stream.work.pop_front();
     stream.busy = true, work(), stream.busy = false;
 }
+// As long as the process lives; others may call the driver.
+void wait_for_ever() {
+    mutex.unlock();
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
 void flush(Stream& stream) {
+    if (hung) wait_for_ever();
     yield_until([&] { return !stream.busy; });
-    while (!stream.work.empty()) step(stream);
+    while (!stream.work.empty()) {
+        step(stream);
+        if (hung) wait_for_ever();
+    }
 }
 void flush_all() {
     flush(default_stream);
@@ -130,12 +151,12 @@ CALL cuInit(unsigned) {
 }
 CALL cuDriverGetVersion(int* version) {
     const Lock lock(mutex);
-    *version = 13000;
+    *version = (int)setting("CADRE_EMULATED_DRIVER", 13000);
     return kSuccess;
 }
 CALL cuDeviceGetCount(int* count) {
     const Lock lock(mutex);
-    *count = 1;
+    *count = (int)setting("CADRE_EMULATED_GPUS", 1);
     return kSuccess;
 }
 CALL cuDeviceGet(int* device, int index) {
@@ -150,8 +171,9 @@ CALL cuDeviceGetName(char* name, int bytes, int) {
 }
 CALL cuDeviceGetAttribute(int* value, int attribute, int) {
     const Lock lock(mutex);
-    // Compute capability 9.0, 3 multiprocessors.
-    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 3 : -1;
+    // Compute capability, 3 multiprocessors.
+    const int capability = (int)setting("CADRE_EMULATED_CAPABILITY", 90);
+    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 3 : -1;
     return *value < 0 ? kInvalidValue : kSuccess;
 }
 CALL cuDevicePrimaryCtxRetain(void** context, int) {
@@ -174,7 +196,7 @@ CALL cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 CALL cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     if (bytes == 0) return kInvalidValue;
     if (allocated + bytes > memory()) return kOutOfMemory;
     auto* raw = static_cast<uint8_t*>(aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
@@ -200,7 +222,7 @@ CALL cuMemFree_v2(uint64_t address) {
 }
 CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     if (!open_to(to, bytes, true)) return kInvalidValue;
     if (stream_of(stream).refuses()) return kCaptureUnsupported;
     auto* first = static_cast<const uint8_t*>(from);
@@ -209,15 +231,23 @@ CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
     });
     return kSuccess;
 }
+CALL cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    const Lock lock(mutex);
+    if (lost) return lost_with;
+    // Only to the pointer of a module, which is no allocation.
+    if (to != reinterpret_cast<uint64_t>(&told_to) || bytes != sizeof told_to) return kInvalidValue;
+    memcpy(&told_to, from, bytes);
+    return kSuccess;
+}
 CALL cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     memcpy(to, reinterpret_cast<const void*>(from), bytes);
     return kSuccess;
 }
 CALL cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     if (!held(to, count * 4)) return kInvalidValue;
     stream_of(stream).put([=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
     return kSuccess;
@@ -241,7 +271,7 @@ CALL cuStreamSynchronize(void* stream) {
     const Lock lock(mutex);
     if (stream_of(stream).refuses()) return kCaptureUnsupported;
     flush(stream_of(stream));
-    return lost ? kLaunchFailed : kSuccess;
+    return lost ? lost_with : kSuccess;
 }
 CALL cuEventCreate(void** event, unsigned) {
     const Lock lock(mutex);
@@ -266,15 +296,16 @@ CALL cuEventRecord(void* event, void* stream) {
 CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
     flush(*static_cast<Event*>(event)->stream);
-    return lost ? kLaunchFailed : kSuccess;
+    return lost ? lost_with : kSuccess;
 }
 CALL cuEventQuery(void* event) {
     const Lock lock(mutex);
     // A real GPU gets on by itself; this one by as much as it is asked.
     auto* it = static_cast<Event*>(event);
-    if (lost) return kLaunchFailed;
-    if (!it->done && is_held_back(*it->stream)) return kNotReady;
+    if (lost) return lost_with;
+    if (hung || (!it->done && is_held_back(*it->stream))) return kNotReady;
     if (!it->done && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
+    if (lost) return lost_with;
     return it->done ? kSuccess : kNotReady;
 }
 CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
@@ -295,7 +326,7 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
 }
 CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     stream_of(stream).put([=] { work(data); });
     return kSuccess;
 }
@@ -308,14 +339,17 @@ CALL cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
 }
 CALL cuGetErrorName(int code, const char** text) {
     const Lock lock(mutex);
-    *text = code == kLaunchFailed  ? "CUDA_ERROR_LAUNCH_FAILED"
-            : code == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
-                                   : "CUDA_ERROR_INVALID_VALUE";
+    *text = code == kLaunchFailed     ? "CUDA_ERROR_LAUNCH_FAILED"
+            : code == kIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : code == kOutOfMemory    ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                      : "CUDA_ERROR_INVALID_VALUE";
     return kSuccess;
 }
 CALL cuGetErrorString(int code, const char** text) {
     const Lock lock(mutex);
-    *text = code == kLaunchFailed ? "unspecified launch failure" : "an error of the emulated driver";
+    *text = code == kLaunchFailed     ? "unspecified launch failure"
+            : code == kIllegalAddress ? "an illegal memory access was encountered"
+                                      : "an error of the emulated driver";
     return kSuccess;
 }
 

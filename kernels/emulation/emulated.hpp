@@ -55,6 +55,10 @@ inline uint16_t narrow(float f) {
 }
 // The 128-byte swizzle.
 inline uint32_t place_of(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+// That of an operand which begins at `base` and whose M or N runs along the rows of the panel.
+inline uint32_t place_in(uint32_t base, uint32_t address) {
+    return swizzle_from_operand ? base + place_of(address - base) : place_of(address);
+}
 
 inline Block& block() { return *current->block; }
 inline Warpgroup& warpgroup() { return block().warpgroups[current->thread / 128]; }
@@ -84,7 +88,7 @@ inline void read_operand(const Block& block, uint64_t descriptor, int rows, int 
         for (int k = 0; k < 16; ++k) {
             for (int row = 0; row < rows; row += 8) {
                 const uint32_t at = base + row / 64 * panel + k / 8 * group + k % 8 * 128 + row % 64 * 2;
-                memcpy(part, block.async + place_of(at), 16);
+                memcpy(part, block.async + place_in(base, at), 16);
                 for (int i = 0; i < 8; ++i) to[(row + i) * 16 + k] = widen(part[i]);
             }
         }
@@ -116,6 +120,9 @@ __attribute__((optimize("O3"))) void multiply_columns(const Block& block, const 
             for (int c = 0; c < N; ++c) sums[c] += factor * across[k][c];
         }
         for (int c = 0; c < N; ++c) it.d[first + c % 8 / 2][c / 8 * 4 + high * 2 + (c & 1)] = sums[c];
+    }
+    if (wrong_every && ++products % wrong_every == 0) {
+        for (float* d : it.d) d[0] += 100.f;
     }
 }
 
@@ -190,6 +197,7 @@ inline void barrier_init(uint32_t barrier, uint32_t count) {
 }
 inline void barrier_init_done() {}
 inline void barrier_arrive(uint32_t barrier) {
+    if (lost_arrival && --lost_arrival == 0) return;
     --barrier_at(barrier).pending;
     barrier_at(barrier).complete();
     ++moves;
@@ -201,7 +209,7 @@ inline void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     Barrier& it = barrier_at(barrier);
-    wait_until("an mbarrier", [&] { return it.phase != (parity & 1); });
+    wait_until("an mbarrier", [&] { return it.phase != (parity & 1); }, {1, barrier, parity, 0});
 }
 inline void named_arrive(int id, int threads) {
     auto& it = block().named[id];
@@ -212,7 +220,7 @@ inline void named_sync(int id, int threads) {
     auto& it = block().named[id];
     const unsigned time = it.times;
     named_arrive(id, threads);
-    wait_until("a named barrier", [&] { return it.times != time; });
+    wait_until("a named barrier", [&] { return it.times != time; }, {2, (uint32_t)id, (uint32_t)threads, 0});
 }
 inline void sync_threads() { named_sync(0, (int)block().warps.size() * 32); }
 inline void sync_warp() {
@@ -239,7 +247,7 @@ inline uint32_t claim(uint32_t* counter) {
     return (*counter)++;
 }
 inline void wait_turn(const uint32_t* turn, uint32_t mine) {
-    wait_until("its turn at dQ", [&] { return *turn == mine; });
+    wait_until("its turn at dQ", [&] { return *turn == mine; }, {3, mine, 0, *turn});
 }
 inline void pass_turn(uint32_t* turn) { ++*turn, ++moves; }
 

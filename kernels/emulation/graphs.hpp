@@ -43,7 +43,7 @@ CALL cuGraphExecDestroy(Graph* graph) {
 }
 CALL cuGraphLaunch(const Graph* graph, void* stream) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     for (const auto& work : graph->work) stream_of(stream).put(work);
     return kSuccess;
 }

@@ -72,8 +72,51 @@ std::vector<Kernel>& kernels() {
     return all;
 }
 
+// As kernels/cuda/ptx/watch.cuh: the place of every warp, and the launch ends with an error.
+void tell_places() {
+    constexpr int kBlocks = 160, kWarps = 12;
+    uint32_t words[4 + 4 * kBlocks * kWarps] = {};
+    words[0] = 1, words[3] = (uint32_t)machine::blocks.size();
+    bool found = false;
+    for (const machine::Fiber& fiber : machine::fibers) {
+        if (fiber.done || fiber.at.kind == 0) continue;
+        if (fiber.at.kind != 2 && !found) words[1] = fiber.block->index, words[2] = fiber.thread, found = true;
+        uint32_t* to = words + 4 + 4 * (fiber.block->index * kWarps + fiber.thread / 32);
+        if (to[0] == 0) to[0] = fiber.at.kind, to[1] = fiber.at.what, to[2] = fiber.at.parity, to[3] = fiber.at.seen;
+    }
+    memcpy(told_to, words, sizeof words);
+    lost = true;
+}
+
+// What a GPU may do wrong with a kernel, by the environment.
+void run_launch(const Kernel& it, unsigned grid, uint64_t seed, const std::function<void()>& body) {
+    const bool hangs = plays("CADRE_EMULATED_HANG", it.name), wrong = plays("CADRE_EMULATED_WRONG", it.name);
+    if (plays("CADRE_EMULATED_FAULT", it.name)) {
+        // As the driver does where it is told to.
+        const char* dump = getenv("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") ? getenv("CUDA_COREDUMP_FILE") : nullptr;
+        if (FILE* file = dump ? fopen(dump, "w") : nullptr) fclose(file);
+        return (void)(lost = true, lost_with = kIllegalAddress);
+    }
+    const bool panels = wrong && !strncmp(it.name, "cadre_backward_64", 17);
+    machine::lost_arrival = hangs ? 9 : 0;
+    machine::wrong_every = wrong && !panels ? 7 : 0;
+    machine::swizzle_from_operand = panels;
+    machine::on_deadlock = [hangs] {
+        if (hangs) told_to ? tell_places() : (void)(hung = true);
+        return hangs;
+    };
+    machine::launch((int)std::min(grid, 3u), it.launch.threads, it.launch.shared_bytes, seed, body);
+}
+
 }  // namespace
 
+// A module tells where warps wait if its file has WATCH where an ELF header has nothing.
+CALL cuModuleGetGlobal_v2(uint64_t* address, size_t* bytes, void* module, const char* name) {
+    const Lock lock(mutex);
+    if (strcmp(name, "cadre_watch") || memcmp(static_cast<const char*>(module) + 9, "WATCH", 5)) return kNotFound;
+    *address = reinterpret_cast<uint64_t>(&told_to), *bytes = sizeof told_to;
+    return kSuccess;
+}
 CALL cuModuleLoadData(void** module, const void* image) {
     const Lock lock(mutex);
     *module = const_cast<void*>(image);
@@ -104,7 +147,7 @@ CALL cuFuncSetAttribute(void* function, int attribute, int value) {
 CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                     unsigned shared, void* stream, void** arguments, void** extra) {
     const Lock lock(mutex);
-    if (lost) return kLaunchFailed;
+    if (lost) return lost_with;
     const Kernel* it = static_cast<Kernel*>(function);
     if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
         (int)shared != it->launch.shared_bytes) {
@@ -124,8 +167,7 @@ CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsig
         // Other threads go on meanwhile.
         mutex.unlock();
         machine_mutex.lock();
-        machine::launch((int)std::min(grid, 3u), it->launch.threads, it->launch.shared_bytes, seed,
-                        [&] { it->body(parameters.data(), maps.data()); });
+        run_launch(*it, grid, seed, [&] { it->body(parameters.data(), maps.data()); });
         machine_mutex.unlock();
         mutex.lock();
     });

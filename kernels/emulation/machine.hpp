@@ -129,6 +129,11 @@ struct Block {
     std::deque<Pending> copies;
 };
 
+// What a thread waits for, as the words of kernels/cuda/ptx/watch.cuh.
+struct WaitsAt {
+    uint32_t kind = 0, what = 0, parity = 0, seen = 0;
+};
+
 struct Fiber {
     Context context;
     std::unique_ptr<char[]> stack;
@@ -136,6 +141,7 @@ struct Fiber {
     int thread = 0;
     bool done = false;
     const char* waiting = "";
+    WaitsAt at;
     int stall = 0;                                        // rounds
     std::vector<std::pair<uint32_t, uint32_t>> unfenced;  // stores: address, bytes
     std::vector<std::function<void()>> reads, writes;     // bulk additions: not read yet, not added yet
@@ -150,6 +156,14 @@ inline uint64_t moves;  // grows whenever anything happens
 inline uint64_t random_state;
 inline bool stalls;  // by seed
 inline bool eager;   // products are done when committed, not when waited for
+
+// Plays of what a GPU may do: the how-manieth arrival at an mbarrier from here that is lost, how often the first
+// numbers of a product are off (0: never), and MN-major operands whose swizzle counts from where they begin, not by
+// address.
+inline int lost_arrival, wrong_every, products;
+inline bool swizzle_from_operand;
+// Asked when nothing can go on; true gives the launch up instead of ending the process.
+inline std::function<bool()> on_deadlock;
 
 inline uint32_t random_bits() {
     random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
@@ -172,11 +186,12 @@ inline void dawdle() {
 }
 
 template <class Ready>
-void wait_until(const char* what, Ready ready) {
+void wait_until(const char* what, Ready ready, WaitsAt at = {}) {
     while (!ready()) {
-        current->waiting = what;
+        current->waiting = what, current->at = at;
         yield();
     }
+    current->at = {};
     ++moves;
 }
 
@@ -281,7 +296,10 @@ inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, st
         for (auto& block : blocks) {
             if (advance(*block, idle)) quiet = 0;
         }
-        if (quiet > (seed ? 200 : 3)) report_deadlock();
+        if (quiet > (seed ? 200 : 3)) {
+            if (on_deadlock && on_deadlock()) return;
+            report_deadlock();
+        }
     }
 }
 

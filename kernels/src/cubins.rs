@@ -60,10 +60,57 @@ impl Cubin {
 mod tests {
     use super::*;
 
-    #[test]
-    fn embedded_kernels_are_elf_files_with_their_entry_points() {
+    /// Whether this build has kernels; says aloud if it has none.
+    fn are_embedded() -> bool {
         if CUBINS.is_empty() {
             eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        }
+        !CUBINS.is_empty()
+    }
+
+    /// A file with the constant `it_launch` of these words: header, three sections, names, words, one symbol.
+    fn file_with(words: [i32; 4]) -> Vec<u8> {
+        let (sections, names, constants, symbols) = (64_usize, 256_u64, 272_u64, 296_u64);
+        let (symbols_at, names_at, constants_at) = (sections, sections + 64, sections + 128);
+        let mut file = vec![0; 320];
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        put(40, &(sections as u64).to_le_bytes());
+        put(58, &64_u16.to_le_bytes());
+        put(60, &3_u16.to_le_bytes());
+        put(symbols_at + 4, &2_u32.to_le_bytes());
+        put(symbols_at + 24, &symbols.to_le_bytes());
+        put(symbols_at + 32, &24_u64.to_le_bytes());
+        put(symbols_at + 40, &1_u32.to_le_bytes());
+        put(names_at + 24, &names.to_le_bytes());
+        put(constants_at + 24, &constants.to_le_bytes());
+        put(names as usize, b"\0it_launch\0");
+        for (index, word) in words.into_iter().enumerate() {
+            put(constants as usize + 4 + 4 * index, &word.to_le_bytes());
+        }
+        let symbol = symbols as usize;
+        put(symbol, &1_u32.to_le_bytes());
+        put(symbol + 6, &2_u16.to_le_bytes());
+        put(symbol + 8, &4_u64.to_le_bytes());
+        put(symbol + 16, &16_u64.to_le_bytes());
+        file
+    }
+
+    #[test]
+    fn a_constant_is_read_whole_by_its_name_or_not_at_all() {
+        let file: &'static [u8] = file_with([384, 1 << 17, 64, 128]).leak();
+        let whole = Cubin { name: "it", bytes: file };
+        assert_eq!(whole.constant("it_launch"), Some([384, 1 << 17, 64, 128]));
+        assert_eq!(whole.constant::<4>("it"), None, "a part of a name is no name");
+        assert_eq!(whole.constant::<3>("it_launch"), None);
+        for cut in 0..file.len() {
+            let part = Cubin { name: "it", bytes: &file[..cut] };
+            assert_eq!(part.constant::<4>("it_launch"), None, "{cut} bytes");
+        }
+    }
+
+    #[test]
+    fn embedded_kernels_are_elf_files_with_their_entry_points() {
+        if !are_embedded() {
             return;
         }
         let entries =
@@ -83,7 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn launches_are_read_from_the_files_and_nothing_else_is() {
+    fn launches_are_read_from_the_embedded_files_and_nothing_else_is() {
+        if !are_embedded() {
+            return;
+        }
         for cubin in CUBINS {
             let name = match cubin.name {
                 "forward" => "cadre_forward_128",

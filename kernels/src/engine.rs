@@ -217,18 +217,6 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_gpu_computes_on_the_cpu_unless_the_gpu_is_demanded() {
-        let engine = Engine::choose(Choice::Auto, Threads::ONE).unwrap();
-        match Engine::choose(Choice::Gpu, Threads::ONE) {
-            Ok(gpu) => assert_eq!(engine.numerics_id(), gpu.numerics_id()),
-            Err(why) => {
-                assert!(engine.description().contains(&why.to_string()), "{why}");
-                assert_eq!(engine.numerics_id(), numerics_id());
-            }
-        }
-    }
-
-    #[test]
     fn a_launch_that_no_engine_takes_is_refused() {
         let mut engine = Engine::cpu(Threads::ONE);
         assert_eq!(engine.forward(&mut []), Ok(()));

@@ -25,6 +25,9 @@ DEVICE void barrier_arrive(uint32_t barrier) {
 DEVICE void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+#ifdef CADRE_WATCH
+#include "watch.cuh"
+#else
 // Returns once the phase of this parity is complete. The hint, 10 ms, only bounds one sleep.
 DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
@@ -37,6 +40,7 @@ DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
 
 // Named barriers: `threads` counts those that arrive and those that wait.
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+#endif
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void sync_threads() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
@@ -66,14 +70,26 @@ DEVICE T exchange(T value, int lane_mask) {
 
 // Order between thread blocks, in global memory.
 DEVICE uint32_t claim(uint32_t* counter) { return atomicAdd(counter, 1u); }
+#ifndef CADRE_WATCH
 DEVICE void wait_turn(const uint32_t* turn, uint32_t mine) {
     uint32_t now;
+#ifdef CADRE_POLL_SLEEPS
+    // A form to compare: polls are relaxed and rare, one fence orders.
+    for (;;) {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+        if (now == mine) break;
+        asm volatile("nanosleep.u32 40;");
+    }
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#else
     do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
     } while (now != mine);
+#endif
     // What follows is written by the async proxy.
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+#endif
 DEVICE void pass_turn(uint32_t* turn) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::path::Path;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult};
@@ -113,7 +114,21 @@ impl Gpu {
     ///
     /// No driver, an old one, no such GPU, one that is no Hopper, or a build without kernels.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
-        Self::opened(ordinal).map_err(|error| {
+        Self::open_with(ordinal, None)
+    }
+
+    /// The same with kernels of another form: files `NAME.cubin` of `folder` stand in for those of this build. For checks that
+    /// compare forms; the bits of a form are no promise of [`crate::Engine::numerics_id`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`], and [`Error::Form`] for files that cannot be read.
+    pub fn open_form(ordinal: usize, folder: &Path) -> Result<Self, Error> {
+        Self::open_with(ordinal, Some(folder))
+    }
+
+    fn open_with(ordinal: usize, form: Option<&Path>) -> Result<Self, Error> {
+        Self::opened(ordinal, form).map_err(|error| {
             // What was never had is not lost.
             let Error::Lost { call, after, name, code, text } = error else { return error };
             // A driver without a GPU answers so.
@@ -124,7 +139,7 @@ impl Gpu {
         })
     }
 
-    fn opened(ordinal: usize) -> Result<Self, Error> {
+    fn opened(ordinal: usize, form: Option<&Path>) -> Result<Self, Error> {
         // SAFETY: opens the driver library, which initialises nothing yet.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);
@@ -145,10 +160,10 @@ impl Gpu {
         let mut device: sys::CUdevice = 0;
         // SAFETY: writes one number.
         call("cuDeviceGet", alone, unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
-        Self::of(device)
+        Self::of(device, form)
     }
 
-    fn of(device: sys::CUdevice) -> Result<Self, Error> {
+    fn of(device: sys::CUdevice, form: Option<&Path>) -> Result<Self, Error> {
         use sys::CUdevice_attribute_enum as Attribute;
         let attribute = |attribute| {
             let mut value: c_int = 0;
@@ -170,6 +185,7 @@ impl Gpu {
         if CUBINS.is_empty() {
             return Err(Error::NoKernels);
         }
+        let cubins = form.map_or_else(|| Ok(CUBINS.to_vec()), cubins_of)?;
         let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context that every user of the device in this process shares; released in `drop`.
@@ -178,7 +194,7 @@ impl Gpu {
         let (modules, kernels) = (Vec::new(), Vec::new());
         let mut inner = Inner { device, context, modules, kernels, name, processors };
         inner.bind()?;
-        inner.load()?;
+        inner.load(&cubins)?;
         Ok(Self(Arc::new(inner)))
     }
 
@@ -203,6 +219,30 @@ impl Gpu {
         // SAFETY: writes two numbers.
         let code = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
         call("cuMemGetInfo", alone, code).map(|()| (free, total))
+    }
+
+    /// Places of the modules' pointers to the memory of a [`super::Watch`]; none where the kernels were built without.
+    pub(super) fn watch_places(&self) -> Result<Vec<u64>, Error> {
+        self.bind()?;
+        let mut places = Vec::new();
+        for &module in &self.0.modules {
+            let (mut place, mut bytes) = (0, 0);
+            // SAFETY: a loaded module, a name that ends with 0; writes two numbers.
+            let code = unsafe {
+                sys::cuModuleGetGlobal_v2(
+                    &raw mut place,
+                    &raw mut bytes,
+                    module,
+                    c"cadre_watch".as_ptr(),
+                )
+            };
+            if code == CUresult::CUDA_ERROR_NOT_FOUND {
+                continue;
+            }
+            call("cuModuleGetGlobal", || ", cadre_watch".to_owned(), code)?;
+            places.push(place);
+        }
+        Ok(places)
     }
 
     /// Its number, for places of memory.
@@ -234,9 +274,9 @@ impl Inner {
         call("cuCtxSetCurrent", alone, unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    fn load(&mut self) -> Result<(), Error> {
+    fn load(&mut self, cubins: &[Cubin]) -> Result<(), Error> {
         for (file, names) in KERNELS {
-            let cubin = CUBINS.iter().find(|it| it.name == file).ok_or(Error::NoKernels)?;
+            let cubin = cubins.iter().find(|it| it.name == file).ok_or(Error::NoKernels)?;
             let mut module = std::ptr::null_mut();
             // SAFETY: a whole ELF file; the driver reads as much as its header says.
             let code = unsafe {
@@ -250,6 +290,23 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// The cubins of this build, or what `folder` has in their place. They stay in memory: few forms are opened, in checks only.
+fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
+    let read = |it: &Cubin| {
+        let path = folder.join(format!("{}.cubin", it.name));
+        if !path.exists() {
+            return Ok(*it);
+        }
+        let unreadable = |why: String| Error::Form { path: path.clone(), why };
+        let bytes = std::fs::read(&path).map_err(|error| unreadable(error.to_string()))?;
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err(unreadable("it is no ELF file".to_owned()));
+        }
+        Ok(Cubin { name: it.name, bytes: bytes.leak() })
+    };
+    CUBINS.iter().map(read).collect()
 }
 
 fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Kernel, Error> {

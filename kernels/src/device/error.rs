@@ -4,6 +4,8 @@
 //!
 //! Invariant: after [`Error::is_lost`] nothing more can be asked of the GPU by this process.
 
+use std::path::PathBuf;
+
 use super::check::Refusal;
 
 /// Why the GPU did not compute.
@@ -45,6 +47,14 @@ pub enum Error {
     /// The build has no GPU kernels.
     #[error("this build has no GPU kernels; run `make kernels` and build again")]
     NoKernels,
+    /// The kernels of another form cannot be read.
+    #[error("{}: {why}; build the forms again with scripts/kernels --forms", path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// There is no library for matrix products.
     #[error(
         "this machine has no cuBLASLt (libcublasLt.so), which a trainer's linear layers need on the GPU; put the folder that \

@@ -17,6 +17,7 @@
 //!   arena, gate          memory that other processes read; words that streams wait for
 //!   pieces, rows         many pieces at once: by the copy engine, or in one launch
 //! graph                  runs recorded once, launched again as one
+//! watch                  where warps wait that wait too long: for builds of the kernels that tell
 //!     memory, driver     buffers, streams, events; the library, the kernels
 //! ```
 //!
@@ -44,6 +45,7 @@ mod scratch;
 mod shelf;
 pub mod tables;
 mod tiles;
+mod watch;
 
 pub use arena::{Arena, ArenaMemory, CopyPiece, Imported};
 pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
@@ -61,3 +63,4 @@ pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
 pub use rows::{RowCopier, RowCopy};
 pub use scratch::Scratch;
+pub use watch::{Told, WaitingWarp, Watch};

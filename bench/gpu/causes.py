@@ -1,0 +1,63 @@
+"""What failures have in common: each cause is told once, with what it means and where to look.
+
+In: failed rows; what the diagnosis has found of kernels. Out: lines, causes with the most rows first, the words of
+the first row of each, how many others there are. Pure.
+"""
+
+import re
+
+INSIDE_A_PANEL = (
+    "dQ's product (N = 32) has an operand that begins inside a panel of 128 bytes, which no published layout covers; "
+    "the form `panels` avoids it: if that one is right, use it"
+)
+# Where something is wrong in dQ of head dim 64 alone, columns of the second half.
+HINTS = {("cadre_backward_64", "dQ"): INSIDE_A_PANEL}
+
+
+def cause_of(row: dict) -> str:
+    """Equal for rows of one cause: a kernel's, a test's or, without numbers, the words."""
+    if "cause" in row:
+        return row["cause"]
+    if kernel := row.get("kernel"):
+        return f"{kernel}: {row['what'] if len(row['what']) < 12 else 'ends otherwise'}"
+    return re.sub(r"[0-9.]+", "#", f"{row['check'].split(',')[0]}: {row['what']}")
+
+
+def hint(row: dict, rows: list[dict]) -> str:
+    """What a wrong result of a kernel means, by which of its tables are wrong."""
+    wrong = {it["what"] for it in rows if it.get("kernel") == row.get("kernel")}
+    if wrong == {"dQ"}:
+        return row.get("hint") or HINTS.get((row.get("kernel"), "dQ"), "")
+    return row.get("hint", "")
+
+
+def told(failed: list[dict], content: dict) -> list[str]:
+    groups: dict[str, list[dict]] = {}
+    for row in failed:
+        groups.setdefault(cause_of(row), []).append(row)
+    lines = []
+    for rows in groups.values():
+        row = rows[0]
+        more = f" (and {len(rows) - 1} more rows of this cause)" if len(rows) > 1 else ""
+        error = f", {row['error']:.2e}" if row["error"] != 1.0 else ""
+        lines.append(f"FAILED {row['check']}: {row['what']}{error}{more}")
+        lines += [f"  {line}" for line in wrong_lines(row)]
+        if words := hint(row, failed):
+            lines.append(f"  {words}")
+    for kernel, found in content.get("diagnosis", {}).items():
+        lines += [f"DIAGNOSIS {kernel}: {found[0]}", *(f"  {it}" for it in found[1:])]
+    return lines
+
+
+def wrong_lines(row: dict) -> list[str]:
+    it = row.get("wrong")
+    if not it:
+        return []
+    lines = [f"first wrong: {it['first']}: {it['ours']}, right is {it['right']}; wrong are {it['count']}"]
+    if "columns" in it:
+        lines.append(f"wrong rows {it['rows']}; heads {it['heads']}; columns {it['columns']}")
+    if it.get("tile"):
+        lines.append(f"its tile: {it['tile']}")
+    if it.get("operands"):
+        lines.append("its operands: " + "; ".join(f"{k} {v}" for k, v in it["operands"].items())[:500])
+    return lines

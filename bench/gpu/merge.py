@@ -1,0 +1,210 @@
+"""Merges what a run on a GPU measured into the tree: docs/benchmarks.md, and the calibration that ships with the
+planner.
+
+Usage: merge.py DIR          DIR: gpu-check.json and calibration.json of a run
+       merge.py --render     write the page and the calibration anew from what is recorded
+
+In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case; the table between the
+marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit is not that of the newest run is
+marked with its own. What was measured over an emulated driver, or with changes that are in no commit, is refused.
+Measures nothing.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STORE = Path("bench/gpu/measured.json")
+PAGE = Path("docs/benchmarks.md")
+TABLES = Path("planner/src/profile/measured.rs")
+BEGIN, END = "<!-- gpu-check: written by bench/gpu/merge.py -->", "<!-- gpu-check: end -->"
+# What tells rows of one case from those of another.
+KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
+NOTHING = (
+    "Not measured: no GPU was at hand. `make gpu-check` measures it beside its peers in one call, and\n"
+    "`bench/gpu/merge.py DIR` writes what it brings back here; see [Kernels](kernels.md#checked-with-a-gpu)."
+)
+# Bar on an H200, milestone, target; how it is read from rows.
+BARS = (
+    ("dense causal, 16K and longer, forward / backward, against cuDNN in the same run", "0.85 / 0.75", "1.0 / 1.0"),
+    ("tasks as planned (128 rows to 32K), against the best of FA2 varlen and cuDNN ragged", "1.0", "1.15"),
+    ("128-row tasks together, against one long document of equal pairs", "0.9", "0.97"),
+    ("backward in fixed order, against deterministic / other peers", "–", "1.0 / 0.88"),
+)
+
+
+class RefusedError(Exception):
+    """Numbers that the tree does not take."""
+
+
+def key(row: dict) -> tuple:
+    return tuple(row.get(it) for it in KEYS)
+
+
+def merged(past: dict, content: dict) -> dict:
+    """The rows of a run over those that were recorded."""
+    if content.get("dry"):
+        raise RefusedError("it was measured over an emulated driver: it says nothing of a GPU")
+    if content.get("dirty"):
+        raise RefusedError("its pack was made with changes that are in no commit: commit, pack and run again")
+    wrong = {kernel for kernel, how in content.get("kernels", {}).items() if how != "right"}
+    rows = {key(it): it for it in past.get("rows", [])}
+    for row in [*content["speeds"], *content["forms"]]:
+        if not any(kernel_of(kernel) in row["case"] for kernel in wrong):
+            rows[key(row)] = {name: it for name, it in row.items() if name != "turns"}
+    return {"newest": content["commit"], "rows": list(rows.values())}
+
+
+def kernel_of(kernel: str) -> str:
+    """How a case names the head dim of a kernel, as in `64:8 d128, …`."""
+    digits = "".join(it for it in kernel if it.isdigit())
+    return f" d{digits}," if digits else "no case"
+
+
+def least(rows: list[dict], field: str) -> str:
+    found = [it[field] for it in rows if field in it]
+    return f"{min(found):.2f}" if found else "not measured"
+
+
+def bars(rows: list[dict]) -> list[str]:
+    """What each bar is at, the worst of its cases."""
+    warm = [it for it in rows if it.get("l2") == "warm" and "kernel" in it]
+
+    def ours(direction: str, words: str, kernel: str = "Cadre") -> list[dict]:
+        return [it for it in warm if (it["direction"], it["kernel"]) == (direction, kernel) and words in it["case"]]
+
+    def beside(direction: str, peer: str) -> str:
+        found = []
+        for it in ours(direction, "causal"):
+            rows_of_case = int(it["case"].split("causal ")[1].split("K")[0]) if "K x" in it["case"] else 0
+            theirs = [p for p in warm if (p["case"], p["direction"], p["kernel"]) == (it["case"], direction, peer)]
+            if rows_of_case >= 16 and theirs:
+                found.append(theirs[0]["seconds"] / it["seconds"])
+        return f"{min(found):.2f}" if found else "not measured"
+
+    tasks = [*ours("forward", ", tasks "), *ours("backward", ", tasks ")]
+    short = {
+        it["direction"]: it["tflops"] for it in warm if "tasks of 128 rows" in it["case"] and it["kernel"] == "Cadre"
+    }
+    long = {
+        it["direction"]: it["tflops"]
+        for it in warm
+        if "document of 32896 rows" in it["case"] and it["kernel"] == "Cadre"
+    }
+    shares = [f"{short[it] / long[it]:.2f}" for it in ("forward", "backward") if it in short and it in long]
+    fixed = [it for it in warm if it["kernel"] == "Cadre fixed order"]
+    return [
+        f"{beside('forward', 'cuDNN')} / {beside('backward', 'cuDNN')}",
+        least(tasks, "ratio"),
+        " / ".join(shares) or "not measured",
+        f"{least(fixed, 'ratio_deterministic')} / {least(fixed, 'ratio')}",
+    ]
+
+
+def render(store: dict) -> str:
+    rows = store.get("rows", [])
+    lines = ["" if rows else NOTHING + "\n", "| bar on an H200 | milestone | target | measured |", "|---|---|---|---|"]
+    lines = [it for it in lines if it]
+    lines += [f"| {' | '.join(bar)} | {at} |" for bar, at in zip(BARS, bars(rows), strict=True)]
+    if not rows:
+        return "\n".join(lines)
+    newest = store["newest"]
+    origin = next((it["provenance"] for it in rows if it["provenance"].get("commit") == newest), rows[-1]["provenance"])
+    where = ", ".join(
+        f"{name} {origin[name]}" for name in ("device", "driver", "torch", "cudnn", "date") if name in origin
+    )
+    lines += ["", f"Commit `{newest}`; {where}. Rows of another commit name it.", ""]
+    lines += [
+        "| case | pass | kernel | L2 | ms | spread | TFLOP/s | ratio | from |",
+        "|---|---|---|---|---:|---:|---:|---:|---|",
+    ]
+    for it in sorted(rows, key=lambda it: [str(part) for part in key(it)]):
+        kernel = it.get("kernel") or f"Cadre, {it['form']}, {it['blocks']} blocks {it['order']}".strip()
+        commit = it["provenance"].get("commit")
+        ratio = f"{it['ratio']:.2f} {it.get('ratio_peer', '')}".strip() if "ratio" in it else ""
+        lines.append(
+            f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
+            f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {'' if commit == newest else f'commit `{commit}`'} |"
+        )
+    return "\n".join(lines)
+
+
+def into_page(page: str, text: str) -> str:
+    head, _, rest = page.partition(BEGIN)
+    _, mark, tail = rest.partition(END)
+    if not mark:
+        raise RefusedError(f"{PAGE} lacks the marks {BEGIN} and {END}")
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def tables(calibration: dict | None) -> str:
+    """The calibration as Rust, which the planner compiles: it reads no files."""
+    head = (
+        "//! The calibration that was measured on an H200, written by `bench/gpu/merge.py`; none where none was.\n//!\n"
+        "//! In and out: numbers. Nothing here is written by hand.\n\n"
+    )
+    if calibration is None:
+        return head + (
+            "use super::Profile;\n\n/// None was measured yet.\n"
+            "pub(super) fn h200() -> Option<Profile> {\n    None\n}\n"
+        )
+    used = "use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION};\n\n"
+    lines = [
+        head + used + "/// As measured.\n#[rustfmt::skip]\npub(super) fn h200() -> Option<Profile> {",
+        "    Some(Profile {",
+    ]
+    lines += ["        version: VERSION,", f"        processor: {rust(calibration['processor'])}.into(),"]
+    lines += [f"        source: {rust(calibration['source'])}.into(),"]
+    lines += [f"        {it}: {calibration[it]}," for it in ("task_nanoseconds", "linear_operations")]
+    lines.append("        kernels: vec![")
+    for it in calibration["kernels"]:
+        times = ", ".join(f"vec!{row}" for row in it["picoseconds"])
+        lines.append(
+            f"            Table {{ head_dim: {it['head_dim']}, direction: Direction::{it['direction'].capitalize()}, "
+            f"kept: Kept::{it['kept'].capitalize()}, rows: vec!{it['rows']}, "
+            f"keys: vec!{it['keys']}, picoseconds: vec![{times}] }},"
+        )
+    lines.append("        ],\n        links: vec![")
+    for it in calibration["links"]:
+        lines.append(
+            f"            LinkTimes {{ distance: {rust(it['distance'])}.into(), "
+            f"rate: {it['rate']}, latency: {it['latency']} }},"
+        )
+    return "\n".join([*lines, "        ],", "    })", "}", ""])
+
+
+def rust(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def main(words: list[str]) -> int:
+    store_path = ROOT / STORE
+    store = json.loads(store_path.read_text()) if store_path.exists() else {}
+    calibration = store.get("calibration")
+    if words != ["--render"]:
+        if len(words) != 1:
+            print(__doc__)
+            return 2
+        folder = Path(words[0])
+        content = json.loads((folder / "gpu-check.json").read_text())
+        store = merged(store, content)
+        found = folder / "calibration.json"
+        if found.exists():
+            calibration = json.loads(found.read_text())
+            calibration["source"] = (
+                f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
+            )
+        store["calibration"] = calibration
+        store_path.write_text(json.dumps(store, indent=1, sort_keys=True) + "\n")
+    page = ROOT / PAGE
+    page.write_text(into_page(page.read_text(), render(store)))
+    (ROOT / TABLES).write_text(tables(calibration))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except RefusedError as why:
+        sys.exit(f"error: {why}")

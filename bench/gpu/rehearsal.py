@@ -1,0 +1,254 @@
+"""What comes back from run.py when something is wrong: played over the emulated driver, with the kernels' own source
+behind it.
+
+In: CADRE_PACK, a pack with an emulated driver; `cargo test -p cadre-gpu-check --test rehearsal` makes one and runs
+this. Out: unittest's verdict. What is played by the emulated driver: a lost arrival at a barrier, an illegal address,
+operands read otherwise, an old driver, another GPU. Tools of the machine are played by programs that print what the
+real ones do. Nothing is judged by how long it takes.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+
+PACK = Path(os.environ.get("CADRE_PACK", "no pack"))
+# Files that a run may leave.
+NAMES = {"gpu-check.json", "calibration.json", "trace.json", "logs.tar.gz"}
+# Characters of the end of what is printed that come back.
+SEEN = 12_000
+# Fast ones, of which the second is right whatever is played with the first.
+BAD, GOOD = "cadre_backward_64", "cadre_forward_64"
+SANITIZER = """#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+echo "========= Invalid __global__ read of size 16 bytes"
+echo "=========     at cadre_backward_64+0x1a40"
+echo "=========     by thread (96,0,0) in block (2,0,0)"
+echo "=========     Address 0x7f3a00000010 is out of bounds"
+echo "=========     Saved host backtrace up to driver entry point at kernel launch time"
+exit 9
+"""
+DEBUGGER = """#!/bin/sh
+echo "Opening GPU coredump: somewhere"
+echo "CUDA Exception: Warp Illegal Address"
+echo "The exception was triggered at PC 0x7fd0e8c3a2d0 (cadre::backward_load<64>, backward_producer.cuh:40)"
+echo "[Current focus set to CUDA kernel 0, grid 12, block (2,0,0), thread (96,0,0), device 0, sm 4, warp 3, lane 0]"
+"""
+
+
+@dataclass
+class Came:
+    """What a caller gets."""
+
+    code: int
+    seen: str  # the end of what was printed
+    content: dict
+    files: set[str]
+
+
+class Rehearsal(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.out = self.folder / "out"
+
+    def tool(self, name: str, text: str) -> None:
+        path = self.folder / "tools" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(
+        self, *words: str, kernels: str = f"{GOOD},{BAD}", packages: Path | None = None, **plays: str
+    ) -> subprocess.Popen:
+        # Without packages of the machine; with no tools but those that are played.
+        path = {"PATH": f"{self.folder / 'tools'}:/nowhere", "LD_LIBRARY_PATH": str(PACK / "emulated")}
+        play = {f"CADRE_EMULATED_{key}": value for key, value in plays.items()}
+        other = {"PYTHONPATH": str(packages)} if packages else {}
+        command = [sys.executable, "-S", str(PACK / "run.py"), "--dry", "--seed", "7", "--out", str(self.out)]
+        command += ["--only", "smoke,diagnosis,kernels,decisions", "--kernels", kernels, *words]
+        environment = {**path, **play, **other, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+    def came(self, process: subprocess.Popen) -> Came:
+        printed, _ = process.communicate()
+        with contextlib.suppress(OSError):
+            content = json.loads((self.out / "gpu-check.json").read_text())
+            return Came(process.returncode, printed[-SEEN:], content, {it.name for it in self.out.iterdir()})
+        return Came(process.returncode, printed[-SEEN:], {}, {it.name for it in self.out.iterdir()})
+
+    def play(self, *words: str, **how: str | Path) -> Came:
+        came = self.came(self.start(*words, **how))
+        self.assertLessEqual(came.files, NAMES)
+        self.assertIn("logs.tar.gz", came.files)
+        return came
+
+    def summary(self, came: Came) -> str:
+        """All of it, which is the end of what was printed, failures last."""
+        self.assertIn("\nsummary: ", came.seen)
+        summary = came.seen[came.seen.rindex("\nsummary: ") :]
+        self.assertRegex(
+            summary.strip().splitlines()[-1], r"^(checks: \d+, failed: \d+|NOTHING WAS RUN|.* is not whole)"
+        )
+        return summary
+
+    def test_all_is_right(self) -> None:
+        came = self.play(kernels="")
+        kernels = came.content["kernels"]
+        self.assertEqual(set(kernels.values()), {"right"}, kernels)
+        # Every kernel of the build, but those that others launch with them.
+        self.assertEqual(len(kernels), 12 + 4)
+        self.assertIn("dQ in one order instead of that of arrival", came.seen)
+        self.assertIn("processors fewer", came.seen)
+        self.assertIn("turns at dQ are polled relaxed", came.seen)
+        for row in [*came.content["checks"], *came.content["forms"]]:
+            self.assertEqual(row["provenance"]["commit"], "rehearsed")
+
+    def test_a_kernel_hangs(self) -> None:
+        came = self.play(HANG=BAD)
+        summary = self.summary(came)
+        self.assertEqual((came.code, came.content["kernels"][BAD], came.content["kernels"][GOOD]), (1, "hang", "right"))
+        self.assertRegex(summary, rf"DIAGNOSIS {BAD}: hangs: block \d, thread \d+ waits too long")
+        self.assertRegex(
+            summary, r"\d+ warps wait for (kv|q|dout)_(full|empty)(\[\d\])?, parity [01]: block \d warp \d"
+        )
+        self.assertIn("a launch does not end", summary)
+        self.assertEqual(summary.count("FAILED part smoke"), 1)
+        # Nobody waits for it again.
+        self.assertIn(f"not run: decisions between forms: {BAD}", summary)
+
+    def test_a_kernel_faults_and_there_is_a_sanitizer(self) -> None:
+        self.tool("compute-sanitizer", SANITIZER)
+        summary = self.summary(self.play(FAULT=BAD))
+        self.assertIn(f"DIAGNOSIS {BAD}: faults: by compute-sanitizer", summary)
+        for words in ("at cadre_backward_64+0x1a40", "by thread (96,0,0) in block (2,0,0)", "0x7f3a00000010"):
+            self.assertIn(words, summary)
+        self.assertIn("CUDA_ERROR_ILLEGAL_ADDRESS", summary)
+
+    def test_a_kernel_faults_and_there_is_a_debugger(self) -> None:
+        self.tool("cuda-gdb", DEBUGGER)
+        summary = self.summary(self.play(FAULT=BAD))
+        for words in ("faults: by its core dump", "Warp Illegal Address", "PC 0x7fd0e8c3a2d0", "block (2,0,0)"):
+            self.assertIn(words, summary)
+
+    def test_a_kernel_faults_and_there_are_no_tools(self) -> None:
+        came = self.play(FAULT=BAD)
+        words = "its address is not known: compute-sanitizer and cuda-gdb are not on this machine"
+        self.assertIn(words, self.summary(came))
+        self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "fault"})
+
+    def test_numbers_are_wrong_as_by_another_swizzle(self) -> None:
+        came = self.play(WRONG=BAD)
+        summary = self.summary(came)
+        self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "wrong"})
+        wrong = [it for it in came.content["checks"] if not it["passed"] and it.get("kernel") == BAD]
+        self.assertEqual({it["what"] for it in wrong}, {"dQ"})
+        self.assertEqual(wrong[0]["wrong"]["columns"], "32-63")
+        self.assertRegex(summary, r"first wrong: dQ:\d+:\d+:32: \S+, right is \S+; wrong are \d+ of \d+")
+        self.assertRegex(summary, r"its tile: row \d+, tile of rows \d+, warpgroup 1, warp \d, lane \d+, register \d+")
+        self.assertIn("its operands: ", summary)
+        self.assertIn("the form `panels` avoids it", summary)
+        self.assertRegex(
+            summary, r"the emulated GPU has \S+ there: the kernel's source is right as we read the hardware"
+        )
+
+    def test_numbers_are_wrong_as_by_a_product(self) -> None:
+        came = self.play(WRONG=GOOD)
+        self.assertEqual(came.content["kernels"], {GOOD: "wrong", BAD: "right"})
+        self.assertRegex(self.summary(came), rf"DIAGNOSIS {GOOD}: wrong in (LSE|LSE, O|O); first")
+
+    def test_there_is_no_torch(self) -> None:
+        came = self.play()
+        summary = self.summary(came)
+        self.assertEqual((came.code, set(came.content["kernels"].values())), (1, {"right"}))
+        self.assertEqual(summary.count("FAILED"), 1)
+        self.assertIn("FAILED PyTorch: is not on this machine", summary)
+
+    def test_torch_is_there_and_cannot_be_imported(self) -> None:
+        packages = self.folder / "packages"
+        (packages / "torch-2.11.0.dist-info").mkdir(parents=True)
+        (packages / "torch-2.11.0.dist-info" / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\n"
+        )
+        (packages / "torch").mkdir()
+        (packages / "torch" / "__init__.py").write_text("import no_such_library_of_torch\n")
+        came = self.play(packages=packages)
+        summary = self.summary(came)
+        # As many parts as there are end so; their cause is told once.
+        self.assertRegex(summary, r"this Python has no no_such_library_of_torch \(and \d+ more rows of this cause\)")
+        self.assertEqual(summary.count("FAILED"), 1)
+
+    def test_the_driver_is_old(self) -> None:
+        came = self.play(DRIVER="12080")
+        self.assertEqual((came.code, came.content["checks"]), (3, []))
+        words = (
+            "NOTHING WAS RUN on a GPU: the CUDA driver is for CUDA 12080, the kernels need 13000; install driver 580"
+        )
+        self.assertIn(words, self.summary(came))
+
+    def test_the_gpu_is_of_another_kind(self) -> None:
+        came = self.play(CAPABILITY="80")
+        self.assertIn("has compute capability 8.0, the kernels are for 9.0", self.summary(came))
+        self.assertEqual(came.code, 3)
+
+    def test_there_is_no_gpu(self) -> None:
+        came = self.play(GPUS="0")
+        self.assertIn("there is no GPU 0, this machine shows 0", self.summary(came))
+        self.assertEqual(came.code, 3)
+
+    def test_it_is_cut(self) -> None:
+        process = self.start(HANG=BAD)
+        printed = ""
+        # Killed without a word, as soon as something is known.
+        while "so far:\n" not in printed:
+            printed += process.stdout.readline()
+            self.assertIsNone(process.poll(), printed)
+        printed += process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        came = self.came(process)
+        self.assertIn("a launch does not end", (printed + came.seen)[-SEEN:])
+        self.assertEqual(came.content["checks"][-1]["kernel"], BAD)
+        self.assertIn("logs.tar.gz", came.files | {"logs.tar.gz"})
+        # What it had started dies with it.
+        end = time.monotonic() + 60
+        while names(str(self.out.parent)):
+            self.assertLess(time.monotonic(), end, "a process was left behind")
+            time.sleep(0.02)
+
+    def test_its_time_is_over(self) -> None:
+        came = self.play("--seconds", "0.5")
+        self.assertIn("left out for want of time", self.summary(came))
+        self.assertEqual(came.code, 1)
+
+    def test_the_output_takes_nothing(self) -> None:
+        for name in ("gpu-check.json", "logs.tar.gz"):
+            (self.out / name / "in the way").mkdir(parents=True)
+        came = self.play(HANG=BAD)
+        self.assertEqual(came.code, 1)
+        self.assertRegex(came.seen.strip().splitlines()[-1], r"gpu-check.json is not whole: \w+")
+        self.assertRegex(came.seen, rf"DIAGNOSIS {BAD}: hangs: block")
+        self.assertEqual(came.files, {"gpu-check.json", "logs.tar.gz"})
+
+
+def names(word: str) -> list[str]:
+    """Living processes whose command names `word`."""
+    found = []
+    for it in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (it / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            if word.encode() in (it / "cmdline").read_bytes() and state not in "ZX" and it.name != str(os.getpid()):
+                found.append(it.name)
+    return found
+
+
+if __name__ == "__main__":
+    if not re.fullmatch(r".+", str(PACK)) or not PACK.is_dir():
+        sys.exit("CADRE_PACK names no pack; cargo test -p cadre-gpu-check --test rehearsal makes one")
+    unittest.main()

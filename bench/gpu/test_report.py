@@ -1,0 +1,288 @@
+"""What the report, its summary, causes, decisions and the merge into the tree promise. Needs no GPU and starts nothing.
+
+In: rows, made here. Out: unittest's verdict.
+"""
+
+import contextlib
+import io
+import json
+import resource
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import causes
+import decisions
+import keep
+import merge
+import run
+from report import SUMMARY, Report, fit
+from sessions import Ended, Work
+
+# Characters of the end of what is printed that come back.
+SEEN = 12_000
+
+
+def failed(check: str, what: str = "dQ", **more: object) -> dict:
+    return {"check": check, "what": what, "error": 0.5, "passed": False, **more}
+
+
+def timed(form: str, seconds: float, **more: object) -> dict:
+    row = {
+        "case": "64:8 d128, causal 16384 rows",
+        "direction": "backward",
+        "order": "fixed",
+        "blocks": 132,
+        "l2": "warm",
+    }
+    return row | {"form": form, "seconds": seconds, "spread": 0.01, "tflops": 1 / seconds} | more
+
+
+class Folder(unittest.TestCase):
+    def setUp(self) -> None:
+        self.out = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.printed = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        self.report = Report(self.out / "gpu-check.json", seed=1)
+
+
+class SummaryTest(Folder):
+    def test_it_fits_and_ends_with_the_failures_whatever_there_is(self) -> None:
+        for index in range(400):
+            # As many causes: digits alone tell none from another.
+            name = f"check {'abcdefghij'[index % 10] * 40}{'abcdefghij'[index // 10 % 10]}"
+            self.report.content["checks"].append(failed(f"{name} {index}", "w" * 500))
+        for index in range(300):
+            row = {
+                "kernel": "Cadre",
+                "direction": "forward",
+                "share_of_matmul": 0.5,
+                "case": f"case {index}",
+                **timed("", 1.0),
+            }
+            self.report.content["speeds"].append(row | {"case": f"case {index}"})
+            self.report.content["forms"].append(timed("as built", 1.0, case=f"form {index}", direction="forward"))
+            self.report.content["left_out"].append("left out " * 20)
+            self.report.content["not_run"].append({"name": f"part {index}", "why": "y" * 300})
+        self.report.table()
+        printed = self.printed.getvalue()
+        self.assertLess(len(printed), SEEN)
+        self.assertGreater(len(printed), SUMMARY // 2)
+        self.assertEqual(printed.strip().splitlines()[-1], "checks: 400, failed: 400")
+        # Of each part something is there.
+        for words in (
+            "summary:",
+            "decisions between forms",
+            "case 0",
+            "not run: part 0",
+            "FAILED check a",
+            "more lines",
+        ):
+            self.assertIn(words, printed)
+
+    def test_what_does_not_fit_keeps_its_beginning_and_its_end(self) -> None:
+        lines = [f"line {it}" for it in range(1000)]
+        kept = fit(lines, 500)
+        self.assertEqual((kept[0], kept[-1]), ("line 0", "line 999"))
+        self.assertLessEqual(sum(len(it) + 1 for it in kept), 500)
+        dropped = next(it for it in kept if "more lines" in it)
+        self.assertEqual(int(dropped.split()[1]), 1000 - len(kept) + 1)
+        self.assertEqual(fit(lines[:3], 500), lines[:3])
+
+    def test_every_row_says_where_it_is_from(self) -> None:
+        self.report.content |= {"commit": "abc", "driver": "580", "cubins": "forward 12", "torch": "2.11.0"}
+        self.report.clocks = lambda: {"sm_mhz": "1980", "power_w": "600"}
+        self.report.check("it", "is", True)
+        for to in ("speeds", "forms", "rates"):
+            self.report.add(to, {"case": "it"})
+        for name in ("checks", "speeds", "forms", "rates"):
+            origin = self.report.content[name][0]["provenance"]
+            self.assertEqual((origin["commit"], origin["driver"], origin["sm_mhz"]), ("abc", "580", "1980"), name)
+
+    def test_a_full_folder_costs_the_file_and_not_the_run(self) -> None:
+        self.report.check("first", "is", True)
+        self.report.store()
+        kept = (self.out / "gpu-check.json").read_text()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            # Files take no more than this; the system says so as it does of a disk that is full.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(kept), limits[1]))
+            for index in range(20):
+                self.report.check(f"another {index}", "is", True)
+            self.report.store()
+            self.report.table()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        # What was there stays whole, and nothing is beside it.
+        self.assertEqual(json.loads((self.out / "gpu-check.json").read_text())["checks"][0]["check"], "first")
+        self.assertEqual([it.name for it in self.out.iterdir()], ["gpu-check.json"])
+        self.assertIn("gpu-check.json is not whole: File too large", self.printed.getvalue())
+        self.assertFalse(self.report.passed())
+        self.report.store()
+        self.assertEqual(len(json.loads((self.out / "gpu-check.json").read_text())["checks"]), 21)
+
+
+class CausesTest(unittest.TestCase):
+    def test_a_common_cause_is_told_once(self) -> None:
+        rows = [failed(f"part {it}", "this Python has no torch", cause="no torch") for it in range(9)]
+        rows += [failed("Rust face, forward", f"exit 101, {it} s") for it in (3, 4)]
+        lines = causes.told(rows, {})
+        self.assertEqual(len([it for it in lines if it.startswith("FAILED")]), 2)
+        self.assertIn("(and 8 more rows of this cause)", lines[0])
+        self.assertIn("(and 1 more rows of this cause)", lines[1])
+
+    def test_wrong_numbers_name_element_tile_and_operands(self) -> None:
+        wrong = {"first": "dQ:3:1:32", "ours": "1", "right": "2", "count": "9 of 99", "rows": "3", "heads": "1"}
+        wrong |= {"columns": "32-63", "tile": "row 3, tile of rows 0, warpgroup 1", "operands": {"Q of the row": [1.0]}}
+        row = failed("backward d64", kernel="cadre_backward_64", wrong=wrong)
+        text = "\n".join(causes.told([row], {}))
+        for words in (
+            "first wrong: dQ:3:1:32: 1, right is 2",
+            "columns 32-63",
+            "warpgroup 1",
+            "Q of the row [1.0]",
+            "panels",
+        ):
+            self.assertIn(words, text)
+        # Where dK is wrong, too, it is not the operand of dQ.
+        other = failed("backward d64", "dK", kernel="cadre_backward_64")
+        self.assertNotIn("panels", "\n".join(causes.told([row, other], {})))
+
+
+class DecisionsTest(unittest.TestCase):
+    def test_a_form_is_beside_the_one_that_is_built(self) -> None:
+        rows = [timed("as built", 2.0), timed("as built", 1.0, order="arrival"), timed("poll", 1.5)]
+        rows += [timed("as built", 2.005, blocks=128), timed("poll", 9.0, l2="cold")]
+        text = "\n".join(decisions.told(rows))
+        self.assertIn("dQ in one order instead of that of arrival", text)
+        self.assertRegex(text, r"2000\.000 ms .* beside 1000\.000, 2\.000 times: slower")
+        self.assertRegex(text, r"polled relaxed.*1500\.000 ms .* beside 2000\.000, 0\.750 times: FASTER")
+        self.assertRegex(text, r"4 processors fewer.*undecided, the spread is 1\.0%")
+        self.assertEqual(decisions.told([]), [])
+
+
+class KeepTest(Folder):
+    def test_logs_are_one_archive_of_bounded_size(self) -> None:
+        work = self.out / "work"
+        (work / "parts").mkdir(parents=True)
+        (work / "parts" / "small.log").write_text("small")
+        (work / "large.log").write_bytes(b"begin" + bytes(3 * keep.ONE) + b"end")
+        self.assertEqual(keep.archive(work, self.out), "")
+        with tarfile.open(self.out / "logs.tar.gz") as pack:
+            self.assertEqual(sorted(pack.getnames()), ["large.log", "parts/small.log"])
+            large = pack.extractfile("large.log").read()
+        self.assertTrue(large.startswith(b"begin") and large.endswith(b"end"))
+        self.assertLess(len(large), keep.ONE + 100)
+        self.assertEqual(sorted(it.name for it in self.out.iterdir()), ["logs.tar.gz", "work"])
+
+
+class BudgetTest(Folder):
+    def test_budgets_fit_into_the_call(self) -> None:
+        nobody = mock.MagicMock()
+        stages = run.Plan(self.report, nobody, nobody, nobody, dry=False).stages()
+        self.assertLessEqual(sum(it.budget for it in stages), 540)
+        # 540 s, the moment after which it stops whatever it does, and the death of what it started.
+        self.assertLessEqual(540 + run.GRACE + 8, 560)
+        names = [it.name.split(":")[0].split(",")[0] for it in stages]
+        order = [
+            "smoke",
+            "diagnosis",
+            "kernels against PyTorch",
+            "decisions between forms",
+            "bench",
+            "training runs",
+            "sanitizers",
+        ]
+        self.assertEqual([it for it in names if it in order and it != "bench"], [it for it in order if it != "bench"])
+        self.assertLessEqual(next(it.budget for it in stages if it.name.startswith("smoke")), 35)
+
+    def test_a_stage_that_uses_all_its_time_leaves_the_others_theirs(self) -> None:
+        ends = []
+        stages = [run.Stage(str(it), 10 * (it + 1), ends.append) for it in range(3)]
+        run.go(stages, self.report, 120)
+        self.assertAlmostEqual(ends[1] - ends[0], 20, delta=0.5)
+        self.assertAlmostEqual(ends[2] - ends[0], 110, delta=0.5)
+
+
+class PartsOfKernelsTest(unittest.TestCase):
+    def test_parts_name_the_kernels_that_they_launch(self) -> None:
+        for part, kernels in [
+            ("d64 backward", ("cadre_backward_64",)),
+            ("d128 softcap forward", ("cadre_forward_128_softcap",)),
+            ("d256 sinks and bits", ("cadre_forward_256", "cadre_backward_256")),
+            ("bench d64 causal", ("cadre_forward_64", "cadre_backward_64")),
+            ("bench early", ("cadre_forward_128", "cadre_backward_128")),
+            ("copies of rows", ("cadre_copy_rows_16", "cadre_copy_rows_4")),
+        ]:
+            self.assertEqual(run.kernels_of(part), kernels, part)
+
+    def test_a_child_that_says_nothing_is_taken_to_hang(self) -> None:
+        from parts import HANGS, how
+
+        work = Work("it", [], 1)
+        self.assertEqual(how(Ended(work, -9, "nothing new for 15 s, killed")), "hang")
+        self.assertEqual(how(Ended(work, HANGS, "exit 6")), "hang")
+        self.assertEqual(how(Ended(work, -11, "killed by signal 11 (SIGSEGV)")), "fault")
+
+
+class MergeTest(unittest.TestCase):
+    def content(self, commit: str, seconds: float, **more: object) -> dict:
+        row = timed(
+            "", seconds, kernel="Cadre", ratio=1.25, ratio_peer="FA3", provenance={"commit": commit, "device": "H200"}
+        )
+        other = row | {"case": "64:8 d64, causal 16K x1"}
+        return {"commit": commit, "speeds": [row, other], "forms": [], "kernels": {}, **more}
+
+    def test_newer_rows_take_the_place_of_older_ones_and_others_name_their_commit(self) -> None:
+        store = merge.merged({}, self.content("aaa", 2.0))
+        later = self.content("bbb", 1.0)
+        del later["speeds"][1]
+        store = merge.merged(store, later)
+        self.assertEqual(len(store["rows"]), 2)
+        text = merge.render(store)
+        self.assertIn("Commit `bbb`; device H200", text)
+        self.assertRegex(text, r"d128, causal 16384 rows .* 1000\.000 .* \|  \|")
+        self.assertRegex(text, r"d64, causal 16K x1 .* 2000\.000 .* commit `aaa` \|")
+
+    def test_what_says_nothing_of_a_gpu_is_refused(self) -> None:
+        for more in ({"dry": True}, {"dirty": "with changes that are not committed"}):
+            with self.assertRaises(merge.RefusedError):
+                merge.merged({}, self.content("aaa", 1.0, **more))
+
+    def test_times_of_wrong_kernels_are_not_taken(self) -> None:
+        content = self.content("aaa", 1.0, kernels={"cadre_backward_64": "wrong", "cadre_backward_128": "right"})
+        self.assertEqual([it["case"] for it in merge.merged({}, content)["rows"]], ["64:8 d128, causal 16384 rows"])
+
+    def test_the_page_and_the_calibration_are_what_is_recorded(self) -> None:
+        if not (merge.ROOT / merge.PAGE).exists():
+            self.skipTest("a pack has no pages")
+        store_path = merge.ROOT / merge.STORE
+        store = json.loads(store_path.read_text()) if store_path.exists() else {}
+        page = (merge.ROOT / merge.PAGE).read_text()
+        self.assertEqual(page, merge.into_page(page, merge.render(store)))
+        self.assertEqual((merge.ROOT / merge.TABLES).read_text(), merge.tables(store.get("calibration")))
+
+    def test_a_calibration_becomes_a_table_of_the_planner(self) -> None:
+        table = {
+            "head_dim": 128,
+            "direction": "forward",
+            "kept": "causal",
+            "rows": [1, 2],
+            "keys": [0, 5],
+            "picoseconds": [[1, 2], [3, 4]],
+        }
+        link = {"distance": "node", "rate": 3, "latency": 4}
+        calibration = {"processor": 'gpu-"x"', "source": "measured", "task_nanoseconds": 8, "linear_operations": 9}
+        text = merge.tables(calibration | {"kernels": [table], "links": [link]})
+        for words in (
+            'processor: "gpu-\\"x\\"".into()',
+            "Kept::Causal",
+            "picoseconds: vec![vec![1, 2], vec![3, 4]]",
+            "rate: 3",
+        ):
+            self.assertIn(words, text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,196 @@
+//! Every kernel once, on documents of every edge, against f64; and one time of head dim 128.
+//!
+//! In: a GPU, the seed. Out: rows of units, dim 128 first; a unit that hangs or loses the GPU ends the process, and whoever reads
+//! goes on behind it with another. Backward takes LSE and Δ of the reference, so it does not need forward.
+
+use cadre_kernels::Heads;
+use cadre_kernels::device::{Gpu, Order, Watch};
+use serde_json::{Value, json};
+
+use crate::case::{Case, Random, Table};
+use crate::lines::Lines;
+use crate::{Options, Trouble, compare, copies, timing};
+
+/// Name, and what it runs.
+struct Unit {
+    name: String,
+    kernel: &'static str,
+    work: Work,
+}
+
+enum Work {
+    Forward { dim: usize, softcap: bool },
+    Backward { dim: usize, softcap: bool, order: Order },
+    Merge,
+    Sink,
+    Copies(u64),
+    Times,
+}
+
+fn units(options: &Options) -> Vec<Unit> {
+    const FORWARD: [[&str; 3]; 2] = [
+        ["cadre_forward_128", "cadre_forward_64", "cadre_forward_256"],
+        ["cadre_forward_128_softcap", "cadre_forward_64_softcap", "cadre_forward_256_softcap"],
+    ];
+    const BACKWARD: [[&str; 3]; 2] = [
+        ["cadre_backward_128", "cadre_backward_64", "cadre_backward_256"],
+        ["cadre_backward_128_softcap", "cadre_backward_64_softcap", "cadre_backward_256_softcap"],
+    ];
+    let mut all = Vec::new();
+    let mut unit = |name: String, kernel, work| all.push(Unit { name, kernel, work });
+    for softcap in [false, true] {
+        let words = if softcap { ", softcap" } else { "" };
+        for (index, dim) in [128, 64, 256].into_iter().enumerate() {
+            let forward = Work::Forward { dim, softcap };
+            unit(format!("forward d{dim}{words}"), FORWARD[usize::from(softcap)][index], forward);
+            let backward = Work::Backward { dim, softcap, order: Order::Fixed };
+            let kernel = BACKWARD[usize::from(softcap)][index];
+            unit(format!("backward d{dim}{words}, and finish_dq"), kernel, backward);
+        }
+        if !softcap {
+            let (dim, order) = (128, Order::Arrival);
+            let work = Work::Backward { dim, softcap, order };
+            unit("backward d128, dQ in order of arrival".into(), "cadre_backward_128", work);
+            unit("merge of segments".into(), "cadre_merge", Work::Merge);
+            unit("sinks".into(), "cadre_sink", Work::Sink);
+            unit("copies of words of 16 bytes".into(), "cadre_copy_rows_16", Work::Copies(16));
+            unit("copies of words of 4 bytes".into(), "cadre_copy_rows_4", Work::Copies(4));
+            unit("time of d128".into(), "", Work::Times);
+        }
+    }
+    if let Some(kernel) = options.part.strip_prefix("probe ") {
+        all.retain(|it| it.kernel == kernel);
+    }
+    if options.part == "time" {
+        all.retain(|it| matches!(it.work, Work::Times));
+    }
+    if !options.kernels.is_empty() {
+        all.retain(|it| options.kernels.iter().any(|kernel| kernel == it.kernel));
+    }
+    all
+}
+
+pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(), Trouble> {
+    let units = units(options);
+    if units.is_empty() {
+        println!("no part is called {:?}", options.part);
+    }
+    // Made before any launch: a module's pointer is read when a kernel waits too long.
+    let watch = Watch::new(gpu)?;
+    for (index, unit) in units.iter().enumerate().filter(|(it, _)| !options.done.contains(it)) {
+        lines.tell(&json!({"begun": index, "name": unit.name, "kernel": unit.kernel}));
+        let done = one(gpu, options, unit, lines);
+        match done {
+            Ok(()) => lines.tell(&json!({"done": index})),
+            Err(trouble) => {
+                tell_trouble(&trouble, unit, watch.as_ref(), lines);
+                std::mem::forget(watch);
+                return Err(trouble);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tell_trouble(trouble: &Trouble, unit: &Unit, watch: Option<&Watch>, lines: &mut Lines) {
+    let told = watch.and_then(|it| it.told(unit.kernel));
+    if let Some(told) = told {
+        let warp = |it: &cadre_kernels::device::WaitingWarp| json!({"block": it.block, "warp": it.warp, "waits_for": it.waits_for});
+        let places: Vec<Value> = told.places.iter().map(warp).collect();
+        let (block, thread) = told.first;
+        lines.tell(&json!({"waits": {"kernel": unit.kernel, "block": block, "thread": thread, "warps": places}}));
+    }
+    let words = match trouble {
+        Trouble::Hangs => "the launch does not end".to_owned(),
+        Trouble::Failed(why) => why.to_string(),
+    };
+    lines.tell(&json!({"raised": words, "kernel": unit.kernel, "hangs": matches!(trouble, Trouble::Hangs)}));
+}
+
+/// Heads of a dim: more than one of each, so that a wrong head shows.
+pub(crate) fn heads(dim: usize) -> Heads {
+    Heads { query: if dim == 256 { 2 } else { 4 }, kv: if dim == 256 { 1 } else { 2 }, dim }
+}
+
+fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(), Trouble> {
+    let (seed, tiny) = (options.seed, options.tiny);
+    match unit.work {
+        Work::Forward { dim, softcap } => {
+            let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
+            forward(gpu, options, unit, (&case, &[]), lines)
+        }
+        Work::Merge => {
+            let mut case = Case::new(heads(128), None, seed, tiny);
+            case.segment = Some(128);
+            forward(gpu, options, unit, (&case, &[]), lines)
+        }
+        Work::Sink => {
+            let case = Case::new(heads(128), None, seed, tiny);
+            let mut random = Random::new(seed);
+            let sinks: Vec<f32> =
+                random.numbers(case.heads.query).iter().map(|it| it.to_f32() * 3.0).collect();
+            forward(gpu, options, unit, (&case, &sinks), lines)
+        }
+        Work::Backward { dim, softcap, order } => {
+            let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
+            backward(gpu, options, (&unit.name, unit.kernel), &case, order, lines)
+        }
+        Work::Copies(word) => {
+            let what = (unit.name.as_str(), unit.kernel, word);
+            let row = copies::check(gpu, what, seed, options.patience)?;
+            lines.row("checks", &row);
+            Ok(())
+        }
+        Work::Times => timing::smoke(gpu, options, lines),
+    }
+}
+
+fn forward(
+    gpu: &Gpu,
+    options: &Options,
+    unit: &Unit,
+    (case, sinks): (&Case, &[f32]),
+    lines: &mut Lines,
+) -> Result<(), Trouble> {
+    let right = case.right_forward(sinks);
+    let ours = case.forward(gpu, sinks, options.patience)?;
+    tell(options, (&unit.name, unit.kernel), case, ours.iter().zip(&right), lines);
+    Ok(())
+}
+
+pub(crate) fn backward(
+    gpu: &Gpu,
+    options: &Options,
+    names: (&str, &str),
+    case: &Case,
+    order: Order,
+    lines: &mut Lines,
+) -> Result<(), Trouble> {
+    let [_, lse] = case.right_forward(&[]);
+    let (right, delta) = case.right_backward();
+    let ours = case.backward(gpu, order, (&lse.values, &delta), options.patience)?;
+    tell(options, names, case, ours.iter().zip(&right), lines);
+    Ok(())
+}
+
+/// Rows of results, and the number that `--at` asks for.
+fn tell<'a>(
+    options: &Options,
+    (check, kernel): (&str, &str),
+    case: &Case,
+    tables: impl Iterator<Item = (&'a Table<f32>, &'a Table<f64>)>,
+    lines: &mut Lines,
+) {
+    for (ours, right) in tables {
+        lines.row("checks", &compare::row(check, kernel, case, ours, right));
+        let Some((what, place)) = options.at.as_deref().and_then(|it| it.split_once(':')) else {
+            continue;
+        };
+        let place: Vec<usize> = place.split(':').filter_map(|it| it.parse().ok()).collect();
+        if let ([row, head, column], true) = (place.as_slice(), what == ours.what) {
+            let at = (row * ours.heads + head) * ours.numbers + column;
+            let value = ours.values.get(at).map(|it| f64::from(*it).to_string());
+            lines.tell(&json!({"value": value, "check": check}));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The check on a GPU, rehearsed: `bench/gpu/rehearsal.py` over a pack whose driver is the emulated one.
+//!
+//! In: this build's probe and kernels, `kernels/emulation/driver.cpp`, Python. Out: the rehearsal's verdict. Forms of the pack are
+//! this build's kernels again; those that tell where they wait are marked so, which the emulated driver knows.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cadre_kernels::cubins::CUBINS;
+
+/// Bytes of an ELF header that nothing uses; the emulated driver looks there for the mark.
+const MARK: (usize, &[u8]) = (9, b"WATCH");
+
+fn pack(place: &Path) -> PathBuf {
+    let pack = place.join("pack");
+    let _ = std::fs::remove_dir_all(&pack);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let sources = root.join("bench/gpu");
+    for folder in ["", "workloads", "forms/watch", "forms/poll", "emulated"] {
+        std::fs::create_dir_all(pack.join(folder)).expect("the test's own folder");
+    }
+    let copy = |from: &Path, to: &str| {
+        let name = from.file_name().expect("a file");
+        std::fs::copy(from, pack.join(to).join(name)).expect("a file of the tree");
+    };
+    for (folder, to) in [(sources.clone(), ""), (sources.join("workloads"), "workloads")] {
+        let entries = std::fs::read_dir(&folder).expect("a folder of the tree");
+        for path in entries.map(|it| it.expect("an entry").path()).filter(|it| it.is_file()) {
+            copy(&path, to);
+        }
+    }
+    copy(Path::new(env!("CARGO_BIN_EXE_cadre-gpu-probe")), "");
+    for cubin in CUBINS.iter().filter(|it| it.name != "rows") {
+        let mut bytes = cubin.bytes.to_vec();
+        std::fs::write(pack.join("forms/poll").join(format!("{}.cubin", cubin.name)), &bytes)
+            .expect("the test's own folder");
+        bytes[MARK.0..][..MARK.1.len()].copy_from_slice(MARK.1);
+        std::fs::write(pack.join("forms/watch").join(format!("{}.cubin", cubin.name)), &bytes)
+            .expect("the test's own folder");
+    }
+    std::fs::write(pack.join("pack.json"), r#"{"commit": "rehearsed", "cubins": "emulated"}"#)
+        .expect("the test's own folder");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let output = Command::new(&compiler)
+        .args([
+            "-std=c++17",
+            "-O1",
+            "-DCADRE_EMULATION",
+            "-fPIC",
+            "-shared",
+            "-Wl,-soname,libcuda.so.1",
+        ])
+        .args([
+            Path::new("-I"),
+            &root.join("kernels/emulation"),
+            Path::new("-I"),
+            &root.join("kernels/cuda"),
+        ])
+        .arg(root.join("kernels/emulation/driver.cpp"))
+        .arg("-o")
+        .arg(pack.join("emulated/libcuda.so.1"))
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    pack
+}
+
+#[test]
+fn every_trouble_comes_back_with_the_right_word() {
+    if CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let pack = pack(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("rehearsal"));
+    let python = std::env::var("GPU_CHECK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let output = Command::new(python)
+        .args(["-B", "-m", "unittest", "rehearsal"])
+        .current_dir(&pack)
+        .env("CADRE_PACK", &pack)
+        .output()
+        .expect("Python runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
