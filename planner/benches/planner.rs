@@ -7,7 +7,8 @@
 //! workloads to those whose name contains it.
 //!
 //! Documents that span ranks are laid out head and tail, as the peer does. Bytes are bf16, one layer,
-//! forward, between different ranks only, all lanes of a slot together.
+//! forward, between different ranks only, all lanes of a slot together. Then come large pools (`pools`), dedicated beside
+//! in place, which need no files.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench reads files and clocks
 
@@ -26,6 +27,8 @@ use serde_json::{Value, json};
 const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
 /// Runs of a workload; the median counts.
 const TURNS: usize = 15;
+/// Runs of a large pool; the least counts.
+const POOL_TURNS: usize = 3;
 
 #[derive(Deserialize)]
 struct Workload {
@@ -75,6 +78,9 @@ fn main() {
         }
         None => println!("SKIPPED: no workloads at {}", folder.display()),
     }
+    if "pools".contains(&filter) {
+        pools(&mut lines);
+    }
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
     let file = target.join("bench/planner.json");
@@ -82,6 +88,61 @@ fn main() {
     fs::create_dir_all(target.join("bench"))
         .and_then(|()| fs::write(&file, text + "\n"))
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+}
+
+/// How long plans of large pools take, dedicated beside in place: lengths of a fixed heavy tail, no recorded files.
+fn pools(lines: &mut Vec<Value>) {
+    for (slots, documents) in [(512_u16, 65_536_usize), (2_048, 262_144), (8_192, 1_000_000)] {
+        for lanes in [8, 1] {
+            let seconds = [false, true].map(|in_place| {
+                let problem = pool(slots, documents, lanes, in_place);
+                let mut seconds: Vec<f64> = (0..POOL_TURNS)
+                    .map(|_| {
+                        let start = Instant::now();
+                        std::hint::black_box(plan(&problem).expect("a pool can be planned"));
+                        start.elapsed().as_secs_f64()
+                    })
+                    .collect();
+                seconds.sort_by(f64::total_cmp);
+                seconds[0]
+            });
+            let [dedicated, in_place] = seconds;
+            println!(
+                "{slots} slots, {documents} documents, {lanes} lanes: dedicated {dedicated:.3} s, in place {in_place:.3} s"
+            );
+            lines.push(json!({"case": format!("{slots} slots, {documents} documents, {lanes} lanes: planning"),
+                "ours": dedicated, "peer": in_place, "peer_name": "the same slots in place", "unit": "s",
+                "ratio": in_place / dedicated}));
+        }
+    }
+}
+
+fn pool(slots: u16, documents: usize, lanes: u16, in_place: bool) -> Problem {
+    let mut state = 12_345_u64;
+    let mut length = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let uniform = ((state >> 40) as f64 + 1.0) / 16_777_217.0;
+        ((200.0 / uniform.powf(0.8)) as u32).clamp(64, 131_072)
+    };
+    let documents: Vec<Document> =
+        (0..documents).map(|_| Document { rows: length(), mask: Mask::Causal }).collect();
+    let rows: u64 = documents.iter().map(|it| u64::from(it.rows)).sum();
+    let rank_rows = u32::try_from(rows.div_ceil(slots.into())).expect("few rows a rank");
+    let layout = Layout::end_to_end(documents, rank_rows).expect("documents have rows");
+    let ranks = layout.ranks().len();
+    let home = |slot: u16| Some(RankId(slot)).filter(|_| in_place && usize::from(slot) < ranks);
+    let slot = |it| Slot { weight: 100, head_start: 0, home: home(it), memory: 1 << 50 };
+    Problem {
+        layout,
+        heads: HEADS,
+        element_bytes: 2,
+        lanes,
+        slots: (0..slots).map(slot).collect(),
+        costs: Costs::pairs_only(),
+        links: Links::equal(),
+    }
 }
 
 fn records(folder: &Path) -> Option<BTreeMap<String, Record>> {

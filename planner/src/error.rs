@@ -79,6 +79,18 @@ pub enum Error {
     /// A distance without a price.
     #[error("links.prices.{distance} is {price}; give 1 to {most} percent")]
     BadPrice { distance: &'static str, price: u32, most: u32 },
+    /// A pair of places that cannot be cut off from each other.
+    #[error("links.unreachable has the pair {a} and {b}: give two different places below {places}")]
+    BadPair { a: u32, b: u32, places: u32 },
+    /// Rows whose ranks no slot reaches all.
+    #[error(
+        "no slot reaches all ranks that hold rows {start}..{end} of document {} and the keys before them; mend the links or add a slot that does",
+        document.0
+    )]
+    OutOfReach { document: DocumentId, start: u32, end: u32 },
+    /// A bundle at a slot that cannot pull its rows.
+    #[error("bundle {} of document {} is at slot {}, which cannot reach rank {}; plan again with the links as they are", bundle.0, document.0, slot.0, rank.0)]
+    CannotReach { bundle: BundleId, document: DocumentId, slot: SlotId, rank: RankId },
     /// More work than finishing times can count.
     #[error(
         "the attention work of the step is more than {most} pairs and heads; take fewer or shorter documents"
@@ -110,6 +122,12 @@ pub enum Error {
         bundle.0, document.0
     )]
     BundleFitsNowhere { bundle: BundleId, document: DocumentId, needed: u64 },
+    /// A lost slot's bundle that no survivor can pull.
+    #[error(
+        "bundle {} of document {} is out of reach of all slots alive that could hold it; mend the links or add a server",
+        bundle.0, document.0
+    )]
+    BundleOutOfReach { bundle: BundleId, document: DocumentId },
     /// A plan, assignment or list of slots made for something else.
     #[error(
         "the {what} has {found} entries where {expected} are expected; it belongs to another plan"

@@ -42,7 +42,7 @@ pub use problem::{Heads, Problem, Slot, SlotId};
 pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, TableError};
 pub use reassign::{Assignment, reassign};
 pub use scale::servers_for;
-pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least};
+pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least, least_memory};
 pub use weights::Learnt;
 
 /// Rows of a query or key tile, counted from the document's start.

@@ -75,6 +75,9 @@ pub struct Links {
     pub places: Vec<Link>,
     /// Time of a byte by distance.
     pub prices: Prices,
+    /// Pairs of places that cannot reach each other, either way; no plan has them meet.
+    #[serde(default)]
+    pub unreachable: Vec<(u32, u32)>,
 }
 
 impl Links {
@@ -134,7 +137,30 @@ impl Links {
         if self.are_equal() { far } else { node.min(rail).min(leaf).min(far) }
     }
 
+    /// Whether every place reaches every other.
+    pub(crate) fn reach_all(&self) -> bool {
+        self.unreachable.is_empty()
+    }
+
+    /// Places that one cannot reach, ascending.
+    pub(crate) fn beyond_reach(&self, place: usize) -> Vec<usize> {
+        let other = |&(a, b): &(u32, u32)| match (a as usize == place, b as usize == place) {
+            (true, _) => Some(b as usize),
+            (_, true) => Some(a as usize),
+            _ => None,
+        };
+        let mut beyond: Vec<usize> = self.unreachable.iter().filter_map(other).collect();
+        beyond.sort_unstable();
+        beyond.dedup();
+        beyond
+    }
+
     pub(crate) fn check(&self, places: usize) -> Result<(), Error> {
+        for &(a, b) in &self.unreachable {
+            if a == b || a.max(b) as usize >= places {
+                return Err(Error::BadPair { a, b, places: places as u32 });
+            }
+        }
         let found = self.places.len();
         if found != 0 && found != places {
             let (found, expected) = (found as u64, places as u64);
@@ -157,13 +183,17 @@ impl Links {
     }
 
     pub(crate) fn encode(&self, digest: &mut Digest) {
-        let Self { places, prices } = self;
+        let Self { places, prices, unreachable } = self;
         digest.u64(places.len() as u64);
         for &Link { node, rail, leaf, out, into } in places {
             digest.u32s([node, rail, leaf, out, into]);
         }
         let Prices { node, rail, leaf, far } = *prices;
         digest.u32s([node, rail, leaf, far]);
+        // Last, so that problems without any keep their digest.
+        for &(a, b) in unreachable {
+            digest.u32s([a, b]);
+        }
     }
 }
 
@@ -193,7 +223,8 @@ mod tests {
     fn the_nearest_class_counts_and_the_slower_end_sets_the_price() {
         let link = |node, rail, leaf, out| Link { node, rail, leaf, out, into: NOMINAL_RATE };
         let places = vec![link(0, 0, 0, 50_000), link(0, 1, 0, 25_000), link(1, 0, 0, 50_000)];
-        let links = Links { places, prices: Prices { node: 10, rail: 100, leaf: 120, far: 150 } };
+        let prices = Prices { node: 10, rail: 100, leaf: 120, far: 150 };
+        let links = Links { places, prices, ..Links::equal() };
         assert_eq!(links.distance(0, 1), Distance::Node);
         assert_eq!(links.distance(0, 2), Distance::Rail);
         assert_eq!(links.distance(1, 2), Distance::Leaf);

@@ -68,8 +68,8 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
     SlotMemory { phase: phase(problem, plan, slot), reserve }
 }
 
-/// Refuses a plan that a slot cannot hold; a slot without work is not asked.
-pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs) -> Result<(), Error> {
+/// The larger of a forward and a backward phase of each slot, and the largest bundle.
+fn phases(problem: &Problem, plan: &Plan, runs: &Runs) -> (Vec<u64>, u64) {
     let mut phases = vec![BundleMemory::default(); problem.slots.len()];
     let mut reserve = 0;
     for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
@@ -80,8 +80,20 @@ pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs) -> Result<(), E
         phase.forward += memory.forward;
         phase.backward += memory.backward;
     }
+    (phases.into_iter().map(BundleMemory::most).collect(), reserve)
+}
+
+/// Bytes of the slot that needs most; a slot without work is not asked.
+pub(crate) fn most_needed(problem: &Problem, plan: &Plan, runs: &Runs) -> u64 {
+    let (phases, reserve) = phases(problem, plan, runs);
+    let phase = phases.into_iter().max().unwrap_or(0);
+    SlotMemory { phase, reserve }.needed()
+}
+
+/// Refuses a plan that a slot cannot hold; a slot without work is not asked.
+pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs) -> Result<(), Error> {
+    let (phases, reserve) = phases(problem, plan, runs);
     for ((slot, it), phase) in (0..).map(SlotId).zip(&problem.slots).zip(phases) {
-        let phase = phase.most();
         let needed = SlotMemory { phase, reserve }.needed();
         if phase > 0 && needed > it.memory {
             return Err(Error::SlotFull { slot, needed, memory: it.memory });

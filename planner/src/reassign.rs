@@ -48,7 +48,7 @@ impl Assignment {
 /// # Flow
 ///
 /// 1. A bundle whose planned slot is alive (again) returns there.
-/// 2. The others move, dearest first. Of the slots whose reserve can hold the bundle, those that
+/// 2. The others move, dearest first. Of the slots that reach its rows and whose reserve can hold the bundle, those that
 ///    would finish within 1/16 of the first to finish are taken, of these the one with the least
 ///    bytes to pull, then the lowest number.
 ///
@@ -92,10 +92,17 @@ pub fn reassign(
     for (cost, bundle) in moved {
         let it = &plan.bundles()[bundle.0 as usize];
         let needed = memory_of(problem, plan, bundle).most();
-        let fits = |survivor: &&mut Survivor| survivor.reserve >= needed;
+        let fits = |survivor: &&mut Survivor| {
+            survivor.reserve >= needed && survivor.reaches(problem, plan, bundle)
+        };
         let earliest = survivors.iter_mut().filter(fits).map(|to| to.finish(cost)).min();
         let Some(earliest) = earliest else {
-            return Err(Error::BundleFitsNowhere { bundle, document: it.document, needed });
+            let document = it.document;
+            return Err(if survivors.iter().any(|it| it.reserve >= needed) {
+                Error::BundleOutOfReach { bundle, document }
+            } else {
+                Error::BundleFitsNowhere { bundle, document, needed }
+            });
         };
         let latest = earliest.saturating_add(earliest / 16);
         let best = survivors
@@ -118,11 +125,22 @@ struct Survivor<'a> {
     load: u64,
     /// Bytes beside two phases of its own plan.
     reserve: u64,
+    /// Places that it cannot reach.
+    beyond: Vec<usize>,
 }
 
 impl Survivor<'_> {
     fn finish(&self, more: u64) -> u64 {
         self.slot.finish(self.load.saturating_add(more))
+    }
+
+    fn reaches(&self, problem: &Problem, plan: &Plan, bundle: BundleId) -> bool {
+        let Some(it) = plan.bundle(bundle).filter(|_| !self.beyond.is_empty()) else {
+            return true;
+        };
+        let rows = plan.tasks_of(bundle).iter().map(|task| &task.rows).chain([&it.keys]);
+        let mut pieces = rows.flat_map(|rows| problem.layout.locate(it.document, rows.clone()));
+        pieces.all(|piece| !self.beyond.contains(&usize::from(piece.rank.0)))
     }
 }
 
@@ -138,12 +156,14 @@ fn survivors<'a>(
             loads[usize::from(slot.0)] += plan.bundle_cost(problem, bundle);
         }
     }
+    let (places, _) = problem.places();
     let slots = (0..).map(SlotId).zip(&problem.slots).zip(loads).zip(alive);
     slots
         .filter(|(_, alive)| **alive)
         .map(|(((id, slot), load), _)| {
             let own = phase(problem, plan, id).saturating_mul(2);
-            Survivor { id, slot, load, reserve: slot.memory.saturating_sub(own) }
+            let beyond = problem.links.beyond_reach(places[usize::from(id.0)]);
+            Survivor { id, slot, load, reserve: slot.memory.saturating_sub(own), beyond }
         })
         .collect()
 }

@@ -11,56 +11,32 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::groups::{Group, Span, put, take};
-use crate::memory::bytes;
+use super::room::Limits;
 use crate::plan::{Draft, level};
 use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
-/// What a bin may hold at most, so that the plan fits the memory.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    /// Bytes of a bundle, and kept free in each slot.
-    reserve: Option<u64>,
-}
-
-impl Limits {
-    pub(super) fn none() -> Self {
-        Self { reserve: None }
-    }
-
-    pub(super) fn with_reserve(reserve: u64) -> Self {
-        Self { reserve: Some(reserve) }
-    }
-
-    pub(super) fn are_none(self) -> bool {
-        self.reserve.is_none()
-    }
-
-    fn bundle(self) -> u64 {
-        self.reserve.unwrap_or(u64::MAX)
-    }
-
-    /// Bytes of one of two phases.
-    fn phase(self, slot: &Slot) -> u64 {
-        self.reserve.map_or(u64::MAX, |reserve| slot.memory.saturating_sub(reserve) / 2)
-    }
-}
-
-/// Documents at home that are looked at when rows are to leave: the longest.
+/// Documents held whole that are looked at when rows are to leave: the longest.
 const LONGEST: usize = 8;
 
 /// A slot that is not standby, and what it holds so far.
 #[derive(Clone)]
 pub(super) struct Bin<'a> {
     id: SlotId,
-    slot: &'a Slot,
+    /// Its index among all bins.
+    index: u32,
+    pub(super) slot: &'a Slot,
     place: usize,
+    /// Places that it cannot reach, ascending.
+    pub(super) beyond: Vec<usize>,
     /// Cost that it should get.
     capacity: u64,
     load: u64,
     /// Counted under limits only.
-    bytes: u64,
-    /// Whether it holds the documents that lie whole at its rank, where `held` says nothing else.
-    keeps_home: bool,
+    pub(super) bytes: u64,
+    /// Documents that it held whole when they were placed; those of which it is still the owner it holds now.
+    whole: Vec<DocumentId>,
+    /// Whether some of those lie elsewhere.
+    has_strangers: bool,
     /// The longest of those, with their rows.
     longest: Vec<(u32, DocumentId)>,
     held: BTreeMap<DocumentId, Vec<Group>>,
@@ -113,7 +89,7 @@ impl Bin<'_> {
         self.slot.weight.into()
     }
 
-    /// Documents that it holds in part or from elsewhere; under limits all it holds.
+    /// Documents that it holds in part; under limits all it holds.
     pub(super) fn touched(&self) -> impl Iterator<Item = (DocumentId, &[Group])> {
         self.held.iter().map(|(document, groups)| (*document, groups.as_slice()))
     }
@@ -127,7 +103,12 @@ pub(super) struct Bins<'a> {
     /// When all bins finish if each gets its capacity.
     pub(super) level: u64,
     limits: Limits,
+    /// By document the bin that holds it whole, and says nothing of it in `held`. There may be a million of these.
+    owners: Vec<u32>,
 }
+
+/// No bin holds a document whole.
+const NOBODY: u32 = u32::MAX;
 
 impl<'a> Bins<'a> {
     /// Empty bins with capacities for `work`.
@@ -135,22 +116,27 @@ impl<'a> Bins<'a> {
         let level = level(&problem.slots, work);
         let (places, _) = problem.places();
         let slots = (0..).map(SlotId).zip(&problem.slots);
-        let bins = slots.filter(|(_, slot)| !slot.is_standby()).map(|(id, slot)| {
+        let active = slots.filter(|(_, slot)| !slot.is_standby());
+        let bins = (0..).zip(active).map(|(index, (id, slot))| {
             let mut bin = Bin {
                 id,
+                index,
                 slot,
                 place: places[usize::from(id.0)],
+                beyond: problem.links.beyond_reach(places[usize::from(id.0)]),
                 capacity: 0,
                 load: 0,
                 bytes: 0,
-                keeps_home: false,
+                whole: Vec::new(),
+                has_strangers: false,
                 longest: Vec::new(),
                 held: BTreeMap::new(),
             };
             bin.capacity = bin.work_in(level.saturating_sub(slot.head_start)).min(i64::MAX as u64);
             bin
         });
-        Self { problem, all: bins.collect(), level, limits }
+        let owners = vec![NOBODY; problem.layout.documents().len()];
+        Self { problem, all: bins.collect(), level, limits, owners }
     }
 
     /// What a bin may hold at most.
@@ -158,15 +144,21 @@ impl<'a> Bins<'a> {
         self.limits
     }
 
-    /// Lets a bin hold a document that lies whole at its rank; `false` if limits ask to look at each.
-    pub(super) fn keep_home(&mut self, bin: usize, document: DocumentId) -> bool {
+    /// Gives a bin a whole document that no bin holds rows of; `false` if limits ask to look at each.
+    pub(super) fn keep_whole(&mut self, bin: usize, document: DocumentId) -> bool {
         if self.limits.reserve.is_some() {
             return false;
         }
+        self.owners[document.0 as usize] = bin as u32;
+        let is_home = match self.problem.layout.pieces_of_document(document) {
+            [one] => Some(one.rank) == self.all[bin].home(),
+            _ => false,
+        };
         let rows = self.problem.document(document).rows;
         let cost = self.problem.cost(document, &self.problem.all_heads(), &(0..rows));
         let it = &mut self.all[bin];
-        it.keeps_home = true;
+        it.whole.push(document);
+        it.has_strangers |= !is_home;
         it.load += cost;
         let at = it.longest.partition_point(|other| other.0 >= rows);
         if at < LONGEST {
@@ -184,7 +176,7 @@ impl<'a> Bins<'a> {
     pub(super) fn groups_of<'b>(&self, bin: &'b Bin<'_>, document: DocumentId) -> Cow<'b, [Group]> {
         match bin.held.get(&document) {
             Some(groups) => Cow::Borrowed(groups),
-            None if self.is_at_home(bin, document) => {
+            None if self.is_whole_at(bin, document) => {
                 let rows = std::iter::once(0..self.problem.document(document).rows).collect();
                 Cow::Owned(vec![Group { heads: self.problem.all_heads(), rows }])
             }
@@ -201,7 +193,7 @@ impl<'a> Bins<'a> {
     ) {
         match bin.held.get(&document) {
             Some(groups) => groups.iter().for_each(|it| call(&it.heads, &it.rows)),
-            None if self.is_at_home(bin, document) => {
+            None if self.is_whole_at(bin, document) => {
                 let all = 0..self.problem.document(document).rows;
                 call(&self.problem.all_heads(), std::slice::from_ref(&all));
             }
@@ -209,16 +201,13 @@ impl<'a> Bins<'a> {
         }
     }
 
-    /// Whether a bin holds rows of a document, those that lie whole at its rank not counted.
+    /// Whether a bin holds rows of a document, but not all.
     pub(super) fn holds(&self, bin: usize, document: DocumentId) -> bool {
         self.all[bin].held.get(&document).is_some_and(|it| !it.is_empty())
     }
 
-    fn is_at_home(&self, bin: &Bin<'_>, document: DocumentId) -> bool {
-        match self.problem.layout.pieces_of_document(document) {
-            [one] => bin.keeps_home && Some(one.rank) == bin.home(),
-            _ => false,
-        }
+    fn is_whole_at(&self, bin: &Bin<'_>, document: DocumentId) -> bool {
+        self.owners[document.0 as usize] == bin.index
     }
 
     /// Rows that a bin could give away, by document, heads and row: of the `most` documents that go furthest.
@@ -227,14 +216,14 @@ impl<'a> Bins<'a> {
         let end =
             |groups: &[Group]| groups.iter().filter_map(|it| it.rows.last()).map(|it| it.end).max();
         let touched = it.touched().filter_map(|(id, groups)| Some((Reverse(end(groups)?), id)));
-        let home: Vec<DocumentId> = if most > LONGEST {
-            self.home_of(it)
+        let whole: Vec<DocumentId> = if most > LONGEST {
+            self.whole_of(it)
         } else {
             it.longest.iter().map(|(_, document)| *document).collect()
         };
-        let home = home.into_iter().filter(|id| !it.held.contains_key(id));
-        let home = home.map(|id| (Reverse(self.problem.document(id).rows), id));
-        let mut longest: Vec<(Reverse<u32>, DocumentId)> = touched.chain(home).collect();
+        let whole = whole.into_iter().filter(|id| self.is_whole_at(it, *id));
+        let whole = whole.map(|id| (Reverse(self.problem.document(id).rows), id));
+        let mut longest: Vec<(Reverse<u32>, DocumentId)> = touched.chain(whole).collect();
         if longest.len() > most {
             longest.select_nth_unstable(most);
             longest.truncate(most);
@@ -256,22 +245,6 @@ impl<'a> Bins<'a> {
         self.spans(bin, 1).last().map(|it| it.document)
     }
 
-    /// Whether a bin's memory has room for a span that it does not hold yet.
-    pub(super) fn has_room(&self, bin: usize, span: &Span) -> bool {
-        let it = &self.all[bin];
-        let phase = self.limits.phase(it.slot);
-        if phase == u64::MAX {
-            return true;
-        }
-        let before = self.groups_of(it, span.document);
-        let mut after = before.to_vec();
-        put(&mut after, span);
-        let largest = after.iter().map(|group| self.bytes(span.document, group)).max();
-        let bytes = it.bytes - self.all_bytes(span.document, &before)
-            + self.all_bytes(span.document, &after);
-        largest.unwrap_or(0) <= self.limits.bundle() && bytes <= phase
-    }
-
     /// Gives a bin rows that it does not hold.
     pub(super) fn put(&mut self, bin: usize, span: &Span) {
         self.change(bin, span.document, |groups| put(groups, span));
@@ -285,41 +258,47 @@ impl<'a> Bins<'a> {
     /// The plan of what the bins hold.
     pub(super) fn into_plan(self, digest: u64) -> Result<Plan, Error> {
         let mut draft = Draft::new(self.problem);
+        let mut add = |bin: &Bin<'_>, document: DocumentId, group: &Group| {
+            let heads = self.heads_of_bundle(document, group);
+            for first in group.heads.clone().step_by(heads.into()) {
+                let heads = first..group.heads.end.min(first + heads);
+                draft.bundle(bin.id, document, heads, group.rows.iter().cloned());
+            }
+        };
         for bin in &self.all {
             let mut held = bin.held.iter().peekable();
-            for document in self.home_of(bin) {
-                while let Some((id, groups)) = held.next_if(|it| *it.0 <= document) {
-                    for Group { heads, rows } in groups {
-                        draft.bundle(bin.id, *id, heads.clone(), rows.iter().cloned());
+            for document in self.whole_of(bin) {
+                while let Some((id, groups)) = held.next_if(|it| *it.0 < document) {
+                    for it in groups {
+                        add(bin, *id, it);
                     }
                 }
-                if !bin.held.contains_key(&document) {
-                    let rows = 0..self.problem.document(document).rows;
-                    draft.bundle(bin.id, document, self.problem.all_heads(), [rows]);
-                }
+                self.groups_of(bin, document).iter().for_each(|it| add(bin, document, it));
             }
             for (id, groups) in held {
-                for Group { heads, rows } in groups {
-                    draft.bundle(bin.id, *id, heads.clone(), rows.iter().cloned());
+                for it in groups {
+                    add(bin, *id, it);
                 }
             }
         }
         draft.finish(digest, Cuts::Tiles)
     }
 
-    /// Documents that a bin holds because they lie whole at its rank, or did before they were touched.
-    fn home_of(&self, bin: &Bin<'_>) -> Vec<DocumentId> {
-        let Some(RankId(rank)) = bin.home().filter(|_| bin.keeps_home) else {
-            return Vec::new();
-        };
-        let all = self.problem.layout.ranks()[usize::from(rank)].iter().map(|it| it.document);
-        let mut home: Vec<DocumentId> = all.filter(|it| self.is_at_home(bin, *it)).collect();
-        home.sort_unstable();
-        home
+    /// Documents that a bin holds whole; none if all of those lie at its rank.
+    pub(super) fn strangers(&self, bin: &Bin<'_>) -> impl Iterator<Item = DocumentId> {
+        let all: &[DocumentId] = if bin.has_strangers { &bin.whole } else { &[] };
+        all.iter().copied().filter(|it| self.is_whole_at(bin, *it))
+    }
+
+    /// Documents that a bin holds whole, in order.
+    fn whole_of(&self, bin: &Bin<'_>) -> Vec<DocumentId> {
+        let all = bin.whole.iter().copied();
+        let mut whole: Vec<DocumentId> = all.filter(|it| self.is_whole_at(bin, *it)).collect();
+        whole.sort_unstable();
+        whole
     }
 
     fn change(&mut self, bin: usize, document: DocumentId, change: impl FnOnce(&mut Vec<Group>)) {
-        let is_home = self.is_at_home(&self.all[bin], document);
         let mut groups = match self.all[bin].held.get_mut(&document) {
             Some(groups) => std::mem::take(groups),
             None => self.groups_of(&self.all[bin], document).into_owned(),
@@ -327,35 +306,24 @@ impl<'a> Bins<'a> {
         let before = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
         change(&mut groups);
         let after = (self.all_cost(document, &groups), self.all_bytes(document, &groups));
+        if self.is_whole_at(&self.all[bin], document) {
+            self.owners[document.0 as usize] = NOBODY;
+        }
         let it = &mut self.all[bin];
         it.load = it.load - before.0 + after.0;
         it.bytes = it.bytes - before.1 + after.1;
-        if groups.is_empty() && !is_home {
+        if groups.is_empty() {
             it.held.remove(&document);
         } else {
             it.held.insert(document, groups);
         }
     }
 
-    fn all_cost(&self, document: DocumentId, groups: &[Group]) -> u64 {
+    pub(super) fn all_cost(&self, document: DocumentId, groups: &[Group]) -> u64 {
         let cost = |group: &Group| -> u64 {
             group.rows.iter().map(|rows| self.problem.cost(document, &group.heads, rows)).sum()
         };
         groups.iter().map(cost).sum()
-    }
-
-    /// Bytes of groups; zero without limits, where nobody asks.
-    fn all_bytes(&self, document: DocumentId, groups: &[Group]) -> u64 {
-        if self.limits.reserve.is_none() {
-            return 0;
-        }
-        groups.iter().map(|group| self.bytes(document, group)).sum()
-    }
-
-    fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
-        let keys = self.keys(document, rows);
-        let rows = rows.iter().map(|it| it.len() as u64).sum();
-        bytes(self.problem, heads, rows, keys.len() as u64).most()
     }
 
     /// Keys that rows of a document need, without holes.

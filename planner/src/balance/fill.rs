@@ -1,48 +1,38 @@
 //! First placement: rows at home stay, all others go where most capacity is left.
 //!
-//! In: empty bins. Out: bins that hold all rows; none has more than its capacity by over one tile
-//! row, but those whose own rank holds too much.
+//! In: empty bins, and the documents that are **poured**: whose rows go wherever is best though slots stand where they
+//! are ([`super::pour`] says which). Out: bins that hold all rows; none has more than its capacity by over one tile row,
+//! but those whose own rank holds too much.
 //!
-//! Long documents come first and are cut from their tail, one slot full after the other, so that a
-//! document is in few slots and each of these holds one prefix of its keys. Where the tail leaves
-//! less than a tile row of capacity, a few rows of the document's head, whose keys are there
-//! already and whose tiles are cheap, fill it exactly.
+//! Dear documents come first. A slot takes as many whole KV heads as it has room for; a head that no slot takes whole is
+//! cut from its tail, one slot full after the other. So a document's heads are in few slots, and each of these holds one
+//! prefix of a head's keys. Where the tail leaves less than a tile row of capacity, a few rows of the head's first ones,
+//! whose keys are there already and whose tiles are cheap, fill it exactly.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::ops::Range;
+use std::ops::Bound;
 
 use super::bins::Bins;
 use super::groups::Span;
-use super::prices::away;
+use super::prices::Prices;
+use super::tails::ends;
 use crate::{DocumentId, Error, TILE_ROWS};
 
 /// Parts of the level that are worth a task of their own.
 const WORTH: u64 = 2_048;
-/// Bins among which the nearest is sought.
+/// Part of the level that a slot may get too much so that a piece stays whole.
+const OVER: u64 = 1_024;
+/// Bins among which the one is sought that has most of a piece at hand, or is nearest to it.
 const NEAR: usize = 64;
-
-/// Places all rows.
-///
-/// # Errors
-///
-/// A document for which no slot has memory left.
-pub(super) fn fill(bins: &mut Bins<'_>) -> Result<(), Error> {
-    let mut queue = Queue::default();
-    for span in place_at_home(bins) {
-        queue.push(bins, span);
-    }
-    let mut order = Order::new(bins);
-    while let Some((document, rows)) = queue.pop() {
-        let span = Span { document, heads: bins.problem.all_heads(), rows };
-        place(bins, &mut order, &mut queue, &span)?;
-    }
-    Ok(())
-}
+/// Pieces for which bins are compared at most; beyond, the most capacity left decides.
+const COMPARED: usize = 20_000;
+/// Part of the most capacity left by which a bin that is compared may have less.
+const LESS: u64 = 16;
 
 /// Gives rows at ranks with a slot in place to that slot, and returns all others. A tile belongs to
 /// the rank that holds its first row.
-fn place_at_home(bins: &mut Bins<'_>) -> Vec<Span> {
+pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) -> Vec<Span> {
     let mut homes = BTreeMap::new();
     for (bin, it) in bins.all.iter().enumerate() {
         if let Some(rank) = it.home() {
@@ -52,10 +42,14 @@ fn place_at_home(bins: &mut Bins<'_>) -> Vec<Span> {
     let mut others: Vec<Span> = Vec::new();
     let problem = bins.problem;
     for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
+        if poured.contains(&document) {
+            others.push(Span { document, heads: problem.all_heads(), rows: 0..whole.rows });
+            continue;
+        }
         let pieces = problem.layout.pieces_of_document(document);
         if let [one] = pieces
             && let Some(&bin) = homes.get(&one.rank)
-            && bins.keep_home(bin, document)
+            && bins.keep_whole(bin, document)
         {
             continue;
         }
@@ -65,121 +59,296 @@ fn place_at_home(bins: &mut Bins<'_>) -> Vec<Span> {
             if rows.is_empty() {
                 continue;
             }
-            let span = Span { document, heads: problem.all_heads(), rows };
-            match homes.get(&piece.rank).filter(|bin| bins.has_room(**bin, &span)) {
-                Some(&bin) => bins.put(bin, &span),
-                None => match others.last_mut() {
-                    Some(last) if last.document == document && last.rows.end == span.rows.start => {
-                        last.rows.end = span.rows.end;
-                    }
-                    _ => others.push(span),
-                },
+            let mut span = Span { document, heads: problem.all_heads(), rows };
+            if let Some(&bin) = homes.get(&piece.rank) {
+                let kept = if bins.has_room(bin, &span) {
+                    span.clone()
+                } else {
+                    // Its head asks for the fewest keys.
+                    let [_, head] = ends(&span, |it| bins.has_room(bin, it));
+                    head
+                };
+                if !kept.rows.is_empty() {
+                    bins.put(bin, &kept);
+                }
+                span.rows.start = kept.rows.end;
+            }
+            match others.last_mut() {
+                _ if span.rows.is_empty() => {}
+                Some(last) if last.document == document && last.rows.end == span.rows.start => {
+                    last.rows.end = span.rows.end;
+                }
+                _ => others.push(span),
             }
         }
     }
     others
 }
 
-/// Puts a span, or a part of it and the rest back into the queue.
-fn place(
-    bins: &mut Bins<'_>,
-    order: &mut Order,
-    queue: &mut Queue,
-    span: &Span,
-) -> Result<(), Error> {
-    let worth = bins.level / WORTH;
-    for (left, bin) in order.candidates(bins, span) {
-        if bins.cost(span) <= left && bins.has_room(bin, span) {
-            order.put(bins, bin, span);
-            return Ok(());
+/// Places spans, the dearest first.
+///
+/// # Errors
+///
+/// A document for which no slot has memory left.
+pub(super) fn fill(bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
+    let mut filling = Filling::new(bins);
+    // Sorting is several times faster than a heap of a million.
+    let mut spans: Vec<(u64, Span)> = spans.into_iter().map(|it| (bins.cost(&it), it)).collect();
+    spans.sort_by_key(|it| Reverse(it.0));
+    for (cost, span) in spans {
+        while filling.queue.first_cost().is_some_and(|first| first > cost)
+            && let Some(span) = filling.queue.pop()
+        {
+            filling.place(bins, &span)?;
         }
-        let tail = bins.tail(span, left);
-        if tail.rows.is_empty() || !bins.has_room(bin, &tail) {
-            continue;
-        }
-        order.put(bins, bin, &tail);
-        let mut rest = span.with_rows(span.rows.start..tail.rows.start);
-        let left = u64::try_from(bins.all[bin].left()).unwrap_or(0);
-        if left > worth {
-            let head = bins.head(&rest, left);
-            if !head.rows.is_empty() && bins.has_room(bin, &head) {
-                order.put(bins, bin, &head);
-                rest.rows.start = head.rows.end;
-            }
-        }
-        queue.push(bins, rest);
-        return Ok(());
+        filling.place(bins, &span)?;
     }
-    place_one_tile(bins, order, queue, span)
-}
-
-/// Puts the last tile of a span where most capacity is left, though it is not enough.
-fn place_one_tile(
-    bins: &mut Bins<'_>,
-    order: &mut Order,
-    queue: &mut Queue,
-    span: &Span,
-) -> Result<(), Error> {
-    let cut = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
-    let tile = span.with_rows(cut.max(span.rows.start)..span.rows.end);
-    let bin = order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, &tile));
-    let bin = bin.ok_or(Error::NoRoom { document: span.document })?;
-    order.put(bins, bin, &tile);
-    queue.push(bins, span.with_rows(span.rows.start..tile.rows.start));
+    while let Some(span) = filling.queue.pop() {
+        filling.place(bins, &span)?;
+    }
     Ok(())
 }
 
-/// Spans that wait, the dearest first.
-#[derive(Default)]
-struct Queue(BinaryHeap<(u64, Reverse<DocumentId>, Reverse<u32>, u32)>);
+/// What is placed, and where there is room.
+struct Filling {
+    prices: Prices,
+    queue: Queue,
+    order: Order,
+    /// Whether it matters to which of several bins with room a piece goes.
+    compares: bool,
+    compared: usize,
+}
 
-impl Queue {
-    fn push(&mut self, bins: &Bins<'_>, span: Span) {
-        if !span.rows.is_empty() {
-            let cost = bins.cost(&span);
-            let Span { document, heads: _, rows } = span;
-            self.0.push((cost, Reverse(document), Reverse(rows.start), rows.end));
-        }
+impl Filling {
+    fn new(bins: &Bins<'_>) -> Self {
+        let compares =
+            !bins.problem.links.are_equal() || bins.all.iter().any(|it| it.home().is_some());
+        let (prices, order) = (Prices::of(bins), Order::new(bins));
+        Self { prices, queue: Queue::default(), order, compares, compared: 0 }
     }
 
-    fn pop(&mut self) -> Option<(DocumentId, Range<u32>)> {
-        let (_, Reverse(document), Reverse(start), end) = self.0.pop()?;
-        Some((document, start..end))
+    /// Puts a span, or a part of it and the rest back into the queue.
+    fn place(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
+        for bin in self.nearest(bins, span) {
+            if self.place_at(bins, bin, span) {
+                return Ok(());
+            }
+        }
+        let mut last = None;
+        while let Some(at) = self.order.next(last) {
+            if self.place_at(bins, at.1, span) {
+                return Ok(());
+            }
+            // What is too dear for the bin with most capacity left is so for all.
+            if bins.limits().are_none() && bins.problem.links.reach_all() {
+                break;
+            }
+            last = Some(at);
+        }
+        self.place_one_tile(bins, span)
+    }
+
+    /// Of the bins with most capacity left, those that have most of a span at hand or are nearest to it come first: of
+    /// those that take all of it, else of those that have nearly as much left as any.
+    fn nearest(&mut self, bins: &Bins<'_>, span: &Span) -> Vec<usize> {
+        let most = self.order.next(None).and_then(|it| u64::try_from(it.0.0).ok()).unwrap_or(0);
+        if !self.compares || most == 0 || self.compared >= COMPARED {
+            return Vec::new();
+        }
+        self.compared += 1;
+        let cost = bins.cost(span);
+        let enough = if bins.problem.links.are_equal() {
+            cost.min(most - most / LESS)
+        } else {
+            cost.min(most.div_ceil(2))
+        };
+        let part = part_for(bins, span, most);
+        let mut near: Vec<(i128, Reverse<i64>, usize)> = Vec::with_capacity(NEAR);
+        let mut last = None;
+        while near.len() < NEAR
+            && let Some(at) = self.order.next(last).filter(|it| it.0.0 >= enough as i64)
+        {
+            let way = self.prices.added(bins, &bins.all[at.1], &part);
+            near.push((way, at.0, at.1));
+            last = Some(at);
+        }
+        near.sort_unstable();
+        near.into_iter().map(|it| it.2).collect()
+    }
+
+    /// Puts a span or a part of it into a bin, and the rest into the queue; `false` if not even a tile has room.
+    fn place_at(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) -> bool {
+        let Ok(left) = u64::try_from(bins.all[bin].left()) else {
+            return false;
+        };
+        if left == 0 {
+            return false;
+        }
+        if bins.cost(span) <= left + bins.level / OVER && bins.has_room(bin, span) {
+            self.order.put(bins, bin, span);
+            return true;
+        }
+        for part in [heads_for(bins, span, left), heads_for(bins, span, 0)] {
+            let is_part = part.heads != span.heads;
+            if is_part && bins.cost(&part) <= left && bins.has_room(bin, &part) {
+                self.order.put(bins, bin, &part);
+                let heads = part.heads.end..span.heads.end;
+                self.queue.push(bins, Span { heads, ..span.clone() });
+                return true;
+            }
+        }
+        let part = heads_for(bins, span, 0);
+        let mut tail = bins.tail(&part, left);
+        if tail.rows.is_empty() {
+            return false;
+        }
+        if !bins.has_room(bin, &tail) {
+            [tail, _] = ends(&tail, |it| bins.has_room(bin, it));
+            if tail.rows.is_empty() {
+                return false;
+            }
+        }
+        self.order.put(bins, bin, &tail);
+        let mut rest = part.with_rows(part.rows.start..tail.rows.start);
+        let left = u64::try_from(bins.all[bin].left()).unwrap_or(0);
+        if left > bins.level / WORTH {
+            let head = bins.head(&rest, left);
+            if !head.rows.is_empty() && bins.has_room(bin, &head) {
+                self.order.put(bins, bin, &head);
+                rest.rows.start = head.rows.end;
+            }
+        }
+        self.queue.push(bins, rest);
+        let heads = part.heads.end..span.heads.end;
+        self.queue.push(bins, Span { heads, ..span.clone() });
+        true
+    }
+
+    /// Puts the last tile of a span where most capacity is left, though it is not enough.
+    fn place_one_tile(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
+        let part = heads_for(bins, span, 0);
+        let cut = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
+        let tile = part.with_rows(cut.max(span.rows.start)..span.rows.end);
+        let bin = self.order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, &tile));
+        let Some(bin) = bin else {
+            let Span { document, ref rows, .. } = tile;
+            return Err(if (0..bins.all.len()).any(|bin| bins.reaches(bin, &tile)) {
+                Error::NoRoom { document }
+            } else {
+                Error::OutOfReach { document, start: rows.start, end: rows.end }
+            });
+        };
+        self.order.put(bins, bin, &tile);
+        self.queue.push(bins, part.with_rows(span.rows.start..tile.rows.start));
+        let heads = part.heads.end..span.heads.end;
+        self.queue.push(bins, Span { heads, ..span.clone() });
+        Ok(())
     }
 }
 
+/// The first KV heads of a span, as many as cost no more than `most` with all its rows, at least one; all if heads stay together.
+fn heads_for(bins: &Bins<'_>, span: &Span, most: u64) -> Span {
+    if !bins.problem.heads_may_part() || span.heads.len() == 1 {
+        return span.clone();
+    }
+    let one = Span { heads: span.heads.start..span.heads.start + 1, ..span.clone() };
+    let count = (most / bins.cost(&one).max(1)).clamp(1, span.heads.len() as u64);
+    Span { heads: span.heads.start..span.heads.start + count as u16, ..one }
+}
+
+/// What a bin with so much capacity would take of a span.
+fn part_for(bins: &Bins<'_>, span: &Span, left: u64) -> Span {
+    let part = heads_for(bins, span, left);
+    let tail = bins.tail(&part, left);
+    if tail.rows.is_empty() { part } else { tail }
+}
+
+/// Cost, document, rows and heads of a span: of equally dear ones the first comes first.
+type Waiting = (u64, Reverse<DocumentId>, Reverse<u32>, u32, Reverse<u16>, u16);
+
+/// Spans that wait, the dearest first.
+#[derive(Default)]
+struct Queue(BinaryHeap<Waiting>);
+
+impl Queue {
+    fn push(&mut self, bins: &Bins<'_>, span: Span) {
+        if !span.rows.is_empty() && !span.heads.is_empty() {
+            let cost = bins.cost(&span);
+            let Span { document, heads, rows } = span;
+            let rows = (Reverse(rows.start), rows.end);
+            self.0.push((cost, Reverse(document), rows.0, rows.1, Reverse(heads.start), heads.end));
+        }
+    }
+
+    fn first_cost(&self) -> Option<u64> {
+        self.0.peek().map(|it| it.0)
+    }
+
+    fn pop(&mut self) -> Option<Span> {
+        let (_, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
+        Some(Span { document, heads: first..last, rows: start..end })
+    }
+}
+
+/// A bin with the capacity that it has left.
+type Place = (Reverse<i64>, usize);
+
 /// Bins by capacity left, most first.
-struct Order(BTreeSet<(Reverse<i64>, usize)>);
+struct Order(BTreeSet<Place>);
 
 impl Order {
     fn new(bins: &Bins<'_>) -> Self {
         Self(bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin)).collect())
     }
 
-    /// Bins with capacity left, most first; where links differ, the nearest of the first few come first: of those that
-    /// take all of the span, else of those that have half of the most.
-    fn candidates(&self, bins: &Bins<'_>, span: &Span) -> Vec<(u64, usize)> {
-        let left = |&(Reverse(left), bin): &(Reverse<i64>, usize)| {
-            u64::try_from(left).ok().filter(|it| *it > 0).map(|left| (left, bin))
-        };
-        let all = self.0.iter().map_while(left);
-        if bins.problem.links.are_equal() {
-            return all.collect();
-        }
-        let mut all: Vec<(u64, usize)> = all.collect();
-        let cost = bins.cost(span);
-        let enough = all.first().map_or(0, |(most, _)| cost.min(most.div_ceil(2)));
-        let near = all.partition_point(|(left, _)| *left >= enough).min(NEAR);
-        all[..near].sort_by_cached_key(|(left, bin)| {
-            let way = away(bins, &bins.all[*bin], span.document, &span.rows);
-            (way, Reverse(*left), *bin)
-        });
-        all
+    /// The bin behind another; the first with most capacity left. Those without any are left out.
+    fn next(&self, last: Option<Place>) -> Option<Place> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.0.range((from, Bound::Unbounded)).next().copied().filter(|it| it.0.0 > 0)
     }
 
     fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {
         self.0.remove(&(Reverse(bins.all[bin].left()), bin));
-        bins.put(bin, span);
+        let Span { document, heads, rows } = span;
+        let whole = 0..bins.problem.document(*document).rows;
+        let is_whole = *rows == whole && *heads == bins.problem.all_heads();
+        if !is_whole || !bins.keep_whole(bin, *document) {
+            bins.put(bin, span);
+        }
         self.0.insert((Reverse(bins.all[bin].left()), bin));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::balance::room::Limits;
+    use crate::plan::least_work;
+    use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot};
+
+    fn dedicated(kv: u16, lanes: u16, slots: usize) -> Problem {
+        let document = Document { rows: 65_536, mask: Mask::Causal };
+        Problem {
+            layout: Layout::end_to_end(vec![document], 65_536).unwrap(),
+            heads: Heads { query: 32, kv, dim: 128 },
+            element_bytes: 2,
+            lanes,
+            slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 }; slots],
+            costs: Costs::pairs_only(),
+            links: Links::equal(),
+        }
+    }
+
+    #[test]
+    fn whole_heads_come_before_cuts_of_rows() {
+        let problem = dedicated(8, 1, 4);
+        let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
+        let spans = place_at_home(&mut bins, &BTreeSet::new());
+        fill(&mut bins, spans).unwrap();
+        for bin in &bins.all {
+            let groups = bins.groups_of(bin, DocumentId(0));
+            assert_eq!(groups.len(), 1);
+            assert_eq!(groups[0].heads.len(), 2);
+        }
     }
 }

@@ -25,11 +25,12 @@ const CLOSE: u64 = 4_096;
 /// Part of the level that is worth a tile of its own.
 const WORTH_TILE: u64 = 4_000;
 
-/// Whether pieces can be cut by shape: documents are causal, heads move together, and memory does not bind.
+/// Whether pieces can be cut by shape: documents are causal, heads move together, and neither memory nor reach binds.
 pub(super) fn fits(bins: &Bins<'_>) -> bool {
     let documents = bins.problem.layout.documents();
     !bins.problem.heads_may_part()
         && bins.limits().are_none()
+        && bins.problem.links.reach_all()
         && documents.iter().all(|it| it.mask == Mask::Causal)
 }
 

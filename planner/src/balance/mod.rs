@@ -4,8 +4,9 @@
 //!
 //! 1. Pour all work over the slots like water: every slot gets a **capacity** in cost, smaller for
 //!    slow slots and for those with a head start.
-//! 2. [`fill`]: rows at a rank with a slot in place go to that slot; all others, the dearest
-//!    documents first, to the slot with most capacity left, cut where the capacity ends.
+//! 2. [`fill`]: rows at a rank with a slot in place go to that slot, but those of documents for which [`pour`] finds it
+//!    cheaper to leave home; all others, the dearest documents first, to the slot with most capacity left, by whole KV
+//!    heads as far as they fit, cut where the capacity ends.
 //! 3. [`matching`]: who holds too much sends few large pieces to who has room; [`give`] and [`together`] cut them so that all
 //!    pieces of a document together are cheap.
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
@@ -23,14 +24,19 @@ mod give;
 mod groups;
 mod matching;
 mod pieces;
+mod pour;
 mod prices;
+mod room;
 mod shapes;
 mod tails;
 mod together;
 
-use crate::balance::bins::{Bin, Bins, Limits};
+use std::collections::BTreeSet;
+
+use crate::balance::bins::{Bin, Bins};
 use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
+use crate::balance::room::Limits;
 use crate::memory::bytes;
 use crate::plan::least_work;
 use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
@@ -64,15 +70,20 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
 fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     let active = || problem.slots.iter().filter(|it| !it.is_standby()).map(|it| it.memory);
     let (least, most) = (active().min().unwrap_or(0), active().max().unwrap_or(0));
-    // A third is what the largest bundle may have: two phases of it and the reserve.
-    let mut reserves: Vec<u64> =
-        [3, 4, 6, 10].iter().flat_map(|part| [most / part, least / part]).collect();
+    // What is kept for the largest bundle is lost to the phases. A third is the most that it may have: two phases of it
+    // and the reserve.
+    let (smallest, _) = largest_tile(problem);
+    let of_tile = RESERVES.iter().map(|eighths| smallest.saturating_mul(*eighths) / 8);
+    let of_memory = [3, 4, 6, 10].iter().flat_map(|part| [most / part, least / part]);
+    let mut reserves: Vec<u64> = of_tile.chain(of_memory).collect();
+    reserves.retain(|it| *it <= most / 3);
+    reserves.sort_unstable();
     reserves.dedup();
     let mut best: Result<Plan, Error> = Err(Error::NoSlot);
     for reserve in reserves {
         let plan = attempt(problem, digest, Limits::with_reserve(reserve));
         best = match (best, plan) {
-            (Ok(best), Ok(plan)) if plan.bounds().finish < best.bounds().finish => Ok(plan),
+            (Ok(best), Ok(plan)) if is_better(problem, &plan, &best) => Ok(plan),
             (Err(_), plan) => plan,
             (best, _) => best,
         };
@@ -80,29 +91,79 @@ fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     best
 }
 
+/// Eighths of the smallest bundle of the longest document that are tried as what is kept for a bundle.
+const RESERVES: [u64; 6] = [9, 10, 12, 16, 24, 40];
+
+/// Whether a plan is later by less, or puts less on its busiest link where links differ, or moves less.
+fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
+    let order = |plan: &Plan| {
+        let it = plan.bounds();
+        let late = it.finish.saturating_sub(it.level + it.level / ENOUGH);
+        (late, if problem.links.are_equal() { 0 } else { it.link }, it.pulled)
+    };
+    order(plan) < order(other)
+}
+
 fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
-    let bins = search(problem, limits)?;
-    if rank(&bins).0 == 0 || problem.links.are_equal() {
-        return bins.into_plan(digest);
+    let known = search(problem, limits).and_then(|it| it.into_plan(digest));
+    if problem.links.are_equal() {
+        return known;
     }
-    // Moves to where bytes are cheap may end where no move helps; finishing together counts more than the links.
-    let alike = Problem { links: Links::equal(), ..problem.clone() };
-    let mut other = search(&alike, limits)?;
-    other.problem = problem;
-    if rank(&other) < rank(&bins) { other } else { bins }.into_plan(digest)
+    // What is cheap byte by byte may end uneven, or on one busy link: to know links is never worse than to ignore them.
+    let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
+    let alike = Problem { links, ..problem.clone() };
+    let blind = search(&alike, limits).and_then(|mut it| {
+        it.problem = problem;
+        it.into_plan(digest)
+    });
+    match (known, blind) {
+        (Ok(known), Ok(blind)) if is_better(problem, &blind, &known) => Ok(blind),
+        (Err(_), Ok(blind)) => Ok(blind),
+        (known, _) => known,
+    }
 }
 
 fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
-    let mut start = Bins::new(problem, limits, least_work(problem));
-    fill::fill(&mut start)?;
+    let start = Bins::new(problem, limits, least_work(problem));
+    let sets = pour::poured(&start);
+    // What leaving saves is estimated too roughly to do without trying what stays.
+    let mut best = stay(start.clone());
+    for documents in &sets {
+        let other = leave(start.clone(), documents);
+        // Those that seemed to gain most lose: more of them lose more.
+        let mut is_last = false;
+        best = match (best, other) {
+            (Ok(best), Ok(other)) => {
+                let (known, new) = (rank(&best), rank(&other));
+                is_last = new.1 > known.1 + known.1 / MUCH;
+                Ok(if new < known { other } else { best })
+            }
+            (Ok(best), Err(_)) => Ok(best),
+            (Err(_), other) => other,
+        };
+        if is_last {
+            break;
+        }
+    }
+    let mut bins = best?;
+    if limits.are_none() && problem.links.reach_all() {
+        exact::improve(&mut bins);
+    }
+    Ok(bins)
+}
+
+/// Rows at ranks with a slot stay but for what is too much there.
+fn stay(mut start: Bins<'_>) -> Result<Bins<'_>, Error> {
+    let others = fill::place_at_home(&mut start, &BTreeSet::new());
+    fill::fill(&mut start, others)?;
     let most = if give::fits(&start) { ways_within_time(&start) } else { 1 };
     let matchings = matching::matchings(&start, most);
     // Edges along which pieces go one by one do not see that a slot holds keys of a document already; where documents
     // span ranks and heads stay together that may be worth more than few pieces.
-    let spans = (0..problem.layout.documents().len() as u32)
-        .any(|it| problem.layout.pieces_of_document(DocumentId(it)).len() > 1);
+    let layout = &start.problem.layout;
+    let spans = (0..layout.documents().len() as u32).any(|it| layout.spans_ranks(DocumentId(it)));
     let mut ways: Vec<Option<Vec<Given>>> = matchings.into_iter().map(Some).collect();
-    if spans && !give::fits(&start) && !problem.heads_may_part() {
+    if spans && !give::fits(&start) && !start.problem.heads_may_part() {
         ways.push(None);
     }
     let last = ways.pop().unwrap_or_default();
@@ -115,13 +176,20 @@ fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
         }
     }
     let bins = go(start, last);
-    let mut bins = match best {
+    Ok(match best {
         Some((other, best)) if other <= rank(&bins) => best,
         _ => bins,
-    };
-    if limits.are_none() {
-        exact::improve(&mut bins);
+    })
+}
+
+/// Some documents leave home, and fill what room there is when the others are even.
+fn leave<'a>(mut bins: Bins<'a>, poured: &BTreeSet<DocumentId>) -> Result<Bins<'a>, Error> {
+    let others = fill::place_at_home(&mut bins, poured);
+    if let Some(way) = matching::matchings(&bins, 1).pop() {
+        matching::spread(&mut bins, way);
     }
+    fill::fill(&mut bins, others)?;
+    even::even(&mut bins);
     Ok(bins)
 }
 
@@ -142,6 +210,8 @@ fn ways_within_time(bins: &Bins<'_>) -> usize {
     few.max((documents / (10 * slots)).min(4))
 }
 
+/// Part of the bytes by which documents that left home may need more before no further ones are tried.
+const MUCH: i128 = 10;
 /// Part of the level by which the last may finish late without being worse.
 const ENOUGH: u64 = 504;
 
@@ -155,19 +225,30 @@ fn rank(bins: &Bins<'_>) -> (u64, i128) {
 fn refuse_large_documents(problem: &Problem) -> Result<(), Error> {
     let active = problem.slots.iter().filter(|it| !it.is_standby());
     let largest = active.map(|it| it.memory).max().unwrap_or(0);
-    let heads = problem.all_heads();
+    match largest_tile(problem) {
+        (bytes, Some(document)) if bytes.saturating_mul(3) > largest => {
+            Err(Error::DocumentTooLarge { document, needed: bytes.saturating_mul(3), largest })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of the largest bundle that no plan is without: one tile of a document with its keys, under as few heads as may be.
+fn largest_tile(problem: &Problem) -> (u64, Option<DocumentId>) {
+    let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
+    let mut largest = (0, None);
     for document in problem.layout.longest() {
         let it = problem.document(document);
         let last = (it.rows - 1) / TILE_ROWS * TILE_ROWS;
         let tiles = [last.saturating_sub(TILE_ROWS)..last, last..it.rows];
         let needed = tiles.into_iter().map(|tile| {
             let keys = it.mask.keys(it.rows, tile.clone());
-            bytes(problem, &heads, tile.len() as u64, keys.len() as u64).most().saturating_mul(3)
+            bytes(problem, &heads, tile.len() as u64, keys.len() as u64).most()
         });
         let needed = needed.max().unwrap_or(0);
-        if needed > largest {
-            return Err(Error::DocumentTooLarge { document, needed, largest });
+        if needed > largest.0 {
+            largest = (needed, Some(document));
         }
     }
-    Ok(())
+    largest
 }

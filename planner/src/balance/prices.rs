@@ -10,7 +10,7 @@ use super::groups::{Group, Span};
 use super::shapes::Rates;
 use crate::memory::bytes;
 use crate::plan::hull;
-use crate::{DocumentId, Mask, TILE_ROWS};
+use crate::{DocumentId, Mask, Stretch, TILE_ROWS};
 
 /// Bytes of a row under one KV head, with the query heads that read it.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,11 @@ impl Prices {
         let (query, key) = (price(1, 0), price(0, 1));
         let ratio = 1.0 + key as f64 / query as f64;
         Self { query, key, stretch: ratio / (ratio * ratio - 1.0).sqrt() }
+    }
+
+    /// Bytes of a query row and of a key row under one KV head.
+    pub(super) fn of_row(&self) -> (f64, f64) {
+        (self.query as f64, self.key as f64)
     }
 
     /// The ratio of both.
@@ -110,7 +115,14 @@ impl Prices {
     /// Bytes that all bins pull.
     pub(super) fn of_all(&self, bins: &Bins<'_>) -> i128 {
         let of_bin = |bin: &Bin<'_>| -> i128 {
-            bin.touched().map(|(id, groups)| self.pulled(bins, bin, id, groups)).sum()
+            let parts: i128 =
+                bin.touched().map(|(id, groups)| self.pulled(bins, bin, id, groups)).sum();
+            let whole = bins.strangers(bin).map(|document| {
+                let rows = 0..bins.problem.document(document).rows;
+                let span = Span { document, heads: bins.problem.all_heads(), rows };
+                self.of_rows(bins, bin, &span, &span.rows)
+            });
+            parts + whole.sum::<i128>()
         };
         bins.all.iter().map(of_bin).sum()
     }
@@ -134,7 +146,7 @@ impl Prices {
     }
 
     /// Bytes that a bin pulls more with a span that it does not hold.
-    fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
+    pub(super) fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
         let new = bins.keys(span.document, std::slice::from_ref(&span.rows));
         let (mut keys, mut fresh) = (0, span.heads.len() as i128);
         bins.each_group(bin, span.document, |heads, rows| {
@@ -211,6 +223,15 @@ pub(super) fn away(
         return rows.len() as i128 * i128::from(price);
     }
     let pieces = layout.pieces_of_document(document);
+    if bins.problem.links.are_equal() {
+        // All but its own: a place has few stretches of its own, a document may lie at thousands of places.
+        let own: &[Stretch] = layout.ranks().get(there).map_or(&[], Vec::as_slice);
+        if own.len() < pieces.len() {
+            let own = own.iter().filter(|it| it.document == document);
+            let here = own.map(|it| it.end.min(rows.end).saturating_sub(it.start.max(rows.start)));
+            return 100 * i128::from(rows.len() as u32 - here.sum::<u32>());
+        }
+    }
     let first = pieces.partition_point(|it| it.rows.end <= rows.start);
     let here = pieces[first..].iter().take_while(|it| it.rows.start < rows.end);
     let priced = here.map(|it| {
@@ -222,11 +243,13 @@ pub(super) fn away(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
     use proptest::sample::Index;
 
-    use super::super::bins::Limits;
-    use super::super::fill::fill;
+    use super::super::fill::{fill, place_at_home};
+    use super::super::room::Limits;
     use super::*;
     use crate::plan::least_work;
     use crate::{Costs, Document, Heads, Layout, Link, Links, NOMINAL_RATE, Problem, RankId, Slot};
@@ -258,7 +281,7 @@ mod tests {
                     into: NOMINAL_RATE,
                 };
                 let places = (0..slots.len() as u32).map(link).collect();
-                let by_distance = Links { places, prices: NEAR };
+                let by_distance = Links { places, prices: NEAR, ..Links::equal() };
                 Problem {
                     layout,
                     heads: Heads { query: 16, kv: 8, dim: 64 },
@@ -296,7 +319,8 @@ mod tests {
             moves in prop::collection::vec(any::<([Index; 3], [Index; 4])>(), 1..30),
         ) {
             let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
-            fill(&mut bins).unwrap();
+            let spans = place_at_home(&mut bins, &BTreeSet::new());
+            fill(&mut bins, spans).unwrap();
             let prices = Prices::of(&bins);
             for ([donor, receiver, span], at) in moves {
                 let (donor, receiver) = (donor.index(bins.all.len()), receiver.index(bins.all.len()));

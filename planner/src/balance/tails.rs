@@ -46,6 +46,22 @@ impl Bins<'_> {
     }
 }
 
+/// The longest tail and the longest head of a span for which `fits` holds, as it does of all shorter ones.
+pub(super) fn ends(span: &Span, fits: impl Fn(&Span) -> bool) -> [Span; 2] {
+    let Range { start, end } = span.rows;
+    let tiles = tiles_between(start, end);
+    let tail = |tiles: u32| {
+        let first = (end.div_ceil(TILE_ROWS) - tiles) * TILE_ROWS;
+        span.with_rows(if tiles == 0 { end..end } else { start.max(first)..end })
+    };
+    let head = |tiles: u32| {
+        span.with_rows(start..end.min((start / TILE_ROWS + tiles) * TILE_ROWS).max(start))
+    };
+    let most =
+        |part: &dyn Fn(u32) -> Span| part(most_tiles(tiles, tiles / 2, |tiles| fits(&part(tiles))));
+    [most(&tail), most(&head)]
+}
+
 fn tiles_between(start: u32, end: u32) -> u32 {
     if start < end { end.div_ceil(TILE_ROWS) - start / TILE_ROWS } else { 0 }
 }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BundleId, Plan, Runs};
-use crate::{DocumentId, Problem, Slot, TILE_ROWS, Traffic, least};
+use crate::{DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory, memory};
 
 /// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -29,6 +29,10 @@ pub struct Bounds {
     pub pulled: u64,
     /// Fewer than that no plan that finishes then pulls; zero where no bound is known.
     pub least_pulled: u64,
+    /// Bytes that the slot needs that needs most: two phases and the reserve.
+    pub memory: u64,
+    /// With fewer in every slot there is no plan that finishes then; zero where no bound is known.
+    pub least_memory: u64,
 }
 
 impl Bounds {
@@ -54,6 +58,8 @@ impl Bounds {
             least_link: least.link,
             pulled: traffic.forward.queries + traffic.forward.keys,
             least_pulled: least.pulled,
+            memory: memory::most_needed(problem, plan, runs),
+            least_memory: if is_bound { least_memory(problem, finish) } else { 0 },
         }
     }
 }

@@ -18,6 +18,7 @@ impl Plan {
     ///   head groups of one document in one slot do not overlap.
     /// * Keys are those of the mask, and a bundle's keys the hull of its tasks'.
     /// * Cuts are where [`Plan::cuts`] says; a standby slot has work only in a plan at home.
+    /// * No slot has rows or keys of a rank that it cannot reach.
     /// * Every slot's memory holds two phases of its work and the largest bundle of the plan.
     /// * The bounds are those of the plan.
     ///
@@ -44,6 +45,7 @@ impl Plan {
         }
         let runs = Runs::of(self);
         self.check_cover(problem, &runs)?;
+        self.check_reach(problem)?;
         memory::check(problem, self, &runs)?;
         Ok(Bounds::of(problem, self, &runs))
     }
@@ -133,6 +135,28 @@ impl Plan {
             }
             if !allowed(rows.start) || !allowed(rows.end) {
                 return refuse("it is cut inside a tile");
+            }
+        }
+        Ok(())
+    }
+
+    /// Every slot reaches the ranks that hold what its bundles need.
+    fn check_reach(&self, problem: &Problem) -> Result<(), Error> {
+        if problem.links.reach_all() {
+            return Ok(());
+        }
+        let (places, _) = problem.places();
+        let beyond: Vec<Vec<usize>> =
+            places.iter().map(|it| problem.links.beyond_reach(*it)).collect();
+        for (id, &Bundle { document, slot, ref keys, .. }) in (0..).map(BundleId).zip(&self.bundles)
+        {
+            let rows = self.tasks_of(id).iter().map(|it| &it.rows).chain([keys]);
+            let beyond = &beyond[usize::from(slot.0)];
+            for piece in rows.flat_map(|it| problem.layout.locate(document, it.clone())) {
+                let rank = piece.rank;
+                if beyond.binary_search(&usize::from(rank.0)).is_ok() {
+                    return Err(Error::CannotReach { bundle: id, document, slot, rank });
+                }
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! * `h200-hopper`: kernels made for Hopper, as fast as cuDNN 9.19 was measured on an H200 (causal, head dim 128): 688
 //!   forward and 581 backward at 32K. Short tasks are taken to lose as much as with `FlashAttention` 2.
 
-use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION};
+use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION, measured};
 
 /// Query rows of a task and TFLOP/s of `FlashAttention` 2.
 const ROWS: [(u32, u64); 6] = [(16, 41), (32, 80), (64, 154), (128, 289), (256, 297), (512, 305)];
@@ -41,7 +41,7 @@ pub(super) fn profile(name: &str) -> Option<Profile> {
     }
     let link =
         |distance: &str, rate, latency| LinkTimes { distance: distance.into(), rate, latency };
-    Some(Profile {
+    let planned = Profile {
         version: VERSION,
         processor: name.into(),
         source: source.into(),
@@ -57,7 +57,22 @@ pub(super) fn profile(name: &str) -> Option<Profile> {
             link("leaf", 50_000, 6_000),
             link("far", 50_000, 8_000),
         ],
-    })
+    };
+    let measured = (name == "h200-hopper").then(measured::h200).flatten();
+    Some(measured.map_or_else(|| planned.clone(), |it| over(&planned, it)))
+}
+
+/// What was measured, and of head dims and links that were not, what is planned.
+fn over(planned: &Profile, measured: Profile) -> Profile {
+    let source = format!("{}; other head dims and links: {}", measured.source, planned.source);
+    let (processor, links) = (planned.processor.clone(), planned.links.clone());
+    let mut kernels = planned.kernels.clone();
+    kernels.retain(|it| {
+        let same = |other: &Table| other.is_for(it.head_dim, it.direction, it.kept);
+        !measured.kernels.iter().any(same)
+    });
+    kernels.extend(measured.kernels);
+    Profile { processor, source, kernels, links, ..measured }
 }
 
 /// Four operations a pair and element forward, ten backward.
@@ -97,6 +112,27 @@ fn table(head_dim: u16, direction: Direction, kept: Kept, most: u64) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_measured_stands_in_for_what_was_planned() {
+        let planned = Profile::builtin("h200-fa2").expect("it is listed");
+        let of = |it: &&Table| it.is_for(128, Direction::Forward, Kept::Causal);
+        let mut own = planned.kernels.iter().find(of).expect("it is there").clone();
+        own.picoseconds.iter_mut().flatten().for_each(|it| *it *= 2);
+        let measured = Profile {
+            source: "measured".into(),
+            kernels: vec![own.clone()],
+            links: Vec::new(),
+            task_nanoseconds: 77,
+            ..planned.clone()
+        };
+        let both = over(&planned, measured);
+        assert_eq!(both.check(), Ok(()));
+        assert_eq!(both.table(128, Direction::Forward, Kept::Causal), Ok(&own));
+        assert_eq!((both.kernels.len(), both.task_nanoseconds), (planned.kernels.len(), 77));
+        assert_eq!(both.links, planned.links);
+        assert!(both.source.starts_with("measured; other head dims"), "{}", both.source);
+    }
 
     #[test]
     fn tables_that_ship_are_whole_and_as_fast_as_they_say() {

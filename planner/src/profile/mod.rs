@@ -7,6 +7,7 @@
 //! Plans depend on [`Costs`] alone: quantised, digested with the problem, the same on every machine.
 
 mod builtin;
+mod measured;
 mod table;
 
 use serde::{Deserialize, Serialize};

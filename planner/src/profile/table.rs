@@ -9,7 +9,7 @@ use crate::TILE_ROWS;
 use crate::digest::Digest;
 
 /// Pass of a kernel.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// O and LSE.

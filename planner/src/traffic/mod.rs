@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-pub use least::{Least, least};
+pub use least::{Least, least, least_memory};
 pub use pulls::{Pull, Pulls};
 
 use crate::plan::Runs;

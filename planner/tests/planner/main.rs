@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests fail like tests
 
+mod bounds;
 mod cases;
+mod constructs;
 mod links;
 mod optimal;
 mod problems;

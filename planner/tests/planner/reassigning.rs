@@ -146,3 +146,30 @@ proptest! {
         }
     }
 }
+
+/// A slot's long documents are bundles of few heads, so that what it leaves behind spreads.
+#[test]
+fn what_one_of_sixteen_leaves_behind_is_dealt_out_by_kv_head() {
+    for (documents, rank_rows, homes) in
+        [(16, 1 << 17, false), (16, 1 << 17, true), (48, 1 << 16, false)]
+    {
+        let slot = |it: u16| if homes { in_place(it) } else { dedicated(100) };
+        let mut problem =
+            problem(vec![causal(rank_rows); documents], rank_rows, (0..16).map(slot).collect());
+        problem.heads = cadre_planner::Heads { query: 32, kv: 8, dim: 128 };
+        let plan = plan(&problem).unwrap();
+        let mean: u64 = (0..16).map(|it| plan.load(&problem, SlotId(it))).sum::<u64>() / 16;
+        for lost in 0..16 {
+            let mut loads = [0; 16];
+            let of = executors(&problem, &plan, &[lost]);
+            for (bundle, slot) in (0..).map(BundleId).zip(of) {
+                loads[usize::from(slot.unwrap())] += plan.bundle_cost(&problem, bundle);
+            }
+            let most = *loads.iter().max().unwrap();
+            assert!(
+                most <= mean + mean / 4,
+                "{documents} documents, slot {lost}: {most} of {mean}"
+            );
+        }
+    }
+}

@@ -63,8 +63,8 @@ fn more_bytes_than_can_be_counted_are_refused() {
 #[test]
 fn memory_that_does_not_suffice_is_refused_with_what_is_needed() {
     let document = DocumentId(0);
-    // One tile of 104 rows with 1,000 keys, or the whole tile before with 896: thrice the dearer.
-    let needed = 3 * (1_000 * 2_048 + 104 * 3_104);
+    // One tile of 104 rows with 1,000 keys, or the whole tile before with 896, under one KV head: thrice the dearer.
+    let needed = 3 * (1_000 * 1_024 + 104 * 1_552);
     let large = Error::DocumentTooLarge { document, needed, largest: 1_000_000 };
     refused(|it| it.slots.iter_mut().for_each(|slot| slot.memory = 1_000_000), large);
     let tight = |it: &mut Problem| it.slots.iter_mut().for_each(|slot| slot.memory = needed);

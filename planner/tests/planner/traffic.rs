@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cadre_planner::{Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least, plan};
+use cadre_planner::{
+    Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least, memory_of_slot, plan,
+};
 use proptest::prelude::*;
 
 use crate::problems::{PLENTY, causal, dedicated, in_place, problem, problems};
@@ -80,8 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn no_plan_pulls_less_than_the_bound(mut problem in problems(Just(PLENTY))) {
-        problem.costs = Costs::pairs_only();
+    fn no_plan_pulls_less_than_the_bound(problem in problems(Just(PLENTY))) {
         let plan = plan(&problem).unwrap();
         let traffic = Traffic::of(&problem, &plan);
         let bounds = plan.bounds();
@@ -92,6 +93,11 @@ proptest! {
             prop_assert!(least.pulled <= bounds.pulled, "{least:?} {bounds:?}");
             prop_assert!(least.link <= bounds.link, "{least:?} {bounds:?}");
         }
+        prop_assert!(bounds.least_memory <= bounds.memory, "{:?}", bounds);
+        let needed = (0..problem.slots.len() as u16).map(SlotId);
+        let needed = needed.filter(|it| plan.bundles_of(*it).next().is_some());
+        let needed = needed.map(|it| memory_of_slot(&problem, &plan, it).needed()).max();
+        prop_assert_eq!(Some(bounds.memory), needed);
     }
 }
 
@@ -117,12 +123,49 @@ fn the_bound_is_what_half_a_document_costs() {
     let bytes = bounds.pulled as f64 / bounds.least_pulled as f64;
     let link = bounds.link as f64 / bounds.least_link as f64;
     assert!((1.0..1.05).contains(&bytes) && (1.0..1.10).contains(&link), "{bytes} {link}");
+    // With overheads the bound is as tight.
     two.costs = Costs::default();
-    assert_eq!(least(&two, 1 << 40), None, "overheads have no bound yet");
-    let full = problem(
-        vec![cadre_planner::Document { rows: 300, mask: Mask::Full }],
-        300,
-        vec![in_place(0)],
-    );
-    assert_eq!(least(&full, 1 << 40), None, "other masks have no bound yet");
+    let bounds = cadre_planner::plan(&two).unwrap().bounds();
+    let bytes = bounds.pulled as f64 / bounds.least_pulled as f64;
+    assert!((1.0..1.06).contains(&bytes), "{bounds:?}");
+    assert_eq!(least(&two, 0), None, "no slot has begun");
+}
+
+/// Where every slot is dedicated every row travels, whatever its mask.
+#[test]
+fn the_bound_of_a_pool_is_all_rows() {
+    for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 100 }] {
+        let document = cadre_planner::Document { rows: 4_096, mask };
+        let mut pool = problem(vec![document; 8], 8_192, vec![dedicated(100); 4]);
+        pool.costs = Costs::default();
+        let bounds = plan(&pool).unwrap().bounds();
+        let ratio = bounds.pulled as f64 / bounds.least_pulled as f64;
+        assert!((1.0..1.001).contains(&ratio), "{mask}: {bounds:?}");
+        // Four ranks send all that there is.
+        let link = bounds.link as f64 / bounds.least_link as f64;
+        assert!((1.0..1.01).contains(&link), "{mask}: {bounds:?}");
+    }
+}
+
+/// A document over many ranks, and one over many slots: the bound is no longer that of a single piece.
+#[test]
+fn the_bound_of_documents_that_span_ranks_is_near_what_plans_reach() {
+    let heads = cadre_planner::Heads { query: 32, kv: 8, dim: 128 };
+    let long = |slots: Vec<cadre_planner::Slot>, rank_rows| {
+        let mut it = problem(vec![causal(1 << 18)], rank_rows, slots);
+        (it.heads, it.element_bytes) = (heads, 2);
+        it
+    };
+    let cases = [
+        ("64 in place", long((0..64).map(in_place).collect(), 4_096), 1.25),
+        ("64 dedicated", long(vec![dedicated(100); 64], 4_096), 1.15),
+        ("16 dedicated", long(vec![dedicated(100); 16], 1 << 18), 1.15),
+        ("8 dedicated", long(vec![dedicated(100); 8], 1 << 18), 1.01),
+    ];
+    for (name, problem, most) in cases {
+        let bounds = plan(&problem).unwrap().bounds();
+        let ratio = bounds.pulled as f64 / bounds.least_pulled as f64;
+        println!("{name}: {ratio:.3}, link {:.3}", bounds.link as f64 / bounds.least_link as f64);
+        assert!((1.0..most).contains(&ratio), "{name}: {ratio}");
+    }
 }

@@ -1,0 +1,121 @@
+//! What a slot can take: its memory, and the ranks that it reaches.
+//!
+//! In: bins and a span. Out: whether there is room, and how many KV heads a bundle has at most.
+//!
+//! What the plan's check relies on: a bin that was asked before each span holds nothing out of reach and, under limits, no
+//! more than its memory.
+
+use super::bins::Bins;
+use super::groups::{Group, Span, put};
+use crate::memory::bytes;
+use crate::{DocumentId, Slot};
+
+/// Part of the level that a bundle of several KV heads is at most.
+const BUNDLE: u64 = 16;
+/// Slots up to which what one leaves behind is much for each other, however small its bundles.
+const FEW_SLOTS: usize = 6;
+
+/// What a bin may hold at most, so that the plan fits the memory.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of a bundle, and kept free in each slot.
+    pub(super) reserve: Option<u64>,
+}
+
+impl Limits {
+    pub(super) fn none() -> Self {
+        Self { reserve: None }
+    }
+
+    pub(super) fn with_reserve(reserve: u64) -> Self {
+        Self { reserve: Some(reserve) }
+    }
+
+    pub(super) fn are_none(self) -> bool {
+        self.reserve.is_none()
+    }
+
+    fn bundle(self) -> u64 {
+        self.reserve.unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of one of two phases.
+    fn phase(self, slot: &Slot) -> u64 {
+        self.reserve.map_or(u64::MAX, |reserve| slot.memory.saturating_sub(reserve) / 2)
+    }
+}
+
+impl Bins<'_> {
+    /// Whether a bin reaches all ranks that hold a span and the keys that it needs with it.
+    pub(super) fn reaches(&self, bin: usize, span: &Span) -> bool {
+        let it = &self.all[bin];
+        if it.beyond.is_empty() {
+            return true;
+        }
+        let mut groups = self.groups_of(it, span.document).into_owned();
+        put(&mut groups, span);
+        let mut needed = groups.iter().flat_map(|group| {
+            let keys = self.keys(span.document, &group.rows);
+            group.rows.iter().cloned().chain([keys])
+        });
+        needed.all(|rows| {
+            let mut pieces = self.problem.layout.locate(span.document, rows);
+            pieces.all(|piece| it.beyond.binary_search(&piece.rank.0.into()).is_err())
+        })
+    }
+
+    /// Whether a bin can take a span that it does not hold yet: it reaches the ranks, and its memory has room.
+    pub(super) fn has_room(&self, bin: usize, span: &Span) -> bool {
+        let it = &self.all[bin];
+        if !self.reaches(bin, span) {
+            return false;
+        }
+        let phase = self.limits().phase(it.slot);
+        if phase == u64::MAX {
+            return true;
+        }
+        let before = self.groups_of(it, span.document);
+        let mut after = before.to_vec();
+        put(&mut after, span);
+        let bundle = |group: &Group| {
+            let bytes = self.bytes(span.document, group);
+            let parts = if self.problem.heads_may_part() { group.heads.len() as u64 } else { 1 };
+            bytes / parts
+        };
+        let largest = after.iter().map(bundle).max();
+        let bytes = it.bytes - self.all_bytes(span.document, &before)
+            + self.all_bytes(span.document, &after);
+        largest.unwrap_or(0) <= self.limits().bundle() && bytes <= phase
+    }
+
+    /// How many KV heads of a group go into one bundle: where heads may part, a bundle is little of a slot's work, so that
+    /// those of a lost slot spread well, and fits what is kept for one. Bits are those of each head, however many are in it.
+    pub(super) fn heads_of_bundle(&self, document: DocumentId, group: &Group) -> u16 {
+        let heads = group.heads.len() as u16;
+        if !self.problem.heads_may_part() || heads == 1 {
+            return heads;
+        }
+        let share = |most: u64, all: u64| most.saturating_mul(heads.into()) / all.max(1);
+        let cost = self.all_cost(document, std::slice::from_ref(group));
+        let is_few = self.all.len() <= FEW_SLOTS;
+        let mut count = if is_few { heads.into() } else { share(self.level / BUNDLE, cost) };
+        if let Some(reserve) = self.limits().reserve {
+            count = count.min(share(reserve, self.bytes(document, group)));
+        }
+        u16::try_from(count).unwrap_or(heads).clamp(1, heads)
+    }
+
+    /// Bytes of groups; zero without limits, where nobody asks.
+    pub(super) fn all_bytes(&self, document: DocumentId, groups: &[Group]) -> u64 {
+        if self.limits().reserve.is_none() {
+            return 0;
+        }
+        groups.iter().map(|group| self.bytes(document, group)).sum()
+    }
+
+    fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
+        let keys = self.keys(document, rows);
+        let rows = rows.iter().map(|it| it.len() as u64).sum();
+        bytes(self.problem, heads, rows, keys.len() as u64).most()
+    }
+}

@@ -1,0 +1,113 @@
+//! What one document needs at least, however it is cut.
+//!
+//! In: a problem and the most that a slot can do. Out: bytes of a document that must travel, and what each of its rows
+//! travels at least.
+//!
+//! **Why it holds.** Take a causal document of n rows. The work above row x is done by (slot, KV head) pairs whose rows
+//! reach beyond x, so that they need keys x, and none does more than a slot can: with W(x) that work under one head and c
+//! the most of a slot, at least `r(x) = max(1, W(x) / c)` pairs a head need key row x. So all pairs together need
+//! `∫ r(x) dx` keys a head, and every row of queries once. What lies at home already comes off: a pair of a slot with h
+//! rows of the document at its rank saves its keys and queries there, at most `(q + k) · h`, as much as the keys of the
+//! first `x₀ = (1 + q/k) · h` rows. So keys below x₀ are let go; and a pair that ends so early that it saves more than it
+//! asks for has that taken off.
+//!
+//! Rows are counted as in [`super`]: half a row and the overhead of a tile further on.
+
+use std::ops::Range;
+
+use crate::{DocumentId, Mask, Problem};
+
+/// How many pairs need a key row at least, as a function of the row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cover {
+    /// Pairs a head at a row are `by · (last² − row²)`, and at least one.
+    by: f64,
+    last: f64,
+    shift: f64,
+}
+
+impl Cover {
+    /// Of a document; `most` is what a slot can do, `shift` what rows are counted further on.
+    pub(super) fn of(problem: &Problem, document: DocumentId, most: f64, shift: f64) -> Self {
+        let whole = problem.document(document);
+        let heads = if problem.heads_may_part() { 1..2 } else { problem.all_heads() };
+        let query_heads = problem.heads.query_count(&heads) as f64;
+        let by = if whole.mask == Mask::Causal { query_heads / 2.0 / most } else { 0.0 };
+        Self { by, last: f64::from(whole.rows) + shift, shift }
+    }
+
+    /// The sum over some rows of the pairs a head beyond `own` that need them.
+    pub(super) fn sum(&self, rows: &Range<f64>, own: f64) -> f64 {
+        let (start, end) = (rows.start + self.shift, rows.end + self.shift);
+        if end <= start {
+            return 0.0;
+        }
+        let least = own.max(1.0);
+        // Up to here there are more than the least.
+        let square = self.last * self.last - least / self.by.max(f64::MIN_POSITIVE);
+        let turn = square.max(0.0).sqrt().clamp(start, end);
+        let cube = |row: f64| row * row * row / 3.0;
+        let above = self.by * (self.last * self.last * (turn - start) - cube(turn) + cube(start));
+        above - own * (turn - start) + (1.0 - own).max(0.0) * (end - turn)
+    }
+}
+
+/// Bytes of a document under one KV head that travel at least, with `query` and `key` bytes a row.
+pub(super) fn bytes(
+    problem: &Problem,
+    slots_at: &[u32],
+    document: DocumentId,
+    cover: &Cover,
+    (query, key): (f64, f64),
+) -> f64 {
+    let whole = problem.document(document);
+    let pieces = problem.layout.pieces_of_document(document);
+    if whole.mask != Mask::Causal {
+        // Every row that lies at no slot's place goes to one.
+        let away = pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] == 0);
+        let rows: f64 = away.map(|it| f64::from(it.rows.end - it.rows.start)).sum();
+        return rows * (query + key);
+    }
+    let (mut most_own, mut early) = (0.0_f64, 0.0);
+    let mut at_rank: Vec<(u16, f64, f64)> = Vec::new();
+    for piece in pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] > 0) {
+        let rows = f64::from(piece.rows.end - piece.rows.start);
+        let end = f64::from(piece.rows.end);
+        let at = at_rank.iter().position(|it| it.0 == piece.rank.0).unwrap_or_else(|| {
+            at_rank.push((piece.rank.0, 0.0, 0.0));
+            at_rank.len() - 1
+        });
+        let (_, own, saved) = &mut at_rank[at];
+        *own += rows;
+        *saved = saved.max((query + key) * *own - key * end);
+    }
+    for (rank, own, saved) in at_rank {
+        most_own = most_own.max(own);
+        early += saved * f64::from(slots_at[usize::from(rank)]);
+    }
+    let rows = f64::from(whole.rows);
+    let first = ((1.0 + query / key) * most_own).min(rows);
+    (query * rows + key * cover.sum(&(first..rows), 0.0) - early).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_summed_as_row_by_row() {
+        let cover = Cover { by: 3e-6, last: 1_000.5, shift: 0.5 };
+        for own in [0.0, 1.0, 2.0] {
+            for (start, end) in [(0, 1_000), (0, 200), (300, 900), (950, 1_000)] {
+                // At the middle of each row, which is how a square is summed nearly exactly.
+                let of_row = |row: u32| {
+                    let row = f64::from(row) + 1.0;
+                    (3e-6_f64 * (1_000.5 * 1_000.5 - row * row)).max(1.0) - own
+                };
+                let by_row: f64 = (start..end).map(|it| of_row(it).max(0.0)).sum();
+                let sum = cover.sum(&(f64::from(start)..f64::from(end)), own);
+                assert!((sum - by_row).abs() < 0.01, "{sum} {by_row} of {start}..{end}, {own}");
+            }
+        }
+    }
+}
