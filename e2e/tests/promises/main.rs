@@ -5,30 +5,31 @@
 //! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing. `CADRE_E2E_KUBECONFIG` names a cluster to take instead of
 //! our own: one to throw away, since definitions, rights and objects are put there.
 
-mod autoscaled;
-mod borrowed;
-mod chart;
-mod crashed;
-mod definitions;
-mod explained;
-mod fleet;
-mod harvest;
-mod harvested;
-mod installed;
-mod jobs;
-mod joined;
-mod machines;
-mod metered;
+mod a_job_becomes_pods_when_its_queue_says_so;
+mod a_job_resumes_from_its_checkpoint;
+mod a_job_trains_to_the_bits_of_a_local_run;
+mod a_node_that_dies_in_a_step_costs_no_bits;
+mod a_pool_gets_its_servers_or_says_why_not;
+mod a_pool_is_resized_while_a_job_trains;
+mod a_pool_is_whole_again_on_another_node;
+mod an_autoscaler_sizes_an_external_pool;
+mod an_operator_also_serves_a_cluster_of_the_user;
+mod an_uninstall_never_hangs;
+mod another_operator_takes_over_and_changes_no_pod;
+mod bad_objects_are_refused_in_our_words;
+mod busy_servers_get_company;
+mod explain_names_the_cause_and_the_remedy;
+mod helm_installs_upgrades_and_uninstalls;
 mod objects;
-mod operators;
-mod placed;
-mod pools;
-mod resized;
-mod resumed;
+mod plain_pods_join_a_pool_and_train;
+mod release;
+mod servers_are_replaced_one_after_the_other;
+mod servers_give_way_to_urgent_pods_and_come_back;
+mod servers_sit_where_their_trainers_are;
+mod the_chart_makes_the_recorded_manifests;
 mod training;
-mod trains;
-mod unattended;
-mod uninstall;
+mod training_goes_on_when_a_gpu_is_taken;
+mod training_goes_on_without_an_operator;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -59,13 +60,40 @@ macro_rules! promises {
 
 /// All of them, those of the smallest tier first.
 const PROMISES: &[Promise] = promises! {
-    ControlPlane: definitions chart explained pools jobs operators borrowed uninstall;
-    FakeNodes: fleet harvest autoscaled placed;
-    RealNodes: installed trains unattended resized resumed harvested joined metered crashed machines;
+    ControlPlane:
+        bad_objects_are_refused_in_our_words
+        the_chart_makes_the_recorded_manifests
+        explain_names_the_cause_and_the_remedy
+        a_pool_gets_its_servers_or_says_why_not
+        a_job_becomes_pods_when_its_queue_says_so
+        another_operator_takes_over_and_changes_no_pod
+        an_operator_also_serves_a_cluster_of_the_user
+        an_uninstall_never_hangs;
+    FakeNodes:
+        servers_are_replaced_one_after_the_other
+        servers_give_way_to_urgent_pods_and_come_back
+        an_autoscaler_sizes_an_external_pool
+        servers_sit_where_their_trainers_are;
+    RealNodes:
+        helm_installs_upgrades_and_uninstalls
+        a_job_trains_to_the_bits_of_a_local_run
+        training_goes_on_without_an_operator
+        a_pool_is_resized_while_a_job_trains
+        a_job_resumes_from_its_checkpoint
+        training_goes_on_when_a_gpu_is_taken
+        plain_pods_join_a_pool_and_train
+        busy_servers_get_company
+        a_node_that_dies_in_a_step_costs_no_bits
+        a_pool_is_whole_again_on_another_node;
 };
 
 /// Those that hold on a cluster of the user, whatever its nodes are.
-const ANYWHERE: [&str; 4] = ["definitions", "chart", "operators", "uninstall"];
+const ANYWHERE: [&str; 4] = [
+    "bad_objects_are_refused_in_our_words",
+    "the_chart_makes_the_recorded_manifests",
+    "another_operator_takes_over_and_changes_no_pod",
+    "an_uninstall_never_hangs",
+];
 
 fn main() -> ExitCode {
     let code = match std::env::var_os("CADRE_E2E_KUBECONFIG") {
@@ -94,7 +122,7 @@ fn on_cluster_of_user(config: &Path) -> Result<ExitCode> {
     let folder = tempfile::Builder::new().prefix("cadre-e2e-").tempdir().context("a folder")?;
     let (chosen, others): (Vec<_>, Vec<_>) = chosen().partition(|it| ANYWHERE.contains(&it.name));
     for it in others {
-        println!("promise {:<28} SKIPPED: it needs a cluster of our own", it.name);
+        println!("promise {:<48} SKIPPED: it needs a cluster of our own", it.name);
     }
     let mut failed = Vec::new();
     tokio::runtime::Runtime::new().context("a runtime")?.block_on(async {
@@ -179,15 +207,15 @@ async fn keep_all(
         let kept = std::panic::AssertUnwindSafe((promise.keep)(cluster)).catch_unwind().await;
         let seconds = began.elapsed().as_secs_f64();
         match kept {
-            Ok(Ok(())) => println!("promise {:<28} kept   {seconds:>6.1} s", promise.name),
+            Ok(Ok(())) => println!("promise {:<48} kept   {seconds:>6.1} s", promise.name),
             Ok(Err(error)) => {
-                println!("promise {:<28} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
+                println!("promise {:<48} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
                 show(cluster);
                 failed.push(promise.name.to_owned());
             }
             // The panic has said why.
             Err(_) => {
-                println!("promise {:<28} BROKEN {seconds:>6.1} s", promise.name);
+                println!("promise {:<48} BROKEN {seconds:>6.1} s", promise.name);
                 failed.push(promise.name.to_owned());
             }
         }

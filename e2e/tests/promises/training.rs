@@ -16,8 +16,8 @@ use cadre_e2e::{Cluster, Release, until};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use crate::installed::{clean, install, ready, restricted};
 use crate::objects::{all, find, of_job};
+use crate::release::{clean, install, ready, restricted};
 
 /// Steps of a job: enough for something to happen in the middle. A soak asks for more.
 pub(crate) static STEPS: LazyLock<u64> = LazyLock::new(|| {

@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result};
 use cadre_e2e::Cluster;
 
-use crate::operators;
+use crate::another_operator_takes_over_and_changes_no_pod;
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let folder = cluster.folder().join("borrowed");
     std::fs::create_dir_all(&folder).context("a folder")?;
     let mut same = Cluster::of_user(&folder, cluster.config()).await?;
-    operators::keep(&mut same).await
+    another_operator_takes_over_and_changes_no_pod::keep(&mut same).await
 }

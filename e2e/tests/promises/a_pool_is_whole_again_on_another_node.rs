@@ -7,8 +7,8 @@ use cadre_e2e::{Cluster, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
-use crate::installed::{SERVER, clean, install, ready};
 use crate::objects::{SERVERS, all, pool_with};
+use crate::release::{SERVER, clean, install, ready};
 
 const HERE: &str = "machines";
 

@@ -6,8 +6,8 @@ use cadre_e2e::{Cluster, until};
 use k8s_openapi::api::batch::v1::Job;
 use serde_json::{Value, json};
 
-use crate::installed::ready;
 use crate::objects::all;
+use crate::release::ready;
 use crate::training::{STEPS, Training, loss, pod, trainer};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {

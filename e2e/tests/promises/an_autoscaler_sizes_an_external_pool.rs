@@ -4,7 +4,7 @@
 //! follows the autoscaler, and `cadre explain` says so.
 //!
 //! What servers use is written here, in the place of a metrics server: objects of `metrics.k8s.io` that the API server
-//! stores; `metered` has a real one. The autoscaler is the one of the controller manager.
+//! stores; `busy_servers_get_company` has a real one. The autoscaler is the one of the controller manager.
 
 use std::collections::BTreeMap;
 

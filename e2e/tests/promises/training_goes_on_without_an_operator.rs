@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use cadre_e2e::{Cluster, SYSTEM_NAMESPACE, until};
 
-use crate::installed::image;
 use crate::objects::pods;
+use crate::release::image;
 use crate::training::{MIDDLE, STEPS, Training};
 
 /// Pods of the pool and of the job.

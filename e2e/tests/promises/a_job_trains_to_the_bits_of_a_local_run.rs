@@ -4,8 +4,8 @@
 use anyhow::{Context as _, Result, ensure};
 use cadre_e2e::{Cluster, until};
 
-use crate::installed::ready;
 use crate::objects::{SERVERS, cadre, pods};
+use crate::release::ready;
 use crate::training::{MIDDLE, STEPS, Training};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use cadre_e2e::Cluster;
 
-use crate::installed::ready;
+use crate::release::ready;
 use crate::training::{MIDDLE, Training, loss};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use serde_json::json;
 
-use crate::installed::ready;
 use crate::objects::{all, find, of_pool};
+use crate::release::ready;
 use crate::training::{MIDDLE, Training};
 
 const NODES: [&str; 2] = ["node-a", "node-b"];
