@@ -13,9 +13,11 @@
 //! * a server never holds more bytes than [`server::Server::budget`];
 //! * the earliest phase that is not complete never waits for a later one.
 
+mod assigned;
 pub mod conductor;
 mod ids;
 mod message;
+mod peer;
 mod rules;
 pub mod server;
 mod settings;
@@ -23,10 +25,12 @@ mod shape;
 mod step;
 pub mod trainer;
 
+pub use assigned::AssignedRounds;
 pub use ids::{
     At, Bundle, Nanos, Parcel, Peer, Phase, PullId, Round, ServerId, Slot, TrainerId, Work,
 };
 pub use message::{Acks, Audience, Heartbeat, Message, Why};
+pub use peer::{PeerId, Piece, Role};
 pub use rules::Rules;
 pub use settings::{OnPoolLoss, Settings};
 pub use shape::{BundleShape, ParcelShape, Shape, ShapeError, WorkShape};
@@ -78,6 +82,17 @@ pub enum End {
     /// A trainer is dead or cannot be reached.
     #[error("trainer {} is dead; restart the job from its checkpoint", .0.0)]
     TrainerDead(TrainerId),
+    /// One trainer cannot reach servers that the others reach.
+    #[error(
+        "trainer {} cannot reach servers {} and {}, which others reach; mend its network or move it to another machine, then restart the job from its checkpoint",
+        trainer.0, servers[0].index, servers[1].index
+    )]
+    TrainerCutOff {
+        /// Who is cut off.
+        trainer: TrainerId,
+        /// From whom; if the indices are equal, from two lives of one server.
+        servers: [ServerId; 2],
+    },
     /// No server is left and the job does not go on without.
     #[error("no attention server is left in step {step}; start servers or set onPoolLoss")]
     PoolLost {

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{At, Fillers, Nanos, Phase, Round, ServerId, Work};
+use crate::{At, Fillers, Nanos, Phase, Round, ServerId, TrainerId, Work};
 
 /// A message of the protocol.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -58,6 +58,8 @@ pub enum Message {
     Pulse {
         /// The watermark.
         watermark: Option<At>,
+        /// Servers that the conductor cannot reach: do trainers?
+        ask: Vec<ServerId>,
     },
     /// Trainer to conductor: this server may be lost.
     Suspect {
@@ -120,9 +122,13 @@ pub struct Heartbeat {
     pub done: Option<At>,
     /// Steps that it has begun and not ended, with the newest round that it knows.
     pub rounds: Vec<(u64, Round)>,
-    /// Servers: the earliest phase with work whose rows are all readable and which has not run, and
+    /// Servers: the earliest phase with work whose rows can all be pulled and which has not run, and
     /// for how long that has been so.
     pub owes: Option<(At, Nanos)>,
+    /// Servers: trainers whose rows could not be pulled, and for how long that has been so.
+    pub unreached: Vec<(TrainerId, Nanos)>,
+    /// Trainers: servers that answered since the conductor asked for them.
+    pub reached: Vec<ServerId>,
 }
 
 /// Why a server is suspect.

@@ -2,6 +2,9 @@
 
 use crate::{Nanos, Peer, Rules};
 
+/// Doublings of the time between two tries.
+pub(crate) const MAX_DOUBLINGS: u32 = 4;
+
 /// Deadlines and bounds, the same in every process of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Settings {
@@ -13,14 +16,18 @@ pub struct Settings {
     pub trainer_after: Nanos,
     /// A conductor silent for so long has taken the job with it.
     pub conductor_after: Nanos,
-    /// A pull that takes longer is given up and its link closed; between two trainers, whose links
-    /// also carry the conductor's messages, only after `trainer_after`.
+    /// A trainer, or the conductor, that was not heard yet may be silent so much longer: processes start apart.
+    pub assemble_within: Nanos,
+    /// When nothing has come over its link for so long, a pull is given up and the link closed; as long as bytes come, it may
+    /// take any time. Between two trainers, whose links also carry the conductor's messages, only after `trainer_after`.
     pub pull_within: Nanos,
     /// A phase that takes longer makes the executors of what is missing suspect.
     pub phase_within: Nanos,
     /// Before trying again after a link broke or a pull failed; a trainer waits longer with every try,
     /// up to sixteen times this.
     pub retry_after: Nanos,
+    /// Opening a link fails within this: refused, or not greeted in time.
+    pub reach_within: Nanos,
     /// An acknowledgement that finds no doorbell to ride on for so long goes alone.
     pub ack_within: Nanos,
     /// Phases whose rows a trainer keeps at a time, at least 1.
@@ -32,7 +39,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// How long a pull may take.
+    /// How long after a break the next one comes, at the latest, where no link can be opened. Breaks that
+    /// are further apart have nothing to do with each other.
+    pub(crate) fn between_breaks(&self) -> Nanos {
+        let longest_wait = Nanos(self.retry_after.0 << MAX_DOUBLINGS);
+        self.reach_within.after(longest_wait).after(self.suspect_after)
+    }
+
+    /// How long a pull may go without a byte over its link.
     pub(crate) fn pull_span(&self, by: Peer, from: Peer) -> Nanos {
         match (by, from) {
             (Peer::Trainer(_), Peer::Trainer(_)) => self.trainer_after,
@@ -48,9 +62,11 @@ impl Default for Settings {
             suspect_after: Nanos::from_millis(1_000),
             trainer_after: Nanos::from_millis(30_000),
             conductor_after: Nanos::from_millis(30_000),
+            assemble_within: Nanos(0),
             pull_within: Nanos::from_millis(10_000),
             phase_within: Nanos::from_millis(30_000),
             retry_after: Nanos::from_millis(20),
+            reach_within: Nanos::from_millis(6_000),
             ack_within: Nanos::from_millis(5),
             window: 4,
             on_pool_loss: OnPoolLoss::Fail,

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{At, Bundle, Peer, Phase, Round, ServerId, Shape, Slot, TrainerId};
 
+/// Rounds that one step may have.
+pub(crate) const MAX_ROUNDS: usize = 64;
+
 /// Who fills a slot.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub enum Filler {
@@ -120,6 +123,20 @@ impl Step {
                 .iter()
                 .any(|it| it.bundles().iter().any(|bundle| usize::from(bundle.slot.0) >= slots));
         if wrong { Err(StepError::Table { step: self.number, round: table.round }) } else { Ok(()) }
+    }
+
+    /// Whether a message may name these fillers for rounds `1..=round`: one table a round, each of all
+    /// slots, and not more rounds than a step may have.
+    pub fn takes(&self, round: Round, tables: &[Fillers]) -> bool {
+        let slots = self.table.fillers.len();
+        tables.len() == round.0 as usize
+            && tables.len() <= MAX_ROUNDS
+            && tables.iter().all(|it| it.len() == slots)
+    }
+
+    /// Whether the step has this phase.
+    pub fn has(&self, phase: Phase) -> bool {
+        phase.0 < self.phases()
     }
 
     /// Which step.

@@ -1,7 +1,9 @@
 //! How fast a server is declared lost, with the settings of production.
 
 use cadre_protocol::conductor::{Command, Conductor, Event};
-use cadre_protocol::{End, Filler, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId};
+use cadre_protocol::{
+    End, Filler, Heartbeat, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId, Why,
+};
 
 const SERVERS: [ServerId; 2] =
     [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
@@ -49,18 +51,21 @@ fn lost_at(conductor: &mut Conductor, server: ServerId) -> Nanos {
 }
 
 #[test]
-fn a_killed_server_is_lost_when_a_fresh_link_is_refused() {
+fn a_killed_server_is_lost_when_three_fresh_links_are_refused() {
     let mut conductor = running();
     let dead = Peer::Server(SERVERS[0]);
     // Both directions of the link report the break.
     handle(&mut conductor, ms(100), Event::Closed(dead));
     handle(&mut conductor, ms(101), Event::Closed(dead));
-    let ping_at = conductor.next_deadline().expect("a ping is due");
-    let commands = handle(&mut conductor, ping_at, Event::Tick);
-    assert!(matches!(&commands[..], [Command::Send { to, .. }] if *to == dead));
-    let commands = handle(&mut conductor, ping_at, Event::Closed(dead));
-    assert_eq!(commands[0], Command::DeclareLost(SERVERS[0]));
-    assert_eq!(ping_at, ms(120));
+    for refused in 1..=3 {
+        let ping_at = conductor.next_deadline().expect("a ping is due");
+        assert_eq!(ping_at, ms(100 + 20 * refused));
+        let commands = handle(&mut conductor, ping_at, Event::Tick);
+        assert!(matches!(&commands[..], [Command::Send { to, .. }] if *to == dead));
+        let commands = handle(&mut conductor, ping_at, Event::Closed(dead));
+        let lost = commands.first() == Some(&Command::DeclareLost(SERVERS[0]));
+        assert_eq!(lost, refused == 3, "{commands:?}");
+    }
 }
 
 #[test]
@@ -100,4 +105,317 @@ fn a_trainer_that_cannot_be_reached_ends_the_job() {
     }
     assert_eq!(last, [Command::End(End::TrainerDead(trainer))]);
     assert!(now < ms(1_500), "it is tried for a second, not longer");
+}
+
+/// Every peer but these is heard, every 100 ms from `from` to `to`; what the conductor says meanwhile.
+fn quiet(conductor: &mut Conductor, from: u64, to: u64, but: &[Peer]) -> Vec<Command> {
+    let all = [Peer::Trainer(TrainerId(1)), Peer::Server(SERVERS[0]), Peer::Server(SERVERS[1])];
+    let mut commands = Vec::new();
+    for millis in (from..to).step_by(100) {
+        for peer in all.iter().filter(|it| !but.contains(it)) {
+            commands.extend(heard(conductor, ms(millis), *peer));
+        }
+    }
+    commands
+}
+
+fn ends(commands: &[Command]) -> bool {
+    commands.iter().any(|it| matches!(it, Command::End(_) | Command::DeclareLost(_)))
+}
+
+#[test]
+fn a_trainer_whose_link_breaks_now_and_then_in_its_pause_is_not_dead() {
+    let mut conductor = running();
+    let trainer = Peer::Trainer(TrainerId(1));
+    // It is stopped, and so answers no ping; every break is another one.
+    for millis in [100, 600, 1_100, 1_600] {
+        for again in [0, 1] {
+            let now = ms(millis + again);
+            assert!(!ends(&handle(&mut conductor, now, Event::Closed(trainer))));
+        }
+        assert!(!ends(&quiet(&mut conductor, millis + 100, millis + 500, &[trainer])));
+    }
+    heard(&mut conductor, ms(2_100), trainer);
+    assert!(!ends(&quiet(&mut conductor, 2_100, 4_000, &[])));
+}
+
+#[test]
+fn breaks_around_a_pause_of_the_conductor_blame_nobody() {
+    let mut conductor = running();
+    let peers = [Peer::Trainer(TrainerId(1)), Peer::Server(SERVERS[0])];
+    for millis in [100, 120, 121, 141, 142] {
+        for peer in peers {
+            handle(&mut conductor, ms(millis), Event::Closed(peer));
+        }
+    }
+    // What came meanwhile is handled at once.
+    for peer in peers.into_iter().chain(peers) {
+        assert!(!ends(&handle(&mut conductor, ms(5_000), Event::Closed(peer))));
+    }
+    assert!(!ends(&quiet(&mut conductor, 5_000, 7_000, &[])));
+}
+
+/// Trainer 1 says every 100 ms from `from` to `to` that it cannot reach `server`; who is lost or what
+/// ends, and when.
+fn complain(
+    conductor: &mut Conductor,
+    (from, to): (u64, u64),
+    servers: &[ServerId],
+) -> Option<(u64, Command)> {
+    for millis in (from..to).step_by(100) {
+        let mut commands = quiet(conductor, millis, millis + 1, &[]);
+        for &server in servers {
+            let (why, lasting) = (Why::Broken, ms(millis - from));
+            let message = Message::Suspect { server, why, lasting };
+            let from = Peer::Trainer(TrainerId(1));
+            commands.extend(handle(conductor, ms(millis), Event::Message { from, message }));
+        }
+        if let Some(it) = commands.into_iter().find(|it| ends(std::slice::from_ref(it))) {
+            return Some((millis, it));
+        }
+    }
+    None
+}
+
+#[test]
+fn one_trainers_word_is_believed_after_five_suspicions() {
+    let mut conductor = running();
+    let lost = complain(&mut conductor, (100, 20_000), &SERVERS[..1]);
+    assert_eq!(lost, Some((5_100, Command::DeclareLost(SERVERS[0]))));
+}
+
+#[test]
+fn what_a_trainer_says_of_times_before_its_first_word_does_not_count() {
+    let mut conductor = running();
+    let message = |lasting| Message::Suspect { server: SERVERS[0], why: Why::Broken, lasting };
+    for millis in [100, 200, 4_900] {
+        let (from, message) = (Peer::Trainer(TrainerId(1)), message(ms(600_000)));
+        let event = Event::Message { from, message };
+        quiet(&mut conductor, millis, millis + 1, &[]);
+        assert!(!ends(&handle(&mut conductor, ms(millis), event)));
+    }
+}
+
+#[test]
+fn the_conductor_tries_its_own_link_when_a_trainer_complains() {
+    let mut conductor = running();
+    let server = Peer::Server(SERVERS[0]);
+    let message = Message::Suspect { server: SERVERS[0], why: Why::Broken, lasting: ms(0) };
+    let from = Peer::Trainer(TrainerId(1));
+    let commands = handle(&mut conductor, ms(100), Event::Message { from, message });
+    assert!(commands.iter().any(|it| matches!(it, Command::Send { to, .. } if *to == server)));
+    let mut lost = Vec::new();
+    for millis in [101, 121, 122, 142, 143] {
+        lost = handle(&mut conductor, ms(millis), Event::Closed(server));
+    }
+    assert_eq!(lost.first(), Some(&Command::DeclareLost(SERVERS[0])));
+}
+
+#[test]
+fn a_trainer_that_reaches_no_server_ends_the_job_by_name() {
+    let mut conductor = running();
+    let end = End::TrainerCutOff { trainer: TrainerId(1), servers: SERVERS };
+    let ended = complain(&mut conductor, (100, 20_000), &SERVERS);
+    assert_eq!(ended, Some((5_100, Command::End(end.clone()))));
+    assert!(end.to_string().contains("trainer 1 cannot reach servers 0 and 1"), "{end}");
+}
+
+#[test]
+fn a_trainer_that_loses_a_second_server_ends_the_job_by_name() {
+    let mut conductor = running();
+    let lost = complain(&mut conductor, (100, 20_000), &SERVERS[..1]);
+    assert!(matches!(lost, Some((5_100, Command::DeclareLost(_)))));
+    let ended = complain(&mut conductor, (60_000, 80_000), &SERVERS[1..]);
+    assert!(matches!(ended, Some((_, Command::End(End::TrainerCutOff { .. })))), "{ended:?}");
+}
+
+#[test]
+fn a_server_that_several_trainers_cannot_reach_costs_no_trainer() {
+    let mut conductor = Conductor::new(3, Settings::default(), Nanos(0));
+    let view = SERVERS.map(|it| Some(Filler::Server(it))).to_vec();
+    handle(&mut conductor, Nanos(0), Event::View(view));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let server = SERVERS[0];
+    for millis in (100..20_000).step_by(100) {
+        let mut said = quiet(&mut conductor, millis, millis + 1, &[]);
+        for from in [1, 2].map(|it| Peer::Trainer(TrainerId(it))) {
+            let message = Message::Suspect { server, why: Why::Broken, lasting: ms(millis) };
+            said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+        }
+        if ends(&said) {
+            assert!(said.contains(&Command::DeclareLost(server)), "{said:?}");
+            return;
+        }
+    }
+    panic!("it is never lost");
+}
+
+/// Servers say every 100 ms from `from` to `to` that they cannot pull rows of trainer 1, of whom is heard
+/// in its turn unless it is `silent`; who is lost or what ends, and when.
+fn cannot_pull(
+    conductor: &mut Conductor,
+    (from, to): (u64, u64),
+    servers: &[ServerId],
+    silent: &[Peer],
+) -> Option<(u64, Command)> {
+    for millis in (from..to).step_by(100) {
+        let mut commands = quiet(conductor, millis, millis + 1, silent);
+        for &server in servers {
+            let unreached = vec![(TrainerId(1), ms(millis - from))];
+            let message = Message::Heartbeat(Heartbeat { unreached, ..Heartbeat::default() });
+            let from = Peer::Server(server);
+            commands.extend(handle(conductor, ms(millis), Event::Message { from, message }));
+        }
+        if let Some(it) = commands.into_iter().find(|it| ends(std::slice::from_ref(it))) {
+            return Some((millis, it));
+        }
+    }
+    None
+}
+
+#[test]
+fn a_server_that_cannot_pull_from_a_trainer_is_lost_like_one_that_it_cannot_reach() {
+    let lost = cannot_pull(&mut running(), (100, 20_000), &SERVERS[..1], &[]);
+    assert_eq!(lost, Some((5_100, Command::DeclareLost(SERVERS[0]))));
+}
+
+#[test]
+fn a_trainer_from_which_two_servers_cannot_pull_ends_the_job_by_name() {
+    let ended = cannot_pull(&mut running(), (100, 20_000), &SERVERS, &[]);
+    let end = End::TrainerCutOff { trainer: TrainerId(1), servers: SERVERS };
+    assert_eq!(ended, Some((5_100, Command::End(end))));
+}
+
+#[test]
+fn servers_that_cannot_pull_from_a_stopped_trainer_lose_nothing() {
+    let trainer = Peer::Trainer(TrainerId(1));
+    let mut conductor = running();
+    heard(&mut conductor, ms(100), trainer);
+    assert_eq!(cannot_pull(&mut conductor, (600, 29_000), &SERVERS, &[trainer]), None);
+    heard(&mut conductor, ms(29_000), trainer);
+    assert!(!ends(&quiet(&mut conductor, 29_000, 31_000, &[])));
+}
+
+#[test]
+fn breaks_as_far_apart_as_links_take_to_fail_are_believed() {
+    let mut conductor = running();
+    let mut lost = None;
+    for millis in (100..60_000).step_by(100) {
+        let mut said = quiet(&mut conductor, millis, millis + 1, &[]);
+        // Every try to open a link takes six seconds, and is made a third of a second after the last.
+        if (millis - 100) % 6_300 == 0 {
+            let (server, lasting) = (SERVERS[0], ms(millis - 100));
+            let message = Message::Suspect { server, why: Why::Broken, lasting };
+            let from = Peer::Trainer(TrainerId(1));
+            said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+        }
+        if ends(&said) {
+            lost = Some(millis);
+            break;
+        }
+    }
+    assert_eq!(
+        lost,
+        Some(12_700),
+        "two breaks may have nothing to do with each other, three are one"
+    );
+}
+
+/// Both servers are silent to the conductor from 100 ms on; trainer 1 says every 200 ms that it reaches
+/// `reached`. When the job ends, and how.
+fn both_silent(settings: Settings, reached: &[ServerId]) -> Option<(u64, End)> {
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = SERVERS.map(|it| Some(Filler::Server(it))).to_vec();
+    handle(&mut conductor, Nanos(0), Event::View(view));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let servers = SERVERS.map(Peer::Server);
+    for peer in servers {
+        heard(&mut conductor, ms(100), peer);
+    }
+    for millis in (100..20_000).step_by(100) {
+        let mut said = quiet(&mut conductor, millis, millis + 1, &servers);
+        let asked = |it: &Command| matches!(it, Command::Send { message: Message::Pulse { ask, .. }, .. } if !ask.is_empty());
+        if said.iter().any(asked) {
+            let reached = reached.to_vec();
+            let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+            let from = Peer::Trainer(TrainerId(1));
+            said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+        }
+        for proposal in said.clone() {
+            if let Command::Propose { step, proposal, .. } = proposal {
+                said.extend(handle(&mut conductor, ms(millis), Event::Placed { step, proposal }));
+            }
+        }
+        if let Some(Command::End(end)) = said.into_iter().find(|it| matches!(it, Command::End(_))) {
+            return Some((millis, end));
+        }
+    }
+    None
+}
+
+#[test]
+fn a_conductor_that_alone_reaches_no_server_ends_the_job_by_its_trainers_name() {
+    let end = End::TrainerCutOff { trainer: TrainerId(0), servers: SERVERS };
+    let ended = both_silent(Settings::default(), &SERVERS);
+    assert!(matches!(&ended, Some((1_100..3_100, it)) if *it == end), "{ended:?}");
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let ended = both_silent(Settings { on_pool_loss, ..Settings::default() }, &SERVERS);
+    assert!(matches!(&ended, Some((6_000..8_000, it)) if *it == end), "{ended:?}");
+}
+
+#[test]
+fn a_pool_of_which_trainers_reach_one_server_at_most_is_lost() {
+    for reached in [&SERVERS[..1], &[]] {
+        let ended = both_silent(Settings::default(), reached);
+        assert!(matches!(ended, Some((1_100..3_300, End::PoolLost { step: 0 }))), "{ended:?}");
+    }
+    let on_pool_loss = OnPoolLoss::Wait(ms(15_000));
+    let ended = both_silent(Settings { on_pool_loss, ..Settings::default() }, &[]);
+    assert!(matches!(ended, Some((16_000..17_000, End::PoolLost { step: 0 }))), "{ended:?}");
+}
+
+/// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
+fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
+    let settings = Settings { assemble_within, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    for millis in (0..).step_by(100) {
+        let now = ms(millis);
+        let mut commands = handle(&mut conductor, now, Event::Tick);
+        if heard_at == Some(millis) {
+            commands.extend(heard(&mut conductor, now, Peer::Trainer(TrainerId(1))));
+        }
+        if commands.contains(&Command::End(End::TrainerDead(TrainerId(1)))) {
+            return millis;
+        }
+    }
+    unreachable!("it is given up one day")
+}
+
+#[test]
+fn a_trainer_may_start_late_and_is_as_soon_missed_as_others_from_then_on() {
+    let minutes = ms(15 * 60_000);
+    assert_eq!(dead_at(Nanos(0), None), 30_000);
+    assert_eq!(dead_at(minutes, None), 15 * 60_000 + 30_000);
+    for start in [100, 40_000, 10 * 60_000] {
+        assert_eq!(dead_at(minutes, Some(start)), start + 30_000);
+    }
+}
+
+#[test]
+fn a_trainer_that_starts_first_waits_for_the_conductor() {
+    use cadre_protocol::trainer::{Command, Event, Trainer};
+    let minutes = ms(15 * 60_000);
+    for (assemble_within, last) in [(Nanos(0), 36_000), (minutes, 15 * 60_000 + 30_000)] {
+        let settings = Settings { assemble_within, ..Settings::default() };
+        let mut trainer = Trainer::new(TrainerId(1), settings, Nanos(0));
+        let mut ends = Vec::new();
+        // For a second this process itself stands still, which takes nothing from the wait.
+        for millis in (0..=last).step_by(100).filter(|it| !(5_000..6_000).contains(it)) {
+            let mut commands = Vec::new();
+            trainer.handle(ms(millis), Event::Tick, &mut commands);
+            let end = commands.iter().any(|it| matches!(it, Command::End(_)));
+            ends.extend(end.then_some(millis));
+        }
+        assert_eq!(ends, [last]);
+    }
 }

@@ -108,6 +108,42 @@ fn a_step_larger_than_the_memory_ends_the_server() {
     assert_eq!(server_end(329, begin()), Some(end));
 }
 
+/// Step `number`, whose phases have bundles of these bytes, all of trainer 0's rows, in one slot.
+fn sized(number: u64, bytes: &[u64], slot: u16, phases: usize) -> Arc<Step> {
+    let parcel = |(bundle, &bytes): (u32, &u64)| ParcelShape {
+        bundle: Bundle(bundle),
+        from: TrainerId(0),
+        bytes,
+    };
+    let work = |bundle: u32| WorkShape {
+        bundle: Bundle(bundle),
+        needs: vec![Parcel(bundle)],
+        results: Vec::new(),
+    };
+    let count = bytes.len() as u32;
+    let bundles = vec![BundleShape { slot: Slot(slot) }; bytes.len()];
+    let works = (0..count).map(work).collect();
+    let shape = Shape::new(bundles, works, (0..).zip(bytes).map(parcel).collect());
+    let other = ServerId { index: 1, incarnation: 0 };
+    let table = RoundTable {
+        step: number,
+        round: Round(0),
+        fillers: vec![Some(Filler::Server(SERVER)), Some(Filler::Server(other))],
+        assignments: vec![vec![Some(Slot(slot)); bytes.len()]],
+    };
+    let shapes = vec![Arc::new(shape.expect("it is well made"))];
+    Arc::new(Step::new(1, 5, shapes, vec![0; phases], table).expect("it is well made"))
+}
+
+#[test]
+fn two_steps_that_fit_alone_do_not_end_the_server_together() {
+    // Alone: two phases of 100 and a bundle of 10; no phase of its own and a bundle of 210.
+    let many = sized(7, &[10; 10], 0, 3);
+    let large = sized(8, &[210], 1, 1);
+    let events = vec![server::Event::Begin(many), server::Event::Begin(large)];
+    assert_eq!(server_end(210, events), None);
+}
+
 #[test]
 fn different_plans_end_the_server_and_name_both() {
     let end = Some(End::Digest { from: TrainerId(0), ours: 5, theirs: 6 });

@@ -1,11 +1,16 @@
 //! Who is alive: heartbeats, broken links, and the declaration that a server is lost.
 //!
-//! A server whose link broke gets a ping over a fresh link a moment later (both directions of a link may
-//! report the same break); if that link breaks too, it is lost at once. A silent one is lost at its
-//! deadline. A trainer that cannot be reached for longer than that ends the job.
+//! A peer whose link broke gets a ping over a fresh link a moment later (both directions of a link may
+//! report the same break). A server whose fresh links are refused three times in a row, with nothing
+//! heard between, is lost; one break more says nothing, since a living peer closes links too, when a pull
+//! is late. A silent server is lost at its deadline. A trainer that refuses links for as long as that
+//! ends the job. A link that breaks later than a refusal takes had been opened: that is a new break.
 
 use super::{Command, Conductor};
 use crate::{At, End, Filler, Fillers, Message, Nanos, Peer, ServerId, TrainerId};
+
+/// Fresh links refused in a row that are believed.
+const REFUSALS: u32 = 3;
 
 /// What is known of a peer's health.
 #[derive(Debug)]
@@ -19,20 +24,27 @@ pub(super) struct Life {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Link {
     Well,
-    /// Broke; a ping goes out then.
+    /// Broke, and so many fresh links were refused; a ping goes out then.
     Broken {
         since: Nanos,
+        refused: u32,
         ping_at: Nanos,
     },
     /// A ping is on its way.
     Pinged {
         since: Nanos,
+        refused: u32,
+        at: Nanos,
     },
 }
 
 impl Life {
     pub(super) fn new(now: Nanos) -> Self {
         Self { heard: now, link: Link::Well, owes: None }
+    }
+
+    pub(super) fn heard(&self) -> Nanos {
+        self.heard
     }
 
     pub(super) fn hear(&mut self, now: Nanos) {
@@ -64,13 +76,19 @@ impl Conductor {
         self.servers.keys().any(|it| it.index == server.index && *it > server)
     }
 
-    /// After a pause of this process, silence says nothing about the others.
+    /// After a pause of this process, silence and old breaks say nothing about the others.
     pub(super) fn forgive(&mut self, now: Nanos) {
         if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
             let trainers = self.trainers.iter_mut().map(|it| &mut it.0);
+            let ping_at = now.after(self.settings.retry_after);
             for life in trainers.chain(self.servers.values_mut()) {
                 life.heard = life.heard.max(now);
+                if life.link != Link::Well {
+                    life.link = Link::Broken { since: now, refused: 0, ping_at };
+                }
             }
+            self.complaints.forget();
+            self.doubts.forget();
         }
         self.last = now;
     }
@@ -109,6 +127,7 @@ impl Conductor {
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let ping_at = now.after(self.settings.retry_after);
+        let refusal = self.settings.heartbeat_every;
         // To lose a trainer is to lose the job: try for longer.
         let patience = match peer {
             Peer::Trainer(_) => self.settings.suspect_after,
@@ -116,19 +135,36 @@ impl Conductor {
         };
         let Some(life) = self.life(peer).filter(|_| peer != Peer::CONDUCTOR) else { return };
         match life.link {
-            Link::Well => life.link = Link::Broken { since: now, ping_at },
-            Link::Pinged { since } if now.since(since) < patience => {
-                life.link = Link::Broken { since, ping_at };
+            Link::Pinged { since, refused, at } if now.since(at) <= refusal => {
+                let refused = refused + 1;
+                if refused >= REFUSALS && now.since(since) >= patience {
+                    return self.dead(now, peer, out);
+                }
+                life.link = Link::Broken { since, refused, ping_at };
+            }
+            Link::Well | Link::Pinged { .. } => {
+                life.link = Link::Broken { since: now, refused: 0, ping_at };
             }
             Link::Broken { .. } => {}
-            Link::Pinged { .. } => self.dead(now, peer, out),
+        }
+    }
+
+    /// Sends a ping now, unless one is due or on its way: somebody else cannot reach the server.
+    pub(super) fn try_link(&mut self, now: Nanos, server: ServerId) {
+        if let Some(life) = self.servers.get_mut(&server)
+            && life.link == Link::Well
+        {
+            life.link = Link::Broken { since: now, refused: 0, ping_at: now };
         }
     }
 
     fn dead(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         match peer {
             Peer::Trainer(id) => out.push(Command::End(End::TrainerDead(id))),
-            Peer::Server(id) => self.declare_lost(now, id, out),
+            Peer::Server(id) => {
+                self.doubts.lost(now, id);
+                self.declare_lost(now, id, out);
+            }
         }
     }
 
@@ -138,6 +174,7 @@ impl Conductor {
         }
         self.lost.insert(server.index, server.incarnation);
         self.servers.remove(&server);
+        self.complaints.settle(server);
         out.push(Command::DeclareLost(server));
         let lost = Some(Filler::Server(server));
         for filler in self.view.iter_mut().filter(|it| **it == lost) {
@@ -178,12 +215,13 @@ impl Conductor {
         }
         let ping = |it: &(Peer, &Life)| it.1.ping_at().is_some_and(|it| it <= now);
         let ping: Vec<_> = self.lives().filter(ping).map(|it| it.0).collect();
-        let message = Message::Pulse { watermark: self.watermark };
+        self.doubt(now, out);
+        let message = Message::Pulse { watermark: self.watermark, ask: self.asked(now) };
         for to in ping {
             if let Some(life) = self.life(to)
-                && let Link::Broken { since, .. } = life.link
+                && let Link::Broken { since, refused, .. } = life.link
             {
-                life.link = Link::Pinged { since };
+                life.link = Link::Pinged { since, refused, at: now };
             }
             out.push(Command::Send { to, message: message.clone() });
         }

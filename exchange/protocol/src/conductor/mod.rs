@@ -6,7 +6,7 @@
 //! ```text
 //! a step:    ready ──room──▶ live ──watermark of its last phase──▶ done
 //! a server:  well ──link breaks──▶ broken ──answers──▶ well
-//!            well ──silent──▶ lost      broken ──fresh link refused, or silent──▶ lost
+//!            well ──silent──▶ lost      broken ──fresh links refused, or silent──▶ lost
 //! a round:   proposed ──Placed──▶ sent to all
 //!            no live slot, or Unplaceable ──▶ what `on_pool_loss` says
 //! ```
@@ -15,16 +15,20 @@
 //! sent with all tables before it; a server declared lost never fills a slot again under the same
 //! incarnation; the watermark never passes a phase that some trainer lacks results of.
 
+mod complaints;
+mod doubts;
 mod lives;
 mod rounds;
 
 use std::collections::BTreeMap;
 
+use self::complaints::Complaints;
+use self::doubts::Doubts;
 use self::lives::Life;
-use self::rounds::Live;
+use self::rounds::{Live, enable_standby};
 use crate::{
-    At, End, Filler, Fillers, Heartbeat, Message, Nanos, OnPoolLoss, Peer, Round, ServerId,
-    Settings, TrainerId, Why, alive,
+    At, End, Fillers, Heartbeat, Message, Nanos, OnPoolLoss, Peer, Round, ServerId, Settings,
+    TrainerId, Why, alive,
 };
 
 /// Steps whose headers are out and which are not done.
@@ -137,6 +141,8 @@ pub struct Conductor {
     servers: BTreeMap<ServerId, Life>,
     /// Newest incarnation lost, by index of the server.
     lost: BTreeMap<u16, u32>,
+    complaints: Complaints,
+    doubts: Doubts,
     view: Fillers,
     ready: BTreeMap<u64, u32>,
     /// The fillers with which the next step could not be published.
@@ -162,11 +168,14 @@ enum Locality {
 impl Conductor {
     /// The conductor of a job of `trainers` trainers.
     pub fn new(trainers: u16, settings: Settings, now: Nanos) -> Self {
+        let first = now.after(settings.assemble_within);
         Self {
             settings,
-            trainers: (0..trainers).map(|_| (Life::new(now), None)).collect(),
+            trainers: (0..trainers).map(|_| (Life::new(first), None)).collect(),
             servers: BTreeMap::new(),
             lost: BTreeMap::new(),
+            complaints: Complaints::default(),
+            doubts: Doubts::default(),
             view: Vec::new(),
             ready: BTreeMap::new(),
             refused: None,
@@ -222,6 +231,9 @@ impl Conductor {
     }
 
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
+        if let Peer::Server(server) = from {
+            self.doubts.heard(server);
+        }
         let Some(life) = self.life(from) else {
             if let Peer::Server(server) = from
                 && (self.is_lost(server) || self.is_replaced(server))
@@ -235,7 +247,9 @@ impl Conductor {
             Message::PhaseDone { at } => self.phase_done(from, at, out),
             Message::Heartbeat(beat) => self.heartbeat(now, from, &beat, out),
             Message::Suspect { server, why, lasting } => {
-                self.suspect(now, server, why, lasting, out);
+                if let Peer::Trainer(from) = from {
+                    self.suspect(now, from, (server, why, lasting), out);
+                }
             }
             Message::Doorbell { .. }
             | Message::Finished { .. }
@@ -269,7 +283,7 @@ impl Conductor {
     }
 
     fn heartbeat(&mut self, now: Nanos, from: Peer, beat: &Heartbeat, out: &mut Vec<Command>) {
-        let Heartbeat { watermark, done, rounds, owes } = beat;
+        let Heartbeat { watermark, done, rounds, owes, unreached, reached } = beat;
         if let Some(life) = self.life(from) {
             life.owes = *owes;
         }
@@ -290,28 +304,32 @@ impl Conductor {
                 None => out.push(Command::Header { step, to: from }),
             }
         }
+        self.cannot_pull(now, from, unreached, out);
+        if matches!(from, Peer::Trainer(_)) && from != Peer::CONDUCTOR {
+            self.doubts.reached(now, reached);
+        }
     }
 
     fn suspect(
         &mut self,
         now: Nanos,
-        server: ServerId,
-        why: Why,
-        lasting: Nanos,
+        from: TrainerId,
+        (server, why, lasting): (ServerId, Why, Nanos),
         out: &mut Vec<Command>,
     ) {
         let Some(life) = self.servers.get(&server) else { return };
-        let lost = match why {
-            Why::Broken => lasting >= self.settings.suspect_after,
-            Why::Late { step, phase } => life.owes.is_some_and(|(at, span)| {
-                at <= (At { step, phase }) && span >= self.settings.phase_within
-            }),
-        };
-        if lost {
-            self.declare_lost(now, server, out);
-        } else {
-            let message = Message::Pulse { watermark: self.watermark };
-            out.push(Command::Send { to: Peer::Server(server), message });
+        match why {
+            Why::Broken => self.unreachable(now, from, server, lasting, out),
+            Why::Late { step, phase } => {
+                let late = |(at, span): (At, Nanos)| {
+                    at <= (At { step, phase }) && span >= self.settings.phase_within
+                };
+                if life.owes.is_some_and(late) {
+                    self.declare_lost(now, server, out);
+                } else {
+                    self.try_link(now, server);
+                }
+            }
         }
     }
 
@@ -332,8 +350,10 @@ impl Conductor {
                 match self.settings.on_pool_loss {
                     OnPoolLoss::Local if enable_standby(&mut fillers) => {
                         self.local = Locality::Local;
+                        self.held = None;
                     }
                     OnPoolLoss::Wait(_) => return,
+                    OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => return,
                     OnPoolLoss::Local | OnPoolLoss::Fail => {
                         return out.push(Command::End(End::PoolLost { step }));
                     }
@@ -373,16 +393,4 @@ impl Conductor {
             out.push(Command::Send { to, message: message.clone() });
         }
     }
-}
-
-/// Makes standby slots take work. Whether there was one.
-fn enable_standby(fillers: &mut Fillers) -> bool {
-    let mut any = false;
-    for filler in fillers.iter_mut().flatten() {
-        if let Filler::Standby(trainer) = *filler {
-            *filler = Filler::InPlace(trainer);
-            any = true;
-        }
-    }
-    any
 }

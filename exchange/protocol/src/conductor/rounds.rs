@@ -1,10 +1,8 @@
 //! Rounds of live steps: who fills the slots, from the first loss to the lost pool.
 
-use super::{Command, Conductor, HEADER, Locality, enable_standby};
+use super::{Command, Conductor, HEADER, Locality};
+use crate::step::MAX_ROUNDS;
 use crate::{At, End, Filler, Fillers, Message, Nanos, OnPoolLoss, Round, ServerId, alive};
-
-/// Rounds that one step may have.
-const MAX_ROUNDS: usize = 64;
 
 /// A published step that is not done.
 #[derive(Debug)]
@@ -117,6 +115,9 @@ impl Conductor {
                 self.set(step, State::Lost { since: now, fillers });
                 self.fill(out);
             }
+            OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => {
+                self.set(step, State::Lost { since: now, fillers });
+            }
             OnPoolLoss::Local | OnPoolLoss::Fail => {
                 out.push(Command::End(End::PoolLost { step }));
             }
@@ -181,11 +182,13 @@ impl Conductor {
         Some(fillers)
     }
 
-    /// Until when which step waits for a server.
+    /// Until when which step waits for a server, or for trainers to say whether they reach one.
     pub(super) fn waits(&self) -> impl Iterator<Item = (Nanos, u64)> {
         let limit = match self.settings.on_pool_loss {
             OnPoolLoss::Wait(limit) => limit,
-            OnPoolLoss::Local | OnPoolLoss::Fail => Nanos(u64::MAX),
+            OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => self.doubt_within(),
+            // A doubt was cleared.
+            OnPoolLoss::Local | OnPoolLoss::Fail => Nanos(0),
         };
         let lost = self.live.iter().filter_map(|(&step, live)| match live.state {
             State::Lost { since, .. } => Some((since, step)),
@@ -194,4 +197,22 @@ impl Conductor {
         let held = self.held.zip(self.ready.keys().next().copied());
         lost.chain(held).map(move |(since, step)| (since.after(limit), step))
     }
+
+    /// Whether some step has no live slot.
+    pub(super) fn waits_for_a_server(&self) -> bool {
+        let lost = |it: &Live| matches!(it.state, State::Lost { .. });
+        self.held.is_some() || self.live.values().any(lost)
+    }
+}
+
+/// Makes standby slots take work. Whether there was one.
+pub(super) fn enable_standby(fillers: &mut Fillers) -> bool {
+    let mut any = false;
+    for filler in fillers.iter_mut().flatten() {
+        if let Filler::Standby(trainer) = *filler {
+            *filler = Filler::InPlace(trainer);
+            any = true;
+        }
+    }
+    any
 }

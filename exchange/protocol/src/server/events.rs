@@ -63,6 +63,8 @@ pub enum Event {
     Round(Arc<RoundTable>),
     /// The link to or from a peer broke, or a try to open it failed.
     Closed(Peer),
+    /// Messages to a peer were dropped because too many waited for it. Its link stands, and has room again.
+    Unsaid(Peer),
     /// The deadline has come.
     Tick,
 }
@@ -87,7 +89,8 @@ pub enum Command {
         at: At,
         /// Which rows.
         parcel: Parcel,
-        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline).
+        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline) if nothing has come from the peer;
+        /// every byte that comes, for this pull or another one of the link, moves it on by as much as it is away now.
         deadline: Nanos,
     },
     /// What this pull brought counts; keep it until [`Command::FreeInput`].

@@ -15,6 +15,7 @@
 //! [`Server::budget`]; and no room is held by a bundle that waits for a room held by a later one.
 
 mod events;
+mod reach;
 mod room;
 mod work;
 
@@ -40,6 +41,8 @@ pub struct Server {
     active: BTreeMap<(At, Bundle), Active>,
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
     retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
+    /// Trainers whose rows could not be pulled when it was last tried, since when.
+    unreached: BTreeMap<TrainerId, Nanos>,
     next_pull: u64,
     /// Phases whose rows are readable, by trainer; none is passed.
     rung: BTreeSet<(At, TrainerId)>,
@@ -74,6 +77,7 @@ impl Server {
             active: BTreeMap::new(),
             pulls: BTreeMap::new(),
             retries: BTreeSet::new(),
+            unreached: BTreeMap::new(),
             next_pull: 0,
             rung: BTreeSet::new(),
             early: BTreeMap::new(),
@@ -82,7 +86,7 @@ impl Server {
             watermark: None,
             owing: None,
             beat_at: now,
-            heard: now,
+            heard: now.after(settings.assemble_within),
             last: now,
             ended: false,
         }
@@ -104,8 +108,9 @@ impl Server {
             return;
         }
         if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
-            // This process was paused: silence meanwhile says nothing about the conductor.
-            self.heard = now;
+            // This process was paused: silence meanwhile says nothing about the others.
+            self.heard = self.heard.max(now);
+            self.unreached.clear();
         }
         self.last = now;
         match event {
@@ -115,6 +120,7 @@ impl Server {
             Event::Ran { at, works } => self.ran(at, &works, out),
             Event::Round(table) => self.round(now, &table, out),
             Event::Closed(peer) => self.closed(now, peer),
+            Event::Unsaid(peer) => self.unsaid(now, peer),
             Event::Tick => {}
         }
         if !self.ended {
@@ -139,7 +145,8 @@ impl Server {
         out.push(Command::End(end));
     }
 
-    fn passed(&self, at: At) -> bool {
+    /// Whether every trainer has all results up to a phase.
+    pub fn passed(&self, at: At) -> bool {
         self.watermark >= Some(at)
     }
 
@@ -152,16 +159,17 @@ impl Server {
         if let Err(end) = self.rooms.begin(&step, |it| host.fills(it)) {
             return self.end(end, out);
         }
-        // A step that comes after a later one gets no planned room: the later one may hold it already.
-        let in_order = self.steps.range(number..).next().is_none();
         let table = Arc::clone(step.table());
-        self.take(&step, None, &table, in_order);
+        self.take(&step, None, &table);
         for (&from, early) in &mut self.early {
             let rest = early.split_off(&At::new(number + 1, 0));
             let mut mine = std::mem::replace(early, rest);
             let older = mine.split_off(&At::new(number, 0));
             early.append(&mut mine);
             for (at, theirs) in older {
+                if !step.has(at.phase) || from.0 >= step.trainers() {
+                    continue;
+                }
                 if theirs != step.digest() {
                     self.ended = true;
                     let ours = step.digest();
@@ -174,11 +182,14 @@ impl Server {
         self.beat_at = now;
     }
 
-    /// Takes on every bundle that `table` gives to this server and `before` did not.
-    fn take(&mut self, step: &Step, before: Option<&RoundTable>, table: &RoundTable, home: bool) {
+    /// Takes on every bundle that `table` gives to this server and `before` did not. Only what the header
+    /// gives has planned room.
+    fn take(&mut self, step: &Step, before: Option<&RoundTable>, table: &RoundTable) {
         let me = self.host.peer();
         let first = match self.watermark {
-            Some(at) if at.step == step.number() => at.phase.0 + 1,
+            // A round may come for a step that is passed and still held.
+            Some(at) if at.step > step.number() => step.phases(),
+            Some(at) if at.step == step.number() => at.phase.0.saturating_add(1),
             Some(_) | None => 0,
         };
         for phase in first..step.phases() {
@@ -191,8 +202,9 @@ impl Server {
                     continue;
                 }
                 let slot = shape.bundles()[bundle.0 as usize].slot;
-                let planned = table.assignments[index][bundle.0 as usize] == Some(slot);
-                self.rooms.expect(at, bundle, home && planned);
+                let home = table.assignments[index][bundle.0 as usize] == Some(slot);
+                let planned = before.is_none() && home;
+                self.rooms.expect(at, bundle, shape.bundle_bytes(bundle), planned);
             }
         }
     }
@@ -201,28 +213,34 @@ impl Server {
         if from == Peer::CONDUCTOR {
             self.heard = now;
         }
+        let conductor = from == Peer::CONDUCTOR;
         match (message, from) {
             (Message::Doorbell { at, acks, digest, round: _ }, Peer::Trainer(from)) => {
                 self.acked(from, acks, out);
                 self.rung(now, from, at, digest, out);
             }
             (Message::Ack { acks }, Peer::Trainer(from)) => self.acked(from, acks, out),
-            (Message::Watermark { at } | Message::Pulse { watermark: Some(at) }, _) => {
+            (Message::Watermark { at } | Message::Pulse { watermark: Some(at), .. }, _)
+                if conductor =>
+            {
                 self.advance(at, out);
             }
-            (Message::Round { step, round, tables }, _) => {
-                if self.steps.get(&step).is_some_and(|it| it.table.round < round) {
+            (Message::Round { step, round, tables }, _) if conductor => {
+                let news = |it: &Live| it.table.round < round && it.step.takes(round, &tables);
+                if self.steps.get(&step).is_some_and(news) {
                     out.push(Command::Reassign { step, round, tables });
                 }
             }
-            (Message::Leave { server }, _) if self.host == Host::Dedicated(server) => {
+            (Message::Leave { server }, _) if conductor && self.host == Host::Dedicated(server) => {
                 self.end(End::DeclaredLost(server), out);
             }
             (
                 Message::Doorbell { .. }
                 | Message::Ack { .. }
+                | Message::Watermark { .. }
+                | Message::Round { .. }
                 | Message::Leave { .. }
-                | Message::Pulse { watermark: None }
+                | Message::Pulse { .. }
                 | Message::Finished { .. }
                 | Message::PhaseDone { .. }
                 | Message::Heartbeat(_)
@@ -234,17 +252,22 @@ impl Server {
 
     fn rung(&mut self, now: Nanos, from: TrainerId, at: At, theirs: u64, out: &mut Vec<Command>) {
         if self.passed(at) {
-            return;
+            return self.answer(from, at, out);
         }
         let Some(live) = self.steps.get(&at.step) else {
             let early = self.early.entry(from).or_default();
-            early.insert(at, theirs);
+            let known = early.insert(at, theirs).is_some();
             let count = early.len();
             if count > 4 * self.settings.window {
                 self.end(End::Flooded { from, count }, out);
+            } else if known {
+                self.answer(from, at, out);
             }
             return;
         };
+        if !live.step.has(at.phase) || from.0 >= live.step.trainers() {
+            return;
+        }
         let ours = live.step.digest();
         if ours != theirs {
             return self.end(End::Digest { from, ours, theirs }, out);
@@ -253,7 +276,17 @@ impl Server {
             self.pull_rows(now, at, from, out);
         } else {
             // Rung again: the trainer may have missed what it was told.
-            self.announce_to(from, at..=at, out);
+            self.answer(from, at, out);
+        }
+    }
+
+    /// Says what there is for a trainer that rang again, if only to show that it is heard.
+    fn answer(&self, to: TrainerId, at: At, out: &mut Vec<Command>) {
+        let said = out.len();
+        self.announce_to(to, at..=at, out);
+        if out.len() == said {
+            let message = Message::Finished { at, works: Vec::new() };
+            out.push(Command::Send { to: Peer::Trainer(to), message });
         }
     }
 
@@ -268,7 +301,9 @@ impl Server {
             }
         }
         for (at, work) in acks.works {
-            let Some(live) = self.steps.get(&at.step) else { continue };
+            let Some(live) = self.steps.get(&at.step).filter(|it| it.step.has(at.phase)) else {
+                continue;
+            };
             if let Some(shape) = live.step.shape(at.phase).works().get(work.0 as usize) {
                 self.acked_bundle((at, shape.bundle), from, Some(work), out);
             }
@@ -280,6 +315,7 @@ impl Server {
         if live.table.round >= table.round {
             return;
         }
+        assert!(live.step.check(table).is_ok(), "the shell assigns all bundles of the step");
         let before = std::mem::replace(&mut live.table, Arc::clone(table));
         let step = Arc::clone(&live.step);
         let host = self.host;
@@ -287,7 +323,7 @@ impl Server {
         if let (Host::Dedicated(id), true, false) = (host, fills(&before), fills(table)) {
             return self.end(End::DeclaredLost(id), out);
         }
-        self.take(&step, Some(&before), table, false);
+        self.take(&step, Some(&before), table);
         self.beat_at = now;
     }
 
@@ -300,6 +336,16 @@ impl Server {
             && self.active.values().any(|it| it.owed_to(trainer))
         {
             self.announce.entry(trainer).or_insert(again);
+        }
+    }
+
+    /// What was dropped for a peer is said again, now.
+    fn unsaid(&mut self, now: Nanos, peer: Peer) {
+        if peer == Peer::CONDUCTOR {
+            self.beat_at = now;
+        }
+        if let Peer::Trainer(trainer) = peer {
+            self.announce.insert(trainer, now);
         }
     }
 
@@ -334,6 +380,8 @@ impl Server {
                 done: None,
                 rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
                 owes: self.owing.map(|(at, since)| (at, now.since(since))),
+                unreached: self.unreached(now),
+                reached: Vec::new(),
             });
             out.push(Command::Send { to: Peer::CONDUCTOR, message });
         }

@@ -2,13 +2,18 @@
 //!
 //! Flow: bundles of the server's own slot wait by phase; the two earliest phases have room. Every other
 //! bundle waits for the reserve, which takes a bundle once all its rows are readable, the earliest
-//! first.
+//! first. Where memory is too small for all that two live steps would hold, a phase gets planned room
+//! only if it leaves the largest reserve of all steps up to its own; until it does, its bundles go
+//! through the reserve, like moved ones. So they do while a step older than theirs may still begin.
 //!
-//! Guarantees: a phase with room never waits for a later one. A bundle in the reserve waits for nobody:
-//! its rows can be pulled, its readers have reserved their landing space. So the reserve is always free
-//! again after a while, and the largest bundle of the step fits it.
+//! Guarantees: a step whose two phases and reserve fit the memory runs, whatever the steps beside it need
+//! and in whatever order they begin. Take the earliest phase that is not passed, of step S. Phases before
+//! it hold room only until their pulls end. A bundle in the reserve waits for nobody: its rows can be
+//! pulled, its readers have reserved their landing space; so the reserve is empty after a while. Later
+//! phases with planned room may wait for S, but each was given room when S had begun here, and so left the
+//! reserve of S. A bundle of S is at most that large: so it is always its turn in the end.
 //!
-//! Assumptions: steps begin in order; one that does not gets the reserve only.
+//! Assumptions: `pass` says when a phase is passed, `over` when a step holds nothing more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,10 +29,14 @@ pub(super) struct Rooms {
     memory: u64,
     /// Bytes of a phase and of the reserve, by step begun and not over.
     sizes: BTreeMap<u64, Sizes>,
-    /// Bundles of own slots, by phase, waiting.
-    planned: BTreeMap<At, Vec<Bundle>>,
-    /// Phases that have room, with the bundles that still hold some.
+    /// The last step that was here and is over.
+    over: Option<u64>,
+    passed: Option<At>,
+    /// Bundles of own slots and their bytes, by phase, waiting.
+    planned: BTreeMap<At, BTreeMap<Bundle, u64>>,
+    /// Phases that have planned room, with the bundles that still hold some.
     areas: BTreeMap<At, usize>,
+    areas_used: u64,
     /// Other bundles, waiting.
     pub(super) moved: BTreeSet<(At, Bundle)>,
     reserve_used: u64,
@@ -51,8 +60,11 @@ impl Rooms {
         Self {
             memory,
             sizes: BTreeMap::new(),
+            over: None,
+            passed: None,
             planned: BTreeMap::new(),
             areas: BTreeMap::new(),
+            areas_used: 0,
             moved: BTreeSet::new(),
             reserve_used: 0,
         }
@@ -61,7 +73,7 @@ impl Rooms {
     pub(super) fn budget(&self) -> u64 {
         let phase = self.sizes.values().map(|it| it.phase).max().unwrap_or(0);
         let reserve = self.sizes.values().map(|it| it.reserve).max().unwrap_or(0);
-        AREAS as u64 * phase + reserve
+        (AREAS as u64 * phase + reserve).min(self.memory)
     }
 
     pub(super) fn begin(&mut self, step: &Step, fills: impl Fn(Filler) -> bool) -> Result<(), End> {
@@ -80,7 +92,7 @@ impl Rooms {
             sizes.phase = sizes.phase.max(phase);
         }
         self.sizes.insert(step.number(), sizes);
-        let (needed, memory) = (self.budget(), self.memory);
+        let (needed, memory) = (AREAS as u64 * sizes.phase + sizes.reserve, self.memory);
         if needed > memory {
             Err(End::Memory { step: step.number(), needed, memory })
         } else {
@@ -88,34 +100,72 @@ impl Rooms {
         }
     }
 
-    pub(super) fn expect(&mut self, at: At, bundle: Bundle, planned: bool) {
+    pub(super) fn expect(&mut self, at: At, bundle: Bundle, bytes: u64, planned: bool) {
         if planned {
-            self.planned.entry(at).or_default().push(bundle);
+            self.planned.entry(at).or_default().insert(bundle, bytes);
         } else {
             self.moved.insert((at, bundle));
         }
     }
 
+    /// Whether every older step that may still run has begun here.
+    fn older_begun(&self, step: u64) -> bool {
+        let over =
+            |older| self.over >= Some(older) || self.passed.is_some_and(|it| it.step > older);
+        let mut may_run = (0..step).rev().take_while(|&it| !over(it));
+        may_run.all(|it| self.sizes.contains_key(&it))
+    }
+
     /// The earliest phase that waits for planned room and gets it now.
-    fn next_planned(&mut self) -> Option<(At, Vec<Bundle>)> {
-        if self.areas.len() >= AREAS {
+    fn next_planned(&mut self) -> Option<(At, BTreeMap<Bundle, u64>)> {
+        let (&at, bundles) = self.planned.first_key_value()?;
+        if self.areas.len() >= AREAS || !self.older_begun(at.step) {
+            return None;
+        }
+        let used = self.areas_used + bundles.values().sum::<u64>();
+        let reserve = self.sizes.range(..=at.step).map(|it| it.1.reserve).max().unwrap_or(0);
+        if used + reserve.max(self.reserve_used) > self.memory {
             return None;
         }
         let (at, bundles) = self.planned.pop_first()?;
         self.areas.insert(at, bundles.len());
+        self.areas_used = used;
         Some((at, bundles))
     }
 
-    /// Takes room in the reserve, or says that there is none yet.
-    fn reserve(&mut self, at: At, bytes: u64) -> Option<()> {
+    /// The earliest bundle up to a phase that may go through the reserve and is `complete`: a moved one, or
+    /// one of the phase that would have planned room if there were more memory.
+    fn first(&self, last: At, complete: impl Fn(&(At, Bundle)) -> bool) -> Option<(At, Bundle)> {
+        let moved = self.moved.range(..=(last, Bundle(u32::MAX))).copied().find(&complete);
+        let refused = self.planned.first_key_value().filter(|_| self.areas.len() < AREAS);
+        let mut refused =
+            refused.into_iter().flat_map(|(&at, it)| it.keys().map(move |it| (at, *it)));
+        moved.into_iter().chain(refused.find(&complete)).min()
+    }
+
+    /// Takes room in the reserve for a waiting bundle, or says that there is none yet.
+    fn reserve(&mut self, at: At, bundle: Bundle, bytes: u64) -> Option<()> {
         let used = self.reserve_used + bytes;
-        (used <= self.sizes[&at.step].reserve).then(|| self.reserve_used = used)
+        if used > self.sizes[&at.step].reserve || self.areas_used + used > self.memory {
+            return None;
+        }
+        self.reserve_used = used;
+        if !self.moved.remove(&(at, bundle))
+            && let Some(planned) = self.planned.get_mut(&at)
+        {
+            planned.remove(&bundle);
+            if planned.is_empty() {
+                self.planned.remove(&at);
+            }
+        }
+        Some(())
     }
 
     pub(super) fn free(&mut self, at: At, room: Room, bytes: u64) {
         match room {
             Room::Reserve => self.reserve_used -= bytes,
             Room::Planned => {
+                self.areas_used -= bytes;
                 let left = self.areas.get_mut(&at).expect("a planned bundle's phase has room");
                 *left -= 1;
                 if *left == 0 {
@@ -127,6 +177,7 @@ impl Rooms {
 
     /// Nothing up to `at` needs room any more.
     pub(super) fn pass(&mut self, at: At) {
+        self.passed = self.passed.max(Some(at));
         self.planned.retain(|it, _| *it > at);
         self.moved.retain(|it| it.0 > at);
     }
@@ -134,6 +185,7 @@ impl Rooms {
     /// Forgets a step that is over and holds nothing.
     pub(super) fn over(&mut self, step: u64) {
         self.sizes.remove(&step);
+        self.over = self.over.max(Some(step));
     }
 }
 
@@ -141,42 +193,31 @@ impl Server {
     /// Gives room to what may have it.
     pub(super) fn admit(&mut self, now: Nanos, out: &mut Vec<Command>) {
         while let Some((at, bundles)) = self.rooms.next_planned() {
-            for bundle in bundles {
+            for bundle in bundles.into_keys() {
                 self.activate(now, (at, bundle), Room::Planned, out);
             }
         }
-        while let Some((at, bundle)) = self.next_moved() {
+        while let Some((at, bundle)) = self.next_reserved() {
             let bytes = self.steps[&at.step].step.shape(at.phase).bundle_bytes(bundle);
-            if self.rooms.reserve(at, bytes).is_none() {
+            if self.rooms.reserve(at, bundle, bytes).is_none() {
                 break;
             }
-            self.rooms.moved.remove(&(at, bundle));
             self.activate(now, (at, bundle), Room::Reserve, out);
         }
     }
 
-    /// The earliest moved bundle that would not wait for anybody, were it to have room.
-    fn next_moved(&mut self) -> Option<(At, Bundle)> {
+    /// The earliest bundle that would not wait for anybody, were it to have room in the reserve.
+    fn next_reserved(&self) -> Option<(At, Bundle)> {
         if !self.settings.rules.reserve_takes_complete_bundles {
             return self.rooms.moved.first().copied();
         }
         let last = self.rung.last()?.0;
-        let wanted = self.rooms.moved.range(..=(last, Bundle(u32::MAX)));
-        wanted.copied().find(|&(at, bundle)| self.complete(at, bundle))
+        self.rooms.first(last, |it| self.complete(it.0, it.1))
     }
 
     /// Whether all rows of a bundle are readable, and so all its readers are ready.
     pub(super) fn complete(&self, at: At, bundle: Bundle) -> bool {
         let parts = self.steps[&at.step].step.shape(at.phase).parts(bundle);
         parts.sources.iter().all(|&it| self.rung.contains(&(at, it)))
-    }
-
-    /// The earliest phase with work whose rows are all readable and which has not run.
-    pub(super) fn owes(&self) -> Option<At> {
-        let idle = |it: &(At, Bundle)| self.complete(it.0, it.1);
-        let mut active = self.active.iter().filter(|it| it.1.unfinished()).map(|it| *it.0);
-        let active = active.find(|it| !self.passed(it.0) && idle(it));
-        let moved = self.rooms.moved.iter().copied().find(idle);
-        active.into_iter().chain(moved).map(|it| it.0).min()
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     Work,
 };
 
-type Key = (At, Bundle);
+pub(super) type Key = (At, Bundle);
 
 /// A bundle that has room.
 #[derive(Debug)]
@@ -97,6 +97,17 @@ impl Active {
         self.works.iter().any(|it| matches!(it.state, UnitState::Waiting | UnitState::Ready))
     }
 
+    /// Whose rows a parcel is.
+    pub(super) fn source(&self, parcel: Parcel) -> TrainerId {
+        self.shape.parcel(parcel).from
+    }
+
+    /// Trainers whose rows are not here yet.
+    pub(super) fn lacks(&self) -> impl Iterator<Item = TrainerId> {
+        let absent = |it: &&Input| matches!(it.state, InputState::Absent | InputState::Pulling);
+        self.inputs.iter().filter(absent).map(|it| self.source(it.parcel))
+    }
+
     pub(super) fn owed_to(&self, trainer: TrainerId) -> bool {
         self.works
             .iter()
@@ -174,10 +185,11 @@ impl Server {
     ) {
         let Some((at, bundle, parcel)) = self.pulls.remove(&pull) else { return };
         let key = (at, bundle);
+        self.tried(now, key, parcel, result);
         let passed = self.passed(at);
         let refused = passed && self.settings.rules.pull_checks_watermark;
         let active = self.active.get_mut(&key).expect("a bundle outlives its pulls");
-        let from = active.shape.parcel(parcel).from;
+        let from = active.source(parcel);
         let input = active.input(parcel);
         let same = |found| found == 0 || !self.settings.rules.pull_checks_incarnation;
         match result {
@@ -275,7 +287,7 @@ impl Server {
 
     /// Tells a trainer of every result that it has not acknowledged.
     pub(super) fn announce_to(
-        &mut self,
+        &self,
         trainer: TrainerId,
         phases: RangeInclusive<At>,
         out: &mut Vec<Command>,
@@ -302,9 +314,7 @@ impl Server {
         }
         self.watermark = Some(at);
         self.rooms.pass(at);
-        self.rung = self
-            .rung
-            .split_off(&(At { step: at.step, phase: crate::Phase(at.phase.0 + 1) }, TrainerId(0)));
+        self.rung.retain(|it| it.0 > at);
         for early in self.early.values_mut() {
             early.retain(|it, _| *it > at);
         }

@@ -4,12 +4,12 @@
 //! everything that the peer may have missed: the doorbells of every phase that the watermark has not
 //! passed, with all acknowledgements.
 
+use std::collections::BTreeSet;
+
 use super::results::State;
 use super::{Command, Trainer};
-use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, Why, Work};
-
-/// Doublings of the time between two tries.
-const MAX_DOUBLINGS: u32 = 4;
+use crate::settings::MAX_DOUBLINGS;
+use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, ServerId, Why, Work};
 
 /// What is owed to a peer.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Link {
     tries: u32,
     /// First and last break since something was heard.
     broken: Option<(Nanos, Nanos)>,
+    /// Since when it has not answered what was said again.
+    asked: Option<Nanos>,
 }
 
 impl Link {
@@ -29,8 +31,15 @@ impl Link {
     }
 
     pub(super) fn mended(&mut self) {
+        self.asked = None;
         self.broken = None;
         self.tries = 0;
+    }
+
+    /// This process was paused: what broke before says nothing of now.
+    pub(super) fn forgive(&mut self) {
+        self.asked = None;
+        self.broken = None;
     }
 
     /// Plans to say everything again, a while after `now` that doubles with every try.
@@ -68,7 +77,7 @@ impl Trainer {
     }
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
-        let (retry, quiet) = (self.settings.retry_after, self.settings.suspect_after);
+        let (retry, gap) = (self.settings.retry_after, self.settings.between_breaks());
         if peer == Peer::CONDUCTOR {
             self.beat_at = self.beat_at.min(now.after(retry));
         }
@@ -82,12 +91,58 @@ impl Trainer {
         let known = link.resend.is_some();
         link.say_again_later(now, retry);
         let first = match link.broken {
-            Some((first, last)) if now.since(last) <= quiet => first,
+            Some((first, last)) if now.since(last) <= gap => first,
             Some(_) | None => now,
         };
         link.broken = Some((first, now));
         if !known {
             self.suspect(now, peer, out);
+        }
+    }
+
+    /// What was dropped for a peer is said again, now. Its link is as good as before: nobody is suspect.
+    pub(super) fn unsaid(&mut self, now: Nanos, peer: Peer) {
+        if peer == Peer::CONDUCTOR {
+            self.beat_at = now;
+        }
+        if self.fills(peer) {
+            self.link(peer).resend = Some(now);
+        }
+    }
+
+    /// The conductor cannot reach these servers: rings them again, also those that fill no slot or have no
+    /// need of these rows. Who is rung twice for a phase answers.
+    pub(super) fn ask(&mut self, servers: &[ServerId], out: &mut Vec<Command>) {
+        self.asked.retain(|it, _| servers.contains(it));
+        for &server in servers {
+            let peer = Peer::Server(server);
+            if !self.asked.contains_key(&server) {
+                let rung = self.phases.iter().find(|it| it.1.rung.contains(&peer));
+                let Some((&at, _)) = rung.or(self.phases.iter().next()) else { continue };
+                let live = &self.steps[&at.step];
+                let (round, digest) = (live.table.round, live.step.digest());
+                // Always the same one: what such a server hears of later steps adds up.
+                let doorbell = Message::Doorbell { at, round, acks: Acks::default(), digest };
+                self.asked.insert(server, (doorbell, false));
+            }
+            if let Some((doorbell, waiting)) = self.asked.get_mut(&server) {
+                *waiting = true;
+                out.push(Command::Send { to: peer, message: doorbell.clone() });
+            }
+        }
+    }
+
+    /// A server has answered.
+    pub(super) fn answered(&mut self, now: Nanos, peer: Peer) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.mended();
+        }
+        if let Peer::Server(server) = peer
+            && let Some((_, waiting)) = self.asked.get_mut(&server)
+            && std::mem::take(waiting)
+        {
+            self.reached.insert(server);
+            self.beat_at = now;
         }
     }
 
@@ -113,7 +168,8 @@ impl Trainer {
                 watermark: self.watermark,
                 done: self.done,
                 rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
-                owes: None,
+                reached: std::mem::take(&mut self.reached).into_iter().collect(),
+                ..Heartbeat::default()
             };
             let message = Message::Heartbeat(heartbeat);
             out.push(Command::Send { to: Peer::CONDUCTOR, message });
@@ -122,7 +178,7 @@ impl Trainer {
         let resend: Vec<_> =
             self.links.iter().filter(|it| due(&it.1.resend)).map(|it| *it.0).collect();
         for peer in resend {
-            self.say_again(peer, out);
+            self.say_again(now, peer, out);
         }
         let acks: Vec<_> =
             self.links.iter().filter(|it| due(&it.1.ack_due)).map(|it| *it.0).collect();
@@ -133,7 +189,7 @@ impl Trainer {
         self.complain(now, out);
     }
 
-    fn say_again(&mut self, peer: Peer, out: &mut Vec<Command>) {
+    fn say_again(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let mut works = Vec::new();
         let mut rung = Vec::new();
         for (&at, open) in &self.phases {
@@ -150,27 +206,47 @@ impl Trainer {
             let acks = self.take_acks(peer);
             out.push(Command::Send { to: peer, message: Message::Ack { acks } });
         }
+        if !rung.is_empty() {
+            self.link(peer).asked.get_or_insert(now);
+        }
         for at in rung {
             self.doorbell(peer, at, out);
         }
     }
 
-    /// Makes the executors of late work suspect, again and again until it is there.
+    /// A server that was rung again has not answered: what is said may be lost on a link that nobody sees
+    /// broken. Closes it, so that it is opened anew or seen to be broken, and tells the conductor.
+    fn reopen(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
+        let patience = self.settings.suspect_after;
+        let link = self.link(peer);
+        let Some(asked) = link.asked.filter(|it| now.since(*it) >= patience) else { return };
+        if link.broken.is_none() {
+            out.push(Command::Close(peer));
+        }
+        let first = link.broken.map_or(asked, |it| it.0);
+        link.broken = Some((first, now));
+        self.suspect(now, peer, out);
+    }
+
+    /// Makes the executors of late work suspect, and rings again whoever was rung, until the phase is passed:
+    /// a doorbell may be lost on a link that nobody sees broken, also one for results of others.
     fn complain(&mut self, now: Nanos, out: &mut Vec<Command>) {
-        let late = |it: &(&At, &super::Open)| it.1.missing > 0 && it.1.late_at <= now;
+        let late = |it: &(&At, &super::Open)| it.1.late_at <= now;
         let phases: Vec<_> = self.phases.iter().filter(late).map(|it| *it.0).collect();
         for at in phases {
             let open = &self.phases[&at];
             let lasting = now.since(open.since);
             let missing = open.wants.iter().filter(|it| !matches!(it.1.state, State::Have(_)));
-            let mut servers: Vec<_> = missing.filter_map(|it| self.executor(at, *it.0)).collect();
-            servers.sort_unstable();
-            servers.dedup();
-            for peer in servers {
+            let owing: BTreeSet<_> = missing.filter_map(|it| self.executor(at, *it.0)).collect();
+            let rung = open.rung.iter().copied().filter(|&it| self.fills(it));
+            for peer in rung.chain(owing.iter().copied()).collect::<BTreeSet<_>>() {
                 if let Peer::Server(server) = peer {
-                    let why = Why::Late { step: at.step, phase: at.phase };
-                    let message = Message::Suspect { server, why, lasting };
-                    out.push(Command::Send { to: Peer::CONDUCTOR, message });
+                    if owing.contains(&peer) {
+                        let why = Why::Late { step: at.step, phase: at.phase };
+                        let message = Message::Suspect { server, why, lasting };
+                        out.push(Command::Send { to: Peer::CONDUCTOR, message });
+                    }
+                    self.reopen(now, peer, out);
                 }
                 self.link(peer).resend = Some(now);
             }

@@ -21,7 +21,7 @@ use self::links::Link;
 use self::results::{Outstanding, Want};
 use crate::{
     At, End, Filler, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
-    Settings, Step, TrainerId, Work,
+    ServerId, Settings, Step, TrainerId, Work,
 };
 
 /// What happens to a trainer.
@@ -48,6 +48,8 @@ pub enum Event {
     },
     /// The link to or from a peer broke, or a try to open it failed.
     Closed(Peer),
+    /// Messages to a peer were dropped because too many waited for it. Its link stands, and has room again.
+    Unsaid(Peer),
     /// The answer to [`Command::Reassign`].
     Round(Arc<RoundTable>),
     /// The deadline has come.
@@ -74,7 +76,8 @@ pub enum Command {
         at: At,
         /// The work.
         work: Work,
-        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline).
+        /// When it ends with [`PullFailure::Deadline`](crate::PullFailure::Deadline) if nothing has come from the peer;
+        /// every byte that comes, for this pull or another one of the link, moves it on by as much as it is away now.
         deadline: Nanos,
     },
     /// What this pull brought counts: merge it.
@@ -126,6 +129,10 @@ pub struct Trainer {
     links: BTreeMap<Peer, Link>,
     pulls: BTreeMap<PullId, Outstanding>,
     next_pull: u64,
+    /// Servers for which the conductor asks, how they are rung, and whether they have not answered since.
+    asked: BTreeMap<ServerId, (Message, bool)>,
+    /// Those that have, since the last heartbeat.
+    reached: BTreeSet<ServerId>,
     watermark: Option<At>,
     done: Option<At>,
     submitted: Option<At>,
@@ -161,11 +168,13 @@ impl Trainer {
             links: BTreeMap::new(),
             pulls: BTreeMap::new(),
             next_pull: 0,
+            asked: BTreeMap::new(),
+            reached: BTreeSet::new(),
             watermark: None,
             done: None,
             submitted: None,
             beat_at: now,
-            heard: now,
+            heard: now.after(settings.assemble_within),
             last: now,
             ended: false,
         }
@@ -188,7 +197,8 @@ impl Trainer {
         }
         if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
             // This process was paused: silence meanwhile says nothing about the conductor.
-            self.heard = now;
+            self.heard = self.heard.max(now);
+            self.links.values_mut().for_each(Link::forgive);
         }
         self.last = now;
         match event {
@@ -197,6 +207,7 @@ impl Trainer {
             Event::Message { from, message } => self.message(now, from, message, out),
             Event::Pulled { pull, result } => self.pulled(now, pull, result, out),
             Event::Closed(peer) => self.closed(now, peer, out),
+            Event::Unsaid(peer) => self.unsaid(now, peer),
             Event::Round(table) => self.round(now, table, out),
             Event::Tick => {}
         }
@@ -209,7 +220,7 @@ impl Trainer {
             return None;
         }
         let links = self.links.values().filter_map(Link::deadline);
-        let phases = self.phases.values().filter(|it| it.missing > 0).map(|it| it.late_at);
+        let phases = self.phases.values().map(|it| it.late_at);
         let silent = self.heard.after(self.settings.conductor_after);
         links.chain(phases).chain([self.beat_at, silent]).min()
     }
@@ -277,20 +288,27 @@ impl Trainer {
         if from == Peer::CONDUCTOR {
             self.heard = now;
         }
-        if let Some(link) = self.links.get_mut(&from) {
-            link.mended();
-        }
         match message {
-            Message::Finished { at, works } => self.finished(now, from, at, &works, out),
-            Message::Watermark { at } | Message::Pulse { watermark: Some(at) } => {
-                self.advance(at, out);
+            Message::Finished { at, works } => {
+                self.answered(now, from);
+                self.finished(now, from, at, &works, out);
             }
-            Message::Round { step, round, tables } => {
-                if self.steps.get(&step).is_some_and(|it| it.table.round < round) {
+            Message::Watermark { at } if from == Peer::CONDUCTOR => self.advance(at, out),
+            Message::Pulse { watermark, ask } if from == Peer::CONDUCTOR => {
+                if let Some(at) = watermark {
+                    self.advance(at, out);
+                }
+                self.ask(&ask, out);
+            }
+            Message::Round { step, round, tables } if from == Peer::CONDUCTOR => {
+                let news = |it: &Live| it.table.round < round && it.step.takes(round, &tables);
+                if self.steps.get(&step).is_some_and(news) {
                     out.push(Command::Reassign { step, round, tables });
                 }
             }
-            Message::Pulse { watermark: None }
+            Message::Watermark { .. }
+            | Message::Round { .. }
+            | Message::Pulse { .. }
             | Message::Doorbell { .. }
             | Message::Ack { .. }
             | Message::PhaseDone { .. }
@@ -305,6 +323,7 @@ impl Trainer {
         if live.table.round >= table.round {
             return;
         }
+        assert!(live.step.check(&table).is_ok(), "the shell assigns all bundles of the step");
         let step = table.step;
         let before = std::mem::replace(&mut live.table, table);
         let lost = before.fillers.iter().flatten().filter_map(|&filler| match filler {
@@ -321,12 +340,17 @@ impl Trainer {
             self.links.remove(&peer);
         }
         if self.settings.rules.round_rings_again {
-            let phases = self.phases.range(At::new(step, 0)..At::new(step + 1, 0));
+            let phases = self.phases.range(At::new(step, 0)..=At::new(step, u32::MAX));
             for at in phases.map(|it| *it.0).collect::<Vec<_>>() {
                 self.ring(at, out);
             }
         }
         self.beat_at = now;
+    }
+
+    /// Whether a step runs here.
+    pub fn runs(&self, step: u64) -> bool {
+        self.steps.contains_key(&step)
     }
 
     /// The watermark has reached `at`.

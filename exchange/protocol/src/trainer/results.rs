@@ -47,6 +47,10 @@ impl Trainer {
                 }
                 continue;
             };
+            // Only who was rung has this trainer's rows, and so results of them.
+            if !open.rung.contains(&from) {
+                return;
+            }
             let Some(want) = open.wants.get_mut(&work) else { continue };
             match want.state {
                 State::Have(_) if first_wins => self.acknowledge(now, from, at, work),

@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use cadre_protocol::server::Host;
 use cadre_protocol::{
-    At, Bundle, BundleShape, Filler, Fillers, Nanos, OnPoolLoss, Parcel, ParcelShape, Phase, Round,
-    RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, Work, WorkShape, alive,
+    AssignedRounds, Assignment, At, Bundle, BundleShape, Filler, Fillers, Nanos, OnPoolLoss,
+    Parcel, ParcelShape, Phase, Round, RoundTable, ServerId, Settings, Shape, Slot, Step,
+    TrainerId, Work, WorkShape, alive,
 };
 
 use crate::random::{Random, hash};
@@ -37,6 +39,17 @@ struct Template {
     shapes: Vec<Arc<Shape>>,
     phases: Vec<u16>,
 }
+
+/// A step in a process, with the assignments of its rounds so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    pub(crate) step: Arc<Step>,
+    rounds: AssignedRounds<Vec<Assignment>>,
+}
+
+/// Some bundle has no slot.
+#[derive(Debug)]
+pub(crate) struct Unplaceable;
 
 impl Job {
     pub(crate) fn new(random: &mut Random, steps: u64) -> Self {
@@ -89,38 +102,34 @@ impl Job {
         &template.shapes[usize::from(template.phases[at.phase.0 as usize])]
     }
 
-    /// The step, with the fillers of its header.
-    pub(crate) fn step(&self, step: u64, fillers: &Fillers) -> Arc<Step> {
+    /// The step, with the fillers of its header; `None` if some bundle then has no slot.
+    pub(crate) fn step(&self, step: u64, fillers: &Fillers) -> Option<Running> {
         let template = self.template(step);
-        let (table, _) = self.table(step, fillers, &[]);
+        let planned = |shape: &Arc<Shape>| shape.bundles().iter().map(|it| Some(it.slot)).collect();
+        let planned: Vec<Assignment> = template.shapes.iter().map(planned).collect();
+        let first = self.reassign(&planned, fillers).ok()?;
         let (shapes, phases) = (template.shapes.clone(), template.phases.clone());
-        Arc::new(
-            Step::new(self.trainers, hash(&[step]), shapes, phases, table)
-                .expect("it is well made"),
-        )
+        let (fillers, assignments) = (fillers.clone(), first.clone());
+        let table = RoundTable { step, round: Round(0), fillers, assignments };
+        let made = Step::new(self.trainers, hash(&[step]), shapes, phases, table);
+        let made = Arc::new(made.expect("it is well made"));
+        Some(Running { step: made, rounds: AssignedRounds::new(first) })
     }
 
-    /// The table after some rounds, and whether every bundle has a slot.
-    pub(crate) fn table(
+    /// Moves the bundles of slots that are not alive.
+    fn reassign(
         &self,
-        step: u64,
-        header: &Fillers,
-        rounds: &[Fillers],
-    ) -> (RoundTable, bool) {
-        let shapes = &self.template(step).shapes;
-        let planned = |shape: &Arc<Shape>| shape.bundles().iter().map(|it| Some(it.slot)).collect();
-        let mut assignments: Vec<Vec<Option<Slot>>> = shapes.iter().map(planned).collect();
-        for fillers in [header].into_iter().chain(rounds) {
-            let alive = alive(fillers);
-            for (bundle, slot) in assignments.iter_mut().flat_map(|it| it.iter_mut().enumerate()) {
-                if slot.is_none_or(|it| !alive[usize::from(it.0)]) {
-                    *slot = self.survivor(Bundle(bundle as u32), fillers);
-                }
+        before: &[Assignment],
+        fillers: &Fillers,
+    ) -> Result<Vec<Assignment>, Unplaceable> {
+        let alive = alive(fillers);
+        let moved = |(bundle, slot): (usize, &Option<Slot>)| match slot {
+            Some(it) if alive[usize::from(it.0)] => Ok(Some(*it)),
+            Some(_) | None => {
+                self.survivor(Bundle(bundle as u32), fillers).map(Some).ok_or(Unplaceable)
             }
-        }
-        let placed = assignments.iter().flatten().all(Option::is_some);
-        let fillers = rounds.last().unwrap_or(header).clone();
-        (RoundTable { step, round: Round(rounds.len() as u32), fillers, assignments }, placed)
+        };
+        before.iter().map(|it| it.iter().enumerate().map(moved).collect()).collect()
     }
 
     fn survivor(&self, bundle: Bundle, fillers: &Fillers) -> Option<Slot> {
@@ -133,6 +142,46 @@ impl Job {
         let slots: Vec<_> = (0..fillers.len()).filter(|&it| alive[it]).filter(holds).collect();
         let index = (bundle.0 as usize * 7) % slots.len().max(1);
         slots.get(index).map(|&it| Slot(it as u16))
+    }
+
+    /// The table of the newest round of `tables`.
+    pub(crate) fn table(
+        &self,
+        running: &mut Running,
+        tables: &[Fillers],
+    ) -> Result<Arc<RoundTable>, Unplaceable> {
+        let assigned = running.rounds.after(tables, |it, fillers| self.reassign(it, fillers))?;
+        Ok(Arc::new(RoundTable {
+            step: running.step.number(),
+            round: Round(tables.len() as u32),
+            fillers: tables.last().cloned().unwrap_or_default(),
+            assignments: assigned.clone(),
+        }))
+    }
+
+    /// Bytes of a server: in every other job just what its largest step needs.
+    pub(crate) fn memory(&self, host: Host) -> u64 {
+        if self.steps % 2 == 1 {
+            return u64::MAX;
+        }
+        let here = |filler: &Option<Filler>| match (host, filler) {
+            (Host::Dedicated(me), Some(Filler::Server(it))) => me.index == it.index,
+            (Host::InPlace(me), Some(Filler::InPlace(it))) => me == *it,
+            (Host::Dedicated(_) | Host::InPlace(_), _) => false,
+        };
+        let mine = |it: &BundleShape| here(&self.slots[usize::from(it.slot.0)]);
+        let need = |template: &Template| {
+            let (mut phase, mut reserve) = (0, 0);
+            for shape in &template.shapes {
+                let bytes = |it: usize| shape.bundle_bytes(Bundle(it as u32));
+                let bundles = shape.bundles().iter().enumerate();
+                let planned = bundles.filter(|it| mine(it.1)).map(|it| bytes(it.0)).sum::<u64>();
+                phase = phase.max(planned);
+                reserve = reserve.max((0..shape.bundles().len()).map(bytes).max().unwrap_or(0));
+            }
+            2 * phase + reserve
+        };
+        self.templates.iter().map(need).max().unwrap_or(0)
     }
 
     /// The work that a trainer wants in a phase.
@@ -181,6 +230,7 @@ fn settings(random: &mut Random, on_pool_loss: OnPoolLoss) -> Settings {
         pull_within: Nanos::from_millis(*random.pick(&[10, 50, 300])),
         phase_within: Nanos::from_millis(*random.pick(&[60, 500])),
         retry_after: Nanos::from_millis(2),
+        reach_within: Nanos::from_millis(100),
         ack_within: Nanos(500_000),
         window: random.within(2, 4) as usize,
         on_pool_loss,

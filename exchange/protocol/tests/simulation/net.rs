@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use cadre_protocol::{At, Message, Nanos, Parcel, Peer, PullFailure, PullId, Work};
+use cadre_protocol::{
+    At, Message, Nanos, Parcel, Peer, PullFailure, PullId, ServerId, TrainerId, Work,
+};
 
+use crate::faults::BadPath;
 use crate::random::Random;
 
 /// What arrives at a process.
@@ -60,8 +63,10 @@ pub(crate) enum Happening {
     Late(u64),
     Fault(usize),
     Resume(Peer),
-    /// The supervisor starts a server in a slot.
-    Spawn(u16),
+    /// A trainer's path to servers is bad from now on; where it refuses, links break.
+    PathBreaks,
+    /// The supervisor starts servers in these slots.
+    Spawn(Vec<u16>),
 }
 
 /// A pull on its way.
@@ -89,6 +94,7 @@ pub(crate) struct Net {
     pub(crate) flights: BTreeMap<u64, Flight>,
     /// Longest usual delay.
     slowest: Nanos,
+    bad: Option<BadPath>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,11 +102,17 @@ struct Link {
     generation: u64,
     clock: Nanos,
     cut_until: Nanos,
+    open: bool,
+    /// Until when an attempt to open it goes on that will fail.
+    opening_until: Nanos,
 }
 
+/// How long a greeting may take.
+const GREETING: Nanos = Nanos::from_millis(40);
+
 impl Net {
-    pub(crate) fn new(slowest: Nanos) -> Self {
-        Self { slowest, ..Self::default() }
+    pub(crate) fn new(slowest: Nanos, bad: Option<BadPath>) -> Self {
+        Self { slowest, bad, ..Self::default() }
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Nanos, Happening)> {
@@ -126,7 +138,38 @@ impl Net {
     }
 
     pub(crate) fn is_cut(&mut self, now: Nanos, a: Peer, b: Peer) -> bool {
-        self.link(a, b).cut_until > now
+        let refuses = self.is_bad(now, a, b).is_some_and(|swallows| !swallows);
+        refuses || self.link(a, b).cut_until > now
+    }
+
+    /// Whether a path is bad for good, and then whether it swallows.
+    fn is_bad(&self, now: Nanos, a: Peer, b: Peer) -> Option<bool> {
+        let bad = self.bad.filter(|it| it.from <= now)?;
+        let trainer = Peer::Trainer(TrainerId(bad.trainer));
+        let server = |it| match it {
+            Peer::Server(id) => {
+                bad.server.is_none_or(|index| id == ServerId { index, incarnation: 0 })
+            }
+            Peer::Trainer(_) => false,
+        };
+        let between = (a == trainer && server(b)) || (b == trainer && server(a));
+        between.then_some(bad.swallows)
+    }
+
+    pub(crate) fn swallows(&self, now: Nanos, a: Peer, b: Peer) -> bool {
+        self.is_bad(now, a, b) == Some(true)
+    }
+
+    /// Something goes from `from` to `to` on a path that swallows: an open link keeps still, any other
+    /// fails when its greeting is late.
+    fn swallow(&mut self, now: Nanos, from: Peer, to: Peer) {
+        let until = now.after(GREETING);
+        let link = self.link(from, to);
+        if !link.open && link.opening_until <= now {
+            link.opening_until = until;
+            self.local(until, from, Input::Closed(to));
+            self.fail(until, |it| (it.by, it.from) == (from, to), PullFailure::PeerFailed);
+        }
     }
 
     /// Sends in order; a cut link refuses at once.
@@ -142,7 +185,11 @@ impl Net {
         if self.is_cut(now, from, to) {
             return self.local(when, from, Input::Closed(to));
         }
+        if self.swallows(now, from, to) {
+            return self.swallow(now, from, to);
+        }
         let link = self.link(from, to);
+        link.open = true;
         let when = when.max(link.clock.after(Nanos(1)));
         link.clock = when;
         let link = Some(((from, to), link.generation));
@@ -159,6 +206,7 @@ impl Net {
         for (from, to) in [(a, b), (b, a)] {
             let link = self.link(from, to);
             link.generation += 1;
+            link.open = false;
             link.cut_until = link.cut_until.max(until);
             let when = now.after(self.delay(random));
             self.local(when, from, Input::Closed(to));
@@ -169,11 +217,16 @@ impl Net {
 
     /// `by` closes its links with `peer` by force.
     pub(crate) fn close(&mut self, now: Nanos, random: &mut Random, by: Peer, peer: Peer) {
-        self.link(by, peer).generation += 1;
-        self.link(peer, by).generation += 1;
         let when = now.after(self.delay(random));
-        self.local(when, peer, Input::Closed(by));
         self.fail(now, |it| (it.by, it.from) == (by, peer), PullFailure::Cancelled);
+        self.link(by, peer).generation += 1;
+        self.link(by, peer).open = false;
+        if self.swallows(now, by, peer) {
+            return;
+        }
+        self.link(peer, by).generation += 1;
+        self.link(peer, by).open = false;
+        self.local(when, peer, Input::Closed(by));
         self.fail(now, |it| (it.by, it.from) == (peer, by), PullFailure::PeerFailed);
     }
 
@@ -222,9 +275,12 @@ impl Net {
         if refused {
             return self.end(when, id, Err(PullFailure::PeerFailed));
         }
-        self.link(flight.by, flight.from);
+        self.at(deadline, Happening::Late(id));
+        if self.swallows(now, flight.by, flight.from) {
+            return self.swallow(now, flight.by, flight.from);
+        }
+        self.link(flight.by, flight.from).open = true;
         self.link(flight.from, flight.by);
         self.at(when, Happening::Read(id));
-        self.at(deadline, Happening::Late(id));
     }
 }

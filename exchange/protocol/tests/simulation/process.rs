@@ -2,16 +2,13 @@
 //! told to do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 
 use cadre_protocol::conductor::Conductor;
 use cadre_protocol::server::{Host, Server};
 use cadre_protocol::trainer::Trainer;
-use cadre_protocol::{
-    At, Nanos, Parcel, Peer, PullId, RoundTable, ServerId, Settings, Step, TrainerId, Work,
-};
+use cadre_protocol::{At, Nanos, Parcel, Peer, PullId, ServerId, Settings, TrainerId, Work};
 
-use crate::job::{Job, next, result, row};
+use crate::job::{Job, Running, next, result, row};
 use crate::net::Input;
 
 /// A process, with its machines.
@@ -31,12 +28,14 @@ pub(crate) struct Process {
     pub(crate) told: Option<At>,
     /// The bits that the newest pull brought.
     pub(crate) value: Option<u64>,
-    pub(crate) steps: BTreeMap<u64, Arc<Step>>,
+    /// Steps that it has begun, or that its conductor has published.
+    pub(crate) steps: BTreeMap<u64, Running>,
 }
 
 impl Process {
-    pub(crate) fn trainer(id: TrainerId, settings: Settings, job: &Job, now: Nanos) -> Self {
-        let in_place = ServerShell::new(Host::InPlace(id), settings, now);
+    pub(crate) fn trainer(id: TrainerId, job: &Job, now: Nanos) -> Self {
+        let settings = job.settings;
+        let in_place = ServerShell::new(Host::InPlace(id), job, now);
         Self {
             trainer: Some(TrainerShell::new(id, settings, now)),
             server: Some(in_place),
@@ -45,8 +44,8 @@ impl Process {
         }
     }
 
-    pub(crate) fn server(id: ServerId, settings: Settings, now: Nanos) -> Self {
-        let shell = ServerShell::new(Host::Dedicated(id), settings, now);
+    pub(crate) fn server(id: ServerId, job: &Job, now: Nanos) -> Self {
+        let shell = ServerShell::new(Host::Dedicated(id), job, now);
         Self { server: Some(shell), ..Self::empty(Peer::Server(id)) }
     }
 
@@ -187,9 +186,9 @@ pub(crate) struct ServerShell {
 }
 
 impl ServerShell {
-    fn new(host: Host, settings: Settings, now: Nanos) -> Self {
+    pub(crate) fn new(host: Host, job: &Job, now: Nanos) -> Self {
         Self {
-            machine: Server::new(host, u64::MAX, settings, now),
+            machine: Server::new(host, job.memory(host), job.settings, now),
             inputs: BTreeMap::new(),
             results: BTreeMap::new(),
             landing: BTreeMap::new(),
@@ -298,13 +297,4 @@ impl ServerShell {
     pub(crate) fn holds(&self) -> bool {
         self.used > 0 || !self.inputs.is_empty() || !self.results.is_empty()
     }
-}
-
-/// The table that the machines ask for.
-pub(crate) fn reassigned(
-    job: &Job,
-    step: &Step,
-    tables: &[cadre_protocol::Fillers],
-) -> Arc<RoundTable> {
-    Arc::new(job.table(step.number(), &step.table().fillers, tables).0)
 }

@@ -6,10 +6,17 @@ use std::sync::Arc;
 use cadre_protocol::{Audience, Message, Nanos, Peer, TrainerId, conductor, server, trainer};
 
 use crate::net::{Flight, Input, Machine, What};
-use crate::process::{Process, reassigned};
+use crate::process::Process;
 use crate::world::{Checked, World};
 
 impl World {
+    /// Prints what happens, if `CADRE_TRACE` asks for it.
+    fn trace(&self, peer: Peer, what: &dyn std::fmt::Debug) {
+        if self.trace {
+            println!("{:>10} {peer}: {what:?}", self.now.0 / 1000);
+        }
+    }
+
     pub(crate) fn input(
         &mut self,
         process: &mut Process,
@@ -60,8 +67,8 @@ impl World {
         message: Message,
         local: &mut VecDeque<Message>,
     ) -> Checked {
-        if let Message::Watermark { at } | Message::Pulse { watermark: Some(at) } = message {
-            process.told = process.told.max(Some(at));
+        if let Message::Watermark { at } | Message::Pulse { watermark: Some(at), .. } = &message {
+            process.told = process.told.max(Some(*at));
         }
         let audience = message.audience();
         if matches!(audience, Audience::Trainer | Audience::Members) {
@@ -84,8 +91,8 @@ impl World {
         step: u64,
         local: &mut VecDeque<Message>,
     ) -> Checked {
-        let made = Arc::clone(&self.headers[&step]);
-        process.steps.insert(step, made.clone());
+        let running = process.steps.entry(step).or_insert_with(|| self.headers[&step].clone());
+        let made = Arc::clone(&running.step);
         if let Some(shell) = &mut process.trainer {
             shell.begun.insert(step);
             let pause = Nanos(self.random.within(10_000, 1_000_000));
@@ -117,10 +124,12 @@ impl World {
     ) -> Checked {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            self.trace(process.peer, &event);
             let Some(shell) = &mut process.trainer else { return Ok(()) };
             let mut commands = Vec::new();
             shell.machine.handle(self.now, event, &mut commands);
             for command in commands {
+                self.trace(process.peer, &command);
                 let Some(shell) = &mut process.trainer else { return Ok(()) };
                 match command {
                     trainer::Command::Send { to, message } => {
@@ -146,7 +155,9 @@ impl World {
                     }
                     trainer::Command::Discard { .. } | trainer::Command::StepOver(_) => {}
                     trainer::Command::Reassign { step, tables, .. } => {
-                        let table = reassigned(&self.job, &process.steps[&step], &tables);
+                        let running = process.steps.get_mut(&step).ok_or("no such step")?;
+                        let table = self.job.table(running, &tables);
+                        let table = table.map_err(|_| "a round that was sent has no place")?;
                         events.push_back(trainer::Event::Round(table));
                     }
                     trainer::Command::Close(peer) => {
@@ -184,10 +195,12 @@ impl World {
     ) -> Checked {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            self.trace(process.peer, &event);
             let Some(shell) = &mut process.server else { return Ok(()) };
             let mut commands = Vec::new();
             shell.machine.handle(self.now, event, &mut commands);
             for command in commands {
+                self.trace(process.peer, &command);
                 let Some(shell) = &mut process.server else { return Ok(()) };
                 match command {
                     server::Command::Send { to, message } => {
@@ -224,7 +237,9 @@ impl World {
                     }
                     server::Command::StepOver(_) => {}
                     server::Command::Reassign { step, tables, .. } => {
-                        let table = reassigned(&self.job, &process.steps[&step], &tables);
+                        let running = process.steps.get_mut(&step).ok_or("no such step")?;
+                        let table = self.job.table(running, &tables);
+                        let table = table.map_err(|_| "a round that was sent has no place")?;
                         events.push_back(server::Event::Round(table));
                     }
                     server::Command::Close(peer) => {
@@ -251,23 +266,25 @@ impl World {
     ) -> Checked {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            self.trace(process.peer, &event);
             let Some(machine) = &mut process.conductor else { return Ok(()) };
             let mut commands = Vec::new();
             machine.handle(self.now, event, &mut commands);
             for command in commands {
+                self.trace(process.peer, &command);
                 match command {
                     conductor::Command::Publish { step, fillers } => {
-                        if !self.job.table(step, &fillers, &[]).1 {
+                        let Some(running) = self.job.step(step, &fillers) else {
                             self.headers.remove(&step);
                             let proposal = conductor::HEADER;
                             events.push_back(conductor::Event::Unplaceable { step, proposal });
                             continue;
-                        }
+                        };
                         if step + 1 < self.job.steps && !self.headers.contains_key(&step) {
                             let when = self.now.after(Nanos(self.random.within(10_000, 3_000_000)));
                             self.net.local(when, Peer::CONDUCTOR, Input::Lengths(step + 1));
                         }
-                        self.headers.insert(step, self.job.step(step, &fillers));
+                        self.headers.insert(step, running);
                     }
                     conductor::Command::Header { step, .. }
                         if !self.headers.contains_key(&step) => {}
@@ -282,8 +299,9 @@ impl World {
                         self.send(process.peer, to, message, local);
                     }
                     conductor::Command::Propose { step, proposal, tables } => {
-                        let header = &self.headers[&step].table().fillers;
-                        let (_, placed) = self.job.table(step, header, &tables);
+                        let header = &self.headers[&step];
+                        let running = process.steps.entry(step).or_insert_with(|| header.clone());
+                        let placed = self.job.table(running, &tables).is_ok();
                         events.push_back(answer(placed, step, proposal));
                     }
                     conductor::Command::DeclareLost(id) => self.declared(id),

@@ -1,15 +1,14 @@
 //! The simulated cluster: processes, time, faults and the supervisor.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 
 use cadre_protocol::{
-    End, Filler, Fillers, Message, Nanos, OnPoolLoss, Peer, PullFailure, ServerId, Step, TrainerId,
+    End, Filler, Fillers, Message, Nanos, OnPoolLoss, Peer, PullFailure, ServerId, TrainerId,
     conductor, server, trainer,
 };
 
 use crate::faults::Faults;
-use crate::job::Job;
+use crate::job::{Job, Running};
 use crate::net::{Flight, Happening, Input, Net, What};
 use crate::process::{Process, ServerShell};
 use crate::random::{Random, hash};
@@ -31,7 +30,7 @@ pub(crate) struct World {
     pub(crate) random: Random,
     pub(crate) net: Net,
     pub(crate) processes: BTreeMap<Peer, Box<Process>>,
-    pub(crate) headers: BTreeMap<u64, Arc<Step>>,
+    pub(crate) headers: BTreeMap<u64, Running>,
     pub(crate) faults: Faults,
     /// Slots as the supervisor sees them, and incarnations given out.
     pub(crate) view: Fillers,
@@ -46,15 +45,28 @@ pub(crate) struct World {
     /// Pulls that reached a paused process.
     pub(crate) reads: BTreeMap<Peer, Vec<u64>>,
     events: u64,
+    /// Whether every event and command is printed.
+    pub(crate) trace: bool,
 }
 
 /// What a handler returns: `Err` is what is wrong.
 pub(crate) type Checked = Result<(), String>;
 
 impl World {
-    pub(crate) fn new(job: Job, faults: Faults, mut random: Random) -> Self {
+    pub(crate) fn new(mut job: Job, faults: Faults, mut random: Random) -> Self {
         let slowest = Nanos(*random.pick(&[50_000, 300_000, 2_000_000]));
-        let net = Net::new(slowest);
+        let net = Net::new(slowest, faults.path);
+        if faults.calm {
+            // One packet in a hundred takes twenty times as long, and a pull takes two.
+            let longest = 20 * slowest.0;
+            let settings = &mut job.settings;
+            settings.pull_within = settings.pull_within.max(Nanos(5 * longest));
+            settings.phase_within = settings.phase_within.max(Nanos(20 * longest));
+        }
+        if faults.path.is_some() {
+            // As in production: trainers say that a path is bad long before work is late.
+            job.settings.phase_within = Nanos(30 * job.settings.suspect_after.0);
+        }
         let limit = faults.over.after(Nanos(job.steps * 400_000_000 + 10_000_000_000));
         let mut world = Self {
             now: Nanos(0),
@@ -72,20 +84,26 @@ impl World {
             limit,
             reads: BTreeMap::new(),
             events: 0,
+            trace: std::env::var_os("CADRE_TRACE").is_some(),
             faults,
             job,
         };
         for id in (0..world.job.trainers).map(TrainerId) {
-            let process = Process::trainer(id, world.job.settings, &world.job, Nanos(0));
+            let process = Process::trainer(id, &world.job, Nanos(0));
             world.start(process);
         }
         for filler in world.view.clone().into_iter().flatten() {
-            if let Filler::Server(id) = filler {
-                world.start(Process::server(id, world.job.settings, Nanos(0)));
+            if let Filler::Server(id) = filler
+                && !world.faults.absent.contains(&id.index)
+            {
+                world.start(Process::server(id, &world.job, Nanos(0)));
             }
         }
         world.net.local(Nanos(0), Peer::CONDUCTOR, Input::View);
         world.net.local(Nanos(1), Peer::CONDUCTOR, Input::Lengths(0));
+        if let Some(path) = world.faults.path {
+            world.net.at(path.from, Happening::PathBreaks);
+        }
         for (index, fault) in world.faults.list.iter().enumerate() {
             world.net.at(fault.0, Happening::Fault(index));
         }
@@ -149,7 +167,17 @@ impl World {
             self.now = now;
             self.happen(happening)?;
         }
-        let leaks = |it: &&Process| it.server.as_ref().is_some_and(ServerShell::holds);
+        if self.end.is_some() {
+            // A trainer was killed after the last step: who is cut off has not heard of its end yet.
+            return Ok(());
+        }
+        let conductors = self.faults.path.is_some_and(|it| it.trainer == 0);
+        let leaks = |it: &&Process| {
+            // One that cannot reach the conductor hears of no watermark, and ends in the end.
+            let alone =
+                matches!(it.peer, Peer::Server(id) if conductors && self.lost.contains(&id));
+            !alone && it.server.as_ref().is_some_and(ServerShell::holds)
+        };
         match self.processes.values().map(Box::as_ref).filter(|it| !it.paused).find(leaks) {
             Some(process) => Err(format!("{} holds memory after the last step", process.peer)),
             None => Ok(()),
@@ -197,8 +225,12 @@ impl World {
                 self.resume(peer);
                 Ok(())
             }
-            Happening::Spawn(index) => {
-                self.spawn(index);
+            Happening::PathBreaks => {
+                self.path_breaks();
+                Ok(())
+            }
+            Happening::Spawn(servers) => {
+                self.spawn(&servers);
                 Ok(())
             }
         }
@@ -266,7 +298,10 @@ impl World {
 
     /// The request of a pull has reached the far side.
     fn read(&mut self, id: u64) {
-        let Some(&Flight { from, what, .. }) = self.net.flights.get(&id) else { return };
+        let Some(&Flight { by, from, what, .. }) = self.net.flights.get(&id) else { return };
+        if self.net.swallows(self.now, by, from) {
+            return;
+        }
         let shared = self.job.shared_memory;
         let found = match from {
             // Whoever has the memory now answers, under his own incarnation.
@@ -310,7 +345,15 @@ impl World {
         let in_place = self.job.slots.iter().flatten().any(|it| matches!(it, Filler::InPlace(_)));
         let fine = match &end {
             End::DeclaredLost(id) => return self.left(peer, *id),
+            // A server that cannot reach the conductor ends alone.
+            End::ConductorSilent(_) if self.faults.path.is_some_and(|it| it.trainer == 0) => {
+                return match peer {
+                    Peer::Server(id) => self.left(peer, id),
+                    Peer::Trainer(_) => Err(format!("{peer} ended the job: {end}")),
+                };
+            }
             End::TrainerDead(_) | End::ConductorSilent(_) => self.trainer_died,
+            End::TrainerCutOff { trainer, .. } => self.faults.cut_off(*trainer, &self.job.settings),
             End::PoolLost { .. } => {
                 let local = self.job.settings.on_pool_loss == OnPoolLoss::Local;
                 !self.lost.is_empty() && !local && (!in_place || self.job.picky)

@@ -1,0 +1,128 @@
+//! Trainers and servers that the conductor hears and that cannot reach each other.
+//!
+//! In: what trainers say of their links, and servers of their pulls. Out: whether the server is lost, or
+//! the trainer is cut off. The conductor measures for itself how long somebody complains; the other's own
+//! count, which starts anew after a pause of it, has to agree. Servers say nothing of a trainer that is
+//! silent: it is stopped, not cut off.
+//!
+//! A trainer that complains for [`BELIEVED_AFTER`] suspicions costs the server its place, since the step
+//! cannot go on otherwise. One that cannot reach a second server costs the job: the others reach both, so
+//! it would lose every server in turn.
+
+use std::collections::BTreeMap;
+
+use super::{Command, Conductor};
+use crate::{End, Nanos, Peer, ServerId, TrainerId};
+
+/// Suspicions for which one trainer has to complain until its word is enough.
+const BELIEVED_AFTER: u64 = 5;
+
+/// Complaints in a row that are believed: two breaks may have nothing to do with each other.
+const BELIEVED_COMPLAINTS: u32 = 3;
+
+/// Suspicions for which a server lost on one trainer's word is remembered.
+const REMEMBERED_FOR: u64 = 600;
+
+/// Open complaints, and servers lost by them.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    open: BTreeMap<(TrainerId, ServerId), Complaint>,
+    /// The newest server lost on the word of a trainer alone, and when.
+    believed: BTreeMap<TrainerId, (ServerId, Nanos)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Complaint {
+    first: Nanos,
+    last: Nanos,
+    count: u32,
+}
+
+impl Complaints {
+    /// A trainer complains, or the server about it. For how long and how often in a row without longer
+    /// gaps than `gap`.
+    fn hear(&mut self, now: Nanos, by: TrainerId, about: ServerId, gap: Nanos) -> (Nanos, u32) {
+        let new = Complaint { first: now, last: now, count: 0 };
+        let complaint = self.open.entry((by, about)).or_insert(new);
+        if now.since(complaint.last) > gap {
+            *complaint = new;
+        }
+        complaint.last = now;
+        complaint.count += 1;
+        (now.since(complaint.first), complaint.count)
+    }
+
+    /// A server is no longer there to complain about.
+    pub(super) fn settle(&mut self, server: ServerId) {
+        self.open.retain(|it, _| it.1 != server);
+    }
+
+    /// This process was paused: nobody knows what was said meanwhile.
+    pub(super) fn forget(&mut self) {
+        self.open.clear();
+    }
+}
+
+impl Conductor {
+    /// A server says that it cannot pull the rows of trainers, and for how long that has been so.
+    pub(super) fn cannot_pull(
+        &mut self,
+        now: Nanos,
+        by: Peer,
+        trainers: &[(TrainerId, Nanos)],
+        out: &mut Vec<Command>,
+    ) {
+        let Peer::Server(server) = by else { return };
+        let silent = Nanos(2 * self.settings.heartbeat_every.0);
+        for &(trainer, lasting) in trainers {
+            let heard = self.life(Peer::Trainer(trainer)).map(|it| now.since(it.heard()));
+            if heard.is_some_and(|it| it <= silent) && !self.is_lost(server) {
+                self.unreachable(now, trainer, server, lasting, out);
+            }
+        }
+    }
+
+    /// The path between `from` and a server that is not lost is bad, one of them says, and for how long that
+    /// has been so.
+    pub(super) fn unreachable(
+        &mut self,
+        now: Nanos,
+        from: TrainerId,
+        server: ServerId,
+        lasting: Nanos,
+        out: &mut Vec<Command>,
+    ) {
+        self.try_link(now, server);
+        let (suspicion, gap) = (self.settings.suspect_after, self.settings.between_breaks());
+        let (span, count) = self.complaints.hear(now, from, server, gap);
+        let span = span.min(lasting);
+        if span < Nanos(BELIEVED_AFTER * suspicion.0) || count < BELIEVED_COMPLAINTS {
+            return;
+        }
+        let open = &self.complaints.open;
+        let lasting =
+            |it: &Complaint| now.since(it.last) <= gap && it.last.since(it.first) >= suspicion;
+        let others_reach = |server: ServerId| {
+            !open.iter().any(|(key, it)| key.1 == server && key.0 != from && lasting(it))
+        };
+        let alone = others_reach(server);
+        let cut_off = |key: &(TrainerId, ServerId)| {
+            key.0 == from && key.1 != server && lasting(&open[key]) && others_reach(key.1)
+        };
+        let remembered = |it: &&(ServerId, Nanos)| {
+            it.0 != server && now.since(it.1) <= Nanos(REMEMBERED_FOR * suspicion.0)
+        };
+        let second = open.keys().copied().find(cut_off).map(|it| it.1);
+        let second = second
+            .or_else(|| self.complaints.believed.get(&from).filter(remembered).map(|it| it.0));
+        if let Some(second) = second.filter(|_| alone) {
+            let servers = [second.min(server), second.max(server)];
+            out.push(Command::End(End::TrainerCutOff { trainer: from, servers }));
+            return;
+        }
+        if alone {
+            self.complaints.believed.insert(from, (server, now));
+        }
+        self.declare_lost(now, server, out);
+    }
+}

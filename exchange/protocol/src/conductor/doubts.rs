@@ -1,0 +1,120 @@
+//! Whether the pool is lost, or this process is cut off from it.
+//!
+//! In: servers that were declared lost because this process could not reach them, and trainers' word on
+//! whether they still do. Out: the job's end by the name of trainer 0, where the conductor lives.
+//!
+//! A server that stood still for too long answers trainers again, too. But then it also answers the
+//! conductor, within a heartbeat: who is heard here is in no doubt. One answer may have been on its way
+//! when the server died; two are believed. One server may have a bad path of its own; two that trainers
+//! reach are enough. A job that has no live slot left and does not wait for one ends at once; where there
+//! are others, or replacements come, the two have to be out of reach for as long as a trainer is not
+//! believed that cannot reach a server.
+
+use std::collections::BTreeMap;
+
+use super::{Command, Conductor};
+use crate::{End, Nanos, OnPoolLoss, ServerId, TrainerId};
+
+/// Heartbeats after which a server that answers trainers should have been heard here.
+const ANSWERED_WITHIN: u64 = 3;
+
+/// Suspicions for which servers have to be out of reach until a job ends that could go on.
+const BELIEVED_AFTER: u64 = 5;
+
+/// Suspicions for which the end of a job that would not wait is put off, so that trainers can say what
+/// they reach.
+const PUT_OFF_FOR: u64 = 2;
+
+/// Suspicions for which trainers are asked for a server that was lost, if others do its work.
+const ASKED_FOR: u64 = 10;
+
+/// Suspicions for which a server that was lost is remembered.
+const REMEMBERED_FOR: u64 = 600;
+
+/// Servers lost because this process could not reach them, and not heard since.
+#[derive(Debug, Default)]
+pub(super) struct Doubts {
+    servers: BTreeMap<ServerId, Doubt>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    lost: Nanos,
+    /// When a trainer said for the first and for the last time that it answers.
+    reached: Option<(Nanos, Nanos)>,
+}
+
+impl Doubts {
+    pub(super) fn lost(&mut self, now: Nanos, server: ServerId) {
+        self.servers.insert(server, Doubt { lost: now, reached: None });
+    }
+
+    pub(super) fn heard(&mut self, server: ServerId) {
+        self.servers.remove(&server);
+    }
+
+    /// A trainer says that these servers answered when it was asked.
+    pub(super) fn reached(&mut self, now: Nanos, servers: &[ServerId]) {
+        for server in servers {
+            if let Some(doubt) = self.servers.get_mut(server) {
+                doubt.reached.get_or_insert((now, now)).1 = now;
+            }
+        }
+    }
+
+    /// This process was paused: whom it could not reach before may well be there.
+    pub(super) fn forget(&mut self) {
+        self.servers.clear();
+    }
+}
+
+impl Conductor {
+    /// Whether trainers can tell if the pool is lost.
+    pub(super) fn in_doubt(&self) -> bool {
+        self.trainers.len() > 1 && self.doubts.servers.len() > 1
+    }
+
+    /// How long the end of the job waits for what trainers say.
+    pub(super) fn doubt_within(&self) -> Nanos {
+        Nanos(PUT_OFF_FOR * self.settings.suspect_after.0)
+    }
+
+    /// Servers that trainers are asked for.
+    pub(super) fn asked(&self, now: Nanos) -> Vec<ServerId> {
+        if !self.in_doubt() {
+            return Vec::new();
+        }
+        let (waits, asked) = (self.waits_for_a_server(), self.settings.suspect_after.0 * ASKED_FOR);
+        let recent = |it: &(&ServerId, &Doubt)| waits || now.since(it.1.lost) <= Nanos(asked);
+        self.doubts.servers.iter().filter(recent).map(|it| *it.0).collect()
+    }
+
+    /// Ends the job if trainers reach servers that this process cannot reach.
+    pub(super) fn doubt(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        let remembered = Nanos(REMEMBERED_FOR * self.settings.suspect_after.0);
+        self.doubts.servers.retain(|_, it| now.since(it.lost) <= remembered);
+        if !self.in_doubt() {
+            return;
+        }
+        let heartbeat = self.settings.heartbeat_every;
+        let answered = Nanos(ANSWERED_WITHIN * heartbeat.0);
+        let lasting = match self.settings.on_pool_loss {
+            OnPoolLoss::Local | OnPoolLoss::Fail if self.waits_for_a_server() => Nanos(0),
+            OnPoolLoss::Wait(_) | OnPoolLoss::Local | OnPoolLoss::Fail => {
+                Nanos(BELIEVED_AFTER * self.settings.suspect_after.0)
+            }
+        };
+        let there = |it: &Doubt| {
+            it.reached.is_some_and(|(first, last)| {
+                last.since(first) >= heartbeat
+                    && now.since(first) >= answered
+                    && last.since(it.lost) >= lasting
+            })
+        };
+        let mut there = self.doubts.servers.iter().filter(|it| there(it.1)).map(|it| *it.0);
+        if let (Some(first), Some(second)) = (there.next(), there.next()) {
+            let (trainer, servers) = (TrainerId(0), [first, second]);
+            out.push(Command::End(End::TrainerCutOff { trainer, servers }));
+        }
+    }
+}
