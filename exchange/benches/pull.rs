@@ -133,7 +133,6 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
     let owner = PeerId::trainer(0, 0);
     let slots = ARENA_BYTES / unit_bytes;
     let landing: LandingId = reader.land(landing);
-    let deadline = Instant::now() + Duration::from_mins(1);
     let (mut rung, mut begun, mut done) = (0, 0, 0);
     let mut events = Vec::new();
     while done < units {
@@ -146,7 +145,7 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
                     reader.ring(owner, &[0; 8]).expect("rings back are few");
                     done += 1;
                 }
-                Event::Connected(_) | Event::Begun { .. } => {}
+                Event::Connected(_) | Event::Begun { .. } | Event::Room { .. } => {}
                 Event::Closed { .. } | Event::Refused { .. } | Event::Broken { .. } => {
                     panic!("{event:?}")
                 }
@@ -156,7 +155,7 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
         while begun < rung && begun < done + slots {
             let at = (begun % slots * unit_bytes) as u64;
             let piece = Piece { remote: at, local: at, bytes: unit_bytes as u64 };
-            reader.pull(owner, KEY, vec![piece], landing, deadline);
+            reader.pull(owner, KEY, vec![piece], landing, Duration::from_mins(1));
             begun += 1;
         }
     }

@@ -6,19 +6,30 @@
 //!
 //! Invariant: the memory is 4-byte aligned and initialised, so every view is safe and without a copy.
 
+use std::fmt;
+use std::sync::Arc;
+
 use half::bf16;
 
-/// A piece of memory with one owner, 4-byte aligned.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+use crate::pool::Pool;
+
+/// A piece of memory with one owner, 4-byte aligned. One of a [`Pool`] goes back there when it is dropped.
+#[derive(Default)]
 pub struct Buffer {
     words: Vec<u32>,
     bytes: usize,
+    pool: Option<Arc<Pool>>,
 }
 
 impl Buffer {
     /// Zeroed memory of exactly `bytes` bytes.
     pub fn zeroed(bytes: usize) -> Self {
-        Self { words: vec![0; bytes.div_ceil(4)], bytes }
+        Self { words: vec![0; bytes.div_ceil(4)], bytes, pool: None }
+    }
+
+    /// Memory of a pool, of which the first bytes are this buffer's.
+    pub(crate) fn lent(words: Vec<u32>, bytes: usize, pool: Arc<Pool>) -> Self {
+        Self { words, bytes, pool: Some(pool) }
     }
 
     /// Length in bytes.
@@ -39,6 +50,10 @@ impl Buffer {
 
     /// Makes the buffer `bytes` long; what is new is zero, what was there stays.
     pub fn resize_zeroed(&mut self, bytes: usize) {
+        if let Some(pool) = self.pool.take() {
+            pool.let_go(self.words.len());
+            self.words.truncate(self.bytes.div_ceil(4));
+        }
         self.words.resize(bytes.div_ceil(4), 0);
         let kept = self.bytes.min(bytes);
         self.bytes = bytes;
@@ -79,8 +94,42 @@ impl Buffer {
 
     /// The memory as `f32` values, without a copy.
     pub fn into_f32s(mut self) -> Vec<f32> {
-        self.words.truncate(self.bytes / 4);
-        bytemuck::cast_vec(self.words)
+        let mut words = std::mem::take(&mut self.words);
+        if let Some(pool) = self.pool.take() {
+            pool.let_go(words.len());
+        }
+        words.truncate(self.bytes / 4);
+        bytemuck::cast_vec(words)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.give_back(std::mem::take(&mut self.words));
+        }
+    }
+}
+
+impl Clone for Buffer {
+    /// The same bytes in memory of their own.
+    fn clone(&self) -> Self {
+        let words = self.words[..self.bytes.div_ceil(4)].to_vec();
+        Self { words, bytes: self.bytes, pool: None }
+    }
+}
+
+impl PartialEq for Buffer {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Buffer {}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Buffer").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -88,7 +137,7 @@ impl From<Vec<f32>> for Buffer {
     /// Takes the vector's memory, without a copy.
     fn from(values: Vec<f32>) -> Self {
         let bytes = values.len() * 4;
-        Self { words: bytemuck::cast_vec(values), bytes }
+        Self { words: bytemuck::cast_vec(values), bytes, pool: None }
     }
 }
 

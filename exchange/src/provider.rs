@@ -8,14 +8,16 @@
 //!
 //! Guarantees:
 //! * Nobody writes another's memory; a reader pulls, an owner only answers.
-//! * Every pull ends exactly once, at the latest at its deadline if [`Provider::poll`] is called.
+//! * Every pull ends exactly once, at the latest when its peer has sent nothing for as long as it may, if [`Provider::poll`]
+//!   is called.
+//! * What a pull brings is of one publication of the region, and of one life of its peer.
 //! * Messages of one link arrive in the order they were rung, each once, or the link is reported closed.
 //! * Bytes of a landing are the target of one pull at a time.
 //!
 //! Assumptions: one thread owns a provider and polls it; others only hold its [`Waker`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::waker::Waker;
@@ -26,13 +28,13 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Most pieces of one pull, counted after adjacent ones were merged.
 pub const MAX_PIECES: usize = 1 << 16;
 
-/// Memory handed to a provider by [`Provider::land`].
+/// Memory handed to a provider by [`Provider::land`]; numbered by the provider.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct LandingId(pub(crate) u64);
+pub struct LandingId(pub u64);
 
-/// One pull. Later pulls of a provider have larger identities.
+/// One pull, numbered by the provider. Later pulls have larger identities.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PullId(pub(crate) u64);
+pub struct PullId(pub u64);
 
 /// Moves memory between processes.
 pub trait Provider {
@@ -49,8 +51,8 @@ pub trait Provider {
     /// Makes `memory` readable by every authenticated peer. A second publication of a key replaces the first.
     fn publish(&mut self, key: RegionKey, memory: Arc<Self::Memory>);
 
-    /// Ends a publication: pulls that have not begun to be answered find it gone. A reply that is being
-    /// written keeps its own `Arc` until it is written.
+    /// Ends a publication: pulls that have not been answered whole find it gone. A part of a reply that is being written keeps
+    /// its own `Arc` until it is written.
     fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Self::Memory>>;
 
     /// Hands memory to the provider, as the target of pulls.
@@ -60,7 +62,7 @@ pub trait Provider {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] while a pull on it is outstanding (also one past its deadline that still drains);
+    /// [`Error::Busy`] while a pull on it is outstanding, or a copy that cannot be called back;
     /// [`Error::UnknownLanding`] when it was taken or discarded.
     fn take(&mut self, landing: LandingId) -> Result<Self::Memory, Error>;
 
@@ -71,13 +73,18 @@ pub trait Provider {
     ///
     /// Pieces are read in their order. Their local bytes must lie in the landing, be disjoint, and not be the
     /// target of another outstanding pull, else the pull is refused.
+    ///
+    /// It ends with [`PullError::Deadline`] when nothing has come from the peer for `patience`, for this pull or for another
+    /// one: a pull that waits behind others is not late while they move. One that was interrupted (by a broken link, a deadline or
+    /// [`Provider::close`]) and is asked for again, with the same peer, key, pieces and landing, goes on where it stopped, if the
+    /// provider can and the peer still publishes the same; else it begins at byte 0.
     fn pull(
         &mut self,
         peer: PeerId,
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId;
 
     /// Sends a small message. It is written by the next [`Provider::poll`], in order, never behind data.
@@ -125,6 +132,11 @@ pub enum Event {
         /// Bytes that landed, or why they did not: then the landing's bytes are unspecified.
         result: Result<u64, PullError>,
     },
+    /// Messages to the peer were refused with [`RingError::Full`], and now there is room again: what was not said can be.
+    Room {
+        /// Who.
+        peer: PeerId,
+    },
     /// A link with the peer broke or could not be opened. Both directions are closed now; its pulls ended
     /// before this event.
     Closed {
@@ -156,10 +168,8 @@ pub enum PullError {
     /// The link broke, or there is none.
     #[error("the link to the peer broke, or was never opened")]
     PeerFailed,
-    /// It was not there in time. The landing stays busy until the reply drained or the peer is closed.
-    #[error(
-        "the deadline passed; close the peer or wait until its reply drained to free the landing"
-    )]
+    /// Nothing came from the peer for too long.
+    #[error("nothing came from the peer for too long: close it, or ask again")]
     Deadline,
     /// We closed the peer.
     #[error("the peer was closed here")]
@@ -181,7 +191,7 @@ pub enum RingError {
         /// To whom.
         peer: PeerId,
     },
-    /// The peer does not read.
+    /// The peer does not read. [`Event::Room`] comes when there is room again, or [`Event::Closed`].
     #[error("{queued} bytes for {peer} wait already: poll, or give the peer up")]
     Full {
         /// To whom.
@@ -211,6 +221,18 @@ pub enum Error {
         address: String,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// The process may not have enough open files.
+    #[error(
+        "links with {peers} peers need {needed} open files, {allowed} are allowed: raise the limit (ulimit -Hn, LimitNOFILE, or that of the container runtime)"
+    )]
+    Files {
+        /// Peers that the job may have.
+        peers: u64,
+        /// Files that they need, with those of the process itself.
+        needed: u64,
+        /// Files that it may have.
+        allowed: u64,
     },
     /// A pull still writes there.
     #[error("landing {} is the target of {outstanding} pulls: wait for them or close their peers", landing.0)]

@@ -1,4 +1,4 @@
-//! Ends a provider's poll from another thread.
+//! Ends a provider's poll, or another wait for descriptors, from another thread.
 //!
 //! An event counter of the kernel, so that it sits in the same wait as sockets. Wakes are counted together:
 //! several before a poll end one poll.
@@ -9,14 +9,19 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Wakes the poll of one provider. Cheap to clone; may outlive the provider.
+/// Wakes one poll: readable from the first wake on. Cheap to clone; may outlive the provider.
 #[derive(Clone, Debug)]
 pub struct Waker {
     counter: Arc<OwnedFd>,
 }
 
 impl Waker {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// Of a new provider.
+    ///
+    /// # Errors
+    ///
+    /// The process is out of descriptors.
+    pub fn new() -> io::Result<Self> {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { counter: Arc::new(counter) })
     }

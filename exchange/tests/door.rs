@@ -103,11 +103,12 @@ fn a_second_link_of_a_peer_takes_the_place_of_the_first() {
 
 #[test]
 fn strangers_are_bounded_in_number_and_time() {
-    let limits = Limits { strangers: 4, greeting: Duration::from_millis(50), ..Limits::default() };
+    let greeting = Duration::from_millis(50);
+    let limits = Limits { strangers: 4, greeting, hello: greeting, ..Limits::default() };
     let mut trainer = Node::with(TcpConfig { limits, ..config(TRAINER) });
     let knock = || TcpStream::connect(trainer.tcp.address()).expect("it listens");
     let mut knocking: Vec<_> = (0..32).map(|_| knock()).collect();
-    knocking[31].write_all(b"GET / HTTP/1.1").expect("there is room");
+    knocking[31].write_all(&hello(VERSION, PeerId::server(0, 0), TRAINER, 1)[..9]).expect("room");
     until(&mut [&mut trainer], |nodes| !nodes[0].refusals().is_empty());
     // Only the one that spoke is worth a word; all are gone.
     assert_eq!(trainer.refusals().len(), 1, "{:?}", trainer.refusals());
@@ -115,6 +116,15 @@ fn strangers_are_bounded_in_number_and_time() {
     for stream in &mut knocking {
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)), "closed");
     }
+}
+
+#[test]
+fn noise_is_turned_away_at_its_first_bytes() {
+    let mut trainer = Node::new(TRAINER);
+    let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
+    stream.write_all(b"GE").expect("there is room");
+    until(&mut [&mut trainer], |nodes| !nodes[0].refusals().is_empty());
+    assert!(trainer.refusals()[0].contains("does not speak the exchange's protocol"));
 }
 
 #[test]

@@ -83,9 +83,16 @@ fn queues_of_a_stopped_peer_are_bounded() {
         }
     };
     assert!(matches!(refused, RingError::Full { queued, .. } if queued > (1 << 16) - 4100));
+    let room = Event::Room { peer: TRAINER };
+    assert!(!server.events.contains(&room));
     until(&mut [&mut server, &mut trainer], |it| it[1].messages().len() == rung as usize);
     let first = |it: &Vec<u8>| u32::from_le_bytes(*it.first_chunk().expect("4000 bytes"));
     assert!(trainer.messages().iter().map(first).eq(0..rung), "nothing is lost or turned around");
+    // Who was refused is told, once, that there is room: or what it did not say would stay unsaid.
+    until(&mut [&mut server, &mut trainer], |nodes| nodes[0].events.contains(&room));
+    server.tcp.ring(TRAINER, b"again").expect("there is room");
+    until(&mut [&mut server, &mut trainer], |nodes| nodes[1].messages().len() > rung as usize);
+    assert_eq!(server.events.iter().filter(|it| **it == room).count(), 1);
 }
 
 #[test]
@@ -186,11 +193,12 @@ fn a_peer_that_breaks_the_rules_loses_its_own_link_only() {
 #[test]
 fn replies_that_were_not_asked_for_close_the_link() {
     let reply = |pull: u64, status: u32, bytes: u64| {
-        [&pull.to_le_bytes()[..], &status.to_le_bytes(), &[0; 4], &bytes.to_le_bytes()].concat()
+        let head = [&pull.to_le_bytes()[..], &status.to_le_bytes(), &[0; 4]].concat();
+        [&head[..], &bytes.to_le_bytes(), &[0; 8]].concat()
     };
     let (mut server, rogue) = (Node::new(SERVER), PeerId::trainer(3, 0));
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    for wrong in [reply(99, 0, 8), reply(0, 0, 9), reply(0, 3, 0), reply(0, 1, 8), vec![255; 24]] {
+    for wrong in [reply(99, 0, 8), reply(0, 0, 9), reply(0, 3, 0), reply(0, 1, 8), vec![255; 32]] {
         server.events.clear();
         server.tcp.connect(rogue, &listener.local_addr().expect("bound").to_string());
         let mut stream = raw_accept(&mut server, rogue, &listener);

@@ -149,7 +149,7 @@ impl Pair {
     }
 
     fn pull(&mut self, key: RegionKey, pieces: &[(u64, u64, u64)], to: LandingId) -> PullId {
-        self.pull_until(key, pieces, to, Instant::now() + Duration::from_mins(1))
+        self.pull_until(key, pieces, to, Duration::from_mins(1))
     }
 
     fn pull_until(
@@ -157,10 +157,10 @@ impl Pair {
         key: RegionKey,
         pieces: &[(u64, u64, u64)],
         to: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId {
         let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
-        self.reader.pull(OWNER, key, pieces.iter().map(piece).collect(), to, deadline)
+        self.reader.pull(OWNER, key, pieces.iter().map(piece).collect(), to, patience)
     }
 
     /// How the pull ended, if it did. It may not have ended twice, and begins once at most, before its end.
@@ -172,6 +172,7 @@ impl Pair {
             | Event::Connected(_)
             | Event::Closed { .. }
             | Event::Message { .. }
+            | Event::Room { .. }
             | Event::Refused { .. }
             | Event::Broken { .. } => None,
         });
@@ -290,7 +291,7 @@ fn a_landing_is_busy_until_its_copy_is_over_whatever_was_told() {
         // The deadline is to pass once the copy has begun; on a machine that is slow it is tried again with a later one.
         let mut patience = Duration::from_millis(if closes { 60_000 } else { 100 });
         let (pull, call) = loop {
-            let pull = pair.pull_until(KEY, &[(0, 0, 100)], landing, Instant::now() + patience);
+            let pull = pair.pull_until(KEY, &[(0, 0, 100)], landing, patience);
             let (calls, call) = std::sync::mpsc::channel();
             let tell = move |rows| calls.send(rows).expect("it listens");
             pair.reader.when_ended(pull, Box::new(tell));

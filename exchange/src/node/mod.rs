@@ -26,10 +26,10 @@ mod landings;
 mod pulls;
 mod slip;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -49,6 +49,9 @@ use crate::waker::Waker;
 
 /// How long a poll sleeps while copies are under way: nobody wakes it when they are over.
 const COPYING: Duration = Duration::from_micros(50);
+
+/// Arenas that are asked for at a time; pulls of others wait. One of a peer that is stopped holds its thread for seconds.
+const MOST_ASKING: usize = 16;
 
 /// How to open a [`Node`].
 #[derive(Clone)]
@@ -75,13 +78,19 @@ pub struct Node<D: Device> {
     /// Where descriptors of peers can be had.
     doors: BTreeMap<PeerId, PathBuf>,
     imports: BTreeMap<(PeerId, Ticket), Import<D>>,
+    /// Arenas that are asked for as soon as a thread is free, with their lengths.
+    wanted: VecDeque<((PeerId, Ticket), u64)>,
+    /// Threads that ask; each says once what it was given, so that the queue has room for all of them.
+    asking: usize,
     fetched: Receiver<Fetched>,
-    fetcher: Sender<Fetched>,
+    fetcher: SyncSender<Fetched>,
     last_pull: u64,
     pulls: BTreeMap<PullId, Pull<D>>,
     /// Pulls of slips, by their identity in `tcp`, and whose they are.
     looks: BTreeMap<PullId, PullId>,
     calls: BTreeMap<PullId, WhenEnded>,
+    /// When a pull of a peer last came on.
+    moved: BTreeMap<PeerId, Instant>,
     events: Vec<Event>,
 }
 
@@ -102,7 +111,7 @@ impl<D: Device> Node<D> {
         let tcp = Tcp::open(tcp)?;
         let door = Door::open(path.clone())
             .map_err(|source| Error::Open { address: path.display().to_string(), source })?;
-        let (fetcher, fetched) = channel();
+        let (fetcher, fetched) = sync_channel(MOST_ASKING);
         Ok(Self {
             device,
             tcp,
@@ -113,12 +122,15 @@ impl<D: Device> Node<D> {
             landings: Landings::default(),
             doors: BTreeMap::new(),
             imports: BTreeMap::new(),
+            wanted: VecDeque::new(),
+            asking: 0,
             fetched,
             fetcher,
             last_pull: 0,
             pulls: BTreeMap::new(),
             looks: BTreeMap::new(),
             calls: BTreeMap::new(),
+            moved: BTreeMap::new(),
             events: Vec::new(),
         })
     }
@@ -216,7 +228,7 @@ impl<D: Device> Provider for Node<D> {
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId {
         self.last_pull += 1;
         let id = PullId(self.last_pull);
@@ -226,7 +238,7 @@ impl<D: Device> Provider for Node<D> {
             self.landings.reserve(landing, &pieces)
         };
         match reserved {
-            Ok(()) => self.begin(id, Pull::new(peer, key, pieces, landing, deadline)),
+            Ok(()) => self.begin(id, Pull::new(peer, key, pieces, landing, patience)),
             Err(reason) => {
                 let result = Err(PullError::Refused { reason });
                 self.events.push(Event::Pulled { pull: id, result });

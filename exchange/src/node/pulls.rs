@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::door;
 use super::slip::{SLIP_BYTES, Slip, Ticket};
-use super::{COPYING, Node};
+use super::{COPYING, MOST_ASKING, Node};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
@@ -28,7 +28,8 @@ pub(super) struct Pull<D: Device> {
     key: RegionKey,
     pieces: Vec<Piece>,
     landing: LandingId,
-    deadline: Instant,
+    patience: Duration,
+    since: Instant,
     /// Its event was sent; only its copy is still under way.
     told: bool,
     stage: Stage<D>,
@@ -64,11 +65,12 @@ impl<D: Device> Pull<D> {
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> Self {
         // Replaced as soon as it begins.
         let stage = Stage::Looking(PullId(0), LandingId(0));
-        Self { peer, key, pieces, landing, deadline, told: false, stage }
+        let since = Instant::now();
+        Self { peer, key, pieces, landing, patience, since, told: false, stage }
     }
 
     /// Whether its end was not told yet.
@@ -88,7 +90,7 @@ impl<D: Device> Node<D> {
     fn look(&mut self, id: PullId, pull: &Pull<D>) -> (PullId, LandingId) {
         let landing = self.tcp.land(Buffer::zeroed(SLIP_BYTES));
         let whole = vec![Piece { remote: 0, local: 0, bytes: SLIP_BYTES as u64 }];
-        let look = self.tcp.pull(pull.peer, pull.key, whole, landing, pull.deadline);
+        let look = self.tcp.pull(pull.peer, pull.key, whole, landing, pull.patience);
         self.looks.insert(look, id);
         (look, landing)
     }
@@ -96,10 +98,23 @@ impl<D: Device> Node<D> {
     /// How long nothing has to be done unless the links have news.
     pub(super) fn rest(&self, now: Instant) -> Duration {
         let copying = self.pulls.values().any(|it| matches!(it.stage, Stage::Copying(..)));
-        let open = self.pulls.values().filter(|it| it.is_open());
-        let late = open.map(|it| it.deadline.saturating_duration_since(now)).min();
-        let late = late.unwrap_or(Duration::MAX);
+        let late = self.pulls.values().filter_map(|it| self.deadline(it)).min();
+        let late = late.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
         if copying { late.min(COPYING) } else { late }
+    }
+
+    /// When a pull that is not told is late, unless it looks: the links know that. It is when neither it nor another pull of its
+    /// peer has come on for too long.
+    fn deadline(&self, pull: &Pull<D>) -> Option<Instant> {
+        match pull.stage {
+            Stage::Fetching(_) | Stage::Copying(..) if pull.is_open() => {
+                let moved = self.moved.get(&pull.peer).copied();
+                moved.unwrap_or(pull.since).max(pull.since).checked_add(pull.patience)
+            }
+            Stage::Fetching(_) | Stage::Copying(..) | Stage::Looking(..) | Stage::Checking(..) => {
+                None
+            }
+        }
     }
 
     /// Does what can be done without the links: arenas that came, copies that are over, pulls that are late.
@@ -107,6 +122,7 @@ impl<D: Device> Node<D> {
         while let Ok(fetched) = self.fetched.try_recv() {
             self.arrived(fetched);
         }
+        self.ask_next();
         let over = |it: &Pull<D>| match &it.stage {
             Stage::Copying(_, (copy, _)) => match self.device.is_over(copy) {
                 Ok(false) => None,
@@ -121,7 +137,7 @@ impl<D: Device> Node<D> {
             self.copied(id, how);
         }
         let now = Instant::now();
-        let late = |it: &Pull<D>| it.is_open() && it.deadline <= now;
+        let late = |it: &Pull<D>| self.deadline(it).is_some_and(|it| it <= now);
         let late: Vec<_> =
             self.pulls.iter().filter(|(_, it)| late(it)).map(|(&id, _)| id).collect();
         for id in late {
@@ -144,6 +160,7 @@ impl<D: Device> Node<D> {
             Event::Connected(_)
             | Event::Message { .. }
             | Event::Begun { .. }
+            | Event::Room { .. }
             | Event::Refused { .. }
             | Event::Broken { .. } => {
                 self.events.push(event);
@@ -157,6 +174,7 @@ impl<D: Device> Node<D> {
         let (Stage::Looking(_, landing) | Stage::Checking(_, _, landing)) = pull.stage else {
             return;
         };
+        self.moved.insert(pull.peer, Instant::now());
         let memory = self.tcp.take(landing).expect("a look is the only pull on its landing");
         let result = result.and_then(|_| {
             let reason = "the peer published no slip: run one build and one exchange everywhere";
@@ -201,9 +219,28 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Asks for an arena, on a thread: its owner may be stopped.
+    /// Asks for an arena when its turn comes.
     fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
         self.imports.insert(from, Import::Asked);
+        self.wanted.push_back((from, bytes));
+        self.ask_next();
+    }
+
+    /// Asks for arenas that wait, as many as threads are free.
+    fn ask_next(&mut self) {
+        while self.asking < MOST_ASKING
+            && let Some((from, bytes)) = self.wanted.pop_front()
+        {
+            // The peer may have been closed meanwhile.
+            if matches!(self.imports.get(&from), Some(Import::Asked)) {
+                self.asking += 1;
+                self.ask(from, bytes);
+            }
+        }
+    }
+
+    /// On a thread: the owner may be stopped.
+    fn ask(&mut self, from: (PeerId, Ticket), bytes: u64) {
         let path: PathBuf = self.doors.get(&from.0).cloned().unwrap_or_default();
         let (fetcher, waker) = (self.fetcher.clone(), self.tcp.waker());
         let asker = move || {
@@ -218,10 +255,12 @@ impl<D: Device> Node<D> {
     }
 
     fn arrived(&mut self, Fetched { from, bytes, descriptor }: Fetched) {
+        self.asking -= 1;
         // The peer was closed meanwhile.
         if !matches!(self.imports.get(&from), Some(Import::Asked)) {
             return;
         }
+        self.moved.insert(from.0, Instant::now());
         let arena = descriptor
             .map_err(|error| error.to_string())
             .and_then(|it| self.device.import(&it, bytes));
@@ -280,6 +319,7 @@ impl<D: Device> Node<D> {
             }
             return;
         }
+        self.moved.insert(pull.peer, Instant::now());
         let (look, landing) = self.look(id, &pull);
         if let Stage::Copying(slip, _) = pull.stage {
             pull.stage = Stage::Checking(slip, look, landing);
@@ -324,5 +364,6 @@ impl<D: Device> Node<D> {
             self.end(id, Err(why.clone()));
         }
         self.imports.retain(|(of, _), _| *of != peer);
+        self.moved.remove(&peer);
     }
 }

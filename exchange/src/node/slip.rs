@@ -68,4 +68,13 @@ mod tests {
         }
         assert_eq!(Slip::decode(&slip.encode()[..63]), None);
     }
+    #[test]
+    fn a_slip_of_any_bytes_is_inside_of_its_arena_or_none() {
+        crate::tests::all("slip", |input, _| {
+            if let Some(slip) = Slip::decode(input) {
+                assert!(slip.at + slip.bytes <= slip.arena_bytes);
+                assert_eq!(slip.encode(), *input);
+            }
+        });
+    }
 }

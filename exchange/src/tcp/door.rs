@@ -5,9 +5,8 @@
 //! Invariant: a stranger costs one socket and a few hundred bytes, for a limited time.
 
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
 
-use super::greeting::{self, HELLO_BYTES, Hello, Identity, PROOF_BYTES, Side};
+use super::greeting::{self, GreetingError, HELLO_BYTES, Hello, Identity, PROOF_BYTES, Side};
 use super::socket::{self, LinkError};
 use crate::peer::PeerId;
 
@@ -15,7 +14,6 @@ use crate::peer::PeerId;
 pub(super) struct Stranger {
     pub(super) stream: TcpStream,
     pub(super) address: SocketAddr,
-    pub(super) since: Instant,
     input: [u8; HELLO_BYTES],
     filled: usize,
     /// Its hello and ours, as soon as they are said.
@@ -23,13 +21,18 @@ pub(super) struct Stranger {
 }
 
 impl Stranger {
-    pub(super) fn new(stream: TcpStream, address: SocketAddr, since: Instant) -> Self {
-        Self { stream, address, since, input: [0; HELLO_BYTES], filled: 0, hellos: None }
+    pub(super) fn new(stream: TcpStream, address: SocketAddr) -> Self {
+        Self { stream, address, input: [0; HELLO_BYTES], filled: 0, hellos: None }
     }
 
     /// Whether it has sent anything: one that has not is a probe of the port, not worth a word.
     pub(super) fn has_spoken(&self) -> bool {
         self.filled > 0 || self.hellos.is_some()
+    }
+
+    /// Whether it has said a whole hello, and was answered.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.hellos.is_some()
     }
 
     /// Reads what came; who it is, once that is proved.
@@ -43,13 +46,15 @@ impl Stranger {
             return Ok(None);
         };
         self.filled += bytes;
+        if self.hellos.is_none() && !greeting::may_begin(&self.input[..self.filled]) {
+            return Err(GreetingError::NoPeer.into());
+        }
         if self.filled < length {
             return Ok(None);
         }
         let Some((opener, ours)) = &self.hellos else {
             let opener = Hello::decode(&self.input)?;
-            let (data_version, from, to) = (me.data_version, me.me, opener.from);
-            let ours = Hello { data_version, from, to, nonce: nonce() };
+            let ours = Hello::new(me, opener.from, nonce());
             let proof = greeting::proof(&me.secret, Side::Acceptor, &opener, &ours);
             // Said even to one that is turned away next, so that it can tell why.
             socket::write_whole(&self.stream, &[&ours.encode()[..], proof.as_bytes()].concat())?;

@@ -11,10 +11,12 @@ use crate::provider::{MAX_MESSAGE_BYTES, MAX_PIECES};
 
 /// Kind and body length of a request.
 pub(super) const REQUEST_HEADER_BYTES: usize = 8;
-/// Pull, status, data length.
-pub(super) const REPLY_HEADER_BYTES: usize = 24;
-/// Pulls that one link may have outstanding; more is a breach that closes it.
+/// Part, status, data length, publication.
+pub(super) const REPLY_HEADER_BYTES: usize = 32;
+/// Parts that one link may have outstanding; more is a breach that closes it.
 pub(super) const MAX_OUTSTANDING_PULLS: usize = 64;
+/// Most spans of one part, so that a request stays short.
+pub(super) const MAX_PART_SPANS: usize = 4096;
 
 const RING: u32 = 1;
 const PULL: u32 = 2;
@@ -139,6 +141,8 @@ pub(super) struct ReplyHeader {
     pub(super) pull: u64,
     pub(super) status: Status,
     pub(super) bytes: u64,
+    /// Which publication of the region the data is of: another number for every one, of every process.
+    pub(super) publication: u64,
 }
 
 impl ReplyHeader {
@@ -151,19 +155,20 @@ impl ReplyHeader {
         let mut out = [0; REPLY_HEADER_BYTES];
         out[..8].copy_from_slice(&self.pull.to_le_bytes());
         out[8..12].copy_from_slice(&status.to_le_bytes());
-        out[16..].copy_from_slice(&self.bytes.to_le_bytes());
+        out[16..24].copy_from_slice(&self.bytes.to_le_bytes());
+        out[24..].copy_from_slice(&self.publication.to_le_bytes());
         out
     }
 
     pub(super) fn decode(input: &[u8; REPLY_HEADER_BYTES]) -> Result<Self, FrameError> {
-        let (pull, bytes) = (long(input, 0), long(input, 16));
-        let status = match (word(input, 8), word(input, 12), bytes) {
-            (0, 0, _) => Status::Data,
-            (1, 0, 0) => Status::Gone,
-            (2, 0, 0) => Status::OutOfBounds,
+        let (pull, bytes, publication) = (long(input, 0), long(input, 16), long(input, 24));
+        let status = match (word(input, 8), word(input, 12), bytes, publication) {
+            (0, 0, _, _) => Status::Data,
+            (1, 0, 0, 0) => Status::Gone,
+            (2, 0, 0, 0) => Status::OutOfBounds,
             (status, ..) => return Err(FrameError::Status { status }),
         };
-        Ok(Self { pull, status, bytes })
+        Ok(Self { pull, status, bytes, publication })
     }
 }
 
@@ -211,13 +216,14 @@ mod tests {
 
     #[test]
     fn replies_are_read_as_written() {
-        for (status, bytes) in
-            [(Status::Data, 1 << 40), (Status::Gone, 0), (Status::OutOfBounds, 0)]
+        for (status, bytes, publication) in
+            [(Status::Data, 1 << 40, 5), (Status::Gone, 0, 0), (Status::OutOfBounds, 0, 0)]
         {
-            let header = ReplyHeader { pull: 3, status, bytes };
+            let header = ReplyHeader { pull: 3, status, bytes, publication };
             assert_eq!(ReplyHeader::decode(&header.encode()), Ok(header));
         }
-        let mut bytes = ReplyHeader { pull: 3, status: Status::Gone, bytes: 0 }.encode();
+        let header = ReplyHeader { pull: 3, status: Status::Gone, bytes: 0, publication: 0 };
+        let mut bytes = header.encode();
         bytes[16] = 1;
         assert_eq!(ReplyHeader::decode(&bytes), Err(FrameError::Status { status: 1 }));
     }

@@ -24,12 +24,44 @@ pub(super) const ANSWER_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
 pub(super) const VERDICT_BYTES: usize = 8;
 const MAGIC: [u8; 8] = *b"cadrex01";
 
+/// What a link is for. Both hellos say it, so a greeting that is led to a port of another purpose is turned away there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// Rings and pulls of the exchange.
+    Exchange,
+    /// Sums of gradients between neighbours.
+    Ring,
+}
+
+impl Purpose {
+    fn code(self) -> u32 {
+        match self {
+            Self::Exchange => 0,
+            Self::Ring => 1,
+        }
+    }
+
+    fn of(code: u32) -> Option<Self> {
+        [Self::Exchange, Self::Ring].into_iter().find(|it| it.code() == code)
+    }
+}
+
+impl std::fmt::Display for Purpose {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Exchange => "the exchange",
+            Self::Ring => "the gradient ring",
+        })
+    }
+}
+
 /// What a process needs to be recognised.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) me: PeerId,
     pub(super) secret: [u8; 32],
     pub(super) data_version: u32,
+    pub(super) purpose: Purpose,
 }
 
 /// First words of either side.
@@ -38,16 +70,24 @@ pub(super) struct Hello {
     pub(super) data_version: u32,
     pub(super) from: PeerId,
     pub(super) to: PeerId,
+    pub(super) purpose: Purpose,
     pub(super) nonce: [u8; 32],
 }
 
 impl Hello {
+    /// Of `me` to `to`.
+    pub(super) fn new(me: &Identity, to: PeerId, nonce: [u8; 32]) -> Self {
+        let Identity { me: from, secret: _, data_version, purpose } = *me;
+        Self { data_version, from, to, purpose, nonce }
+    }
+
     pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut out = [0; HELLO_BYTES];
         out[..8].copy_from_slice(&MAGIC);
         out[8..12].copy_from_slice(&self.data_version.to_le_bytes());
         put_peer(&mut out[12..20], self.from);
         put_peer(&mut out[20..28], self.to);
+        out[28..32].copy_from_slice(&self.purpose.code().to_le_bytes());
         out[32..].copy_from_slice(&self.nonce);
         out
     }
@@ -55,12 +95,21 @@ impl Hello {
     pub(super) fn decode(input: &[u8; HELLO_BYTES]) -> Result<Self, GreetingError> {
         let version = u32::from_le_bytes(*input[8..].first_chunk().expect("64 bytes"));
         let (from, to) = (peer(&input[12..20]), peer(&input[20..28]));
-        let (Some(from), Some(to), true) = (from, to, input[..8] == MAGIC) else {
+        let purpose =
+            Purpose::of(u32::from_le_bytes(*input[28..].first_chunk().expect("64 bytes")));
+        let (Some(from), Some(to), Some(purpose), true) = (from, to, purpose, input[..8] == MAGIC)
+        else {
             return Err(GreetingError::NoPeer);
         };
         let nonce = *input[32..].first_chunk().expect("64 bytes");
-        Ok(Self { data_version: version, from, to, nonce })
+        Ok(Self { data_version: version, from, to, purpose, nonce })
     }
+}
+
+/// Whether these can be the first bytes of a hello.
+pub(super) fn may_begin(input: &[u8]) -> bool {
+    let bytes = input.len().min(MAGIC.len());
+    input[..bytes] == MAGIC[..bytes]
 }
 
 fn put_peer(out: &mut [u8], peer: PeerId) {
@@ -112,6 +161,7 @@ pub(super) fn check_opener(me: &Identity, opener: &Hello) -> Result<(), Greeting
     if opener.data_version != me.data_version {
         return Err(GreetingError::Version { theirs: opener.data_version, ours: me.data_version });
     }
+    check_purpose(me, opener)?;
     if opener.to != me.me {
         return Err(GreetingError::OtherPeer { wanted: opener.to, found: me.me });
     }
@@ -128,11 +178,19 @@ pub(super) fn check_acceptor(
     if hello.data_version != me.data_version {
         return Err(GreetingError::Version { theirs: hello.data_version, ours: me.data_version });
     }
+    check_purpose(me, &hello)?;
     if hello.from != sent.to {
         return Err(GreetingError::OtherPeer { wanted: sent.to, found: hello.from });
     }
     check_proof(me, Side::Acceptor, sent, &hello, answer.last_chunk().expect("96 bytes"))?;
     Ok(hello)
+}
+
+fn check_purpose(me: &Identity, other: &Hello) -> Result<(), GreetingError> {
+    if other.purpose == me.purpose {
+        return Ok(());
+    }
+    Err(GreetingError::Purpose { theirs: other.purpose, ours: me.purpose })
 }
 
 /// Checks the other side's proof, in constant time.
@@ -159,6 +217,8 @@ pub(super) enum Verdict {
     Stale {
         newest: u32,
     },
+    /// The acceptor waits for another one.
+    Unexpected,
 }
 
 impl Verdict {
@@ -166,6 +226,7 @@ impl Verdict {
         let (code, newest) = match self {
             Self::Welcome => (0_u32, 0),
             Self::Stale { newest } => (1, newest),
+            Self::Unexpected => (2, 0),
         };
         let mut out = [0; VERDICT_BYTES];
         out[..4].copy_from_slice(&code.to_le_bytes());
@@ -183,6 +244,7 @@ impl Verdict {
                 let newest = u32::from_le_bytes([*a, *b, *c, *d]);
                 Err(GreetingError::Stale { peer: opener, newest })
             }
+            [2, 0, 0, 0, 0, 0, 0, 0] => Err(GreetingError::Unexpected { peer: opener }),
             _ => Err(GreetingError::NoPeer),
         }
     }
@@ -197,10 +259,14 @@ pub(super) enum GreetingError {
     Version { theirs: u32, ours: u32 },
     #[error("{wanted} is wanted, but {found} listens there: the address is out of date")]
     OtherPeer { wanted: PeerId, found: PeerId },
+    #[error("it greets for {theirs}, this link is for {ours}: the address is of another port")]
+    Purpose { theirs: Purpose, ours: Purpose },
     #[error("it does not know the job's secret: give all workers of a job the same one")]
     Secret,
     #[error("{peer} is stale: incarnation {newest} has taken its place")]
     Stale { peer: PeerId, newest: u32 },
+    #[error("{peer} is not whom it waits for: is the list of trainers of another attempt?")]
+    Unexpected { peer: PeerId },
 }
 
 #[cfg(test)]
@@ -208,11 +274,12 @@ mod tests {
     use super::*;
 
     fn identity(me: PeerId, secret: u8, data_version: u32) -> Identity {
-        Identity { me, secret: [secret; 32], data_version }
+        Identity { me, secret: [secret; 32], data_version, purpose: Purpose::Exchange }
     }
 
     fn hello(from: PeerId, to: PeerId, data_version: u32) -> Hello {
-        Hello { data_version, from, to, nonce: [from.index as u8 + 40; 32] }
+        let nonce = [from.index as u8 + 40; 32];
+        Hello { data_version, from, to, purpose: Purpose::Exchange, nonce }
     }
 
     fn answer(acceptor: &Identity, opener: &Hello) -> [u8; ANSWER_BYTES] {
@@ -246,6 +313,9 @@ mod tests {
         assert_eq!(check_opener(&me, &hello(a, b, 3)), Ok(()));
         let expected = GreetingError::Version { theirs: 2, ours: 3 };
         assert_eq!(check_opener(&me, &hello(a, b, 2)), Err(expected));
+        let ring = Hello { purpose: Purpose::Ring, ..hello(a, b, 3) };
+        let expected = GreetingError::Purpose { theirs: Purpose::Ring, ours: Purpose::Exchange };
+        assert_eq!(check_opener(&me, &ring), Err(expected));
         let expected = GreetingError::OtherPeer { wanted: a, found: b };
         assert_eq!(check_opener(&me, &hello(a, a, 3)), Err(expected));
     }
@@ -257,6 +327,8 @@ mod tests {
         let right = proof(&[7; 32], Side::Opener, &one, &two);
         assert_ne!(right, proof(&[7; 32], Side::Acceptor, &one, &two));
         assert_ne!(right, proof(&[7; 32], Side::Opener, &one, &Hello { nonce: [0; 32], ..two }));
+        let ring = |it| Hello { purpose: Purpose::Ring, ..it };
+        assert_ne!(right, proof(&[7; 32], Side::Opener, &ring(one), &ring(two)));
         let me = identity(b, 7, 3);
         assert_eq!(check_proof(&me, Side::Opener, &one, &two, right.as_bytes()), Ok(()));
     }
@@ -268,6 +340,8 @@ mod tests {
         assert_eq!(check(Verdict::Welcome), Ok(()));
         let expected = Err(GreetingError::Stale { peer, newest: 5 });
         assert_eq!(check(Verdict::Stale { newest: 5 }), expected);
+        let expected = Err(GreetingError::Unexpected { peer });
+        assert_eq!(check(Verdict::Unexpected), expected);
         assert_eq!(Verdict::check(&[2; 8], peer), Err(GreetingError::NoPeer));
     }
 }

@@ -20,7 +20,15 @@ use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 
 /// Memory that peers may read.
-pub(super) type Regions = BTreeMap<RegionKey, Arc<Buffer>>;
+pub(super) type Regions = BTreeMap<RegionKey, Published>;
+
+/// A publication.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    pub(super) memory: Arc<Buffer>,
+    /// No other publication has this number, of this process or of another.
+    pub(super) number: u64,
+}
 
 /// What one link reads or writes before others have their turn, in bytes.
 pub(super) const TURN_BYTES: usize = 4 << 20;
@@ -69,6 +77,12 @@ impl Incoming {
             }
         }
         Ok(())
+    }
+
+    /// Bytes and requests that the peer makes us hold.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.input.bytes.len(), self.requests.len())
     }
 
     /// Whether replies wait to be written.
@@ -148,15 +162,15 @@ struct Reply {
 
 impl Reply {
     fn new(PullRequest { pull, key, spans }: PullRequest, regions: &Regions) -> Self {
-        let memory = regions.get(&key);
-        let bytes = memory.and_then(|it| measure(&spans, it.len_bytes() as u64));
-        let (status, bytes) = match (memory, bytes) {
-            (None, _) => (Status::Gone, 0),
-            (Some(_), None) => (Status::OutOfBounds, 0),
-            (Some(_), Some(bytes)) => (Status::Data, bytes),
+        let region = regions.get(&key);
+        let bytes = region.and_then(|it| measure(&spans, it.memory.len_bytes() as u64));
+        let (status, bytes, publication) = match (region, bytes) {
+            (None, _) => (Status::Gone, 0, 0),
+            (Some(_), None) => (Status::OutOfBounds, 0, 0),
+            (Some(region), Some(bytes)) => (Status::Data, bytes, region.number),
         };
-        let header = ReplyHeader { pull, status, bytes }.encode();
-        let memory = memory.filter(|_| bytes > 0).cloned();
+        let header = ReplyHeader { pull, status, bytes, publication }.encode();
+        let memory = region.filter(|_| bytes > 0).map(|it| Arc::clone(&it.memory));
         let spans = if memory.is_some() { spans } else { Vec::new() };
         Self { header, header_sent: 0, memory, spans, span: 0, span_sent: 0 }
     }
@@ -229,8 +243,9 @@ mod tests {
             expected
                 .extend_from_slice(&memory.bytes()[span.start as usize..][..span.bytes as usize]);
         }
-        let regions = Regions::from([(RegionKey::default(), memory)]);
-        for portion in [1, 7, 23, 24, 25, 84, 85] {
+        let published = Published { memory, number: 6 };
+        let regions = Regions::from([(RegionKey::default(), published)]);
+        for portion in [1, 7, 31, 32, 33, 92, 93] {
             let request = PullRequest { pull: 1, key: RegionKey::default(), spans: spans.clone() };
             let mut reply = Reply::new(request, &regions);
             let mut written = Vec::new();

@@ -13,17 +13,27 @@
 //! Nothing here is encrypted: peers prove that they know the job's secret when a link opens, and the network
 //! between them is trusted not to change it afterwards.
 
+mod admit;
+mod dial;
 mod door;
 mod frame;
 mod greeting;
 mod incoming;
+mod landing;
 mod ledger;
+mod lobby;
+mod meeting;
+mod opening;
 mod outgoing;
+mod pull;
+mod pulls;
 mod replies;
 mod run;
 mod socket;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,10 +44,15 @@ use rustix::event::epoll;
 use self::door::Stranger;
 use self::frame::{Span, merged};
 use self::greeting::Identity;
-use self::incoming::{Incoming, Regions};
-use self::ledger::{Ledger, Pull};
+pub use self::greeting::Purpose;
+use self::incoming::{Incoming, Published, Regions};
+use self::ledger::Ledger;
+use self::lobby::Lobby;
+pub use self::meeting::{Caller, GreetError, Greeter, Guest};
 use self::outgoing::Outgoing;
+use self::pull::{Pull, Wish};
 use crate::buffer::Buffer;
+use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::provider::{
     Error, Event, LandingId, MAX_MESSAGE_BYTES, Provider, PullError, PullId, RingError,
@@ -65,14 +80,19 @@ pub struct TcpConfig {
 pub struct Limits {
     /// Bytes of messages and requests that may wait for one peer.
     pub queued_bytes: usize,
-    /// Bytes that may be asked for and not be there, from all peers together.
+    /// Bytes that may be asked for and not be there, from all peers together. A peer of which nothing is outstanding may
+    /// always be asked for 64 KiB.
     pub window_bytes: u64,
-    /// The same from one peer, so that a stalled one does not hold up the others. A peer of which nothing is
-    /// outstanding may always be asked for one pull, of any size.
+    /// The same from one peer, so that a stalled one does not hold up the others.
     pub peer_window_bytes: u64,
-    /// How long a greeting may take, on both sides.
+    /// Bytes that a pull asks for at a time; at least 1.
+    pub part_bytes: u64,
+    /// How long a greeting may take, on both sides, with all tries of the opener.
     pub greeting: Duration,
-    /// How many links may be in their greeting; the oldest makes room.
+    /// How long the first words of who comes may take.
+    pub hello: Duration,
+    /// How many links may be at the door that have said nothing of a peer, and how many that have not proved what they said; of
+    /// the source that has most of them the oldest makes room.
     pub strangers: usize,
 }
 
@@ -82,8 +102,10 @@ impl Default for Limits {
             queued_bytes: 8 << 20,
             window_bytes: 64 << 20,
             peer_window_bytes: 16 << 20,
+            part_bytes: 1 << 20,
             greeting: Duration::from_secs(5),
-            strangers: 64,
+            hello: Duration::from_secs(2),
+            strangers: 256,
         }
     }
 }
@@ -94,19 +116,30 @@ pub struct Tcp {
     limits: Limits,
     address: SocketAddr,
     listener: TcpListener,
+    clock: Clock,
     /// Until when nothing is accepted, because the process is out of descriptors.
     deaf_until: Option<Instant>,
     epoll: OwnedFd,
     waker: Waker,
     /// Names links in the poll; never used twice.
     next_token: u64,
-    strangers: BTreeMap<u64, Stranger>,
+    strangers: Lobby<Stranger>,
     incoming: BTreeMap<u64, Incoming>,
     outgoing: BTreeMap<u64, Outgoing>,
     peers: BTreeMap<PeerId, Links>,
     newest: BTreeMap<(Role, u16), u32>,
     regions: Regions,
+    /// Of the last publication. Begins at a random number, so that no other life of this process has had it.
+    publication: u64,
     ledger: Ledger,
+    /// Links that have something to send, or would ask for more if they had room.
+    restless: BTreeSet<u64>,
+    /// Links that are not open yet, by when they began.
+    opening: BTreeSet<(Instant, u64)>,
+    /// Links that are dialled again, by when.
+    resting: BTreeSet<(Instant, u64)>,
+    /// Bytes that were asked for over all links and are not here.
+    asked_bytes: u64,
 }
 
 /// A provider is opened in one thread and polled in another.
@@ -129,39 +162,61 @@ impl Tcp {
     ///
     /// [`Error::Open`] when the address is not of this machine, or the process is out of descriptors.
     pub fn open(config: TcpConfig) -> Result<Self, Error> {
+        Self::open_at(config, Clock::system())
+    }
+
+    /// The same, with deadlines by `clock`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_at(config: TcpConfig, clock: Clock) -> Result<Self, Error> {
         let TcpConfig { bind, me, secret, data_version, limits } = config;
-        let identity = Identity { me, secret, data_version };
-        Self::listen(bind, identity, limits)
+        let identity = Identity { me, secret, data_version, purpose: Purpose::Exchange };
+        Self::listen(bind, identity, limits, clock)
             .map_err(|source| Error::Open { address: bind.to_string(), source })
     }
 
-    fn listen(bind: IpAddr, identity: Identity, limits: Limits) -> std::io::Result<Self> {
+    fn listen(
+        bind: IpAddr,
+        identity: Identity,
+        limits: Limits,
+        clock: Clock,
+    ) -> std::io::Result<Self> {
         let listener = socket::listen(bind)?;
+        let [a, b, c, d, e, f, g, h, ..] = run::nonce();
         let tcp = Self {
             identity,
             limits,
             address: listener.local_addr()?,
             listener,
+            clock,
             deaf_until: None,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
             next_token: run::FIRST_LINK,
-            strangers: BTreeMap::new(),
+            strangers: Lobby::new(limits.strangers, limits.hello, limits.greeting),
             incoming: BTreeMap::new(),
             outgoing: BTreeMap::new(),
             peers: BTreeMap::new(),
             newest: BTreeMap::new(),
             regions: Regions::new(),
+            publication: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             ledger: Ledger::default(),
+            restless: BTreeSet::new(),
+            opening: BTreeSet::new(),
+            resting: BTreeSet::new(),
+            asked_bytes: 0,
         };
         tcp.watch(&tcp.waker, run::WAKER)?;
         tcp.watch(&tcp.listener, run::LISTENER)?;
         Ok(tcp)
     }
 
-    fn outgoing_to(&mut self, peer: PeerId) -> Option<&mut Outgoing> {
+    /// The link that we opened to a peer, with its token.
+    fn outgoing_to(&mut self, peer: PeerId) -> Option<(u64, &mut Outgoing)> {
         let token = self.peers.get(&peer)?.outgoing?;
-        self.outgoing.get_mut(&token)
+        self.outgoing.get_mut(&token).map(|it| (token, it))
     }
 }
 
@@ -182,11 +237,12 @@ impl Provider for Tcp {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
-        self.regions.insert(key, memory);
+        self.publication = self.publication.wrapping_add(1);
+        self.regions.insert(key, Published { memory, number: self.publication });
     }
 
     fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>> {
-        self.regions.remove(&key)
+        self.regions.remove(&key).map(|it| it.memory)
     }
 
     fn land(&mut self, memory: Buffer) -> LandingId {
@@ -207,19 +263,25 @@ impl Provider for Tcp {
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId {
         let id = self.ledger.new_pull();
         let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
         let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));
         // Runs that the ledger accepts are disjoint and inside of the landing: then the sum is exact.
         let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
-        let pull = Pull { id, key, spans, runs, bytes, landing, deadline, expired: false };
-        if let Some(pull) = self.ledger.begin(peer, pull) {
-            let token = self.peers.get(&peer).and_then(|it| it.outgoing);
-            match token.and_then(|it| self.outgoing.get_mut(&it)) {
-                Some(link) => link.pull(pull),
-                None => self.ledger.end(&pull, Err(PullError::PeerFailed)),
+        let wish = Wish { peer, key, spans, runs, bytes };
+        let token = self.peers.get(&peer).and_then(|it| it.outgoing);
+        // Links count from 2.
+        let place = (landing, token.unwrap_or(0));
+        let pull = Pull::new(id, wish, place, patience, self.clock.now());
+        if let Some(pull) = self.ledger.begin(pull) {
+            match token.and_then(|it| self.outgoing.get_mut(&it).map(|link| (it, link))) {
+                Some((token, link)) => {
+                    link.pulls.add(pull);
+                    self.restless.insert(token);
+                }
+                None => self.ledger.end(pull, Err(PullError::PeerFailed)),
             }
         }
         id
@@ -230,7 +292,10 @@ impl Provider for Tcp {
             return Err(RingError::TooLong { bytes: message.len() });
         }
         let limit = self.limits.queued_bytes;
-        self.outgoing_to(peer).ok_or(RingError::NotConnected { peer })?.ring(message, limit)
+        let (token, link) = self.outgoing_to(peer).ok_or(RingError::NotConnected { peer })?;
+        link.ring(message, limit)?;
+        self.restless.insert(token);
+        Ok(())
     }
 
     fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {

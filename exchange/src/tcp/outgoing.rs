@@ -3,49 +3,55 @@
 //! In: messages, pulls, bytes of the peer. Out: data straight into landings, ended pulls. Never answers pulls.
 //!
 //! ```text
-//! Connecting ─▶ Greeting ─▶ Proving ─▶ Open
+//! Opening ─▶ Open
+//!   ▲   │ closed without a word
+//!   └─ Resting
 //! ```
 //!
 //! Invariants: a message never waits behind data, only behind earlier messages and requests; at most the
-//! window's bytes are asked for, but always one pull; a reply that is not the next one closes the link.
+//! window's bytes are asked for, but always one small part; a reply that is not the next one closes the link.
 
-use std::collections::VecDeque;
-use std::net::TcpStream;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
-use super::frame::{self, MAX_OUTSTANDING_PULLS, REQUEST_HEADER_BYTES};
-use super::greeting::{self, ANSWER_BYTES, Hello, Identity, Side, VERDICT_BYTES, Verdict};
-use super::ledger::{Ledger, Pull};
+use super::frame::{self, REQUEST_HEADER_BYTES};
+use super::greeting::Identity;
+use super::ledger::Ledger;
+use super::opening::{Opened, Opening};
+use super::pulls::Pulls;
 use super::replies::Replies;
 use super::socket::{self, LinkError};
 use crate::peer::PeerId;
-use crate::provider::{PullError, PullId, RingError};
+use crate::provider::RingError;
 
 /// The link.
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
+    /// Where it listens.
+    pub(super) target: SocketAddr,
     pub(super) stream: TcpStream,
+    /// When it was first dialled.
     pub(super) since: Instant,
+    /// How often it was turned away.
+    tries: u32,
     /// Whether the poll waits for room to write.
     pub(super) wants_write: bool,
     stage: Stage,
-    input: [u8; ANSWER_BYTES],
-    filled: usize,
     outbox: Outbox,
-    /// Pulls that are not asked for yet.
-    waiting: VecDeque<Pull>,
-    /// Pulls that are asked for, in the order of their replies.
-    sent: VecDeque<Pull>,
-    sent_bytes: u64,
+    /// A message was refused since the outbox last had room.
+    refused: bool,
+    pub(super) pulls: Pulls,
     replies: Replies,
+    /// When the peer last sent something.
+    pub(super) heard: Instant,
 }
 
 enum Stage {
-    Connecting,
-    /// Our hello is out.
-    Greeting(Hello),
-    /// Our proof is out.
-    Proving,
+    /// Waits to be dialled again.
+    Resting,
+    /// Its greeting.
+    Opening(Box<Opening>),
     Open,
 }
 
@@ -59,20 +65,24 @@ pub(super) enum Progress {
 
 impl Outgoing {
     /// `stream` is one that is being connected.
-    pub(super) fn new(peer: PeerId, stream: TcpStream, since: Instant) -> Self {
+    pub(super) fn new(
+        (peer, target): (PeerId, SocketAddr),
+        stream: TcpStream,
+        since: Instant,
+    ) -> Self {
         Self {
             peer,
+            target,
             stream,
             since,
+            tries: 0,
             wants_write: true,
-            stage: Stage::Connecting,
-            input: [0; ANSWER_BYTES],
-            filled: 0,
+            stage: Stage::Opening(Box::new(Opening::new(peer))),
             outbox: Outbox::default(),
-            waiting: VecDeque::new(),
-            sent: VecDeque::new(),
-            sent_bytes: 0,
+            refused: false,
+            pulls: Pulls::default(),
             replies: Replies::default(),
+            heard: since,
         }
     }
 
@@ -80,24 +90,60 @@ impl Outgoing {
         matches!(self.stage, Stage::Open)
     }
 
+    pub(super) fn tries(&self) -> u32 {
+        self.tries
+    }
+
+    /// Whether the peer has closed the link before it said a word, or before it let us in although it had proved itself: it had no
+    /// room, or it died, which the next try tells apart.
+    pub(super) fn was_turned_away(&self, error: &LinkError) -> bool {
+        let Stage::Opening(opening) = &self.stage else { return false };
+        let cut = match error {
+            LinkError::Ended => true,
+            LinkError::Io(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+            LinkError::NoRoom
+            | LinkError::Silent
+            | LinkError::Crowded { .. }
+            | LinkError::WrongReply
+            | LinkError::TooManyPulls
+            | LinkError::Frame(_)
+            | LinkError::Greeting(_) => false,
+        };
+        !opening.is_in_a_word() && cut
+    }
+
+    /// Waits to be dialled again.
+    pub(super) fn rest(&mut self) {
+        self.stage = Stage::Resting;
+        (self.wants_write, self.tries) = (false, self.tries + 1);
+    }
+
+    /// Begins again with another stream.
+    pub(super) fn try_again(&mut self, stream: TcpStream) {
+        let opening = Opening::new(self.peer);
+        (self.stream, self.stage) = (stream, Stage::Opening(Box::new(opening)));
+        self.wants_write = true;
+    }
+
+    /// Why it is not open when its time is over.
+    pub(super) fn silence(&self) -> LinkError {
+        match self.tries {
+            0 => LinkError::Silent,
+            tries => LinkError::Crowded { tries },
+        }
+    }
+
     /// Queues a message.
     pub(super) fn ring(&mut self, message: &[u8], limit: usize) -> Result<(), RingError> {
         let queued = self.outbox.waiting().len();
         if queued + REQUEST_HEADER_BYTES + message.len() > limit {
+            self.refused = true;
             return Err(RingError::Full { peer: self.peer, queued });
         }
         frame::put_ring(self.outbox.end(), message);
         Ok(())
-    }
-
-    /// Queues a pull that the ledger has begun.
-    pub(super) fn pull(&mut self, pull: Pull) {
-        self.waiting.push_back(pull);
-    }
-
-    /// Bytes that were asked for and are not there.
-    pub(super) fn sent_bytes(&self) -> u64 {
-        self.sent_bytes
     }
 
     /// Goes on with whatever stage it is in, as the socket is readable or writable.
@@ -106,73 +152,34 @@ impl Outgoing {
         me: &Identity,
         nonce: impl FnOnce() -> [u8; 32],
         ledger: &mut Ledger,
+        now: Instant,
     ) -> Result<Progress, LinkError> {
-        match &self.stage {
-            Stage::Connecting => {
-                if let Some(error) = self.stream.take_error().map_err(LinkError::Io)? {
-                    return Err(LinkError::Io(error));
-                }
-                let (data_version, from, to) = (me.data_version, me.me, self.peer);
-                let hello = Hello { data_version, from, to, nonce: nonce() };
-                socket::write_whole(&self.stream, &hello.encode())?;
-                self.stage = Stage::Greeting(hello);
-            }
-            Stage::Greeting(sent) => {
-                let sent = *sent;
-                if self.receive(ANSWER_BYTES)? {
-                    let answered = greeting::check_acceptor(me, &sent, &self.input)?;
-                    let proof = greeting::proof(&me.secret, Side::Opener, &sent, &answered);
-                    socket::write_whole(&self.stream, proof.as_bytes())?;
-                    self.stage = Stage::Proving;
-                }
-            }
-            Stage::Proving => {
-                if self.receive(VERDICT_BYTES)? {
-                    Verdict::check(&self.input[..VERDICT_BYTES], me.me)?;
-                    self.stage = Stage::Open;
+        match &mut self.stage {
+            Stage::Resting => {}
+            Stage::Opening(opening) => {
+                if opening.advance(&self.stream, me, nonce)? == Opened::Yes {
+                    (self.stage, self.heard) = (Stage::Open, now);
                     return Ok(Progress::Opened);
                 }
             }
             Stage::Open => {
-                let ended = &mut self.sent_bytes;
-                self.replies
-                    .read(&self.stream, &mut self.sent, ledger, |pull| *ended -= pull.bytes)?;
+                if self.replies.read(&self.stream, &mut self.pulls, ledger)? > 0 {
+                    self.heard = now;
+                }
             }
         }
         Ok(Progress::Other)
     }
 
-    /// Reads towards `length` bytes of input; whether they are there.
-    fn receive(&mut self, length: usize) -> Result<bool, LinkError> {
-        if let Some(bytes) = socket::read(&self.stream, &mut self.input[self.filled..length])? {
-            self.filled += bytes;
-        }
-        if self.filled < length {
-            return Ok(false);
-        }
-        self.filled = 0;
-        Ok(true)
-    }
-
-    /// Asks for the pulls that the window has room for, and writes what is queued.
+    /// Asks for the parts that there is room for, and writes what is queued.
     ///
     /// `room` is what all links together may still ask for, `window` what this one may have outstanding.
-    pub(super) fn send(&mut self, room: u64, window: u64) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self, room: u64, window: u64, part: u64) -> Result<(), LinkError> {
         if !self.is_open() {
             return Ok(());
         }
-        let mut room = room.min(window.saturating_sub(self.sent_bytes));
-        while let Some(next) = self.waiting.front() {
-            let fits = self.sent.len() < MAX_OUTSTANDING_PULLS && next.bytes <= room;
-            if !fits && !self.sent.is_empty() {
-                break;
-            }
-            let pull = self.waiting.pop_front().expect("just seen");
-            room = room.saturating_sub(pull.bytes);
-            self.sent_bytes += pull.bytes;
-            frame::put_pull(self.outbox.end(), pull.id.0, pull.key, &pull.spans);
-            self.sent.push_back(pull);
-        }
+        let room = room.min(window.saturating_sub(self.pulls.asked_bytes()));
+        self.pulls.ask(room, part, self.outbox.end());
         while !self.outbox.waiting().is_empty() {
             let Some(bytes) = socket::write(&self.stream, self.outbox.waiting())? else { break };
             self.outbox.written(bytes);
@@ -180,27 +187,19 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Whether there is room again after a message was refused; said once.
+    pub(super) fn has_room_again(&mut self, limit: usize) -> bool {
+        self.refused
+            && self.outbox.waiting().len() <= limit / 2
+            && std::mem::take(&mut self.refused)
+    }
+
     /// Whether bytes wait for room in the socket.
     pub(super) fn has_output(&self) -> bool {
-        matches!(self.stage, Stage::Connecting)
-            || (self.is_open() && !self.outbox.waiting().is_empty())
-    }
-
-    /// A pull's deadline has passed: it is forgotten if it was not asked for, else what comes only drains.
-    pub(super) fn expire(&mut self, id: PullId, ledger: &mut Ledger) {
-        if let Some(pull) = self.sent.iter_mut().find(|it| it.id == id) {
-            pull.expired = true;
-        } else if let Some(at) = self.waiting.iter().position(|it| it.id == id) {
-            let mut pull = self.waiting.remove(at).expect("just found");
-            pull.expired = true;
-            ledger.end(&pull, Err(PullError::Deadline));
-        }
-    }
-
-    /// Ends every pull, as the link is closed.
-    pub(super) fn end(self, result: &PullError, ledger: &mut Ledger) {
-        for pull in self.sent.iter().chain(&self.waiting) {
-            ledger.end(pull, Err(result.clone()));
+        match &self.stage {
+            Stage::Resting => false,
+            Stage::Opening(opening) => opening.is_connecting(),
+            Stage::Open => !self.outbox.waiting().is_empty(),
         }
     }
 }

@@ -7,7 +7,6 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -15,12 +14,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::door::Stranger;
-use super::greeting::{GreetingError, Verdict};
-use super::incoming::Incoming;
-use super::outgoing::{Outgoing, Progress};
-use super::socket::{self, LinkError};
-use super::{Links, Tcp};
+use super::outgoing::Progress;
+use super::socket::LinkError;
+use super::{Limits, Links, Tcp};
 use crate::peer::PeerId;
 use crate::provider::{Event, PullError};
 
@@ -30,9 +26,7 @@ pub(super) const LISTENER: u64 = 1;
 pub(super) const FIRST_LINK: u64 = 2;
 
 /// Sockets that one wait reports; others have their turn in the next one.
-const READY: usize = 64;
-/// How long nothing is accepted after the process ran out of descriptors.
-const DEAF: Duration = Duration::from_millis(100);
+const READY: usize = 256;
 
 impl Tcp {
     /// Rounds until there is an event, a wake, or the timeout is over.
@@ -41,12 +35,12 @@ impl Tcp {
         let mut woken = false;
         loop {
             self.send();
-            self.end_what_is_late(Instant::now());
+            self.end_what_is_late(self.clock.now());
             let now = Instant::now();
             let over = until.is_some_and(|it| it <= now);
             let done = woken || over || !self.ledger.events.is_empty();
-            let wait = if done { Some(now) } else { earliest(until, self.next_timer()) };
-            let ready = self.wait(wait.map(|it| it.saturating_duration_since(now)));
+            let wait = if done { Some(Duration::ZERO) } else { self.sleep(until, now) };
+            let ready = self.wait(wait);
             for (token, flags) in ready {
                 woken |= token == WAKER;
                 self.serve(token, flags);
@@ -56,6 +50,14 @@ impl Tcp {
                 return;
             }
         }
+    }
+
+    /// How long nothing is due.
+    fn sleep(&self, until: Option<Instant>, now: Instant) -> Option<Duration> {
+        let caller = until.map(|it| it.saturating_duration_since(now));
+        let clock = self.clock.now();
+        let timer = self.next_timer().map(|it| it.saturating_duration_since(clock));
+        caller.into_iter().chain(timer).min()
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Vec<(u64, EventFlags)> {
@@ -74,7 +76,7 @@ impl Tcp {
             self.waker.clear();
         } else if token == LISTENER {
             self.accept();
-        } else if self.strangers.contains_key(&token) {
+        } else if self.strangers.get_mut(token).is_some() {
             self.serve_stranger(token);
         } else if let Some(link) = self.incoming.get_mut(&token) {
             let from = link.peer;
@@ -85,14 +87,29 @@ impl Tcp {
             }
             let result = result.and_then(|()| link.write(&self.regions));
             self.settle(from, token, result);
-        } else if let Some(link) = self.outgoing.get_mut(&token) {
-            let peer = link.peer;
-            let result = link.advance(&self.identity, nonce, &mut self.ledger).map(|progress| {
-                if progress == Progress::Opened {
-                    self.ledger.events.push(Event::Connected(peer));
+        } else {
+            self.serve_outgoing(token);
+        }
+    }
+
+    fn serve_outgoing(&mut self, token: u64) {
+        let Some(link) = self.outgoing.get_mut(&token) else { return };
+        let (peer, asked) = (link.peer, link.pulls.asked_bytes());
+        let now = self.clock.now();
+        let result = link.advance(&self.identity, nonce, &mut self.ledger, now);
+        self.asked_bytes -= asked - link.pulls.asked_bytes();
+        if matches!(result, Ok(Progress::Opened)) {
+            self.opening.remove(&(link.since, token));
+            self.ledger.events.push(Event::Connected(peer));
+        }
+        self.restless.insert(token);
+        match result {
+            Ok(_) => self.settle(peer, token, Ok(())),
+            Err(error) => {
+                if let Err(error) = self.try_again_later(token, error, now) {
+                    self.settle(peer, token, Err(error));
                 }
-            });
-            self.settle(peer, token, result);
+            }
         }
     }
 
@@ -127,15 +144,22 @@ impl Tcp {
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(token), EventFlags::IN)?)
     }
 
-    /// Sends what is queued for every peer.
+    /// Sends what is queued for peers, and asks for what there is room for.
     pub(super) fn send(&mut self) {
-        let asked: u64 = self.outgoing.values().map(Outgoing::sent_bytes).sum();
-        let mut room = self.limits.window_bytes.saturating_sub(asked);
         let mut results = Vec::new();
-        for (&token, link) in &mut self.outgoing {
-            let before = link.sent_bytes();
-            let result = link.send(room, self.limits.peer_window_bytes);
-            room = room.saturating_sub(link.sent_bytes() - before);
+        for token in std::mem::take(&mut self.restless) {
+            let Some(link) = self.outgoing.get_mut(&token) else { continue };
+            let Limits { window_bytes, peer_window_bytes, part_bytes, .. } = self.limits;
+            let before = link.pulls.asked_bytes();
+            let room = window_bytes.saturating_sub(self.asked_bytes);
+            let result = link.send(room, peer_window_bytes, part_bytes.max(1));
+            self.asked_bytes += link.pulls.asked_bytes() - before;
+            if result.is_ok() && link.has_room_again(self.limits.queued_bytes) {
+                self.ledger.events.push(Event::Room { peer: link.peer });
+            }
+            if link.is_open() && link.pulls.is_waiting() {
+                self.restless.insert(token);
+            }
             if result.is_err() || link.has_output() != link.wants_write {
                 results.push((link.peer, token, result));
             }
@@ -145,112 +169,7 @@ impl Tcp {
         }
     }
 
-    /// Takes in strangers, as many as wait.
-    fn accept(&mut self) {
-        loop {
-            let (stream, address) = match self.listener.accept() {
-                Ok(stranger) => stranger,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept links: raise the limit of open files");
-                    self.listen_again_at(Instant::now() + DEAF);
-                    return;
-                }
-            };
-            if self.strangers.len() >= self.limits.strangers {
-                self.strangers.pop_first();
-            }
-            let token = self.new_token();
-            let ready = socket::prepare(&stream).and_then(|()| self.watch(&stream, token));
-            match ready {
-                Ok(()) => {
-                    let stranger = Stranger::new(stream, address, Instant::now());
-                    self.strangers.insert(token, stranger);
-                }
-                Err(error) => tracing::debug!(%address, %error, "a link broke before its greeting"),
-            }
-        }
-    }
-
-    fn listen_again_at(&mut self, at: Instant) {
-        // A descriptor may be free again as soon as a stranger is turned away.
-        self.strangers.pop_first();
-        if self.deaf_until.is_none() && epoll::delete(&self.epoll, &self.listener).is_ok() {
-            self.deaf_until = Some(at);
-        }
-    }
-
-    fn serve_stranger(&mut self, token: u64) {
-        let Some(mut stranger) = self.strangers.remove(&token) else { return };
-        match stranger.advance(&self.identity, nonce) {
-            Ok(None) => drop(self.strangers.insert(token, stranger)),
-            Ok(Some(peer)) => self.admit(token, peer, stranger),
-            Err(LinkError::Ended) if !stranger.has_spoken() => {}
-            Err(LinkError::Ended) => {
-                self.refuse(&stranger, "it left before it proved that it knows the job's secret");
-            }
-            Err(error) => self.refuse(&stranger, &error.to_string()),
-        }
-    }
-
-    fn refuse(&mut self, stranger: &Stranger, reason: &str) {
-        let (from, reason) = (stranger.address.to_string(), reason.to_owned());
-        self.ledger.events.push(Event::Refused { from, reason });
-    }
-
-    /// The stranger has proved to be `peer`.
-    fn admit(&mut self, token: u64, peer: PeerId, stranger: Stranger) {
-        let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
-        if newest > peer.incarnation {
-            // It may not read the verdict; the link ends all the same.
-            let _ = socket::write_whole(&stranger.stream, &Verdict::Stale { newest }.encode());
-            let error = GreetingError::Stale { peer, newest };
-            return self.refuse(&stranger, &error.to_string());
-        }
-        self.retire_older(peer);
-        if self.peers.get(&peer).is_some_and(|it| it.incoming.is_some()) {
-            self.fail(peer, "the peer opened a new link in place of its old one");
-        }
-        if let Err(error) = socket::write_whole(&stranger.stream, &Verdict::Welcome.encode()) {
-            return self.refuse(&stranger, &error.to_string());
-        }
-        self.peers.entry(peer).or_default().incoming = Some(token);
-        self.incoming.insert(token, Incoming::new(peer, stranger.stream));
-    }
-
-    /// Closes what is left of older incarnations.
-    fn retire_older(&mut self, peer: PeerId) {
-        self.newest.insert((peer.role, peer.index), peer.incarnation);
-        let first = PeerId { incarnation: 0, ..peer };
-        let older: Vec<_> = self.peers.range(first..peer).map(|(&it, _)| it).collect();
-        for older in older {
-            self.fail(older, &format!("{peer} has taken its place"));
-        }
-    }
-
-    /// Begins to connect.
-    pub(super) fn dial(&mut self, peer: PeerId, address: &str) -> Result<(), String> {
-        let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
-        if newest > peer.incarnation {
-            return Err(GreetingError::Stale { peer, newest }.to_string());
-        }
-        self.retire_older(peer);
-        let target: SocketAddr =
-            address.parse().map_err(|_| format!("address {address:?} is not IP:PORT"))?;
-        let refused = |error: io::Error| format!("cannot connect to {address}: {error}");
-        let stream = socket::dial(target).map_err(refused)?;
-        let token = self.new_token();
-        let flags = EventFlags::IN | EventFlags::OUT;
-        epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)
-            .map_err(|error| refused(error.into()))?;
-        self.outgoing.insert(token, Outgoing::new(peer, stream, Instant::now()));
-        self.peers.entry(peer).or_default().outgoing = Some(token);
-        Ok(())
-    }
-
-    fn new_token(&mut self) -> u64 {
+    pub(super) fn new_token(&mut self) -> u64 {
         self.next_token += 1;
         self.next_token - 1
     }
@@ -265,44 +184,68 @@ impl Tcp {
     pub(super) fn drop_links(&mut self, peer: PeerId, result: &PullError) {
         let Some(Links { incoming, outgoing }) = self.peers.remove(&peer) else { return };
         incoming.and_then(|it| self.incoming.remove(&it));
-        if let Some(link) = outgoing.and_then(|it| self.outgoing.remove(&it)) {
-            link.end(result, &mut self.ledger);
+        if let Some(token) = outgoing
+            && let Some(link) = self.outgoing.remove(&token)
+        {
+            self.opening.remove(&(link.since, token));
+            self.asked_bytes -= link.pulls.asked_bytes();
+            link.pulls.end_all(result, &mut self.ledger);
         }
     }
 
     /// The next time at which something is late.
     fn next_timer(&self) -> Option<Instant> {
-        let strangers = self.strangers.values().map(|it| it.since);
-        let opening = self.outgoing.values().filter(|it| !it.is_open()).map(|it| it.since);
-        let greeting = strangers.chain(opening).min().map(|it| it + self.limits.greeting);
-        earliest(earliest(greeting, self.ledger.next_deadline()), self.deaf_until)
+        let opening = self.opening.first().map(|it| it.0 + self.limits.greeting);
+        let resting = self.resting.first().map(|it| it.0);
+        let timers = [
+            self.strangers.next_late(),
+            opening,
+            resting,
+            self.ledger.next_look(),
+            self.deaf_until,
+        ];
+        timers.into_iter().flatten().min()
+    }
+
+    /// Ends pulls whose links have brought nothing for too long. What is there already counts first: it may be this process
+    /// that stood still.
+    fn end_late_pulls(&mut self, now: Instant) {
+        while let Some((peer, pull)) = self.ledger.look(now) {
+            let deadline = |it: &Self| {
+                let link = it.outgoing.get(&it.peers.get(&peer)?.outgoing?)?;
+                link.pulls.deadline(pull, link.heard)
+            };
+            let Some((token, link)) = self.outgoing_to(peer) else { continue };
+            if link.is_open() && deadline(self).is_some_and(|it| it <= now) {
+                self.serve_outgoing(token);
+            }
+            let late = deadline(self);
+            let Some(link) = self.outgoing.get_mut(&token) else { continue };
+            match late {
+                Some(deadline) if deadline > now => {
+                    link.pulls.look_again(pull, deadline, &mut self.ledger);
+                }
+                Some(_) => link.pulls.end(pull, PullError::Deadline, &mut self.ledger),
+                None => {}
+            }
+        }
     }
 
     fn end_what_is_late(&mut self, now: Instant) {
-        while let Some((peer, pull)) = self.ledger.expire(now) {
-            let token = self.peers.get(&peer).and_then(|it| it.outgoing);
-            if let Some(link) = token.and_then(|it| self.outgoing.get_mut(&it)) {
-                link.expire(pull, &mut self.ledger);
-            }
+        self.end_late_pulls(now);
+        while let Some(stranger) = self.strangers.late(now) {
+            self.turn_away(&stranger, &LinkError::Silent.to_string());
         }
-        let late = |since: Instant| since + self.limits.greeting <= now;
-        let strangers: Vec<u64> =
-            self.strangers.iter().filter(|(_, it)| late(it.since)).map(|(&it, _)| it).collect();
-        let opening: Vec<PeerId> = self
-            .outgoing
-            .values()
-            .filter(|it| !it.is_open() && late(it.since))
-            .map(|it| it.peer)
-            .collect();
-        for token in strangers {
-            if let Some(stranger) = self.strangers.remove(&token)
-                && stranger.has_spoken()
+        self.dial_again(now);
+        let late = |it: &&(Instant, u64)| it.0 + self.limits.greeting <= now;
+        for (since, token) in self.opening.iter().take_while(late).copied().collect::<Vec<_>>() {
+            self.serve_outgoing(token);
+            if self.opening.contains(&(since, token))
+                && let Some(link) = self.outgoing.get(&token)
             {
-                self.refuse(&stranger, &LinkError::Silent.to_string());
+                let (peer, error) = (link.peer, link.silence().to_string());
+                self.fail(peer, &error);
             }
-        }
-        for peer in opening {
-            self.fail(peer, &LinkError::Silent.to_string());
         }
         if self.deaf_until.is_some_and(|it| it <= now)
             && self.watch(&self.listener, LISTENER).is_ok()
@@ -312,14 +255,63 @@ impl Tcp {
     }
 }
 
-fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
-    a.into_iter().chain(b).min()
-}
-
 /// Words that were never said before.
-fn nonce() -> [u8; 32] {
+pub(super) fn nonce() -> [u8; 32] {
     let mut nonce = [0; 32];
     let filled = getrandom(&mut nonce, GetRandomFlags::empty());
     assert_eq!(filled, Ok(nonce.len()), "the kernel has 32 random bytes");
     nonce
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+
+    use super::super::TcpConfig;
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::peer::{Piece, RegionKey};
+    use crate::provider::Provider as _;
+
+    fn open(me: PeerId) -> Tcp {
+        let (bind, limits) = (Ipv4Addr::LOCALHOST.into(), Limits::default());
+        Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, limits })
+            .expect("loopback is there")
+    }
+
+    #[test]
+    fn a_round_looks_at_no_link_that_has_nothing_to_do() {
+        let trainer = PeerId::trainer(0, 0);
+        let mut hub = open(trainer);
+        let mut peers: Vec<_> = (0..20).map(|it| open(PeerId::server(it, 0))).collect();
+        let mut events = Vec::new();
+        for (index, peer) in (0..).zip(&mut peers) {
+            peer.publish(RegionKey::default(), Arc::new(Buffer::zeroed(3 << 20)));
+            peer.connect(trainer, &hub.address());
+            hub.connect(PeerId::server(index, 0), &peer.address());
+            let landing = hub.land(Buffer::zeroed(3 << 20));
+            let whole = vec![Piece { remote: 0, local: 0, bytes: 3 << 20 }];
+            let patience = Duration::from_mins(1);
+            hub.pull(PeerId::server(index, 0), RegionKey::default(), whole, landing, patience);
+            peer.ring(trainer, b"here").expect("it is being opened");
+        }
+        let count = |events: &[Event]| {
+            let counts = |it: &&Event| matches!(it, Event::Pulled { .. } | Event::Message { .. });
+            events.iter().filter(counts).count()
+        };
+        while count(&events) < 40 {
+            hub.poll(Duration::from_millis(1), &mut events);
+            for peer in &mut peers {
+                peer.poll(Duration::ZERO, &mut Vec::new());
+            }
+        }
+        hub.poll(Duration::ZERO, &mut events);
+        assert_eq!((hub.incoming.len(), hub.outgoing.len()), (20, 20), "{events:?}");
+        assert!(hub.restless.is_empty() && hub.opening.is_empty());
+        assert_eq!((hub.asked_bytes, hub.next_timer()), (0, None));
+        // One that is rung is the only one.
+        hub.ring(PeerId::server(7, 0), b"you").expect("there is room");
+        assert_eq!(hub.restless.len(), 1);
+    }
 }

@@ -20,7 +20,8 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
         socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
-    socket.listen(1024)?;
+    // As many as the system allows: a start of many peers comes at once.
+    socket.listen(4096)?;
     Ok(socket.into())
 }
 
@@ -102,6 +103,10 @@ pub(super) enum LinkError {
     NoRoom,
     #[error("the greeting was not over in time: is the peer stopped?")]
     Silent,
+    #[error(
+        "the peer turned the link away {tries} times without a word: it has no room, since strangers knock at its port, or it ends"
+    )]
+    Crowded { tries: u32 },
     #[error("a reply to a pull that was not next: the peer does not speak this protocol")]
     WrongReply,
     #[error("more pulls at once than a link may have: the peer does not speak this protocol")]

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Event, LandingId, Limits, PeerId, Piece, Provider, PullError, PullId, RegionKey, Role,
-    Tcp, TcpConfig,
+    Buffer, Clock, Event, LandingId, Limits, PeerId, Piece, Provider, PullError, PullId, RegionKey,
+    Role, Tcp, TcpConfig,
 };
 
 pub(crate) const SECRET: [u8; 32] = [42; 32];
@@ -37,8 +37,12 @@ impl Node {
     }
 
     pub(crate) fn with(config: TcpConfig) -> Self {
-        let id = config.me;
-        Self { id, tcp: Tcp::open(config).expect("loopback is there"), events: Vec::new() }
+        Self::at(config, Clock::system())
+    }
+
+    pub(crate) fn at(config: TcpConfig, clock: Clock) -> Self {
+        let tcp = Tcp::open_at(config, clock).expect("loopback is there");
+        Self { id: config.me, tcp, events: Vec::new() }
     }
 
     pub(crate) fn poll(&mut self) {
@@ -59,7 +63,7 @@ impl Node {
         pieces: &[(u64, u64, u64)],
         to: LandingId,
     ) -> PullId {
-        self.pull_until(from, key, pieces, to, Instant::now() + Duration::from_mins(1))
+        self.pull_until(from, key, pieces, to, Duration::from_mins(1))
     }
 
     pub(crate) fn pull_until(
@@ -68,10 +72,10 @@ impl Node {
         key: RegionKey,
         pieces: &[(u64, u64, u64)],
         to: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId {
         let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
-        self.tcp.pull(from, key, pieces.iter().map(piece).collect(), to, deadline)
+        self.tcp.pull(from, key, pieces.iter().map(piece).collect(), to, patience)
     }
 
     /// How the pull ended, if it did. It may not have ended twice.

@@ -1,0 +1,159 @@
+//! Memory that is used again: what was written once is mapped, and nobody has to zero it.
+//!
+//! In: lengths. Out: [`Buffer`]s that come back by themselves when they are dropped, wherever that is. What stands in them is
+//! unspecified: they are for owners that write every byte before somebody reads it.
+//!
+//! Invariant: what is lent and what is kept is never more than the most that was lent at a time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::buffer::Buffer;
+
+/// See the module. Shared by all threads that take from it.
+#[derive(Debug, Default)]
+pub struct Pool {
+    shelves: Mutex<Shelves>,
+    /// Written over all that is lent.
+    poison: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Shelves {
+    /// By length in words.
+    kept: BTreeMap<usize, Vec<Vec<u32>>>,
+    kept_words: usize,
+    lent_words: usize,
+    most_lent_words: usize,
+}
+
+impl Pool {
+    /// One that has nothing yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// One whose buffers are full of what no computation survives (NaN), so that a reader of unwritten bytes is found.
+    pub fn poisoned() -> Arc<Self> {
+        Arc::new(Self { poison: Some(u32::MAX), ..Self::default() })
+    }
+
+    /// A buffer of `bytes` bytes, with anything in it.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
+        let words = class(bytes.div_ceil(4));
+        let mut memory = self.lend(words).unwrap_or_else(|| vec![0; words]);
+        if let Some(poison) = self.poison {
+            memory.fill(poison);
+        }
+        Buffer::lent(memory, bytes, Arc::clone(self))
+    }
+
+    fn lend(&self, words: usize) -> Option<Vec<u32>> {
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = shelves.kept.get_mut(&words).and_then(Vec::pop);
+        if found.is_some() {
+            shelves.kept_words -= words;
+        }
+        shelves.lent_words += words;
+        shelves.most_lent_words = shelves.most_lent_words.max(shelves.lent_words);
+        shelves.trim();
+        found
+    }
+
+    /// Takes back what was lent.
+    pub(crate) fn give_back(&self, memory: Vec<u32>) {
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = memory.len();
+        shelves.lent_words -= words;
+        shelves.kept_words += words;
+        shelves.kept.entry(words).or_default().push(memory);
+        shelves.trim();
+    }
+
+    /// Forgets memory that its owner keeps for good.
+    pub(crate) fn let_go(&self, words: usize) {
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        shelves.lent_words -= words;
+    }
+}
+
+impl Shelves {
+    /// Lets the largest pieces go until no more is held than was lent at a time.
+    fn trim(&mut self) {
+        while self.lent_words + self.kept_words > self.most_lent_words
+            && let Some(mut shelf) = self.kept.last_entry()
+        {
+            if let Some(memory) = shelf.get_mut().pop() {
+                self.kept_words -= memory.len();
+            }
+            if shelf.get().is_empty() {
+                shelf.remove();
+            }
+        }
+    }
+}
+
+/// Lengths are rounded up by an eighth at most, so that phases of nearly one length share memory.
+fn class(words: usize) -> usize {
+    let step = (words.next_power_of_two() / 16).max(16);
+    words.next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(pool: &Pool) -> (usize, usize) {
+        let shelves = pool.shelves.lock().unwrap();
+        assert_eq!(
+            shelves.kept.iter().map(|it| it.0 * it.1.len()).sum::<usize>(),
+            shelves.kept_words
+        );
+        (shelves.lent_words, shelves.kept_words)
+    }
+
+    #[test]
+    fn memory_of_nearly_one_length_is_used_again() {
+        let pool = Pool::new();
+        let mut first = pool.take(1_000_000);
+        first.bytes_mut().fill(7);
+        let place = first.bytes().as_ptr();
+        drop(first);
+        let again = pool.take(990_001);
+        assert_eq!((again.bytes().as_ptr(), again.len_bytes()), (place, 990_001));
+        let (lent, kept) = held(&pool);
+        assert!((250_000..250_000 * 9 / 8).contains(&lent) && kept == 0, "{lent}");
+        // A clone is a memory of its own, and what is kept for good is nobody's debt.
+        let other = again.clone();
+        assert_eq!(other, again);
+        drop(again.into_f32s());
+        drop(other);
+        assert_eq!(held(&pool), (0, 0));
+    }
+
+    #[test]
+    fn no_more_is_held_than_was_lent_at_a_time() {
+        let pool = Pool::new();
+        let lent: Vec<_> = (1..=20).map(|it| pool.take(it * 40_000)).collect();
+        let most = held(&pool).0;
+        drop(lent);
+        assert_eq!(held(&pool), (0, most), "all of it waits");
+        // Lengths that nobody had before: others make way.
+        for bytes in [900_000, 1_000_000, 1_500_000, 3_000_000] {
+            drop(pool.take(bytes));
+            let (lent, kept) = held(&pool);
+            assert!(lent + kept <= most.max(class(bytes.div_ceil(4))), "{bytes}: {kept}");
+        }
+    }
+
+    #[test]
+    fn poisoned_memory_is_not_a_number_wherever_it_was_not_written() {
+        let pool = Pool::poisoned();
+        for _ in 0..2 {
+            let mut buffer = pool.take(4_000);
+            assert!(buffer.f32s().iter().all(|it| it.is_nan()));
+            assert!(buffer.bf16s().iter().all(|it| it.is_nan()));
+            buffer.bytes_mut().fill(0);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Lets peers in: accepts links, hears greetings, turns strangers away.
+//!
+//! In: connections to our port. Out: links of peers that have proved who they are, and refusals. Who has to wait, and who loses
+//! its place to others, says the [lobby](super::lobby).
+//!
+//! Invariant: nothing of ours is changed by who has not proved that it belongs to the job.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::event::epoll;
+
+use super::Tcp;
+use super::door::Stranger;
+use super::greeting::{GreetingError, Verdict};
+use super::incoming::Incoming;
+use super::run::nonce;
+use super::socket::{self, LinkError};
+use crate::peer::PeerId;
+use crate::provider::Event;
+
+/// How long nothing is accepted after the process ran out of descriptors.
+const DEAF: Duration = Duration::from_millis(100);
+/// The same while too many have said hello and not proved it.
+const CROWD: Duration = Duration::from_millis(5);
+/// Links that are accepted before peers have their turn.
+const TURN_LINKS: usize = 256;
+const CROWDED: &str = "too many links waited that had proved nothing, and it was the oldest";
+const LEFT: &str = "it left before it proved that it knows the job's secret";
+
+impl Tcp {
+    /// Takes in strangers that wait, and hears what they have said already: who opens a link for us says its hello at once.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..TURN_LINKS {
+            if self.strangers.is_crowded(self.clock.now()) {
+                return self.rest_ears(CROWD);
+            }
+            let (stream, address) = match self.listener.accept() {
+                Ok(stranger) => stranger,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    // A descriptor may be free again as soon as a stranger is turned away.
+                    drop(self.strangers.drop_silent());
+                    return self.rest_ears(DEAF);
+                }
+            };
+            let (token, now) = (self.new_token(), self.clock.now());
+            let ready = socket::prepare(&stream).and_then(|()| self.watch(&stream, token));
+            match ready {
+                Ok(()) => {
+                    let stranger = Stranger::new(stream, address);
+                    if let Some(other) = self.strangers.enter(token, stranger, address.ip(), now) {
+                        self.turn_away(&other, CROWDED);
+                    }
+                    self.serve_stranger(token);
+                }
+                Err(error) => tracing::debug!(%address, %error, "a link broke before its greeting"),
+            }
+        }
+    }
+
+    /// Accepts nothing for a while; who comes waits in the kernel's queue.
+    fn rest_ears(&mut self, pause: Duration) {
+        if self.deaf_until.is_none() && epoll::delete(&self.epoll, &self.listener).is_ok() {
+            self.deaf_until = Some(self.clock.now() + pause);
+        }
+    }
+
+    pub(super) fn serve_stranger(&mut self, token: u64) {
+        let Some(stranger) = self.strangers.get_mut(token) else { return };
+        let advanced = stranger.advance(&self.identity, nonce);
+        if matches!(advanced, Ok(None)) {
+            if stranger.has_greeted()
+                && let Some(other) = self.strangers.greeted(token)
+            {
+                self.turn_away(&other, CROWDED);
+            }
+            return;
+        }
+        let Some(stranger) = self.strangers.leave(token) else { return };
+        match advanced {
+            Ok(Some(peer)) => self.admit(token, peer, stranger),
+            Err(LinkError::Ended) => self.turn_away(&stranger, LEFT),
+            Err(error) => self.refuse(&stranger, &error.to_string()),
+            Ok(None) => {}
+        }
+    }
+
+    /// Closes a stranger's link. One that has said nothing is a probe of the port, not worth a word.
+    pub(super) fn turn_away(&mut self, stranger: &Stranger, reason: &str) {
+        if stranger.has_spoken() {
+            self.refuse(stranger, reason);
+        }
+    }
+
+    fn refuse(&mut self, stranger: &Stranger, reason: &str) {
+        let (from, reason) = (stranger.address.to_string(), reason.to_owned());
+        self.ledger.events.push(Event::Refused { from, reason });
+    }
+
+    /// The stranger has proved to be `peer`.
+    fn admit(&mut self, token: u64, peer: PeerId, stranger: Stranger) {
+        let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
+        if newest > peer.incarnation {
+            // It may not read the verdict; the link ends all the same.
+            let _ = socket::write_whole(&stranger.stream, &Verdict::Stale { newest }.encode());
+            let error = GreetingError::Stale { peer, newest };
+            return self.refuse(&stranger, &error.to_string());
+        }
+        self.retire_older(peer);
+        if self.peers.get(&peer).is_some_and(|it| it.incoming.is_some()) {
+            self.fail(peer, "the peer opened a new link in place of its old one");
+        }
+        if let Err(error) = socket::write_whole(&stranger.stream, &Verdict::Welcome.encode()) {
+            return self.refuse(&stranger, &error.to_string());
+        }
+        self.peers.entry(peer).or_default().incoming = Some(token);
+        self.incoming.insert(token, Incoming::new(peer, stranger.stream));
+    }
+
+    /// Closes what is left of older incarnations.
+    pub(super) fn retire_older(&mut self, peer: PeerId) {
+        self.newest.insert((peer.role, peer.index), peer.incarnation);
+        let first = PeerId { incarnation: 0, ..peer };
+        let older: Vec<_> = self.peers.range(first..peer).map(|(&it, _)| it).collect();
+        for older in older {
+            self.fail(older, &format!("{peer} has taken its place"));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Opens links to peers.
+//!
+//! In: peers and their addresses. Out: links that are being opened, and again after a pause where the peer had no room: a port at
+//! which strangers knock closes links without a word, and that is no broken link.
+//!
+//! Invariant: what begins to open has opened or failed when the time for a greeting is over, however often it was tried.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::Tcp;
+use super::greeting::GreetingError;
+use super::outgoing::Outgoing;
+use super::socket::{self, LinkError};
+use crate::peer::PeerId;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// Doublings of the pause between two tries.
+const MOST_DOUBLINGS: u32 = 5;
+
+impl Tcp {
+    /// Begins to connect.
+    pub(super) fn dial(&mut self, peer: PeerId, address: &str) -> Result<(), String> {
+        let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
+        if newest > peer.incarnation {
+            return Err(GreetingError::Stale { peer, newest }.to_string());
+        }
+        self.retire_older(peer);
+        let target: SocketAddr =
+            address.parse().map_err(|_| format!("address {address:?} is not IP:PORT"))?;
+        let refused = |error: io::Error| format!("cannot connect to {address}: {error}");
+        let (token, now) = (self.new_token(), self.clock.now());
+        let stream = self.open_stream(target, token).map_err(refused)?;
+        self.outgoing.insert(token, Outgoing::new((peer, target), stream, now));
+        self.opening.insert((now, token));
+        self.peers.entry(peer).or_default().outgoing = Some(token);
+        Ok(())
+    }
+
+    fn open_stream(&self, target: SocketAddr, token: u64) -> io::Result<TcpStream> {
+        let stream = socket::dial(target)?;
+        let flags = EventFlags::IN | EventFlags::OUT;
+        epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)?;
+        Ok(stream)
+    }
+
+    /// A link failed: it will be tried again if the peer closed it without a word, as it does when strangers take all its places, and if
+    /// there is time.
+    ///
+    /// # Errors
+    ///
+    /// Why it is over.
+    pub(super) fn try_again_later(
+        &mut self,
+        token: u64,
+        error: LinkError,
+        now: Instant,
+    ) -> Result<(), LinkError> {
+        let Some(link) = self.outgoing.get_mut(&token) else { return Err(error) };
+        if !link.was_turned_away(&error) {
+            return Err(error);
+        }
+        tracing::debug!("{} has no room for a link now: {error}", link.peer);
+        // The link keeps its socket until there is another.
+        epoll::delete(&self.epoll, &link.stream).map_err(|it| LinkError::Io(it.into()))?;
+        let pause = FIRST_PAUSE * (1 << link.tries().min(MOST_DOUBLINGS));
+        link.rest();
+        if now + pause >= link.since + self.limits.greeting {
+            return Err(link.silence());
+        }
+        self.resting.insert((now + pause, token));
+        Ok(())
+    }
+
+    /// Dials the links again whose pause is over.
+    pub(super) fn dial_again(&mut self, now: Instant) {
+        while let Some(&(at, token)) = self.resting.first()
+            && at <= now
+        {
+            self.resting.pop_first();
+            // A link that was closed meanwhile has no token any more.
+            let Some((peer, target)) = self.outgoing.get(&token).map(|it| (it.peer, it.target))
+            else {
+                continue;
+            };
+            match self.open_stream(target, token) {
+                Ok(stream) => {
+                    if let Some(link) = self.outgoing.get_mut(&token) {
+                        link.try_again(stream);
+                    }
+                }
+                Err(error) => self.fail(peer, &format!("cannot connect to {target}: {error}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A thousand peers of one process: all of them come at once, none is kept out, each has its rows.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use cadre_exchange::{Buffer, Event, PeerId, Provider, Tcp, allow_links};
+use common::{KEY, Node, config};
+
+const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+const PEERS: u16 = 1_024;
+const ROW: u64 = 4_096;
+
+#[test]
+fn a_thousand_peers_that_start_at_once_are_all_let_in_and_served() {
+    if let Err(error) = allow_links(4 * u64::from(PEERS)) {
+        println!("skipped: {error}");
+        return;
+    }
+    let mut trainer = Node::new(TRAINER);
+    let region = trainer.publish(KEY, ROW as usize, 1);
+    let open = |index| {
+        let mut tcp = Tcp::open(config(PeerId::server(index, 0))).expect("loopback is there");
+        tcp.connect(TRAINER, &trainer.tcp.address());
+        let landing = tcp.land(Buffer::zeroed(ROW as usize));
+        let whole = cadre_exchange::Piece { remote: 0, local: 0, bytes: ROW };
+        tcp.pull(TRAINER, KEY, vec![whole], landing, Duration::from_mins(1));
+        (tcp, landing, Vec::new())
+    };
+    let mut peers: Vec<_> = (0..PEERS).map(open).collect();
+    // All have dialled before the trainer looks.
+    let limit = Instant::now() + Duration::from_mins(2);
+    let served = |events: &Vec<Event>| events.iter().any(|it| matches!(it, Event::Pulled { .. }));
+    while !peers.iter().all(|it| served(&it.2)) {
+        for (tcp, _, events) in &mut peers {
+            if !served(events) {
+                tcp.poll(Duration::ZERO, events);
+            }
+        }
+        trainer.tcp.poll(Duration::ZERO, &mut trainer.events);
+        assert!(
+            Instant::now() < limit,
+            "{} are served",
+            peers.iter().filter(|it| served(&it.2)).count()
+        );
+    }
+    assert_eq!(trainer.events, [], "nobody was turned away, no link broke");
+    for (tcp, landing, events) in &mut peers {
+        assert_eq!(events[0], Event::Connected(TRAINER));
+        assert_eq!(events.len(), 2, "{events:?}");
+        assert!(tcp.take(*landing).expect("it ended") == *region, "the bytes differ");
+    }
+}
