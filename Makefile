@@ -21,7 +21,7 @@ build: ## build target/release/cadre
 demo: build ## train a small model on the King James Bible with attention on two servers
 	$(TARGET)/release/cadre run -f examples/bible.yaml
 
-test: ## lint, then every test; prints the seconds of each part
+test: ## lint, then every test; prints the seconds of each part, the slowest tests, what was skipped
 	@scripts/test
 
 lint: ## formatting, clippy, licences, purity of the pure crates, spelling; changes nothing
@@ -45,14 +45,8 @@ bench: ## run every bench beside its peer, write target/bench/NAME.json, print a
 	cargo build --release --locked -p cadre -p cadre-operator
 	@bench/run
 
-soak: ## simulation and properties with new seeds and many more cases (SOAK_STEPS, SOAK_CASES), training without an operator for minutes
-	@scripts/machine rust
-	CADRE_SEED=$$(date +%s) CADRE_STEPS=$(or $(SOAK_STEPS),2000000) PROPTEST_CASES=$(or $(SOAK_CASES),5000) \
-		cargo test --release --locked -p cadre-protocol -p cadre-planner -p cadre-exchange -- --nocapture
-	scripts/machine cluster && scripts/cluster-tools
-	cargo build --release --locked --workspace --features cadre/cluster --bins
-	CADRE_E2E_STEPS=$(or $(SOAK_JOB_STEPS),4000) \
-		cargo test --release --locked --workspace --features cadre/cluster --test promises -- unattended
+soak: ## what is too long for every change: planted bugs, simulation, properties, long jobs (PARTS="planted jobs")
+	@scripts/soak $(PARTS)
 
 clean: ## remove target/
 	cargo clean

@@ -8,8 +8,8 @@
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-use cadre_worker::supervisor::Fault;
-use cadre_worker::trainer::model::Config;
+use cadre_supervisor::Fault;
+use cadre_trainer::model::Config;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -79,9 +79,12 @@ pub(crate) struct RunOptions {
     /// Seed of weights and data.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// Directory of documents, one a file.
+    /// Directory of documents: one a file, or one a line of .jsonl files.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
+    /// Memory of each trainer for rows of others, as it serves in place or stands by.
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mib: Option<NonZeroU32>,
     /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -217,7 +220,7 @@ pub(crate) enum LayoutKind {
 /// Options of a trainer.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct TrainOptions {
-    /// Directory of documents, one a file.
+    /// Directory of documents: one a file, or one a line of .jsonl files ("text": a string, or "tokens": a list of bytes).
     #[arg(long, value_name = "DIR")]
     pub(crate) data: PathBuf,
     /// Size of the model: tiny, small or medium.
@@ -257,8 +260,11 @@ pub(crate) struct TrainOptions {
     /// What moves rows: TCP from the host's memory, or node: copies of one GPU's memory between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Tcp)]
     pub(crate) exchange: ExchangeChoice,
-    /// Steps between checkpoints; 0: at the end only.
-    #[arg(long, default_value = "0")]
+    /// Memory for rows of others, in place and standing by; default: what the job's spec.attention.inPlaceMemoryMebibytes says.
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mib: Option<NonZeroU32>,
+    /// Steps between checkpoints; 0: at the end only, good or bad.
+    #[arg(long, default_value = "20")]
     pub(crate) checkpoint_every: u64,
     /// Start of the text that the trained model goes on with.
     #[arg(long, default_value = "In the beginning")]
@@ -331,6 +337,9 @@ mod tests {
         let options = train(&["--data=a", "--steps", "5", "--data", "b", "--steps=7"]).unwrap();
         assert_eq!((options.data, options.steps.get()), (PathBuf::from("b"), 7));
         assert_eq!(options.lr.to_bits(), 3e-3_f32.to_bits());
+        assert_eq!(options.checkpoint_every, 20);
+        let never = train(&["--data=a", "--steps=5", "--checkpoint-every=0"]).unwrap();
+        assert_eq!(never.checkpoint_every, 0);
     }
 
     #[test]

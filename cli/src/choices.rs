@@ -2,8 +2,9 @@
 //!
 //! In: what was said on the command line. Out: the worker's choices and arguments. Nothing is decided here.
 
-use cadre_worker::supervisor::AttentionPlace;
-use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads, TrainArgs};
+use cadre_control::AttentionPlace;
+use cadre_trainer::TrainArgs;
+use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads};
 use clap::ValueEnum;
 
 use crate::arguments::{ServeOptions, TrainOptions};
@@ -81,6 +82,7 @@ impl From<TrainOptions> for TrainArgs {
             threads,
             engine,
             exchange,
+            memory_mib,
             checkpoint_every,
             prompt,
         } = options;
@@ -98,6 +100,7 @@ impl From<TrainOptions> for TrainArgs {
             threads: Threads(threads),
             engine: engine.into(),
             exchange: exchange.into(),
+            memory_mib,
             checkpoint_every,
             prompt,
         }

@@ -19,8 +19,9 @@ mod simulate;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
+use cadre_trainer::{TrainArgs, trainer_main};
 use cadre_worker::process::last_words;
-use cadre_worker::{ServerArgs, TrainArgs, server_main, trainer_main};
+use cadre_worker::{ServerArgs, server_main};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 

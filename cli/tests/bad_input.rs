@@ -118,7 +118,7 @@ fn bad_data_is_refused() {
     let empty = |folder: &Path| fs::remove_file(folder.join("data/text.txt")).unwrap();
     check(empty, &[], "data");
     let short = |folder: &Path| fs::write(folder.join("data/text.txt"), "x").unwrap();
-    check(short, &[], "data holds no file of two bytes");
+    check(short, &[], "data holds no document of two bytes");
     check(|_| (), &["--data", "nowhere"], "nowhere");
     check(|_| (), &["--data", "m.yaml"], "m.yaml");
     let looped = |folder: &Path| std::os::unix::fs::symlink("..", folder.join("data/up")).unwrap();

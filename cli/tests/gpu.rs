@@ -4,30 +4,22 @@
 //! rows go through sockets or stay on the GPU, also when a server is killed; a server whose GPU is lost, or does not copy, leaves with
 //! the reason, and the job goes on; pulls that fail after their copies have begun cost no bits. Says nothing of speed, nor of a real driver.
 
-mod emulated_driver;
+#[path = "../../kernels/emulation/built.rs"]
+mod built;
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// The folder of the emulated driver and of the emulated cuBLASLt on top; none in a build without GPU kernels.
-fn driver() -> Option<&'static Path> {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+/// The folders of the emulated driver and of the emulated cuBLASLt on top; none in a build without GPU kernels.
+fn driver() -> Option<OsString> {
     if cadre_kernels::cubins::CUBINS.is_empty() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return None;
     }
-    let folder = FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver-of-cli");
-        // What an earlier build has left may have another name.
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).expect("the test's own folder");
-        emulated_driver::build(&folder);
-        folder
-    });
-    Some(folder)
+    Some(built::driver_and_blas())
 }
 
 /// A run of the job.
@@ -49,7 +41,11 @@ impl Job<'_> {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible");
         let text = include_str!("../../bench/gpu/job.yaml")
             .replace("SERVERS", &self.servers.to_string())
-            .replace("IN_PLACE", if self.servers == 0 { "true" } else { "false" })
+            .replace("TRAINERS", "1")
+            .replace(
+                "inPlace: true",
+                if self.servers == 0 { "inPlace: true" } else { "inPlace: false" },
+            )
             .replace("ENGINE", self.engine)
             .replace("DATA", &data.display().to_string())
             .replace("STEPS", "2")

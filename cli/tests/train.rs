@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+#[path = "train/trainers.rs"]
+mod trainers;
+
 /// Steps of a run.
 const STEPS: usize = 6;
 
@@ -52,6 +55,12 @@ struct Job {
     wire: &'static str,
     on_pool_loss: &'static str,
     restarts: u16,
+    /// Silence after which a trainer is dead, in seconds.
+    silence: u16,
+    /// How often checkpoints are written, if it is said.
+    every: &'static str,
+    /// Checkpoints that stay.
+    keep: u16,
 }
 
 const JOB: Job = Job {
@@ -61,6 +70,9 @@ const JOB: Job = Job {
     wire: "F32",
     on_pool_loss: "Wait",
     restarts: 0,
+    silence: 30,
+    every: "--checkpoint-every=2",
+    keep: 3,
 };
 
 impl Place {
@@ -78,7 +90,8 @@ impl Place {
     }
 
     fn command(&self, name: &str, job: Job, args: &[&str]) -> Command {
-        let Job { servers, in_place, trainers, wire, on_pool_loss, restarts } = job;
+        let Job { servers, in_place, trainers, wire, on_pool_loss, restarts, silence, every, keep } =
+            job;
         let manifest = self.path(&format!("{name}.yaml"));
         let data = self.path("data");
         let text = format!(
@@ -95,14 +108,15 @@ kind: TrainingJob
 metadata: {{name: job}}
 spec:
   nodes: {trainers}
-  failurePolicy: {{maxRestarts: {restarts}}}
+  failurePolicy: {{maxRestarts: {restarts}, suspectAfterSeconds: {silence}}}
+  checkpoint: {{keep: {keep}}}
   attention: {{poolRef: {{name: pool}}, wire: {wire}, reproducible: true, onPoolLoss: {on_pool_loss}, poolWaitSeconds: 30}}
   template:
     spec:
       containers:
         - name: trainer
           command: [cadre, train]
-          args: [--data={}, --model=tiny, --steps={STEPS}, --tokens=256, --cap=400, --checkpoint-every=2]
+          args: [--data={}, --model=tiny, --steps={STEPS}, --tokens=256, --cap=400, {every}]
 ",
             data.display()
         );
@@ -110,6 +124,8 @@ spec:
         let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
         command.arg("run").arg("-f").arg(manifest).arg("--out").arg(self.path(name)).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // A reader of bytes that nobody has written computes no number.
+        command.env("CADRE_POISON", "1");
         command
     }
 

@@ -10,12 +10,16 @@
 pub mod client;
 pub mod endpoint;
 pub mod gate;
+pub mod secret;
 pub mod server;
+pub mod settings;
 pub mod tls;
 pub mod version;
 
 pub use endpoint::{Credentials, Endpoint};
 pub use gate::{Caller, Gate};
+pub use secret::job_secret;
+pub use settings::{AttentionPlace, Moment, Settings};
 pub use version::{CONTROL_VERSION, DATA_VERSION};
 
 /// Messages, generated from the protobuf, which documents them.

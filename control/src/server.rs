@@ -39,8 +39,9 @@ use crate::version;
 const LINK_QUEUE: usize = 256;
 /// What a worker has to say hello in.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
-/// Longest message of a worker: a step's header, with every document's length.
-const MESSAGE_BYTES: usize = 16 << 20;
+/// Longest message of a worker: a step's header as JSON, some 72 bytes for each document and stretch, of which the conductor
+/// takes four millions at most.
+const MESSAGE_BYTES: usize = 512 << 20;
 
 /// Names a link; never used twice by one server.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -76,6 +77,7 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Link {
     id: LinkId,
+    control_version: u32,
     outgoing: mpsc::Sender<Result<ControllerMessage, Status>>,
     /// Whether the worker was heard out.
     heard: Arc<AtomicBool>,
@@ -85,6 +87,11 @@ impl Link {
     /// Names the link in later events.
     pub fn id(&self) -> LinkId {
         self.id
+    }
+
+    /// Control version of the worker, for the text of its settings.
+    pub fn control_version(&self) -> u32 {
+        self.control_version
     }
 
     /// Queues a message; never blocks.
@@ -220,7 +227,8 @@ impl Control for Service {
         let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         let (outgoing, queued) = mpsc::channel(LINK_QUEUE);
         let words = Words { queued, heard: Arc::default(), over: false };
-        let link = Link { id, outgoing, heard: Arc::clone(&words.heard) };
+        let (control_version, heard) = (hello.control_version, Arc::clone(&words.heard));
+        let link = Link { id, control_version, outgoing, heard };
         let attached = Event::Attached { link, hello: Box::new(hello), caller };
         let events = self.events.clone();
         events

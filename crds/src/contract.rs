@@ -90,6 +90,10 @@ pub const CADRE_ROLE: &str = "CADRE_ROLE";
 pub const CADRE_INDEX: &str = "CADRE_INDEX";
 /// How often the worker with this role and index has been started, from 0.
 pub const CADRE_INCARNATION: &str = "CADRE_INCARNATION";
+/// Memory of a trainer for rows of others, in MiB; not set: [`TRAINER_MEMORY_MIB`].
+pub const CADRE_MEMORY_MIB: &str = "CADRE_MEMORY_MIB";
+/// See [`CADRE_MEMORY_MIB`].
+pub const TRAINER_MEMORY_MIB: u32 = 4096;
 /// Number of the job's attempt, from 1.
 pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
 /// Name of the job.

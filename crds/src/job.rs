@@ -140,6 +140,29 @@ pub struct Attention {
     #[serde(default = "pool_wait_seconds")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub pool_wait_seconds: u32,
+    /// Memory of each trainer for rows of others, as it serves in place or stands by, in MiB. Default 4096.
+    #[serde(default = "trainer_memory")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 16_777_216)))]
+    pub in_place_memory_mebibytes: u32,
+}
+
+fn trainer_memory() -> u32 {
+    crate::contract::TRAINER_MEMORY_MIB
+}
+
+/// What a manifest means that says nothing; of no pool.
+impl Default for Attention {
+    fn default() -> Self {
+        Self {
+            pool_ref: PoolRef::default(),
+            share: hundred(),
+            wire: None,
+            reproducible: false,
+            on_pool_loss: OnPoolLoss::default(),
+            pool_wait_seconds: pool_wait_seconds(),
+            in_place_memory_mebibytes: trainer_memory(),
+        }
+    }
 }
 
 fn hundred() -> u32 {
@@ -188,16 +211,25 @@ pub enum OnPoolLoss {
 }
 
 /// What a dead trainer does to the job.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct FailurePolicy {
     /// Restarts from the last checkpoint before the job fails. Default 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1000)))]
     pub max_restarts: u32,
+    /// Silence after which a trainer is dead: it hangs, or its node is gone. Default 30 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3600)))]
+    pub suspect_after_seconds: u32,
     /// Exceptions, first match wins. At most 16.
     #[cfg_attr(feature = "schema", schemars(length(max = 16)))]
     pub rules: Vec<FailureRule>,
+}
+
+impl Default for FailurePolicy {
+    fn default() -> Self {
+        Self { max_restarts: 0, suspect_after_seconds: 30, rules: Vec::new() }
+    }
 }
 
 /// An exception from `maxRestarts`.

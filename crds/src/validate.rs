@@ -110,8 +110,12 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
     }
     within("spec.attention.share", spec.attention.share, 1, 1000)?;
     positive("spec.attention.poolWaitSeconds", spec.attention.pool_wait_seconds)?;
+    let memory = spec.attention.in_place_memory_mebibytes;
+    within("spec.attention.inPlaceMemoryMebibytes", memory, 1, 16_777_216)?;
     positive_if_set("spec.activeDeadlineSeconds", spec.active_deadline_seconds)?;
     within("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 1000)?;
+    let silence = spec.failure_policy.suspect_after_seconds;
+    within("spec.failurePolicy.suspectAfterSeconds", silence, 1, 3600)?;
     at_most("spec.failurePolicy.rules", spec.failure_policy.rules.len(), 16)?;
     for (at, rule) in spec.failure_policy.rules.iter().enumerate() {
         let field = format!("spec.failurePolicy.rules[{at}].exitCodes");

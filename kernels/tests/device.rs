@@ -1,67 +1,21 @@
 //! The host's side of the GPU kernels, over a driver library whose GPU is emulated; or over the real one.
 //!
-//! In: `emulation/driver.cpp`, built here as a libcuda of its own. Out: the tests of [`emulated`], which this program runs in
+//! In: `emulation/driver.cpp`, built as a libcuda by [`built`]. Out: the tests of [`emulated`], which this program runs in
 //! itself with that library first on the search path. `cargo test --test device -- --ignored` on a machine with a Hopper
 //! GPU runs the same tests on it, but for those that break the emulated one.
 //!
 //! It sees wrong tables, lists, arguments, copies and waits. It sees nothing that a real driver would do otherwise.
 
+#[path = "../emulation/built.rs"]
+mod built;
 mod emulated;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
-
-/// Compiles `source` of `emulation/` to `target`.
-fn compile(source: &str, target: &Path, words: &[&str]) {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-DCADRE_EMULATION"])
-        .args(words.iter().filter(|it| it.starts_with('-')))
-        .arg("-I")
-        .arg(sources.join("emulation"))
-        .arg("-I")
-        .arg(sources.join("cuda"))
-        .arg(sources.join("emulation").join(source))
-        .args(words.iter().filter(|it| !it.starts_with('-')))
-        .arg("-o")
-        .arg(target)
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// The folder of the emulated driver.
-fn driver() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).expect("the test's own folder");
-        let words = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"];
-        compile("driver.cpp", &folder.join("libcuda.so.1"), &words);
-        folder
-    })
-}
-
-/// The folder of the emulated cuBLASLt, which stands on the emulated driver.
-fn blas() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-blas");
-        std::fs::create_dir_all(&folder).expect("the test's own folder");
-        let driver = driver().join("libcuda.so.1");
-        let driver = driver.to_str().expect("a folder of the build has a plain name");
-        compile("blas.cpp", &folder.join("libcublasLt.so"), &["-O2", "-fPIC", "-shared", driver]);
-        folder
-    })
-}
 
 /// Runs one test of [`emulated`] in a process whose driver is the emulated one.
 fn run(test: &str, environment: &[(&str, &str)]) {
-    run_with(test, environment, driver().as_os_str());
+    run_with(test, environment, built::driver().as_os_str());
 }
 
 /// The same with libraries from `folders`.
@@ -70,6 +24,11 @@ fn run_with(test: &str, environment: &[(&str, &str)], folders: &OsStr) {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
+    run_in_process(test, environment, folders);
+}
+
+/// The same in a build without kernels, too.
+fn run_in_process(test: &str, environment: &[(&str, &str)], folders: &OsStr) {
     let output = Command::new(std::env::current_exe().expect("a test is a program"))
         .args(["--ignored", "--exact", &format!("emulated::{test}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folders)
@@ -83,9 +42,7 @@ fn run_with(test: &str, environment: &[(&str, &str)], folders: &OsStr) {
 
 #[test]
 fn tables_lie_in_memory_as_the_kernels_read_them() {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout");
-    compile("layout.cpp", &program, &[]);
-    let output = Command::new(&program).output().expect("it was just built");
+    let output = Command::new(built::layout()).output().expect("it was just built");
     let theirs = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(theirs, cadre_kernels::device::tables::layouts());
 }
@@ -97,6 +54,17 @@ fn without_a_driver_there_is_an_error_and_no_panic() {
         Err(error) => assert!(!error.is_lost(), "{error}"),
         Ok(gpu) => panic!("there is no GPU 99, but it opened {gpu:?}"),
     }
+}
+
+#[test]
+fn a_gpu_is_taken_where_there_is_one() {
+    run("engine::with_gpu", &[]);
+}
+
+#[test]
+fn a_machine_without_a_gpu_computes_on_the_cpu_unless_the_gpu_is_demanded() {
+    // Neither an emulated GPU nor one of the machine.
+    run_in_process("engine::without_gpu", &[("CUDA_VISIBLE_DEVICES", "")], OsStr::new(""));
 }
 
 #[test]
@@ -134,7 +102,7 @@ fn a_lost_gpu_is_an_error_that_names_the_kernel_and_the_batch() {
 
 #[test]
 fn linear_layers_on_the_gpu_are_those_of_the_cpu_within_rounding() {
-    let folders = std::env::join_paths([driver(), blas()]).expect("no colon in a folder's name");
+    let folders = built::driver_and_blas();
     run_with("linear::products", &[], &folders);
     run_with("linear::without_algorithm", &[("CADRE_EMULATED_NO_ALGORITHM", "1")], &folders);
 }

@@ -5,6 +5,8 @@
 //! here one by one, over two providers on loopback. Prints median and 99th percentile, writes
 //! `target/bench/overhead.json` beside the bar of 50 µs.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +17,16 @@ use cadre_kernels::Engine;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
 use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
+use cadre_step::envelope::Envelope;
+use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::lowering::Tensor;
+use cadre_step::planned::PlannedStep;
 use cadre_worker::Threads;
-use cadre_worker::header::{Header, Member, Placement, ViewNumber};
-use cadre_worker::io::envelope::Envelope;
-use cadre_worker::io::exchange::Exchange;
+use cadre_worker::io::clock::Clock;
+use cadre_worker::io::output::Output;
 use cadre_worker::io::shared::{Shared, rows_key};
 use cadre_worker::io::tasks::Tasks;
 use cadre_worker::launch::launch;
-use cadre_worker::lowering::Tensor;
-use cadre_worker::planned::PlannedStep;
 use cadre_worker::trace::Tracer;
 
 const TASKS: u16 = 2000;
@@ -36,7 +39,7 @@ fn main() {
     let mut trainer = open(PeerId::trainer(0, 0));
     let mut shared = Shared::new(
         Peer::Server(ServerId { index: 0, incarnation: 0 }),
-        Exchange::Tcp(Box::new(open(server))),
+        (open(server), Clock::system()),
         Tracer::off(),
     );
     shared.know(PeerId::trainer(0, 0), &trainer.address());
@@ -45,8 +48,9 @@ fn main() {
     let mut tasks = Tasks::new(Host::Dedicated(id), 1 << 30, Settings::default(), shared.now());
 
     let planned = Arc::new(PlannedStep::new(Arc::new(header())).expect("one document on one slot"));
-    let running = shared.begin(Arc::clone(&planned)).expect("the slot is filled");
-    let step = planned.protocol_step(running.first()).expect("lists of one document");
+    let first = planned.assign(None, &[true]).expect("the slot is filled");
+    let step = planned.protocol_step(&first).expect("lists of one document");
+    shared.begin(Arc::clone(&planned), first);
     tasks.begin(&shared, 0);
     tasks.handle(&mut shared, Event::Begin(Arc::new(step)));
 
@@ -86,7 +90,7 @@ fn main() {
 }
 
 /// One task from its doorbell to its announcement; the time of the parts that count.
-fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) -> Duration {
+fn one(shared: &mut Shared<Tcp>, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) -> Duration {
     let from = Peer::Trainer(TrainerId(0));
     let start = Instant::now();
     let envelope: Envelope = postcard::from_bytes(bytes).expect("what was encoded above");
@@ -94,7 +98,8 @@ fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) 
     tasks.handle(shared, Event::Message { from, message });
     let mut own = start.elapsed();
     let (mut seen, mut theirs) = (Vec::new(), Vec::new());
-    while tasks.ready.is_empty() {
+    let mut ready = Vec::new();
+    while ready.is_empty() {
         shared.provider.poll(Duration::ZERO, &mut seen);
         trainer.poll(Duration::ZERO, &mut theirs);
         let start = Instant::now();
@@ -103,15 +108,18 @@ fn one(shared: &mut Shared, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) 
                 shared.pulled(pull, result);
             }
         }
-        while let Some((_, pull, result)) = shared.ended.pop_front() {
-            tasks.pulled(shared, pull, result);
+        while let Some(output) = shared.outputs.take() {
+            match output {
+                Output::Pulled(_, pull, result) => tasks.pulled(shared, pull, result),
+                Output::Ready(work, _) => ready.push(*work),
+                _ => {}
+            }
         }
-        if !tasks.ready.is_empty() {
+        if !ready.is_empty() {
             own += start.elapsed();
         }
     }
-    let works = std::mem::take(&mut tasks.ready).into_iter().map(|it| it.0).collect();
-    let done = launch(works, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
+    let done = launch(ready, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
     let start = Instant::now();
     for done in done {
         tasks.ran(shared, done);

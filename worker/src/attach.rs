@@ -10,21 +10,20 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use cadre_control::client::{self, Options};
-use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, proto};
+use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, Settings, proto};
 use cadre_crds::contract;
-use cadre_exchange::{PeerId, Role, Tcp, TcpConfig, Waker};
+use cadre_exchange::{Greeter, PeerId, Purpose, Role, Tcp, TcpConfig, Waker};
 use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
 
 use crate::io::Control;
-use crate::io::exchange::{Choice, Exchange, OpenError};
-use crate::process;
-use crate::supervisor::Settings;
+use crate::io::exchange::{Choice, OnGpu, OpenError, Opened};
 use crate::trace::Tracer;
-use crate::trainer::checkpoint;
 
 /// What the environment says.
 #[derive(Clone, Debug)]
@@ -41,16 +40,28 @@ pub struct Contract {
     pub attempt: u32,
     /// Trainers of the job as the launcher says; 0 where it does not.
     pub trainers: u32,
+    /// Memory of a trainer for rows of others, in MiB.
+    pub memory_mib: u32,
     /// Where checkpoints go; empty where the controller says it.
     pub checkpoints: PathBuf,
 }
 
 /// A process that its controller knows.
 pub struct Attached {
-    /// Moves bytes.
-    pub provider: Exchange,
-    /// Both ends of the controller's stream.
-    pub control: Control,
+    /// Moves bytes. Whoever matches it chooses the type of the IO thread.
+    pub provider: Opened,
+    /// What it was told.
+    pub joined: Joined,
+}
+
+/// What a process knows when it has joined its job.
+pub struct Joined {
+    /// Greets neighbours of the gradient ring.
+    pub greeter: Greeter,
+    /// To the controller.
+    pub sender: client::Sender,
+    /// From the controller.
+    pub receiver: Receiver<proto::ControllerMessage>,
     /// What the job says.
     pub settings: Settings,
     /// Time spans.
@@ -85,7 +96,7 @@ pub enum Error {
     Control(#[from] client::Error),
     /// The controller's settings cannot be read.
     #[error(transparent)]
-    Settings(#[from] crate::supervisor::settings::Error),
+    Settings(#[from] cadre_control::settings::Error),
     /// The exchange cannot listen.
     #[error(transparent)]
     Exchange(#[from] cadre_exchange::Error),
@@ -117,9 +128,6 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
-    /// Checkpoints cannot be looked through.
-    #[error(transparent)]
-    Checkpoint(#[from] checkpoint::CheckpointError),
     /// The trace cannot be written.
     #[error("the trace folder {} cannot be written: {source}", path.display())]
     Trace {
@@ -141,8 +149,7 @@ impl Error {
             | Self::NodeWithoutGpu
             | Self::NodeInPod
             | Self::Trace { .. }
-            | Self::Endpoint(_)
-            | Self::Checkpoint(_) => true,
+            | Self::Endpoint(_) => true,
             Self::Missing { .. }
             | Self::Malformed { .. }
             | Self::Settings(_)
@@ -187,6 +194,8 @@ impl Contract {
             host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             attempt: optional(contract::CADRE_ATTEMPT)?.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
+            memory_mib: optional(contract::CADRE_MEMORY_MIB)?
+                .unwrap_or(contract::TRAINER_MEMORY_MIB),
             // The supervisor of `cadre run` says it in the settings.
             checkpoints: match file(contract::CADRE_CHECKPOINTS) {
                 None if in_pod && role == Role::Trainer => {
@@ -223,8 +232,14 @@ impl Contract {
         self.me.role == Role::Trainer && self.me.index == 0
     }
 
+    /// Whether this process has to find the checkpoint that the job goes on from: the operator keeps none, and the first
+    /// attempt starts from the beginning, whatever lies in the folder.
+    pub fn finds_checkpoint(&self) -> bool {
+        self.is_pod() && self.conducts() && self.attempt > 1
+    }
+
     /// Who this process is, with what only a conductor in a pod says.
-    fn hello(&self, numerics: &str, memory_bytes: u64) -> Result<proto::Hello, Error> {
+    fn hello(&self, numerics: &str, joining: &Joining<'_>) -> Result<proto::Hello, Error> {
         let role = match self.me.role {
             Role::Trainer => proto::Role::Trainer,
             Role::Server => proto::Role::Server,
@@ -237,30 +252,32 @@ impl Contract {
             control_version: CONTROL_VERSION,
             data_version: DATA_VERSION,
             numerics_id: numerics.to_owned(),
-            memory_bytes,
+            memory_bytes: joining.memory,
             trainers: self.trainers,
             ..proto::Hello::default()
         };
         if self.is_pod() && self.conducts() {
-            let secret = process::secret().map_err(|source| Error::Random { source })?;
+            let secret = cadre_control::job_secret().map_err(|source| Error::Random { source })?;
             hello.job_secret = secret.to_vec();
-            // The first attempt starts from the beginning, whatever lies in the folder.
-            if self.attempt > 1
-                && let Some(newest) = newest(&self.checkpoints)?
-            {
-                hello.resume = newest.display().to_string();
-            }
+        }
+        if self.finds_checkpoint()
+            && let Some(newest) = joining.resume
+        {
+            hello.resume = newest.display().to_string();
         }
         Ok(hello)
     }
 }
 
-/// The newest checkpoint; none where there is no folder yet.
-fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
-    if !folder.is_dir() {
-        return Ok(None);
-    }
-    Ok(checkpoint::newest(folder)?)
+/// What a process brings to its job.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Joining<'a> {
+    /// Bytes for rows of others.
+    pub memory: u64,
+    /// Where a trainer listens for what the trainers do among themselves; empty if they do nothing.
+    pub ring_address: &'a str,
+    /// The checkpoint it has found, where [`Contract::finds_checkpoint`] holds.
+    pub resume: Option<&'a Path>,
 }
 
 /// Joins the job: says hello, opens the exchange, says where it listens.
@@ -271,8 +288,7 @@ fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
 pub fn attach(
     contract: &Contract,
     (engine, exchange): (&Engine, Choice),
-    memory_bytes: u64,
-    ring_address: &str,
+    joining: &Joining<'_>,
 ) -> Result<Attached, Error> {
     let me = contract.me;
     let on_gpu = contract.on_gpu(engine, exchange)?;
@@ -288,10 +304,13 @@ pub fn attach(
         welcome: if contract.is_pod() { None } else { Options::default().welcome },
         ..Options::default()
     };
-    let hello = contract.hello(&engine.numerics_id(), memory_bytes)?;
+    let hello = contract.hello(&engine.numerics_id(), joining)?;
     let attached = client::attach(contract.control.clone(), hello, options)?;
     let client::Attachment { welcome, sender, receiver } = attached;
     let bytes = welcome.job_secret.len();
+    let mut settings = Settings::parse(&welcome.settings, welcome.control_version)?;
+    // Servers are as many as trainers at most in any sensible job; more are let in while the machine has files.
+    cadre_exchange::allow_links(2 * u64::from(settings.trainers))?;
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let links = TcpConfig {
         bind: contract.host,
@@ -301,13 +320,16 @@ pub fn attach(
         limits: cadre_exchange::Limits::default(),
     };
     let provider = match on_gpu {
-        None => Exchange::Tcp(Box::new(Tcp::open(links)?)),
-        Some((gpu, sockets)) => Exchange::node(links, sockets, gpu)?,
+        None => Opened::Tcp(Box::new(Tcp::open(links)?)),
+        Some((gpu, sockets)) => Opened::Node(Box::new(OnGpu::open(links, sockets, gpu)?)),
     };
     // The thread that polls sets the pace; before it, a wake is not missed but early.
     waker.get_or_init(|| provider.waker());
     let exchange_address = provider.address();
-    sender.send(proto::Listening { exchange_address, ring_address: ring_address.to_owned() })?;
+    sender.send(proto::Listening {
+        exchange_address,
+        ring_address: joining.ring_address.to_owned(),
+    })?;
     let tracer = match &contract.trace {
         Some(path) => {
             let name = format!("{}-{}-{}", me.role, me.index, me.incarnation);
@@ -315,19 +337,30 @@ pub fn attach(
         }
         None => Tracer::off(),
     };
-    let mut settings = Settings::parse(&welcome.settings)?;
     if contract.is_pod() {
         settings.checkpoints.clone_from(&contract.checkpoints);
     }
     let conductor = welcome.conductor.filter(|it| !it.exchange_address.is_empty());
-    Ok(Attached {
-        provider,
-        control: Control { sender, receiver },
+    let joined = Joined {
+        greeter: Greeter::new(Purpose::Ring, me, secret, DATA_VERSION),
+        sender,
+        receiver,
         settings,
         tracer,
         conductor: conductor.map(|it| (PeerId::trainer(0, it.incarnation), it.exchange_address)),
-    })
+    };
+    Ok(Attached { provider, joined })
 }
+
+/// Both ends of the controller's stream, for the IO thread.
+pub fn control(sender: &client::Sender, receiver: Receiver<proto::ControllerMessage>) -> Control {
+    let sender = sender.clone();
+    Control { sender: Box::new(move |message| sender.send(message)), receiver }
+}
+
+/// Longest wait for all trainers to be there: in a cluster their pods may start minutes apart. The supervisor of `cadre run`
+/// ends those that are late itself.
+pub const ASSEMBLE: Duration = Duration::from_mins(15);
 
 /// Deadlines and bounds of the protocol, as the job says.
 pub fn protocol_settings(settings: &Settings) -> cadre_protocol::Settings {
@@ -336,8 +369,14 @@ pub fn protocol_settings(settings: &Settings) -> cadre_protocol::Settings {
         cadre_protocol::Nanos::from_millis(u64::from(settings.pool_wait_seconds) * 1000);
     let suspect_after =
         cadre_protocol::Nanos::from_millis(settings.suspect_after_milliseconds.into());
+    let trainer_after = cadre_protocol::Nanos::from_millis(
+        u64::from(settings.trainer_suspect_after_seconds) * 1000,
+    );
     cadre_protocol::Settings {
         suspect_after,
+        trainer_after,
+        conductor_after: trainer_after,
+        assemble_within: cadre_protocol::Nanos::from_millis(ASSEMBLE.as_secs() * 1000),
         on_pool_loss: match settings.on_pool_loss {
             OnPoolLoss::Wait => cadre_protocol::OnPoolLoss::Wait(pool_wait),
             OnPoolLoss::Local => cadre_protocol::OnPoolLoss::Local,
@@ -377,6 +416,7 @@ mod tests {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             attempt: 1,
             trainers: 0,
+            memory_mib: 1,
             checkpoints: PathBuf::new(),
         };
         let engine = Engine::cpu(Threads::ONE);

@@ -12,14 +12,16 @@
 //! whose promise is broken or refused: these are not.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use cadre_kernels::Engine;
 use cadre_kernels::device::{Error, Event};
 use cadre_protocol::At;
 
+use crate::io::queues::Notices;
 use crate::io::{Handle, Notice, Request};
 use crate::launch::{Done, Flight, Promise, Resident, Word, Work, fuse, launch};
 use crate::trace::{Activity, Tracer};
@@ -239,7 +241,7 @@ impl Compute {
     }
 
     /// Runs works as they come, until the job ends; or says why it can compute nothing more.
-    pub fn serve(mut self, notices: &Receiver<Notice>) -> Result<(), String> {
+    pub fn serve(mut self, notices: &Notices) -> Result<(), String> {
         loop {
             if let Some(why) = self.lost {
                 return Err(why);
@@ -262,14 +264,23 @@ impl Compute {
                     }
                 },
             };
-            match next {
-                Some(Notice::Work(work)) => self.push(*work),
-                Some(Notice::Cancelled(through)) => self.cancel(through),
-                Some(Notice::Lost(why)) => return Err(why),
-                Some(Notice::Trainers(_) | Notice::Step(_) | Notice::Whole(_)) => {}
-                Some(Notice::End(_)) | None => return Ok(()),
+            let Some(next) = next else { return Ok(()) };
+            if let ControlFlow::Break(ended) = self.take(next) {
+                return ended;
             }
         }
+    }
+
+    /// Takes what the IO thread says; breaks with how it ends.
+    pub fn take(&mut self, notice: Notice) -> ControlFlow<Result<(), String>> {
+        match notice {
+            Notice::Work(work) => self.push(*work),
+            Notice::Cancelled(through) => self.cancel(through),
+            Notice::Lost(why) => return ControlFlow::Break(Err(why)),
+            Notice::Trainers(_) | Notice::Step(_) | Notice::Whole(_) => {}
+            Notice::End(_) => return ControlFlow::Break(Ok(())),
+        }
+        ControlFlow::Continue(())
     }
 }
 

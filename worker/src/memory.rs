@@ -6,9 +6,9 @@
 //!
 //! It moves nothing between processes. Invariant: all rows of a process live in one kind of memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use cadre_exchange::{Buffer, Piece};
+use cadre_exchange::{Buffer, Piece, Pool};
 use cadre_kernels::device::{CopyPiece, Error, Part, Room as GpuRoom, Rooms, Stream};
 
 /// Memory of rows with one owner.
@@ -37,6 +37,13 @@ pub enum Place {
     /// In arenas of the GPU; copies are put on the stream.
     Gpu(Rooms, Stream),
 }
+
+/// Memory of landings on the host, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
+/// find a reader of bytes that nobody has written.
+static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("CADRE_POISON") {
+    None => Pool::new(),
+    Some(_) => Pool::poisoned(),
+});
 
 /// What a process of one kind of memory never meets.
 const OTHER: &str = "all rows of a process live in one kind of memory";
@@ -71,14 +78,14 @@ impl Place {
         }
     }
 
-    /// Room for `bytes`: zeroes on the host, any bytes on the GPU.
+    /// Room for `bytes`, with any bytes in it.
     ///
     /// # Errors
     ///
     /// The GPU's memory is short, or the driver's.
     pub fn room(&self, bytes: usize) -> Result<Room, Error> {
         match self {
-            Self::Host => Ok(Room::Host(Buffer::zeroed(bytes))),
+            Self::Host => Ok(Room::Host(LANDINGS.take(bytes))),
             Self::Gpu(rooms, _) => Ok(Room::Gpu(rooms.take(bytes as u64)?)),
         }
     }
@@ -189,6 +196,14 @@ impl Room {
 }
 
 impl Memory {
+    /// How long it is.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Host(rows) => rows.len_bytes() as u64,
+            Self::Gpu(part) => part.len_bytes(),
+        }
+    }
+
     /// Rows of the host, for kernels that read them there.
     ///
     /// # Panics

@@ -11,11 +11,24 @@ use cadre_exchange::Buffer;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Peer, Work};
+use cadre_step::lowering::{BackwardResult, Lists};
+use cadre_step::planned::{NanoPlan, PlannedStep};
 
-use crate::lowering::{BackwardResult, Lists};
 use crate::memory::{Memory, Place, Room};
-use crate::planned::{NanoPlan, PlannedStep};
-use crate::trainer::{AttentionError, Gradients};
+
+/// NaN or infinity in a result.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{tensor} of layer {layer} is not finite (task {task}, computed by {server})")]
+pub struct NotFinite {
+    /// Layer of the phase.
+    pub layer: usize,
+    /// `O`, `LSE`, `dQ`, `dK` or `dV`.
+    pub tensor: &'static str,
+    /// The task, in words.
+    pub task: String,
+    /// Who computed it, in words.
+    pub server: String,
+}
 
 /// Copies a task's own rows of O and LSE to where they belong.
 ///
@@ -101,15 +114,14 @@ fn add(to: &mut [f32], width: usize, rows: &[Range<u32>], columns: &Range<usize>
 ///
 /// # Errors
 ///
-/// [`AttentionError::NotFinite`] names layer, task and server.
+/// [`NotFinite`] names task and server.
 pub fn check_forward(
     planned: &PlannedStep,
     at: At,
     rank: RankId,
-    o: &[f32],
-    lse: &[f32],
+    [o, lse]: [&[f32]; 2],
     makers: &BTreeMap<Work, Peer>,
-) -> Result<(), AttentionError> {
+) -> Result<(), NotFinite> {
     let heads = planned.header.heads;
     let width = usize::from(heads.query) * usize::from(heads.dim);
     let wrong = first_not_finite(o).map(|it| ("O", it / width)).or_else(|| {
@@ -126,18 +138,17 @@ pub fn check_forward(
 ///
 /// # Errors
 ///
-/// [`AttentionError::NotFinite`] names layer, task and server.
+/// [`NotFinite`] names task and server.
 pub fn check_backward(
     planned: &PlannedStep,
     at: At,
     rank: RankId,
-    gradients: &Gradients,
+    [dq, dk, dv]: [&[f32]; 3],
     makers: &BTreeMap<Work, Peer>,
-) -> Result<(), AttentionError> {
+) -> Result<(), NotFinite> {
     let heads = planned.header.heads;
     let dim = usize::from(heads.dim);
     let (query, kv) = (usize::from(heads.query) * dim, usize::from(heads.kv) * dim);
-    let Gradients { dq, dk, dv } = gradients;
     let wrong = [("dQ", dq, query), ("dK", dk, kv), ("dV", dv, kv)]
         .into_iter()
         .find_map(|(name, values, width)| first_not_finite(values).map(|it| (name, it / width)));
@@ -162,7 +173,7 @@ fn not_finite(
     rank: RankId,
     (tensor, row): (&'static str, usize),
     makers: &BTreeMap<Work, Peer>,
-) -> AttentionError {
+) -> NotFinite {
     let (nano, direction) = planned.nano_of(at.phase);
     let of_keys = matches!(tensor, "dK" | "dV");
     let covers = |task: &cadre_planner::Task| {
@@ -174,8 +185,8 @@ fn not_finite(
     let (mut tasks, mut servers) = (Vec::new(), Vec::new());
     for (index, task) in nano.plan.tasks().iter().enumerate().filter(|it| covers(it.1)) {
         let work = match direction {
-            crate::phases::Direction::Forward => Work(index as u32),
-            crate::phases::Direction::Backward => Work(task.bundle.0),
+            cadre_step::phases::Direction::Forward => Work(index as u32),
+            cadre_step::phases::Direction::Backward => Work(task.bundle.0),
         };
         let (rows, document) = (&task.rows, task.document.0);
         tasks.push(format!("rows {}..{} of document {document}", rows.start, rows.end));
@@ -186,7 +197,7 @@ fn not_finite(
     }
     let (task, server) = (tasks.join(" or "), servers.join(" or "));
     let layer = planned.order.at(at.phase).layer;
-    AttentionError::NotFinite { layer, tensor, task, server }
+    NotFinite { layer, tensor, task, server }
 }
 
 #[cfg(test)]
@@ -195,11 +206,11 @@ mod tests {
     use cadre_exchange::Piece;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
+    use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::phases::{Direction, PhaseAt};
 
     use super::*;
-    use crate::header::{Header, Placement, ViewNumber};
     use crate::memory::copy;
-    use crate::phases::{Direction, PhaseAt};
 
     const HEADS: Heads = Heads { query: 2, kv: 1, dim: 4 };
 
@@ -260,7 +271,7 @@ mod tests {
                 lse[200 * usize::from(HEADS.query) + 1] = value;
             }
             let makers = makers(&planned, at);
-            let result = check_forward(&planned, at, RankId(1), &o, &lse, &makers);
+            let result = check_forward(&planned, at, RankId(1), [&o, &lse], &makers);
             let expected = expected.map(|tensor| {
                 let (start, end) = (rows.start, rows.end);
                 format!(
@@ -288,19 +299,16 @@ mod tests {
         let bundle = planned.nanos[0].plan.tasks()[task].bundle;
         let query = usize::from(HEADS.query) * usize::from(HEADS.dim);
         let kv = usize::from(HEADS.kv) * usize::from(HEADS.dim);
-        let zeros = || Gradients {
-            dq: vec![0.0; 256 * query],
-            dk: vec![0.0; 256 * kv],
-            dv: vec![0.0; 256 * kv],
-        };
-        let check = |gradients: &Gradients| {
+        let zeros = || [query, kv, kv].map(|width| vec![0.0; 256 * width]);
+        let check = |gradients: &[Vec<f32>; 3]| {
             let makers = makers(&planned, at);
+            let gradients = gradients.each_ref().map(|it| &it[..]);
             let result = check_backward(&planned, at, RankId(0), gradients, &makers);
             result.err().map(|it| it.to_string())
         };
         assert_eq!(check(&zeros()), None);
         let mut gradients = zeros();
-        gradients.dq[130 * query] = f32::NAN;
+        gradients[0][130 * query] = f32::NAN;
         let Range { start, end } = rows;
         let expected = format!(
             "dQ of layer 1 is not finite (task rows {start}..{end} of document 0, \
@@ -308,12 +316,9 @@ mod tests {
             bundle.0
         );
         assert_eq!(check(&gradients), Some(expected));
-        for (name, of) in [
-            ("dK", (|it| &mut it.dk) as fn(&mut Gradients) -> &mut Vec<f32>),
-            ("dV", |it| &mut it.dv),
-        ] {
+        for (name, tensor) in [("dK", 1), ("dV", 2)] {
             let mut gradients = zeros();
-            of(&mut gradients)[130 * kv + 1] = f32::INFINITY;
+            gradients[tensor][130 * kv + 1] = f32::INFINITY;
             let message = check(&gradients).unwrap();
             assert!(message.starts_with(&format!("{name} of layer 1 is not finite")), "{message}");
             for (index, bundle) in planned.nanos[0].plan.bundles().iter().enumerate() {

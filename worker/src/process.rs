@@ -1,9 +1,9 @@
 //! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
-//! for processes that no supervisor started. And what every worker needs of its machine: randomness, and in a pod SIGTERM.
+//! for processes that no supervisor started. And in a pod what a SIGTERM means.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_crds::contract::CADRE_PARENT_PID;
@@ -87,17 +87,6 @@ impl Termination {
 pub fn last_words(reason: &str) {
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     let _ = writeln!(std::io::stderr(), "error: {line}");
-}
-
-/// 32 bytes that nobody can guess.
-///
-/// # Errors
-///
-/// The machine has no `/dev/urandom`.
-pub fn secret() -> std::io::Result<[u8; 32]> {
-    let mut secret = [0; 32];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
-    Ok(secret)
 }
 
 /// Why a worker cannot be tied to its supervisor.

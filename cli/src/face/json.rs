@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use cadre_worker::supervisor::{Level, RunEvent, WorkerName};
+use cadre_supervisor::{Level, RunEvent, WorkerName};
 use serde::Serialize;
 
 use crate::out::summary::Summary;
@@ -36,6 +36,7 @@ pub(super) fn event(event: &RunEvent) -> Option<String> {
                 busy: load.busy,
                 tasks_per_second: load.tasks_per_second,
                 observed_over_expected: load.observed_over_expected,
+                memory_bytes: load.memory_bytes,
             },
         )),
         RunEvent::Notice { level, text } => Some(notice(*level, text)),
@@ -88,6 +89,7 @@ struct LoadLine {
     busy: f64,
     tasks_per_second: f64,
     observed_over_expected: f64,
+    memory_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -105,7 +107,7 @@ struct SummaryLine<'a> {
 
 #[cfg(test)]
 mod tests {
-    use cadre_worker::supervisor::{LoadRecord, Role};
+    use cadre_supervisor::{LoadRecord, Role};
     use serde_json::{Value, json};
 
     use super::*;
@@ -126,6 +128,7 @@ mod tests {
             busy: 0.5,
             tasks_per_second: 6.0,
             observed_over_expected: 0.0,
+            memory_bytes: 0,
         };
         let value = read(&event(&RunEvent::Load(load)).unwrap());
         assert_eq!((&value["event"], &value["role"]), (&json!("load"), &json!("server")));

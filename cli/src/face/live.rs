@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadre_worker::supervisor::{
+use cadre_supervisor::{
     Level, LoadRecord, Role, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -94,7 +94,7 @@ fn style(template: &str) -> ProgressStyle {
 
 /// The row of a server; its replacement takes it over.
 fn server(worker: WorkerName) -> String {
-    format!("server-{}", worker.index)
+    format!("{}-{}", worker.role, worker.index)
 }
 
 fn message(step: &StepRecord) -> String {
@@ -139,6 +139,7 @@ mod tests {
             busy: 0.5,
             tasks_per_second: 9.0,
             observed_over_expected: 1.0,
+            memory_bytes: 1 << 20,
         };
         let in_place = ServerRecord { kind: ServerKind::InPlace, ..record(0, "trainer-0", 0) };
         live.event(&RunEvent::Step(step(0, 1.0)));

@@ -12,7 +12,7 @@ mod table;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
 
-use cadre_worker::supervisor::{Level, RunEvent, StepRecord};
+use cadre_supervisor::{Level, RunEvent, StepRecord};
 
 use crate::out::summary::Summary;
 use live::Live;

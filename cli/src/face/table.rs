@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use cadre_worker::supervisor::ServerKind;
+use cadre_supervisor::ServerKind;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 

@@ -16,7 +16,7 @@ mod whole;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cadre_worker::supervisor::{ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
+use cadre_supervisor::{ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
 use serde::{Deserialize, Serialize};
 
 use directory::Directory;

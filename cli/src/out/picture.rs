@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_worker::supervisor::{ServerRecord, StepRecord};
+use cadre_supervisor::{ServerRecord, StepRecord};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 

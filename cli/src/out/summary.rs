@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_worker::supervisor::{ServerKind, ServerRecord, StepRecord};
+use cadre_supervisor::{ServerKind, ServerRecord, StepRecord};
 use serde::{Deserialize, Serialize};
 
 /// A run in numbers.
@@ -174,6 +174,8 @@ pub(crate) mod tests {
         StepRecord {
             step,
             loss,
+            lr: 0.0,
+            gradient_norm: 0.0,
             loss_bits: format!("{:08x}", loss.to_bits()),
             tokens: 100,
             seconds: 2.0,

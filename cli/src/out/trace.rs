@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use cadre_worker::supervisor::{Role, WorkerName};
+use cadre_supervisor::{Role, WorkerName};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, whole};

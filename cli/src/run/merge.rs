@@ -9,7 +9,7 @@ use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob, Wire};
-use cadre_worker::trainer::model::Config;
+use cadre_trainer::model::Config;
 use clap::{Args, Parser};
 
 use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
@@ -31,6 +31,9 @@ pub(super) fn trainer(
     }
     if let Some(seed) = options.seed {
         args.push(format!("--seed={seed}"));
+    }
+    if let Some(memory) = options.memory_mib {
+        args.push(format!("--memory-mib={memory}"));
     }
     if let Some(data) = &options.data {
         let refusal = || Refusal {

@@ -19,11 +19,8 @@ use std::sync::mpsc::channel;
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_worker::header::Log;
-use cadre_worker::supervisor::{
-    self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent,
-};
-use cadre_worker::trainer::corpus::Corpus;
+use cadre_supervisor::{self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent};
+use cadre_trainer::corpus::Corpus;
 
 use crate::arguments::RunOptions;
 use crate::choices::Place;
@@ -112,7 +109,7 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     if let Some(headers) = &options.headers {
         // A run that goes on needs those from its checkpoint on, wherever that is.
         let first = if options.resume { trainer.steps.get() - 1 } else { 0 };
-        Log::read(headers)
+        cadre_worker::headers::read(headers)
             .and_then(|log| log.covers(first..trainer.steps.get()))
             .map_err(|error| refused(error.to_string()))?;
     }
@@ -172,7 +169,7 @@ fn supervise(
     // A thread of its own that lives as long as the workers: they die with it.
     let run = std::thread::Builder::new()
         .name("supervisor".into())
-        .spawn(move || supervisor::run(config, sender, &raised));
+        .spawn(move || cadre_supervisor::run(config, sender, &raised));
     let run = match run {
         Ok(run) => run,
         Err(error) => return stillborn(format!("cannot start a thread: {error}")),

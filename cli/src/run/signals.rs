@@ -4,7 +4,7 @@
 //! ends it with a checkpoint, the second at once. Workers are in process groups of their own, so that
 //! a terminal's Ctrl-C reaches this process alone.
 
-use cadre_worker::supervisor::Interrupt;
+use cadre_supervisor::Interrupt;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Listens on a thread of its own until the process ends.

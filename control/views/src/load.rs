@@ -97,7 +97,7 @@ impl Load {
         if self.busy.len() > REPORTS {
             self.busy.pop_front();
         }
-        let Some(speed) = speed(report) else { return };
+        let Some(speed) = speed(report.cost, report.busy_nanoseconds) else { return };
         let before = self.speed.unwrap_or(speed);
         let smooth = (before / MEMORY) * (MEMORY - 1) + speed / MEMORY;
         self.speed = Some(if self.speed.is_none() { speed } else { smooth.max(1) });
@@ -170,12 +170,12 @@ pub fn reference(speeds: impl IntoIterator<Item = u64>) -> Option<u64> {
     (speeds.len() >= 2).then(|| speeds[speeds.len() / 2])
 }
 
-/// Cost a second.
-fn speed(report: Report) -> Option<u64> {
-    if report.cost == 0 || report.busy_nanoseconds == 0 {
+/// Cost a second, of work with this cost that took so long; none without work.
+pub fn speed(cost: u64, busy_nanoseconds: u64) -> Option<u64> {
+    if cost == 0 || busy_nanoseconds == 0 {
         return None;
     }
-    let speed = u128::from(report.cost) * 1_000_000_000 / u128::from(report.busy_nanoseconds);
+    let speed = u128::from(cost) * 1_000_000_000 / u128::from(busy_nanoseconds);
     Some(u64::try_from(speed).unwrap_or(u64::MAX).max(1))
 }
 

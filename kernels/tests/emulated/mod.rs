@@ -5,6 +5,7 @@
 
 mod arenas;
 mod cases;
+mod engine;
 mod graphs;
 mod linear;
 mod rows;

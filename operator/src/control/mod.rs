@@ -19,6 +19,7 @@ mod gate;
 pub(crate) mod issuer;
 mod service;
 mod told;
+mod welcome;
 mod words;
 
 use std::collections::BTreeMap;

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cadre_control::Caller;
 use cadre_control::proto::{self, Hello, notice, worker_message::Message};
 use cadre_control::server::{Event, Link, LinkId};
-use cadre_control::{CONTROL_VERSION, Caller};
 use cadre_desired::pool::{Link as Way, Report};
 use cadre_desired::server_name;
 use cadre_views::{Command, Input, JobKey, Pool, ServerId, Who};
@@ -33,14 +33,14 @@ const TOGETHER: usize = 256;
 
 /// See the module.
 pub(super) struct Service {
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     term: u64,
     started: Instant,
     pools: BTreeMap<Key, Pool>,
     links: BTreeMap<LinkId, (Key, Who)>,
-    workers: BTreeMap<(Key, Who), Link>,
-    jobs: Figures,
-    trainers: BTreeMap<JobKey, u32>,
+    pub(super) workers: BTreeMap<(Key, Who), Link>,
+    pub(super) jobs: Figures,
+    pub(super) trainers: BTreeMap<JobKey, u32>,
     ways: BTreeMap<(Key, ServerId), Way>,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
@@ -296,22 +296,9 @@ impl Service {
                     link.postpone(reason);
                 }
             }
-            Command::Refuse(_, reason) => {
-                if let Some(link) = self.workers.remove(&worker) {
-                    self.links.remove(&link.id());
-                    link.refuse(&reason);
-                }
-            }
+            Command::Refuse(_, reason) => self.refuse(&worker, &reason),
             Command::Welcome { job, secret, conductor, resume, .. } => {
-                let settings = self.settings(key, &job, &resume);
-                let welcome = proto::Welcome {
-                    job_secret: secret,
-                    conductor: conductor.map(words::conductor),
-                    settings,
-                    control_version: CONTROL_VERSION,
-                    session: job.to_string(),
-                };
-                self.send(&worker, welcome);
+                self.welcome(&worker, (job, resume), (secret, conductor));
             }
             Command::Conductor(_, it) => self.send(&worker, words::conductor(it)),
             Command::Trainers(_, it) => self.send(&worker, words::trainers(it)),
@@ -324,17 +311,18 @@ impl Service {
         }
     }
 
-    fn settings(&self, key: &Key, job: &JobKey, resume: &str) -> String {
-        let caches = &self.context.caches;
-        let training = caches.trainings.get(&ObjectRef::new(&job.name).within(&job.namespace));
-        let training = training.as_ref().and_then(|it| it.0.as_ref().ok());
-        let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
-        let pool = pool.as_ref().and_then(|it| it.0.as_ref().ok()).map(|it| (key.1.as_str(), it));
-        let trainers = self.trainers.get(job).copied().unwrap_or_default();
-        words::settings((job, self.jobs.failovers(job)), training, pool, trainers, resume)
+    pub(super) fn refuse(&mut self, worker: &(Key, Who), reason: &str) {
+        if let Some(link) = self.workers.remove(worker) {
+            self.links.remove(&link.id());
+            link.refuse(reason);
+        }
     }
 
-    fn send(&mut self, worker: &(Key, Who), message: impl Into<proto::ControllerMessage>) {
+    pub(super) fn send(
+        &mut self,
+        worker: &(Key, Who),
+        message: impl Into<proto::ControllerMessage>,
+    ) {
         if let Some(link) = self.workers.get(worker)
             && let Err(error) = link.send(message)
         {

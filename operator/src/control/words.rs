@@ -2,12 +2,11 @@
 //!
 //! In and out: plain data on both sides; nothing is decided here.
 
-use cadre_control::proto;
-use cadre_crds::{AttentionPool, TrainingJob, Wire};
+use cadre_control::{AttentionPlace, Settings, proto};
+use cadre_crds::{Attention, AttentionPool, Checkpoint, FailurePolicy, Health, TrainingJob, Wire};
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
-use serde_json::json;
 
 pub(super) fn hello(hello: proto::Hello) -> Hello {
     Hello {
@@ -86,38 +85,38 @@ pub(super) fn trainers(trainers: Vec<Trainer>) -> proto::Trainers {
     proto::Trainers { trainers: trainers.into_iter().map(trainer).collect() }
 }
 
-/// What a worker is told of its job and of the failovers in it so far, as the local supervisor tells it too. Of a job of another kind what is
-/// not known has its default.
+/// What a worker is told of its job and of the failovers in it so far. Of a job that is no `TrainingJob`, and of a pool that
+/// is not read yet, what is not known is what a manifest means that leaves it out.
 pub(super) fn settings(
     (key, failovers): (&JobKey, u32),
     job: Option<&TrainingJob>,
-    pool: Option<(&str, &AttentionPool)>,
-    trainers: u32,
+    pool: Option<&AttentionPool>,
+    trainers: u16,
     resume: &str,
-) -> String {
-    let attention = job.map(|it| &it.spec.attention);
-    let suspect = pool.map(|it| it.1.spec.health.suspect_after_milliseconds);
-    let mut settings = json!({
-        "job": key.name,
-        "attempt": key.attempt,
-        "trainers": trainers,
-        "pool": pool.map_or("", |it| it.0),
-        "wire": attention.and_then(|it| it.wire).unwrap_or(Wire::F32),
-        "failovers": failovers,
-        "resume": Some(resume).filter(|it| !it.is_empty()),
-    });
-    if let Some(milliseconds) = suspect {
-        settings["suspect_after_milliseconds"] = milliseconds.into();
+) -> Settings {
+    let attention = job.map_or_else(Attention::default, |it| it.spec.attention.clone());
+    let checkpoint = job.map_or_else(Checkpoint::default, |it| it.spec.checkpoint.clone());
+    let suspect = job.map_or_else(FailurePolicy::default, |it| it.spec.failure_policy.clone());
+    let health = pool.map_or_else(Health::default, |it| it.spec.health.clone());
+    Settings {
+        job: key.name.clone(),
+        attempt: key.attempt,
+        trainers,
+        attention: AttentionPlace::Pool,
+        wire: attention.wire.unwrap_or(Wire::F32),
+        reproducible: attention.reproducible,
+        on_pool_loss: attention.on_pool_loss,
+        pool_wait_seconds: attention.pool_wait_seconds,
+        suspect_after_milliseconds: health.suspect_after_milliseconds,
+        trainer_suspect_after_seconds: suspect.suspect_after_seconds,
+        // The pod's environment says where.
+        checkpoints: std::path::PathBuf::new(),
+        checkpoints_kept: checkpoint.keep,
+        failovers,
+        resume: Some(resume).filter(|it| !it.is_empty()).map(Into::into),
+        headers: None,
+        faults: Vec::new(),
     }
-    if let Some(attention) = attention {
-        settings["reproducible"] = attention.reproducible.into();
-        settings["on_pool_loss"] = json!(attention.on_pool_loss);
-        settings["pool_wait_seconds"] = attention.pool_wait_seconds.into();
-    }
-    if let Some(job) = job {
-        settings["checkpoints_kept"] = job.spec.checkpoint.keep.into();
-    }
-    settings.to_string()
 }
 
 /// Whom a command is for.

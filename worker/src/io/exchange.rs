@@ -1,16 +1,17 @@
-//! The provider of a process: TCP for rows in the host's memory, a node for rows that processes of one machine share on a GPU.
+//! What moves the rows of a process, as its IO thread sees it: TCP for rows in the host's memory, a node for rows that processes of
+//! one machine share on a GPU, or what a test puts in their place.
 //!
-//! In and out: what a [`cadre_exchange::Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of the two it
-//! is was decided when the process joined its job; nobody else asks.
+//! In and out: what a [`Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of them it is is a type, chosen once,
+//! when the process joins its job ([`Opened`]); nobody else asks.
 //!
 //! Invariant: rows live where this moves them, since all room comes from its own [`Place`].
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cadre_exchange::{
-    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider as _, PullId, RegionKey,
+    Buffer, Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
     RingError, Tcp, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Rooms};
@@ -18,15 +19,118 @@ use cadre_kernels::device::{self, Gpu, Rooms};
 use crate::gpu_memory::{GpuRows, Held};
 use crate::memory::{Memory, Place, Room};
 
-/// See the module.
-pub enum Exchange {
-    /// Through sockets.
-    Tcp(Box<Tcp>),
-    /// By copies of the GPU, with the place of its rows.
-    Node(Box<Node<GpuRows>>, Place),
+/// See the module. What is not said here is as [`Provider`] says.
+pub trait Exchange {
+    /// Where rows live.
+    fn place(&self) -> &Place;
+
+    /// Over what rows come, for reports.
+    fn path(&self) -> &'static str;
+
+    /// Whether a pull that was interrupted and is asked for again, into the same landing, goes on where it stopped.
+    fn resumes(&self) -> bool;
+
+    /// What peers pass to [`Self::connect`].
+    fn address(&self) -> String;
+
+    /// Opens the link to a peer, unless there is one.
+    fn connect(&mut self, peer: PeerId, address: &str);
+
+    /// Lets peers read rows.
+    fn publish(&mut self, key: RegionKey, memory: &Memory);
+
+    /// Ends that.
+    fn withdraw(&mut self, key: RegionKey);
+
+    /// Makes a target of pulls, with room of its own place.
+    ///
+    /// # Errors
+    ///
+    /// There is no room.
+    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error>;
+
+    /// Rows of a landing for launches that are put behind the copies to it that were put so far, and behind those of `own`
+    /// rows into it. None where rows are there only when their pulls have ended.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    fn early(
+        &mut self,
+        landing: LandingId,
+        own: &[(Memory, &[Piece])],
+    ) -> Result<Option<Memory>, device::Error>;
+
+    /// Gives landed memory back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`], [`Error::UnknownLanding`].
+    fn take(&mut self, landing: LandingId) -> Result<Room, Error>;
+
+    /// Frees landed memory as soon as no pull writes to it.
+    fn discard(&mut self, landing: LandingId);
+
+    /// Copies pieces of a peer's rows into a landing.
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        patience: Duration,
+    ) -> PullId;
+
+    /// Sends a small message.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError`].
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError>;
+
+    /// Moves what can be moved, and appends what happened.
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>);
+
+    /// Ends a poll from other threads.
+    fn waker(&self) -> Waker;
+
+    /// Closes every link with a peer.
+    fn close(&mut self, peer: PeerId);
 }
 
 const OTHER: &str = "rows live where their exchange moves them";
+
+/// A node with the place of its rows.
+pub struct OnGpu {
+    node: Node<GpuRows>,
+    place: Place,
+}
+
+/// What a process has opened when it joined its job.
+pub enum Opened {
+    /// Through sockets.
+    Tcp(Box<Tcp>),
+    /// By copies of the GPU.
+    Node(Box<OnGpu>),
+}
+
+impl Opened {
+    /// What peers connect to.
+    pub fn address(&self) -> String {
+        match self {
+            Self::Tcp(it) => Exchange::address(it.as_ref()),
+            Self::Node(it) => it.address(),
+        }
+    }
+
+    /// Ends a poll from other threads.
+    pub fn waker(&self) -> Waker {
+        match self {
+            Self::Tcp(it) => Exchange::waker(it.as_ref()),
+            Self::Node(it) => it.waker(),
+        }
+    }
+}
 
 /// How rows are to move.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -52,173 +156,179 @@ pub enum OpenError {
     Gpu(#[from] device::Error),
 }
 
-impl Exchange {
+impl OnGpu {
     /// Opens a node for rows on `gpu`; its socket, and those of its peers, are in the folder `sockets`.
     ///
     /// # Errors
     ///
     /// [`OpenError`].
-    pub fn node(tcp: TcpConfig, sockets: &Path, gpu: &Gpu) -> Result<Self, OpenError> {
+    pub fn open(tcp: TcpConfig, sockets: &Path, gpu: &Gpu) -> Result<Self, OpenError> {
         let config = NodeConfig { tcp, sockets: sockets.to_owned() };
         let place = Place::on_gpu(&Rooms::new(gpu, ARENA_BYTES))?;
-        Ok(Self::Node(Box::new(Node::open(config, GpuRows::new(gpu)?)?), place))
+        Ok(Self { node: Node::open(config, GpuRows::new(gpu)?)?, place })
+    }
+}
+
+impl Exchange for Tcp {
+    fn place(&self) -> &Place {
+        &Place::Host
     }
 
-    /// Where rows live.
-    pub fn place(&self) -> &Place {
-        match self {
-            Self::Tcp(_) => &Place::Host,
-            Self::Node(_, place) => place,
-        }
+    fn path(&self) -> &'static str {
+        "tcp"
     }
 
-    /// Over what rows come, for reports.
-    pub fn path(&self) -> &'static str {
-        match self {
-            Self::Tcp(_) => "tcp",
-            Self::Node(..) => "node",
-        }
+    fn address(&self) -> String {
+        Provider::address(self)
     }
 
-    /// As [`cadre_exchange::Provider::address`].
-    pub fn address(&self) -> String {
-        match self {
-            Self::Tcp(it) => it.address(),
-            Self::Node(it, _) => it.address(),
-        }
+    fn resumes(&self) -> bool {
+        true
     }
 
-    /// As [`cadre_exchange::Provider::connect`].
-    pub fn connect(&mut self, peer: PeerId, address: &str) {
-        match self {
-            Self::Tcp(it) => it.connect(peer, address),
-            Self::Node(it, _) => it.connect(peer, address),
-        }
+    fn connect(&mut self, peer: PeerId, address: &str) {
+        Provider::connect(self, peer, address);
     }
 
-    /// As [`cadre_exchange::Provider::publish`].
-    pub fn publish(&mut self, key: RegionKey, memory: &Memory) {
-        match (self, memory) {
-            (Self::Tcp(it), Memory::Host(rows)) => it.publish(key, Arc::clone(rows)),
-            (Self::Node(it, _), Memory::Gpu(part)) => {
-                it.publish(key, Arc::new(Held::Published(part.clone())));
-            }
-            (Self::Tcp(_) | Self::Node(..), _) => unreachable!("{OTHER}"),
-        }
+    fn publish(&mut self, key: RegionKey, memory: &Memory) {
+        let Memory::Host(rows) = memory else { unreachable!("{OTHER}") };
+        Provider::publish(self, key, Arc::clone(rows));
     }
 
-    /// As [`cadre_exchange::Provider::withdraw`].
-    pub fn withdraw(&mut self, key: RegionKey) {
-        match self {
-            Self::Tcp(it) => drop(it.withdraw(key)),
-            Self::Node(it, _) => drop(it.withdraw(key)),
-        }
+    fn withdraw(&mut self, key: RegionKey) {
+        drop(Provider::withdraw(self, key));
     }
 
-    /// As [`cadre_exchange::Provider::land`], with room of its own place.
-    ///
-    /// # Errors
-    ///
-    /// There is no room.
-    pub fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        let room = self.place().room(bytes)?;
-        Ok(match (self, room) {
-            (Self::Tcp(it), Room::Host(room)) => it.land(room),
-            (Self::Node(it, _), Room::Gpu(room)) => it.land(Held::Landing(room)),
-            (Self::Tcp(_) | Self::Node(..), _) => unreachable!("{OTHER}"),
-        })
+    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
+        Ok(Provider::land(self, Buffer::zeroed(bytes)))
     }
 
-    /// Rows of a landing for launches that are put behind the copies to it that were put so far, and behind those of `own`
-    /// rows into it. None where rows are there only when their pulls have ended.
-    ///
-    /// # Errors
-    ///
-    /// The driver's.
-    pub fn early(
+    fn early(
         &mut self,
-        landing: LandingId,
-        own: &[(Memory, &[Piece])],
+        _landing: LandingId,
+        _own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error> {
-        let Self::Node(node, place) = self else { return Ok(None) };
-        let Some(Held::Landing(room)) = node.landing(landing) else { return Ok(None) };
-        for (rows, pieces) in own {
-            place.copy_on_gpu(rows, pieces, room)?;
-        }
-        Ok(Some(Memory::Gpu(room.early())))
+        Ok(None)
     }
 
-    /// As [`cadre_exchange::Provider::take`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Busy`], [`Error::UnknownLanding`].
-    pub fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
-        Ok(match self {
-            Self::Tcp(it) => Room::Host(it.take(landing)?),
-            Self::Node(it, _) => match it.take(landing)? {
-                Held::Landing(room) => Room::Gpu(room),
-                Held::Published(_) => unreachable!("nothing lands in what was published"),
-            },
-        })
+    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
+        Ok(Room::Host(Provider::take(self, landing)?))
     }
 
-    /// As [`cadre_exchange::Provider::discard`].
-    pub fn discard(&mut self, landing: LandingId) {
-        match self {
-            Self::Tcp(it) => it.discard(landing),
-            Self::Node(it, _) => it.discard(landing),
-        }
+    fn discard(&mut self, landing: LandingId) {
+        Provider::discard(self, landing);
     }
 
-    /// As [`cadre_exchange::Provider::pull`].
-    pub fn pull(
+    fn pull(
         &mut self,
         peer: PeerId,
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> PullId {
-        match self {
-            Self::Tcp(it) => it.pull(peer, key, pieces, landing, deadline),
-            Self::Node(it, _) => it.pull(peer, key, pieces, landing, deadline),
+        Provider::pull(self, peer, key, pieces, landing, patience)
+    }
+
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        Provider::ring(self, peer, message)
+    }
+
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
+        Provider::poll(self, timeout, events);
+    }
+
+    fn waker(&self) -> Waker {
+        Provider::waker(self)
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        Provider::close(self, peer);
+    }
+}
+
+impl Exchange for OnGpu {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn path(&self) -> &'static str {
+        "node"
+    }
+
+    fn resumes(&self) -> bool {
+        false
+    }
+
+    fn address(&self) -> String {
+        Provider::address(&self.node)
+    }
+
+    fn connect(&mut self, peer: PeerId, address: &str) {
+        Provider::connect(&mut self.node, peer, address);
+    }
+
+    fn publish(&mut self, key: RegionKey, memory: &Memory) {
+        let Memory::Gpu(part) = memory else { unreachable!("{OTHER}") };
+        self.node.publish(key, Arc::new(Held::Published(part.clone())));
+    }
+
+    fn withdraw(&mut self, key: RegionKey) {
+        drop(Provider::withdraw(&mut self.node, key));
+    }
+
+    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
+        let Room::Gpu(room) = self.place.room(bytes)? else { unreachable!("{OTHER}") };
+        Ok(self.node.land(Held::Landing(room)))
+    }
+
+    fn early(
+        &mut self,
+        landing: LandingId,
+        own: &[(Memory, &[Piece])],
+    ) -> Result<Option<Memory>, device::Error> {
+        let Some(Held::Landing(room)) = self.node.landing(landing) else { return Ok(None) };
+        for (rows, pieces) in own {
+            self.place.copy_on_gpu(rows, pieces, room)?;
+        }
+        Ok(Some(Memory::Gpu(room.early())))
+    }
+
+    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
+        match self.node.take(landing)? {
+            Held::Landing(room) => Ok(Room::Gpu(room)),
+            Held::Published(_) => unreachable!("nothing lands in what was published"),
         }
     }
 
-    /// As [`cadre_exchange::Provider::ring`].
-    ///
-    /// # Errors
-    ///
-    /// [`RingError`].
-    pub fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
-        match self {
-            Self::Tcp(it) => it.ring(peer, message),
-            Self::Node(it, _) => it.ring(peer, message),
-        }
+    fn discard(&mut self, landing: LandingId) {
+        Provider::discard(&mut self.node, landing);
     }
 
-    /// As [`cadre_exchange::Provider::poll`].
-    pub fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
-        match self {
-            Self::Tcp(it) => it.poll(timeout, events),
-            Self::Node(it, _) => it.poll(timeout, events),
-        }
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        patience: Duration,
+    ) -> PullId {
+        Provider::pull(&mut self.node, peer, key, pieces, landing, patience)
     }
 
-    /// As [`cadre_exchange::Provider::waker`].
-    pub fn waker(&self) -> Waker {
-        match self {
-            Self::Tcp(it) => it.waker(),
-            Self::Node(it, _) => it.waker(),
-        }
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        Provider::ring(&mut self.node, peer, message)
     }
 
-    /// As [`cadre_exchange::Provider::close`].
-    pub fn close(&mut self, peer: PeerId) {
-        match self {
-            Self::Tcp(it) => it.close(peer),
-            Self::Node(it, _) => it.close(peer),
-        }
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
+        Provider::poll(&mut self.node, timeout, events);
+    }
+
+    fn waker(&self) -> Waker {
+        Provider::waker(&self.node)
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        Provider::close(&mut self.node, peer);
     }
 }

@@ -10,16 +10,17 @@ use cadre_exchange::{LandingId, Piece};
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Peer, TrainerId};
+use cadre_step::planned::PlannedStep;
 
+use super::exchange::Exchange;
 use super::rows::tensors;
 use super::shared::Shared;
 use crate::launch::BundleRows;
 use crate::memory::Memory;
-use crate::planned::PlannedStep;
 
 /// All rows of a bundle in one place.
 pub(super) fn gather(
-    shared: &mut Shared,
+    shared: &mut Shared<impl Exchange>,
     planned: &PlannedStep,
     at: At,
     bundle: BundleId,
@@ -46,7 +47,7 @@ pub(super) fn gather(
 
 /// The same before its pulls have ended, for launches behind their copies; none where there is no such thing.
 pub(super) fn early(
-    shared: &mut Shared,
+    shared: &mut Shared<impl Exchange>,
     planned: &PlannedStep,
     at: At,
     bundle: BundleId,
@@ -59,7 +60,7 @@ pub(super) fn early(
 
 /// What of a bundle is this process's own: rows, and the pieces of them that go to the bundle's landing. None where they are gone.
 fn own<'a>(
-    shared: &Shared,
+    shared: &Shared<impl Exchange>,
     planned: &'a PlannedStep,
     at: At,
     bundle: BundleId,

@@ -3,24 +3,30 @@
 //! In: one of these. Out: an event for each machine that it is for. Nothing here waits; what the machines
 //! answer is left for the outbox.
 //!
-//! Invariant: a step begins here at most once, and never after a later one, however often its header comes.
+//! Invariant: a step begins here at most once, and never after a later one, however often its header comes. Words and messages
+//! count from those alone who may say them ([`cadre_step::envelope`]).
 
 use std::sync::Arc;
 
+use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{Peer, conductor, server, trainer};
+use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 
-use super::envelope::{Ending, Envelope};
+use super::conducting::reports;
+use super::exchange::Exchange;
+use super::planning::{self, Ready};
 use super::shared::peer_of;
-use super::{Io, Notice, Request};
-use crate::conduct::{View, moment};
-use crate::planned::PlannedStep;
+use super::{FAREWELL, Io, Notice, Request};
 
 /// Reasons for turning somebody away that are remembered, so that each is told once.
 const TOLD: usize = 256;
 
-impl Io {
+/// When this process leaves: a peer that cannot be reached so often in a row has left, too.
+const GONE_AFTER_BREAKS: u32 = 2;
+
+impl<P: Exchange> Io<P> {
     /// What another thread wants.
     pub(super) fn request(&mut self, request: Request) {
         let shared = &mut self.shared;
@@ -31,12 +37,12 @@ impl Io {
                 }
             }
             Request::Lengths(lengths) if self.ended.is_none() => {
-                shared.tell_conductor(Envelope::Lengths(lengths));
+                shared.tell_conductor(Said::Lengths(lengths));
             }
             Request::Lengths(_) => {}
             Request::StepDone(done) => {
                 if self.ended.is_none() {
-                    shared.tell_conductor(Envelope::StepDone(done));
+                    shared.tell_conductor(Said::StepDone(done));
                 }
                 shared.tracer.flush();
             }
@@ -53,12 +59,12 @@ impl Io {
                 }
             }
             Request::Fail(reason) => self.fail(reason, false),
-            Request::Leave => self.leave = true,
+            Request::Leave => {
+                let until = shared.now().after(FAREWELL);
+                self.leaving.get_or_insert(until);
+            }
             Request::Terminate => self.terminate(),
-            Request::Planned(planned) => match *planned {
-                Ok(planned) => self.begin(Arc::new(planned)),
-                Err(reason) => self.fail(reason, true),
-            },
+            Request::Planned(planned) => self.planned(*planned),
         }
     }
 
@@ -72,8 +78,10 @@ impl Io {
                 shared.know(id, &it.exchange_address);
             }
             Some(Message::Trainers(it)) => {
-                let rings = it.trainers.iter().map(|it| it.ring_address.clone()).collect();
-                drop(self.outlets.main.send(Notice::Trainers(rings)));
+                let rings = (0..).zip(&it.trainers).map(|(index, it)| {
+                    (PeerId::trainer(index, it.incarnation), it.ring_address.clone())
+                });
+                self.outlets.main.tell(Notice::Trainers(rings.collect()));
                 let list = (0..).zip(it.trainers).map(|(index, it)| {
                     (PeerId::trainer(index, it.incarnation), it.exchange_address)
                 });
@@ -91,12 +99,12 @@ impl Io {
             }
             Some(Message::View(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.view(shared, View::of(&it));
+                    conductor.view(shared, reports::offered(&it));
                 }
             }
             Some(Message::FaultsFired(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.fired(shared, moment(it.step, it.direction()));
+                    conductor.fired(shared, Moment::of(it.step, it.direction()));
                 }
             }
             Some(Message::Stop(it)) => {
@@ -127,19 +135,37 @@ impl Io {
                 Ok(envelope) => self.ring(from, envelope),
                 Err(error) => tracing::error!("{from} rang something unreadable: {error}"),
             },
+            Wire::Room { peer } => {
+                tracing::info!("{peer} reads again: what it was not told is said now");
+                self.unsaid(peer_of(peer));
+            }
             Wire::Begun { pull } => self.shared.began(pull),
             Wire::Pulled { pull, result } => {
                 if self.probing.is_mine(pull) {
                     if let Some(probed) = self.probing.pulled(&mut self.shared, &result) {
                         self.say(probed);
                     }
+                } else if self.shared.telling.is_mine(pull) {
+                    match self.shared.fetched(pull, &result) {
+                        Ok(Some((from, told))) => self.told_all(from, told),
+                        Ok(None) => {}
+                        Err(error) => self.fail(error.to_string(), false),
+                    }
                 } else {
                     self.shared.pulled(pull, result);
+                }
+            }
+            Wire::Closed { peer, error } if self.leaving.is_some() => {
+                tracing::debug!("the link with {peer} is closed: {error}");
+                // Nobody listens there any more.
+                if self.shared.cut(peer_of(peer)) >= GONE_AFTER_BREAKS {
+                    self.shared.forget(peer_of(peer));
                 }
             }
             // Everybody leaves when the job is over.
             Wire::Closed { peer, error } if self.is_over() => {
                 tracing::debug!("the link with {peer} is closed: {error}");
+                self.shared.cut(peer_of(peer));
             }
             Wire::Closed { peer, error } => {
                 if self.down.insert(peer) {
@@ -148,6 +174,7 @@ impl Io {
                     tracing::debug!("the link with {peer} is still broken: {error}");
                 }
                 let (shared, peer) = (&mut self.shared, peer_of(peer));
+                shared.cut(peer);
                 if let Some(it) = &mut self.trainer {
                     it.handle(shared, trainer::Event::Closed(peer));
                 }
@@ -158,17 +185,28 @@ impl Io {
                     it.handle(shared, conductor::Event::Closed(peer));
                 }
             }
-            Wire::Broken { reason } => self.shared.broken = Some(reason),
+            Wire::Broken { reason } => self.shared.broke(&reason),
             // Who is turned away tries again and again.
-            Wire::Refused { from, reason } if self.turned_away.contains(&reason) => {
+            Wire::Refused { from, reason }
+                if self.turned_away.len() >= TOLD || self.turned_away.contains(&reason) =>
+            {
                 tracing::debug!("{from} was turned away again: {reason}");
             }
             Wire::Refused { from, reason } => {
                 tracing::warn!("{from} was turned away: {reason}");
-                if self.turned_away.len() < TOLD {
-                    self.turned_away.insert(reason);
-                }
+                self.turned_away.insert(reason);
             }
+        }
+    }
+
+    /// What was dropped for a peer is said again.
+    fn unsaid(&mut self, peer: Peer) {
+        let shared = &mut self.shared;
+        if let Some(it) = &mut self.trainer {
+            it.handle(shared, trainer::Event::Unsaid(peer));
+        }
+        if let Some(it) = &mut self.server {
+            it.handle(shared, server::Event::Unsaid(peer));
         }
     }
 
@@ -181,7 +219,7 @@ impl Io {
             (Peer::Server(_), _) => self.say(proto::Leaving {}),
             (Peer::Trainer(_), Some(conductor)) => conductor.stop(&mut self.shared, true),
             (Peer::Trainer(_), None) if self.ended.is_none() => {
-                self.shared.ring(Peer::CONDUCTOR, &Envelope::Leaving);
+                self.shared.tell_conductor(Said::Leaving);
             }
             (Peer::Trainer(_), None) => {}
         }
@@ -189,45 +227,108 @@ impl Io {
 
     fn ring(&mut self, from: PeerId, envelope: Envelope) {
         let peer = peer_of(from);
+        // Whoever knows the secret may call itself anything; members are those that the controller has named.
+        if peer == self.shared.me {
+            return self.disbelieve(peer, "anything under the name of this process");
+        }
+        if self.shared.id_of(peer).is_some_and(|it| it != from) {
+            return self.disbelieve(peer, "anything under another incarnation than its own");
+        }
         if let Some(ending) = self.ended.as_ref().filter(|_| self.shared.me == Peer::CONDUCTOR) {
-            // Who still calls came late, or missed it.
-            if !matches!(envelope, Envelope::End(_)) {
-                self.shared.ring(peer, &Envelope::End(ending.clone()));
+            // Who still calls came late.
+            if self.shared.id_of(peer).is_some() && self.told_end.insert(peer) {
+                let body = self.shared.compose(&Said::End(ending.clone()));
+                self.shared.tell(peer, &body);
             }
-            return;
         }
         match envelope {
-            Envelope::Protocol(message) => self.deliver(peer, message),
-            Envelope::Header { header, trainers } => {
+            Envelope::Protocol(message) => {
+                let (speaker, name) = speaker(&message);
+                if speaker.is(peer) {
+                    self.deliver(peer, message);
+                } else {
+                    self.disbelieve(peer, name);
+                }
+            }
+            // Its sender says it again until the controller or the conductor has named it here.
+            Envelope::Word { .. } if self.shared.id_of(peer).is_none() => {
+                tracing::debug!("{from} is not known here yet: its words are not heard");
+            }
+            Envelope::Word { stream, number, body } => {
+                match self.shared.word(peer, (stream, number), body) {
+                    Ok(told) => self.told_all(peer, told),
+                    Err(error) => self.fail(error.to_string(), false),
+                }
+            }
+            Envelope::Heard { by, stream, through } => {
+                self.shared.covered((peer, by), stream, through);
+            }
+        }
+    }
+
+    fn told_all(&mut self, from: Peer, told: Vec<Said>) {
+        for said in told {
+            if said.speaker().is(from) {
+                self.told(from, said);
+            } else {
+                self.disbelieve(from, said.name());
+            }
+        }
+    }
+
+    /// A peer says a word that it may say.
+    fn told(&mut self, from: Peer, said: Said) {
+        match said {
+            Said::Header { header, trainers } => {
                 for (id, address) in &trainers {
                     self.shared.know(*id, address);
                 }
-                if self.newest < Some(header.step) && self.planner.send(header).is_err() {
-                    self.fail("the planning thread ended".into(), false);
-                }
+                self.headers.came(header);
+                self.plan();
             }
-            Envelope::Addresses(servers) => {
+            Said::Addresses(servers) => {
                 for (id, address) in &servers {
+                    let peer = peer_of(*id);
+                    let heard_of = self.shared.id_of(peer) == Some(*id);
                     self.shared.know(*id, address);
+                    // A round may have named it before: what it was to be told then was lost.
+                    if !heard_of {
+                        self.unsaid(peer);
+                    }
                 }
             }
             // A dedicated server is the controller's: it stays until that one lets it go.
-            Envelope::End(_) if matches!(self.shared.me, Peer::Server(_)) => {
+            Said::End(_) if matches!(self.shared.me, Peer::Server(_)) => {
                 tracing::info!("the job is over");
                 self.retire();
             }
-            Envelope::End(ending) => self.end(ending),
-            Envelope::Leaving => {
+            Said::End(ending) => self.end(ending),
+            Said::Failed { reason, bad_input } if self.shared.me == Peer::CONDUCTOR => {
+                self.end(Ending::Failed { reason, bad_input });
+            }
+            Said::Leaving if self.ended.is_none() => {
                 tracing::warn!("{from} was asked to end, so the job stops");
                 if let Some(it) = &mut self.conductor {
                     it.stop(&mut self.shared, true);
                 }
             }
-            Envelope::Lengths(_) | Envelope::StepDone(_) | Envelope::ServerStep(_) => {
+            Said::Lengths(_) | Said::StepDone(_) | Said::ServerStep(_) => {
                 if let Some(it) = &mut self.conductor {
-                    it.told(&mut self.shared, peer, envelope);
+                    it.told(&mut self.shared, from, said);
                 }
             }
+            Said::Failed { .. } | Said::Leaving => {}
+        }
+    }
+
+    /// Somebody says what only others may say: nothing changes, and it is warned of once.
+    fn disbelieve(&mut self, from: Peer, what: &'static str) {
+        let told = self.disbelieved.contains(&(from, what)) || self.disbelieved.len() >= TOLD;
+        if told {
+            tracing::debug!("{from} says {what} again, which it may not");
+        } else {
+            tracing::warn!("{from} says {what}, which it may not; it is not believed");
+            self.disbelieved.insert((from, what));
         }
     }
 
@@ -252,27 +353,44 @@ impl Io {
         }
     }
 
+    /// Has the next header planned, unless one is.
+    pub(super) fn plan(&mut self) {
+        let Some(header) = self.headers.take() else { return };
+        if self.plans.try_send(header).is_err() {
+            self.fail("the planning thread ended".into(), false);
+        }
+    }
+
+    /// A header was planned.
+    fn planned(&mut self, planned: Result<Ready, planning::Error>) {
+        let step = self.headers.done();
+        match (&mut self.conductor, planned) {
+            (Some(it), planned) if it.is_publishing(step) => it.planned(&mut self.shared, planned),
+            (_, Ok(ready)) => self.begin(ready),
+            (_, Err(error)) => self.fail(error.to_string(), true),
+        }
+        self.plan();
+    }
+
     /// Begins a step in every machine that works for it.
-    pub(super) fn begin(&mut self, planned: Arc<PlannedStep>) {
-        let number = planned.header.step;
-        // A header may come twice, the second time late.
-        if self.newest >= Some(number) || self.is_over() {
+    pub(super) fn begin(&mut self, ready: Ready) {
+        if self.is_over() {
             return;
         }
-        self.newest = Some(number);
+        let Ready { planned, first, step } = ready;
+        let number = planned.header.step;
         for member in planned.header.fillers.iter().flatten() {
-            if let crate::header::Member::Server { index, incarnation, address } = member {
+            if let cadre_step::header::Member::Server { index, incarnation, address } = member {
                 self.shared.know(PeerId::server(*index, *incarnation), address);
             }
         }
-        let step = match self.shared.begin(Arc::clone(&planned)) {
-            Ok(running) => planned.protocol_step(running.first()).map_err(|it| it.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        let step = match step {
-            Ok(step) => Arc::new(step),
-            Err(reason) => return self.fail(reason, true),
-        };
+        // A server that comes late, or has no part in a step, may plan longer than the others need for all of it.
+        if let (None, Some(it)) = (&self.trainer, &self.server)
+            && it.passed(step.last())
+        {
+            return;
+        }
+        self.shared.begin(Arc::clone(&planned), first);
         if let Some(it) = &mut self.server {
             it.begin(&self.shared, number);
             it.handle(&mut self.shared, server::Event::Begin(Arc::clone(&step)));

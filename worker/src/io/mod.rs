@@ -16,22 +16,27 @@
 //! The conductor's process tells every worker the end of the job. From then on a worker has no machines
 //! and calls nobody; a dedicated server waits for the controller's leave to go.
 
+pub mod clock;
 pub mod conducting;
 mod early;
-pub mod envelope;
 pub mod exchange;
 mod gather;
 mod inbox;
 mod load;
 mod outbox;
+pub mod output;
+pub mod planning;
 mod probe;
+pub mod queues;
 pub mod rows;
 pub mod shared;
 pub mod tasks;
+pub mod telling;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cadre_control::proto;
@@ -39,18 +44,25 @@ use cadre_exchange::{PeerId, Waker};
 use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 
 use self::conducting::Conducting;
-use self::envelope::{Ending, Lengths, StepDone};
+use self::exchange::Exchange;
 use self::load::Load;
+use self::planning::{Headers, Plans, Ready};
 use self::probe::Probing;
+pub use self::queues::Handle;
+use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::planned::PlannedStep;
+
+use self::queues::Outlet;
 use self::rows::{Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
-use crate::header::Header;
 use crate::launch::{Done, PhaseRows, Work};
-use crate::planned::PlannedStep;
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+
+/// Longest that a process which leaves waits until its last words were heard.
+const FAREWELL: Nanos = Nanos::from_millis(2_000);
 
 /// What other threads want.
 #[derive(Debug)]
@@ -71,15 +83,15 @@ pub enum Request {
     Leave,
     /// The process was asked to end.
     Terminate,
-    /// A step was planned.
-    Planned(Box<Result<PlannedStep, String>>),
+    /// A header was planned.
+    Planned(Box<Result<Ready, planning::Error>>),
 }
 
 /// What the threads that compute are told.
 #[derive(Debug)]
 pub enum Notice {
-    /// Where the trainers listen for the all-reduce, by rank.
-    Trainers(Vec<String>),
+    /// Who the trainers are and where they listen for the all-reduce, by rank.
+    Trainers(Vec<(PeerId, String)>),
     /// A step can be submitted to.
     Step(Arc<PlannedStep>),
     /// A phase is whole.
@@ -94,50 +106,51 @@ pub enum Notice {
     End(Ending),
 }
 
-/// Speaks to the IO thread from others.
-#[derive(Clone, Debug)]
-pub struct Handle {
-    requests: Sender<Request>,
-    waker: Waker,
-}
-
-impl Handle {
-    /// Leaves requests for whoever holds the other end, and wakes it.
-    pub fn new(requests: Sender<Request>, waker: Waker) -> Self {
-        Self { requests, waker }
-    }
-
-    /// Asks for something. After the thread has ended, nothing happens.
-    pub fn send(&self, request: Request) {
-        if self.requests.send(request).is_ok() {
-            self.waker.wake();
-        }
-    }
+/// How the IO thread and the others of its process speak to each other.
+pub struct Lines {
+    /// What others ask for, through handles.
+    pub requests: Receiver<Request>,
+    /// Where headers go to be planned.
+    pub plans: Plans,
+    /// Both ends of the controller's stream.
+    pub control: Control,
+    /// Where steps, phases and works go.
+    pub outlets: Outlets,
 }
 
 /// Where works go.
 #[derive(Debug)]
 pub struct Outlets {
     /// The trainer's main thread, or the server's compute thread.
-    pub main: Sender<Notice>,
+    pub main: Outlet,
     /// Works whose own server was lost; in place only.
-    pub rescue: Option<Sender<Notice>>,
+    pub rescue: Option<Outlet>,
+    /// Ends waits of the main thread that are not for notices, once the end was told.
+    pub interrupt: Option<Waker>,
+}
+
+impl Outlets {
+    /// Hands on what waited for room.
+    fn flush(&mut self) {
+        self.main.flush();
+        if let Some(rescue) = &mut self.rescue {
+            rescue.flush();
+        }
+    }
 }
 
 /// The thread's state.
-pub struct Io {
-    shared: Shared,
+pub struct Io<P> {
+    shared: Shared<P>,
     trainer: Option<Rows>,
     server: Option<Tasks>,
     conductor: Option<Conducting>,
     requests: Receiver<Request>,
-    handle: Handle,
     control: Control,
     outlets: Outlets,
-    planner: Sender<Box<Header>>,
+    plans: Plans,
     load: Load,
-    /// Newest step that began here.
-    newest: Option<u64>,
+    headers: Headers,
     /// Peers whose link is known to be broken: further tries are not worth a line each.
     down: BTreeSet<PeerId>,
     /// Why somebody was turned away so far; each is told once.
@@ -145,8 +158,22 @@ pub struct Io {
     /// The controller wants this server to leave the job as soon as nothing is left here.
     draining: Option<proto::Drain>,
     probing: Probing,
+    /// What somebody said who may not say it; each is warned of once.
+    disbelieved: BTreeSet<(Peer, &'static str)>,
     ended: Option<Ending>,
-    leave: bool,
+    /// Whom the conductor has told the end.
+    told_end: BTreeSet<Peer>,
+    /// The process leaves, at the latest then.
+    leaving: Option<Nanos>,
+}
+
+/// What comes after a turn of the thread.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Turn {
+    /// News from peers, or the next turn after so long.
+    Sleep(Duration),
+    /// Nothing: the process leaves.
+    Leave,
 }
 
 /// What a server's process does when its IO thread has ended.
@@ -161,86 +188,128 @@ pub enum After {
 }
 
 /// Both ends of the controller's stream.
-#[derive(Debug)]
 pub struct Control {
-    /// To it.
-    pub sender: cadre_control::client::Sender,
+    /// To it; says whether it was queued. Never waits.
+    pub sender:
+        Box<dyn Fn(proto::WorkerMessage) -> Result<(), cadre_control::client::Error> + Send>,
     /// From it.
     pub receiver: Receiver<proto::ControllerMessage>,
 }
 
-impl Io {
-    /// A thread for the machines that are given.
+/// The machines of a process: of its trainer, its server, its conductor.
+pub type Machines = (Option<Rows>, Option<Tasks>, Option<Conducting>);
+
+/// Starts the IO thread of a process, and the one that plans for it.
+///
+/// # Errors
+///
+/// The system has no threads to give.
+pub fn start<P: Exchange + Send + 'static>(
+    shared: Shared<P>,
+    machines: Machines,
+    control: Control,
+    outlets: Outlets,
+) -> std::io::Result<(JoinHandle<After>, Handle)> {
+    let (handle, requests) = Handle::channel(shared.provider.waker());
+    let plans = planning::start(handle.clone())?;
+    let io = Io::new(shared, machines, Lines { requests, plans, control, outlets });
+    let thread = std::thread::Builder::new().name("io".into()).spawn(move || io.run())?;
+    Ok((thread, handle))
+}
+
+impl<P: Exchange> Io<P> {
+    /// The IO thread of a process that has the machines that are given.
     pub fn new(
-        shared: Shared,
-        (trainer, server, conductor): (Option<Rows>, Option<Tasks>, Option<Conducting>),
-        control: Control,
-        outlets: Outlets,
-    ) -> std::io::Result<(Self, Handle)> {
-        let (sender, requests) = channel();
-        let handle = Handle::new(sender, shared.provider.waker());
-        let (planner, headers) = channel::<Box<Header>>();
-        let back = handle.clone();
-        std::thread::Builder::new().name("plan".into()).spawn(move || {
-            for header in headers {
-                let planned = PlannedStep::new(Arc::new(*header)).map_err(|it| it.to_string());
-                back.send(Request::Planned(Box::new(planned)));
-            }
-        })?;
-        let io = Self {
+        mut shared: Shared<P>,
+        (trainer, server, conductor): Machines,
+        lines: Lines,
+    ) -> Self {
+        let Lines { requests, plans, control, outlets } = lines;
+        if matches!(shared.me, Peer::Trainer(_)) {
+            probe::publish(&mut shared);
+        }
+        let load = Load::new(shared.clock.moment());
+        Self {
             shared,
             trainer,
             server,
             conductor,
             requests,
-            handle: handle.clone(),
             control,
             outlets,
-            planner,
-            load: Load::new(),
-            newest: None,
+            plans,
+            load,
+            headers: Headers::default(),
             down: BTreeSet::new(),
             turned_away: BTreeSet::new(),
             draining: None,
             probing: Probing::default(),
+            disbelieved: BTreeSet::new(),
             ended: None,
-            leave: false,
-        };
-        Ok((io, handle))
+            told_end: BTreeSet::new(),
+            leaving: None,
+        }
     }
 
     /// Serves until the process leaves the job.
     pub fn run(mut self) -> After {
         let mut events = Vec::new();
-        if matches!(self.shared.me, Peer::Trainer(_)) {
-            probe::publish(&mut self.shared);
+        loop {
+            let turn = self.turn();
+            let Turn::Sleep(timeout) = turn else { break };
+            self.receive(timeout, &mut events);
         }
-        while !self.leave {
-            while let Ok(request) = self.requests.try_recv() {
-                self.request(request);
-            }
-            while let Ok(message) = self.control.receiver.try_recv() {
-                self.controller(message);
-            }
-            self.settle();
-            self.tick();
-            self.settle();
-            self.report();
-            self.drain();
-            let timeout = self.sleep();
-            self.shared.provider.poll(timeout, &mut events);
-            for event in events.drain(..) {
-                self.event(event);
-            }
-            self.give_up();
+        self.leave()
+    }
+
+    /// Does everything that can be done without news from peers; says for how long nothing more is due.
+    pub fn turn(&mut self) -> Turn {
+        if self.may_leave() {
+            return Turn::Leave;
         }
+        while let Ok(request) = self.requests.try_recv() {
+            self.request(request);
+        }
+        while let Ok(message) = self.control.receiver.try_recv() {
+            self.controller(message);
+        }
+        self.settle();
+        self.tick();
+        self.settle();
+        self.report();
+        self.drain();
+        self.outlets.flush();
+        Turn::Sleep(self.sleep())
+    }
+
+    /// Waits for news from peers, at most for `timeout` or until a handle is used, and takes them in. `events` is empty before
+    /// and after, and kept by the caller for its memory alone.
+    pub fn receive(&mut self, timeout: Duration, events: &mut Vec<cadre_exchange::Event>) {
+        self.shared.provider.poll(timeout, events);
+        for event in events.drain(..) {
+            self.event(event);
+        }
+    }
+
+    /// What its sides share.
+    pub fn shared(&self) -> &Shared<P> {
+        &self.shared
+    }
+
+    /// What the process is to do after its last turn.
+    pub fn leave(self) -> After {
         self.shared.tracer.flush();
-        drop(self.handle);
         match (self.ended, self.draining) {
             (Some(Ending::Failed { reason, .. }), _) => After::Failed(reason),
             (_, Some(drain)) if drain.stays => After::Again,
             (_, _) => After::Leave,
         }
+    }
+
+    /// Whether the process was asked to leave, and everybody has heard what it said, or was waited for.
+    fn may_leave(&self) -> bool {
+        let due = |until| self.shared.telling.is_covered() || until <= self.shared.now();
+        self.leaving.is_some_and(due)
     }
 
     /// Ends a server that drains, once it holds nothing that anybody wants.
@@ -254,8 +323,13 @@ impl Io {
 
     /// How long nothing is due.
     fn sleep(&self) -> Duration {
+        if self.may_leave() {
+            return Duration::ZERO;
+        }
         let now = self.shared.now();
         let deadlines = [
+            self.leaving,
+            self.shared.telling.next_deadline(),
             self.trainer.as_ref().and_then(Rows::next_deadline),
             self.server.as_ref().and_then(Tasks::next_deadline),
             self.conductor.as_ref().and_then(Conducting::next_deadline),
@@ -267,6 +341,7 @@ impl Io {
 
     fn tick(&mut self) {
         let now = self.shared.now();
+        self.shared.tell_again();
         let due = |at: Option<Nanos>| at.is_some_and(|it| it <= now);
         if let Some(it) = self.trainer.as_mut().filter(|it| due(it.next_deadline())) {
             it.handle(&mut self.shared, trainer::Event::Tick);
@@ -282,10 +357,11 @@ impl Io {
     /// Tells the controller about the load of a server, now and then; of one in place once it has work.
     fn report(&mut self) {
         let dedicated = matches!(self.shared.me, Peer::Server(_));
-        if let Some(report) = self.load.report()
+        if let Some(report) = self.load.report(self.shared.clock.moment())
             && (dedicated || report.cost > 0)
         {
-            self.say(report);
+            let memory_bytes = self.server.as_ref().map_or(0, |it| it.memory(&self.shared));
+            self.say(proto::ServerReport { memory_bytes, ..report });
         }
     }
 }

@@ -8,159 +8,124 @@
 
 use cadre_control::proto;
 use cadre_protocol::{End, Peer};
+use cadre_step::envelope::{Ending, Said};
 
-use super::envelope::{Ending, Envelope};
-use super::shared::Side;
+use super::exchange::Exchange;
+use super::output::{Output, Side};
 use super::tasks::Planned;
 use super::{Io, Notice};
+use crate::launch::Work;
 
-impl Io {
-    /// Carries what one side left for another until nothing is left.
+impl<P: Exchange> Io<P> {
+    /// Hands on what one side gives to another until nothing is left.
     pub(super) fn settle(&mut self) {
-        loop {
-            let shared = &mut self.shared;
-            if let Some(message) = shared.local.pop_front() {
-                let me = shared.me;
-                self.deliver(me, message);
-            } else if let Some(envelope) = shared.to_conductor.pop_front() {
-                let me = shared.me;
+        while let Some(output) = self.shared.outputs.take() {
+            self.hand_on(output);
+        }
+    }
+
+    /// Hands an output to whom it is for. Machines that are gone get nothing, and what they gave is nobody's.
+    fn hand_on(&mut self, output: Output) {
+        let me = self.shared.me;
+        let shared = &mut self.shared;
+        match output {
+            Output::Message(message) => self.deliver(me, message),
+            Output::Conductor(said) => {
                 if let Some(it) = &mut self.conductor {
-                    it.told(shared, me, envelope);
+                    it.told(shared, me, said);
                 }
-            } else if let Some((side, pull)) = shared.begun.pop_front() {
-                if let (Side::Server, Some(it)) = (side, &mut self.server) {
+            }
+            Output::Begun(Side::Trainer, _) => {}
+            Output::Begun(Side::Server, pull) => {
+                if let Some(it) = &mut self.server {
                     it.begun(shared, pull);
                 }
-            } else if let Some((side, pull, result)) = shared.ended.pop_front() {
-                match (side, &mut self.trainer, &mut self.server) {
-                    (Side::Trainer, Some(it), _) => it.pulled(shared, pull, result),
-                    (Side::Server, _, Some(it)) => it.pulled(shared, pull, result),
-                    (Side::Trainer | Side::Server, _, _) => {}
+            }
+            Output::Pulled(Side::Trainer, pull, result) => {
+                if let Some(it) = &mut self.trainer {
+                    it.pulled(shared, pull, result);
                 }
-            } else if !self.hand_on() {
-                return;
             }
-        }
-    }
-
-    /// Hands results of the machines to the other threads and the controller; whether there were any.
-    fn hand_on(&mut self) -> bool {
-        let conducted = self.hand_on_conducted();
-        let merged = self.hand_on_merged();
-        let ready = self.hand_on_ready();
-        conducted || merged || ready
-    }
-
-    /// Of the conductor: steps that begin, reports, the end.
-    fn hand_on_conducted(&mut self) -> bool {
-        let Some(it) = &mut self.conductor else {
-            return false;
-        };
-        let begin = std::mem::take(&mut it.begin);
-        let reports = std::mem::take(&mut it.reports);
-        let ending = if self.ended.is_none() { it.ending.clone() } else { None };
-        let end = it.end.take();
-        let any = !begin.is_empty() || ending.is_some();
-        for report in reports {
-            self.say(report);
-        }
-        for planned in begin {
-            self.begin(planned);
-        }
-        if let Some(ending) = ending {
-            self.end(ending);
-        }
-        if let Some(end) = end {
-            self.fail(end.to_string(), false);
-        }
-        any
-    }
-
-    /// Of the trainer's rows: phases that are whole, steps that are over.
-    fn hand_on_merged(&mut self) -> bool {
-        let Some(it) = &mut self.trainer else {
-            return false;
-        };
-        let (whole, over) = (std::mem::take(&mut it.whole), std::mem::take(&mut it.over));
-        let failed =
-            (it.end.take().map(|it| it.to_string()), it.failed.take().map(|it| it.to_string()));
-        let any = !whole.is_empty();
-        for whole in whole {
-            self.tell(Notice::Whole(Box::new(whole)));
-        }
-        self.forget(&over);
-        if let Some(reason) = failed.0.or(failed.1) {
-            self.fail(reason, false);
-        }
-        any
-    }
-
-    /// Of the server's tasks: works that can run, what nobody wants any more.
-    fn hand_on_ready(&mut self) -> bool {
-        let Some(it) = &mut self.server else {
-            return false;
-        };
-        let (ready, over) = (std::mem::take(&mut it.ready), std::mem::take(&mut it.over));
-        let (end, failed, cancelled) = (it.end.take(), it.failed.take(), it.cancelled.take());
-        let any = !ready.is_empty();
-        self.load.queue += std::mem::take(&mut it.kept);
-        for (work, planned) in ready {
-            // What went out early is counted once its rows count.
-            self.load.queue += u32::from(work.promise.is_none());
-            self.load.step = work.planned.header.step;
-            let outlet = match (&self.outlets.rescue, planned) {
-                (Some(rescue), Planned::Elsewhere) => rescue,
-                (None, _) | (Some(_), Planned::Here) => &self.outlets.main,
-            };
-            // A receiver that is gone belongs to a process that ends.
-            drop(outlet.send(Notice::Work(Box::new(work))));
-        }
-        if let Some(at) = cancelled {
-            self.tell(Notice::Cancelled(at));
-            if let Some(rescue) = &self.outlets.rescue {
-                drop(rescue.send(Notice::Cancelled(at)));
+            Output::Pulled(Side::Server, pull, result) => {
+                if let Some(it) = &mut self.server {
+                    it.pulled(shared, pull, result);
+                }
             }
+            Output::Whole(whole) => self.tell(Notice::Whole(whole)),
+            Output::Ready(work, planned) => self.give(work, planned),
+            Output::Kept => self.load.queue += 1,
+            Output::Cancelled(at) => self.tell_all(|| Notice::Cancelled(at)),
+            Output::Over(step) => self.forget(step),
+            Output::Begin(ready) => {
+                self.begin(*ready);
+                if let Some(it) = &mut self.conductor {
+                    it.begun(&mut self.shared);
+                }
+            }
+            Output::Plan(header) => {
+                self.headers.made(header);
+                self.plan();
+            }
+            Output::Report(report) => self.say(*report),
+            Output::Ending(ending) => self.end(ending),
+            Output::JobEnd(end) => self.fail(end.to_string(), false),
+            Output::End(Side::Server, End::DeclaredLost(id)) => {
+                let reason = End::DeclaredLost(id).to_string();
+                self.end(Ending::Failed { reason, bad_input: false });
+            }
+            Output::End(side, end) => {
+                let too_small = side == Side::Server && matches!(end, End::Memory { .. });
+                self.fail(end.to_string(), too_small);
+            }
+            Output::Unplaceable(error) => self.fail(error.to_string(), false),
+            Output::Broken(reason) => self.give_up(reason),
         }
-        self.forget(&over);
-        match (end, failed) {
-            (Some(End::DeclaredLost(id)), _) => self.end(Ending::Failed {
-                reason: End::DeclaredLost(id).to_string(),
-                bad_input: false,
-            }),
-            (Some(end), _) => self.fail(end.to_string(), matches!(end, End::Memory { .. })),
-            (None, Some(error)) => self.fail(error.to_string(), false),
-            (None, None) => {}
-        }
-        any
     }
 
-    /// Forgets steps that are over for every machine.
-    fn forget(&mut self, over: &[u64]) {
-        for step in over {
-            // Trainer and server end a step on the same watermark, but a server may still hold rows.
-            let held = self.server.as_ref().is_some_and(|it| it.holds(*step));
-            if !held {
-                self.shared.steps.remove(step);
-            }
+    /// Hands a work to the thread that is to run it.
+    fn give(&mut self, work: Box<Work>, planned: Planned) {
+        // What went out early is counted once its rows count.
+        self.load.queue += u32::from(work.promise.is_none());
+        self.load.step = work.planned.header.step;
+        let outlet = match (&mut self.outlets.rescue, planned) {
+            (Some(rescue), Planned::Elsewhere) => rescue,
+            (None, _) | (Some(_), Planned::Here) => &mut self.outlets.main,
+        };
+        outlet.tell(Notice::Work(work));
+    }
+
+    /// Forgets a step that is over for every machine.
+    fn forget(&mut self, step: u64) {
+        // Trainer and server end a step on the same watermark, but each in its own time.
+        let served = self.server.as_ref().is_some_and(|it| it.holds(step));
+        let trained = self.trainer.as_ref().is_some_and(|it| it.runs(step));
+        if !served && !trained {
+            self.shared.steps.remove(&step);
+        }
+    }
+
+    /// Tells every thread that computes.
+    fn tell_all(&mut self, notice: impl Fn() -> Notice) {
+        self.tell(notice());
+        if let Some(rescue) = &mut self.outlets.rescue {
+            rescue.tell(notice());
         }
     }
 
     /// Tells the thread that computes.
-    pub(super) fn tell(&self, notice: Notice) {
-        // A receiver that is gone belongs to a process that ends.
-        drop(self.outlets.main.send(notice));
+    pub(super) fn tell(&mut self, notice: Notice) {
+        self.outlets.main.tell(notice);
     }
 
     /// Tells the controller.
     pub(super) fn say(&self, message: impl Into<proto::WorkerMessage>) {
-        if let Err(error) = self.control.sender.send(message) {
+        if let Err(error) = (self.control.sender)(message.into()) {
             tracing::debug!("the controller is not told: {error}");
         }
     }
 
     /// A process that can move nothing more: a dedicated server goes, and its work to others; a trainer's job cannot go on.
-    pub(super) fn give_up(&mut self) {
-        let Some(reason) = self.shared.broken.take() else { return };
+    pub(super) fn give_up(&mut self, reason: String) {
         match self.shared.me {
             Peer::Server(_) => self.tell(Notice::Lost(reason)),
             Peer::Trainer(_) => self.fail(reason, false),
@@ -169,11 +134,10 @@ impl Io {
 
     /// The job cannot go on: everybody is told by the conductor, or at least this process by itself.
     pub(super) fn fail(&mut self, reason: String, bad_input: bool) {
-        let ending = Ending::Failed { reason, bad_input };
         if self.conductor.is_none() && self.ended.is_none() {
-            self.shared.ring(Peer::CONDUCTOR, &Envelope::End(ending.clone()));
+            self.shared.tell_conductor(Said::Failed { reason: reason.clone(), bad_input });
         }
-        self.end(ending);
+        self.end(Ending::Failed { reason, bad_input });
     }
 
     /// No step follows: everybody here is told, and by the conductor's process the other workers.
@@ -183,13 +147,17 @@ impl Io {
         }
         if let Some(conductor) = &self.conductor {
             // Servers first: they have to know before a trainer leaves.
-            for peer in conductor.servers().into_iter().chain(self.shared.trainers()) {
-                self.shared.ring(peer, &Envelope::End(ending.clone()));
+            let peers: Vec<_> =
+                conductor.servers().into_iter().chain(self.shared.trainers()).collect();
+            let body = self.shared.compose(&Said::End(ending.clone()));
+            for peer in peers {
+                self.shared.tell(peer, &body);
+                self.told_end.insert(peer);
             }
         }
-        self.tell(Notice::End(ending.clone()));
-        if let Some(rescue) = &self.outlets.rescue {
-            drop(rescue.send(Notice::End(ending.clone())));
+        self.tell_all(|| Notice::End(ending.clone()));
+        if let Some(interrupt) = &self.outlets.interrupt {
+            interrupt.wake();
         }
         self.ended = Some(ending);
         self.retire();
@@ -198,13 +166,15 @@ impl Io {
     /// The job is over here: the machines go, so that nobody is called who may have left. What was
     /// published stays readable until the process ends.
     pub(super) fn retire(&mut self) {
-        if let Some(conductor) = self.conductor.take() {
-            for report in conductor.reports {
-                self.say(report);
-            }
-        }
+        self.conductor = None;
         self.trainer = None;
         self.server = None;
+        // What they gave is nobody's, but for what a person should read.
+        while let Some(output) = self.shared.outputs.take() {
+            if let Output::Report(report) = output {
+                self.say(*report);
+            }
+        }
         self.shared.results.clear();
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use cadre_control::proto;
 use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 
+use super::exchange::Exchange;
 use super::shared::Shared;
 
 /// Name of the region: no step has this number.
@@ -29,10 +30,10 @@ const ROW: u64 = 512;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Publishes what servers read of a trainer.
-pub(super) fn publish(shared: &mut Shared) {
+pub(super) fn publish(shared: &mut Shared<impl Exchange>) {
     match shared.provider.place().room(MOST as usize) {
         Ok(room) => shared.provider.publish(KEY, &room.share()),
-        Err(why) => shared.broken = Some(why.to_string()),
+        Err(why) => shared.broke(&why),
     }
 }
 
@@ -66,7 +67,7 @@ pub(super) struct Probing {
 
 impl Probing {
     /// Starts anew with these trainers, whose addresses are known.
-    pub(super) fn begin(&mut self, shared: &mut Shared, trainers: Vec<PeerId>) {
+    pub(super) fn begin(&mut self, shared: &mut Shared<impl Exchange>, trainers: Vec<PeerId>) {
         if self.current.is_some() || !self.done.is_empty() {
             return;
         }
@@ -83,11 +84,11 @@ impl Probing {
     /// The current pull ended. Out: the measures, with the last one.
     pub(super) fn pulled(
         &mut self,
-        shared: &mut Shared,
+        shared: &mut Shared<impl Exchange>,
         result: &Result<u64, PullError>,
     ) -> Option<proto::Probed> {
         let Pull { stage, peer, landing, bytes, began, .. } = self.current.take()?;
-        let took = began.elapsed();
+        let took = shared.clock.moment().saturating_duration_since(began);
         shared.provider.discard(landing);
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         match (stage, result) {
@@ -109,25 +110,25 @@ impl Probing {
         self.current.is_none().then(|| proto::Probed { probes: self.done.clone() })
     }
 
-    fn next(&mut self, shared: &mut Shared) {
+    fn next(&mut self, shared: &mut Shared<impl Exchange>) {
         if let Some(peer) = self.waiting.pop_front() {
             self.pull(shared, peer, Stage::Link);
         }
     }
 
-    fn pull(&mut self, shared: &mut Shared, peer: PeerId, stage: Stage) {
+    fn pull(&mut self, shared: &mut Shared<impl Exchange>, peer: PeerId, stage: Stage) {
         let bytes = if stage == Stage::Bandwidth { self.bytes } else { ROW };
         let landing = match shared.provider.land(bytes as usize) {
             Ok(landing) => landing,
-            Err(why) => return shared.broken = Some(why.to_string()),
+            Err(why) => return shared.broke(&why),
         };
-        let began = Instant::now();
+        let began = shared.clock.moment();
         let pieces = vec![Piece { remote: 0, local: 0, bytes }];
-        let id = shared.pull_region(peer, KEY, pieces, landing, began + DEADLINE);
+        let id = shared.pull_region(peer, KEY, pieces, landing, DEADLINE);
         self.current = Some(Pull { id, stage, peer, landing, bytes, began });
     }
 
-    fn tell(&mut self, shared: &Shared, peer: PeerId, mbps: u32) {
+    fn tell(&mut self, shared: &Shared<impl Exchange>, peer: PeerId, mbps: u32) {
         let (trainer, microseconds) = (u32::from(peer.index), self.microseconds);
         let path = shared.provider.path().to_owned();
         self.done.push(proto::Probe { trainer, mbps, microseconds, path });

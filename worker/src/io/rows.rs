@@ -14,17 +14,16 @@ use cadre_exchange::LandingId;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
-use cadre_protocol::{
-    At, End, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work,
-};
+use cadre_protocol::{At, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work};
+use cadre_step::lowering::{BackwardResult, Lists, Tensor};
+use cadre_step::phases::Direction;
+use cadre_step::planned::wire_bytes;
 
 use super::exchange::Exchange;
-use super::shared::{Shared, Side, result_key, rows_key};
+use super::output::{Output, Side};
+use super::shared::{Shared, result_key, rows_key};
 use crate::launch::{PhaseRows, Results};
-use crate::lowering::{BackwardResult, Lists, Tensor};
 use crate::memory::{Memory, Room};
-use crate::phases::Direction;
-use crate::planned::wire_bytes;
 
 /// A phase of which everything is here.
 #[derive(Debug)]
@@ -81,14 +80,6 @@ pub struct Rows {
     open: BTreeMap<At, Open>,
     /// Pulls of results from this process's own server.
     own: BTreeMap<PullId, Arc<Results>>,
-    /// Whole phases for the main thread.
-    pub whole: Vec<Whole>,
-    /// Why the job cannot go on.
-    pub end: Option<End>,
-    /// A step's assignments could not be made.
-    pub failed: Option<cadre_planner::Error>,
-    /// Steps that are over here.
-    pub over: Vec<u64>,
 }
 
 impl Rows {
@@ -100,10 +91,6 @@ impl Rows {
             queued: VecDeque::new(),
             open: BTreeMap::new(),
             own: BTreeMap::new(),
-            whole: Vec::new(),
-            end: None,
-            failed: None,
-            over: Vec::new(),
         }
     }
 
@@ -112,17 +99,22 @@ impl Rows {
         self.machine.next_deadline()
     }
 
+    /// Whether a step runs here.
+    pub fn runs(&self, step: u64) -> bool {
+        self.machine.runs(step)
+    }
+
     /// Takes rows of a phase; they go out as soon as the window allows.
-    pub fn submit(&mut self, shared: &mut Shared, at: At, rows: PhaseRows) {
+    pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {
         self.queued.push_back((at, rows));
         self.announce(shared);
     }
 
-    fn announce(&mut self, shared: &mut Shared) {
+    fn announce(&mut self, shared: &mut Shared<impl Exchange>) {
         while self.machine.may_submit() {
             let Some((at, rows)) = self.queued.pop_front() else { return };
             if let Err(why) = self.reserve(shared, at) {
-                return shared.broken = Some(why.to_string());
+                return shared.broke(&why);
             }
             publish(shared, at, rows);
             self.handle(shared, Event::Submitted(at));
@@ -130,7 +122,7 @@ impl Rows {
     }
 
     /// Reserves the landing of a phase's results.
-    fn reserve(&mut self, shared: &mut Shared, at: At) -> Result<(), device::Error> {
+    fn reserve(&mut self, shared: &mut Shared<impl Exchange>, at: At) -> Result<(), device::Error> {
         let running = shared.steps.get(&at.step).expect("a step runs while it is submitted to");
         let planned = Arc::clone(&running.planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -154,12 +146,12 @@ impl Rows {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared, pull: PullId, result: PullResult) {
+    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, result: PullResult) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
     /// Runs the machine on an event and does what it commands.
-    pub fn handle(&mut self, shared: &mut Shared, event: Event) {
+    pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
         let mut commands = Vec::new();
         self.machine.handle(shared.now(), event, &mut commands);
         for command in commands {
@@ -168,7 +160,7 @@ impl Rows {
         self.announce(shared);
     }
 
-    fn obey(&mut self, shared: &mut Shared, command: Command) {
+    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
         tracing::trace!("trainer side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
@@ -178,7 +170,7 @@ impl Rows {
                 } else {
                     let pulled = self.pull(shared, pull, (peer, deadline), at, work);
                     if let Err(why) = pulled {
-                        shared.broken = Some(why.to_string());
+                        shared.broke(&why);
                     }
                 }
             }
@@ -194,22 +186,22 @@ impl Rows {
             }
             Command::Complete(at) => self.complete(shared, at),
             Command::Release(at) => release(shared, at),
-            Command::StepOver(step) => self.over.push(step),
+            Command::StepOver(step) => shared.outputs.put(Output::Over(step)),
             Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
                 Ok(Some(table)) => self.round(shared, table),
                 Ok(None) => {}
-                Err(error) => self.failed = Some(error),
+                Err(error) => shared.outputs.put(Output::Unplaceable(error)),
             },
             Command::Close(peer) => shared.close(peer),
-            Command::End(end) => self.end = Some(end),
+            Command::End(end) => shared.outputs.put(Output::End(Side::Trainer, end)),
         }
     }
 
-    fn round(&mut self, shared: &mut Shared, table: RoundTable) {
+    fn round(&mut self, shared: &mut Shared<impl Exchange>, table: RoundTable) {
         self.handle(shared, Event::Round(Arc::new(table)));
     }
 
-    fn pull_own(&mut self, shared: &mut Shared, pull: PullId, at: At, work: Work) {
+    fn pull_own(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, at: At, work: Work) {
         let result = match shared.results.get(&(at, work)) {
             Some(results) => {
                 self.own.insert(pull, Arc::clone(results));
@@ -217,12 +209,12 @@ impl Rows {
             }
             None => Err(cadre_protocol::PullFailure::Gone),
         };
-        shared.ended.push_back((Side::Trainer, pull, result));
+        shared.ended(Side::Trainer, pull, result);
     }
 
     fn pull(
         &mut self,
-        shared: &mut Shared,
+        shared: &mut Shared<impl Exchange>,
         pull: PullId,
         (peer, deadline): (Peer, Nanos),
         at: At,
@@ -267,13 +259,10 @@ impl Rows {
         Ok(())
     }
 
-    fn complete(&mut self, shared: &mut Shared, at: At) {
+    fn complete(&mut self, shared: &mut Shared<impl Exchange>, at: At) {
         let Open { landing, own, makers } =
             self.open.remove(&at).expect("a phase completes once, while it is open");
         let provider = &mut shared.provider;
-        let take = |provider: &mut Exchange, landing| {
-            provider.take(landing).expect("no pull is outstanding on a whole phase")
-        };
         let landed = match landing {
             Landing::Forward { o, lse } => {
                 Landed::Forward { o: take(provider, o), lse: take(provider, lse) }
@@ -292,18 +281,24 @@ impl Rows {
                 Landed::Backward { dq, parts: kept }
             }
         };
-        self.whole.push(Whole { at, landed, own, makers });
+        let whole = Whole { at, landed, own, makers };
+        shared.outputs.put(Output::Whole(Box::new(whole)));
     }
 }
 
-fn publish(shared: &mut Shared, at: At, rows: PhaseRows) {
+/// The memory of a landing of a whole phase.
+fn take(provider: &mut impl Exchange, landing: LandingId) -> Room {
+    provider.take(landing).expect("no pull is outstanding on a whole phase")
+}
+
+fn publish(shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {
     for (tensor, memory) in tensors(&rows) {
         shared.provider.publish(rows_key(at, tensor), memory);
     }
     shared.rows.insert(at, rows);
 }
 
-fn release(shared: &mut Shared, at: At) {
+fn release(shared: &mut Shared<impl Exchange>, at: At) {
     if let Some(rows) = shared.rows.remove(&at) {
         for (tensor, _) in tensors(&rows) {
             shared.provider.withdraw(rows_key(at, tensor));

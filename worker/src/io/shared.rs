@@ -5,38 +5,40 @@
 //! provider's. A machine's pull may be several of the provider's, one a tensor: it ends when the last
 //! of them has, with the first failure.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId as WirePull, RegionKey, Role};
+use cadre_exchange::{
+    LandingId, MAX_PIECES, PeerId, Piece, PullError, PullId as WirePull, RegionKey, Role,
+};
 use cadre_planner::Assignment;
 use cadre_protocol::{
-    At, Fillers, Message, Nanos, Peer, PullFailure, PullId, PullResult, Round, RoundTable,
-    ServerId, TrainerId, Work, alive,
+    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullFailure, PullId, PullResult,
+    Round, RoundTable, ServerId, TrainerId, Work, alive,
 };
+use cadre_step::envelope::Envelope;
+use cadre_step::lowering::Tensor;
+use cadre_step::planned::PlannedStep;
+use cadre_step::words::Life;
 
-use super::envelope::Envelope;
+use super::clock::Clock;
 use super::exchange::Exchange;
+use super::output::{Output, Outputs, Side};
+use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
-use crate::lowering::Tensor;
-use crate::planned::PlannedStep;
 use crate::trace::{Activity, Tracer};
 
-/// A machine of this process.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Side {
-    /// The trainer's.
-    Trainer,
-    /// The server's.
-    Server,
-}
+/// Pulls that the provider refuses in a row, some 20 ms apart, before this process gives up.
+const MAX_REFUSED: u32 = 1000;
 
 /// A pull of a machine, in the provider's hands.
 #[derive(Debug)]
 struct Group {
     side: Side,
     pull: PullId,
+    from: Peer,
     left: usize,
     /// Of them, those that the device does not copy yet.
     waiting: usize,
@@ -51,13 +53,15 @@ struct Group {
 pub struct Running {
     /// The step.
     pub planned: Arc<PlannedStep>,
-    rounds: Vec<Vec<Assignment>>,
+    rounds: AssignedRounds<Vec<Assignment>>,
 }
 
 /// See the module.
-pub struct Shared {
+pub struct Shared<P> {
     /// Moves bytes.
-    pub provider: Exchange,
+    pub provider: P,
+    /// What time it is.
+    pub clock: Clock,
     /// Who this process is.
     pub me: Peer,
     /// Steps that have begun and are not over.
@@ -66,59 +70,58 @@ pub struct Shared {
     pub rows: BTreeMap<At, PhaseRows>,
     /// Results of this process, until they are freed.
     pub results: BTreeMap<(At, Work), Arc<Results>>,
-    /// Messages between machines of this process.
-    pub local: VecDeque<Message>,
-    /// What this process tells the conductor that lives in it.
-    pub to_conductor: VecDeque<Envelope>,
-    /// Pulls whose copies the device has begun, all of them.
-    pub begun: VecDeque<(Side, PullId)>,
-    /// Pulls that ended without the provider.
-    pub ended: VecDeque<(Side, PullId, PullResult)>,
+    /// What the sides give to each other, and to other threads.
+    pub outputs: Outputs,
+    /// What is said until it is heard.
+    pub telling: Telling,
     /// Bytes that the server side has pulled from other processes.
     pub bytes_pulled: u64,
-    /// Why this process can move nothing more.
-    pub broken: Option<String>,
     /// Time spans.
     pub tracer: Tracer,
-    epoch: Instant,
     addresses: BTreeMap<Peer, (PeerId, String)>,
     pulls: BTreeMap<WirePull, u64>,
     groups: BTreeMap<u64, Group>,
     next_group: u64,
+    /// Pulls that were refused, none between them that went well.
+    refused: u32,
 }
 
-impl Shared {
+/// Another number for each life of a process in a job.
+fn life() -> Life {
+    // The standard library's keys are of the system's randomness, and counted up within a process.
+    Life(RandomState::new().build_hasher().finish())
+}
+
+impl<P: Exchange> Shared<P> {
     /// Of process `me`.
-    pub fn new(me: Peer, provider: Exchange, tracer: Tracer) -> Self {
+    pub fn new(me: Peer, (provider, clock): (P, Clock), tracer: Tracer) -> Self {
         Self {
             provider,
+            clock,
             me,
             steps: BTreeMap::new(),
             rows: BTreeMap::new(),
             results: BTreeMap::new(),
-            local: VecDeque::new(),
-            to_conductor: VecDeque::new(),
-            begun: VecDeque::new(),
-            ended: VecDeque::new(),
+            outputs: Outputs::default(),
+            telling: Telling::new(life()),
             bytes_pulled: 0,
-            broken: None,
             tracer,
-            epoch: Instant::now(),
             addresses: BTreeMap::new(),
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),
             next_group: 0,
+            refused: 0,
         }
     }
 
     /// Protocol time.
     pub fn now(&self) -> Nanos {
-        Nanos(self.epoch.elapsed().as_nanos() as u64)
+        self.clock.now()
     }
 
-    /// The moment of a protocol time.
-    pub fn instant(&self, at: Nanos) -> Instant {
-        self.epoch + std::time::Duration::from_nanos(at.0)
+    /// How many rows of phases, results, steps and pulls are held: none between two steps, once everybody is done.
+    pub fn holdings(&self) -> [usize; 4] {
+        [self.rows.len(), self.results.len(), self.steps.len(), self.groups.len()]
     }
 
     /// Learns where a peer listens.
@@ -128,9 +131,14 @@ impl Shared {
         }
     }
 
-    /// The exchange's name of a peer.
-    fn id_of(&self, peer: Peer) -> Option<PeerId> {
+    /// The exchange's name of a peer, once it is known where it listens.
+    pub fn id_of(&self, peer: Peer) -> Option<PeerId> {
         self.addresses.get(&peer).map(|it| it.0)
+    }
+
+    /// Where a peer listens, once it is known.
+    pub fn address_of(&self, peer: Peer) -> Option<&str> {
+        self.addresses.get(&peer).map(|it| it.1.as_str())
     }
 
     /// All other trainers that are known.
@@ -140,21 +148,14 @@ impl Shared {
     }
 
     /// Sends to another process or to a machine of this one. What cannot be sent is lost, as on a
-    /// broken link: the machines say it again.
+    /// broken link: the machines say it again, also when a queue that was full has room again.
     pub fn send(&mut self, to: Peer, message: Message) {
         if to == self.me {
-            self.local.push_back(message);
-        } else {
-            self.ring(to, &Envelope::Protocol(message));
+            self.outputs.put(Output::Message(message));
+            return;
         }
-    }
-
-    /// Tells the conductor, in whichever process it lives.
-    pub fn tell_conductor(&mut self, envelope: Envelope) {
-        if self.me == Peer::CONDUCTOR {
-            self.to_conductor.push_back(envelope);
-        } else {
-            self.ring(Peer::CONDUCTOR, &envelope);
+        for message in parted(message) {
+            self.ring(to, &Envelope::Protocol(message));
         }
     }
 
@@ -181,7 +182,18 @@ impl Shared {
         }
     }
 
-    /// Starts a machine's pull of pieces of several regions.
+    /// A machine's pull ended; it is told when its turn comes.
+    pub fn ended(&mut self, side: Side, pull: PullId, result: PullResult) {
+        self.outputs.put(Output::Pulled(side, pull, result));
+    }
+
+    /// This process can move nothing more.
+    pub fn broke(&mut self, why: &impl ToString) {
+        self.outputs.put(Output::Broken(why.to_string()));
+    }
+
+    /// Starts a machine's pull of pieces of several regions. It ends as late when nothing has come from the peer for as long as it is
+    /// now until the deadline.
     pub fn pull(
         &mut self,
         (side, pull): (Side, PullId),
@@ -191,22 +203,29 @@ impl Shared {
     ) {
         let parts: Vec<_> = parts.into_iter().filter(|it| !it.1.is_empty()).collect();
         let Some((id, address)) = self.addresses.get(&from).cloned() else {
-            return self.ended.push_back((side, pull, Err(PullFailure::PeerFailed)));
+            return self.ended(side, pull, Err(PullFailure::PeerFailed));
         };
         if parts.is_empty() {
-            return self.ended.push_back((side, pull, Ok(from.incarnation())));
+            return self.ended(side, pull, Ok(from.incarnation()));
         }
         self.provider.connect(id, &address);
-        let (group, deadline) = (self.next_group, self.instant(deadline));
+        let patience = Duration::from_nanos(deadline.since(self.now()).0);
+        let group = self.next_group;
         self.next_group += 1;
-        let left = parts.len();
+        // Rows that lie apart, such as every eighth of a document, are many pieces.
+        let parts = parts.iter().flat_map(|(key, pieces, landing)| {
+            pieces.chunks(MAX_PIECES).map(|it| (*key, it.to_vec(), *landing))
+        });
+        let mut left = 0;
         for (key, pieces, landing) in parts {
-            let wire = self.provider.pull(id, key, pieces, landing, deadline);
+            let wire = self.provider.pull(id, key, pieces, landing, patience);
             self.pulls.insert(wire, group);
+            left += 1;
         }
         let (bytes, failure, incarnation) = (0, None, from.incarnation());
-        let (waiting, start) = (left, Instant::now());
-        let group_of = Group { side, pull, left, waiting, bytes, failure, incarnation, start };
+        let (waiting, start) = (left, self.clock.moment());
+        let group_of =
+            Group { side, pull, from, left, waiting, bytes, failure, incarnation, start };
         self.groups.insert(group, group_of);
     }
 
@@ -217,12 +236,12 @@ impl Shared {
         key: RegionKey,
         pieces: Vec<Piece>,
         landing: LandingId,
-        deadline: Instant,
+        patience: Duration,
     ) -> WirePull {
         if let Some((id, address)) = self.addresses.get(&peer_of(from)) {
             self.provider.connect(*id, address);
         }
-        self.provider.pull(from, key, pieces, landing, deadline)
+        self.provider.pull(from, key, pieces, landing, patience)
     }
 
     /// The provider says that the device copies for a pull; if it was the last of a machine's, all of that one is under way.
@@ -231,7 +250,7 @@ impl Shared {
         let group = self.groups.get_mut(id).expect("a group lives until its last pull ended");
         group.waiting -= 1;
         if group.waiting == 0 {
-            self.begun.push_back((group.side, group.pull));
+            self.outputs.put(Output::Begun(group.side, group.pull));
         }
     }
 
@@ -240,7 +259,10 @@ impl Shared {
         let Some(id) = self.pulls.remove(&wire) else { return };
         let group = self.groups.get_mut(&id).expect("a group lives until its last pull ended");
         match result {
-            Ok(bytes) => group.bytes += bytes,
+            Ok(bytes) => {
+                group.bytes += bytes;
+                self.refused = 0;
+            }
             Err(error) => {
                 tracing::debug!("a pull failed: {error}");
                 group.failure.get_or_insert(match error {
@@ -249,6 +271,12 @@ impl Shared {
                     PullError::Deadline => PullFailure::Deadline,
                     PullError::Cancelled => PullFailure::Cancelled,
                     PullError::Refused { reason } => {
+                        // A copy that cannot be called back is in the way for a while; what stays refused is a bug.
+                        self.refused += 1;
+                        if self.refused > MAX_REFUSED {
+                            let pull = format!("pulls from {} are refused: {reason}", group.from);
+                            self.outputs.put(Output::Broken(pull));
+                        }
                         tracing::error!("a pull was refused: {reason}");
                         PullFailure::Gone
                     }
@@ -261,29 +289,19 @@ impl Shared {
             if group.side == Side::Server {
                 self.bytes_pulled += group.bytes;
             }
+            let span = (group.start, self.clock.moment());
             self.tracer
-                .span("pull", Activity::Pull, group.start, || format!("{} bytes", group.bytes));
+                .span_between("pull", Activity::Pull, span, || format!("{} bytes", group.bytes));
             let result = group.failure.map_or(Ok(group.incarnation), Err);
-            self.ended.push_back((group.side, group.pull, result));
+            self.ended(group.side, group.pull, result);
         }
     }
 
     /// Takes a planned step; its bundles are where the header's fillers put them.
-    ///
-    /// # Errors
-    ///
-    /// A bundle that no filled slot can hold.
-    pub fn begin(&mut self, planned: Arc<PlannedStep>) -> Result<&Running, cadre_planner::Error> {
+    pub fn begin(&mut self, planned: Arc<PlannedStep>, first: Vec<Assignment>) {
         let step = planned.header.step;
-        let fillers: Fillers = planned
-            .header
-            .fillers
-            .iter()
-            .map(|it| it.as_ref().map(crate::planned::filler))
-            .collect();
-        let first = planned.assign(None, &alive(&fillers))?;
-        let running = self.steps.entry(step).or_insert(Running { planned, rounds: vec![first] });
-        Ok(running)
+        let rounds = AssignedRounds::new(first);
+        self.steps.entry(step).or_insert(Running { planned, rounds });
     }
 
     /// The table of the newest round of `tables`, which hold the fillers of rounds 1 and up.
@@ -296,23 +314,48 @@ impl Shared {
         step: u64,
         tables: &[Fillers],
     ) -> Result<Option<RoundTable>, cadre_planner::Error> {
-        let Some(running) = self.steps.get_mut(&step) else { return Ok(None) };
-        while running.rounds.len() <= tables.len() {
-            let fillers = &tables[running.rounds.len() - 1];
-            let current = running.rounds.last().expect("round 0 is always there");
-            let next = running.planned.assign(Some(current), &alive(fillers))?;
-            running.rounds.push(next);
-        }
+        let Some(Running { planned, rounds }) = self.steps.get_mut(&step) else { return Ok(None) };
+        let assigned = rounds.after(tables, |before, fillers| {
+            planned.assign(Some(before.as_slice()), &alive(fillers))
+        })?;
         let newest = tables.last().cloned().unwrap_or_default();
         let round = Round(tables.len() as u32);
-        Ok(Some(running.planned.table(round, newest, &running.rounds[tables.len()])))
+        Ok(Some(planned.table(round, newest, assigned)))
     }
 }
 
-impl Running {
-    /// The assignments of round 0.
-    pub fn first(&self) -> &[Assignment] {
-        &self.rounds[0]
+/// Most works that one message names: it fits a message of the exchange, whatever their numbers.
+const MAX_NAMED_WORKS: usize = 1 << 14;
+
+/// A message as several that say the same where it names more works than fit one. Works come before what they ride on, so that
+/// acknowledgements are no later than in one piece.
+fn parted(message: Message) -> Vec<Message> {
+    match message {
+        Message::Finished { at, works } if works.len() > MAX_NAMED_WORKS => works
+            .chunks(MAX_NAMED_WORKS)
+            .map(|it| Message::Finished { at, works: it.to_vec() })
+            .collect(),
+        Message::Ack { acks } if acks.works.len() > MAX_NAMED_WORKS => {
+            let Acks { through, works } = acks;
+            let chunks = works.chunks(MAX_NAMED_WORKS);
+            chunks.map(|it| Message::Ack { acks: Acks { through, works: it.to_vec() } }).collect()
+        }
+        Message::Doorbell { at, round, acks, digest } if acks.works.len() > MAX_NAMED_WORKS => {
+            let bare = Acks { through: acks.through, works: Vec::new() };
+            let mut all = parted(Message::Ack { acks });
+            all.push(Message::Doorbell { at, round, acks: bare, digest });
+            all
+        }
+        message @ (Message::Doorbell { .. }
+        | Message::Finished { .. }
+        | Message::Ack { .. }
+        | Message::PhaseDone { .. }
+        | Message::Watermark { .. }
+        | Message::Round { .. }
+        | Message::Heartbeat(_)
+        | Message::Pulse { .. }
+        | Message::Suspect { .. }
+        | Message::Leave { .. }) => vec![message],
     }
 }
 
@@ -331,5 +374,52 @@ pub fn peer_of(id: PeerId) -> Peer {
     match id.role {
         Role::Trainer => Peer::Trainer(TrainerId(id.index)),
         Role::Server => Peer::Server(ServerId { index: id.index, incarnation: id.incarnation }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::wildcard_enum_match_arm, reason = "tests pick one out of many")]
+mod tests {
+    use cadre_exchange::MAX_MESSAGE_BYTES;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn works(message: &Message) -> Vec<Work> {
+        match message {
+            Message::Finished { works, .. } => works.clone(),
+            Message::Ack { acks } | Message::Doorbell { acks, .. } => {
+                acks.works.iter().map(|it| it.1).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_outgrows_the_exchange_and_all_works_are_named_once_in_order(
+            count in 0..400_000_u32
+        ) {
+            let at = At::new(u64::MAX, u32::MAX);
+            // The longest numbers there are.
+            let named: Vec<_> = (0..count).map(|it| Work(u32::MAX - it)).collect();
+            let acks = Acks { through: Some(at), works: named.iter().map(|it| (at, *it)).collect() };
+            let (round, digest) = (Round(u32::MAX), u64::MAX);
+            for message in [
+                Message::Finished { at, works: named.clone() },
+                Message::Ack { acks: acks.clone() },
+                Message::Doorbell { at, round, acks: acks.clone(), digest },
+            ] {
+                let last = std::mem::discriminant(&message);
+                let parts = parted(message);
+                prop_assert_eq!(std::mem::discriminant(parts.last().unwrap()), last);
+                let all: Vec<_> = parts.iter().flat_map(works).collect();
+                prop_assert_eq!(&all, &named);
+                for part in parts {
+                    let bytes = postcard::to_stdvec(&Envelope::Protocol(part)).unwrap();
+                    prop_assert!(bytes.len() <= MAX_MESSAGE_BYTES);
+                }
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The server's side of the IO thread, dedicated or in place: rows come in, works go to the threads that
 //! compute, results are published.
 //!
-//! In: events of the exchange, finished works. Out: works that can run ([`Tasks::ready`]). It runs no
+//! In: events of the exchange, finished works. Out: works that can run ([`Output::Ready`]). It runs no
 //! kernel; the only bytes it copies itself are the own trainer's, into the landing of a bundle that also
 //! has rows from elsewhere.
 //!
@@ -21,19 +21,21 @@ use cadre_exchange::LandingId;
 use cadre_planner::BundleId;
 use cadre_protocol::server::{Command, Event, Host, Server};
 use cadre_protocol::{
-    At, End, Filler, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId,
+    At, Filler, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId,
     Work as WorkId,
 };
+use cadre_step::envelope::{Said, ServerStep};
+use cadre_step::lowering::Tensor;
+use cadre_step::phases::Direction;
+use cadre_step::planned::{PlannedStep, filler};
 
 use super::early::Early;
-use super::envelope::{Envelope, ServerStep};
+use super::exchange::Exchange;
 use super::gather;
-use super::shared::{Shared, Side, result_key, rows_key};
+use super::output::{Output, Side};
+use super::shared::{Shared, result_key, rows_key};
 use crate::launch::{BundleRows, Done, Promise, Results, Work};
-use crate::lowering::Tensor;
 use crate::memory::Memory;
-use crate::phases::Direction;
-use crate::planned::{PlannedStep, filler};
 
 /// Rows of one bundle in one phase.
 #[derive(Debug, Default)]
@@ -62,18 +64,6 @@ pub struct Tasks {
     held: BTreeMap<(At, BundleId), Held>,
     pulls: BTreeMap<PullId, (At, BundleId)>,
     tallies: BTreeMap<u64, Tally>,
-    /// Works for the threads that compute: those planned for this server, and those moved to it.
-    pub ready: Vec<(Work, Planned)>,
-    /// Works that went out early and count since.
-    pub kept: u32,
-    /// Up to here nothing is wanted any more.
-    pub cancelled: Option<At>,
-    /// Why nothing more comes from this side.
-    pub end: Option<End>,
-    /// A step's assignments could not be made.
-    pub failed: Option<cadre_planner::Error>,
-    /// Steps that are over here.
-    pub over: Vec<u64>,
 }
 
 /// Whether a work was planned for the server that runs it.
@@ -94,12 +84,6 @@ impl Tasks {
             held: BTreeMap::new(),
             pulls: BTreeMap::new(),
             tallies: BTreeMap::new(),
-            ready: Vec::new(),
-            kept: 0,
-            cancelled: None,
-            end: None,
-            failed: None,
-            over: Vec::new(),
         }
     }
 
@@ -110,7 +94,12 @@ impl Tasks {
 
     /// Whether nothing is left to do.
     pub fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.pulls.is_empty()
+        self.held.values().all(|it| it.parcels == 0) && self.pulls.is_empty()
+    }
+
+    /// Whether every trainer has all results up to a phase.
+    pub fn passed(&self, at: At) -> bool {
+        self.machine.passed(at)
     }
 
     /// Whether anything of a step is held here.
@@ -119,12 +108,12 @@ impl Tasks {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared, pull: PullId, result: PullResult) {
+    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, result: PullResult) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
     /// A work ran: its results are for its readers now.
-    pub fn ran(&mut self, shared: &mut Shared, done: Done) {
+    pub fn ran(&mut self, shared: &mut Shared<impl Exchange>, done: Done) {
         let Done { work, results, busy } = done;
         let (at, id) =
             (At { step: work.planned.header.step, phase: work.phase }, WorkId(work.work));
@@ -143,21 +132,36 @@ impl Tasks {
     }
 
     /// A work was dropped because nobody wants it any more.
-    pub fn dropped(&mut self, shared: &mut Shared, work: &Work) {
+    pub fn dropped(&mut self, shared: &mut Shared<impl Exchange>, work: &Work) {
         let at = At { step: work.planned.header.step, phase: work.phase };
         self.handle(shared, Event::Ran { at, works: vec![WorkId(work.work)] });
     }
 
     /// Runs the machine on an event and does what it commands.
-    pub fn handle(&mut self, shared: &mut Shared, event: Event) {
+    pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
         let mut commands = Vec::new();
+        let before = self.machine.watermark();
         self.machine.handle(shared.now(), event, &mut commands);
+        if self.machine.watermark() > before {
+            self.sweep(shared);
+        }
         for command in commands {
             self.obey(shared, command);
         }
     }
 
-    fn obey(&mut self, shared: &mut Shared, command: Command) {
+    /// Lets landings go that were kept for pulls which are not tried again.
+    fn sweep(&mut self, shared: &mut Shared<impl Exchange>) {
+        let passed = self.machine.watermark();
+        let over = |it: &(&(At, BundleId), &Held)| passed >= Some(it.0.0) && it.1.parcels == 0;
+        for key in self.held.iter().filter(over).map(|it| *it.0).collect::<Vec<_>>() {
+            if let Some(landing) = self.held.remove(&key).and_then(|it| it.landing) {
+                shared.provider.discard(landing);
+            }
+        }
+    }
+
+    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
         tracing::trace!("server side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
@@ -170,11 +174,11 @@ impl Tasks {
             Command::Discard { pull } => {
                 if let Some((at, bundle)) = self.pulls.remove(&pull) {
                     self.spoil((at, bundle), pull);
-                    self.let_go(shared, at, bundle);
+                    self.brought_nothing(shared, at, bundle);
                 }
             }
             Command::Ready { at, work } => self.make_ready(shared, at, work),
-            Command::Cancel(at) => self.cancelled = self.cancelled.max(Some(at)),
+            Command::Cancel(at) => shared.outputs.put(Output::Cancelled(at)),
             Command::FreeInput { at, parcel } => {
                 let planned = &shared.steps[&at.step].planned;
                 let (nano, direction) = planned.nano_of(at.phase);
@@ -186,16 +190,16 @@ impl Tasks {
             Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
                 Ok(Some(table)) => self.handle(shared, Event::Round(Arc::new(table))),
                 Ok(None) => {}
-                Err(error) => self.failed = Some(error),
+                Err(error) => shared.outputs.put(Output::Unplaceable(error)),
             },
             Command::Close(peer) => shared.close(peer),
-            Command::End(end) => self.end = Some(end),
+            Command::End(end) => shared.outputs.put(Output::End(Side::Server, end)),
         }
     }
 
     fn pull(
         &mut self,
-        shared: &mut Shared,
+        shared: &mut Shared<impl Exchange>,
         pull: PullId,
         (from, deadline): (TrainerId, Nanos),
         at: At,
@@ -213,7 +217,7 @@ impl Tasks {
                 held.early.begin(pull);
             }
             let result = if here { Ok(shared.me.incarnation()) } else { Err(PullFailure::Gone) };
-            return shared.ended.push_back((Side::Server, pull, result));
+            return shared.ended(Side::Server, pull, result);
         }
         let landed = held
             .landing
@@ -221,8 +225,8 @@ impl Tasks {
         let landing = match landed {
             Ok(landing) => landing,
             Err(why) => {
-                shared.broken = Some(why.to_string());
-                return shared.ended.push_back((Side::Server, pull, Err(PullFailure::Gone)));
+                shared.broke(&why);
+                return shared.ended(Side::Server, pull, Err(PullFailure::Gone));
             }
         };
         held.landing = Some(landing);
@@ -233,8 +237,17 @@ impl Tasks {
         shared.pull((Side::Server, pull), Peer::Trainer(from), parts.collect(), deadline);
     }
 
+    /// A pull of a bundle failed. The machine tries it again unless the phase is passed: until then what has landed stays.
+    fn brought_nothing(&mut self, shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId) {
+        let again = self.machine.watermark() < Some(at) && shared.provider.resumes();
+        match self.held.get_mut(&(at, bundle)) {
+            Some(held) if again => held.parcels -= 1,
+            Some(_) | None => self.let_go(shared, at, bundle),
+        }
+    }
+
     /// One parcel of a bundle is needed no more.
-    fn let_go(&mut self, shared: &mut Shared, at: At, bundle: BundleId) {
+    fn let_go(&mut self, shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId) {
         let Some(held) = self.held.get_mut(&(at, bundle)) else { return };
         held.parcels -= 1;
         if held.parcels == 0 {
@@ -246,7 +259,7 @@ impl Tasks {
     }
 
     /// All copies of a pull are under way: if it was the last of its bundle's, works can be put behind them.
-    pub fn begun(&mut self, shared: &mut Shared, pull: PullId) {
+    pub fn begun(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId) {
         let Some(&(at, bundle)) = self.pulls.get(&pull) else { return };
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -259,14 +272,14 @@ impl Tasks {
         match gather::early(shared, &planned, at, bundle, landing) {
             Ok(Some(rows)) => held.rows = Some(rows),
             Ok(None) => return,
-            Err(why) => return shared.broken = Some(why.to_string()),
+            Err(why) => return shared.broke(&why),
         }
         let works: Vec<_> = match direction {
             Direction::Forward => nano.plan.bundles()[bundle.0 as usize].tasks.clone().collect(),
             Direction::Backward => vec![bundle.0],
         };
         for (work, promise) in held.early.go(works.into_iter().map(WorkId)) {
-            self.hand_out(&planned, at, work, Some(promise));
+            self.hand_out(shared, (&planned, at), work, Some(promise));
         }
     }
 
@@ -281,7 +294,7 @@ impl Tasks {
         }
     }
 
-    fn make_ready(&mut self, shared: &mut Shared, at: At, work: WorkId) {
+    fn make_ready(&mut self, shared: &mut Shared<impl Exchange>, at: At, work: WorkId) {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let bundle = planned.bundle_of(at.phase, work.0);
         let held = self.held.get_mut(&(at, bundle)).expect("a ready work has its parcels");
@@ -293,20 +306,20 @@ impl Tasks {
             (Some(_), None) => {}
             (None, landing) => match gather::gather(shared, &planned, at, bundle, landing) {
                 Ok(rows) => held.rows = Some(rows),
-                Err(why) => return shared.broken = Some(why.to_string()),
+                Err(why) => return shared.broke(&why),
             },
         }
         if held.early.keep(work) {
-            self.kept += 1;
+            shared.outputs.put(Output::Kept);
         } else {
-            self.hand_out(&planned, at, work, None);
+            self.hand_out(shared, (&planned, at), work, None);
         }
     }
 
     fn hand_out(
-        &mut self,
-        planned: &Arc<PlannedStep>,
-        at: At,
+        &self,
+        shared: &mut Shared<impl Exchange>,
+        (planned, at): (&Arc<PlannedStep>, At),
         work: WorkId,
         promise: Option<Promise>,
     ) {
@@ -321,28 +334,39 @@ impl Tasks {
         };
         let home = if member == Some(mine) { Planned::Here } else { Planned::Elsewhere };
         let (planned, phase) = (Arc::clone(planned), at.phase);
-        self.ready.push((Work { planned, phase, work: work.0, rows, promise }, home));
+        let work = Box::new(Work { planned, phase, work: work.0, rows, promise });
+        shared.outputs.put(Output::Ready(work, home));
     }
 
-    fn tally(&mut self, shared: &Shared, step: u64) -> &mut Tally {
+    /// Bytes of rows and results that this server holds.
+    pub fn memory(&self, shared: &Shared<impl Exchange>) -> u64 {
+        let here = self.held.iter().filter(|it| it.1.landing.is_some() || it.1.rows.is_some());
+        let rows = here.filter_map(|(&(at, bundle), _)| {
+            let (nano, direction) = shared.steps.get(&at.step)?.planned.nano_of(at.phase);
+            Some(nano.lists.inputs(bundle, direction).bytes as u64)
+        });
+        let results = shared.results.values().flat_map(|it| named(it));
+        rows.sum::<u64>() + results.map(|it| it.1.len_bytes()).sum::<u64>()
+    }
+
+    fn tally(&mut self, shared: &Shared<impl Exchange>, step: u64) -> &mut Tally {
         let bytes_before = shared.bytes_pulled;
         self.tallies.entry(step).or_insert(Tally { bytes_before, ..Tally::default() })
     }
 
     /// Opens the account of a step.
-    pub fn begin(&mut self, shared: &Shared, step: u64) {
+    pub fn begin(&mut self, shared: &Shared<impl Exchange>, step: u64) {
         self.tally(shared, step);
     }
 
-    fn step_over(&mut self, shared: &mut Shared, step: u64) {
-        self.over.push(step);
+    fn step_over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
         shared.tracer.flush();
-        let Some(Tally { tasks, busy_seconds, bytes_before }) = self.tallies.remove(&step) else {
-            return;
-        };
+        let tally = self.tallies.remove(&step);
+        shared.outputs.put(Output::Over(step));
+        let Some(Tally { tasks, busy_seconds, bytes_before }) = tally else { return };
         let bytes_pulled = shared.bytes_pulled - bytes_before;
         let done = ServerStep { step, tasks, busy_seconds, bytes_pulled };
-        shared.tell_conductor(Envelope::ServerStep(done));
+        shared.tell_conductor(Said::ServerStep(done));
     }
 }
 
@@ -356,7 +380,7 @@ pub fn named(results: &Results) -> Vec<(Tensor, &Memory)> {
     }
 }
 
-fn free_result(shared: &mut Shared, at: At, work: WorkId) {
+fn free_result(shared: &mut Shared<impl Exchange>, at: At, work: WorkId) {
     if let Some(results) = shared.results.remove(&(at, work)) {
         for (tensor, _) in named(&results) {
             shared.provider.withdraw(result_key(at, tensor, work));

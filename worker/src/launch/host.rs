@@ -14,11 +14,11 @@ use cadre_kernels::{
     Backward, BackwardRows, Engine, EngineError, Forward, Rows, RowsMut, key_tiles, wire as convert,
 };
 use cadre_planner::BundleId;
+use cadre_step::planned::wire_bytes;
 
 use super::view::{Part, View, task_of, tasks_of};
 use super::{Results, Work};
 use crate::memory::Memory;
-use crate::planned::wire_bytes;
 
 fn rows_mut(buffer: &mut Buffer, wire: Wire) -> RowsMut<'_> {
     match wire {

@@ -25,9 +25,10 @@ use cadre_protocol::Phase;
 pub use self::flight::Flight;
 pub use self::promise::{Promise, Word};
 pub use self::resident::Resident;
+use cadre_step::phases::Direction;
+use cadre_step::planned::PlannedStep;
+
 use crate::memory::Memory;
-use crate::phases::Direction;
-use crate::planned::PlannedStep;
 
 /// One trainer's rows of one phase, as peers may read them.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ pub struct PhaseRows {
 /// All rows of one bundle in one place.
 #[derive(Clone, Debug)]
 pub enum BundleRows {
-    /// In a landing, laid out as [`crate::lowering::Areas`] says.
+    /// In a landing, laid out as [`cadre_step::lowering::Areas`] says.
     Landed(Memory),
     /// In the trainer's own rows, where the keys and the rows of each task are one piece: nothing was copied.
     Home(PhaseRows),

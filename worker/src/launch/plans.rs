@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use cadre_kernels::device::{BackwardPlan, ForwardPlan};
+use cadre_step::phases::Direction;
 
 use super::{BundleRows, Work};
-use crate::phases::Direction;
 
 /// Which launch.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]

@@ -23,12 +23,12 @@ use cadre_kernels::device::{
     Scratch, Shape, Stream, TaskRows,
 };
 use cadre_planner::BundleId;
+use cadre_step::phases::Direction;
 
 use super::plans::{Key, Made, Plan, Plans, Slices};
 use super::view::{Part, View, task_of, tasks_of};
 use super::{Flight, Results, Work};
 use crate::memory::{Memory, Place};
-use crate::phases::Direction;
 
 /// See the module.
 #[derive(Debug)]

@@ -10,11 +10,11 @@ use std::ops::Range;
 use cadre_crds::Wire;
 use cadre_kernels::{Heads, Mask};
 use cadre_planner::{BundleId, Task};
+use cadre_step::phases::Direction;
+use cadre_step::planned::{NanoPlan, wire_bytes};
 
 use super::{BundleRows, Work};
 use crate::memory::Memory;
-use crate::phases::Direction;
-use crate::planned::{NanoPlan, wire_bytes};
 
 /// A bundle's rows as the kernels want them.
 pub(super) struct View<'a> {

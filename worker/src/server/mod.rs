@@ -14,7 +14,6 @@
 //! is left here. While the controller is away it serves until it is killed, as after any failure.
 
 use std::process::ExitCode;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,12 +23,14 @@ use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::ServerId;
 use cadre_protocol::server::Host;
 
-use crate::attach::{Attached, Contract, attach, protocol_settings};
+use crate::attach::{Attached, Contract, Joined, Joining, attach, control, protocol_settings};
 use crate::compute::Compute;
-use crate::io::exchange;
+use crate::io::clock::Clock;
+use crate::io::exchange::{self, Exchange, Opened};
+use crate::io::queues::notices;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
-use crate::io::{After, Io, Outlets, Request};
+use crate::io::{After, Outlets, Request, start};
 use crate::launch::Resident;
 use crate::process::{Termination, last_words};
 
@@ -75,7 +76,8 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
             }
         };
         let using = (&engine, args.exchange);
-        let attached = match attach(&contract, using, args.memory_mib << 20, "") {
+        let joining = Joining { memory: args.memory_mib << 20, ..Joining::default() };
+        let attached = match attach(&contract, using, &joining) {
             Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
             attached => attached?,
         };
@@ -100,31 +102,40 @@ fn serve(
     attached: Attached,
     termination: &Termination,
 ) -> anyhow::Result<After> {
-    let Attached { provider, control, settings, tracer, conductor } = attached;
+    let Attached { provider, joined } = attached;
+    match provider {
+        Opened::Tcp(it) => serve_over(*it, (engine, memory), contract, joined, termination),
+        Opened::Node(it) => serve_over(*it, (engine, memory), contract, joined, termination),
+    }
+}
+
+fn serve_over<P: Exchange + Send + 'static>(
+    provider: P,
+    (engine, memory): (Engine, u64),
+    contract: &Contract,
+    joined: Joined,
+    termination: &Termination,
+) -> anyhow::Result<After> {
+    let Joined { greeter: _, sender, receiver, settings, tracer, conductor } = joined;
     let me = contract.me;
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
     let resident = Resident::new(&engine, provider.place()).context("the GPU of this server")?;
-    let mut shared = Shared::new(peer_of(me), provider, tracer.clone());
+    let mut shared = Shared::new(peer_of(me), (provider, Clock::system()), tracer.clone());
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
     }
     let id = ServerId { index: me.index, incarnation: me.incarnation };
     let protocol = protocol_settings(&settings);
     let tasks = Tasks::new(Host::Dedicated(id), memory, protocol, shared.now());
-    let (main, notices) = channel();
-    let outlets = Outlets { main, rescue: None };
-    let sender = control.sender.clone();
-    let (io, handle) = Io::new(shared, (None, Some(tasks), None), control, outlets)
-        .context("cannot start the planning thread")?;
-    let io = std::thread::Builder::new()
-        .name("io".into())
-        .spawn(move || io.run())
-        .context("cannot start the io thread")?;
+    let (main, told) = notices(shared.provider.waker());
+    let outlets = Outlets { main, rescue: None, interrupt: None };
+    let control = control(&sender, receiver);
+    let (io, handle) = start(shared, (None, Some(tasks), None), control, outlets)
+        .context("cannot start the threads that plan and serve")?;
     let asked = handle.clone();
     termination.set(move || asked.send(Request::Terminate));
-    let served =
-        Compute::new((engine, resident), "compute", handle.clone(), tracer).serve(&notices);
+    let served = Compute::new((engine, resident), "compute", handle.clone(), tracer).serve(&told);
     termination.clear();
     handle.send(Request::Leave);
     let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };

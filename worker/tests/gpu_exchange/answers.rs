@@ -2,18 +2,18 @@
 //!
 //! In: a [`Case`]. Out: one answer for a promise that is kept, none for one that is broken or refused.
 
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{Provider as _, Tcp};
 use cadre_kernels::device::{Gpu, Rooms};
 use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::At;
+use cadre_step::phases::Direction;
 use cadre_worker::compute::{Compute, Progress};
 use cadre_worker::io::{Handle, Request};
 use cadre_worker::launch::{Promise, Resident, Word, Work};
 use cadre_worker::memory::Place;
-use cadre_worker::phases::Direction;
 use cadre_worker::trace::Tracer;
 
 use super::case::{Case, promised};
@@ -54,8 +54,7 @@ fn answers() {
     let place = Place::on_gpu(&Rooms::new(&gpu, 1 << 20)).expect("a stream");
     let resident = Resident::new(&engine, &place).expect("streams");
     let links = Tcp::open(links(READER)).expect("loopback listens");
-    let (sender, requests) = channel();
-    let handle = Handle::new(sender, links.waker());
+    let (handle, requests) = Handle::channel(links.waker());
     let mut compute = Compute::new((engine, resident), "test", handle, Tracer::off());
     let case = Case::new();
     let rows = Case::rows(&place, 1);

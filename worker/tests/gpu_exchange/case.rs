@@ -12,13 +12,13 @@ use cadre_exchange::Buffer;
 use cadre_kernels::device::Stream;
 use cadre_kernels::wire::to_bf16;
 use cadre_planner::{BundleId, Costs, Document, Heads, Layout, Mask, Plan, Slot};
-use cadre_worker::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::lowering::Lists;
+use cadre_step::phases::{Direction, PhaseAt};
+use cadre_step::planned::PlannedStep;
 use cadre_worker::io::rows::tensors;
 use cadre_worker::launch::{BundleRows, PhaseRows, Promise, Work};
-use cadre_worker::lowering::Lists;
 use cadre_worker::memory::{Memory, Place};
-use cadre_worker::phases::{Direction, PhaseAt};
-use cadre_worker::planned::PlannedStep;
 use serde_json::json;
 
 const HEADS: Heads = Heads { query: 2, kv: 1, dim: 64 };

@@ -4,9 +4,9 @@
 
 use cadre_kernels::device::{CopyPiece, Gpu, Rooms, Stream};
 use cadre_kernels::{Choice, Engine, Threads};
+use cadre_step::phases::Direction;
 use cadre_worker::launch::{Done, Flight, Resident, Results, Work, launch};
 use cadre_worker::memory::{Memory, Place};
-use cadre_worker::phases::Direction;
 
 use super::case::Case;
 

@@ -1,6 +1,6 @@
 //! The exchange between processes of one machine, and launches on rows that stay there, over memory of an emulated GPU.
 //!
-//! In: `kernels/emulation/driver.cpp`, built here as a libcuda of its own. Out: two processes, this program twice, of which one
+//! In: `kernels/emulation/driver.cpp`, built as a libcuda by [`built`]. Out: two processes, this program twice, of which one
 //! publishes rows in its arena and the other pulls them; and one whose launches read rows that are still being copied. It sees
 //! wrong places, lifetimes, orders and ends; no GPU, no speed.
 //!
@@ -8,6 +8,8 @@
 //! `make gpu-check` runs this program where there is a GPU.
 
 mod answers;
+#[path = "../../../kernels/emulation/built.rs"]
+mod built;
 mod case;
 mod launches;
 mod owner;
@@ -16,7 +18,6 @@ mod slow;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
 use cadre_exchange::{PeerId, RegionKey, TcpConfig};
 
@@ -52,31 +53,9 @@ fn pattern(at: u64, version: u8) -> u8 {
 }
 
 /// The folder of the emulated driver; none where that of the machine is to be used.
-fn driver() -> Option<&'static Path> {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+fn driver() -> Option<PathBuf> {
     let machine = std::env::var_os("CADRE_TEST_DRIVER").is_some_and(|it| it == "machine");
-    (!machine).then(|| FOLDER.get_or_init(emulated).as_path())
-}
-
-fn emulated() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-driver");
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).expect("the test's own folder");
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-DCADRE_EMULATION", "-fPIC", "-shared"])
-        .arg("-I")
-        .arg(kernels.join("emulation"))
-        .arg("-I")
-        .arg(kernels.join("cuda"))
-        .arg(kernels.join("emulation/driver.cpp"))
-        .arg("-o")
-        .arg(folder.join("libcuda.so.1"))
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    folder
+    (!machine).then(built::driver)
 }
 
 /// Starts one of the two.
@@ -103,7 +82,7 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         return;
     }
     let (driver, folder) = (driver(), tempfile::tempdir().expect("a folder"));
-    let mut owner = start("owner::publishes", driver, folder.path(), "");
+    let mut owner = start("owner::publishes", driver.as_deref(), folder.path(), "");
     let address = folder.path().join("address");
     let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
     while !address.exists() {
@@ -116,7 +95,7 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
         std::thread::yield_now();
     }
     let address = std::fs::read_to_string(&address).expect("it was renamed when it was whole");
-    let reader = start("reader::pulls", driver, folder.path(), &address);
+    let reader = start("reader::pulls", driver.as_deref(), folder.path(), &address);
     let read = reader.wait_with_output().expect("a child of ours");
     owner.kill().ok();
     let owned = owner.wait_with_output().expect("a child of ours");
@@ -133,7 +112,7 @@ fn launches_read_rows_where_they_land_while_they_are_copied() {
         return;
     }
     for test in ["launches::launches", "answers::answers"] {
-        let output = start(test, driver(), Path::new(""), "").wait_with_output();
+        let output = start(test, driver().as_deref(), Path::new(""), "").wait_with_output();
         let output = output.expect("a child of ours");
         let said = String::from_utf8_lossy(&output.stdout).into_owned()
             + &String::from_utf8_lossy(&output.stderr);

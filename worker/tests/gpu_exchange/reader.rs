@@ -25,8 +25,8 @@ struct Reader {
     events: Vec<Event>,
 }
 
-fn soon() -> Instant {
-    Instant::now() + Duration::from_mins(1)
+fn soon() -> Duration {
+    Duration::from_mins(1)
 }
 
 impl Reader {
@@ -47,7 +47,7 @@ impl Reader {
     }
 
     fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
-        let limit = soon();
+        let limit = Instant::now() + soon();
         while !done(self) {
             self.node.poll(Duration::from_millis(20), &mut self.events);
             assert!(Instant::now() < limit, "{what} never came: {:?}", self.events);
@@ -68,8 +68,14 @@ impl Reader {
         self.node.land(memory)
     }
 
-    fn pull(&mut self, key: RegionKey, pieces: &[Piece], to: LandingId, until: Instant) -> PullId {
-        self.node.pull(OWNER, key, pieces.to_vec(), to, until)
+    fn pull(
+        &mut self,
+        key: RegionKey,
+        pieces: &[Piece],
+        to: LandingId,
+        patience: Duration,
+    ) -> PullId {
+        self.node.pull(OWNER, key, pieces.to_vec(), to, patience)
     }
 
     fn end(&mut self, wanted: PullId) -> Result<u64, PullError> {
@@ -93,7 +99,7 @@ impl Reader {
     }
 
     fn take(&mut self, landing: LandingId) -> ArenaMemory {
-        let limit = soon();
+        let limit = Instant::now() + soon();
         loop {
             match self.node.take(landing) {
                 Ok(memory) => return memory,
@@ -150,6 +156,7 @@ fn rows_come_whole(it: &mut Reader) {
         Event::Connected(_)
         | Event::Message { .. }
         | Event::Closed { .. }
+        | Event::Room { .. }
         | Event::Refused { .. }
         | Event::Broken { .. } => false,
     };
@@ -237,7 +244,7 @@ fn a_deadline_ends_a_pull_and_its_gate(it: &mut Reader) {
     let landing = it.land();
     let before = it.switch.begun.get();
     it.switch.held.set(true);
-    let pull = it.pull(KEY, &whole(), landing, Instant::now() + Duration::from_millis(300));
+    let pull = it.pull(KEY, &whole(), landing, Duration::from_millis(300));
     let gate = it.gate(pull);
     let stream = Stream::new(&it.gpu).expect("a stream");
     gate.hold(&stream).expect("a wait");

@@ -18,8 +18,8 @@ use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_planner::{Heads, Profile};
-use cadre_worker::trainer::loader::{Lengths, Settings};
-use cadre_worker::trainer::model::Config;
+use cadre_trainer::loader::{Lengths, Settings};
+use cadre_trainer::model::Config;
 
 use crate::arguments::{PlanOptions, ServeOptions, TrainOptions};
 use crate::run::merge;

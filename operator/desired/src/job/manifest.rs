@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
     ANNOTATION_RESTARTS, CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_JOB, CADRE_POOL, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES,
-    PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
+    CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE,
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT,
+    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER,
+    WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -128,6 +129,7 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         // Each attempt starts each trainer once.
         variable(CADRE_INCARNATION, number.saturating_sub(1).to_string()),
         variable(CADRE_CHECKPOINTS, checkpoint_folder(object)),
+        variable(CADRE_MEMORY_MIB, spec.attention.in_place_memory_mebibytes.to_string()),
         variable(MASTER_ADDR, master),
         variable(MASTER_PORT, PORT),
         variable(PET_MASTER_ADDR, master),

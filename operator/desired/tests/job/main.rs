@@ -220,6 +220,7 @@ fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
         ("CADRE_POOL", "p"),
         ("CADRE_ATTEMPT", "1"),
         ("CADRE_INCARNATION", "0"),
+        ("CADRE_MEMORY_MIB", "4096"),
         ("CADRE_INDEX", "from the pod"),
         ("RANK", "from the pod"),
         ("WORLD_SIZE", "2"),

@@ -3,30 +3,34 @@
 //! In: lengths of every trainer, the newest view, who fills the slots now. Out: a header that is
 //! published once, or the end of the job when none follows.
 //!
-//! Layouts and slots are put together by [`crate::conduct`].
+//! Layouts and slots are put together by [`cadre_step::conduct`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_control::proto::notice;
 use cadre_protocol::conductor::{Event, HEADER};
-use cadre_protocol::{Fillers, Peer, alive};
+use cadre_protocol::{Fillers, Peer};
+use cadre_step::envelope::{Ending, Said};
+use cadre_step::planned::filler;
 
-use super::{Conducting, Published};
-use crate::io::envelope::{Ending, Envelope};
+use super::{Conducting, Published, Publishing};
+use crate::io::exchange::Exchange;
+use crate::io::output::Output;
+use crate::io::planning::{self, Ready};
 use crate::io::shared::Shared;
-use crate::planned::{PlannedStep, filler};
 
 impl Conducting {
     /// Offers the next header, or ends the job, as soon as nothing is missing for it.
-    pub(super) fn proceed(&mut self, shared: &mut Shared) {
+    pub(super) fn proceed(&mut self, shared: &mut Shared<impl Exchange>) {
         if !self.clear || self.offered || self.ending.is_some() || !self.firing.is_empty() {
             return;
         }
         if self.stop.is_some() || self.next >= self.steps {
             // Only when every trainer has told the end of its last step.
             if self.published.is_empty() {
-                self.ending = Some(self.stop.clone().unwrap_or(Ending::Completed));
+                let ending = self.stop.clone().unwrap_or(Ending::Completed);
+                self.close(shared, ending);
             }
             return;
         }
@@ -36,7 +40,7 @@ impl Conducting {
             return;
         }
         let Some(view) = &self.view else { return };
-        if self.published.is_empty() && view.has_vacancy() && shared.now() < self.patience {
+        if self.published.is_empty() && view.has_vacancy() && self.patience.is_some() {
             return;
         }
         let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
@@ -53,51 +57,118 @@ impl Conducting {
                 self.handle(shared, Event::HeaderReady { step, phases });
             }
             Err(error) => {
-                self.ending = Some(Ending::Failed { reason: error.to_string(), bad_input: true });
+                let reason = error.to_string();
+                self.close(shared, Ending::Failed { reason, bad_input: true });
             }
         }
     }
 
-    /// Makes the header with these fillers; comes back with an event if some bundle has no place then.
+    /// Has the header with these fillers planned; whom it goes to is told when that is done.
     pub(super) fn publish(
         &mut self,
-        shared: &mut Shared,
+        shared: &mut Shared<impl Exchange>,
         step: u64,
         fillers: &Fillers,
-    ) -> Option<Event> {
-        let view = self.view.as_ref()?;
-        let members = view.members(fillers);
-        let header = Arc::new(self.draft.finish(view.number, members));
-        let planned = match PlannedStep::new(header) {
-            Ok(planned) => Arc::new(planned),
-            Err(error) => {
-                self.ending = Some(Ending::Failed { reason: error.to_string(), bad_input: true });
-                return None;
-            }
-        };
-        if let Err(error) = planned.assign(None, &alive(fillers)) {
-            self.notice(notice::Level::Warning, error.to_string(), None);
-            // Without a header here, the commands that follow send none.
-            self.published.remove(&step);
-            return Some(Event::Unplaceable { step, proposal: HEADER });
-        }
-        tracing::debug!("step {step} is published at {} ms", shared.now().millis());
-        let (done, servers) = (BTreeMap::new(), Vec::new());
-        self.published.insert(step, Published { planned, done, servers });
-        self.next = step + 1;
-        self.offered = false;
-        None
+    ) {
+        let Some(view) = &self.view else { return };
+        let header = self.draft.finish(view.number, view.members(fillers));
+        shared.outputs.put(Output::Plan(Box::new(header)));
+        self.publishing = Some(Publishing { step, to: BTreeSet::new(), proposal: None });
     }
 
-    pub(super) fn header(&mut self, shared: &mut Shared, step: u64, to: Peer) {
-        let Some(published) = self.published.get(&step) else { return };
-        if to == shared.me {
-            self.begin.push(Arc::clone(&published.planned));
+    /// Whether a step's header is being planned here.
+    pub fn is_publishing(&self, step: Option<u64>) -> bool {
+        self.publishing.as_ref().map(|it| it.step) == step && step.is_some()
+    }
+
+    /// The header in the making was planned: it goes out, unless some bundle has no place with its fillers.
+    pub fn planned(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        planned: Result<Ready, planning::Error>,
+    ) {
+        let Some(Publishing { step, to, proposal }) = self.publishing.take() else { return };
+        let ready = match planned {
+            Ok(ready) => ready,
+            Err(error @ planning::Error::Unplaceable(_)) => {
+                Self::notice(shared, notice::Level::Warning, error.to_string(), None);
+                return self.handle(shared, Event::Unplaceable { step, proposal: HEADER });
+            }
+            Err(error) => {
+                let reason = match &error {
+                    planning::Error::Plan(error) => error.with_remedy(),
+                    planning::Error::Unplaceable(_) | planning::Error::Lists(_) => {
+                        error.to_string()
+                    }
+                };
+                return self.close(shared, Ending::Failed { reason, bad_input: true });
+            }
+        };
+        tracing::debug!("step {step} is published at {} ms", shared.now().millis());
+        let published = Published {
+            planned: Arc::clone(&ready.planned),
+            ready: Some(ready),
+            word: None,
+            done: BTreeMap::new(),
+            servers: BTreeMap::new(),
+        };
+        self.published.insert(step, published);
+        self.next = step + 1;
+        self.offered = false;
+        self.proposal = proposal.map(|(proposal, tables)| (step, proposal, tables));
+        for to in to {
+            self.header(shared, step, to);
+        }
+    }
+
+    /// A step has begun here: what was proposed meanwhile can be placed.
+    pub fn begun(&mut self, shared: &mut Shared<impl Exchange>) {
+        self.begins = None;
+        if let Some((step, proposal, tables)) = self.proposal.take() {
+            let answer = Self::place(shared, step, proposal, &tables);
+            self.handle(shared, answer);
+        }
+    }
+
+    /// Tells a peer the header of a step, or will when it is planned.
+    pub(super) fn header(&mut self, shared: &mut Shared<impl Exchange>, step: u64, to: Peer) {
+        if let Some(it) = self.publishing.as_mut().filter(|it| it.step == step) {
+            it.to.insert(to);
             return;
         }
-        let header = Box::new(published.planned.header.as_ref().clone());
-        let trainers = self.roster.list();
-        shared.ring(to, &Envelope::Header { header, trainers });
+        let Some(published) = self.published.get_mut(&step) else { return };
+        if to == shared.me {
+            if let Some(ready) = published.ready.take() {
+                self.begins = Some(step);
+                shared.outputs.put(Output::Begin(Box::new(ready)));
+            }
+            return;
+        }
+        // Encoded once; who has it, or is told until it has, is not told twice.
+        let (word, told) = published.word.get_or_insert_with(|| {
+            let header = Box::new(published.planned.header.as_ref().clone());
+            let said = Said::Header { header, trainers: self.roster.list() };
+            (shared.compose(&said), BTreeSet::new())
+        });
+        if told.insert(to) {
+            shared.tell(to, word);
+        }
+    }
+
+    /// Answers whether every bundle has a slot with these tables.
+    pub(super) fn place(
+        shared: &mut Shared<impl Exchange>,
+        step: u64,
+        proposal: u64,
+        tables: &[Fillers],
+    ) -> Event {
+        match shared.table(step, tables) {
+            Ok(_) => Event::Placed { step, proposal },
+            Err(error) => {
+                Self::notice(shared, notice::Level::Warning, error.to_string(), None);
+                Event::Unplaceable { step, proposal }
+            }
+        }
     }
 
     /// Fillers of a published step's slots by the newest view.

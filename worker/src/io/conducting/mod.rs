@@ -9,27 +9,46 @@
 
 mod headers;
 mod progress;
+pub(crate) mod reports;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_control::proto::{self, notice};
+use cadre_control::{Moment, Settings};
 use cadre_exchange::PeerId;
 use cadre_protocol::conductor::{Command, Conductor, Event};
-use cadre_protocol::{End, Nanos, Peer};
+use cadre_protocol::{Fillers, Nanos, Peer};
+use cadre_step::conduct::{Draft, Roster, View};
+use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
+use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::words::Body;
 
-use super::envelope::{Ending, Envelope, Lengths, StepDone};
+use super::exchange::Exchange;
+use super::output::Output;
+use super::planning::Ready;
 use super::shared::{Shared, peer_of};
-use crate::conduct::{Draft, Roster, View};
-use crate::planned::{PlannedStep, filler};
-use crate::supervisor::{Moment, Settings};
 
 /// A step that is out.
 #[derive(Debug)]
 struct Published {
     planned: Arc<PlannedStep>,
+    /// Until it begins here.
+    ready: Option<Ready>,
+    /// The header as it is told, and who was told.
+    word: Option<(Arc<Body>, BTreeSet<Peer>)>,
     done: BTreeMap<u16, StepDone>,
-    servers: Vec<proto::ServerStep>,
+    servers: BTreeMap<Peer, proto::ServerStep>,
+}
+
+/// A step whose header is being planned.
+#[derive(Debug)]
+struct Publishing {
+    step: u64,
+    /// Who is to be told.
+    to: BTreeSet<Peer>,
+    /// The newest that was proposed meanwhile.
+    proposal: Option<(u64, Vec<Fillers>)>,
 }
 
 /// See the module.
@@ -46,7 +65,13 @@ pub struct Conducting {
     /// Whether `next` was offered to the machine.
     offered: bool,
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
+    /// The last step that each trainer has announced.
+    told_lengths: BTreeMap<u16, u64>,
+    publishing: Option<Publishing>,
     published: BTreeMap<u64, Published>,
+    /// What was proposed before its step began here: step, proposal, tables.
+    proposal: Option<(u64, u64, Vec<Fillers>)>,
+    lost: BTreeSet<Peer>,
     /// Of the step in progress.
     failovers: u32,
     /// Of the job, those before this process among them. A report that is read twice counts them once.
@@ -57,17 +82,16 @@ pub struct Conducting {
     stop: Option<Ending>,
     /// No server is there for some work of the step in progress.
     pool_lost: bool,
-    /// The first header waits for all servers until here.
-    patience: Nanos,
-    /// For the controller.
-    pub reports: VecDeque<proto::WorkerMessage>,
-    /// Steps to begin in this process.
-    pub begin: Vec<Arc<PlannedStep>>,
-    /// The job is over; tell every trainer.
-    pub ending: Option<Ending>,
-    /// Why the job cannot go on.
-    pub end: Option<End>,
+    /// The first header waits for all servers until here; nothing once that is over.
+    patience: Option<Nanos>,
+    /// The step that this process is about to begin.
+    begins: Option<u64>,
+    /// Why no step follows, once that is so.
+    ending: Option<Ending>,
 }
+
+/// Steps whose lengths are kept ahead of their headers; trainers tell those of one.
+const LENGTHS_AHEAD: u64 = 4;
 
 /// Longest wait of the first header for servers that are still starting.
 const PATIENCE: Nanos = Nanos::from_millis(20_000);
@@ -93,156 +117,215 @@ impl Conducting {
             clear: true,
             offered: false,
             lengths: BTreeMap::new(),
+            told_lengths: BTreeMap::new(),
+            publishing: None,
             published: BTreeMap::new(),
+            proposal: None,
+            lost: BTreeSet::new(),
             failovers: 0,
             failovers_so_far: job.failovers,
             faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
             firing: BTreeSet::new(),
             stop: None,
             pool_lost: false,
-            patience: now.after(PATIENCE),
-            reports: VecDeque::new(),
-            begin: Vec::new(),
+            patience: Some(now.after(PATIENCE)),
+            begins: None,
             ending: None,
-            end: None,
         }
     }
 
-    /// The dedicated servers of the newest view.
+    /// The dedicated servers of the newest view, but for those that are lost.
     pub fn servers(&self) -> Vec<Peer> {
         let addresses = self.view.iter().flat_map(View::addresses);
-        addresses.map(|(id, _)| peer_of(id)).collect()
+        addresses.map(|(id, _)| peer_of(id)).filter(|it| !self.lost.contains(it)).collect()
     }
 
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let waiting = (!self.offered && self.next < self.steps).then_some(self.patience);
-        self.machine.next_deadline().into_iter().chain(waiting).min()
+        self.machine.next_deadline().into_iter().chain(self.patience).min()
     }
 
     /// Who the trainers are and where they listen.
-    pub fn trainers(&mut self, shared: &mut Shared, trainers: Vec<(PeerId, String)>) {
+    pub fn trainers(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        trainers: Vec<(PeerId, String)>,
+    ) {
         self.roster.trainers(trainers);
+        self.tell_addresses(shared);
         self.proceed(shared);
     }
 
     /// The controller offers servers.
-    pub fn view(&mut self, shared: &mut Shared, mut view: View) {
+    pub fn view(&mut self, shared: &mut Shared<impl Exchange>, mut view: View) {
         if self.view.as_ref().is_some_and(|it| it.number >= view.number) {
             tracing::warn!("a view that is not newer than the last was refused");
             return;
         }
         if self.draft.reproducible {
             for text in view.refuse_foreign(&self.draft.numerics) {
-                self.notice(notice::Level::Warning, text, None);
+                Self::notice(shared, notice::Level::Warning, text, None);
             }
         }
         let servers: Vec<_> = view.addresses().collect();
         for (id, address) in &servers {
+            let peer = peer_of(*id);
+            // Elsewhere under its old name: another job had it, and what it was told is gone.
+            if shared.address_of(peer).is_some_and(|it| it != address) {
+                let words = self.published.values_mut().filter_map(|it| it.word.as_mut());
+                words.for_each(|(_, told)| {
+                    told.remove(&peer);
+                });
+            }
             shared.know(*id, address);
         }
-        // A round may name a server that no header did; its address has to be there first.
-        for trainer in shared.trainers() {
-            shared.ring(trainer, &Envelope::Addresses(servers.clone()));
-        }
         self.view = Some(view);
+        self.tell_addresses(shared);
         let running = self.published.keys().next_back().copied();
-        if let Some(fillers) = running.and_then(|it| self.fillers_of(it)) {
+        let fillers = if self.offered {
+            // Whom the header in the making counts on may be gone; the step before it is whole.
+            let members = self.view.as_ref().map_or_else(Vec::new, |it| self.draft.fillers(it));
+            Some(members.iter().map(|it| it.as_ref().map(filler)).collect())
+        } else {
+            running.and_then(|it| self.fillers_of(it))
+        };
+        if let Some(fillers) = fillers {
             self.handle(shared, Event::View(fillers));
-        } else if self.offered {
-            // Whom the header in the making counts on may be gone.
-            let fillers = self.view.as_ref().map_or_else(Vec::new, |it| self.draft.fillers(it));
-            self.handle(
-                shared,
-                Event::View(fillers.iter().map(|it| it.as_ref().map(filler)).collect()),
-            );
         }
         self.proceed(shared);
+    }
+
+    /// A round may name a server that no header did; its address has to be there first.
+    fn tell_addresses(&self, shared: &mut Shared<impl Exchange>) {
+        let Some(view) = &self.view else { return };
+        let body = shared.compose(&Said::Addresses(view.addresses().collect()));
+        for trainer in shared.trainers() {
+            shared.tell(trainer, &body);
+        }
     }
 
     /// The controller wants the job to end after the step in progress.
-    pub fn stop(&mut self, shared: &mut Shared, checkpoint: bool) {
-        self.stop = Some(Ending::Stopped { checkpoint });
+    pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
+        let stopped = Ending::Stopped { checkpoint };
+        self.stop = Some(stopped.clone());
         if self.pool_lost {
             // The step in progress may never end; the one before it is worth a checkpoint.
-            self.ending.clone_from(&self.stop);
+            self.close(shared, stopped);
         }
         self.proceed(shared);
     }
 
+    /// No step follows: every trainer is told.
+    fn close(&mut self, shared: &mut Shared<impl Exchange>, ending: Ending) {
+        self.ending = Some(ending.clone());
+        shared.outputs.put(Output::Ending(ending));
+    }
+
     /// The controller has fired the faults of a moment.
-    pub fn fired(&mut self, shared: &mut Shared, moment: Moment) {
+    pub fn fired(&mut self, shared: &mut Shared<impl Exchange>, moment: Moment) {
         self.firing.remove(&moment);
         self.proceed(shared);
     }
 
-    /// A worker tells something.
-    pub fn told(&mut self, shared: &mut Shared, from: Peer, envelope: Envelope) {
-        match (envelope, from) {
-            (Envelope::Lengths(lengths), Peer::Trainer(from)) => {
-                self.lengths.entry(lengths.step).or_default().insert(from.0, lengths);
-                self.proceed(shared);
+    /// A worker tells something of itself. Ends of steps that are not out change nothing, nor does what is told twice.
+    pub fn told(&mut self, shared: &mut Shared<impl Exchange>, from: Peer, said: Said) {
+        match (said, from) {
+            (Said::ServerStep(done), _) => self.server_step(from, &done),
+            (_, Peer::Trainer(from)) if from.0 >= self.draft.trainers => {
+                tracing::warn!("the job has no trainer {}: it is not believed", from.0);
             }
-            (Envelope::StepDone(done), Peer::Trainer(from)) => self.step_done(shared, from, done),
-            (Envelope::ServerStep(done), _) => self.server_step(from, &done),
-            (envelope, _) => tracing::warn!("{from} told the conductor {envelope:?}"),
+            (Said::Lengths(lengths), Peer::Trainer(from)) => self.lengths(shared, from, lengths),
+            (Said::StepDone(done), Peer::Trainer(from)) => self.step_done(shared, from, done),
+            (said, _) => tracing::warn!("{from} told the conductor {}", said.name()),
         }
     }
 
+    /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
+    /// would wait for ever, so the job ends by its name.
+    fn lengths(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        cadre_protocol::TrainerId(from): cadre_protocol::TrainerId,
+        lengths: Lengths,
+    ) {
+        let step = lengths.step;
+        if self.told_lengths.get(&from).is_some_and(|it| step <= *it) || self.ending.is_some() {
+            return;
+        }
+        self.told_lengths.insert(from, step);
+        if (self.next..self.next + LENGTHS_AHEAD).contains(&step) && step < self.steps {
+            self.lengths.entry(step).or_default().insert(from, lengths);
+            return self.proceed(shared);
+        }
+        let reason = format!(
+            "trainer {from} announced step {step}, and the job is at step {} of {}; give all ranks the same checkpoint and number of steps",
+            self.next, self.steps
+        );
+        self.close(shared, Ending::Failed { reason, bad_input: true });
+    }
+
     /// Runs the machine on an event and does what it commands.
-    pub fn handle(&mut self, shared: &mut Shared, event: Event) {
+    pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
         let mut commands = Vec::new();
         self.machine.handle(shared.now(), event, &mut commands);
         let mut answers = Vec::new();
         for command in commands {
             self.obey(shared, command, &mut answers);
         }
-        self.fire();
+        self.fire(shared);
         for answer in answers {
             self.handle(shared, answer);
         }
-        if shared.now() >= self.patience {
+        if self.patience.is_some_and(|it| it <= shared.now()) {
+            self.patience = None;
             self.proceed(shared);
         }
     }
 
-    fn obey(&mut self, shared: &mut Shared, command: Command, answers: &mut Vec<Event>) {
+    fn obey(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        command: Command,
+        answers: &mut Vec<Event>,
+    ) {
         match command {
-            Command::Publish { step, fillers } => {
-                answers.extend(self.publish(shared, step, &fillers));
-            }
+            Command::Publish { step, fillers } => self.publish(shared, step, &fillers),
             Command::Header { step, to } => self.header(shared, step, to),
             Command::Send { to, message } => shared.send(to, message),
             Command::Propose { step, proposal, tables } => {
-                answers.push(match shared.table(step, &tables) {
-                    Ok(_) => Event::Placed { step, proposal },
-                    Err(error) => {
-                        self.notice(notice::Level::Warning, error.to_string(), None);
-                        Event::Unplaceable { step, proposal }
-                    }
-                });
+                // A server may be lost before this process begins the step.
+                let begins = self.begins == Some(step);
+                match self.publishing.as_mut().filter(|it| it.step == step) {
+                    Some(it) => it.proposal = Some((proposal, tables)),
+                    None if begins => self.proposal = Some((step, proposal, tables)),
+                    None => answers.push(Self::place(shared, step, proposal, &tables)),
+                }
             }
             Command::DeclareLost(server) => {
                 self.failovers += 1;
                 self.failovers_so_far += 1;
                 let text = format!("{} is lost; its work moves", Peer::Server(server));
-                self.notice(
+                Self::notice(
+                    shared,
                     notice::Level::Warning,
                     text,
                     Some((notice::Event::ServerLost, server)),
                 );
+                self.lost.insert(Peer::Server(server));
+                shared.forget(Peer::Server(server));
                 shared.close(Peer::Server(server));
             }
             Command::PoolLost { step } => {
                 self.pool_lost = true;
                 let text = format!("step {step} has no attention server left");
-                self.report_notice(notice::Level::Warning, text, notice::Event::PoolLost, None);
+                let level = notice::Level::Warning;
+                Self::report_notice(shared, level, text, notice::Event::PoolLost, None);
             }
             Command::Filled { step, round } => {
                 if std::mem::take(&mut self.pool_lost) {
                     let text = format!("step {step} goes on");
                     let level = notice::Level::Information;
-                    self.report_notice(level, text, notice::Event::PoolBack, None);
+                    Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
                 }
                 tracing::info!("round {} of step {step} is out", round.0);
             }
@@ -252,7 +335,10 @@ impl Conducting {
                 self.pool_lost = false;
                 self.proceed(shared);
             }
-            Command::End(end) => self.end = Some(end),
+            Command::End(end) => shared.outputs.put(Output::JobEnd(end)),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,20 +4,21 @@
 
 use cadre_control::proto::{self, notice};
 use cadre_protocol::{At, Peer, ServerId, TrainerId};
+use cadre_step::envelope::{ServerStep, StepDone};
+use cadre_step::phases::Direction;
+use cadre_step::planned::filler;
 
+use super::reports;
 use super::{Conducting, Published};
-use crate::io::envelope::{ServerStep, StepDone};
+use crate::io::exchange::Exchange;
 use crate::io::shared::Shared;
-use crate::phases::Direction;
-use crate::planned::filler;
-use crate::supervisor::Moment;
 
 impl Conducting {
     /// Tells the controller that a step has got to where a fault is to be fired.
-    pub(super) fn fire(&mut self) {
+    pub(super) fn fire(&mut self, shared: &mut Shared<impl Exchange>) {
         let Some(watermark) = self.machine.watermark() else { return };
         while let Some(&moment) = self.faults.first() {
-            let Moment { step, direction } = moment;
+            let cadre_control::Moment { step, direction } = moment;
             let Some(published) = self.published.get(&step) else { return };
             let first = match direction {
                 Direction::Forward => 0,
@@ -33,20 +34,26 @@ impl Conducting {
                 Direction::Backward => proto::Direction::Backward,
             };
             let direction = direction.into();
-            self.reports.push_back(proto::PhaseReached { step, direction }.into());
+            shared.outputs.report(proto::PhaseReached { step, direction });
         }
     }
 
-    pub(super) fn step_done(&mut self, shared: &mut Shared, from: TrainerId, done: StepDone) {
+    pub(super) fn step_done(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        from: TrainerId,
+        done: StepDone,
+    ) {
         let step = done.step;
         let Some(published) = self.published.get_mut(&step) else { return };
-        published.done.insert(from.0, done);
+        published.done.entry(from.0).or_insert(done);
         if published.done.len() == usize::from(self.draft.trainers) {
             let published = self.published.remove(&step).expect("it was there a moment ago");
             let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
-            let Published { planned, done, servers } = published;
+            let Published { planned, ready: _, word: _, done, servers } = published;
             let done: Vec<_> = done.into_values().collect();
-            let report = crate::conduct::progress(&planned, &done, servers, failovers, self.steps);
+            let servers = servers.into_values().collect();
+            let report = reports::progress(&planned, &done, servers, failovers, self.steps);
             tracing::info!(
                 "step {} of {}: loss {:.4}, bits {:08x}, {:.2} s",
                 step + 1,
@@ -55,7 +62,7 @@ impl Conducting {
                 report.loss_bits,
                 report.seconds
             );
-            self.reports.push_back(report.into());
+            shared.outputs.report(report);
             self.proceed(shared);
         }
     }
@@ -69,22 +76,23 @@ impl Conducting {
         if !named && done.tasks == 0 {
             return;
         }
-        published.servers.push(crate::conduct::server_step(&published.planned, from, done));
+        let step = reports::server_step(&published.planned, from, done);
+        published.servers.entry(from).or_insert(step);
     }
 
     pub(super) fn notice(
-        &mut self,
+        shared: &mut Shared<impl Exchange>,
         level: notice::Level,
         text: String,
         event: Option<(notice::Event, ServerId)>,
     ) {
         let (event, server) =
             event.map_or((notice::Event::Unspecified, None), |(event, id)| (event, Some(id)));
-        self.report_notice(level, text, event, server);
+        Self::report_notice(shared, level, text, event, server);
     }
 
     pub(super) fn report_notice(
-        &mut self,
+        shared: &mut Shared<impl Exchange>,
         level: notice::Level,
         text: String,
         event: notice::Event,
@@ -96,6 +104,6 @@ impl Conducting {
             incarnation: it.incarnation,
         });
         let notice = proto::Notice { level: level.into(), text, event: event.into(), server };
-        self.reports.push_back(notice.into());
+        shared.outputs.report(notice);
     }
 }

@@ -1,0 +1,19 @@
+//! What describes a step, the same at every worker: who holds which rows, what is planned, which bytes travel, in which order.
+//!
+//! ```text
+//! lengths of every trainer ─▶ conduct ─▶ header ─▶ planned: plans, transfer lists (lowering), order of phases
+//!                                          │
+//!                                          └── envelope, words: how workers tell each other
+//! ```
+//!
+//! In and out: plain values. It reads no file and no clock, sends nothing and holds no rows.
+//!
+//! Invariant: the same header gives every worker the same [`planned::PlannedStep`], bit by bit.
+
+pub mod conduct;
+pub mod envelope;
+pub mod header;
+pub mod lowering;
+pub mod phases;
+pub mod planned;
+pub mod words;

@@ -1,0 +1,243 @@
+//! Lowers a plan to transfer lists: which bytes travel from whom to where.
+//!
+//! In: the problem of a nano-batch and its plan. Out: for every bundle the rows that its server pulls
+//! ([`Inputs`]), for every trainer the places of results ([`Lists::forward_result`],
+//! [`Lists::backward_result`]), and the shapes that the protocol runs on.
+//!
+//! It moves nothing and knows no peers. Invariant: server and trainer compute the same lists from the
+//! same plan, so an offset is never sent; every byte travels once for each bundle that needs it.
+//!
+//! A bundle's landing, rows of its KV-head group only:
+//! ```text
+//! forward   | Q of its tasks, in row order | K of its keys | V of its keys |
+//! backward  | Q | K | V | dO | LSE (f32) | Δ (f32) |
+//! ```
+
+mod inputs;
+mod pieces;
+
+use std::ops::Range;
+
+use cadre_planner::{BundleId, Plan, Problem, RankId};
+use cadre_protocol::Piece;
+use cadre_protocol::{
+    Bundle, BundleShape, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, WorkShape,
+};
+
+use self::inputs::inputs;
+use self::pieces::{backward_bytes, forward_bytes, row, scatter};
+use crate::phases::Direction;
+
+pub use self::inputs::{Areas, Inputs, Source};
+
+/// A tensor that travels.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[repr(u32)]
+pub enum Tensor {
+    /// Queries, wire type, `[rows, query heads, dim]`.
+    Q,
+    /// Keys, wire type, `[rows, KV heads, dim]`.
+    K,
+    /// Values, as keys.
+    V,
+    /// Gradient of O, as queries.
+    DOut,
+    /// Log-sum-exp, f32, `[rows, query heads]`.
+    Lse,
+    /// Row sums of dO ∘ O, as LSE.
+    Delta,
+    /// Results of a task, as queries.
+    O,
+    /// Log-sum-exp of a task, f32.
+    OLse,
+    /// Gradient of Q of a bundle's query rows, wire type.
+    DQ,
+    /// One part of the gradient of K, f32, of a bundle's keys.
+    DK,
+    /// One part of the gradient of V, f32, of a bundle's keys.
+    DV,
+}
+
+/// Transfer lists of one nano-batch.
+#[derive(Clone, Debug)]
+pub struct Lists {
+    bundles: Vec<BundleLists>,
+    /// Row of the bundle's query rows at which a task begins, by task.
+    task_base: Vec<u32>,
+    /// First parcel of each bundle, in both directions.
+    parcel_base: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct BundleLists {
+    query_rows: u32,
+    forward: Inputs,
+    backward: Inputs,
+}
+
+impl Lists {
+    /// Lowers `plan`.
+    pub fn new(problem: &Problem, plan: &Plan) -> Self {
+        let mut lists =
+            Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
+        let mut parcels = 0;
+        for index in (0..plan.bundles().len() as u32).map(BundleId) {
+            let mut rows = 0;
+            for task in plan.tasks_of(index) {
+                lists.task_base.push(rows);
+                rows += task.rows.end - task.rows.start;
+            }
+            let forward = inputs(problem, plan, index, rows, Direction::Forward);
+            let backward = inputs(problem, plan, index, rows, Direction::Backward);
+            lists.parcel_base.push(parcels);
+            parcels += forward.sources.len() as u32;
+            lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
+        }
+        lists
+    }
+
+    /// What a bundle reads.
+    pub fn inputs(&self, bundle: BundleId, direction: Direction) -> &Inputs {
+        let lists = &self.bundles[bundle.0 as usize];
+        match direction {
+            Direction::Forward => &lists.forward,
+            Direction::Backward => &lists.backward,
+        }
+    }
+
+    /// Query rows of a bundle, all tasks together.
+    pub fn query_rows(&self, bundle: BundleId) -> u32 {
+        self.bundles[bundle.0 as usize].query_rows
+    }
+
+    /// Where a task's rows begin among its bundle's query rows.
+    pub fn task_base(&self, task: usize) -> u32 {
+        self.task_base[task]
+    }
+
+    /// The source that a parcel stands for, with its bundle.
+    pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
+        let bundle = self.parcel_base.partition_point(|&base| base <= parcel.0) - 1;
+        let inputs = self.inputs(BundleId(bundle as u32), direction);
+        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle]) as usize];
+        (BundleId(bundle as u32), source)
+    }
+
+    /// Parcels of a bundle.
+    pub fn parcels_of(&self, bundle: BundleId) -> Range<u32> {
+        let first = self.parcel_base[bundle.0 as usize];
+        first..first + self.bundles[bundle.0 as usize].forward.sources.len() as u32
+    }
+
+    /// Pieces of a task's O and LSE that belong to `rank`: from the server's result to the trainer's rows.
+    pub fn forward_result(
+        problem: &Problem,
+        plan: &Plan,
+        task: usize,
+        rank: RankId,
+    ) -> (Vec<Piece>, Vec<Piece>) {
+        let task = &plan.tasks()[task];
+        let (o, lse) =
+            (row(problem, &task.kv_heads, Tensor::O), row(problem, &task.kv_heads, Tensor::OLse));
+        let (mut o_pieces, mut lse_pieces) = (Vec::new(), Vec::new());
+        for at in problem.layout.locate(task.document, task.rows.clone()) {
+            if at.rank == rank {
+                let first = at.rows.start - task.rows.start;
+                scatter(&mut o_pieces, o, first, &at.local, 0);
+                scatter(&mut lse_pieces, lse, first, &at.local, 0);
+            }
+        }
+        (o_pieces, lse_pieces)
+    }
+
+    /// Pieces of a bundle's results that belong to `rank`: dQ into the trainer's rows, and its key rows
+    /// of dK and dV one after the other into a landing of their own ([`BackwardResult::part`]).
+    pub fn backward_result(
+        &self,
+        problem: &Problem,
+        plan: &Plan,
+        bundle: BundleId,
+        rank: RankId,
+    ) -> BackwardResult {
+        let whole = &plan.bundles()[bundle.0 as usize];
+        let mut result = BackwardResult::default();
+        let dq = row(problem, &whole.kv_heads, Tensor::DQ);
+        for task in whole.tasks.clone() {
+            let base = self.task_base[task as usize];
+            let task = &plan.tasks()[task as usize];
+            for at in problem.layout.locate(task.document, task.rows.clone()) {
+                if at.rank == rank {
+                    let first = base + at.rows.start - task.rows.start;
+                    scatter(&mut result.dq, dq, first, &at.local, 0);
+                }
+            }
+        }
+        let part = row(problem, &whole.kv_heads, Tensor::DK).part;
+        for at in problem.layout.locate(whole.document, whole.keys.clone()) {
+            if at.rank == rank {
+                let rows = u64::from(at.rows.end - at.rows.start);
+                let remote = u64::from(at.rows.start - whole.keys.start) * part;
+                let local = result.part_bytes;
+                result.part.push(Piece { remote, local, bytes: rows * part });
+                result.part_bytes += rows * part;
+                result.rows.push(at.local);
+            }
+        }
+        result
+    }
+
+    /// What the protocol runs on.
+    ///
+    /// # Errors
+    ///
+    /// None, unless the lists contradict themselves.
+    pub fn shape(
+        &self,
+        problem: &Problem,
+        plan: &Plan,
+        direction: Direction,
+    ) -> Result<Shape, ShapeError> {
+        let bundles =
+            plan.bundles().iter().map(|it| BundleShape { slot: Slot(it.slot.0) }).collect();
+        let mut parcels = Vec::new();
+        for index in 0..self.bundles.len() as u32 {
+            for source in &self.inputs(BundleId(index), direction).sources {
+                let from = TrainerId(source.rank.0);
+                parcels.push(ParcelShape { bundle: Bundle(index), from, bytes: source.bytes });
+            }
+        }
+        let needs = |bundle: u32| self.parcels_of(BundleId(bundle)).map(Parcel).collect();
+        let works = match direction {
+            Direction::Forward => (0..plan.tasks().len())
+                .map(|task| {
+                    let bundle = plan.tasks()[task].bundle.0;
+                    let results = forward_bytes(problem, plan, task);
+                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
+                })
+                .collect(),
+            Direction::Backward => (0..self.bundles.len() as u32)
+                .map(|bundle| {
+                    let results = backward_bytes(problem, plan, BundleId(bundle));
+                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
+                })
+                .collect(),
+        };
+        Shape::new(bundles, works, parcels)
+    }
+}
+
+/// Where a bundle's gradients go at one trainer.
+#[derive(Clone, Debug, Default)]
+pub struct BackwardResult {
+    /// From the bundle's dQ to the trainer's rows.
+    pub dq: Vec<Piece>,
+    /// From the bundle's dK (and, alike, dV) to a landing that holds this trainer's key rows.
+    pub part: Vec<Piece>,
+    /// Size of that landing, for dK and dV each.
+    pub part_bytes: u64,
+    /// The trainer's rows that the landing holds, one after the other.
+    pub rows: Vec<Range<u32>>,
+}
+
+#[cfg(test)]
+mod tests;

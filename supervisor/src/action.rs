@@ -1,0 +1,99 @@
+//! What goes into the supervisor's decisions and what comes out.
+//!
+//! In: [`Input`]s, one at a time. Out: [`Action`]s, to be carried out in order. [`Worker`] is what is
+//! remembered about a process between the two. No behaviour here; that is in [`super::state`].
+
+use std::time::Duration;
+
+use cadre_control::proto::{
+    self, Conductor, ControllerMessage, Finished, Hello, worker_message::Message,
+};
+use cadre_control::server::LinkId;
+
+use super::ending::Exit;
+use super::event::{Outcome, RunError, RunEvent, WorkerName};
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A worker's stream is open.
+    Attached { link: LinkId, hello: Hello },
+    /// A worker said something.
+    Said { link: LinkId, message: Message },
+    /// A worker's stream has ended.
+    Detached { link: LinkId },
+    /// A process could not be started.
+    SpawnFailed { worker: WorkerName, message: String },
+    /// A process has ended.
+    Exited { worker: WorkerName, exit: Exit },
+    /// The user wants the run to end.
+    Interrupt,
+    /// Time has passed.
+    Tick,
+}
+
+/// What to do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Find the newest checkpoint; settings of later welcomes are those of this attempt.
+    BeginAttempt { number: u32 },
+    /// Start a process.
+    Spawn(WorkerName),
+    /// SIGKILL to a process and its children.
+    Kill(WorkerName),
+    /// SIGSTOP to a process and its children.
+    Pause(WorkerName),
+    /// Answer a hello.
+    Welcome { link: LinkId, conductor: Option<Conductor> },
+    /// Answer a hello with no.
+    Refuse { link: LinkId, reason: String },
+    /// Tell a worker something.
+    Send { link: LinkId, message: ControllerMessage },
+    /// A worker's address is known.
+    Address { worker: WorkerName, address: String },
+    /// Report something.
+    Emit(RunEvent),
+    /// The run is over.
+    Done(Result<Outcome, RunError>),
+}
+
+/// What a fault does to a process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Hit {
+    /// Killed; its end is on its way.
+    Killed,
+    /// Stopped for good.
+    Paused,
+}
+
+/// When a process that was ended had said nothing for too long.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Overdue {
+    /// It never registered: another one would not either.
+    AtStart,
+    /// Later.
+    Since,
+}
+
+/// A process that was started and has not ended.
+#[derive(Debug, Default)]
+pub(crate) struct Worker {
+    pub(crate) link: Option<LinkId>,
+    /// Since when it should have said something; none while it is attached and listens.
+    pub(crate) silent_since: Option<Duration>,
+    /// As its hello says.
+    pub(crate) server: proto::Server,
+    /// It is registered: its addresses are known.
+    pub(crate) listening: bool,
+    pub(crate) ring_address: String,
+    /// Cost a second of its server, as its last report with work says.
+    pub(crate) speed: Option<u64>,
+    /// What it said about its own end.
+    pub(crate) account: Option<Finished>,
+    /// What a fault of the user did to it: its end is no crash of its own.
+    pub(crate) hit: Option<Hit>,
+    /// The supervisor has killed it.
+    pub(crate) killed: bool,
+    /// It was ended because nothing was heard from it.
+    pub(crate) overdue: Option<Overdue>,
+}

@@ -1,0 +1,276 @@
+//! The part of the decisions about how a job ends: trainers that finish, fail or die, restarts,
+//! interrupts.
+//!
+//! ```text
+//!                    all completed               all servers gone
+//! Running ───────────────────────────► Farewell ──────────────────► Done(Ok)
+//!  │  │  first failure      all gone                     all gone
+//!  │  └───────────► Survivors ──┬──► Killing(Restart) ──────────► Running, next attempt
+//!  │ interrupt                  └──► Killing(Done(JobFailed)) ──► Done
+//!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
+//! ```
+//!
+//! Every state but Running has an end in time: at its deadline everything that lives is killed.
+
+use std::fmt;
+use std::time::Duration;
+
+use cadre_control::proto::{Drain, Finished, Stop, finished};
+use cadre_crds::FailureAction;
+
+use super::action::{Action, Overdue, Worker};
+use super::event::{Level, Outcome, Role, RunError, RunEvent, WorkerName};
+use super::state::{BAD_INPUT, State};
+
+/// What the run is doing.
+#[derive(Debug)]
+pub(crate) enum Mode {
+    /// Training.
+    Running,
+    /// A trainer has failed; the others write their checkpoint and leave.
+    Survivors { until: Duration },
+    /// The user has interrupted; trainers write a checkpoint and leave.
+    Interrupted { until: Duration },
+    /// The job is done; servers leave.
+    Farewell { until: Duration },
+    /// Everything has been killed.
+    Killing(Next),
+}
+
+impl Mode {
+    /// When everything that still lives is killed.
+    pub(crate) fn until(&self) -> Option<Duration> {
+        match *self {
+            Self::Survivors { until } | Self::Interrupted { until } | Self::Farewell { until } => {
+                Some(until)
+            }
+            Self::Running | Self::Killing(_) => None,
+        }
+    }
+}
+
+/// What comes when nothing lives any more.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Another attempt.
+    Restart,
+    /// The end.
+    Done(Result<Outcome, RunError>),
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exit {
+    /// Its exit code, if it had one.
+    pub(crate) code: Option<i32>,
+    /// Else the signal that ended it.
+    pub(crate) signal: Option<i32>,
+    /// Last lines of its log.
+    pub(crate) log: Vec<String>,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code, self.signal) {
+            (Some(code), _) => write!(f, "exit code {code}"),
+            (None, Some(9)) => write!(f, "killed by SIGKILL"),
+            (None, Some(signal)) => write!(f, "killed by signal {signal}"),
+            (None, None) => write!(f, "ended in an unknown way"),
+        }
+    }
+}
+
+impl Exit {
+    /// One line about the end: what it said to us, else its last error line, else how it ended.
+    pub(crate) fn last_words(&self, name: WorkerName, account: Option<&Finished>) -> String {
+        let said = account.map(|it| it.message.clone()).filter(|it| !it.is_empty());
+        let error = self.log.iter().rev().find_map(|line| line.strip_prefix("error: "));
+        said.or_else(|| error.map(str::to_owned)).unwrap_or_else(|| format!("{name}: {self}"))
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause {
+    worker: WorkerName,
+    exit: Exit,
+    words: String,
+}
+
+impl State {
+    /// A trainer is gone; it is no longer in `workers`.
+    pub(crate) fn trainer_ended(
+        &mut self,
+        now: Duration,
+        name: WorkerName,
+        worker: &Worker,
+        exit: Exit,
+        out: &mut Vec<Action>,
+    ) {
+        let outcome = worker.account.as_ref().map(Finished::outcome);
+        let completed = match outcome {
+            Some(outcome) => outcome == finished::Outcome::Completed,
+            // A program that does not speak with us says it by its exit code.
+            None => exit.code == Some(0),
+        };
+        if completed {
+            self.completed += 1;
+            return;
+        }
+        if exit.code == Some(BAD_INPUT) && !matches!(self.mode, Mode::Killing(_)) {
+            let message = exit.last_words(name, worker.account.as_ref());
+            self.kill_all_then(Err(RunError::BadInput { message }), out);
+            return;
+        }
+        if worker.killed && worker.overdue.is_none() {
+            return;
+        }
+        let words = if worker.overdue == Some(Overdue::AtStart) {
+            "it did not register with the supervisor in time".to_owned()
+        } else if worker.overdue == Some(Overdue::Since) {
+            format!("nothing was heard from it for {:?}", self.config.limits.register)
+        } else {
+            exit.last_words(name, worker.account.as_ref())
+        };
+        let dead = exit.code.is_none();
+        // Who was killed is the cause; who fails because a peer is gone is not.
+        if self.cause.as_ref().is_none_or(|it| dead && it.exit.code.is_some()) {
+            self.cause = Some(Cause { worker: name, exit, words });
+        }
+        if let Mode::Running = self.mode {
+            self.mode = Mode::Survivors { until: now + self.config.limits.survivors };
+            let cause = self.cause.as_ref().map_or(String::new(), |it| it.exit.to_string());
+            self.notice(Level::Error, format!("{name}: {cause}; the other trainers stop"), out);
+        }
+    }
+
+    /// After an end: is it time for the next thing?
+    pub(crate) fn settle(&mut self, now: Duration, out: &mut Vec<Action>) {
+        let trainers = self.workers.keys().any(|name| name.role == Role::Trainer);
+        let all_completed = self.completed == self.config.trainers();
+        match &self.mode {
+            Mode::Running | Mode::Interrupted { .. } if !trainers && all_completed => {
+                self.farewell(now, out);
+            }
+            Mode::Interrupted { .. } if !trainers => {
+                self.kill_all_then(Err(RunError::Interrupted), out);
+            }
+            Mode::Survivors { .. } if !trainers => self.judge(out),
+            Mode::Running
+            | Mode::Survivors { .. }
+            | Mode::Interrupted { .. }
+            | Mode::Farewell { .. }
+            | Mode::Killing(_) => {}
+        }
+        if !self.workers.is_empty() {
+            return;
+        }
+        match std::mem::replace(&mut self.mode, Mode::Running) {
+            Mode::Farewell { .. } => done(Ok(self.outcome()), out),
+            Mode::Killing(Next::Done(result)) => done(result, out),
+            Mode::Killing(Next::Restart) => self.begin(now, out),
+            // Workers are replaced, or trainers are still there, in every other mode.
+            mode @ (Mode::Running | Mode::Survivors { .. } | Mode::Interrupted { .. }) => {
+                self.mode = mode;
+            }
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome { attempts: self.attempt, sample: self.sample.clone() }
+    }
+
+    /// All trainers are done: servers may leave.
+    fn farewell(&mut self, now: Duration, out: &mut Vec<Action>) {
+        self.mode = Mode::Farewell { until: now + self.config.limits.farewell };
+        for (name, worker) in &mut self.workers {
+            match worker.link {
+                Some(link) if worker.hit.is_none() => {
+                    out.push(Action::Send { link, message: Drain::default().into() });
+                }
+                _ if worker.killed => {}
+                _ => {
+                    worker.killed = true;
+                    out.push(Action::Kill(*name));
+                }
+            }
+        }
+    }
+
+    /// All trainers of a failed attempt are gone: again, or the end?
+    fn judge(&mut self, out: &mut Vec<Action>) {
+        let cause = self.cause.take().expect("an attempt only fails with a cause");
+        let policy = &self.config.job.spec.failure_policy;
+        let code = cause.exit.code.and_then(|code| u32::try_from(code).ok());
+        let rule = policy
+            .rules
+            .iter()
+            .find(|rule| code.is_some_and(|code| rule.exit_codes.contains(&code)));
+        let allowed = policy.max_restarts;
+        let (again, counts) = match rule.map(|rule| rule.action) {
+            Some(FailureAction::FailJob) => (false, true),
+            Some(FailureAction::RestartUncounted) => (true, false),
+            Some(FailureAction::Restart) | None => (self.restarts < allowed, true),
+        };
+        let Cause { worker, exit, words } = cause;
+        if again {
+            self.restarts += u32::from(counts);
+            let text = format!("{worker}: {exit}; restarting from the newest checkpoint");
+            self.notice(Level::Warning, text, out);
+            self.mode = Mode::Killing(Next::Restart);
+            self.kill_all(out);
+            return;
+        }
+        let said = format!("{worker}: {exit}");
+        let words = if words == said { said } else { format!("{said}: {words}") };
+        let message = format!(
+            "the job failed: {words}; {} of {allowed} restarts used \
+             (spec.failurePolicy.maxRestarts), go on with --resume",
+            self.restarts
+        );
+        self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);
+    }
+
+    /// Ends everything at once, then the run with `result`.
+    pub(crate) fn kill_all_then(
+        &mut self,
+        result: Result<Outcome, RunError>,
+        out: &mut Vec<Action>,
+    ) {
+        self.kill_all(out);
+        self.mode = Mode::Killing(Next::Done(result));
+        if self.workers.is_empty() {
+            self.settle(Duration::ZERO, out);
+        }
+    }
+
+    /// The first interrupt asks for a checkpoint, the second kills.
+    pub(crate) fn interrupt(&mut self, now: Duration, out: &mut Vec<Action>) {
+        let conductor = self.conductor().filter(|(_, worker)| worker.listening);
+        let link = conductor.and_then(|(_, worker)| worker.link);
+        match (&self.mode, link) {
+            (Mode::Running, Some(link)) => {
+                out.push(Action::Send { link, message: Stop { checkpoint: true }.into() });
+                self.mode = Mode::Interrupted { until: now + self.config.limits.interrupt };
+                let text = "interrupted: waiting for a checkpoint; once more ends it at once";
+                self.notice(Level::Warning, text.to_owned(), out);
+            }
+            (Mode::Farewell { .. }, _) => self.kill_all(out),
+            (Mode::Killing(Next::Done(_)), _) => {}
+            (
+                Mode::Running
+                | Mode::Survivors { .. }
+                | Mode::Interrupted { .. }
+                | Mode::Killing(Next::Restart),
+                _,
+            ) => self.kill_all_then(Err(RunError::Interrupted), out),
+        }
+    }
+}
+
+fn done(result: Result<Outcome, RunError>, out: &mut Vec<Action>) {
+    if let Ok(outcome) = &result {
+        out.push(Action::Emit(RunEvent::Finished(outcome.clone())));
+    }
+    out.push(Action::Done(result));
+}

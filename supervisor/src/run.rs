@@ -1,0 +1,329 @@
+//! The shell around the decisions: carries out actions, brings in what happens.
+//!
+//! In: a [`RunConfig`]. Out: events, and the end of the run. One thread owns everything here: the
+//! caller's, which has to outlive all workers since they die with it. Others only put into its queue:
+//! the control service, one waiting thread per process, and [`Interrupt`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use cadre_control::proto::{self, Welcome};
+use cadre_control::server::{self, Event, Link, LinkId};
+use cadre_control::{CONTROL_VERSION, DATA_VERSION, Settings, job_secret};
+use cadre_crds::Wire;
+use rustix::process::Signal;
+
+use super::action::{Action, Input};
+use super::config::RunConfig;
+use super::event::{Attempt, Outcome, ProcessRecord, RunError, RunEvent, WorkerName};
+use super::room::Room;
+use super::spawn::Processes;
+use super::state::State;
+
+/// Things that wait for the supervisor; who puts more waits.
+const QUEUE: usize = 4096;
+/// Longest sleep when nothing is due.
+const LONGEST_WAIT: Duration = Duration::from_hours(1);
+
+/// Runs a job to its end. Blocks; when it returns nothing that it started is left running.
+///
+/// # Errors
+///
+/// [`RunError::BadInput`] for what cannot be run, [`RunError::JobFailed`] for what did not finish,
+/// [`RunError::Interrupted`] when the user ended it.
+pub fn run(
+    config: RunConfig,
+    events: Sender<RunEvent>,
+    interrupt: &Interrupt,
+) -> Result<Outcome, RunError> {
+    let checkpoints = config.out.join("checkpoints");
+    let newest = if config.resume { newest_checkpoint(&checkpoints) } else { None };
+    if config.resume && newest.is_none() {
+        return Err(bad_input(format!(
+            "nothing to resume: {} has no checkpoint; leave --resume out",
+            checkpoints.display()
+        )));
+    }
+    config.check(newest.as_ref().map_or(0, |(step, _)| *step))?;
+    let room = Room::new().map_err(bad_input)?;
+    let socket = room.socket();
+    let listener = UnixListener::bind(&socket).map_err(|source| {
+        bad_input(format!("control socket {}: {source}; set TMPDIR", socket.display()))
+    })?;
+    let (wake, queue) = sync_channel(QUEUE);
+    let (control_events, mut from_control) = tokio::sync::mpsc::channel(QUEUE);
+    let control = server::spawn(listener, DATA_VERSION, control_events)
+        .map_err(|error| bad_input(error.to_string()))?;
+    let forward = wake.clone();
+    std::thread::Builder::new()
+        .name("control-events".into())
+        .spawn(move || {
+            while let Some(event) = from_control.blocking_recv() {
+                if forward.send(Wake::Control(Box::new(event))).is_err() {
+                    return;
+                }
+            }
+        })
+        .map_err(|source| bad_input(format!("no thread: {source}; raise the limit")))?;
+    interrupt.listen(wake.clone());
+    let processes = Processes::new(&config, &socket).map_err(|it| bad_input(it.to_string()))?;
+    let mut shell = Shell {
+        secret: job_secret()
+            .map_err(|source| bad_input(format!("no randomness for the job's secret: {source}")))?
+            .to_vec(),
+        settings: settings(&config, checkpoints),
+        state: State::new(config),
+        started: Instant::now(),
+        processes,
+        records: BTreeMap::new(),
+        links: BTreeMap::new(),
+        events,
+        wake,
+    };
+    let result = shell.run(&queue);
+    // Links first, so that the service has nobody left to talk to; then the service, then the room.
+    drop(shell);
+    drop(control);
+    drop(room);
+    result
+}
+
+/// Asks a run to end; clones are the same. The first time with a checkpoint, the second at once.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt {
+    inner: Arc<Mutex<Raised>>,
+}
+
+#[derive(Debug, Default)]
+struct Raised {
+    /// Raised before the run listened.
+    early: usize,
+    run: Option<SyncSender<Wake>>,
+}
+
+impl Interrupt {
+    /// Asks; may be called from any thread, before, during and after the run.
+    pub fn raise(&self) {
+        let mut raised = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        match &raised.run {
+            // A queue that is full or gone has no use for it.
+            Some(run) => drop(run.try_send(Wake::Interrupt)),
+            None => raised.early += 1,
+        }
+    }
+
+    fn listen(&self, run: SyncSender<Wake>) {
+        let mut raised = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..std::mem::take(&mut raised.early) {
+            let _ = run.try_send(Wake::Interrupt);
+        }
+        raised.run = Some(run);
+    }
+}
+
+/// What wakes the supervisor.
+#[derive(Debug)]
+enum Wake {
+    Control(Box<Event>),
+    Ended(WorkerName),
+    Interrupt,
+}
+
+struct Shell {
+    state: State,
+    settings: Settings,
+    secret: Vec<u8>,
+    started: Instant,
+    processes: Processes,
+    records: BTreeMap<WorkerName, ProcessRecord>,
+    links: BTreeMap<LinkId, Link>,
+    events: Sender<RunEvent>,
+    wake: SyncSender<Wake>,
+}
+
+impl Shell {
+    fn run(&mut self, queue: &std::sync::mpsc::Receiver<Wake>) -> Result<Outcome, RunError> {
+        let mut actions = Vec::new();
+        self.state.begin(self.started.elapsed(), &mut actions);
+        loop {
+            if let Some(result) = self.act_all(actions) {
+                return result;
+            }
+            let due = self.state.next_deadline().unwrap_or(Duration::MAX);
+            let patience = due.saturating_sub(self.started.elapsed());
+            let input = match queue.recv_timeout(patience.min(LONGEST_WAIT)) {
+                Ok(wake) => self.input(wake),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Input::Tick,
+            };
+            actions = Vec::new();
+            self.state.handle(self.started.elapsed(), input, &mut actions);
+        }
+    }
+
+    fn input(&mut self, wake: Wake) -> Input {
+        match wake {
+            Wake::Control(event) => match *event {
+                Event::Attached { link, hello, caller: _ } => {
+                    let id = link.id();
+                    self.links.insert(id, link);
+                    Input::Attached { link: id, hello: *hello }
+                }
+                Event::Message { link, message } => Input::Said { link, message },
+                Event::Detached { link } => {
+                    // All that it said has been taken before: one that has said goodbye may go.
+                    if let Some(link) = self.links.remove(&link) {
+                        link.farewell();
+                    }
+                    Input::Detached { link }
+                }
+            },
+            Wake::Ended(worker) => {
+                self.records.remove(&worker);
+                Input::Exited { worker, exit: self.processes.bury(worker) }
+            }
+            Wake::Interrupt => Input::Interrupt,
+        }
+    }
+
+    /// Carries out actions and those that follow from them, until the run is over.
+    fn act_all(&mut self, actions: Vec<Action>) -> Option<Result<Outcome, RunError>> {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Done(result) => return Some(result),
+                Action::BeginAttempt { number } => self.begin(number),
+                Action::Spawn(worker) => {
+                    if let Err(message) = self.spawn(worker) {
+                        let mut more = Vec::new();
+                        let failed = Input::SpawnFailed { worker, message };
+                        self.state.handle(self.started.elapsed(), failed, &mut more);
+                        actions.extend(more);
+                    }
+                }
+                Action::Kill(worker) => self.processes.signal(worker, Signal::KILL),
+                Action::Pause(worker) => self.processes.signal(worker, Signal::STOP),
+                Action::Welcome { link, conductor } => self.welcome(link, conductor),
+                Action::Refuse { link, reason } => {
+                    if let Some(link) = self.links.remove(&link) {
+                        link.refuse(&reason);
+                    }
+                }
+                Action::Send { link, message } => self.send(link, message),
+                Action::Address { worker, address } => {
+                    if let Some(record) = self.records.get_mut(&worker) {
+                        record.address = address;
+                        let record = record.clone();
+                        self.emit(RunEvent::Process(record));
+                    }
+                }
+                Action::Emit(event) => self.emit(event),
+            }
+        }
+        None
+    }
+
+    /// Tells a worker its job; one that cannot be told all of it is refused.
+    fn welcome(&mut self, link: LinkId, conductor: Option<proto::Conductor>) {
+        self.settings.faults = self.state.pending_moments();
+        let Some(to) = self.links.get(&link) else { return };
+        match self.settings.to_text(to.control_version()) {
+            Ok(settings) => {
+                let welcome = Welcome {
+                    job_secret: self.secret.clone(),
+                    conductor,
+                    settings,
+                    control_version: CONTROL_VERSION,
+                    session: String::new(),
+                };
+                self.send(link, welcome);
+            }
+            Err(error) => {
+                if let Some(link) = self.links.remove(&link) {
+                    link.refuse(&error.to_string());
+                }
+            }
+        }
+    }
+
+    fn emit(&self, event: RunEvent) {
+        // Nobody listens any more: the run goes on and its result is still returned.
+        let _ = self.events.send(event);
+    }
+
+    fn send(&mut self, link: LinkId, message: impl Into<cadre_control::proto::ControllerMessage>) {
+        if let Some(to) = self.links.get(&link)
+            && let Err(error) = to.send(message)
+        {
+            tracing::warn!(%error, "link dropped");
+            self.links.remove(&link);
+        }
+    }
+
+    /// Attempts after the first, and resumed runs, go on from the newest checkpoint.
+    fn begin(&mut self, number: u32) {
+        let goes_on = number > 1 || self.state.config.resume;
+        let newest = if goes_on { newest_checkpoint(&self.settings.checkpoints) } else { None };
+        let (first_step, checkpoint) = match newest {
+            Some((step, path)) => (step, Some(path)),
+            None => (0, None),
+        };
+        self.settings.attempt = number;
+        self.settings.resume.clone_from(&checkpoint);
+        self.emit(RunEvent::Attempt(Attempt { number, first_step, checkpoint }));
+    }
+
+    fn spawn(&mut self, worker: WorkerName) -> Result<(), String> {
+        let wake = self.wake.clone();
+        // The run is over when nobody takes it.
+        let ended = move || drop(wake.send(Wake::Ended(worker)));
+        let pid = self
+            .processes
+            .spawn(worker, self.settings.attempt, ended)
+            .map_err(|error| error.to_string())?;
+        let started = SystemTime::now();
+        let record = ProcessRecord { worker, pid, address: String::new(), started };
+        self.records.insert(worker, record.clone());
+        self.emit(RunEvent::Process(record));
+        Ok(())
+    }
+}
+
+fn bad_input(message: String) -> RunError {
+    RunError::BadInput { message }
+}
+
+/// The settings of every worker, but for what an attempt changes.
+fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
+    let attention = &config.job.spec.attention;
+    Settings {
+        job: config.job.metadata.name.clone().unwrap_or_default(),
+        attempt: 1,
+        trainers: config.trainers(),
+        attention: config.attention,
+        wire: attention.wire.unwrap_or(Wire::F32),
+        reproducible: attention.reproducible,
+        on_pool_loss: attention.on_pool_loss,
+        pool_wait_seconds: attention.pool_wait_seconds,
+        suspect_after_milliseconds: config.pool.spec.health.suspect_after_milliseconds,
+        trainer_suspect_after_seconds: config.job.spec.failure_policy.suspect_after_seconds,
+        checkpoints,
+        checkpoints_kept: config.job.spec.checkpoint.keep,
+        // Each step tells of its own here.
+        failovers: 0,
+        resume: None,
+        headers: config.headers.clone(),
+        faults: Vec::new(),
+    }
+}
+
+/// The newest `step-N` of a folder; N steps are done in it.
+fn newest_checkpoint(folder: &Path) -> Option<(u64, PathBuf)> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok();
+    let paths = entries.filter_map(|entry| entry.ok().map(|it| it.path()));
+    paths.filter_map(|path| Some((step(&path)?, path))).max_by_key(|(step, _)| *step)
+}

@@ -1,0 +1,245 @@
+//! Starts, signals and buries the processes of a run.
+//!
+//! In: a worker's name and the container of its pod template. Out: a process in a process group of
+//! its own, its log under `OUT/logs`, and a call when it has ended. Decides nothing.
+//!
+//! A process id stays this process's until [`Processes::bury`], so a signal never hits a stranger.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use cadre_crds::contract;
+use cadre_crds::k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use super::config::RunConfig;
+use super::ending::Exit;
+use super::event::{Role, WorkerName};
+
+/// Bytes of a log that are looked at when its process has ended.
+const TAIL_BYTES: u64 = 16 << 10;
+/// Lines of it that are shown.
+const TAIL_LINES: usize = 20;
+
+/// Processes of a run; dropping it kills and buries all.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    program: PathBuf,
+    out: PathBuf,
+    trainer: Container,
+    server: Container,
+    shared: Vec<(&'static str, String)>,
+    procs_per_node: u16,
+    children: BTreeMap<WorkerName, Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    log: PathBuf,
+    log_start: u64,
+}
+
+impl Processes {
+    /// Makes the folders of the run. `control` is the socket of the control service.
+    pub(crate) fn new(config: &RunConfig, control: &Path) -> Result<Self, Error> {
+        let text = |path: &Path| path.display().to_string();
+        for folder in ["logs", "checkpoints"].into_iter().chain(config.trace.then_some("trace")) {
+            let path = config.out.join(folder);
+            std::fs::create_dir_all(&path).map_err(|source| Error::Folder { path, source })?;
+        }
+        let port = TcpListener::bind(("127.0.0.1", 0))
+            .and_then(|listener| listener.local_addr())
+            .map_err(|source| Error::Port { source })?
+            .port()
+            .to_string();
+        let host = "127.0.0.1".to_owned();
+        let name = |meta: Option<&String>| meta.cloned().unwrap_or_default();
+        let mut shared = vec![
+            (contract::CADRE_CONTROL, text(control)),
+            (contract::CADRE_JOB, name(config.job.metadata.name.as_ref())),
+            (contract::CADRE_POOL, name(config.pool.metadata.name.as_ref())),
+            (contract::CADRE_OUT, text(&config.out)),
+            (contract::CADRE_CHECKPOINTS, text(&config.out.join("checkpoints"))),
+            (
+                contract::CADRE_MEMORY_MIB,
+                config.job.spec.attention.in_place_memory_mebibytes.to_string(),
+            ),
+            (contract::CADRE_PARENT_PID, std::process::id().to_string()),
+            (contract::MASTER_ADDR, host.clone()),
+            (contract::MASTER_PORT, port.clone()),
+            (contract::PET_MASTER_ADDR, host),
+            (contract::PET_MASTER_PORT, port),
+            (contract::PET_NNODES, config.job.spec.nodes.to_string()),
+            (contract::PET_NPROC_PER_NODE, config.job.spec.procs_per_node.to_string()),
+            (contract::WORLD_SIZE, config.trainers().to_string()),
+            (contract::LOCAL_WORLD_SIZE, config.job.spec.procs_per_node.to_string()),
+        ];
+        if config.trace {
+            shared.push((contract::CADRE_TRACE, text(&config.out.join("trace"))));
+        }
+        Ok(Self {
+            program: config.program.clone(),
+            out: config.out.clone(),
+            trainer: container(Some(&config.job.spec.template), contract::TRAINER_CONTAINER),
+            server: container(config.pool.spec.template.as_ref(), contract::SERVER_CONTAINER),
+            shared,
+            procs_per_node: u16::try_from(config.job.spec.procs_per_node.max(1))
+                .unwrap_or(u16::MAX),
+            children: BTreeMap::new(),
+        })
+    }
+
+    /// Starts a process; `ended` is called once, from another thread, when it has ended.
+    pub(crate) fn spawn(
+        &mut self,
+        worker: WorkerName,
+        attempt: u32,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<u32, Error> {
+        let (mut command, program) = self.command(worker);
+        command.env(contract::CADRE_ATTEMPT, attempt.to_string());
+        let WorkerName { role, index, incarnation } = worker;
+        let path = self.out.join("logs").join(format!("{role}-{index}-{incarnation}.log"));
+        let (log, copy, log_start) =
+            open_log(&path).map_err(|source| Error::Log { path: path.clone(), source })?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(copy)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| Error::Start { worker, program, source })?;
+        let id = child.id();
+        let pid = Pid::from_raw(id.cast_signed()).expect("a child has a process id above 0");
+        self.children.insert(worker, Running { child, log: path, log_start });
+        std::thread::Builder::new()
+            .name(format!("wait-{role}-{index}"))
+            .spawn(move || {
+                // Without reaping: the id stays taken until the supervisor has buried it.
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
+                ended();
+            })
+            .map_err(|source| Error::Thread { source })?;
+        Ok(id)
+    }
+
+    fn command(&self, worker: WorkerName) -> (Command, String) {
+        let (container, default) = match worker.role {
+            Role::Trainer => (&self.trainer, "train"),
+            Role::Server => (&self.server, "serve"),
+        };
+        let default = ["cadre".to_owned(), default.to_owned()];
+        let words = container.command.clone().filter(|it| !it.is_empty());
+        let words = words.unwrap_or_else(|| default.to_vec());
+        let (first, rest) = words.split_first().expect("an empty command was replaced");
+        let program = if first == "cadre" { self.program.clone() } else { PathBuf::from(first) };
+        let mut command = Command::new(&program);
+        command.args(rest).args(container.args.iter().flatten());
+        for variable in container.env.iter().flatten() {
+            if let Some(value) = &variable.value
+                && !contract::is_reserved(&variable.name)
+            {
+                command.env(&variable.name, value);
+            }
+        }
+        command.envs(self.shared.iter().map(|(name, value)| (name, value)));
+        let role = match worker.role {
+            Role::Trainer => contract::ROLE_TRAINER,
+            Role::Server => contract::ROLE_SERVER,
+        };
+        command.env(contract::CADRE_ROLE, role);
+        command.env(contract::CADRE_INDEX, worker.index.to_string());
+        command.env(contract::CADRE_INCARNATION, worker.incarnation.to_string());
+        if worker.role == Role::Trainer {
+            let node = worker.index / self.procs_per_node;
+            command.env(contract::RANK, worker.index.to_string());
+            command.env(contract::LOCAL_RANK, (worker.index % self.procs_per_node).to_string());
+            command.env(contract::GROUP_RANK, node.to_string());
+            command.env(contract::PET_NODE_RANK, node.to_string());
+        }
+        (command, program.display().to_string())
+    }
+
+    /// Sends a signal to a process and its children; nothing when it is gone.
+    pub(crate) fn signal(&self, worker: WorkerName, signal: Signal) {
+        let Some(running) = self.children.get(&worker) else { return };
+        let group = Pid::from_raw(running.child.id().cast_signed());
+        let group = group.expect("a child has a process id above 0");
+        // It may have ended a moment ago, which is what a signal would want.
+        let _ = kill_process_group(group, signal);
+    }
+
+    /// Takes the end of a process that has ended, and ends what it has started.
+    pub(crate) fn bury(&mut self, worker: WorkerName) -> Exit {
+        self.signal(worker, Signal::KILL);
+        let Some(mut running) = self.children.remove(&worker) else { return Exit::default() };
+        let status = running.child.wait().ok();
+        Exit {
+            code: status.and_then(|it| it.code()),
+            signal: status.and_then(|it| it.signal()),
+            log: tail(&running.log, running.log_start).unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        let names: Vec<WorkerName> = self.children.keys().copied().collect();
+        for name in names {
+            self.bury(name);
+        }
+    }
+}
+
+/// The container of a pod template that the worker runs in, or an empty one.
+fn container(template: Option<&PodTemplateSpec>, name: &str) -> Container {
+    let containers = template.and_then(|it| it.spec.as_ref()).map(|it| it.containers.as_slice());
+    let found = containers.unwrap_or_default().iter().find(|it| it.name == name);
+    found.cloned().unwrap_or_default()
+}
+
+fn open_log(path: &Path) -> std::io::Result<(File, File, u64)> {
+    let mut log = OpenOptions::new().create(true).append(true).open(path)?;
+    let start = log.seek(SeekFrom::End(0))?;
+    let copy = log.try_clone()?;
+    Ok((log, copy, start))
+}
+
+/// Last lines of a log, not before `start`.
+fn tail(path: &Path, start: u64) -> std::io::Result<Vec<String>> {
+    let mut log = File::open(path)?;
+    let end = log.seek(SeekFrom::End(0))?;
+    log.seek(SeekFrom::Start(start.max(end.saturating_sub(TAIL_BYTES))))?;
+    let mut bytes = Vec::new();
+    log.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    Ok(lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
+}
+
+/// Why a process cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// No folder.
+    #[error("folder {}: {source}; choose another --out", path.display())]
+    Folder { path: PathBuf, source: std::io::Error },
+    /// No log.
+    #[error("log {}: {source}; free space or choose another --out", path.display())]
+    Log { path: PathBuf, source: std::io::Error },
+    /// No port left.
+    #[error("no free port on 127.0.0.1: {source}; end programs that hold ports")]
+    Port { source: std::io::Error },
+    /// The program does not start.
+    #[error("{worker} does not start: {program}: {source}; correct the container's command")]
+    Start { worker: WorkerName, program: String, source: std::io::Error },
+    /// No thread left.
+    #[error("no thread for a worker: {source}; raise the limit on processes")]
+    Thread { source: std::io::Error },
+}

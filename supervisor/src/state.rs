@@ -1,0 +1,340 @@
+//! Decides what the supervisor does: which process to start, replace or kill, who is told what.
+//!
+//! In: [`Input`]s with the time since the run began. Out: [`Action`]s, to be carried out in order.
+//! Who registers and what workers say is in [`super::registration`], how trainers end and what
+//! follows in [`super::ending`], slots in [`super::slots`].
+//!
+//! Invariant: `workers` holds exactly the processes that were started and whose end has not been
+//! reported; `Done` is the last action and comes only when it is empty. Pure: no clock, no IO.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use cadre_control::Moment;
+use cadre_control::proto::{self, Kind, View};
+use cadre_control::server::LinkId;
+
+use super::action::{Action, Hit, Input, Overdue, Worker};
+use super::config::{Limits, RunConfig};
+use super::ending::{Cause, Exit, Mode};
+use super::event::{Level, Role, RunError, RunEvent, WorkerName};
+use super::fault::Fault;
+use super::slots::Slots;
+
+/// Exit code of a worker that refuses what the user gave.
+pub(crate) const BAD_INPUT: i32 = 2;
+/// Deaths within [`Limits::crash_loop`] after which a server is given up.
+const CRASHES: usize = 3;
+
+/// The supervisor's knowledge.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: RunConfig,
+    pub(crate) attempt: u32,
+    pub(crate) restarts: u32,
+    pub(crate) mode: Mode,
+    pub(crate) workers: BTreeMap<WorkerName, Worker>,
+    pub(crate) completed: u16,
+    pub(crate) cause: Option<Cause>,
+    pub(crate) sample: Option<String>,
+    /// The last step of this attempt that was told of.
+    pub(crate) reported: Option<u64>,
+    pub(crate) slots: Slots,
+    pub(crate) servers: u16,
+    next_incarnation: BTreeMap<u16, u32>,
+    crashes: BTreeMap<u16, VecDeque<Duration>>,
+    pending_faults: Vec<Fault>,
+    pub(crate) view: Option<View>,
+    pub(crate) view_counter: u64,
+}
+
+impl State {
+    /// Nothing runs yet; [`Self::begin`] starts the first attempt.
+    pub(crate) fn new(config: RunConfig) -> Self {
+        let in_place = if config.in_place() { config.trainers() } else { 0 };
+        Self {
+            attempt: 0,
+            restarts: 0,
+            mode: Mode::Running,
+            workers: BTreeMap::new(),
+            completed: 0,
+            cause: None,
+            sample: None,
+            reported: None,
+            slots: Slots::new(config.servers(), in_place, Duration::ZERO),
+            servers: config.servers(),
+            next_incarnation: BTreeMap::new(),
+            crashes: BTreeMap::new(),
+            pending_faults: config.faults.clone(),
+            view: None,
+            view_counter: 0,
+            config,
+        }
+    }
+
+    /// Starts trainers and servers of the next attempt.
+    pub(crate) fn begin(&mut self, now: Duration, out: &mut Vec<Action>) {
+        self.attempt += 1;
+        self.mode = Mode::Running;
+        self.completed = 0;
+        self.cause = None;
+        self.view = None;
+        self.view_counter = 0;
+        self.reported = None;
+        self.crashes.clear();
+        self.slots.vacate_all(now);
+        out.push(Action::BeginAttempt { number: self.attempt });
+        for index in 0..self.config.trainers() {
+            let incarnation = self.attempt - 1;
+            self.spawn(WorkerName { role: Role::Trainer, index, incarnation }, now, out);
+        }
+        for index in 0..self.servers {
+            self.spawn_server(index, now, out);
+        }
+    }
+
+    /// Takes one input.
+    pub(crate) fn handle(&mut self, now: Duration, input: Input, out: &mut Vec<Action>) {
+        match input {
+            Input::Attached { link, hello } => self.attached(now, link, &hello, out),
+            Input::Said { link, message } => {
+                if let Some(worker) = self.by_link(link) {
+                    self.said(now, worker, message, out);
+                }
+            }
+            Input::Detached { link } => {
+                if let Some(name) = self.by_link(link)
+                    && let Some(worker) = self.workers.get_mut(&name)
+                {
+                    worker.link = None;
+                    worker.silent_since = Some(now);
+                }
+            }
+            Input::SpawnFailed { worker, message } => {
+                self.workers.remove(&worker);
+                self.kill_all_then(Err(RunError::BadInput { message }), out);
+            }
+            Input::Exited { worker: name, exit } => {
+                let Some(worker) = self.workers.remove(&name) else { return };
+                let how = exit.to_string();
+                out.push(Action::Emit(RunEvent::ProcessEnded { worker: name, how }));
+                match name.role {
+                    Role::Trainer => self.trainer_ended(now, name, &worker, exit, out),
+                    Role::Server => self.server_ended(now, name, &worker, &exit, out),
+                }
+                self.settle(now, out);
+            }
+            Input::Interrupt => self.interrupt(now, out),
+            Input::Tick => {}
+        }
+        self.deadlines(now, out);
+        self.offer_view(out);
+    }
+
+    /// When [`Input::Tick`] is due at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let Limits { register, .. } = self.config.limits;
+        let silent = self.workers.values().filter(|it| !it.killed && it.hit.is_none());
+        let silent = silent.filter_map(|it| it.silent_since).min().map(|since| since + register);
+        let reshape = match (&self.mode, &self.view) {
+            (Mode::Running, Some(_)) => self.slots.next_reshape(self.reshape_after()),
+            _ => None,
+        };
+        let alive = self.workers.values().any(|it| !it.killed);
+        let until = self.mode.until().filter(|_| alive);
+        [silent, reshape, until].into_iter().flatten().min()
+    }
+
+    fn reshape_after(&self) -> Duration {
+        Duration::from_secs(u64::from(self.config.pool.spec.health.reshape_after_seconds))
+    }
+
+    fn by_link(&self, link: LinkId) -> Option<WorkerName> {
+        self.workers.iter().find(|(_, it)| it.link == Some(link)).map(|(name, _)| *name)
+    }
+
+    /// Trainer 0, while it lives.
+    pub(crate) fn conductor(&self) -> Option<(WorkerName, &Worker)> {
+        let first = self.workers.first_key_value().map(|(name, worker)| (*name, worker));
+        first.filter(|(name, _)| name.role == Role::Trainer && name.index == 0)
+    }
+
+    fn spawn(&mut self, name: WorkerName, now: Duration, out: &mut Vec<Action>) {
+        self.workers.insert(name, Worker { silent_since: Some(now), ..Worker::default() });
+        out.push(Action::Spawn(name));
+    }
+
+    fn spawn_server(&mut self, index: u16, now: Duration, out: &mut Vec<Action>) {
+        let next = self.next_incarnation.entry(index).or_default();
+        let name = WorkerName { role: Role::Server, index, incarnation: *next };
+        *next += 1;
+        self.spawn(name, now, out);
+    }
+
+    /// Kills what is overdue, takes out slots that were vacant for too long.
+    fn deadlines(&mut self, now: Duration, out: &mut Vec<Action>) {
+        if self.mode.until().is_some_and(|until| until <= now) {
+            self.kill_all(out);
+        }
+        let Limits { register, .. } = self.config.limits;
+        let overdue = |it: &Worker| it.silent_since.is_some_and(|since| since + register <= now);
+        let late: Vec<WorkerName> = self
+            .workers
+            .iter()
+            .filter(|(_, it)| !it.killed && it.hit.is_none() && overdue(it))
+            .map(|(name, _)| *name)
+            .collect();
+        for name in late {
+            let text = format!("{name} has not registered within {register:?}; ending it");
+            self.notice(Level::Warning, text, out);
+            if let Some(worker) = self.workers.get_mut(&name) {
+                let late = if worker.listening { Overdue::Since } else { Overdue::AtStart };
+                worker.overdue = Some(late);
+                worker.killed = true;
+                out.push(Action::Kill(name));
+            }
+        }
+        if let (Mode::Running, Some(_)) = (&self.mode, &self.view) {
+            let after = self.reshape_after();
+            for slot in self.slots.reshape(now, after) {
+                let text = format!(
+                    "slot {slot} has been vacant for {after:?} and leaves the view; \
+                     later steps may have other bits"
+                );
+                self.notice(Level::Warning, text, out);
+            }
+        }
+    }
+
+    #[allow(clippy::unused_self, reason = "reads as what the supervisor says")]
+    pub(crate) fn notice(&self, level: Level, text: String, out: &mut Vec<Action>) {
+        out.push(Action::Emit(RunEvent::Notice { level, text }));
+    }
+
+    /// SIGKILL to everything that runs.
+    pub(crate) fn kill_all(&mut self, out: &mut Vec<Action>) {
+        for (name, worker) in self.workers.iter_mut().filter(|(_, it)| !it.killed) {
+            worker.killed = true;
+            out.push(Action::Kill(*name));
+        }
+    }
+
+    /// One server is gone: its slot is vacant, and filled again if that may help.
+    fn server_ended(
+        &mut self,
+        now: Duration,
+        name: WorkerName,
+        worker: &Worker,
+        exit: &Exit,
+        out: &mut Vec<Action>,
+    ) {
+        self.slots.vacate(Kind::Dedicated, name.index, name.incarnation, now);
+        if !matches!(self.mode, Mode::Running | Mode::Interrupted { .. }) {
+            return;
+        }
+        if exit.code == Some(BAD_INPUT) && !worker.listening {
+            let message = exit.last_words(name, worker.account.as_ref());
+            self.kill_all_then(Err(RunError::BadInput { message }), out);
+            return;
+        }
+        let crashes = self.crashes.entry(name.index).or_default();
+        if worker.hit.is_none() {
+            crashes.push_back(now);
+        }
+        let within = self.config.limits.crash_loop;
+        while crashes.front().is_some_and(|&first| first + within < now) {
+            crashes.pop_front();
+        }
+        let loops = crashes.len() >= CRASHES;
+        let then = if !self.config.replace {
+            "its slot stays vacant".to_owned()
+        } else if worker.overdue == Some(Overdue::AtStart) {
+            "it never registered and is not started again".to_owned()
+        } else if loops {
+            format!("it died {CRASHES} times within {within:?} and is not started again")
+        } else {
+            "starting a replacement".to_owned()
+        };
+        self.notice(Level::Warning, format!("{name}: {exit}; {then}"), out);
+        if self.config.replace && worker.overdue != Some(Overdue::AtStart) && !loops {
+            self.spawn_server(name.index, now, out);
+        }
+    }
+
+    /// Breaks what the user ordered for this moment, then lets the conductor go on.
+    pub(crate) fn fire(&mut self, now: Duration, at: Moment, out: &mut Vec<Action>) {
+        let (due, rest) = self.pending_faults.iter().partition(|it| it.at() == at);
+        self.pending_faults = rest;
+        let due: Vec<Fault> = due;
+        for fault in due {
+            let victim = match fault {
+                Fault::AddServer { .. } => {
+                    let index = self.servers;
+                    self.servers += 1;
+                    self.slots.append(index, now);
+                    self.spawn_server(index, now, out);
+                    self.notice(Level::Information, format!("{fault}: server {index} starts"), out);
+                    continue;
+                }
+                Fault::KillServer { index, .. } | Fault::StopServer { index, .. } => {
+                    self.victim(Role::Server, index)
+                }
+                Fault::KillTrainer { index, .. } => {
+                    let last = self.config.trainers() - 1;
+                    self.victim(Role::Trainer, index.or(Some(last)))
+                }
+            };
+            let Some(name) = victim else {
+                let text = format!("{fault} hits nobody: no such worker runs now");
+                self.notice(Level::Warning, text, out);
+                continue;
+            };
+            self.notice(Level::Information, format!("{fault} hits {name}"), out);
+            let worker = self.workers.get_mut(&name).expect("the victim was found among them");
+            if let Fault::StopServer { .. } = fault {
+                worker.hit = Some(Hit::Paused);
+                out.push(Action::Pause(name));
+            } else {
+                worker.hit = Some(Hit::Killed);
+                out.push(Action::Kill(name));
+            }
+        }
+    }
+
+    /// Who a fault hits: a live, registered worker.
+    fn victim(&self, role: Role, index: Option<u16>) -> Option<WorkerName> {
+        let alive = |it: &Worker| it.listening && it.hit.is_none() && !it.killed;
+        let mut names = self.workers.iter().filter(|(_, it)| alive(it)).map(|(name, _)| *name);
+        names.find(|it| it.role == role && index.is_none_or(|index| index == it.index))
+    }
+
+    /// Moments of faults that have not fired.
+    pub(crate) fn pending_moments(&self) -> Vec<Moment> {
+        let mut moments: Vec<Moment> = self.pending_faults.iter().map(Fault::at).collect();
+        moments.sort_unstable();
+        moments.dedup();
+        moments
+    }
+
+    /// The conductor gave a server up: its slot is vacant, and it is replaced as a dead one.
+    pub(crate) fn lost(
+        &mut self,
+        now: Duration,
+        server: &proto::ServerName,
+        out: &mut Vec<Action>,
+    ) {
+        let index = u16::try_from(server.index).unwrap_or(u16::MAX);
+        let name = WorkerName { role: Role::Server, index, incarnation: server.incarnation };
+        if server.kind() != Kind::Dedicated {
+            return;
+        }
+        self.slots.vacate(Kind::Dedicated, index, server.incarnation, now);
+        if let Some(worker) = self.workers.get_mut(&name)
+            && self.config.replace
+            && !worker.killed
+        {
+            worker.killed = true;
+            out.push(Action::Kill(name));
+        }
+    }
+}

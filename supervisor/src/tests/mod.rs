@@ -1,0 +1,283 @@
+//! Tables over the supervisor's decisions: what happens, and what is done about it.
+//!
+//! In: short words for inputs. Out: short words for actions, compared as a whole. No process and no
+//! clock here; real ones are in `tests/supervisor/`.
+
+mod script;
+
+use std::time::Duration;
+
+use cadre_control::proto::{
+    Kind, Notice, Progress, ServerName, ServerReport, finished, notice, worker_message::Message,
+};
+
+use self::script::{Run, config, link, name};
+use super::action::Input;
+use super::config::RunConfig;
+
+#[test]
+fn a_run_starts_everybody_and_offers_a_view_once_all_are_there() {
+    let (mut run, started) = Run::begin(config(2, true, &[]));
+    assert_eq!(started, "attempt 1; spawn t0; spawn t1; spawn s0; spawn s1");
+    assert_eq!(run.attach("s0"), "welcome s0");
+    assert_eq!(run.attach("t0"), "welcome t0");
+    assert_eq!(run.attach("s1"), "welcome s1");
+    assert_eq!(run.attach("t1"), "welcome t1; view 1.1 [0.0 1.0 i0 i1]");
+    assert_eq!(run.attach("s7"), "refuse");
+}
+
+#[test]
+fn a_dead_server_is_replaced_in_its_slot() {
+    let mut run = Run::registered(config(2, false, &[]));
+    assert_eq!(
+        run.exit("s1", None, &[]),
+        "notice server 1: killed by SIGKILL; starting a replacement; spawn s1.1; view 1.2 [0.0 -]"
+    );
+    assert_eq!(run.attach("s1.1"), "welcome s1; view 1.3 [0.0 1.1]");
+}
+
+#[test]
+fn without_replacement_the_slot_stays_vacant_and_leaves_late() {
+    let mut run = Run::registered(RunConfig { replace: false, ..config(2, false, &[]) });
+    assert_eq!(
+        run.exit("s0", None, &[]),
+        "notice server 0: killed by SIGKILL; its slot stays vacant; view 1.2 [- 1.0]"
+    );
+    assert_eq!(run.after(59_999), "");
+    assert_eq!(run.state.next_deadline(), Some(Duration::from_mins(1)));
+    assert_eq!(
+        run.after(1),
+        "notice slot 0 has been vacant for 60s and leaves the view; later steps may have other \
+         bits; view 1.3 [1.0]"
+    );
+}
+
+#[test]
+fn a_server_that_dies_again_and_again_is_given_up() {
+    let mut run = Run::registered(config(2, false, &[]));
+    run.exit("s0", Some(1), &[]);
+    run.attach("s0.1");
+    run.now += 5000;
+    assert!(run.exit("s0.1", Some(1), &[]).contains("spawn s0.2"));
+    run.now += 4000;
+    assert_eq!(
+        run.exit("s0.2", Some(1), &[]),
+        "notice server 0 (incarnation 2): exit code 1; it died 3 times within 10s and is not \
+         started again"
+    );
+}
+
+#[test]
+fn deaths_far_apart_are_forgiven() {
+    let mut run = Run::registered(config(1, true, &[]));
+    for incarnation in 0..6 {
+        let worker = format!("s0.{incarnation}");
+        let done = run.exit(&worker, Some(1), &[]);
+        assert!(done.contains(&format!("spawn s0.{}", incarnation + 1)), "{done}");
+        run.now += 6000;
+        run.attach(&format!("s0.{}", incarnation + 1));
+    }
+}
+
+#[test]
+fn a_server_that_does_not_register_is_ended_and_the_run_starts_without_it() {
+    let (mut run, _) = Run::begin(config(2, false, &[]));
+    for worker in ["t0", "t1", "s0"] {
+        run.attach(worker);
+    }
+    assert_eq!(run.state.next_deadline(), Some(Duration::from_secs(30)));
+    assert_eq!(
+        run.after(30_000),
+        "notice server 1 has not registered within 30s; ending it; kill s1"
+    );
+    assert_eq!(run.state.next_deadline(), None);
+    assert_eq!(
+        run.exit("s1", None, &[]),
+        "notice server 1: killed by SIGKILL; it never registered and is not started again; \
+         view 1.1 [0.0 -]"
+    );
+}
+
+#[test]
+fn trainers_that_all_fall_silent_end_the_attempt_by_name() {
+    let mut run = Run::registered(config(1, false, &[]));
+    for worker in ["t0", "t1"] {
+        assert_eq!(run.input(Input::Detached { link: link(worker) }), "");
+    }
+    assert!(run.after(30_000).contains("kill t0"));
+    let first = run.exit("t0", None, &[]);
+    assert!(first.contains("trainer 0") && first.contains("the other trainers stop"), "{first}");
+    let last = run.exit("t1", None, &[]);
+    assert!(last.contains("kill s0"), "{last}");
+    let end = run.exit("s0", None, &[]);
+    assert!(end.contains("done") && end.contains("nothing was heard from it for 30s"), "{end}");
+}
+
+#[test]
+fn faults_fire_in_their_step_and_the_conductor_goes_on() {
+    let faults = ["kill-server:1@3", "stop-server@3", "add-server@4", "kill-server@3:bwd"];
+    let mut run = Run::registered(config(2, false, &faults));
+    assert_eq!(run.reach(2), "fired 2");
+    assert_eq!(
+        run.reach(3),
+        "notice kill-server:1@3:fwd hits server 1; kill s1; \
+         notice stop-server@3:fwd hits server 0; pause s0; fired 3"
+    );
+    assert_eq!(run.reach(3), "fired 3", "each fires once");
+    run.exit("s1", None, &[]);
+    let name = ServerName { kind: Kind::Dedicated.into(), index: 0, incarnation: 0 };
+    let event = notice::Event::ServerLost.into();
+    let lost = Notice { event, server: Some(name), text: "lost".into(), ..Notice::default() };
+    assert_eq!(run.say("t0", Message::Notice(lost)), "notice lost; kill s0; view 1.3 [- -]");
+    assert!(run.exit("s0", None, &[]).contains("spawn s0.1"));
+    assert_eq!(
+        run.reach(4),
+        "spawn s2; notice add-server@4:fwd: server 2 starts; fired 4; view 1.4 [- - -]"
+    );
+    assert_eq!(run.attach("s2"), "welcome s2; view 1.5 [- - 2.0]");
+}
+
+#[test]
+fn a_finished_job_lets_its_servers_leave() {
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(run.finish("t1", finished::Outcome::Completed), "");
+    assert_eq!(run.finish("t0", finished::Outcome::Completed), "drain s0");
+    assert_eq!(run.exit("s0", Some(0), &[]), "done ok");
+}
+
+#[test]
+fn servers_that_do_not_leave_are_killed() {
+    let mut run = Run::registered(config(1, false, &[]));
+    run.finish("t1", finished::Outcome::Completed);
+    run.finish("t0", finished::Outcome::Completed);
+    assert_eq!(run.after(3000), "kill s0");
+    assert_eq!(run.state.next_deadline(), None);
+    assert_eq!(run.exit("s0", None, &[]), "done ok");
+}
+
+#[test]
+fn a_dead_trainer_fails_the_job_when_no_restart_is_allowed() {
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(
+        run.exit("t1", None, &[]),
+        "notice trainer 1: killed by SIGKILL; the other trainers stop"
+    );
+    assert_eq!(run.finish("t0", finished::Outcome::Failed), "kill s0");
+    assert_eq!(
+        run.exit("s0", None, &[]),
+        "done 3: the job failed: trainer 1: killed by SIGKILL; 0 of 0 restarts used \
+         (spec.failurePolicy.maxRestarts), go on with --resume"
+    );
+}
+
+#[test]
+fn survivors_have_a_grace_and_the_job_starts_again() {
+    let mut settings = config(1, false, &[]);
+    settings.job.spec.failure_policy.max_restarts = 1;
+    let mut run = Run::registered(settings);
+    // The failure of the survivor is heard first; the one who was killed is still the cause.
+    run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
+    assert_eq!(run.after(9_999), "");
+    assert_eq!(run.after(1), "kill t1; kill s0");
+    run.exit("s0", None, &[]);
+    assert_eq!(
+        run.exit("t1", None, &[]),
+        "notice trainer 0: exit code 3; restarting from the newest checkpoint; attempt 2; \
+         spawn t0.1; spawn t1.1; spawn s0.1"
+    );
+    for worker in ["t0.1", "t1.1", "s0.1"] {
+        run.attach(worker);
+    }
+    run.exit("t0.1", None, &[]);
+    run.exit("t1.1", Some(3), &[]);
+    assert!(run.exit("s0.1", None, &[]).starts_with("done 3: the job failed: trainer 0"));
+}
+
+#[test]
+fn who_was_killed_is_the_cause() {
+    let mut run = Run::registered(config(0, true, &[]));
+    run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
+    let done = run.exit("t1", None, &["working"]);
+    assert!(done.contains("failed: trainer 1: killed by SIGKILL;"), "{done}");
+}
+
+#[test]
+fn bad_input_ends_everything_with_the_workers_words() {
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(
+        run.exit("t0", Some(2), &["x", "error: no data in d; give --data"]),
+        "kill t1; kill s0"
+    );
+    run.exit("s0", None, &[]);
+    assert_eq!(run.exit("t1", None, &[]), "done 2: no data in d; give --data");
+}
+
+#[test]
+fn an_interrupt_waits_for_the_checkpoint_and_a_second_one_does_not() {
+    let mut run = Run::registered(config(1, false, &[]));
+    assert!(run.input(Input::Interrupt).starts_with("stop t0; notice interrupted"));
+    run.finish("t0", finished::Outcome::Stopped);
+    assert_eq!(run.finish("t1", finished::Outcome::Stopped), "kill s0");
+    assert!(run.exit("s0", None, &[]).starts_with("done 130"));
+
+    let mut run = Run::registered(config(1, false, &[]));
+    run.input(Input::Interrupt);
+    assert_eq!(run.input(Input::Interrupt), "kill t0; kill t1; kill s0");
+
+    let (mut run, _) = Run::begin(config(1, false, &[]));
+    assert_eq!(run.input(Input::Interrupt), "kill t0; kill t1; kill s0", "nobody to ask yet");
+
+    let mut run = Run::registered(config(1, false, &[]));
+    run.input(Input::Interrupt);
+    assert_eq!(run.after(30_000), "kill t0; kill t1; kill s0", "nobody answered");
+}
+
+#[test]
+fn a_program_that_does_not_start_is_bad_input() {
+    let (mut run, _) = Run::begin(config(1, false, &[]));
+    let failed = |worker, message: &str| Input::SpawnFailed { worker, message: message.into() };
+    assert_eq!(run.input(failed(name("t0"), "no such file")), "kill t1; kill s0");
+    run.input(failed(name("t1"), "no such file"));
+    assert_eq!(run.exit("s0", None, &[]), "done 2: no such file");
+}
+
+#[test]
+fn a_conductor_that_attaches_again_gets_the_view_again() {
+    let mut run = Run::registered(config(1, false, &[]));
+    run.input(Input::Detached { link: link("t0") });
+    assert_eq!(run.attach("t0"), "welcome t0; view 1.1 [0.0]");
+}
+
+#[test]
+fn a_step_that_is_told_again_is_told_of_once() {
+    let mut run = Run::registered(config(1, false, &[]));
+    let step = |step| Message::Progress(Progress { step, ..Progress::default() });
+    assert_eq!(run.say("t0", step(0)), "step 0");
+    assert_eq!(run.say("t0", step(1)), "step 1");
+    run.input(Input::Detached { link: link("t0") });
+    run.attach("t0");
+    assert_eq!(run.say("t0", step(1)), "");
+    assert_eq!(run.say("t0", step(2)), "step 2");
+}
+
+#[test]
+fn a_server_is_held_against_the_others_from_its_first_report_and_those_in_place_count() {
+    let mut run = Run::registered(config(2, true, &[]));
+    let report = |busy_nanoseconds| {
+        Message::ServerReport(ServerReport {
+            cost: 1000,
+            busy_nanoseconds,
+            ..ServerReport::default()
+        })
+    };
+    // Nobody to be held against.
+    assert_eq!(run.say("s0", report(300)), "load s0 0.00");
+    assert_eq!(run.say("t0", report(100)), "load t0 1.00");
+    // Slow from the start.
+    assert_eq!(run.say("s1", report(100)), "load s1 1.00");
+    assert_eq!(run.say("s0", report(300)), "load s0 3.00");
+    assert_eq!(run.say("t1", report(200)), "load t1 2.00");
+    // A second without work says nothing of its speed.
+    assert_eq!(run.say("s0", report(0)), "load s0 0.00");
+    assert_eq!(run.say("s0", report(300)), "load s0 3.00");
+}

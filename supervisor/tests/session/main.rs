@@ -1,0 +1,163 @@
+//! Ranks on `cadre_worker::session` with real processes: the example of the docs, and callers that make mistakes.
+//!
+//! This test program is the trainers and servers too, started again by the supervisor: `acts_as_worker`.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one event out of many")]
+
+mod mistaken;
+#[path = "../../../worker/examples/rank.rs"]
+#[allow(unreachable_pub, reason = "a program of its own elsewhere")]
+mod rank;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::mpsc::channel;
+
+use cadre_control::AttentionPlace;
+use cadre_supervisor::{Interrupt, Limits, RunConfig, RunError, run};
+use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
+use serde_json::json;
+
+const TRAINERS: u16 = 2;
+
+#[test]
+fn acts_as_worker() {
+    let Ok(role) = std::env::var("CADRE_ROLE") else { return };
+    let ended = match (role.as_str(), std::env::var("MISTAKE")) {
+        ("server", _) => server_main(ServerArgs {
+            threads: Threads::ONE,
+            engine: Choice::Cpu,
+            exchange: ExchangeChoice::Tcp,
+            memory_mib: 512,
+        })
+        .map_err(Into::into),
+        (_, Ok(mistake)) => mistaken::main(&mistake),
+        (_, Err(_)) => rank::main(),
+    };
+    let code = ended.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::from(3)
+    });
+    std::process::exit(i32::from(code != ExitCode::SUCCESS) * 3);
+}
+
+fn config(
+    out: &Path,
+    attention: AttentionPlace,
+    faults: &[&str],
+    mistake: Option<&str>,
+) -> RunConfig {
+    let container = |name: &str| {
+        let env: Vec<_> =
+            mistake.map(|it| json!({"name": "MISTAKE", "value": it})).into_iter().collect();
+        json!({"spec": {"containers": [{
+            "name": name,
+            "command": ["cadre"],
+            "args": ["--exact", "acts_as_worker", "--nocapture"],
+            "env": env,
+        }]}})
+    };
+    let pool = json!({
+        "metadata": {"name": "pool"},
+        "spec": {"replicas": 2, "inPlace": false, "template": container("server")},
+    });
+    let job = json!({
+        "metadata": {"name": "job"},
+        "spec": {
+            "template": container("trainer"), "nodes": TRAINERS,
+            "attention": {"poolRef": {"name": "pool"}, "onPoolLoss": "Fail"},
+        },
+    });
+    RunConfig {
+        pool: serde_json::from_value(pool).expect("a pool"),
+        job: serde_json::from_value(job).expect("a job"),
+        steps: 3,
+        out: out.to_owned(),
+        trace: false,
+        resume: false,
+        attention,
+        headers: None,
+        faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
+        replace: false,
+        program: std::env::current_exe().expect("this program"),
+        limits: Limits::default(),
+    }
+}
+
+/// Runs the job to its end; what it came to, and the lines of all ranks.
+fn ended(
+    attention: AttentionPlace,
+    faults: &[&str],
+    mistake: Option<&str>,
+) -> (Result<(), RunError>, BTreeSet<String>) {
+    let out = tempfile::tempdir().expect("a folder of this test");
+    let (events, received) = channel();
+    let config = config(out.path(), attention, faults, mistake);
+    let result = run(config, events, &Interrupt::default());
+    drop(received);
+    let log = |rank: u16| {
+        let path = out.path().join(format!("logs/trainer-{rank}-0.log"));
+        std::fs::read_to_string(path).unwrap_or_default()
+    };
+    let lines = (0..TRAINERS).flat_map(|rank| {
+        log(rank)
+            .lines()
+            .filter(|it| it.starts_with("step "))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    });
+    (result.map(drop), lines.collect())
+}
+
+#[test]
+fn results_have_the_bits_of_a_calm_run_whatever_servers_die() {
+    let of = |lines: &BTreeSet<String>, kind: &str| -> BTreeSet<String> {
+        lines.iter().filter(|it| it.contains(kind)).cloned().collect()
+    };
+    let (result, calm) = ended(AttentionPlace::Pool, &[], None);
+    result.expect("a calm run ends well");
+    // Steps, ranks, layers, directions.
+    assert_eq!(calm.len(), 3 * 2 * 2 * 2, "{calm:#?}");
+    let (result, local) = ended(AttentionPlace::Local, &[], None);
+    result.expect("a local run ends well");
+    assert_eq!(of(&local, " o "), of(&calm, " o "));
+    for fault in ["kill-server@1:fwd", "kill-server:1@2:bwd", "stop-server:0@1:bwd"] {
+        let (result, lines) = ended(AttentionPlace::Pool, &[fault], None);
+        result.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
+        assert_eq!(lines, calm, "{fault}");
+    }
+}
+
+#[test]
+fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
+    for (mistake, words) in [
+        (
+            "order",
+            "rank 1: step 0, layer 1, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
+             forward with its rows is next; make the calls of a step in their order",
+        ),
+        (
+            "rows",
+            "rank 1: K of step 0, layer 0, nano-batch 0, forward has 31 elements, not 32 rows of 8; \
+             hand over the rows that were announced for it",
+        ),
+        ("early", "rank 1: a phase was submitted, but no step has begun: call begin first"),
+        (
+            "room",
+            "rank 1: LSE of step 0, layer 0, nano-batch 0, forward has 3 elements, not 32 rows of 2 heads",
+        ),
+        (
+            "direction",
+            "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
+             forward with its rows is next",
+        ),
+    ] {
+        let (result, _) = ended(AttentionPlace::Pool, &[], Some(mistake));
+        let told = match result {
+            Err(RunError::JobFailed { message, .. }) => message,
+            other => panic!("{mistake}: {other:?}"),
+        };
+        assert!(told.contains(words), "{mistake}: {told}");
+    }
+}

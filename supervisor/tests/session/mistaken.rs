@@ -1,0 +1,81 @@
+//! A rank that calls its session in a wrong way; rank 0 does all it should, and learns why the job ends.
+//!
+//! In: which mistake. Out: the exit code of a failed job.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cadre_control::proto::finished::Outcome as Kind;
+use cadre_planner::{DocumentId, Heads, Stretch};
+use cadre_worker::session::{
+    Contract, Direction, Ending, Error, Inputs, Join, Lengths, NanoLengths, Next, Outcome, Outputs,
+    PhaseAt, Rows, RowsMut, Session,
+};
+use cadre_worker::{Choice, ExchangeChoice, Threads};
+
+const ROWS: usize = 32;
+const HEADS: Heads = Heads { query: 2, kv: 1, dim: 8 };
+const QUERY: [f32; ROWS * 16] = [0.5; ROWS * 16];
+const KV: [f32; ROWS * 8] = [0.5; ROWS * 8];
+
+pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    cadre_worker::process::arm_parent_death()?;
+    let session = Session::join(
+        &Contract::from_env()?,
+        Join {
+            layers: 2,
+            heads: HEADS,
+            steps: 3,
+            seed: 0,
+            engine: Choice::Cpu,
+            threads: Threads::ONE,
+            memory: 1 << 28,
+            exchange: ExchangeChoice::Tcp,
+            address: String::new(),
+            resume: None,
+            first: Box::new(|_, _| Ok(0)),
+        },
+    )?;
+    let wrong = session.rank() == 1;
+    let rank = u32::from(session.rank());
+    let stretch = Stretch { document: DocumentId(rank), start: 0, end: ROWS as u32 };
+    let nano = NanoLengths { documents: vec![(rank, ROWS as u32)], stretches: vec![stretch] };
+    session.announce(Lengths { step: 0, nanos: vec![nano] })?;
+    let refused = if wrong && mistake == "early" {
+        Some(phase(&session, mistake).expect_err("no step has begun"))
+    } else {
+        match session.begin(0) {
+            Next::Step(_) => {
+                let called = phase(&session, if wrong { mistake } else { "none" });
+                if wrong { Some(called.expect_err("the mistake is seen")) } else { None }
+            }
+            Next::End(_) => None,
+        }
+    };
+    // The other rank learns the end.
+    let told = match session.ending(Duration::MAX) {
+        Some(Ending::Failed { reason, .. }) => reason,
+        other => format!("the job went on: {other:?}"),
+    };
+    let message = refused.map_or(told, |it| it.to_string());
+    session.leave(Outcome { kind: Kind::Failed, message, exit_code: 3, sample: String::new() })?;
+    Ok(ExitCode::from(3))
+}
+
+/// The first forward phase, with one mistake.
+fn phase(session: &Session, mistake: &str) -> Result<(), Error> {
+    let layer = usize::from(mistake == "order");
+    let phase = PhaseAt { layer, nano: 0, direction: Direction::Forward };
+    let keys = if mistake == "rows" { &KV[..31] } else { &KV[..] };
+    let (q, k, v) = (Rows::f32(&QUERY), Rows::f32(keys), Rows::f32(&KV));
+    let inputs = if mistake == "direction" {
+        let (lse, dout) = (&[0.0; ROWS * 2][..], Rows::f32(&QUERY));
+        Inputs::Backward { q, k, v, o: dout, lse, dout, dlse: None }
+    } else {
+        Inputs::Forward { q, k, v }
+    };
+    let ticket = session.submit(phase, inputs)?;
+    let (mut o, mut lse) = (vec![0.0; QUERY.len()], vec![0.0; ROWS * 2]);
+    let lse = if mistake == "room" { &mut lse[..3] } else { &mut lse[..] };
+    session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse })
+}

@@ -1,0 +1,91 @@
+//! The seam between a trainer's linear work and its core attention.
+//!
+//! In: rows of Q, K, V (backward: dO and O) of one phase. Out: rows of O (backward: dQ, dK, dV) of the
+//! same phase.
+//! Says nothing of where the attention is computed: [`super::Pool`] and [`super::InProcess`] both
+//! implement [`Attention`].
+//!
+//! Invariant: phases are submitted and waited for in the order of a step, with at most
+//! [`IN_FLIGHT`] submitted and not yet waited for.
+//!
+//! ```text
+//! forward:  for layer in 0..L,       for nano in 0..N
+//! backward: for layer in (0..L).rev(), for nano in 0..N
+//! ```
+
+/// Phases that a trainer may have submitted without having waited for them.
+pub const IN_FLIGHT: usize = 2;
+
+/// Core attention of one trainer, phase by phase.
+///
+/// All rows are those of this trainer's stretch of the packed stream of nano-batch `nano`, row-major
+/// `[rows, heads, dim]`, f32. `tokens` is the same for all nano-batches.
+///
+/// # Flow
+///
+/// A step submits and waits in phase order; the first backward phase may be submitted while the last
+/// forward phase of another nano-batch is still in flight. The implementation keeps Q, K, V and LSE
+/// of a phase from its forward to its backward.
+///
+/// # Errors
+///
+/// Any error ends the step: nothing of it may be submitted or waited for again.
+pub trait Attention {
+    /// Starts the forward phase of (`layer`, `nano`). Does not block.
+    ///
+    /// `q` is `[tokens, query heads, dim]`, `k` and `v` are `[tokens, KV heads, dim]`, all rotated.
+    fn submit_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        q: Vec<f32>,
+        k: Vec<f32>,
+        v: Vec<f32>,
+    ) -> Result<(), AttentionError>;
+
+    /// Returns O `[tokens, query heads, dim]`. Blocks; an in-place server computes in here.
+    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError>;
+
+    /// Starts the backward phase of (`layer`, `nano`). Does not block.
+    ///
+    /// `dout` is the gradient of O and `out` O as the forward gave it, `[tokens, query heads, dim]`.
+    fn submit_backward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        dout: Vec<f32>,
+        out: Vec<f32>,
+    ) -> Result<(), AttentionError>;
+
+    /// Returns the gradients of the rotated Q, K and V. Blocks as [`Self::wait_forward`] does.
+    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError>;
+}
+
+/// What a backward phase gives back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gradients {
+    /// `[tokens, query heads, dim]`.
+    pub dq: Vec<f32>,
+    /// `[tokens, KV heads, dim]`, parts of all bundles summed.
+    pub dk: Vec<f32>,
+    /// `[tokens, KV heads, dim]`, parts of all bundles summed.
+    pub dv: Vec<f32>,
+}
+
+/// Why a phase has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum AttentionError {
+    /// A phase came out of order, or with rows of another shape: a bug of the caller.
+    #[error("attention of layer {layer}, nano-batch {nano} cannot be {what}")]
+    Order {
+        /// Layer of the phase.
+        layer: usize,
+        /// Nano-batch of the phase.
+        nano: usize,
+        /// What was asked for, and why it cannot be.
+        what: String,
+    },
+    /// The session or kernel that computes the attention ended, with its own reason.
+    #[error(transparent)]
+    Failed(#[from] Box<dyn std::error::Error + Send + Sync>),
+}

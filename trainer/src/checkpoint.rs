@@ -1,0 +1,405 @@
+//! Checkpoints: what a run needs to go on with the same bits.
+//!
+//! In: parameters, the optimizer's moments, a [`State`]. Out: a folder `step-N` with
+//! `model.safetensors` (tensors by name) and `config.json`, named as transformers names a Llama's (no other program has read one yet),
+//! `optimizer.safetensors` (both moments of each) and `state.json`; back from it the same.
+//!
+//! Does not decide when to write, nor which headers the resumed run uses.
+//!
+//! # Guarantees
+//!
+//! A folder `step-N` is whole: it is written under another name, made durable, then renamed. After a
+//! failure, a full disk too, nothing half written is left; what a writer that was killed has left goes with
+//! [`sweep`]. As many of the newest stay as the job says.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::model::{Config, Parameters};
+
+/// What a checkpoint belongs to, and how far it is.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Steps done: the run goes on with the step of this number.
+    pub step: u64,
+    /// Sizes of the model.
+    pub model: Config,
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// Nano-batches of a step.
+    pub nano_batches: u32,
+    /// Rows of a trainer and nano-batch.
+    pub tokens: u32,
+    /// Longest document.
+    pub cap: u32,
+    /// Of data and starting values.
+    pub seed: u64,
+    /// Digest of the corpus, 16 hex digits.
+    pub corpus: String,
+    /// How the learning rate goes, in words, for the notice when it differs.
+    pub schedule: String,
+    /// Numerics id of the build.
+    pub numerics: String,
+    /// Slots of the last step, in words, for the notice when they differ.
+    pub slots: String,
+    /// Bits of the last loss, 8 hex digits; empty before the first step.
+    pub loss_bits: String,
+    /// Digest of the last step's header, 16 hex digits; empty before the first step.
+    pub header: String,
+}
+
+/// Parameters and moments, each in the flat layout of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Values<T> {
+    /// Parameters.
+    pub parameters: T,
+    /// Means of gradients.
+    pub first: T,
+    /// Means of squared gradients.
+    pub second: T,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    format: u32,
+    state: State,
+    /// xxh3 of each file, 16 hex digits.
+    model: String,
+    optimizer: String,
+    /// xxh3 of all the above.
+    seal: String,
+}
+
+const FORMAT: u32 = 2;
+const MODEL: &str = "model.safetensors";
+/// Sizes, for other programs.
+const CONFIG: &str = "config.json";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "state.json";
+/// Names of what is being written, and of what is being removed: behind them step, `-` and rank.
+const DRAFT: &str = ".step-";
+/// See [`DRAFT`].
+const DYING: &str = ".old-step-";
+
+/// Who writes into a folder of checkpoints, and how many it leaves there.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    /// Keeps several writers apart.
+    pub rank: u32,
+    /// The newest checkpoints that stay; 0 is as good as 1.
+    pub keep: usize,
+}
+
+/// Writes the checkpoint `root/step-N` and removes the oldest beyond those that stay. One that is there already,
+/// whole, is left.
+pub fn save(
+    root: &Path,
+    state: &State,
+    layout: &Parameters,
+    values: &Values<&[f32]>,
+    writer: Writer,
+) -> Result<PathBuf, CheckpointError> {
+    let Writer { rank, keep } = writer;
+    let target = root.join(format!("step-{}", state.step));
+    let draft = root.join(format!("{DRAFT}{}-{rank}", state.step));
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| CheckpointError::Write { path, source }
+    };
+    fs::create_dir_all(root).map_err(failed(root))?;
+    remove(&draft).map_err(failed(&draft))?;
+    let written = write_draft(&draft, state, layout, values)
+        .and_then(|()| match fs::rename(&draft, &target) {
+            Err(_) if target.join(STATE).is_file() => remove(&draft),
+            renamed => renamed,
+        })
+        .and_then(|()| File::open(root)?.sync_all());
+    if let Err(source) = written {
+        // The first failure is the one to tell.
+        let _ = remove(&draft);
+        return Err(failed(&target)(source));
+    }
+    for old in steps(root)?.into_iter().rev().skip(keep.max(1)) {
+        let dying = root.join(format!("{DYING}{old}-{rank}"));
+        let path = root.join(format!("step-{old}"));
+        match fs::rename(&path, &dying).and_then(|()| remove(&dying)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(&path)(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(target)
+}
+
+/// Removes what a writer of this rank has left half written, or half removed, when it was killed: folders of its own
+/// names, of which none is a checkpoint. To be called while no such writer lives. Says how many there were.
+///
+/// # Errors
+///
+/// [`CheckpointError::Read`] and [`CheckpointError::Write`] of the folder that could not be read, or removed.
+pub fn sweep(root: &Path, rank: u32) -> Result<usize, CheckpointError> {
+    let is_own = |name: &str| {
+        let rest = name.strip_prefix(DRAFT).or_else(|| name.strip_prefix(DYING));
+        let (step, writer) = rest.and_then(|it| it.split_once('-')).unwrap_or_default();
+        // As it is written, and nothing else that happens to be a number.
+        step.parse().is_ok_and(|it: u64| it.to_string() == step) && writer == rank.to_string()
+    };
+    let mut swept = 0;
+    for entry in entries(root)? {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(is_own) && entry.path().is_dir() {
+            let path = entry.path();
+            remove(&path).map_err(|source| CheckpointError::Write { path, source })?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
+
+/// The newest checkpoint in `root`; `None` when there is none.
+pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    Ok(steps(root)?.last().map(|step| root.join(format!("step-{step}"))))
+}
+
+/// Reads a checkpoint's state alone.
+pub fn load_state(folder: &Path) -> Result<State, CheckpointError> {
+    read_state(folder).map(|it| it.state)
+}
+
+/// Reads a checkpoint that goes on with a run like `wanted` (whose step, schedule, numerics, slots and digests
+/// of the last step do not matter).
+pub fn load(
+    folder: &Path,
+    wanted: &State,
+    layout: &Parameters,
+) -> Result<(State, Values<Vec<f32>>), CheckpointError> {
+    let sealed = read_state(folder)?;
+    fits(folder, &sealed.state, wanted)?;
+    let mut values = Values {
+        parameters: vec![0.0; layout.len()],
+        first: vec![0.0; layout.len()],
+        second: vec![0.0; layout.len()],
+    };
+    let model = read_sealed(&folder.join(MODEL), &sealed.model)?;
+    read_tensors(&folder.join(MODEL), &model, "", layout, &mut values.parameters)?;
+    let moments = read_sealed(&folder.join(OPTIMIZER), &sealed.optimizer)?;
+    let path = folder.join(OPTIMIZER);
+    read_tensors(&path, &moments, "first.", layout, &mut values.first)?;
+    read_tensors(&path, &moments, "second.", layout, &mut values.second)?;
+    Ok((sealed.state, values))
+}
+
+fn write_draft(
+    draft: &Path,
+    state: &State,
+    layout: &Parameters,
+    values: &Values<&[f32]>,
+) -> io::Result<()> {
+    fs::create_dir(draft)?;
+    let model = tensors(layout, &[("", values.parameters)])?;
+    write_durable(File::create_new(draft.join(MODEL))?, &model)?;
+    let config = serde_json::to_vec_pretty(&state.model.as_llama(state.cap))?;
+    write_durable(File::create_new(draft.join(CONFIG))?, &config)?;
+    let moments = tensors(layout, &[("first.", values.first), ("second.", values.second)])?;
+    write_durable(File::create_new(draft.join(OPTIMIZER))?, &moments)?;
+    let mut sealed = Sealed {
+        format: FORMAT,
+        state: state.clone(),
+        model: hex(&model),
+        optimizer: hex(&moments),
+        seal: String::new(),
+    };
+    sealed.seal = seal(&sealed);
+    let text = serde_json::to_vec_pretty(&sealed)?;
+    write_durable(File::create_new(draft.join(STATE))?, &text)?;
+    File::open(draft)?.sync_all()
+}
+
+fn write_durable(mut file: File, bytes: &[u8]) -> io::Result<()> {
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+fn tensors(layout: &Parameters, buffers: &[(&str, &[f32])]) -> io::Result<Vec<u8>> {
+    let mut views = Vec::new();
+    for (prefix, values) in buffers {
+        for tensor in layout.tensors() {
+            let shape = shape(tensor.rows, tensor.columns);
+            let bytes = bytemuck::cast_slice(&values[tensor.range.clone()]);
+            let view = TensorView::new(Dtype::F32, shape, bytes).map_err(io::Error::other)?;
+            views.push((format!("{prefix}{}", tensor.name), view));
+        }
+    }
+    // Without it transformers does not know whose tensors these are.
+    let writer = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    serialize(views, Some(writer)).map_err(io::Error::other)
+}
+
+fn shape(rows: usize, columns: usize) -> Vec<usize> {
+    if rows == 1 { vec![columns] } else { vec![rows, columns] }
+}
+
+fn read_state(folder: &Path) -> Result<Sealed, CheckpointError> {
+    let path = folder.join(STATE);
+    let corrupt = |why: String| CheckpointError::Corrupt { path: path.clone(), why };
+    let text =
+        fs::read(&path).map_err(|source| CheckpointError::Read { path: path.clone(), source })?;
+    let sealed: Sealed =
+        serde_json::from_slice(&text).map_err(|source| corrupt(source.to_string()))?;
+    if sealed.format != FORMAT {
+        return Err(corrupt(format!("it has format {}, this build knows {FORMAT}", sealed.format)));
+    }
+    if seal(&sealed) != sealed.seal {
+        return Err(corrupt("its digest is another".into()));
+    }
+    Ok(sealed)
+}
+
+fn read_sealed(path: &Path, digest: &str) -> Result<Vec<u8>, CheckpointError> {
+    let path = path.to_path_buf();
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(source) => return Err(CheckpointError::Read { path, source }),
+    };
+    if hex(&bytes) == digest {
+        Ok(bytes)
+    } else {
+        Err(CheckpointError::Corrupt { path, why: "its digest is another".into() })
+    }
+}
+
+fn read_tensors(
+    path: &Path,
+    bytes: &[u8],
+    prefix: &str,
+    layout: &Parameters,
+    values: &mut [f32],
+) -> Result<(), CheckpointError> {
+    let corrupt = |why: String| CheckpointError::Corrupt { path: path.to_path_buf(), why };
+    let file = SafeTensors::deserialize(bytes).map_err(|source| corrupt(source.to_string()))?;
+    for tensor in layout.tensors() {
+        let name = format!("{prefix}{}", tensor.name);
+        let view = file.tensor(&name).map_err(|source| corrupt(source.to_string()))?;
+        if view.dtype() != Dtype::F32 || view.shape() != shape(tensor.rows, tensor.columns) {
+            return Err(corrupt(format!("{name} has another type or shape")));
+        }
+        // The file's bytes need not be aligned; copying bytes does not ask for it.
+        let place = &mut values[tensor.range.clone()];
+        bytemuck::cast_slice_mut::<f32, u8>(place).copy_from_slice(view.data());
+    }
+    Ok(())
+}
+
+/// Refuses what would not be the same run.
+fn fits(folder: &Path, found: &State, wanted: &State) -> Result<(), CheckpointError> {
+    let shown = |model: &Config| format!("{model:?}");
+    let pairs = [
+        ("model", shown(&found.model), shown(&wanted.model)),
+        ("number of trainers", found.trainers.to_string(), wanted.trainers.to_string()),
+        ("number of nano-batches", found.nano_batches.to_string(), wanted.nano_batches.to_string()),
+        ("tokens per trainer", found.tokens.to_string(), wanted.tokens.to_string()),
+        ("cap of documents", found.cap.to_string(), wanted.cap.to_string()),
+        ("seed", found.seed.to_string(), wanted.seed.to_string()),
+        ("corpus", found.corpus.clone(), wanted.corpus.clone()),
+    ];
+    for (field, found, wanted) in pairs {
+        if found != wanted {
+            let path = folder.to_path_buf();
+            return Err(CheckpointError::Foreign { path, field, found, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// Steps of the checkpoints in `root`, ascending.
+fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let mut steps = Vec::new();
+    for entry in entries(root)? {
+        let name = entry.file_name();
+        let step = name.to_str().and_then(|it| it.strip_prefix("step-")).map(str::parse::<u64>);
+        steps.extend(step.and_then(Result::ok));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// What is in a folder that may not be there.
+fn entries(root: &Path) -> Result<Vec<fs::DirEntry>, CheckpointError> {
+    let failed = |source| CheckpointError::Read { path: root.to_path_buf(), source };
+    match fs::read_dir(root) {
+        Ok(entries) => entries.collect::<io::Result<_>>().map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Removes a folder that may not be there.
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}
+
+fn seal(sealed: &Sealed) -> String {
+    let Sealed { format, state, model, optimizer, seal: _ } = sealed;
+    let text = serde_json::to_vec(&(format, state, model, optimizer));
+    hex(&text.expect("numbers and strings are JSON"))
+}
+
+/// Why a checkpoint was not written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The system refused to write, as when the disk is full.
+    #[error("cannot write checkpoint {}: {source}; check the space and permissions", path.display())]
+    Write {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system refused to read.
+    #[error("cannot read checkpoint {}: {source}; check the path and permissions", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is damaged, or nothing that this program wrote.
+    #[error("checkpoint {} is damaged: {why}; remove its folder to resume from an older one", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// It belongs to another run.
+    #[error("checkpoint {} has another {field}: {found}, the job has {wanted}; resume with the same, or choose another --out", path.display())]
+    Foreign {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        field: &'static str,
+        /// In the checkpoint.
+        found: String,
+        /// In the job.
+        wanted: String,
+    },
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Checkpoints on a real file system: written, damaged, foreign, crowded out.
+
+use super::*;
+
+fn layout() -> Parameters {
+    Parameters::new(&Config::preset("tiny").unwrap())
+}
+
+fn state(step: u64) -> State {
+    State {
+        step,
+        model: Config::preset("tiny").unwrap(),
+        trainers: 2,
+        nano_batches: 2,
+        tokens: 64,
+        cap: 64,
+        seed: 1,
+        corpus: "0123456789abcdef".into(),
+        schedule: "constant".into(),
+        numerics: "test".into(),
+        slots: "2 dedicated".into(),
+        loss_bits: "40b17218".into(),
+        header: String::new(),
+    }
+}
+
+fn values() -> Values<Vec<f32>> {
+    let parameters = layout().initial(1);
+    let first = parameters.iter().map(|it| it * 0.5).collect();
+    let second = parameters.iter().map(|it| it * it).collect();
+    Values { parameters, first, second }
+}
+
+fn write(root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
+    let Values { parameters, first, second } = values();
+    let values = Values { parameters: &parameters[..], first: &first, second: &second };
+    save(root, &state(step), &layout(), &values, Writer { rank: 0, keep: 3 })
+}
+
+#[test]
+fn as_many_checkpoints_stay_as_the_job_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let Values { parameters, first, second } = values();
+    let values = Values { parameters: &parameters[..], first: &first, second: &second };
+    let check = |step, keep, expected: &[u64]| {
+        let writer = Writer { rank: 1, keep };
+        save(folder.path(), &state(step), &layout(), &values, writer).unwrap();
+        assert_eq!(steps(folder.path()).unwrap(), expected);
+    };
+    check(1, 5, &[1]);
+    check(2, 5, &[1, 2]);
+    check(3, 5, &[1, 2, 3]);
+    check(4, 5, &[1, 2, 3, 4]);
+    check(5, 2, &[4, 5]);
+    check(6, 1, &[6]);
+    check(7, 0, &[7]);
+}
+
+#[test]
+fn what_a_killed_writer_left_goes_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    assert_eq!(sweep(&root.join("none"), 0).unwrap(), 0);
+    write(root, 4).unwrap();
+    let others = [
+        ".step-3-1",
+        ".step-3-10",
+        ".step--0",
+        ".step-3",
+        ".step-3-0-0",
+        ".step-x-0",
+        ".step-03-0",
+        ".step-3-00",
+        ".old-step-3-1",
+        "step-3-0",
+        "step-9",
+        ".hidden",
+    ];
+    for name in others.iter().chain(&[".step-3-0", ".step-12-0", ".old-step-1-0"]) {
+        fs::create_dir(root.join(name)).unwrap();
+        fs::write(root.join(name).join(MODEL), "half").unwrap();
+    }
+    fs::write(root.join(".step-5-0"), "a file is nobody's draft").unwrap();
+    assert_eq!(sweep(root, 0).unwrap(), 3);
+    assert_eq!(sweep(root, 0).unwrap(), 0);
+    assert!(others.iter().all(|it| root.join(it).join(MODEL).is_file()));
+    assert!(root.join(".step-5-0").is_file());
+    assert_eq!(load_state(&root.join("step-4")).unwrap(), state(4));
+}
+
+#[test]
+fn what_was_saved_is_loaded_bit_for_bit_and_three_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("checkpoints");
+    assert_eq!(newest(&root).unwrap(), None);
+    for step in [1, 2, 10, 9, 11] {
+        assert_eq!(write(&root, step).unwrap(), root.join(format!("step-{step}")));
+    }
+    assert_eq!(write(&root, 11).unwrap(), root.join("step-11"));
+    let mut names: Vec<_> =
+        fs::read_dir(&root).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["step-10", "step-11", "step-9"]);
+    let newest = newest(&root).unwrap().unwrap();
+    assert_eq!(newest, root.join("step-11"));
+    assert_eq!(load(&newest, &state(0), &layout()).unwrap(), (state(11), values()));
+    assert_eq!(load_state(&newest).unwrap(), state(11));
+}
+
+#[test]
+fn damaged_checkpoints_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |file: &str, damage: &dyn Fn(&mut Vec<u8>), expected: &str| {
+        remove(&folder.path().join("step-4")).unwrap();
+        let path = write(folder.path(), 4).unwrap();
+        let mut bytes = fs::read(path.join(file)).unwrap();
+        damage(&mut bytes);
+        fs::write(path.join(file), bytes).unwrap();
+        let error = load(&path, &state(0), &layout()).unwrap_err().to_string();
+        let place = path.join(file).display().to_string();
+        assert!(error.contains(&place) && error.contains(expected), "{error}");
+    };
+    check(MODEL, &|bytes| bytes[9000] ^= 1, "its digest is another");
+    check(OPTIMIZER, &|bytes| bytes.truncate(100), "its digest is another");
+    check(STATE, &|bytes| bytes.truncate(20), "is damaged");
+    let other_step = |bytes: &mut Vec<u8>| {
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        *bytes = text.replace("\"step\": 4", "\"step\": 5").into_bytes();
+    };
+    check(STATE, &other_step, "its digest is another");
+    let other_format = |bytes: &mut Vec<u8>| {
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        *bytes = text.replace("\"format\": 2", "\"format\": 3").into_bytes();
+    };
+    check(STATE, &other_format, "it has format 3");
+    fs::remove_file(folder.path().join("step-4").join(MODEL)).unwrap();
+    write(folder.path(), 5).unwrap();
+    fs::remove_file(folder.path().join("step-5").join(STATE)).unwrap();
+    let error = load(&folder.path().join("step-5"), &state(0), &layout()).unwrap_err();
+    assert!(error.to_string().starts_with("cannot read checkpoint"), "{error}");
+}
+
+#[test]
+fn checkpoints_of_another_run_are_refused_by_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), 4).unwrap();
+    let check = |change: &dyn Fn(&mut State), expected: Option<&str>| {
+        let mut wanted = state(0);
+        change(&mut wanted);
+        let error = load(&path, &wanted, &layout()).err().map(|it| it.to_string());
+        assert_eq!(error.is_some(), expected.is_some(), "{error:?}");
+        if let (Some(error), Some(expected)) = (error, expected) {
+            assert!(error.contains(expected), "{error}");
+        }
+    };
+    check(&|it| it.trainers = 3, Some("another number of trainers: 2, the job has 3"));
+    check(&|it| it.model.layers = 3, Some("another model"));
+    check(&|it| it.seed = 2, Some("another seed"));
+    check(&|it| it.corpus = "0".into(), Some("another corpus"));
+    check(&|it| it.slots = "1 dedicated".into(), None);
+    check(&|it| it.numerics = "other".into(), None);
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_half_written() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let error = write_durable(full, b"x").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+
+    // A file where the target has to be: the rename fails after everything was written.
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("step-4"), "mine").unwrap();
+    let error = write(folder.path(), 4).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write checkpoint"), "{error}");
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["step-4"]);
+}

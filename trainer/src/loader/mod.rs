@@ -1,0 +1,438 @@
+//! Cuts the corpus into documents of drawn lengths and packs them into the streams of a step.
+//!
+//! In: a [`Corpus`], a list of lengths, [`Settings`]. Out: for any (step, nano-batch) one stream of
+//! exactly trainers × tokens rows, of which each trainer makes its own [`Share`] alone. The whole [`Stream`] is for
+//! who wants all of it.
+//!
+//! Has no state: a stream is made from seed, step and nano-batch alone, so all trainers' shares are of the same
+//! one, and a resumed run goes on with the same data.
+//!
+//! Invariant: a stream's documents cover its rows without gap; document `d` of a stream is a run of
+//! consecutive bytes of one file, and a row's target is the next byte of that file, also across the
+//! document's cut.
+
+mod lengths;
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use lengths::Lengths;
+pub(super) use lengths::random;
+use lengths::{below, stream_random};
+
+use super::corpus::Corpus;
+
+/// What decides the streams, beside the corpus and the lengths.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Settings {
+    /// Trainers over which a stream is laid.
+    pub trainers: NonZeroU32,
+    /// Rows of each trainer in each nano-batch.
+    pub tokens: NonZeroU32,
+    /// Nano-batches of a step.
+    pub nano_batches: NonZeroU32,
+    /// Longest document, in rows.
+    pub cap: NonZeroU32,
+    /// Of the job.
+    pub seed: u64,
+}
+
+/// Makes the streams of a run.
+#[derive(Clone, Debug)]
+pub struct Loader {
+    corpus: Arc<Corpus>,
+    lengths: Lengths,
+    settings: Settings,
+    /// First byte of each file in the corpus laid end to end.
+    starts: Vec<u64>,
+}
+
+impl Loader {
+    /// # Errors
+    ///
+    /// [`LoaderError::NoTarget`] when no file has a byte that follows another, and
+    /// [`LoaderError::TooLarge`] when a stream has more rows than positions count.
+    pub fn new(
+        corpus: Arc<Corpus>,
+        lengths: Lengths,
+        settings: Settings,
+    ) -> Result<Self, LoaderError> {
+        if corpus.documents().iter().all(|it| it.bytes.len() < 2) {
+            return Err(LoaderError::NoTarget);
+        }
+        let rows = u64::from(settings.trainers.get()) * u64::from(settings.tokens.get());
+        if rows > MOST_ROWS {
+            return Err(LoaderError::TooLarge { rows });
+        }
+        let starts = corpus
+            .documents()
+            .iter()
+            .scan(0, |end, document| {
+                let start = *end;
+                *end += document.bytes.len() as u64;
+                Some(start)
+            })
+            .collect();
+        Ok(Self { corpus, lengths, settings, starts })
+    }
+
+    /// What the streams are made by.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// The corpus that is cut.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
+    /// The packed stream of one nano-batch, all trainers.
+    ///
+    /// # Panics
+    ///
+    /// When `nano` is not below the number of nano-batches.
+    pub fn stream(&self, step: u64, nano: u32) -> Stream {
+        let Settings { trainers, tokens, nano_batches, cap: _, seed: _ } = self.settings;
+        assert!(nano < nano_batches.get(), "nano-batch {nano} of {nano_batches}");
+        let total = (trainers.get() * tokens.get()) as usize;
+        let mut stream = Stream {
+            tokens: tokens.get(),
+            trainers: trainers.get(),
+            documents: Vec::new(),
+            ids: Vec::with_capacity(total),
+            positions: Vec::with_capacity(total),
+            targets: Vec::with_capacity(total),
+        };
+        for cut in self.cuts(step, nano) {
+            stream.documents.push(cut.rows());
+            cut.append(
+                0..cut.rows(),
+                (&mut stream.ids, &mut stream.positions, &mut stream.targets),
+            );
+        }
+        stream
+    }
+
+    /// What one trainer holds of a stream. Of the others' rows it looks at the lengths alone.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such nano-batch or trainer.
+    pub fn share(&self, step: u64, nano: u32, trainer: u32) -> Share {
+        let Settings { trainers, tokens, nano_batches, cap: _, seed: _ } = self.settings;
+        assert!(nano < nano_batches.get(), "nano-batch {nano} of {nano_batches}");
+        assert!(trainer < trainers.get(), "trainer {trainer} of {trainers}");
+        let (first, last) = (trainer * tokens.get(), (trainer + 1) * tokens.get());
+        let size = tokens.get() as usize;
+        let mut share = Share {
+            documents: Vec::new(),
+            stretches: Vec::new(),
+            rows: Rows {
+                ids: Vec::with_capacity(size),
+                positions: Vec::with_capacity(size),
+                targets: Vec::with_capacity(size),
+            },
+            targets: 0,
+        };
+        let mut at = 0;
+        for (document, cut) in (0..).zip(self.cuts(step, nano)) {
+            let rows = cut.rows();
+            share.targets += u64::from(cut.targets());
+            // Its rows that lie in this trainer's part of the stream.
+            let start = first.saturating_sub(at).min(rows);
+            let end = last.saturating_sub(at).min(rows);
+            if start < end {
+                share.documents.push((document, rows));
+                share.stretches.push(Stretch { document, start, end });
+                let Rows { ids, positions, targets } = &mut share.rows;
+                cut.append(start..end, (ids, positions, targets));
+            }
+            at += rows;
+        }
+        share
+    }
+
+    /// The documents of a stream, one after the other.
+    fn cuts(&self, step: u64, nano: u32) -> impl Iterator<Item = Cut<'_>> {
+        let Settings { trainers, tokens, nano_batches: _, cap, seed: _ } = self.settings;
+        let mut random = stream_random(&self.settings, step, nano);
+        let mut left = trainers.get() * tokens.get();
+        std::iter::from_fn(move || {
+            if left == 0 {
+                return None;
+            }
+            let drawn = self.lengths.draw(&mut random);
+            let at = below(&mut random, self.corpus.bytes());
+            let cut = self.cut(at, drawn.get().min(cap.get()).min(left));
+            left -= cut.rows();
+            Some(cut)
+        })
+    }
+
+    /// Up to `length` bytes that begin at byte `at` of the corpus laid end to end.
+    fn cut(&self, at: u64, length: u32) -> Cut<'_> {
+        let file = self.starts.partition_point(|&start| start <= at) - 1;
+        let bytes = &self.corpus.documents()[file].bytes;
+        let start = (at - self.starts[file]) as usize;
+        Cut { bytes, start, end: bytes.len().min(start + length as usize) }
+    }
+}
+
+/// A document: consecutive bytes of a file.
+struct Cut<'a> {
+    /// The file.
+    bytes: &'a [u8],
+    start: usize,
+    end: usize,
+}
+
+impl Cut<'_> {
+    fn rows(&self) -> u32 {
+        (self.end - self.start) as u32
+    }
+
+    /// Rows that a byte of the file follows: all, but for the file's last.
+    fn targets(&self) -> u32 {
+        self.rows() - u32::from(self.end == self.bytes.len())
+    }
+
+    /// Appends some of the rows.
+    fn append(
+        &self,
+        rows: Range<u32>,
+        (ids, positions, targets): (&mut Vec<u8>, &mut Vec<u32>, &mut Vec<Option<u8>>),
+    ) {
+        let bytes = self.start + rows.start as usize..self.start + rows.end as usize;
+        ids.extend_from_slice(&self.bytes[bytes.clone()]);
+        positions.extend(rows);
+        targets.extend(bytes.map(|at| self.bytes.get(at + 1).copied()));
+    }
+}
+
+/// What one trainer holds of a stream.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Share {
+    /// Documents that it holds rows of, in their order: number in the stream and whole length in rows.
+    pub documents: Vec<(u32, u32)>,
+    /// Its rows of each of them.
+    pub stretches: Vec<Stretch>,
+    /// Its rows.
+    pub rows: Rows,
+    /// Rows that have a target, those of all trainers.
+    pub targets: u64,
+}
+
+/// One nano-batch over all trainers: its documents one after the other.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Stream {
+    tokens: u32,
+    trainers: u32,
+    documents: Vec<u32>,
+    ids: Vec<u8>,
+    positions: Vec<u32>,
+    targets: Vec<Option<u8>>,
+}
+
+impl Stream {
+    /// Rows of each document, none of them zero, in the order of the stream.
+    pub fn documents(&self) -> &[u32] {
+        &self.documents
+    }
+
+    /// What each trainer holds, in the order of its rows.
+    pub fn layout(&self) -> Vec<Vec<Stretch>> {
+        let mut layout = vec![Vec::new(); self.trainers as usize];
+        let mut at = 0;
+        for (document, &rows) in self.documents.iter().enumerate() {
+            let mut start = 0;
+            while start < rows {
+                let end = rows.min(start + self.tokens - at % self.tokens);
+                let stretch = Stretch { document: document as u32, start, end };
+                layout[(at / self.tokens) as usize].push(stretch);
+                at += end - start;
+                start = end;
+            }
+        }
+        layout
+    }
+
+    /// Rows of one trainer.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such trainer.
+    pub fn rows(&self, trainer: u32) -> Rows {
+        let tokens = self.tokens as usize;
+        let range = trainer as usize * tokens..(trainer as usize + 1) * tokens;
+        Rows {
+            ids: self.ids[range.clone()].to_vec(),
+            positions: self.positions[range.clone()].to_vec(),
+            targets: self.targets[range].to_vec(),
+        }
+    }
+
+    /// Rows that have a target.
+    pub fn count(&self) -> u64 {
+        self.targets.iter().flatten().count() as u64
+    }
+}
+
+/// Rows `start..end` of a document.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Stretch {
+    /// Index in [`Stream::documents`].
+    pub document: u32,
+    /// First row, counted from the document's start.
+    pub start: u32,
+    /// Row after the last.
+    pub end: u32,
+}
+
+/// What one trainer holds of a stream; the three have the same length.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Rows {
+    /// Bytes read.
+    pub ids: Vec<u8>,
+    /// Positions in their documents.
+    pub positions: Vec<u32>,
+    /// Bytes to predict; none at the end of a file.
+    pub targets: Vec<Option<u8>>,
+}
+
+/// Rows of a stream that its positions and plans can count.
+const MOST_ROWS: u64 = 1 << 31;
+
+/// Why there is no loader.
+#[derive(Debug, thiserror::Error)]
+pub enum LoaderError {
+    /// Every file is one byte long.
+    #[error(
+        "no file of the corpus has two bytes, so there is nothing to predict; use longer files"
+    )]
+    NoTarget,
+    /// Trainers × tokens is too much.
+    #[error("a stream of {rows} rows is too long; lower the tokens per trainer")]
+    TooLarge {
+        /// Rows asked for.
+        rows: u64,
+    },
+    /// The list of lengths is malformed.
+    #[error("{} is no list of lengths: {why}; see examples/lengths.json", path.display())]
+    Lengths {
+        /// The list.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::corpus::Document;
+    use super::*;
+
+    fn loader(files: &[Vec<u8>], trainers: u32, tokens: u32, cap: u32, seed: u64) -> Loader {
+        let some = |it| NonZeroU32::new(it).unwrap();
+        let document = |(index, bytes): (usize, &Vec<u8>)| Document {
+            path: format!("{index}").into(),
+            bytes: bytes.clone(),
+        };
+        let corpus = Corpus::from_documents(files.iter().enumerate().map(document).collect());
+        let settings = Settings {
+            trainers: some(trainers),
+            tokens: some(tokens),
+            nano_batches: some(2),
+            cap: some(cap),
+            seed,
+        };
+        Loader::new(Arc::new(corpus), Lengths::shipped(), settings).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn streams_are_runs_of_files_without_gap(
+            files in prop::collection::vec(prop::collection::vec(any::<u8>(), 2..500), 1..5),
+            (trainers, tokens, cap) in (1_u32..5, 1_u32..300, 1_u32..400),
+            (seed, step) in any::<(u64, u32)>(),
+        ) {
+            let loader = loader(&files, trainers, tokens, cap, seed);
+            let stream = loader.stream(step.into(), 1);
+            prop_assert_eq!(stream.documents().iter().sum::<u32>(), trainers * tokens);
+            prop_assert!(stream.documents().iter().all(|&rows| rows > 0 && rows <= cap));
+            let mut next = vec![0; stream.documents().len()];
+            for (trainer, stretches) in stream.layout().iter().enumerate() {
+                let rows = stream.rows(trainer as u32);
+                let mut at = 0;
+                for &Stretch { document, start, end } in stretches {
+                    prop_assert_eq!(next[document as usize], start);
+                    next[document as usize] = end;
+                    for position in start..end {
+                        prop_assert_eq!(rows.positions[at], position);
+                        at += 1;
+                    }
+                }
+                prop_assert_eq!(at as u32, tokens);
+                let share = loader.share(step.into(), 1, trainer as u32);
+                let documents: Vec<_> = stretches
+                    .iter()
+                    .map(|it| (it.document, stream.documents()[it.document as usize]))
+                    .collect();
+                prop_assert_eq!(share.documents, documents);
+                prop_assert_eq!(&share.stretches, stretches);
+                prop_assert_eq!(share.rows, rows);
+                prop_assert_eq!(share.targets, stream.count());
+            }
+            prop_assert_eq!(&next, stream.documents());
+            let mut at = 0;
+            for &rows in stream.documents() {
+                let range = at..at + rows as usize;
+                let mut read = stream.ids[range.clone()].to_vec();
+                let last = stream.targets[range.end - 1];
+                read.extend(last);
+                let holds = |file: &Vec<u8>| match last {
+                    Some(_) => file.windows(read.len()).any(|it| it == read),
+                    None => file.ends_with(&read),
+                };
+                prop_assert!(files.iter().any(holds));
+                for row in range.start..range.end - 1 {
+                    prop_assert_eq!(stream.targets[row], Some(stream.ids[row + 1]));
+                }
+                at = range.end;
+            }
+        }
+    }
+
+    #[test]
+    fn streams_differ_by_step_nano_batch_and_seed_and_by_nothing_else() {
+        let files = [(0..=255).cycle().take(5000).collect::<Vec<u8>>()];
+        let one = loader(&files, 2, 300, 400, 7);
+        assert_eq!(one.stream(3, 1), loader(&files, 2, 300, 400, 7).stream(3, 1));
+        assert_ne!(one.stream(3, 1), one.stream(3, 0));
+        assert_ne!(one.stream(3, 1), one.stream(4, 1));
+        assert_ne!(one.stream(3, 1), loader(&files, 2, 300, 400, 8).stream(3, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_refused() {
+        let some = |it| NonZeroU32::new(it).unwrap();
+        let settings = Settings {
+            trainers: some(1),
+            tokens: some(8),
+            nano_batches: some(1),
+            cap: some(8),
+            seed: 0,
+        };
+        let corpus = |bytes: &[u8]| {
+            let bytes = bytes.to_vec();
+            Arc::new(Corpus::from_documents(vec![Document { path: "a".into(), bytes }]))
+        };
+        let error = Loader::new(corpus(b"x"), Lengths::shipped(), settings).unwrap_err();
+        assert!(error.to_string().contains("nothing to predict"), "{error}");
+        let large = Settings { trainers: some(1 << 16), tokens: some(1 << 16), ..settings };
+        let error = Loader::new(corpus(b"xy"), Lengths::shipped(), large).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+    }
+}

@@ -1,0 +1,277 @@
+//! Sizes of a model, its presets, and where each tensor lies in the flat buffer of parameters.
+//!
+//! In: a preset's name. Out: a [`Config`]; of it, [`Parameters`], and starting values by seed.
+//!
+//! Invariant: all tensors lie one after the other in the order of [`Parameters::tensors`], without gap.
+
+use std::ops::Range;
+
+use rand_chacha::rand_core::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::loader::random;
+
+/// Sizes of a model. The vocabulary is the 256 bytes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads, a multiple of the KV heads.
+    pub query_heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Dimension of a head, a multiple of 8 up to 256.
+    pub head_dim: usize,
+    /// Inner width of SwiGLU.
+    pub feed_forward: usize,
+}
+
+/// Tokens: the bytes.
+pub(super) const VOCABULARY: usize = 256;
+
+impl Config {
+    /// The preset of that name: one of [`Config::PRESETS`].
+    pub fn preset(name: &str) -> Result<Self, UnknownModel> {
+        let found = Self::PRESETS.iter().find(|(it, _)| *it == name);
+        found.map(|&(_, config)| config).ok_or_else(|| UnknownModel { name: name.into() })
+    }
+
+    /// All presets: `tiny` for tests, `small` for a machine of few cores, `medium` for a larger one.
+    pub const PRESETS: &'static [(&'static str, Self)] = &[
+        ("tiny", Self::new(64, 2, (2, 1, 32), 176)),
+        ("small", Self::new(256, 4, (4, 2, 64), 688)),
+        ("medium", Self::new(512, 8, (8, 2, 64), 1376)),
+    ];
+
+    const fn new(
+        width: usize,
+        layers: usize,
+        (query_heads, kv_heads, head_dim): (usize, usize, usize),
+        feed_forward: usize,
+    ) -> Self {
+        Self { width, layers, query_heads, kv_heads, head_dim, feed_forward }
+    }
+
+    /// Numbers in a row of Q, O, dO and dQ.
+    pub fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// Numbers in a row of K, V, dK and dV.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// The sizes as transformers reads them of a Llama whose documents have at most `positions` rows.
+    pub fn as_llama(&self, positions: u32) -> serde_json::Value {
+        let Self { width, layers, query_heads, kv_heads, head_dim, feed_forward } = *self;
+        serde_json::json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": width,
+            "intermediate_size": feed_forward,
+            "num_hidden_layers": layers,
+            "num_attention_heads": query_heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10_000.0,
+            "max_position_embeddings": positions,
+            "attention_bias": false,
+            "mlp_bias": false,
+            "tie_word_embeddings": false,
+            "bos_token_id": null,
+            "eos_token_id": null,
+            "pad_token_id": null,
+            "torch_dtype": "float32",
+        })
+    }
+
+    /// Factor of the scores: 1/√dim.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+}
+
+/// A model that is not a preset.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("there is no model {name:?}; choose tiny, small or medium")]
+pub struct UnknownModel {
+    /// The name.
+    pub name: String,
+}
+
+/// A tensor in the flat buffer: `rows × columns`, row-major; a vector has one row.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Matrix {
+    /// As in files of the Llama family, so that transformers finds it.
+    pub name: String,
+    /// Output features; 1 for a gain of a norm.
+    pub rows: usize,
+    /// Input features.
+    pub columns: usize,
+    /// Where it lies.
+    pub range: Range<usize>,
+}
+
+impl Matrix {
+    /// Gains of norms are vectors: they are not decayed and start at 1.
+    pub fn is_gain(&self) -> bool {
+        self.rows == 1
+    }
+}
+
+/// Where everything lies in the flat buffer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Parameters {
+    pub(super) embedding: Range<usize>,
+    pub(super) layers: Vec<LayerParameters>,
+    pub(super) norm: Range<usize>,
+    pub(super) head: Range<usize>,
+    tensors: Vec<Matrix>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct LayerParameters {
+    pub(super) attention_norm: Range<usize>,
+    pub(super) q: Range<usize>,
+    pub(super) k: Range<usize>,
+    pub(super) v: Range<usize>,
+    pub(super) o: Range<usize>,
+    pub(super) feed_norm: Range<usize>,
+    /// Gate above up, `[2 · feed forward, width]`.
+    pub(super) gate_up: Range<usize>,
+    pub(super) down: Range<usize>,
+}
+
+impl Parameters {
+    /// Lays out the tensors of `config`.
+    pub fn new(config: &Config) -> Self {
+        let mut tensors: Vec<Matrix> = Vec::new();
+        let mut place = |name: String, rows: usize, columns: usize| {
+            let start = tensors.last().map_or(0, |it| it.range.end);
+            let range = start..start + rows * columns;
+            tensors.push(Matrix { name, rows, columns, range: range.clone() });
+            range
+        };
+        let Config { width, feed_forward, .. } = *config;
+        let (query, kv) = (config.query_width(), config.kv_width());
+        let embedding = place("model.embed_tokens.weight".into(), VOCABULARY, width);
+        let layers = (0..config.layers)
+            .map(|layer| {
+                let mut of = |name: &str, rows, columns| {
+                    place(format!("model.layers.{layer}.{name}.weight"), rows, columns)
+                };
+                let attention_norm = of("input_layernorm", 1, width);
+                let q = of("self_attn.q_proj", query, width);
+                let k = of("self_attn.k_proj", kv, width);
+                let v = of("self_attn.v_proj", kv, width);
+                let o = of("self_attn.o_proj", width, query);
+                let feed_norm = of("post_attention_layernorm", 1, width);
+                // Two tensors by name, one matrix to multiply with.
+                let gate = of("mlp.gate_proj", feed_forward, width);
+                let gate_up = gate.start..of("mlp.up_proj", feed_forward, width).end;
+                let down = of("mlp.down_proj", width, feed_forward);
+                LayerParameters { attention_norm, q, k, v, o, feed_norm, gate_up, down }
+            })
+            .collect();
+        let norm = place("model.norm.weight".into(), 1, width);
+        let head = place("lm_head.weight".into(), VOCABULARY, width);
+        Self { embedding, layers, norm, head, tensors }
+    }
+
+    /// All tensors in the order of the buffer.
+    pub fn tensors(&self) -> &[Matrix] {
+        &self.tensors
+    }
+
+    /// Where the matrices lie that rows are multiplied with: all but the embedding, gate and up as one.
+    pub fn weights(&self) -> Vec<Range<usize>> {
+        let of = |layer: &LayerParameters| {
+            let LayerParameters { attention_norm: _, q, k, v, o, feed_norm: _, gate_up, down } =
+                layer.clone();
+            [q, k, v, o, gate_up, down]
+        };
+        self.layers.iter().flat_map(of).chain([self.head.clone()]).collect()
+    }
+
+    /// Numbers in the buffer.
+    pub fn len(&self) -> usize {
+        self.head.end
+    }
+
+    /// Never: every model has parameters.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Starting values: gains 1, matrices normal with deviation 1/√columns (embedding 1), what adds to
+    /// the residual stream smaller by √(2 · layers).
+    pub fn initial(&self, seed: u64) -> Vec<f32> {
+        let mut random = random(seed, *b"parameters");
+        let mut values = vec![0.0; self.len()];
+        let residual = 1.0 / ((2 * self.layers.len()) as f32).sqrt();
+        for tensor in &self.tensors {
+            let values = &mut values[tensor.range.clone()];
+            if tensor.is_gain() {
+                values.fill(1.0);
+                continue;
+            }
+            let adds = tensor.name.ends_with("o_proj.weight") || tensor.name.contains("down_proj");
+            let mut deviation = 1.0 / (tensor.columns as f32).sqrt();
+            if tensor.range == self.embedding {
+                deviation = 1.0;
+            } else if adds {
+                deviation *= residual;
+            }
+            values.fill_with(|| deviation * normal(random.next_u64(), random.next_u64()));
+        }
+        values
+    }
+}
+
+/// Nearly normal, deviation 1: the sum of eight uniform numbers. Only + and ×, so the same bits on
+/// every machine; no value is beyond ±4.9.
+fn normal(low: u64, high: u64) -> f32 {
+    let parts = |word: u64| (0..4).map(move |part| (word >> (16 * part)) & 0xffff);
+    let sum: u64 = parts(low).chain(parts(high)).sum();
+    // Mean 8 · 32767.5, deviation √(8/12) · 65536.
+    (sum as f32 - 262_140.0) * (1.224_744_9 / 65_536.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_follow_one_another_and_start_as_documented() {
+        let (_, config) = Config::PRESETS[0];
+        let parameters = Parameters::new(&config);
+        let mut end = 0;
+        for tensor in parameters.tensors() {
+            assert_eq!(tensor.range.start, end);
+            assert_eq!(tensor.range.len(), tensor.rows * tensor.columns);
+            end = tensor.range.end;
+        }
+        assert_eq!(end, parameters.len());
+        let values = parameters.initial(3);
+        assert_eq!(values, parameters.initial(3));
+        assert_ne!(values, parameters.initial(4));
+        let embedding = &values[parameters.embedding.clone()];
+        let mean = embedding.iter().sum::<f32>() / embedding.len() as f32;
+        let variance = embedding.iter().map(|it| it * it).sum::<f32>() / embedding.len() as f32;
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+
+    #[test]
+    fn presets_are_found_by_name_only() {
+        assert_eq!(Config::preset("small").map(|it| it.width), Ok(256));
+        let error = Config::preset("huge").unwrap_err().to_string();
+        assert_eq!(error, "there is no model \"huge\"; choose tiny, small or medium");
+    }
+}

@@ -1,0 +1,104 @@
+//! Backward stages of the model.
+//!
+//! In: the gradient of the residual stream that `head` left in the activations; dQ, dK, dV of core
+//! attention. Out: dO and O per layer; gradients added to the caller's buffer.
+//!
+//! Normed rows and SwiGLU's output are computed again rather than kept.
+//!
+//! Invariant: gradients are added in the order in which the stages are called.
+
+use cadre_kernels::{LinearRows, device};
+
+use super::math::{norm_again, norm_gradient, swiglu_gradient};
+use super::rope::Turn;
+use super::stages::{Activations, Model, Scratch, fit};
+use crate::attention::Gradients;
+
+impl Model {
+    /// Goes back through the layer's part after attention; returns dO, and O, which it kept.
+    pub fn after_attention_gradient(
+        &mut self,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        kept: &mut Activations,
+        layer: usize,
+    ) -> Result<(Vec<f32>, Vec<f32>), device::Error> {
+        let (threads, count) = (self.threads, kept.positions().len());
+        let inner = self.config.feed_forward;
+        let at = self.parameters.layers[layer].clone();
+        let Activations { stream: dx, layers, .. } = kept;
+        let it = &mut layers[layer];
+        let Self { linear, scratch, .. } = self;
+        let Scratch { normed, dnormed, wide } = scratch;
+
+        let feed = fit(wide, count * inner);
+        linear.rows_gradient(parameters, LinearRows::new(dx, count), &at.down, feed)?;
+        swiglu_gradient(threads, inner, &mut it.gate_up, feed);
+        linear.weight_gradient(gradients, dx, LinearRows::new(feed, count), &at.down)?;
+
+        let (normed, dnormed) = (fit(normed, dx.len()), fit(dnormed, dx.len()));
+        let gain = &parameters[at.feed_norm.clone()];
+        norm_again(threads, &it.middle, gain, &it.middle_factors, normed);
+        let inputs = [(&at.gate_up, &it.gate_up[..])];
+        linear.gradients(
+            (parameters, gradients),
+            LinearRows::new(normed, count),
+            &inputs,
+            dnormed,
+        )?;
+        let forward = (&it.middle[..], gain, &it.middle_factors[..]);
+        norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.feed_norm]);
+
+        let mut dout = vec![0.0; it.out.len()];
+        linear.gradients(
+            (parameters, gradients),
+            LinearRows::new(&it.out, count),
+            &[(&at.o, &dx[..])],
+            &mut dout,
+        )?;
+        Ok((dout, std::mem::take(&mut it.out)))
+    }
+
+    /// Goes back through the layer's part before attention.
+    pub fn before_attention_gradient(
+        &mut self,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        kept: &mut Activations,
+        layer: usize,
+        attention: Gradients,
+    ) -> Result<(), device::Error> {
+        let (threads, count) = (self.threads, kept.positions().len());
+        let at = self.parameters.layers[layer].clone();
+        let Gradients { mut dq, mut dk, dv } = attention;
+        let (query, kv) = (self.config.query_width(), self.config.kv_width());
+        self.rotation.turn(threads, &mut dq, query, kept.positions(), Turn::Back);
+        self.rotation.turn(threads, &mut dk, kv, kept.positions(), Turn::Back);
+
+        let Activations { stream: dx, layers, .. } = kept;
+        let it = &mut layers[layer];
+        let Scratch { normed, dnormed, .. } = &mut self.scratch;
+        let (normed, dnormed) = (fit(normed, dx.len()), fit(dnormed, dx.len()));
+        let gain = &parameters[at.attention_norm.clone()];
+        norm_again(threads, &it.x, gain, &it.factors, normed);
+        let inputs = [(&at.q, &dq[..]), (&at.k, &dk[..]), (&at.v, &dv[..])];
+        let normed = LinearRows::new(normed, count);
+        self.linear.gradients((parameters, gradients), normed, &inputs, dnormed)?;
+        let forward = (&it.x[..], gain, &it.factors[..]);
+        norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.attention_norm]);
+        Ok(())
+    }
+
+    /// Ends the backward pass: the gradient of the embedding.
+    pub fn embed_gradient(&mut self, gradients: &mut [f32], kept: &mut Activations) {
+        let width = self.config.width;
+        let rows = kept.rows.take().expect("embed comes first");
+        let table = &mut gradients[self.parameters.embedding.clone()];
+        for (&id, dx) in rows.ids.iter().zip(kept.stream.chunks_exact(width)) {
+            let row = &mut table[usize::from(id) * width..][..width];
+            for (sum, dx) in row.iter_mut().zip(dx) {
+                *sum += dx;
+            }
+        }
+    }
+}

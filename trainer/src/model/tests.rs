@@ -1,0 +1,188 @@
+//! The model against a naive f64 model: its loss, and its gradients by numeric differentiation.
+//!
+//! Everything naive is written from the formulas, tokens and heads one by one.
+
+use cadre_kernels::Threads;
+
+use super::{Activations, Config, Model, Parameters};
+use crate::loader::Rows;
+use crate::{Attention, InProcess};
+
+const DOCUMENTS: [u32; 3] = [20, 1, 27];
+
+fn rows() -> Rows {
+    let total = DOCUMENTS.iter().sum::<u32>();
+    Rows {
+        ids: (0..total).map(|it| (it * 37 % 251) as u8).collect(),
+        positions: DOCUMENTS.iter().flat_map(|&rows| 0..rows).collect(),
+        targets: (0..total).map(|it| (it != 19).then_some((it * 91 % 253) as u8)).collect(),
+    }
+}
+
+/// Loss and gradients by the stages.
+fn stages(config: Config, parameters: &[f32], threads: Threads) -> (f64, Vec<f32>) {
+    let mut model = Model::new(config, 4, threads);
+    let mut attention = InProcess::new(model.heads(), threads);
+    attention.begin(vec![DOCUMENTS.to_vec()]);
+    let (mut kept, mut gradients) = (Activations::default(), vec![0.0; parameters.len()]);
+    model.begin(parameters).unwrap();
+    let rows = rows();
+    let count = rows.targets.iter().flatten().count();
+    model.embed(parameters, rows, &mut kept);
+    for layer in 0..config.layers {
+        let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
+        attention.submit_forward(layer, 0, q, k, v).unwrap();
+        let out = attention.wait_forward(layer, 0).unwrap();
+        model.after_attention(parameters, &mut kept, layer, out).unwrap();
+    }
+    let loss = model.head(parameters, &mut gradients, &mut kept, 1.0 / count as f32).unwrap();
+    for layer in (0..config.layers).rev() {
+        let (dout, out) =
+            model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
+        attention.submit_backward(layer, 0, dout, out).unwrap();
+        let back = attention.wait_backward(layer, 0).unwrap();
+        model
+            .before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back)
+            .unwrap();
+    }
+    model.embed_gradient(&mut gradients, &mut kept);
+    model.end(&mut gradients).unwrap();
+    (loss.nats / count as f64, gradients)
+}
+
+/// A vector times a matrix of `x.len()` columns.
+fn product(w: &[f64], x: &[f64]) -> Vec<f64> {
+    w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+}
+
+fn normed(x: &[f64], gain: &[f64]) -> Vec<f64> {
+    let mean = x.iter().map(|it| it * it).sum::<f64>() / x.len() as f64;
+    x.iter().zip(gain).map(|(x, gain)| x / (mean + 1e-5).sqrt() * gain).collect()
+}
+
+fn turned(row: &[f64], dim: usize, position: u32) -> Vec<f64> {
+    let mut turned = row.to_vec();
+    for head in turned.chunks_exact_mut(dim) {
+        for index in 0..dim / 2 {
+            let frequency = 10_000_f64.powf(-2.0 * index as f64 / dim as f64);
+            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+            let (x, y) = (head[index], head[index + dim / 2]);
+            (head[index], head[index + dim / 2]) = (x * cos - y * sin, y * cos + x * sin);
+        }
+    }
+    turned
+}
+
+/// Attention of the last of `k` and `v`'s rows.
+fn attended(config: &Config, q: &[f64], k: &[Vec<f64>], v: &[Vec<f64>]) -> Vec<f64> {
+    let dim = config.head_dim;
+    let mut out = Vec::new();
+    for (head, q) in q.chunks_exact(dim).enumerate() {
+        let of = head / (config.query_heads / config.kv_heads) * dim;
+        let score = |k: &Vec<f64>| {
+            let products = q.iter().zip(&k[of..of + dim]).map(|(q, k)| q * k);
+            (products.sum::<f64>() / (dim as f64).sqrt()).exp()
+        };
+        let weights: Vec<f64> = k.iter().map(score).collect();
+        let sum: f64 = weights.iter().sum();
+        let value =
+            |index| weights.iter().zip(v).map(|(w, v)| w * v[of + index]).sum::<f64>() / sum;
+        out.extend((0..dim).map(value));
+    }
+    out
+}
+
+/// Mean loss, naive.
+fn reference(config: &Config, layout: &Parameters, p: &[f64]) -> f64 {
+    let (rows, width) = (rows(), config.width);
+    let at = |range: &std::ops::Range<usize>| &p[range.clone()];
+    let embed = |&id: &u8| at(&layout.embedding)[usize::from(id) * width..][..width].to_vec();
+    let mut x: Vec<Vec<f64>> = rows.ids.iter().map(embed).collect();
+    for layer in &layout.layers {
+        let mut k = Vec::new();
+        let mut v = Vec::new();
+        for (x, &position) in x.iter_mut().zip(&rows.positions) {
+            if position == 0 {
+                (k, v) = (Vec::new(), Vec::new());
+            }
+            let h = normed(x, at(&layer.attention_norm));
+            let q = turned(&product(at(&layer.q), &h), config.head_dim, position);
+            k.push(turned(&product(at(&layer.k), &h), config.head_dim, position));
+            v.push(product(at(&layer.v), &h));
+            let out = product(at(&layer.o), &attended(config, &q, &k, &v));
+            x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+            let h = normed(x, at(&layer.feed_norm));
+            let gate_up = product(at(&layer.gate_up), &h);
+            let (gate, up) = gate_up.split_at(config.feed_forward);
+            let silu = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u);
+            let out = product(at(&layer.down), &silu.collect::<Vec<_>>());
+            x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+        }
+    }
+    let (mut loss, mut count) = (0.0, 0.0);
+    for (x, target) in x.iter().zip(&rows.targets) {
+        let Some(target) = target else { continue };
+        let logits = product(at(&layout.head), &normed(x, at(&layout.norm)));
+        let sum: f64 = logits.iter().map(|it| it.exp()).sum();
+        loss += sum.ln() - logits[usize::from(*target)];
+        count += 1.0;
+    }
+    loss / count
+}
+
+#[test]
+fn loss_and_gradients_are_those_of_a_naive_f64_model() {
+    let config = Config::preset("tiny").unwrap();
+    let layout = Parameters::new(&config);
+    let mut parameters = layout.initial(5);
+    // Gains other than 1, so that a forgotten gain shows.
+    for tensor in layout.tensors().iter().filter(|it| it.is_gain()) {
+        for (index, gain) in parameters[tensor.range.clone()].iter_mut().enumerate() {
+            *gain += 0.01 * (index % 21) as f32 - 0.1;
+        }
+    }
+    let (loss, gradients) = stages(config, &parameters, Threads::ONE);
+    let mut wide: Vec<f64> = parameters.iter().map(|&it| f64::from(it)).collect();
+    let expected = reference(&config, &layout, &wide);
+    assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
+
+    for tensor in layout.tensors() {
+        let range = tensor.range.clone();
+        let scale = gradients[range.clone()].iter().fold(0.0_f32, |most, it| most.max(it.abs()));
+        assert!(scale > 0.0, "{} has no gradient", tensor.name);
+        // The embedding has a gradient only where a byte occurs: take the greatest there too.
+        let greatest =
+            range.clone().max_by(|&a, &b| gradients[a].abs().total_cmp(&gradients[b].abs()));
+        let places = [range.start + range.len() / 3, range.start + range.len() * 5 / 7];
+        for place in places.into_iter().chain(greatest) {
+            let step = 1e-4;
+            let at = wide[place];
+            wide[place] = at + step;
+            let above = reference(&config, &layout, &wide);
+            wide[place] = at - step;
+            let below = reference(&config, &layout, &wide);
+            wide[place] = at;
+            let numeric = (above - below) / (2.0 * step);
+            let difference = (numeric - f64::from(gradients[place])).abs();
+            assert!(
+                difference < 1e-4 * f64::from(scale) + 1e-7,
+                "{}: {numeric} {}",
+                tensor.name,
+                gradients[place]
+            );
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let config = Config::preset("tiny").unwrap();
+    let parameters = Parameters::new(&config).initial(5);
+    let (loss, gradients) = stages(config, &parameters, Threads::ONE);
+    let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+    for threads in [2, 3] {
+        let (again, same) = stages(config, &parameters, Threads::new(threads));
+        assert_eq!(loss.to_bits(), again.to_bits());
+        assert!(bits(&gradients) == bits(&same), "{threads} threads");
+    }
+}

@@ -1,0 +1,165 @@
+//! Core attention of a trainer through the pool: the model's calls on a rank's [`Rank`].
+//!
+//! In: rows of the model's calls ([`Attention`]). Out: whole phases. Keeps Q, K, V and LSE of a phase from its forward to its
+//! backward, rounded to the job's wire type, since a session keeps no tensor of its caller's.
+//!
+//! Invariant: Q, K and V are rounded once, so forward and backward read the same bits.
+
+use std::collections::BTreeMap;
+
+use cadre_crds::Wire;
+use cadre_kernels::wire;
+use cadre_worker::session::{
+    self, Direction, Inputs, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
+};
+use half::bf16;
+
+use super::{Attention, AttentionError, Gradients};
+
+/// See the module. For one step.
+pub struct Pool<'a> {
+    rank: &'a Rank,
+    wire: Wire,
+    /// Elements of a head.
+    dim: usize,
+    /// By layer and nano-batch.
+    phases: BTreeMap<(usize, usize), Phase>,
+}
+
+#[derive(Debug)]
+struct Phase {
+    q: Kept,
+    k: Kept,
+    v: Kept,
+    /// Empty until the forward is whole.
+    lse: Vec<f32>,
+    /// Of what was submitted last, until it is waited for.
+    ticket: Option<Ticket>,
+}
+
+/// Rows in the job's wire type.
+#[derive(Debug)]
+enum Kept {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Kept {
+    fn new(kind: Wire, values: Vec<f32>) -> Self {
+        match kind {
+            Wire::F32 => Self::F32(values),
+            Wire::Bf16 => {
+                let mut rounded = vec![bf16::ZERO; values.len()];
+                wire::to_bf16(&mut rounded, &values);
+                Self::Bf16(rounded)
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(it) => it.len(),
+            Self::Bf16(it) => it.len(),
+        }
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        match self {
+            Self::F32(it) => Rows::f32(it),
+            Self::Bf16(it) => Rows::bf16(it),
+        }
+    }
+}
+
+impl<'a> Pool<'a> {
+    /// For a step that has begun.
+    pub fn new(rank: &'a Rank, planned: &PlannedStep) -> Self {
+        let (wire, dim) = (planned.header.wire, planned.header.heads.dim.into());
+        Self { rank, wire, dim, phases: BTreeMap::new() }
+    }
+}
+
+fn at(direction: Direction, layer: usize, nano: usize) -> PhaseAt {
+    PhaseAt { layer, nano, direction }
+}
+
+fn order(layer: usize, nano: usize, what: &str) -> AttentionError {
+    AttentionError::Order { layer, nano, what: what.into() }
+}
+
+impl From<session::Error> for AttentionError {
+    fn from(error: session::Error) -> Self {
+        Self::Failed(Box::new(error))
+    }
+}
+
+impl Attention for Pool<'_> {
+    fn submit_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        q: Vec<f32>,
+        k: Vec<f32>,
+        v: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        let [q, k, v] = [q, k, v].map(|it| Kept::new(self.wire, it));
+        let inputs = Inputs::Forward { q: q.rows(), k: k.rows(), v: v.rows() };
+        let ticket = self.rank.submit(at(Direction::Forward, layer, nano), inputs)?;
+        let phase = Phase { q, k, v, lse: Vec::new(), ticket: Some(ticket) };
+        self.phases.insert((layer, nano), phase);
+        Ok(())
+    }
+
+    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
+        let phase = self.phases.get_mut(&(layer, nano));
+        let (Some(phase), dim) = (phase, self.dim) else {
+            return Err(order(layer, nano, "waited for: it was not submitted"));
+        };
+        let Some(ticket) = phase.ticket.take() else {
+            return Err(order(layer, nano, "waited for twice"));
+        };
+        let mut out = vec![0.0; phase.q.len()];
+        phase.lse = vec![0.0; phase.q.len() / dim];
+        let to = Outputs::Forward { o: RowsMut::f32(&mut out), lse: &mut phase.lse };
+        self.rank.wait(ticket, to)?;
+        Ok(out)
+    }
+
+    fn submit_backward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        dout: Vec<f32>,
+        out: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        let phase = self.phases.get_mut(&(layer, nano)).filter(|it| it.ticket.is_none());
+        let Some(phase) = phase else {
+            return Err(order(layer, nano, "submitted backward: its forward is not done"));
+        };
+        let inputs = Inputs::Backward {
+            q: phase.q.rows(),
+            k: phase.k.rows(),
+            v: phase.v.rows(),
+            o: Rows::f32(&out),
+            lse: &phase.lse,
+            dout: Rows::f32(&dout),
+            dlse: None,
+        };
+        phase.ticket = Some(self.rank.submit(at(Direction::Backward, layer, nano), inputs)?);
+        Ok(())
+    }
+
+    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
+        let phase = self.phases.remove(&(layer, nano));
+        let Some(Phase { q, k, v, lse, ticket: Some(ticket) }) = phase else {
+            return Err(order(layer, nano, "waited for: it was not submitted"));
+        };
+        drop(lse);
+        let zeros = |it: Kept| vec![0.0; it.len()];
+        let mut to = Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v) };
+        let Gradients { dq, dk, dv } = &mut to;
+        let [dq, dk, dv] = [dq, dk, dv].map(|it| RowsMut::f32(it));
+        self.rank.wait(ticket, Outputs::Backward { dq, dk, dv })?;
+        Ok(to)
+    }
+}

@@ -1,0 +1,77 @@
+//! How a trainer ends: the last checkpoint, the sample, and what the controller is told.
+//!
+//! In: the ending. Out: an [`Outcome`] with the exit code, for the session to say.
+//!
+//! Invariant: once a step is done, trainer 0 alone writes at a good ending, and every survivor at a failure
+//! that is not bad input. A checkpoint that cannot be written makes any ending a failure.
+
+use cadre_control::proto;
+use cadre_worker::session::{Ending, Outcome};
+
+use super::{Process, STOPPED};
+use crate::model::Model;
+use crate::sample;
+
+/// Length of the sample text, in bytes.
+const SAMPLE: usize = 160;
+
+impl Process {
+    /// What is left to do when no step follows.
+    pub(super) fn close(&mut self, ending: Ending) -> Outcome {
+        use proto::finished::Outcome as Told;
+        let (told, reason, code) = match ending {
+            Ending::Completed => (Told::Completed, None, 0),
+            // To Kubernetes 0 says that the whole job is done.
+            Ending::Stopped { .. } if self.session.is_pod() => (Told::Stopped, None, STOPPED),
+            Ending::Stopped { .. } => (Told::Stopped, None, 0),
+            Ending::Failed { reason, bad_input: true } => (Told::Failed, Some(reason), 2),
+            Ending::Failed { reason, bad_input: false } => (Told::Failed, Some(reason), 3),
+        };
+        // Trainer 0 writes; of a failed job every survivor, since trainer 0 may be the dead one.
+        let writes = match ending_kind(told) {
+            Kind::Good => self.session.rank() == 0 && self.state.step > 0,
+            Kind::Failed => code == 3 && self.state.step > 0,
+        };
+        let message = reason.unwrap_or_default();
+        let mut outcome = Outcome { kind: told, message, exit_code: code, sample: String::new() };
+        if writes && let Err(error) = self.save() {
+            let error = error.to_string();
+            // As for the checkpoints on the way: the user has to make room.
+            outcome.exit_code = outcome.exit_code.max(2);
+            outcome.message = match outcome.message.as_str() {
+                "" => error,
+                reason => format!("{reason}; and {error}"),
+            };
+            outcome.kind = Told::Failed;
+        }
+        if told == Told::Completed && self.session.rank() == 0 {
+            outcome.sample = self.sample();
+        }
+        outcome
+    }
+
+    fn sample(&self) -> String {
+        let config = *self.trainer.model().config();
+        let positions = (self.args.prompt.len() + SAMPLE) as u32 + 1;
+        let mut model = Model::new(config, positions, self.args.threads);
+        let parameters = self.trainer.parameters();
+        let prompt = self.args.prompt.as_bytes();
+        // One row at a time is no work for a GPU.
+        let text = sample::sample(&mut model, parameters, prompt, SAMPLE, 0.7, self.args.seed)
+            .expect("on the CPU a stage does not fail");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+enum Kind {
+    Good,
+    Failed,
+}
+
+fn ending_kind(told: proto::finished::Outcome) -> Kind {
+    use proto::finished::Outcome as Told;
+    match told {
+        Told::Completed | Told::Stopped => Kind::Good,
+        Told::Failed | Told::Unspecified => Kind::Failed,
+    }
+}

@@ -1,0 +1,123 @@
+//! The process of a trainer: joins the job, runs steps, writes checkpoints, leaves.
+//!
+//! In: the environment contract and [`TrainArgs`]. Out: an exit code: 0, 2 for bad input, 3 when the job
+//! cannot go on, in a pod 143 when it was stopped before its last step. Trainer 0 also hosts the conductor,
+//! in its IO thread.
+//!
+//! Invariant: parameters change only at the end of a step that every trainer finished, so after any
+//! failure each survivor can write the checkpoint of the last completed step, with the same bytes.
+
+mod closing;
+mod prepare;
+mod record;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use cadre_kernels::{Choice, Threads};
+use cadre_worker::ExchangeChoice;
+use cadre_worker::process::{Termination, last_words};
+use cadre_worker::session::Session;
+
+use self::prepare::Failure;
+use self::record::Record;
+use super::checkpoint::State;
+use super::loader::{Loader, Share};
+use super::step::Trainer;
+
+/// What `cadre train` is given.
+#[derive(Clone, Debug)]
+pub struct TrainArgs {
+    /// Folder of documents, one a file.
+    pub data: PathBuf,
+    /// Name of the model's sizes.
+    pub model: String,
+    /// Steps of the job.
+    pub steps: NonZeroU64,
+    /// Rows of this trainer in each nano-batch.
+    pub tokens: NonZeroU32,
+    /// Longest document, in rows.
+    pub cap: NonZeroU32,
+    /// Lengths that documents are cut at; the shipped list if absent.
+    pub lengths: Option<PathBuf>,
+    /// Nano-batches of a step.
+    pub nano_batches: NonZeroU32,
+    /// Highest learning rate.
+    pub lr: f32,
+    /// Steps until it is reached.
+    pub warmup: u64,
+    /// Seed of weights and data.
+    pub seed: u64,
+    /// Threads that compute.
+    pub threads: Threads,
+    /// What computes linear layers, and core attention in place.
+    pub engine: Choice,
+    /// Memory for rows of others, in MiB; what the controller says if absent.
+    pub memory_mib: Option<NonZeroU32>,
+    /// What moves rows.
+    pub exchange: ExchangeChoice,
+    /// Steps between checkpoints; 0: at the end only.
+    pub checkpoint_every: u64,
+    /// Start of the sample text.
+    pub prompt: String,
+}
+
+/// Exit code of a trainer in a pod that was stopped: what a process ended by SIGTERM has.
+const STOPPED: u8 = 143;
+
+/// Trains until the job ends.
+///
+/// # Errors
+///
+/// The job failed, or this process cannot join it: exit code 3. Bad input is printed here: 2.
+pub fn trainer_main(args: TrainArgs) -> anyhow::Result<ExitCode> {
+    cadre_worker::process::arm_parent_death()?;
+    match Process::prepare(args) {
+        Ok(process) => process.run(),
+        Err(Failure::BadInput(message)) => {
+            last_words(&message);
+            Ok(ExitCode::from(2))
+        }
+        Err(Failure::Other(error)) => Err(error),
+    }
+}
+
+struct Process {
+    args: TrainArgs,
+    loader: Loader,
+    /// Of this trainer, by step and nano-batch: what was announced and has not begun, two steps at most.
+    shares: BTreeMap<u64, Vec<Share>>,
+    trainer: Trainer,
+    state: State,
+    session: Session,
+    /// Where the neighbours of the ring dial; until it stands.
+    listener: Option<TcpListener>,
+    termination: Termination,
+    /// Of trainer 0 in a pod.
+    record: Option<Record>,
+}
+
+impl Process {
+    fn run(mut self) -> anyhow::Result<ExitCode> {
+        self.termination.set(self.session.ender());
+        let ending = match self.connect_ring() {
+            Ok(mut ring) => self.train(&mut ring),
+            Err(ending) => ending,
+        };
+        let outcome = self.close(ending);
+        let (message, code) = (outcome.message.clone(), outcome.exit_code);
+        self.session.leave(outcome)?;
+        if code == 3 {
+            return Err(anyhow!(message));
+        }
+        if !message.is_empty() {
+            last_words(&message);
+        }
+        Ok(ExitCode::from(code))
+    }
+}

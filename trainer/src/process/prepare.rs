@@ -1,0 +1,236 @@
+//! How a trainer starts: reads its input, joins the job, makes or loads its state.
+//!
+//! In: [`TrainArgs`] and the environment contract. Out: a [`Process`] that has not run a step, or why not.
+//! It does not wait for the other trainers.
+//!
+//! Invariant: bad input is refused before the session's threads start.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use cadre_control::Settings;
+use cadre_control::proto::notice;
+use cadre_exchange::Greeter;
+use cadre_kernels::{Engine, Linear};
+use cadre_worker::process::Termination;
+use cadre_worker::session::{Contract, Join, JoinError, Session};
+
+use super::record::Record;
+use super::{Process, STOPPED, TrainArgs};
+use crate::checkpoint::{self, CheckpointError, State, Values};
+use crate::corpus::Corpus;
+use crate::loader::{self, Lengths, Loader};
+use crate::model::{Config, Model};
+use crate::optimizer::{AdamW, Hyper, Schedule};
+use crate::step::Trainer;
+
+/// Why a trainer does not start.
+pub(super) enum Failure {
+    BadInput(String),
+    Other(anyhow::Error),
+}
+
+fn bad_input(error: impl std::fmt::Display) -> Failure {
+    Failure::BadInput(error.to_string())
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<JoinError> for Failure {
+    fn from(error: JoinError) -> Self {
+        if error.is_bad_input() {
+            bad_input(error)
+        } else {
+            Self::Other(anyhow::Error::new(error).context("cannot join the job"))
+        }
+    }
+}
+
+impl Process {
+    /// Reads the input and joins the job.
+    pub(super) fn prepare(args: TrainArgs) -> Result<Self, Failure> {
+        let config = Config::preset(&args.model).map_err(bad_input)?;
+        let corpus = Arc::new(Corpus::read(&args.data).map_err(bad_input)?);
+        let lengths = match &args.lengths {
+            Some(path) => Lengths::read(path).map_err(bad_input)?,
+            None => Lengths::shipped(),
+        };
+        let contract = match Contract::from_env() {
+            Err(error) if error.is_bad_input() => return Err(bad_input(error)),
+            contract => contract.context("the environment of this trainer")?,
+        };
+        let termination = Termination::default();
+        if contract.is_pod() {
+            termination.listen(STOPPED.into()).context("cannot be ended in peace")?;
+        }
+        let listener = Greeter::listen(contract.host).map_err(|source| {
+            bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
+        })?;
+        let address = listener.local_addr().context("cannot listen for the all-reduce")?;
+        let finds = contract.finds_checkpoint();
+        let resume = if finds { newest(&contract.checkpoints).map_err(bad_input)? } else { None };
+        let memory = args.memory_mib.map_or(contract.memory_mib, NonZeroU32::get);
+        let mut begun = None;
+        let first = |settings: &Settings, engine: &Engine| {
+            let input = (&args, config, Arc::clone(&corpus));
+            let it = Begun::new(input, &contract, settings, engine, lengths)?;
+            let step = it.state.step;
+            begun = Some(it);
+            Ok(step)
+        };
+        let join = Join {
+            layers: config.layers as u16,
+            heads: cadre_planner::Heads {
+                query: config.query_heads as u16,
+                kv: config.kv_heads as u16,
+                dim: config.head_dim as u16,
+            },
+            steps: args.steps.get(),
+            seed: args.seed,
+            engine: args.engine,
+            threads: args.threads,
+            memory: u64::from(memory) << 20,
+            exchange: args.exchange,
+            address: address.to_string(),
+            resume,
+            first: Box::new(first),
+        };
+        let session = Session::join(&contract, join)?;
+        let Some(Begun { loader, trainer, state, record }) = begun else {
+            return Err(anyhow!("the session did not ask for the first step").into());
+        };
+        if session.rank() == 0
+            && let Some(text) = compare(session.settings(), &args)
+        {
+            tracing::warn!("{text}");
+            session.tell(notice::Level::Warning, text, notice::Event::Unspecified);
+        }
+        let (shares, listener) = (BTreeMap::new(), Some(listener));
+        Ok(Self { args, loader, shares, trainer, state, session, listener, termination, record })
+    }
+}
+
+/// The newest checkpoint; none where there is no folder yet.
+fn newest(folder: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    if folder.is_dir() { checkpoint::newest(folder) } else { Ok(None) }
+}
+
+/// What a trainer has before its first step.
+struct Begun {
+    loader: Loader,
+    trainer: Trainer,
+    state: State,
+    record: Option<Record>,
+}
+
+impl Begun {
+    /// Made or loaded as the job says. A refusal is bad input of the user.
+    fn new(
+        (args, config, corpus): (&TrainArgs, Config, Arc<Corpus>),
+        contract: &Contract,
+        settings: &Settings,
+        engine: &Engine,
+        lengths: Lengths,
+    ) -> Result<Self, String> {
+        fn text(error: impl std::fmt::Display) -> String {
+            error.to_string()
+        }
+        let trainers = NonZeroU32::new(settings.trainers.into())
+            .ok_or("the controller says that the job has no trainers")?;
+        let shape = loader::Settings {
+            trainers,
+            tokens: args.tokens,
+            nano_batches: args.nano_batches,
+            cap: args.cap,
+            seed: args.seed,
+        };
+        // Its folder is full of half a checkpoint for ever, else.
+        match checkpoint::sweep(&settings.checkpoints, contract.me.index.into()) {
+            Ok(0) => {}
+            Ok(swept) => tracing::info!("{swept} folders of checkpoints half written are removed"),
+            Err(error) => tracing::warn!("half written checkpoints stay: {error}"),
+        }
+        let fresh = state_of(args, config, trainers, &corpus, engine.numerics_id());
+        let loader = Loader::new(corpus, lengths, shape).map_err(text)?;
+        let model = Model::new(config, args.cap.get(), args.threads);
+        let weights = model.parameters().weights();
+        let linear = Linear::choose(args.engine, engine, args.threads, &weights)
+            .map_err(|why| format!("--engine gpu: {why}"))?;
+        tracing::info!("linear layers: {}", linear.description());
+        let (trainer, state) =
+            begin(args, model.with_linear(linear), fresh, settings).map_err(text)?;
+        let keeps = contract.is_pod() && contract.me.index == 0;
+        let record = keeps.then(|| Record::open(&settings.checkpoints, state.step));
+        let record = record.transpose().map_err(text)?;
+        Ok(Self { loader, trainer, state, record })
+    }
+}
+
+/// The state before the first step.
+fn state_of(
+    args: &TrainArgs,
+    config: Config,
+    trainers: NonZeroU32,
+    corpus: &Corpus,
+    numerics: String,
+) -> State {
+    State {
+        step: 0,
+        model: config,
+        trainers: trainers.get(),
+        nano_batches: args.nano_batches.get(),
+        tokens: args.tokens.get(),
+        cap: args.cap.get(),
+        seed: args.seed,
+        corpus: format!("{:016x}", corpus.digest()),
+        schedule: schedule(args).to_string(),
+        numerics,
+        slots: String::new(),
+        loss_bits: String::new(),
+        header: String::new(),
+    }
+}
+
+fn schedule(args: &TrainArgs) -> Schedule {
+    Schedule { peak: args.lr, warmup: args.warmup, steps: args.steps.get() }
+}
+
+/// Says aloud what a resumed job does otherwise than the one that wrote its checkpoint.
+fn compare(settings: &Settings, args: &TrainArgs) -> Option<String> {
+    let found = checkpoint::load_state(settings.resume.as_ref()?).ok()?;
+    let now = schedule(args).to_string();
+    (found.schedule != now).then(|| {
+        format!(
+            "the learning rate goes another way from step {} on than in the run that wrote the checkpoint: {now}; it was {}",
+            found.step, found.schedule
+        )
+    })
+}
+
+/// The trainer at the start of the job, or where the checkpoint to resume from left it.
+fn begin(
+    args: &TrainArgs,
+    model: Model,
+    fresh: State,
+    settings: &Settings,
+) -> Result<(Trainer, State), CheckpointError> {
+    let (schedule, layout) = (schedule(args), model.parameters());
+    let (parameters, optimizer, state) = match &settings.resume {
+        Some(folder) => {
+            let (found, values) = checkpoint::load(folder, &fresh, layout)?;
+            let Values { parameters, first, second } = values;
+            let optimizer = AdamW::resume(Hyper::new(schedule), first, second);
+            let State { schedule, numerics, .. } = fresh;
+            (parameters, optimizer, State { schedule, numerics, ..found })
+        }
+        None => (layout.initial(args.seed), AdamW::new(Hyper::new(schedule), layout), fresh),
+    };
+    Ok((Trainer::new(model, parameters, optimizer), state))
+}

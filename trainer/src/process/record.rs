@@ -1,0 +1,100 @@
+//! The header log of a job in pods: `headers.jsonl` beside the checkpoints, written by trainer 0.
+//!
+//! In: the header of each step that is done. Out: a line for each. `cadre run` keeps such a log itself; in a
+//! cluster nobody else is there to keep it, since nothing raw goes to the API server.
+//!
+//! Invariant: whole lines only, one for each step before the present one; what a killed process left of a line,
+//! and steps after the checkpoint that the job goes on from, are dropped on opening.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use cadre_step::header::Header;
+
+/// Name of the log, in the folder of checkpoints.
+const NAME: &str = "headers.jsonl";
+
+/// An open header log.
+#[derive(Debug)]
+pub(super) struct Record {
+    path: PathBuf,
+    file: File,
+}
+
+/// The log cannot be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("header log {}: {source}; make room in the checkpoint directory and let the pod's user write there", path.display())]
+pub(super) struct Error {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+impl Record {
+    /// Opens the log in a folder, made if it is not there, for a job that goes on with `step`.
+    pub(super) fn open(folder: &Path, step: u64) -> Result<Self, Error> {
+        let path = folder.join(NAME);
+        let opened = || {
+            fs::create_dir_all(folder)?;
+            let before = match fs::read_to_string(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+                text => text?,
+            };
+            let whole = before.split_inclusive('\n').filter(|it| it.ends_with('\n'));
+            let earlier = |line: &&str| {
+                serde_json::from_str::<Header>(line).is_ok_and(|header| header.step < step)
+            };
+            let kept: String = whole.filter(earlier).collect();
+            // Under another name first: a process killed here loses nothing.
+            let draft = path.with_extension("draft");
+            fs::write(&draft, kept)?;
+            fs::rename(&draft, &path)?;
+            OpenOptions::new().append(true).open(&path)
+        };
+        match opened() {
+            Ok(file) => Ok(Self { path, file }),
+            Err(source) => Err(Error { path, source }),
+        }
+    }
+
+    /// Adds the header of the next step.
+    pub(super) fn add(&mut self, header: &Header) -> Result<(), Error> {
+        let mut line = serde_json::to_string(header).expect("a header is plain data");
+        line.push('\n');
+        let written = self.file.write_all(line.as_bytes());
+        written.map_err(|source| Error { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_worker::headers;
+
+    use super::*;
+
+    fn header(step: u64) -> Header {
+        let any: Header =
+            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+        Header { step, ..any }
+    }
+
+    #[test]
+    fn a_job_that_goes_on_drops_later_steps_and_torn_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("checkpoints");
+        let mut record = Record::open(&folder, 0).unwrap();
+        for step in 0..4 {
+            record.add(&header(step)).unwrap();
+        }
+        drop(record);
+        let path = folder.join(NAME);
+        let torn = fs::read_to_string(&path).unwrap() + "{\"step\":";
+        fs::write(&path, torn).unwrap();
+        let mut record = Record::open(&folder, 2).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
+        record.add(&header(2)).unwrap();
+        let log = headers::read(&path).unwrap();
+        log.covers(0..3).unwrap();
+        assert!(log.covers(0..4).is_err());
+    }
+}

@@ -1,0 +1,228 @@
+//! The steps of a trainer, from joining the ring to the ending that the conductor names.
+//!
+//! In: a prepared process. Out: an [`Ending`]; checkpoints on the way. It does not decide that the job is
+//! over: the conductor does, or a failure.
+//!
+//! Invariant: the state counts a step only after the step has succeeded here, so a checkpoint never holds
+//! half a step.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cadre_control::proto::notice;
+use cadre_exchange::PeerId;
+use cadre_worker::session::ASSEMBLE;
+use cadre_worker::session::{Ending, Lengths as Told, NanoLengths, Next, PlannedStep, StepDone};
+use cadre_worker::trace::{Activity, Tracer};
+
+use super::Process;
+use crate::Pool;
+use crate::checkpoint::{self, Values, Writer};
+use crate::ring::{Members, Ring, RingError};
+use crate::step::{StepError, Track};
+
+/// Longest wait for the reason of a failure that showed in the all-reduce first.
+const REASON: Duration = Duration::from_secs(3);
+
+impl Process {
+    /// Joins the ring of the all-reduce.
+    pub(super) fn connect_ring(&mut self) -> Result<Ring, Ending> {
+        let failed = |reason: String| Ending::Failed { reason, bad_input: false };
+        let rings = self.session.addresses(ASSEMBLE).map_err(|ended| {
+            let late =
+                || failed(format!("not all trainers were there after {} s", ASSEMBLE.as_secs()));
+            ended.unwrap_or_else(late)
+        })?;
+        let parse = |(peer, address): &(PeerId, String)| {
+            let parsed = address.parse::<SocketAddr>();
+            parsed.map(|it| (*peer, it)).map_err(|_| {
+                failed(format!("{address:?} is no address of {peer} for the all-reduce"))
+            })
+        };
+        let trainers = rings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        // Once the ring stands nobody is listened to.
+        let Some(listener) = self.listener.take() else {
+            return Err(failed("the all-reduce was joined twice".into()));
+        };
+        let (greeter, settings) = (self.session.greeter(), self.session.settings());
+        let (world, listed) = (usize::from(settings.trainers), trainers.len());
+        if listed != world || trainers[usize::from(self.session.rank())].0 != greeter.me() {
+            let me = greeter.me();
+            return Err(failed(format!(
+                "the controller's list of {listed} trainers is not one of {world} with {me}; restart the job"
+            )));
+        }
+        let interrupt = self.session.interrupt();
+        let members = Members { greeter, listener: &listener, trainers: &trainers, interrupt };
+        // A step may wait for the pool, and for a trainer that computes bundles of lost servers.
+        let patience = Duration::from_secs(u64::from(settings.pool_wait_seconds) + 300);
+        Ring::connect(&members, ASSEMBLE, patience).map_err(|error| self.broken(&error))
+    }
+
+    /// Runs steps until the conductor says that none follows, or something fails.
+    pub(super) fn train(&mut self, ring: &mut Ring) -> Ending {
+        let steps = self.args.steps.get();
+        let mut since = Instant::now();
+        let first = self.state.step;
+        if first < steps
+            && let Err(ending) = self.announce(first)
+        {
+            return ending;
+        }
+        loop {
+            let step = self.state.step;
+            let planned = match self.session.begin(step) {
+                Next::Step(planned) => planned,
+                Next::End(ending) => return ending,
+            };
+            if step + 1 < steps
+                && let Err(ending) = self.announce(step + 1)
+            {
+                return ending;
+            }
+            if step == first {
+                since = Instant::now();
+            }
+            if let Err(ending) = self.step(&planned, ring, &mut since) {
+                return ending;
+            }
+        }
+    }
+
+    /// Makes this trainer's share of a step, and tells the conductor what it holds.
+    fn announce(&mut self, step: u64) -> Result<(), Ending> {
+        let nanos = 0..self.args.nano_batches.get();
+        let shares: Vec<_> =
+            nanos.map(|nano| self.loader.share(step, nano, self.session.rank().into())).collect();
+        let told = shares.iter().map(|share| {
+            let stretches = share.stretches.iter().map(|it| cadre_planner::Stretch {
+                document: cadre_planner::DocumentId(it.document),
+                start: it.start,
+                end: it.end,
+            });
+            NanoLengths { documents: share.documents.clone(), stretches: stretches.collect() }
+        });
+        let told = Told { step, nanos: told.collect() };
+        self.session.announce(told).map_err(|error| self.failed(&error.into()))?;
+        self.shares.insert(step, shares);
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        planned: &PlannedStep,
+        ring: &mut Ring,
+        since: &mut Instant,
+    ) -> Result<(), Ending> {
+        let step = self.state.step;
+        let shares = self.shares.remove(&step).expect("a step that begins was announced");
+        let targets = shares.iter().map(|it| it.targets).sum();
+        let batch = shares.into_iter().map(|it| it.rows).collect();
+        let mut track = Spans(self.session.tracer().clone());
+        let mut pool = Pool::new(&self.session, planned);
+        let result = self.trainer.step(step, batch, targets, &mut pool, ring, &mut track);
+        let result = match result {
+            Ok(result) => result,
+            Err(error) => return Err(self.failed(&error)),
+        };
+        self.state.step = step + 1;
+        self.state.loss_bits = format!("{:08x}", result.loss.to_bits());
+        self.state.header = format!("{:016x}", planned.header.digest());
+        self.state.slots = slots_in_words(planned);
+        let recorded = self.record.as_mut().map_or(Ok(()), |it| it.add(&planned.header));
+        recorded.map_err(|error| self.cannot_write(&error))?;
+        let tokens = u64::from(self.args.tokens.get())
+            * u64::from(self.args.nano_batches.get())
+            * u64::from(self.session.settings().trainers);
+        let exposed_wait_seconds = self.session.exposed_wait().as_secs_f64();
+        let seconds = since.elapsed().as_secs_f64();
+        *since = Instant::now();
+        let (loss, update) = (result.loss, result.update);
+        let done = StepDone {
+            step,
+            loss,
+            gradient_norm: update.norm,
+            learning_rate: update.rate,
+            tokens,
+            seconds,
+            exposed_wait_seconds,
+        };
+        self.session.done(done).map_err(|error| self.failed(&error.into()))?;
+        // Told first: a process that is killed while it writes the checkpoint has said what it did.
+        let every = self.args.checkpoint_every;
+        if every > 0
+            && self.state.step.is_multiple_of(every)
+            && self.state.step < self.args.steps.get()
+            && self.session.rank() == 0
+        {
+            self.save().map_err(|error| self.cannot_write(&error))?;
+        }
+        Ok(())
+    }
+
+    /// A file cannot be written: the job ends, for a user to make room.
+    fn cannot_write(&self, error: &dyn std::error::Error) -> Ending {
+        let reason = error.to_string();
+        self.session.fail(reason.clone());
+        Ending::Failed { reason, bad_input: true }
+    }
+
+    /// A step failed here: the job's own reason if there is one, else this one, told to all.
+    fn failed(&self, error: &StepError) -> Ending {
+        let own = Ending::Failed { reason: error.to_string(), bad_input: false };
+        match error {
+            StepError::Ring(error) => self.broken(error),
+            StepError::Attention(_)
+            | StepError::Session(_)
+            | StepError::Linear(_)
+            | StepError::NotFinite { .. } => {
+                self.session.ending(Duration::ZERO).unwrap_or_else(|| {
+                    self.session.fail(error.to_string());
+                    self.session.ending(REASON).unwrap_or(own)
+                })
+            }
+        }
+    }
+
+    /// The ring broke: whoever broke it is dead, or has a better reason.
+    fn broken(&self, error: &RingError) -> Ending {
+        self.session.ending(REASON).unwrap_or_else(|| {
+            let reason = error.to_string();
+            self.session.fail(reason.clone());
+            Ending::Failed { reason, bad_input: false }
+        })
+    }
+
+    /// Writes a checkpoint of the steps so far.
+    pub(super) fn save(&self) -> Result<PathBuf, checkpoint::CheckpointError> {
+        let (first, second) = self.trainer.optimizer().moments();
+        let values = Values { parameters: self.trainer.parameters(), first, second };
+        let layout = self.trainer.model().parameters();
+        let settings = self.session.settings();
+        let keep = settings.checkpoints_kept as usize;
+        let writer = Writer { rank: self.session.rank().into(), keep };
+        let path = checkpoint::save(&settings.checkpoints, &self.state, layout, &values, writer)?;
+        let text = format!("checkpoint of {} steps is at {}", self.state.step, path.display());
+        let (level, event) = (notice::Level::Information, notice::Event::CheckpointWritten);
+        self.session.tell(level, text, event);
+        Ok(path)
+    }
+}
+
+fn slots_in_words(planned: &PlannedStep) -> String {
+    let weights: Vec<_> = planned.header.slots.iter().map(|it| it.weight.to_string()).collect();
+    format!("{:?} {}", planned.header.placement, weights.join(","))
+}
+
+/// Spans of the step, but for waits, which the session times itself.
+struct Spans(Tracer);
+
+impl Track for Spans {
+    fn span(&mut self, name: &'static str, begin: Instant, end: Instant) {
+        if self.0.is_on() && name != "wait" {
+            let activity = if name == "reduce" { Activity::Wait } else { Activity::Linear };
+            self.0.span_between("main", activity, (begin, end), || name.to_owned());
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Rings over real sockets: sums, neighbours that go, are late, or are somebody else, and strangers at the port.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use cadre_exchange::Purpose;
+use proptest::prelude::*;
+
+use super::*;
+
+const SOON: Duration = Duration::from_mins(1);
+const SECRET: [u8; 32] = [7; 32];
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn trainer(rank: usize) -> PeerId {
+    PeerId::trainer(rank as u16, 3)
+}
+
+fn greeter(me: PeerId) -> Greeter {
+    Greeter::new(Purpose::Ring, me, SECRET, 1)
+}
+
+/// A trainer before it has met the others.
+struct Alone {
+    listener: TcpListener,
+    greeter: Greeter,
+    interrupt: Waker,
+}
+
+impl Alone {
+    fn new(me: PeerId) -> Self {
+        let listener = Greeter::listen(HERE).unwrap();
+        Self { listener, greeter: greeter(me), interrupt: Waker::new().unwrap() }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
+    fn meet(
+        &self,
+        trainers: &[(PeerId, SocketAddr)],
+        within: Duration,
+        deadline: Duration,
+    ) -> Result<Ring, RingError> {
+        let Self { listener, greeter, interrupt } = self;
+        Ring::connect(&Members { greeter, listener, trainers, interrupt }, within, deadline)
+    }
+}
+
+fn places(world: usize) -> (Vec<Alone>, Vec<(PeerId, SocketAddr)>) {
+    let places: Vec<_> = (0..world).map(|rank| Alone::new(trainer(rank))).collect();
+    let list = places.iter().map(|it| (it.greeter.me(), it.address())).collect();
+    (places, list)
+}
+
+/// Runs one thread per trainer, each with its end of a ring.
+fn ring<T: Send>(
+    world: usize,
+    deadline: Duration,
+    run: impl Fn(usize, Ring) -> T + Sync,
+) -> Vec<T> {
+    let (places, list) = places(world);
+    let start = |rank: usize| run(rank, places[rank].meet(&list, SOON, deadline).unwrap());
+    together(world, start)
+}
+
+/// Runs one thread for each number.
+fn together<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let run = &run;
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|it| scope.spawn(move || run(it))).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+/// What trainers that meet sum up to; trainer n gives n + 1.
+fn sums(list: &[(PeerId, SocketAddr)], places: &[Alone]) -> Vec<u32> {
+    together(places.len(), |rank| sum(&places[rank], list, rank as f32 + 1.0))
+}
+
+fn sum(place: &Alone, list: &[(PeerId, SocketAddr)], value: f32) -> u32 {
+    let mut values = [value];
+    place.meet(list, SOON, SOON).unwrap().all_reduce(&mut values).unwrap();
+    values[0] as u32
+}
+
+#[test]
+fn sums_have_the_same_bits_everywhere_and_every_time() {
+    let value = |rank: usize, index: usize| ((rank * 31 + index * 7) as f32).sqrt() - 3.0;
+    for (world, length) in [(1, 5), (2, 0), (2, 1), (2, 100_001), (3, 2), (3, 70_000), (5, 999)] {
+        let sums = ring(world, SOON, |rank, mut ring| {
+            let mut bits = Vec::new();
+            for _ in 0..2 {
+                let mut values: Vec<_> = (0..length).map(|it| value(rank, it)).collect();
+                ring.all_reduce(&mut values).unwrap();
+                bits.push(values.iter().map(|it| it.to_bits()).collect::<Vec<_>>());
+            }
+            assert_eq!(bits[0], bits[1]);
+            bits.remove(0)
+        });
+        assert!(sums.iter().all(|it| *it == sums[0]), "{world} trainers, {length} numbers");
+        for (index, &sum) in sums[0].iter().enumerate() {
+            let expected: f64 = (0..world).map(|it| f64::from(value(it, index))).sum();
+            assert!((f64::from(f32::from_bits(sum)) - expected).abs() < 1e-3);
+        }
+    }
+}
+
+#[test]
+fn a_trainer_that_goes_is_an_error_of_all_others_at_once() {
+    let errors = ring(4, SOON, |rank, mut ring| {
+        if rank == 2 {
+            return String::new();
+        }
+        ring.all_reduce(&mut vec![1.0; 1 << 20]).unwrap_err().to_string()
+    });
+    for (rank, error) in errors.iter().enumerate().filter(|&(rank, _)| rank != 2) {
+        assert!(error.contains("closed its link"), "{rank}: {error}");
+    }
+}
+
+#[test]
+fn a_silent_trainer_is_late() {
+    let silent = Barrier::new(2);
+    let errors = ring(2, Duration::from_millis(30), |rank, mut ring| {
+        let error = (rank == 0).then(|| ring.all_reduce(&mut [1.0; 8]).unwrap_err());
+        silent.wait();
+        error
+    });
+    let error = errors[0].as_ref().unwrap().to_string();
+    assert!(error.contains("trainer 1 sent nothing"), "{error}");
+}
+
+#[test]
+fn another_vector_is_refused() {
+    let errors = ring(2, SOON, |rank, mut ring| {
+        ring.all_reduce(&mut vec![0.0; rank + 1]).unwrap_err().to_string()
+    });
+    assert!(errors.iter().any(|it| it.contains("sums another vector")), "{errors:?}");
+}
+
+#[test]
+fn a_wait_in_a_sum_ends_when_the_job_does() {
+    let (places, list) = places(2);
+    let silent = Barrier::new(2);
+    let error = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let ring = places[1].meet(&list, SOON, SOON).unwrap();
+            silent.wait();
+            drop(ring);
+        });
+        let mut ring = places[0].meet(&list, SOON, SOON).unwrap();
+        scope.spawn(|| places[0].interrupt.wake());
+        let error = ring.all_reduce(&mut vec![1.0; 1 << 22]).unwrap_err();
+        let again = ring.all_reduce(&mut [1.0]).unwrap_err();
+        silent.wait();
+        other.join().unwrap();
+        assert!(matches!(again, RingError::Interrupted), "an end stays one: {again}");
+        error
+    });
+    assert!(matches!(error, RingError::Interrupted), "{error}");
+}
+
+#[test]
+fn a_wait_for_a_neighbour_ends_when_the_job_does() {
+    let (places, list) = places(2);
+    let error = thread::scope(|scope| {
+        scope.spawn(|| places[0].interrupt.wake());
+        places[0].meet(&list, SOON, SOON).unwrap_err()
+    });
+    assert!(matches!(error, RingError::Interrupted), "{error}");
+}
+
+/// A listener on a port that the system gives to no call of its own accord, so that nobody else has it meanwhile: neither a
+/// call of another test, nor the very call that tries this port, which would reach itself.
+fn listener_of_a_quiet_port() -> TcpListener {
+    let first = std::process::id() % 10_000;
+    let mut ports = (0..10_000).map(|it| 12_000 + ((first + it) % 10_000) as u16);
+    ports.find_map(|port| TcpListener::bind((HERE, port)).ok()).expect("a port is free")
+}
+
+#[test]
+fn a_trainer_calls_before_the_other_listens() {
+    let (first, early) = (Alone::new(trainer(0)), listener_of_a_quiet_port());
+    let address = early.local_addr().unwrap();
+    let list = [(trainer(0), first.address()), (trainer(1), address)];
+    let sums = thread::scope(|scope| {
+        let calling = scope.spawn(|| sum(&first, &list, 1.0));
+        // The first call comes to somebody who hangs up; then nobody is there for a while.
+        early.set_nonblocking(false).unwrap();
+        drop(early.accept().unwrap());
+        drop(early);
+        assert!(TcpStream::connect(address).is_err(), "nobody listens there any more");
+        let listener = TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let late = Alone { listener, ..Alone::new(trainer(1)) };
+        let sum = sum(&late, &list, 2.0);
+        [calling.join().unwrap(), sum]
+    });
+    assert_eq!(sums, [3, 3]);
+}
+
+/// What trainer 0 says of a ring whose trainer 1 greets as `greeter`, and what that one says.
+fn refused(greeter: Greeter, within: Duration) -> [String; 2] {
+    let (one, mut two) = (Alone::new(trainer(0)), Alone::new(trainer(1)));
+    two.greeter = greeter;
+    let me = two.greeter.me();
+    let seen_by_one = [(trainer(0), one.address()), (trainer(1), two.address())];
+    let mut seen_by_two = vec![(me, two.address()); usize::from(me.index) + 1];
+    seen_by_two[0] = (trainer(0), one.address());
+    thread::scope(|scope| {
+        let one = scope.spawn(|| one.meet(&seen_by_one, within, SOON).unwrap_err().to_string());
+        let two = two.meet(&seen_by_two, within, SOON).unwrap_err().to_string();
+        [one.join().unwrap(), two]
+    })
+}
+
+#[test]
+fn neighbours_of_another_job_attempt_build_or_rank_are_refused_by_name() {
+    // A machine under load may need more time for a greeting.
+    let check = |greeter: Greeter, expected: [&str; 2]| {
+        let mut within = Duration::from_millis(100);
+        loop {
+            let said = refused(greeter.clone(), within);
+            let apart = |it: &String| it.contains("the gradient ring has no link to trainer");
+            assert!(said.iter().all(apart), "{said:?}");
+            let named = said.iter().zip(expected).all(|(said, it)| said.contains(it));
+            if named {
+                return;
+            }
+            assert!(within < SOON, "{said:?}, not {expected:?}");
+            within *= 4;
+        }
+    };
+    let me = trainer(1);
+    check(Greeter::new(Purpose::Ring, me, [8; 32], 1), ["does not know the job's secret"; 2]);
+    check(Greeter::new(Purpose::Ring, me, SECRET, 2), ["its data version is"; 2]);
+    check(Greeter::new(Purpose::Exchange, me, SECRET, 1), ["it greets for"; 2]);
+    let older =
+        ["but trainer 1 (incarnation 2) listens there", "incarnation 3 has taken its place"];
+    check(greeter(PeerId { incarnation: 2, ..me }), older);
+    let other = ["but trainer 2 (incarnation 3) listens there", "is not whom it waits for"];
+    check(greeter(trainer(2)), other);
+}
+
+/// Somebody who connects to a port of the ring and never belongs there.
+#[derive(Clone, Debug)]
+enum Stranger {
+    Silence,
+    Noise(Vec<u8>),
+    /// The first bytes of a right greeting, then silence, or the end of the connection.
+    Cut {
+        bytes: usize,
+        hangs_up: bool,
+    },
+    /// A right greeting that was said before, to another.
+    Replay,
+}
+
+fn stranger() -> impl Strategy<Value = Stranger> {
+    prop_oneof![
+        Just(Stranger::Silence),
+        prop::collection::vec(any::<u8>(), 1..200).prop_map(Stranger::Noise),
+        (1_usize..=96, any::<bool>())
+            .prop_map(|(bytes, hangs_up)| Stranger::Cut { bytes, hangs_up }),
+        Just(Stranger::Replay),
+    ]
+}
+
+/// What trainer 1 says to trainer 0 when they meet: hello and proof, as they pass somebody between them.
+fn overheard() -> Vec<u8> {
+    let (places, list) = places(2);
+    let between = TcpListener::bind((HERE, 0)).unwrap();
+    let bent = [(trainer(0), between.local_addr().unwrap()), list[1]];
+    thread::scope(|scope| {
+        scope.spawn(|| places[0].meet(&list, SOON, SOON).unwrap());
+        scope.spawn(|| places[1].meet(&bent, SOON, SOON).unwrap());
+        let (mut caller, _) = between.accept().unwrap();
+        let mut callee = TcpStream::connect(list[0].1).unwrap();
+        let mut said = vec![0; 96];
+        let (hello, proof) = said.split_at_mut(64);
+        caller.read_exact(hello).unwrap();
+        callee.write_all(hello).unwrap();
+        let mut answer = [0; 96];
+        callee.read_exact(&mut answer).unwrap();
+        caller.write_all(&answer).unwrap();
+        caller.read_exact(proof).unwrap();
+        callee.write_all(proof).unwrap();
+        let mut verdict = [0; 8];
+        callee.read_exact(&mut verdict).unwrap();
+        caller.write_all(&verdict).unwrap();
+        let mut last = [0; 1];
+        caller.read_exact(&mut last).unwrap();
+        callee.write_all(&last).unwrap();
+        said
+    })
+}
+
+/// Comes as a stranger; what has to stay open is returned.
+fn come(stranger: &Stranger, to: SocketAddr, greeting: &[u8]) -> Option<TcpStream> {
+    // A port that takes nobody for a while is no fault of the ring.
+    let mut stream = TcpStream::connect(to).ok()?;
+    // Whoever is turned away may see a broken link.
+    match stranger {
+        Stranger::Silence => {}
+        Stranger::Noise(bytes) => drop(stream.write_all(bytes)),
+        Stranger::Cut { bytes, hangs_up } => {
+            let _ = stream.write_all(&greeting[..*bytes]);
+            if *hangs_up {
+                return None;
+            }
+        }
+        Stranger::Replay => drop(stream.write_all(greeting)),
+    }
+    Some(stream)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn strangers_at_the_port_change_nothing(
+        strangers in prop::collection::vec((stranger(), 0_usize..3), 0..40),
+    ) {
+        static GREETING: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(overheard);
+        let (places, list) = places(3);
+        let come = |(who, at): &(Stranger, usize)| come(who, list[*at].1, &GREETING);
+        let before: Vec<_> = strangers.iter().map(come).collect();
+        prop_assert_eq!(sums(&list, &places), [6; 3]);
+        drop(before);
+    }
+}
+
+#[test]
+fn six_hundred_strangers_at_once_from_the_first_moment_change_nothing() {
+    let greeting = overheard();
+    let (places, list) = places(2);
+    let (over, came) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let kinds = [
+        Stranger::Silence,
+        Stranger::Noise(vec![9; 64]),
+        Stranger::Cut { bytes: 64, hangs_up: false },
+        Stranger::Cut { bytes: 63, hangs_up: true },
+        Stranger::Replay,
+    ];
+    let flood = || {
+        let mut open = Vec::new();
+        while !over.load(Ordering::Relaxed) {
+            let number = came.fetch_add(1, Ordering::Relaxed);
+            let to = list[number / kinds.len() % 2].1;
+            open.push(come(&kinds[number % kinds.len()], to, &greeting));
+            if open.len() == 300 {
+                open.clear();
+            }
+        }
+    };
+    let start = Instant::now();
+    let sums = thread::scope(|scope| {
+        // All of them before the ring's first moment, and no end of others while it is made.
+        let before: Vec<_> = (0..600)
+            .map(|it| come(&kinds[it % kinds.len()], list[it / kinds.len() % 2].1, &greeting))
+            .collect();
+        scope.spawn(flood);
+        let sums = sums(&list, &places);
+        over.store(true, Ordering::Relaxed);
+        drop(before);
+        sums
+    });
+    assert_eq!(sums, [3, 3]);
+    println!("after {:?} and {} more strangers", start.elapsed(), came.into_inner());
+}

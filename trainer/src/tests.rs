@@ -1,0 +1,279 @@
+//! Whole steps of the `tiny` model on real text, with attention in this process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadre_exchange::{Greeter, PeerId, Purpose, Waker};
+use cadre_kernels::Threads;
+
+use super::checkpoint::{self, State, Values, Writer};
+use super::corpus::{Corpus, Document};
+use super::loader::{Lengths, Loader, Rows, Settings, Stream};
+use super::model::{Config, Model};
+use super::optimizer::{AdamW, Hyper, Schedule};
+use super::ring::{Members, Ring};
+use super::sample::sample;
+use super::step::{StepError, StepResult, Trainer};
+use super::{Attention, AttentionError, Gradients, IN_FLIGHT, InProcess};
+
+const STEPS: u64 = 30;
+
+fn corpus() -> Arc<Corpus> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible/01-Genesis.txt");
+    let bytes = std::fs::read(path).unwrap();
+    Arc::new(Corpus::from_documents(vec![Document { path: "01-Genesis.txt".into(), bytes }]))
+}
+
+fn loader(nano_batches: u32) -> Loader {
+    let some = |it| NonZeroU32::new(it).unwrap();
+    let settings = Settings {
+        trainers: some(1),
+        tokens: some(384),
+        nano_batches: some(nano_batches),
+        cap: some(256),
+        seed: 3,
+    };
+    Loader::new(corpus(), Lengths::shipped(), settings).unwrap()
+}
+
+fn hyper() -> Hyper {
+    Hyper::new(Schedule { peak: 5e-3, warmup: 4, steps: STEPS })
+}
+
+fn model() -> Model {
+    Model::new(Config::preset("tiny").unwrap(), 256, Threads::ONE)
+}
+
+fn trainer() -> Trainer {
+    let model = model();
+    let parameters = model.parameters().initial(3);
+    let optimizer = AdamW::new(hyper(), model.parameters());
+    Trainer::new(model, parameters, optimizer)
+}
+
+fn batch(loader: &Loader, step: u64) -> (Vec<Rows>, u64, Vec<Vec<u32>>) {
+    let nano_batches = loader.settings().nano_batches.get();
+    let streams: Vec<Stream> = (0..nano_batches).map(|nano| loader.stream(step, nano)).collect();
+    let rows = streams.iter().map(|it| it.rows(0)).collect();
+    let documents = streams.iter().map(|it| it.documents().to_vec()).collect();
+    (rows, streams.iter().map(Stream::count).sum(), documents)
+}
+
+/// Steps of a lone trainer.
+fn run(trainer: &mut Trainer, loader: &Loader, steps: std::ops::Range<u64>) -> Vec<StepResult> {
+    let mut attention = InProcess::new(trainer.model().heads(), Threads::ONE);
+    let step = |step| {
+        let (rows, targets, documents) = batch(loader, step);
+        attention.begin(documents);
+        trainer.step(step, rows, targets, &mut attention, &mut Ring::alone(), &mut ()).unwrap()
+    };
+    steps.map(step).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|it| it.to_bits()).collect()
+}
+
+#[test]
+fn the_loss_falls_on_real_text_and_the_run_repeats_bit_for_bit() {
+    let loader = loader(2);
+    let mut first = trainer();
+    let results = run(&mut first, &loader, 0..STEPS);
+    let (begin, end) = (results[0].loss, results[STEPS as usize - 1].loss);
+    assert!((begin - 5.7).abs() < 0.8 && end < begin - 2.0, "{begin} {end}");
+    let entropy = loader.corpus().unigram_entropy();
+    assert!((2.7..3.1).contains(&entropy), "{entropy}");
+
+    let mut second = trainer();
+    let again = run(&mut second, &loader, 0..STEPS);
+    let losses = |results: &[StepResult]| results.iter().map(|it| it.loss.to_bits()).collect();
+    let (one, two): (Vec<u32>, Vec<u32>) = (losses(&results), losses(&again));
+    assert_eq!(one, two);
+    assert_eq!(bits(first.parameters()), bits(second.parameters()));
+
+    let (mut model, parameters) = (model(), first.parameters().to_vec());
+    let mut text = |heat, seed| sample(&mut model, &parameters, b"And ", 40, heat, seed).unwrap();
+    let greedy = text(0.0, 1);
+    assert_eq!(greedy.len(), 40);
+    assert_eq!(greedy, text(0.0, 2));
+    assert_eq!(text(1.0, 1), text(1.0, 1));
+    assert_ne!(text(1.0, 1), text(1.0, 2));
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_the_same_bits() {
+    let loader = loader(1);
+    let mut whole = trainer();
+    run(&mut whole, &loader, 0..4);
+
+    let mut half = trainer();
+    let done = run(&mut half, &loader, 0..2);
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = half.optimizer().moments();
+    let values = Values { parameters: half.parameters(), first, second };
+    let state = State {
+        step: 2,
+        model: *half.model().config(),
+        trainers: 1,
+        nano_batches: 1,
+        tokens: 384,
+        cap: 256,
+        seed: 3,
+        corpus: format!("{:016x}", loader.corpus().digest()),
+        schedule: String::new(),
+        numerics: cadre_kernels::numerics_id(),
+        slots: String::new(),
+        loss_bits: format!("{:08x}", done[1].loss.to_bits()),
+        header: String::new(),
+    };
+    let layout = half.model().parameters().clone();
+    let path =
+        checkpoint::save(folder.path(), &state, &layout, &values, Writer { rank: 0, keep: 1 })
+            .unwrap();
+
+    let (state, values) = checkpoint::load(&path, &state, &layout).unwrap();
+    let optimizer = AdamW::resume(hyper(), values.first, values.second);
+    let mut resumed = Trainer::new(model(), values.parameters, optimizer);
+    run(&mut resumed, &loader, state.step..4);
+    assert_eq!(bits(resumed.parameters()), bits(whole.parameters()));
+    assert_eq!(resumed.optimizer(), whole.optimizer());
+}
+
+#[test]
+fn two_trainers_learn_what_one_with_all_their_rows_learns() {
+    let loader = loader(2);
+    let mut alone = trainer();
+    let expected = run(&mut alone, &loader, 0..3);
+
+    let listeners = [0, 1].map(|_| Greeter::listen(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
+    let place =
+        |rank: usize| (PeerId::trainer(rank as u16, 0), listeners[rank].local_addr().unwrap());
+    let trainers = [place(0), place(1)];
+    let one = |rank: usize| {
+        let greeter = &Greeter::new(Purpose::Ring, trainers[rank].0, [1; 32], 1);
+        let (listener, interrupt) = (&listeners[rank], &Waker::new().unwrap());
+        let members = Members { greeter, listener, trainers: &trainers, interrupt };
+        let limit = Duration::from_mins(1);
+        let mut ring = Ring::connect(&members, limit, limit).unwrap();
+        let mut trainer = trainer();
+        let mut attention = InProcess::new(trainer.model().heads(), Threads::ONE);
+        let mut losses = Vec::new();
+        for step in 0..3 {
+            let (mut rows, targets, mut documents) = batch(&loader, step);
+            attention.begin(vec![documents.swap_remove(rank)]);
+            let rows = vec![rows.swap_remove(rank)];
+            let result = trainer.step(step, rows, targets, &mut attention, &mut ring, &mut ());
+            losses.push(result.unwrap().loss);
+        }
+        (losses, trainer.parameters().to_vec())
+    };
+    let results = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| scope.spawn(move || one(rank)));
+        threads.map(|it| it.join().unwrap())
+    });
+    assert_eq!(bits(&results[0].0), bits(&results[1].0));
+    assert_eq!(bits(&results[0].1), bits(&results[1].1));
+    for (loss, expected) in results[0].0.iter().zip(&expected) {
+        assert!((loss - expected.loss).abs() < 1e-4, "{loss} {}", expected.loss);
+    }
+}
+
+/// Checks the order of phases, and may poison a result.
+struct Checked {
+    inner: InProcess,
+    layers: usize,
+    nano_batches: usize,
+    submitted: usize,
+    waited: usize,
+    poison: Option<usize>,
+}
+
+impl Checked {
+    fn check(&mut self, submit: bool, back: bool, layer: usize, nano: usize) {
+        let layer = if back { 2 * self.layers - 1 - layer } else { layer };
+        let phase = layer * self.nano_batches + nano;
+        if submit {
+            assert_eq!(phase, self.submitted);
+            self.submitted += 1;
+            assert!(self.submitted - self.waited <= IN_FLIGHT);
+        } else {
+            assert_eq!(phase, self.waited);
+            self.waited += 1;
+        }
+    }
+}
+
+impl Attention for Checked {
+    fn submit_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        q: Vec<f32>,
+        k: Vec<f32>,
+        v: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        self.check(true, false, layer, nano);
+        self.inner.submit_forward(layer, nano, q, k, v)
+    }
+
+    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
+        self.check(false, false, layer, nano);
+        let mut out = self.inner.wait_forward(layer, nano)?;
+        if self.poison == Some(layer) {
+            out[7] = f32::NAN;
+        }
+        Ok(out)
+    }
+
+    fn submit_backward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        dout: Vec<f32>,
+        out: Vec<f32>,
+    ) -> Result<(), AttentionError> {
+        self.check(true, true, layer, nano);
+        self.inner.submit_backward(layer, nano, dout, out)
+    }
+
+    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
+        self.check(false, true, layer, nano);
+        self.inner.wait_backward(layer, nano)
+    }
+}
+
+fn checked(nano_batches: u32, poison: Option<usize>) -> (Result<StepResult, StepError>, Checked) {
+    let (loader, mut trainer) = (loader(nano_batches), trainer());
+    let (rows, targets, documents) = batch(&loader, 5);
+    let mut attention = Checked {
+        inner: InProcess::new(trainer.model().heads(), Threads::ONE),
+        layers: trainer.model().config().layers,
+        nano_batches: nano_batches as usize,
+        submitted: 0,
+        waited: 0,
+        poison,
+    };
+    attention.inner.begin(documents);
+    let ring = &mut Ring::alone();
+    (trainer.step(5, rows, targets, &mut attention, ring, &mut ()), attention)
+}
+
+#[test]
+fn phases_come_in_order_with_at_most_two_in_flight() {
+    for nano_batches in 1..=3 {
+        let (result, attention) = checked(nano_batches, None);
+        assert!(result.unwrap().loss.is_finite());
+        assert_eq!(attention.waited, 4 * nano_batches as usize);
+        assert_eq!(attention.waited, attention.submitted);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_step_and_names_it() {
+    let (result, _) = checked(2, Some(0));
+    let error = result.unwrap_err().to_string();
+    assert!(error.starts_with("the loss of step 5 is NaN"), "{error}");
+}

@@ -1,0 +1,213 @@
+//! What the conductor's side does with what workers tell it, without any worker.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one word out of many")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use cadre_control::AttentionPlace;
+use cadre_crds::{OnPoolLoss, Wire};
+use cadre_exchange::{Limits, Tcp, TcpConfig};
+use cadre_planner::{Costs, DocumentId, Heads, Stretch};
+use cadre_protocol::TrainerId;
+use cadre_step::conduct::{Offer, Standby};
+use cadre_step::envelope::NanoLengths;
+use cadre_step::header::{Header, Member, Placement, ViewNumber};
+
+use super::*;
+use crate::io::Request;
+use crate::io::clock::Clock;
+use crate::io::planning::{self, Ready};
+use crate::trace::Tracer;
+
+/// A conductor of two trainers with in-place servers, at a time that the test counts.
+struct Job {
+    conducting: Conducting,
+    shared: Shared<Tcp>,
+    nanos: Arc<AtomicU64>,
+    /// What was put for others: a header to plan, steps to begin.
+    plan: Option<Box<Header>>,
+    begin: Vec<Ready>,
+}
+
+fn draft() -> Draft {
+    Draft {
+        trainers: 2,
+        layers: 1,
+        heads: Heads { query: 2, kv: 1, dim: 8 },
+        wire: Wire::F32,
+        seed: 1,
+        numerics: "test".into(),
+        reproducible: true,
+        placement: Placement::Pool,
+        costs: Costs::default(),
+        standby: Standby::No,
+        trainer_memory: 1 << 30,
+        replay: None,
+        header: None,
+        memories: BTreeMap::new(),
+    }
+}
+
+impl Job {
+    fn new() -> Self {
+        let (bind, me) = (std::net::Ipv4Addr::LOCALHOST.into(), PeerId::trainer(0, 0));
+        let (secret, limits) = ([0; 32], Limits::default());
+        let links = Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap();
+        let nanos = Arc::<AtomicU64>::default();
+        let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
+        let shared = Shared::new(peer_of(me), (links, clock), Tracer::off());
+        let settings = cadre_protocol::Settings::default();
+        let job = Settings {
+            job: "test".into(),
+            attempt: 1,
+            trainers: 2,
+            attention: AttentionPlace::Pool,
+            wire: Wire::F32,
+            reproducible: true,
+            on_pool_loss: OnPoolLoss::Fail,
+            pool_wait_seconds: 0,
+            suspect_after_milliseconds: 1000,
+            trainer_suspect_after_seconds: 30,
+            checkpoints: "nowhere".into(),
+            checkpoints_kept: 3,
+            failovers: 0,
+            resume: None,
+            headers: None,
+            faults: Vec::new(),
+        };
+        let conducting = Conducting::new(draft(), settings, (0, 10), &job, Nanos(0));
+        Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
+    }
+
+    /// Both trainers are there, each with a server in place.
+    fn assembled() -> Self {
+        let mut job = Self::new();
+        let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
+        job.conducting.trainers(&mut job.shared, trainers.collect());
+        let offer = |rank| Offer {
+            weight: 100,
+            home: Some(rank),
+            memory: Some(1 << 30),
+            member: Some(Member::InPlace(rank)),
+            numerics: None,
+        };
+        let number = ViewNumber { term: 1, counter: 1 };
+        let view = View { number, slots: (0..2).map(offer).collect() };
+        job.conducting.view(&mut job.shared, view);
+        job
+    }
+
+    fn tell(&mut self, from: u16, said: Said) {
+        self.conducting.told(&mut self.shared, Peer::Trainer(TrainerId(from)), said);
+    }
+
+    /// Takes what the conductor has put for others.
+    fn take(&mut self) {
+        while let Some(output) = self.shared.outputs.take() {
+            match output {
+                Output::Plan(header) => self.plan = Some(header),
+                Output::Begin(ready) => self.begin.push(*ready),
+                Output::Message(_) | Output::Conductor(_) | Output::Report(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Steps that this process was to begin so far.
+    fn begun(&mut self) -> usize {
+        self.take();
+        self.begin.len()
+    }
+
+    /// What the planning thread does, if it is asked.
+    fn plan(&mut self) -> bool {
+        self.take();
+        let Some(header) = self.plan.take() else { return false };
+        let Request::Planned(planned) = planning::planned(*header) else { unreachable!() };
+        self.conducting.planned(&mut self.shared, *planned);
+        true
+    }
+}
+
+fn lengths(step: u64, rank: u16) -> Said {
+    let half = u32::from(rank) * 50;
+    let stretch = Stretch { document: DocumentId(0), start: half, end: half + 50 };
+    let nano = NanoLengths { documents: vec![(0, 100)], stretches: vec![stretch] };
+    Said::Lengths(Lengths { step, nanos: vec![nano] })
+}
+
+#[test]
+fn the_wait_for_servers_ends_once_and_wakes_nobody_afterwards() {
+    let mut job = Job::new();
+    let deadline = job.conducting.next_deadline().unwrap();
+    assert!(deadline <= PATIENCE);
+    let later = PATIENCE.after(Nanos::from_millis(5_000));
+    job.nanos.store(later.0, Ordering::Relaxed);
+    job.conducting.handle(&mut job.shared, Event::Tick);
+    // A deadline that has passed and stays would have the IO thread spin until the last step.
+    assert!(job.conducting.next_deadline().unwrap() > later);
+}
+
+#[test]
+fn a_header_is_made_of_what_members_tell_and_planned_beside() {
+    let mut job = Job::assembled();
+    job.tell(0, lengths(0, 0));
+    // A trainer that the job does not have, the same once more.
+    job.tell(7, lengths(0, 1));
+    job.tell(0, lengths(0, 0));
+    assert!(!job.plan() && job.conducting.lengths.keys().eq([&0]));
+    job.tell(1, lengths(0, 1));
+    // Heartbeats ask for the header before it is planned: nothing begins, and all of them are told later.
+    let to = Peer::Trainer(TrainerId(1));
+    job.conducting.header(&mut job.shared, 0, to);
+    assert!(job.begun() == 0 && job.conducting.published.is_empty());
+    assert!(job.plan() && !job.plan());
+    assert_eq!(job.begun(), 1);
+    let (_, told) = job.conducting.published[&0].word.as_ref().unwrap();
+    assert!(told.contains(&to));
+    // However often it is asked for.
+    for _ in 0..3 {
+        job.conducting.header(&mut job.shared, 0, to);
+        job.conducting.header(&mut job.shared, 0, Peer::CONDUCTOR);
+    }
+    assert_eq!(job.begun(), 1);
+    // Of a step that is out, lengths are known.
+    job.tell(1, lengths(0, 1));
+    assert!(job.conducting.lengths.is_empty());
+}
+
+#[test]
+fn a_trainer_that_counts_the_steps_otherwise_ends_the_job_by_its_name() {
+    for step in [LENGTHS_AHEAD, 10, u64::MAX] {
+        let mut job = Job::assembled();
+        job.tell(0, lengths(0, 0));
+        job.tell(1, lengths(step, 1));
+        let Some(Ending::Failed { reason, bad_input: true }) = &job.conducting.ending else {
+            panic!("the job waits for ever")
+        };
+        let expected = format!("trainer 1 announced step {step}, and the job is at step 0 of 10");
+        assert!(reason.starts_with(&expected), "{reason}");
+    }
+}
+
+#[test]
+fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
+    let mut job = Job::assembled();
+    (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+    let fillers = [0, 1].map(|it| Some(cadre_protocol::Filler::InPlace(TrainerId(it)))).to_vec();
+    let propose = Command::Propose { step: 0, proposal: 1, tables: vec![fillers] };
+    for _ in 0..2 {
+        let mut answers = Vec::new();
+        job.conducting.obey(&mut job.shared, propose.clone(), &mut answers);
+        assert!(answers.is_empty(), "{answers:?}");
+        job.plan();
+    }
+    assert_eq!(job.begun(), 1);
+    let ready = job.begin.pop().unwrap();
+    job.shared.begin(ready.planned, ready.first);
+    assert!(job.conducting.proposal.is_some());
+    job.conducting.begun(&mut job.shared);
+    assert!(job.conducting.proposal.is_none());
+}

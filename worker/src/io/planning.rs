@@ -1,0 +1,249 @@
+//! Planning beside the IO thread, so that rows are served meanwhile.
+//!
+//! In: headers, in their order. Out: for each that is new and still wanted a [`Request::Planned`]. [`Headers`] decides which one is
+//! planned next and is pure; [`planned()`] does the work; [`start`] gives it a thread, which ends when nobody can send headers
+//! any more.
+//!
+//! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here, so that the
+//! IO thread computes no plan and no first assignment.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use cadre_planner::Assignment;
+use cadre_protocol::{Step, alive};
+use cadre_step::header::Header;
+use cadre_step::planned::{self, PlannedStep, filler};
+
+use super::{Handle, Request};
+
+/// Headers that wait to be planned. Two steps are live at most, so when one more comes the oldest is of a step that is over:
+/// it is dropped.
+const MAX_WAITING: usize = 4;
+
+/// Where headers go to be planned, one at a time.
+pub type Plans = SyncSender<Box<Header>>;
+
+/// A step that can begin.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// Its plan.
+    pub planned: Arc<PlannedStep>,
+    /// Where its bundles are, with the fillers of its header.
+    pub first: Vec<Assignment>,
+    /// What its machines begin with.
+    pub step: Arc<Step>,
+}
+
+/// Why a step cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] planned::Error),
+    /// A bundle fits no slot that is filled.
+    #[error(transparent)]
+    Unplaceable(#[from] cadre_planner::Error),
+    /// The protocol refuses the lists: a bug of the lowering.
+    #[error(transparent)]
+    Lists(#[from] cadre_protocol::StepError),
+}
+
+/// The headers of a process.
+#[derive(Debug, Default)]
+pub struct Headers {
+    /// Newest step whose header came.
+    newest: Option<u64>,
+    waiting: VecDeque<Box<Header>>,
+    /// Of the header that is being planned.
+    planning: Option<u64>,
+}
+
+impl Headers {
+    /// A header came. One that is known, or of a step before a known one, changes nothing.
+    pub fn came(&mut self, header: Box<Header>) {
+        if self.newest < Some(header.step) {
+            self.newest = Some(header.step);
+            self.waiting.push_back(header);
+            if self.waiting.len() > MAX_WAITING {
+                self.waiting.pop_front();
+            }
+        }
+    }
+
+    /// The conductor's own: of the same step again where other fillers are tried.
+    pub fn made(&mut self, header: Box<Header>) {
+        self.newest = self.newest.min(header.step.checked_sub(1));
+        self.came(header);
+    }
+
+    /// The header that is to be planned now, if any is.
+    pub fn take(&mut self) -> Option<Box<Header>> {
+        if self.planning.is_some() {
+            return None;
+        }
+        let header = self.waiting.pop_front()?;
+        self.planning = Some(header.step);
+        Some(header)
+    }
+
+    /// What was being planned is done. Which step it was.
+    pub fn done(&mut self) -> Option<u64> {
+        self.planning.take()
+    }
+}
+
+/// Starts the thread; its answers go to `back`.
+///
+/// # Errors
+///
+/// The system has no thread to give.
+pub fn start(back: Handle) -> std::io::Result<Plans> {
+    // One is planned at a time, and the next goes there when its answer has come: the queue is never full.
+    let (plans, headers) = sync_channel::<Box<Header>>(1);
+    let plan = move || {
+        let guard = Guard::new("plan", &back);
+        for header in headers {
+            back.send(planned(*header));
+        }
+        guard.over();
+    };
+    std::thread::Builder::new().name("plan".into()).spawn(plan)?;
+    Ok(plans)
+}
+
+/// Ends the job where a thread panics that others wait for.
+pub struct Guard {
+    thread: &'static str,
+    back: Option<Handle>,
+}
+
+impl Guard {
+    /// Of the thread that runs.
+    pub fn new(thread: &'static str, back: &Handle) -> Self {
+        Self { thread, back: Some(back.clone()) }
+    }
+
+    /// The thread ends as it should.
+    pub fn over(mut self) {
+        self.back = None;
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(back) = &self.back {
+            let reason = format!("the {} thread panicked; its log says where", self.thread);
+            back.send(Request::Fail(reason));
+        }
+    }
+}
+
+/// Plans a step, and places its bundles.
+pub fn planned(header: Header) -> Request {
+    Request::Planned(Box::new(ready(header)))
+}
+
+fn ready(header: Header) -> Result<Ready, Error> {
+    let planned = PlannedStep::new(Arc::new(header))?;
+    let fillers: Vec<_> = planned.header.fillers.iter().map(|it| it.as_ref().map(filler)).collect();
+    let first = planned.assign(None, &alive(&fillers))?;
+    let step = planned.protocol_step(&first)?;
+    Ok(Ready { planned: Arc::new(planned), first, step: Arc::new(step) })
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_exchange::Waker;
+    use cadre_step::header::Member;
+
+    use super::*;
+
+    fn header(step: u64) -> Header {
+        let any: Header =
+            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+        Header { step, ..any }
+    }
+
+    fn come(headers: &mut Headers, step: u64) {
+        headers.came(Box::new(header(step)));
+    }
+
+    fn steps(headers: &mut Headers) -> Vec<u64> {
+        let mut steps = Vec::new();
+        while let Some(header) = headers.take() {
+            assert!(headers.take().is_none(), "one is planned at a time");
+            assert_eq!(headers.done(), Some(header.step));
+            steps.push(header.step);
+        }
+        steps
+    }
+
+    #[test]
+    fn a_header_is_planned_once_however_often_it_comes() {
+        let mut headers = Headers::default();
+        // Before it was planned, while it is, and after.
+        come(&mut headers, 3);
+        come(&mut headers, 3);
+        let first = headers.take().unwrap();
+        come(&mut headers, 3);
+        come(&mut headers, 4);
+        assert!(headers.take().is_none());
+        assert_eq!(headers.done(), Some(first.step));
+        come(&mut headers, 3);
+        come(&mut headers, 4);
+        assert_eq!(steps(&mut headers), [4]);
+        come(&mut headers, 2);
+        assert!(steps(&mut headers).is_empty());
+    }
+
+    #[test]
+    fn who_falls_behind_plans_the_newest_headers_alone() {
+        let mut headers = Headers::default();
+        for step in 0..100 {
+            come(&mut headers, step);
+        }
+        assert_eq!(headers.waiting.len(), MAX_WAITING);
+        assert_eq!(steps(&mut headers), [96, 97, 98, 99]);
+    }
+
+    #[test]
+    fn the_conductor_tries_the_same_step_with_other_fillers() {
+        let mut headers = Headers::default();
+        for _ in 0..2 {
+            headers.made(Box::new(header(0)));
+            assert_eq!(steps(&mut headers), [0]);
+        }
+        come(&mut headers, 0);
+        assert!(steps(&mut headers).is_empty());
+    }
+
+    #[test]
+    fn a_step_is_placed_where_it_is_planned_and_refused_by_reason() {
+        let ready_step = ready(header(5)).unwrap();
+        assert_eq!(ready_step.step.number(), 5);
+        assert_eq!(ready_step.first.len(), ready_step.planned.nanos.len());
+        let vacant = Header { fillers: vec![None], ..header(5) };
+        // Nobody executes anything then; what follows is the conductor's to decide.
+        let nobody = ready(vacant).unwrap();
+        assert!(nobody.step.table().assignments.iter().flatten().all(Option::is_none));
+        let nowhere =
+            Header { slots: Vec::new(), fillers: Vec::<Option<Member>>::new(), ..header(5) };
+        assert!(matches!(ready(nowhere), Err(Error::Plan(_))));
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_job_by_its_name() {
+        let (back, requests) = Handle::channel(Waker::new().unwrap());
+        Guard::new("plan", &back).over();
+        let thread = std::thread::spawn(move || {
+            let _guard = Guard::new("plan", &back);
+            panic!("a bug");
+        });
+        assert!(thread.join().is_err());
+        let Ok(Request::Fail(reason)) = requests.recv() else { panic!("the job goes on") };
+        assert!(reason.starts_with("the plan thread panicked"), "{reason}");
+        assert!(requests.recv().is_err());
+    }
+}

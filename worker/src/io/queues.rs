@@ -1,0 +1,275 @@
+//! The queues between the IO thread and the others of its process: bounded, and the IO thread never waits on one.
+//!
+//! ```text
+//! others ──Request, at most MAX_REQUESTS; the sender waits──▶ io
+//! others ◀──Notice, at most MAX_NOTICES; then they stay with io, and whoever takes one wakes it── io
+//! ```
+//!
+//! So there is no circle: a thread that computes may wait for the IO thread, which waits for sockets alone. What stays with the
+//! IO thread is bounded by what its machines grant: works by the memory for their rows, whole phases by the window.
+//!
+//! Invariant: notices arrive in the order they were told, each once, whatever was full meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{
+    Receiver, RecvError, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
+};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cadre_exchange::Waker;
+use cadre_step::envelope::Ending;
+
+use super::{Notice, Request};
+
+/// Requests that wait for the IO thread; whoever asks for one more waits until it has taken some.
+const MAX_REQUESTS: usize = 4096;
+/// Notices that wait for a thread that computes; more stay with the IO thread.
+const MAX_NOTICES: usize = 1024;
+
+/// Speaks to the IO thread from others.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    requests: SyncSender<Request>,
+    waker: Waker,
+}
+
+impl Handle {
+    /// A handle, and the end that its requests come to; they end the polls of `waker`.
+    pub fn channel(waker: Waker) -> (Self, Receiver<Request>) {
+        let (requests, receiver) = sync_channel(MAX_REQUESTS);
+        (Self { requests, waker }, receiver)
+    }
+
+    /// Asks for something; waits while the queue is full. After the thread has ended, nothing happens. Not for the IO thread itself.
+    pub fn send(&self, request: Request) {
+        match self.requests.try_send(request) {
+            Ok(()) => {}
+            Err(TrySendError::Full(request)) => {
+                self.waker.wake();
+                if self.requests.send(request).is_err() {
+                    return;
+                }
+            }
+            Err(TrySendError::Disconnected(_)) => return,
+        }
+        self.waker.wake();
+    }
+}
+
+/// How the job ended, for any thread that asks; clones are of the same job. Known before the notice of it is taken.
+#[derive(Clone, Debug, Default)]
+pub struct End(Arc<(Mutex<Option<Ending>>, Condvar)>);
+
+impl End {
+    fn set(&self, ending: &Ending) {
+        let (cell, changed) = &*self.0;
+        cell.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| ending.clone());
+        changed.notify_all();
+    }
+
+    /// Waits for it, at most for `deadline`.
+    pub fn wait(&self, deadline: Duration) -> Option<Ending> {
+        let (cell, changed) = &*self.0;
+        let until = Instant::now().checked_add(deadline);
+        let mut ended = cell.lock().unwrap_or_else(PoisonError::into_inner);
+        while ended.is_none() {
+            let left =
+                until.map_or(deadline, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            let waited = changed.wait_timeout(ended, left);
+            ended = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        ended.clone()
+    }
+}
+
+/// A queue of notices to one thread; its notices end the polls of `waker` only where the queue was full.
+pub fn notices(waker: Waker) -> (Outlet, Notices) {
+    let (sender, receiver) = sync_channel(MAX_NOTICES);
+    let full = Arc::new(AtomicBool::new(false));
+    let end = End::default();
+    let waiting = VecDeque::new();
+    let outlet = Outlet { sender, waiting, full: Arc::clone(&full), end: end.clone() };
+    (outlet, Notices { receiver, full, waker, end })
+}
+
+/// The IO thread's end of a queue of notices.
+#[derive(Debug)]
+pub struct Outlet {
+    sender: SyncSender<Notice>,
+    waiting: VecDeque<Notice>,
+    /// Whoever takes a notice is to wake the IO thread.
+    full: Arc<AtomicBool>,
+    end: End,
+}
+
+impl Outlet {
+    /// Tells the thread, sooner or later. Nothing happens if it has ended.
+    pub fn tell(&mut self, notice: Notice) {
+        match &notice {
+            Notice::End(ending) => self.end.set(ending),
+            Notice::Lost(reason) => self.end.set(&lost(reason)),
+            Notice::Trainers(_)
+            | Notice::Step(_)
+            | Notice::Whole(_)
+            | Notice::Work(_)
+            | Notice::Cancelled(_) => {}
+        }
+        self.waiting.push_back(notice);
+        self.flush();
+    }
+
+    /// Hands on what waits here, as far as there is room.
+    pub fn flush(&mut self) {
+        while let Some(notice) = self.waiting.pop_front() {
+            match self.sender.try_send(notice) {
+                Ok(()) => {}
+                Err(TrySendError::Full(notice)) => {
+                    self.waiting.push_front(notice);
+                    // Once more after the flag is up: the thread may have emptied the queue just before.
+                    if self.full.swap(true, Ordering::SeqCst) {
+                        return;
+                    }
+                }
+                Err(TrySendError::Disconnected(_)) => self.waiting.clear(),
+            }
+        }
+    }
+}
+
+/// The end of a job for whoever can do nothing more.
+pub fn lost(reason: &str) -> Ending {
+    Ending::Failed { reason: reason.to_owned(), bad_input: false }
+}
+
+/// The other end: of the thread that computes.
+#[derive(Debug)]
+pub struct Notices {
+    receiver: Receiver<Notice>,
+    full: Arc<AtomicBool>,
+    waker: Waker,
+    end: End,
+}
+
+impl Notices {
+    /// How the job ended, once it has.
+    pub fn end(&self) -> End {
+        self.end.clone()
+    }
+
+    /// The next notice; waits for it.
+    ///
+    /// # Errors
+    ///
+    /// The IO thread has ended.
+    pub fn recv(&self) -> Result<Notice, RecvError> {
+        self.receiver.recv().inspect(|_| self.taken())
+    }
+
+    /// The next notice, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// It is not, or the IO thread has ended.
+    pub fn try_recv(&self) -> Result<Notice, TryRecvError> {
+        self.receiver.try_recv().inspect(|_| self.taken())
+    }
+
+    /// The next notice; waits so long for it.
+    ///
+    /// # Errors
+    ///
+    /// It did not come, or the IO thread has ended.
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Notice, RecvTimeoutError> {
+        self.receiver.recv_timeout(timeout).inspect(|_| self.taken())
+    }
+
+    fn taken(&self) {
+        if self.full.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::wildcard_enum_match_arm, reason = "tests pick one out of many")]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use cadre_exchange::{Limits, PeerId, Provider as _, Tcp, TcpConfig};
+    use cadre_protocol::At;
+
+    use super::*;
+
+    fn links() -> Tcp {
+        let bind = std::net::Ipv4Addr::LOCALHOST.into();
+        let (me, secret, limits) = (PeerId::server(0, 0), [0; 32], Limits::default());
+        Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap()
+    }
+
+    fn cancelled(notice: &Notice) -> u64 {
+        match notice {
+            Notice::Cancelled(at) => at.step,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn notices_beyond_the_bound_stay_with_io_and_arrive_in_order() {
+        let mut links = links();
+        let (mut outlet, notices) = notices(links.waker());
+        let all = 3 * MAX_NOTICES as u64;
+        // Nobody takes one meanwhile, and the one who tells does not wait.
+        for step in 0..all {
+            outlet.tell(Notice::Cancelled(At::new(step, 0)));
+        }
+        assert_eq!(outlet.waiting.len(), all as usize - MAX_NOTICES);
+        let (heard, seen) = channel();
+        let reader = std::thread::spawn(move || {
+            while let Ok(notice) = notices.recv() {
+                heard.send(cancelled(&notice)).unwrap();
+            }
+        });
+        // As the IO thread does: poll until it is woken, then hand on. Without a wake this takes a minute each time.
+        let begun = std::time::Instant::now();
+        while !outlet.waiting.is_empty() {
+            links.poll(Duration::from_mins(1), &mut Vec::new());
+            outlet.flush();
+        }
+        drop(outlet);
+        reader.join().unwrap();
+        assert!(begun.elapsed() < Duration::from_mins(1), "nobody woke the io thread");
+        assert_eq!(seen.try_iter().collect::<Vec<_>>(), (0..all).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_asks_waits_for_a_full_queue_and_io_is_woken() {
+        let mut links = links();
+        let (handle, requests) = Handle::channel(links.waker());
+        let all = 3 * MAX_REQUESTS;
+        let asking = std::thread::spawn(move || (0..all).for_each(|_| handle.send(Request::Leave)));
+        let (begun, mut taken) = (std::time::Instant::now(), 0);
+        while taken < all {
+            links.poll(Duration::from_mins(1), &mut Vec::new());
+            taken += requests.try_iter().count();
+        }
+        asking.join().unwrap();
+        assert!(begun.elapsed() < Duration::from_mins(1), "nobody woke the io thread");
+    }
+
+    #[test]
+    fn nothing_waits_for_a_thread_that_has_ended() {
+        let links = links();
+        let (mut outlet, notices) = notices(links.waker());
+        drop(notices);
+        outlet.tell(Notice::Lost(String::new()));
+        assert!(outlet.waiting.is_empty());
+        let (handle, requests) = Handle::channel(links.waker());
+        drop(requests);
+        handle.send(Request::Leave);
+    }
+}

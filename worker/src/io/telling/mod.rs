@@ -1,0 +1,398 @@
+//! Words on the wire: says what is owed until it is covered, publishes what is long, pulls what others have published.
+//!
+//! In: what this process says ([`Said`]), words and news of peers, ends of pulls. Out: rings, publications, pulls, and what
+//! peers said, each once and in order. [`cadre_step::words`] decides when to say what; who may say what is the inbox's business.
+//!
+//! ```text
+//! Said ──encoded once──▶ short: rides in the ring
+//!                    └─▶ long: published, read by all; withdrawn when nobody is owed it any more
+//! word ──next in order──▶ rode here ─────────────────────────────────▶ decoded ──▶ told
+//!                     └─▶ pulled in parts ──length and digest agree──┘
+//! ```
+//!
+//! Invariant: nothing that a peer says is believed before its length and digest are what the word says, and no more than one
+//! word of a peer is pulled at a time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, RegionKey};
+use cadre_protocol::{Nanos, Peer};
+use cadre_step::envelope::{Envelope, Said};
+use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::exchange::Exchange;
+use super::output::Output;
+use super::shared::Shared;
+
+/// Bytes of one pull of a long word.
+const PART_BYTES: u64 = 4 << 20;
+/// Longest wait for a part; then it is pulled again.
+const PART_WITHIN: Duration = Duration::from_secs(10);
+/// Before a part is pulled again that did not come.
+const RETRY_AFTER: Nanos = Nanos::from_millis(50);
+/// Longest word. A header takes some 12 bytes a document.
+const MAX_WORD_BYTES: u64 = 256 << 20;
+
+/// Why what a peer says cannot be taken: the job ends with it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No word.
+    #[error("{from} says something unreadable: {source}; run one version everywhere")]
+    Unreadable {
+        /// Who.
+        from: Peer,
+        /// What is wrong.
+        source: postcard::Error,
+    },
+    /// Other bytes than it published.
+    #[error(
+        "{bytes} bytes that {from} has published came with another digest; look for bad memory or a bad network there"
+    )]
+    Digest {
+        /// Who.
+        from: Peer,
+        /// How many.
+        bytes: u64,
+    },
+    /// Longer than any word.
+    #[error(
+        "{from} says {bytes} bytes at once, more than {MAX_WORD_BYTES}; give a step fewer documents"
+    )]
+    TooLong {
+        /// Who.
+        from: Peer,
+        /// How many.
+        bytes: u64,
+    },
+    /// The exchange takes no such pull.
+    #[error("what {from} has published cannot be pulled: {reason}; run one version everywhere")]
+    Refused {
+        /// Who.
+        from: Peer,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What this process owes and hears.
+#[derive(Debug)]
+pub struct Telling {
+    me: Life,
+    owed: Owed,
+    heard: Heard,
+    /// Long words, as long as somebody holds them.
+    publications: Vec<(u64, Weak<Body>)>,
+    next_publication: u64,
+    /// The long word that is next of each peer.
+    fetches: BTreeMap<Peer, Fetch>,
+}
+
+/// A long word on its way.
+#[derive(Debug)]
+struct Fetch {
+    word: Published,
+    /// What has come of it.
+    bytes: Vec<u8>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Pulling {
+        pull: PullId,
+        landing: LandingId,
+        bytes: u64,
+    },
+    /// To be pulled at this time.
+    Waiting(Nanos),
+}
+
+impl Telling {
+    /// Of a process in this life.
+    pub fn new(me: Life) -> Self {
+        Self {
+            me,
+            owed: Owed::new(me),
+            heard: Heard::default(),
+            publications: Vec::new(),
+            next_publication: 0,
+            fetches: BTreeMap::new(),
+        }
+    }
+
+    /// When something is to be said or pulled again.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let retries = self.fetches.values().filter_map(|it| match it.state {
+            State::Waiting(at) => Some(at),
+            State::Pulling { .. } => None,
+        });
+        retries.chain(self.owed.next_deadline()).min()
+    }
+
+    /// Whether everything that this process has said was heard.
+    pub fn is_covered(&self) -> bool {
+        self.owed.is_empty()
+    }
+
+    /// Whether a pull of the exchange brings a word.
+    pub fn is_mine(&self, pull: PullId) -> bool {
+        self.fetches.values().any(|it| it.is(pull))
+    }
+}
+
+impl Fetch {
+    fn is(&self, wanted: PullId) -> bool {
+        matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
+    }
+}
+
+/// Name of a long word; no step has this number.
+fn key(publication: u64) -> RegionKey {
+    RegionKey([u32::MAX, u32::MAX - 1, publication as u32, (publication >> 32) as u32])
+}
+
+impl<P: Exchange> Shared<P> {
+    /// Encodes what is to be said, once for all who are to hear it; publishes what is long, for as long as the body is held.
+    pub fn compose(&mut self, said: &Said) -> Arc<Body> {
+        let bytes = postcard::to_stdvec(said).expect("words are plain data");
+        if bytes.len() <= MAX_RIDING_BYTES {
+            return Arc::new(Body::Here(bytes));
+        }
+        let publication = self.telling.next_publication;
+        self.telling.next_publication += 1;
+        let (length, digest) = (bytes.len() as u64, xxh3_64(&bytes));
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        match self.provider.place().hold(buffer) {
+            Ok(memory) => self.provider.publish(key(publication), &memory),
+            Err(why) => self.broke(&why),
+        }
+        let body = Arc::new(Body::There(Published { publication, bytes: length, digest }));
+        self.telling.publications.push((publication, Arc::downgrade(&body)));
+        body
+    }
+
+    /// Says something to another process, until it has heard it.
+    pub fn tell(&mut self, to: Peer, body: &Arc<Body>) {
+        match self.telling.owed.owe(self.now(), to, Arc::clone(body)) {
+            Ok(due) => self.say(due),
+            Err(full) => {
+                // A server that hears nothing is lost sooner or later; without a trainer there is no job.
+                tracing::error!("{full}");
+                if matches!(to, Peer::Trainer(_)) {
+                    self.broke(&full);
+                }
+            }
+        }
+    }
+
+    /// Tells the conductor, in whichever process it lives.
+    pub fn tell_conductor(&mut self, said: Said) {
+        if self.me == Peer::CONDUCTOR {
+            self.outputs.put(Output::Conductor(said));
+        } else {
+            let body = self.compose(&said);
+            self.tell(Peer::CONDUCTOR, &body);
+        }
+    }
+
+    fn say(&mut self, due: Due) {
+        let Due { to, stream, number, body } = due;
+        self.ring(to, &Envelope::Word { stream, number, body: Body::clone(&body) });
+    }
+
+    /// Says and pulls again what is due, and withdraws what nobody is owed any more.
+    pub fn tell_again(&mut self) {
+        let now = self.now();
+        for due in self.telling.owed.due(now) {
+            tracing::debug!("word {} to {} is said again", due.number, due.to);
+            self.say(due);
+        }
+        let due = |it: &Fetch| matches!(it.state, State::Waiting(at) if at <= now);
+        let due = self.telling.fetches.iter().filter(|it| due(it.1)).map(|it| *it.0);
+        for from in due.collect::<Vec<_>>() {
+            self.fetch(from);
+        }
+        let provider = &mut self.provider;
+        self.telling.publications.retain(|(publication, body)| {
+            let held = body.strong_count() > 0;
+            if !held {
+                provider.withdraw(key(*publication));
+            }
+            held
+        });
+    }
+
+    /// A life of a peer has heard what a stream said before this number.
+    pub fn covered(&mut self, by: (Peer, Life), stream: Stream, through: u64) {
+        let now = self.now();
+        self.telling.owed.covered(now, by, stream, through);
+    }
+
+    /// Tells a peer how far this process has heard it.
+    fn answer(&mut self, from: Peer) {
+        let (by, (stream, through)) = (self.telling.me, self.telling.heard.through(from));
+        self.ring(from, &Envelope::Heard { by, stream, through });
+    }
+
+    /// What comes of a peer is not wanted any more.
+    fn drop_fetch(&mut self, of: Peer) {
+        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) =
+            self.telling.fetches.remove(&of)
+        {
+            self.provider.discard(landing);
+        }
+    }
+
+    /// The link with a peer broke. How often in a row it did.
+    pub fn cut(&mut self, peer: Peer) -> u32 {
+        let now = self.now();
+        self.telling.owed.broken(now, peer)
+    }
+
+    /// A peer was given up: it is told nothing more.
+    pub fn forget(&mut self, peer: Peer) {
+        self.telling.owed.forget(peer);
+        self.drop_fetch(peer);
+    }
+
+    /// A peer says a word. Out: what it has said, in order, as far as it is here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]: nothing more of this peer can be taken.
+    pub fn word(
+        &mut self,
+        from: Peer,
+        (stream, number): (Stream, u64),
+        body: Body,
+    ) -> Result<Vec<Said>, Error> {
+        if self.telling.heard.word(from, stream, number, body) {
+            self.drop_fetch(from);
+        }
+        let mut told = Vec::new();
+        let result = self.advance(from, &mut told);
+        self.answer(from);
+        result.map(|()| told)
+    }
+
+    /// A pull of a word ended. Out: who said it, and what it has said, in order, as far as it is here.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::word`].
+    pub fn fetched(
+        &mut self,
+        pull: PullId,
+        result: &Result<u64, PullError>,
+    ) -> Result<Option<(Peer, Vec<Said>)>, Error> {
+        let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
+        let now = self.now();
+        let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
+            return Ok(None);
+        };
+        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(None) };
+        match result {
+            Ok(_) => {}
+            Err(PullError::Refused { reason }) => {
+                return Err(Error::Refused { from, reason: reason.clone() });
+            }
+            Err(error) => {
+                tracing::debug!("a word of {from} did not come: {error}");
+                fetch.state = State::Waiting(now.after(RETRY_AFTER));
+                self.provider.discard(landing);
+                return Ok(None);
+            }
+        }
+        let room = self.provider.take(landing).map_err(|it| it.to_string());
+        let part =
+            room.and_then(|room| self.provider.place().unload(room).map_err(|it| it.to_string()));
+        match part {
+            Ok(part) => fetch.bytes.extend_from_slice(&part.bytes()[..bytes as usize]),
+            Err(why) => {
+                self.broke(&why);
+                return Ok(None);
+            }
+        }
+        if (fetch.bytes.len() as u64) < fetch.word.bytes {
+            self.fetch(from);
+            return Ok(None);
+        }
+        let Some(Fetch { word, bytes, .. }) = self.telling.fetches.remove(&from) else {
+            return Ok(None);
+        };
+        if xxh3_64(&bytes) != word.digest {
+            return Err(Error::Digest { from, bytes: word.bytes });
+        }
+        self.telling.heard.take(from);
+        let mut told = vec![decoded(from, &bytes)?];
+        self.advance(from, &mut told)?;
+        self.answer(from);
+        Ok(Some((from, told)))
+    }
+
+    /// Takes the words of a peer that are next, until one has to be pulled first.
+    fn advance(&mut self, from: Peer, told: &mut Vec<Said>) -> Result<(), Error> {
+        if self.telling.fetches.contains_key(&from) {
+            return Ok(());
+        }
+        while let Some(body) = self.telling.heard.next(from) {
+            match body {
+                Body::Here(bytes) => {
+                    let said = decoded(from, bytes)?;
+                    self.telling.heard.take(from);
+                    told.push(said);
+                }
+                Body::There(word) if word.bytes > MAX_WORD_BYTES => {
+                    return Err(Error::TooLong { from, bytes: word.bytes });
+                }
+                Body::There(word) => {
+                    let (word, state) = (*word, State::Waiting(self.now()));
+                    let bytes = Vec::with_capacity(word.bytes as usize);
+                    self.telling.fetches.insert(from, Fetch { word, bytes, state });
+                    self.fetch(from);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pulls the next part of a word.
+    fn fetch(&mut self, from: Peer) {
+        let now = self.now();
+        let retry = State::Waiting(now.after(RETRY_AFTER));
+        let Some(fetch) = self.telling.fetches.get(&from) else { return };
+        let (word, remote) = (fetch.word, fetch.bytes.len() as u64);
+        let bytes = (word.bytes - remote).min(PART_BYTES);
+        let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
+            (Some(id), Ok(landing)) => {
+                let pieces = vec![Piece { remote, local: 0, bytes }];
+                let pull =
+                    self.pull_region(id, key(word.publication), pieces, landing, PART_WITHIN);
+                State::Pulling { pull, landing, bytes }
+            }
+            (None, Ok(landing)) => {
+                self.provider.discard(landing);
+                retry
+            }
+            (_, Err(why)) => {
+                self.broke(&why);
+                retry
+            }
+        };
+        if let Some(fetch) = self.telling.fetches.get_mut(&from) {
+            fetch.state = state;
+        }
+    }
+}
+
+fn decoded(from: Peer, bytes: &[u8]) -> Result<Said, Error> {
+    postcard::from_bytes(bytes).map_err(|source| Error::Unreadable { from, source })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Words between two processes' shells over real sockets: short and long ones, with links cut under them.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one word out of many")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_exchange::{Event, Limits, PeerId, Tcp, TcpConfig};
+use cadre_protocol::{Peer, TrainerId};
+use cadre_step::envelope::{Lengths, NanoLengths};
+
+use super::*;
+use crate::io::clock::Clock;
+use crate::io::shared::peer_of;
+use crate::trace::Tracer;
+
+const CONDUCTOR: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 1, incarnation: 0 };
+
+/// One process's words.
+struct Side {
+    shared: Shared<Tcp>,
+    told: Vec<Said>,
+    /// Pulls of words that ended well.
+    parts: usize,
+    failed: Option<Error>,
+}
+
+impl Side {
+    fn new(me: PeerId) -> Self {
+        let bind = std::net::Ipv4Addr::LOCALHOST.into();
+        let (secret, limits) = ([1; 32], Limits::default());
+        let links = Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap();
+        let shared = Shared::new(peer_of(me), (links, Clock::system()), Tracer::off());
+        Self { shared, told: Vec::new(), parts: 0, failed: None }
+    }
+
+    /// As the IO thread does it, for words alone.
+    fn turn(&mut self) {
+        self.shared.tell_again();
+        let mut events = Vec::new();
+        self.shared.provider.poll(Duration::from_millis(1), &mut events);
+        for event in events {
+            match event {
+                Event::Message { from, bytes } => match postcard::from_bytes(&bytes).unwrap() {
+                    Envelope::Word { stream, number, body } => {
+                        match self.shared.word(peer_of(from), (stream, number), body) {
+                            Ok(told) => self.told.extend(told),
+                            Err(error) => self.failed = Some(error),
+                        }
+                    }
+                    Envelope::Heard { by, stream, through } => {
+                        self.shared.covered((peer_of(from), by), stream, through);
+                    }
+                    Envelope::Protocol(message) => panic!("{message:?}"),
+                },
+                Event::Pulled { pull, result } => match self.shared.fetched(pull, &result) {
+                    Ok(told) => {
+                        self.parts += usize::from(result.is_ok());
+                        self.told.extend(told.into_iter().flat_map(|it| it.1));
+                    }
+                    Err(error) => self.failed = Some(error),
+                },
+                Event::Closed { peer, .. } => {
+                    self.shared.cut(peer_of(peer));
+                }
+                Event::Connected(_)
+                | Event::Begun { .. }
+                | Event::Room { .. }
+                | Event::Refused { .. }
+                | Event::Broken { .. } => {}
+            }
+        }
+    }
+}
+
+fn pair() -> (Side, Side) {
+    let (mut one, mut other) = (Side::new(CONDUCTOR), Side::new(TRAINER));
+    let addresses = (one.shared.provider.address(), other.shared.provider.address());
+    one.shared.know(TRAINER, &addresses.1);
+    other.shared.know(CONDUCTOR, &addresses.0);
+    (one, other)
+}
+
+/// Turns both sides until the condition holds; `cut` is asked before each.
+fn until(
+    (one, other): (&mut Side, &mut Side),
+    mut condition: impl FnMut(&Side, &Side) -> bool,
+    mut cut: impl FnMut(usize) -> bool,
+) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    for turn in 0.. {
+        if condition(one, other) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "words do not arrive");
+        if cut(turn) {
+            one.shared.provider.close(TRAINER);
+            one.shared.cut(Peer::Trainer(TrainerId(1)));
+        }
+        one.turn();
+        other.turn();
+    }
+}
+
+fn lengths(step: u64, documents: u32) -> Lengths {
+    let documents = (0..documents).map(|it| (it, 4)).collect();
+    Lengths { step, nanos: vec![NanoLengths { documents, stretches: Vec::new() }] }
+}
+
+fn heard(side: &Side) -> Vec<Lengths> {
+    let lengths = |it: &Said| match it {
+        Said::Lengths(lengths) => lengths.clone(),
+        other => panic!("{}", other.name()),
+    };
+    side.told.iter().map(lengths).collect()
+}
+
+/// Of these, the second is longer than a message of the exchange, the third than a part of a pull.
+const DOCUMENTS: [u32; 5] = [3, 400_000, 1_200_000, 0, 2_000];
+
+#[test]
+fn words_of_any_length_arrive_in_order_and_their_memory_is_freed() {
+    let (mut conductor, mut trainer) = pair();
+    let said: Vec<_> = (0..).zip(DOCUMENTS).map(|(step, it)| lengths(step, it)).collect();
+    for lengths in &said {
+        trainer.shared.tell_conductor(Said::Lengths(lengths.clone()));
+    }
+    assert_eq!(trainer.shared.telling.publications.len(), 3);
+    let covered = |_: &Side, trainer: &Side| trainer.shared.telling.is_covered();
+    until((&mut conductor, &mut trainer), covered, |_| false);
+    assert_eq!(heard(&conductor), said);
+    assert_eq!(conductor.parts, 1 + 2 + 1);
+    trainer.shared.tell_again();
+    assert!(trainer.shared.telling.publications.is_empty());
+    assert!(conductor.shared.telling.fetches.is_empty() && conductor.failed.is_none());
+}
+
+#[test]
+fn cut_links_lose_no_word_and_double_none() {
+    for pace in [7, 31, 101] {
+        let (mut conductor, mut trainer) = pair();
+        let said: Vec<_> = (0..).zip(DOCUMENTS).map(|(step, it)| lengths(step, it)).collect();
+        for lengths in &said {
+            trainer.shared.tell_conductor(Said::Lengths(lengths.clone()));
+        }
+        let covered = |_: &Side, trainer: &Side| trainer.shared.telling.is_covered();
+        // Cuts become rarer, so that a part comes through in the end.
+        let mut next = pace;
+        let cut = |turn| {
+            let due = turn == next;
+            next += if due { next } else { 0 };
+            due
+        };
+        until((&mut conductor, &mut trainer), covered, cut);
+        assert_eq!(heard(&conductor), said, "cut every {pace} turns");
+    }
+}
+
+#[test]
+fn one_publication_serves_all_who_are_told_and_lasts_as_long_as_its_author_wants() {
+    let (mut conductor, mut trainer) = pair();
+    let body = conductor.shared.compose(&Said::Lengths(lengths(0, 100_000)));
+    for _ in 0..3 {
+        conductor.shared.tell(Peer::Trainer(TrainerId(1)), &body);
+    }
+    assert_eq!(conductor.shared.telling.publications.len(), 1);
+    let covered = |it: &Side, _: &Side| it.shared.telling.is_covered();
+    until((&mut conductor, &mut trainer), covered, |_| false);
+    assert_eq!(trainer.told.len(), 3);
+    conductor.shared.tell_again();
+    assert_eq!(conductor.shared.telling.publications.len(), 1);
+    drop(body);
+    conductor.shared.tell_again();
+    assert!(conductor.shared.telling.publications.is_empty());
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_by_name() {
+    let body = |word: Published| Arc::new(Body::There(word));
+    let (bytes, digest) = (100_000, 1);
+    let check = |body: &dyn Fn(Published) -> Arc<Body>, expected: &str| {
+        let (mut conductor, mut trainer) = pair();
+        let kept = trainer.shared.compose(&Said::Lengths(lengths(0, 100_000)));
+        let Body::There(word) = *kept else { panic!("long words are published") };
+        trainer.shared.tell(Peer::CONDUCTOR, &body(word));
+        let failed = |it: &Side, _: &Side| it.failed.is_some();
+        until((&mut conductor, &mut trainer), failed, |_| false);
+        let error = conductor.failed.unwrap().to_string();
+        assert!(error.contains("trainer 1") && error.contains(expected), "{error}");
+        assert!(conductor.told.is_empty());
+    };
+    check(&|it| body(Published { digest, ..it }), "another digest");
+    check(&|it| body(Published { bytes, ..it }), "another digest");
+    check(&|it| body(Published { bytes: u64::MAX, ..it }), "more than");
+    check(&|it| body(Published { bytes: it.bytes + 1, ..it }), "cannot be pulled");
+    check(&|_| Arc::new(Body::Here(vec![255; 9])), "unreadable");
+}

@@ -1,0 +1,267 @@
+//! What a rank hands to a phase and gets from it, and why a call is refused.
+//!
+//! In: borrowed rows. Out: [`Inputs`] and [`Outputs`] whose sizes were checked against the announced layout, before
+//! anything is sent. Nothing is computed here but Δ.
+
+use cadre_crds::Wire;
+use cadre_exchange::Buffer;
+use cadre_kernels::{Threads, delta, device};
+use cadre_planner::RankId;
+use cadre_step::phases::{Direction, PhaseAt};
+use cadre_step::planned::PlannedStep;
+
+use super::rows::{Rows, RowsMut};
+use crate::launch::PhaseRows;
+use crate::memory::{Memory, Place};
+use crate::merge::NotFinite;
+
+/// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
+#[derive(Clone, Copy, Debug)]
+pub enum Inputs<'a> {
+    /// Core attention.
+    Forward {
+        /// Queries, rotated, `[rows, query heads, dim]`.
+        q: Rows<'a>,
+        /// Keys, rotated, `[rows, KV heads, dim]`.
+        k: Rows<'a>,
+        /// Values, `[rows, KV heads, dim]`.
+        v: Rows<'a>,
+    },
+    /// Its gradients. Q, K and V are those of the forward again: the same rows round to the same bits.
+    Backward {
+        /// Queries, `[rows, query heads, dim]`.
+        q: Rows<'a>,
+        /// Keys, `[rows, KV heads, dim]`.
+        k: Rows<'a>,
+        /// Values, `[rows, KV heads, dim]`.
+        v: Rows<'a>,
+        /// O as the forward gave it, `[rows, query heads, dim]`.
+        o: Rows<'a>,
+        /// LSE as the forward gave it, `[rows, query heads]`.
+        lse: &'a [f32],
+        /// Gradient of O, `[rows, query heads, dim]`.
+        dout: Rows<'a>,
+        /// Gradient of LSE, where the loss depends on it, `[rows, query heads]`.
+        dlse: Option<&'a [f32]>,
+    },
+}
+
+/// Where the results of one phase go.
+#[derive(Debug)]
+pub enum Outputs<'a> {
+    /// Of a forward phase.
+    Forward {
+        /// O, `[rows, query heads, dim]`.
+        o: RowsMut<'a>,
+        /// Log-sum-exp, natural logarithm, `[rows, query heads]`; −∞ for a row without keys.
+        lse: &'a mut [f32],
+    },
+    /// Of a backward phase.
+    Backward {
+        /// `[rows, query heads, dim]`.
+        dq: RowsMut<'a>,
+        /// `[rows, KV heads, dim]`.
+        dk: RowsMut<'a>,
+        /// `[rows, KV heads, dim]`.
+        dv: RowsMut<'a>,
+    },
+}
+
+/// Sizes of a rank's rows in a phase.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) query_heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) dim: usize,
+    pub(super) wire: Wire,
+}
+
+impl Sizes {
+    pub(super) fn of(planned: &PlannedStep, nano: usize, rank: RankId) -> Self {
+        let problem = &planned.nanos[nano].problem;
+        Self {
+            rows: problem.layout.rank_rows(rank) as usize,
+            query_heads: problem.heads.query.into(),
+            kv_heads: problem.heads.kv.into(),
+            dim: problem.heads.dim.into(),
+            wire: planned.header.wire,
+        }
+    }
+
+    pub(super) fn query(&self) -> usize {
+        self.query_heads * self.dim
+    }
+
+    pub(super) fn kv(&self) -> usize {
+        self.kv_heads * self.dim
+    }
+
+    fn heads(&self, name: &'static str, values: &[f32]) -> Result<(), (&'static str, String)> {
+        let expected = self.rows * self.query_heads;
+        if values.len() == expected {
+            return Ok(());
+        }
+        let (rows, heads) = (self.rows, self.query_heads);
+        Err((name, format!("has {} elements, not {rows} rows of {heads} heads", values.len())))
+    }
+}
+
+/// A tensor of another size than announced: its name, and what it has.
+type Refused = (&'static str, String);
+
+impl Inputs<'_> {
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Forward { .. } => Direction::Forward,
+            Self::Backward { .. } => Direction::Backward,
+        }
+    }
+
+    pub(super) fn check(&self, sizes: &Sizes) -> Result<(), Refused> {
+        let rows = |name, rows: &Rows<'_>, width| {
+            rows.check(sizes.rows, width).map_err(|what| (name, what))
+        };
+        let (query, kv) = (sizes.query(), sizes.kv());
+        match self {
+            Self::Forward { q, k, v } => {
+                rows("Q", q, query)?;
+                rows("K", k, kv)?;
+                rows("V", v, kv)
+            }
+            Self::Backward { q, k, v, o, lse, dout, dlse } => {
+                rows("Q", q, query)?;
+                rows("K", k, kv)?;
+                rows("V", v, kv)?;
+                rows("O", o, query)?;
+                rows("dO", dout, query)?;
+                sizes.heads("LSE", lse)?;
+                dlse.map_or(Ok(()), |it| sizes.heads("dLSE", it))
+            }
+        }
+    }
+
+    /// Copies the rows into memory that peers may read.
+    pub(super) fn hold(
+        self,
+        sizes: &Sizes,
+        place: &Place,
+        threads: Threads,
+    ) -> Result<PhaseRows, device::Error> {
+        let count = sizes.rows;
+        let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, count, width));
+        let qkv = |q, k, v| -> Result<[Memory; 3], device::Error> {
+            Ok([rows(q, sizes.query())?, rows(k, sizes.kv())?, rows(v, sizes.kv())?])
+        };
+        match self {
+            Self::Forward { q, k, v } => {
+                let [q, k, v] = qkv(q, k, v)?;
+                Ok(PhaseRows { q, k, v, gradients: None })
+            }
+            Self::Backward { q, k, v, o, lse, dout, dlse } => {
+                let [q, k, v] = qkv(q, k, v)?;
+                let (wide, out) = (dout.to_f32s(count, sizes.query()), o);
+                let out = out.to_f32s(count, sizes.query());
+                let mut delta = delta(threads, sizes.dim, &wide, &out);
+                for (delta, dlse) in delta.iter_mut().zip(dlse.unwrap_or_default()) {
+                    *delta -= dlse;
+                }
+                let dout = rows(dout, sizes.query())?;
+                let lse = place.hold(Buffer::from(lse.to_vec()))?;
+                let delta = place.hold(Buffer::from(delta))?;
+                Ok(PhaseRows { q, k, v, gradients: Some([dout, lse, delta]) })
+            }
+        }
+    }
+}
+
+impl Outputs<'_> {
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Forward { .. } => Direction::Forward,
+            Self::Backward { .. } => Direction::Backward,
+        }
+    }
+
+    pub(super) fn check(&self, sizes: &Sizes) -> Result<(), Refused> {
+        let rows = |name, rows: &RowsMut<'_>, width| {
+            rows.check(sizes.rows, width).map_err(|what| (name, what))
+        };
+        match self {
+            Self::Forward { o, lse } => {
+                rows("O", o, sizes.query())?;
+                sizes.heads("LSE", lse)
+            }
+            Self::Backward { dq, dk, dv } => {
+                rows("dQ", dq, sizes.query())?;
+                rows("dK", dk, sizes.kv())?;
+                rows("dV", dv, sizes.kv())
+            }
+        }
+    }
+}
+
+/// Why a call has no result. After any of them no further phase of the job may be submitted: but for
+/// [`Error::Ended`], the call has told the conductor, and the job ends everywhere with this reason.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another call is next.
+    #[error("rank {rank}: {called}, but {expected}; make the calls of a step in their order")]
+    OutOfTurn {
+        /// Who called.
+        rank: u16,
+        /// What was called, in words.
+        called: String,
+        /// What is next, in words.
+        expected: String,
+    },
+    /// Rows, or room for results, of another size than the rank's lengths say.
+    #[error(
+        "rank {rank}: {tensor} of {phase} {what}; hand over the rows that were announced for it"
+    )]
+    Rows {
+        /// Who called.
+        rank: u16,
+        /// The phase.
+        phase: String,
+        /// Which tensor.
+        tensor: &'static str,
+        /// What it has instead.
+        what: String,
+    },
+    /// A result holds NaN or infinity.
+    #[error("rank {rank}, {phase}: {source}; look at its inputs first")]
+    NotFinite {
+        /// Whose rows.
+        rank: u16,
+        /// The phase.
+        phase: String,
+        /// Tensor, task and who computed it.
+        source: Box<NotFinite>,
+    },
+    /// The GPU's memory, or the driver's.
+    #[error("rank {rank}: rows of {phase}: {source}")]
+    Device {
+        /// Who called.
+        rank: u16,
+        /// The phase.
+        phase: String,
+        /// The driver's reason.
+        source: Box<device::Error>,
+    },
+    /// The job ended.
+    #[error("{reason}")]
+    Ended {
+        /// Why, in one line.
+        reason: String,
+    },
+}
+
+/// A phase of a step in words.
+pub(super) fn name(step: u64, at: PhaseAt) -> String {
+    let direction = match at.direction {
+        Direction::Forward => "forward",
+        Direction::Backward => "backward",
+    };
+    format!("step {step}, layer {}, nano-batch {}, {direction}", at.layer, at.nano)
+}

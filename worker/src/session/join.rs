@@ -1,0 +1,279 @@
+//! How a rank joins its job: the environment contract, the controller, the exchange, the threads.
+//!
+//! In: a [`Contract`] and what the rank's model and machine are ([`Join`]). Out: a [`Session`] that has begun no step. It does
+//! not wait for the other ranks.
+//!
+//! Invariant: bad input is refused before any thread starts, and the conductor is in rank 0 only.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cadre_control::{AttentionPlace, Settings};
+use cadre_crds::OnPoolLoss;
+use cadre_exchange::Waker;
+use cadre_kernels::device;
+use cadre_kernels::{Choice, Engine, Threads};
+use cadre_planner::{Costs, Heads};
+use cadre_protocol::server::Host;
+use cadre_protocol::{Nanos, TrainerId};
+use cadre_step::conduct::{Draft, Standby};
+use cadre_step::header::Placement;
+
+use super::{Rank, Session};
+use crate::attach::{
+    self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
+};
+use crate::compute::Compute;
+use crate::headers;
+use crate::io::clock::Clock;
+use crate::io::conducting::Conducting;
+use crate::io::exchange::{self, Exchange, Opened};
+use crate::io::planning::Guard;
+use crate::io::queues::notices;
+use crate::io::rows::Rows;
+use crate::io::shared::{Shared, peer_of};
+use crate::io::tasks::Tasks;
+use crate::io::{Outlets, Request, start};
+use crate::launch::Resident;
+
+/// What a rank brings to its job.
+pub struct Join<'a> {
+    /// Layers with core attention.
+    pub layers: u16,
+    /// Heads of every layer.
+    pub heads: Heads,
+    /// Steps of the job.
+    pub steps: u64,
+    /// Of weights and data; the same for every rank, recorded in the headers.
+    pub seed: u64,
+    /// What computes core attention in place.
+    pub engine: Choice,
+    /// Threads that do.
+    pub threads: Threads,
+    /// Bytes for rows of others, in place and standing by.
+    pub memory: u64,
+    /// What moves rows.
+    pub exchange: exchange::Choice,
+    /// Where this rank listens for what the ranks do among themselves; [`Rank::addresses`] tells all. May be empty.
+    pub address: String,
+    /// The checkpoint that a rank for which [`Contract::finds_checkpoint`] holds has found, if any; others leave it empty.
+    pub resume: Option<PathBuf>,
+    /// Says which step comes first, from what the job says: 0, or that of the checkpoint in [`Settings::resume`]. A refusal is
+    /// bad input of the user.
+    pub first: First<'a>,
+}
+
+/// See [`Join::first`].
+pub type First<'a> = Box<dyn FnOnce(&Settings, &Engine) -> Result<u64, String> + 'a>;
+
+/// Why a rank cannot join its job.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The environment, the controller or the exchange.
+    #[error(transparent)]
+    Attach(#[from] attach::Error),
+    /// Nothing computes here.
+    #[error(transparent)]
+    Engine(device::Error),
+    /// [`Join::first`] refused what the job says.
+    #[error("{0}")]
+    First(String),
+    /// The headers to replay cannot be read.
+    #[error(transparent)]
+    Headers(#[from] cadre_step::header::Error),
+    /// The GPU of this rank.
+    #[error("the GPU of rank {rank}: {source}; look at its driver, or say --engine cpu")]
+    Gpu {
+        /// Which rank.
+        rank: u16,
+        /// The driver's reason.
+        source: device::Error,
+    },
+    /// A process is one rank of one job.
+    #[error(
+        "rank {rank} joins its job a second time; a process joins once: leave the first session, or start a process for each rank"
+    )]
+    Twice {
+        /// Which rank.
+        rank: u16,
+    },
+    /// The model has no core attention.
+    #[error("{what} of rank {rank} is 0; give the model layers with heads, or do without the pool")]
+    Nothing {
+        /// Which rank.
+        rank: u16,
+        /// Which number.
+        what: &'static str,
+    },
+    /// The system has no thread to give.
+    #[error("rank {rank} cannot start its threads: {source}; raise the limit on processes")]
+    Threads {
+        /// Which rank.
+        rank: u16,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+impl JoinError {
+    /// Whether the user has to correct something (exit code 2), rather than to try again.
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Attach(error) => error.is_bad_input(),
+            Self::Engine(_) | Self::First(_) | Self::Headers(_) | Self::Nothing { .. } => true,
+            Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
+        }
+    }
+}
+
+/// Whether this process has a session.
+static JOINED: AtomicBool = AtomicBool::new(false);
+
+/// The one session of this process, as long as it is held.
+#[derive(Debug)]
+pub(super) struct Once(());
+
+impl Once {
+    fn take() -> Option<Self> {
+        (!JOINED.swap(true, Ordering::SeqCst)).then_some(Self(()))
+    }
+}
+
+impl Drop for Once {
+    fn drop(&mut self) {
+        JOINED.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Session {
+    /// Joins the job that the environment names.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError`]. Nothing is left running then.
+    pub fn join(contract: &Contract, join: Join<'_>) -> Result<Self, JoinError> {
+        let rank = contract.me.index;
+        let Heads { query, kv, dim } = join.heads;
+        for (number, what) in [
+            (join.layers, "the number of layers"),
+            (query, "the number of query heads"),
+            (kv, "the number of KV heads"),
+            (dim, "the head dim"),
+        ] {
+            if number == 0 {
+                return Err(JoinError::Nothing { rank, what });
+            }
+        }
+        let joined = Once::take().ok_or(JoinError::Twice { rank })?;
+        // Before the controller hears of this rank: bits depend on the engine.
+        let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
+        tracing::info!("core attention in place: {}", engine.description());
+        let mine = Joining {
+            memory: join.memory,
+            ring_address: &join.address,
+            resume: join.resume.as_deref(),
+        };
+        let attached = attach(contract, (&engine, join.exchange), &mine)?;
+        let Attached { provider, joined: attached } = attached;
+        match provider {
+            Opened::Tcp(it) => Self::over(*it, contract, engine, attached, (join, joined)),
+            Opened::Node(it) => Self::over(*it, contract, engine, attached, (join, joined)),
+        }
+    }
+
+    fn over<P: Exchange + Send + 'static>(
+        provider: P,
+        contract: &Contract,
+        engine: Engine,
+        attached: Joined,
+        (mut join, once): (Join<'_>, Once),
+    ) -> Result<Self, JoinError> {
+        let Joined { greeter, sender, receiver, settings, tracer, conductor } = attached;
+        let rank = contract.me.index;
+        let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
+        let first = first(&settings, &engine).map_err(JoinError::First)?;
+        let numerics = engine.numerics_id();
+        let gpu = |source| JoinError::Gpu { rank, source };
+        let threads = |source| JoinError::Threads { rank, source };
+        let engine = engine.reproducible(settings.reproducible).map_err(gpu)?;
+        let beside = engine.another().map_err(gpu)?;
+        let place = provider.place().another().map_err(gpu)?;
+        let upload = provider.place().another().map_err(gpu)?;
+        let launches = |engine: Engine| -> Result<(Engine, Option<Resident>), JoinError> {
+            let resident = Resident::new(&engine, &place).map_err(gpu)?;
+            Ok((engine, resident))
+        };
+        let (launches, beside) = (launches(engine)?, launches(beside)?);
+        let clock = Clock::system();
+        let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());
+        if let Some((id, address)) = conductor {
+            shared.know(id, &address);
+        }
+        let (me, protocol) = (TrainerId(rank), protocol_settings(&settings));
+        let rows = Rows::new(me, protocol, shared.now());
+        let tasks = Tasks::new(Host::InPlace(me), join.memory, protocol, shared.now());
+        let conducting = if rank == 0 {
+            Some(conducting(&join, &settings, numerics, first, shared.now())?)
+        } else {
+            None
+        };
+        let (main, told) = notices(shared.provider.waker());
+        let (rescue, rescued) = notices(shared.provider.waker());
+        let interrupt = Waker::new().map_err(threads)?;
+        let outlets = Outlets { main, rescue: Some(rescue), interrupt: Some(interrupt.clone()) };
+        let machines = (Some(rows), Some(tasks), conducting);
+        let lines = control(&sender, receiver);
+        let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
+        let rescuer = Compute::new(beside, "rescue", handle.clone(), tracer.clone());
+        let ender = handle.clone();
+        std::thread::Builder::new()
+            .name("rescue".into())
+            .spawn(move || {
+                let guard = Guard::new("rescue", &ender);
+                if let Err(why) = rescuer.serve(&rescued) {
+                    ender.send(Request::Fail(why));
+                }
+                guard.over();
+            })
+            .map_err(threads)?;
+        let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
+        let using = (compute, join.threads);
+        let rank = Rank::new(me, (handle, told), using, [place, upload], first, tracer);
+        let pod = contract.is_pod();
+        let io = Some(io);
+        Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, io, _once: once })
+    }
+}
+
+/// The conductor of the job, in rank 0.
+fn conducting(
+    join: &Join<'_>,
+    settings: &Settings,
+    numerics: String,
+    first: u64,
+    now: Nanos,
+) -> Result<Conducting, JoinError> {
+    let draft = Draft {
+        trainers: settings.trainers,
+        layers: join.layers,
+        heads: join.heads,
+        wire: settings.wire,
+        seed: join.seed,
+        numerics,
+        reproducible: settings.reproducible,
+        placement: match settings.attention {
+            AttentionPlace::Pool => Placement::Pool,
+            AttentionPlace::Local => Placement::Local,
+        },
+        costs: Costs::default(),
+        standby: match settings.on_pool_loss {
+            OnPoolLoss::Local => Standby::Yes,
+            OnPoolLoss::Wait | OnPoolLoss::Fail => Standby::No,
+        },
+        trainer_memory: join.memory,
+        replay: settings.headers.as_deref().map(headers::read).transpose()?,
+        header: None,
+        memories: std::collections::BTreeMap::new(),
+    };
+    Ok(Conducting::new(draft, protocol_settings(settings), (first, join.steps), settings, now))
+}

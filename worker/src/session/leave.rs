@@ -1,0 +1,82 @@
+//! How a rank leaves its job, and what it tells the controller until then.
+//!
+//! In: notices, and an [`Outcome`]. Out: messages to the controller, the end of the session's threads. It decides no exit code.
+
+use std::time::Duration;
+
+use cadre_control::proto;
+
+use super::Session;
+use crate::io::Request;
+
+/// Longest wait for the controller to read the last words.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// That of a rank in a pod that is done: an operator that takes over a lease (15 s) learns the last figures too.
+const LONG_FAREWELL: Duration = Duration::from_secs(20);
+
+/// What a rank leaves behind.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// How it ended.
+    pub kind: proto::finished::Outcome,
+    /// Why, in one line; empty after a good end.
+    pub message: String,
+    /// What its process will exit with: 0 after a good end, 2 for bad input, 3 where the job cannot go on.
+    pub exit_code: u8,
+    /// A sample of what was learnt; may be empty.
+    pub sample: String,
+}
+
+/// The IO thread of a rank panicked: a bug.
+#[derive(Debug, thiserror::Error)]
+#[error("the io thread of rank {rank} panicked; its log says where")]
+pub struct Panicked {
+    /// Which rank.
+    pub rank: u16,
+}
+
+impl Session {
+    /// Tells the controller something for its log.
+    pub fn tell(&self, level: proto::notice::Level, text: String, event: proto::notice::Event) {
+        let (level, event) = (level.into(), event.into());
+        let notice = proto::Notice { level, text, event, server: None };
+        if let Err(error) = self.control.send(notice) {
+            tracing::debug!("the controller is not told: {error}");
+        }
+    }
+
+    /// Leaves the job: tells the controller how, and ends the session's threads.
+    ///
+    /// # Errors
+    ///
+    /// The IO thread had panicked.
+    pub fn leave(mut self, outcome: Outcome) -> Result<(), Panicked> {
+        let io = self.io.take();
+        self.rank.handle().send(Request::Leave);
+        let Outcome { kind, message, exit_code, sample } = outcome;
+        let finished =
+            proto::Finished { outcome: kind.into(), message, exit_code: exit_code.into(), sample };
+        if self.control.send(finished).is_ok() {
+            // The exit code says it too, if the controller is away.
+            let is_done = self.pod && exit_code == 0;
+            self.control.leave(if is_done { LONG_FAREWELL } else { FAREWELL }).ok();
+        }
+        let ended = io.map_or(Ok(()), |it| it.join().map(drop));
+        ended.map_err(|_| Panicked { rank: self.rank.rank() })
+    }
+}
+
+/// A session that is dropped ends the job everywhere, so that no other rank waits for this one.
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Some(io) = self.io.take() else { return };
+        let rank = self.rank.rank();
+        self.rank.fail(format!("rank {rank} dropped its session; call leave at the end"));
+        // The reason has to be out first.
+        self.rank.ending(FAREWELL);
+        self.rank.handle().send(Request::Leave);
+        if io.join().is_err() {
+            tracing::error!("{}", Panicked { rank });
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A rank's side of a job as a library: rows of Q, K and V go in, O comes out, and the gradients likewise.
+//!
+//! ```text
+//! Session::join ─▶ announce(lengths of step 0)
+//!   begin(step) ─▶ announce(lengths of step + 1)
+//!     submit(phase, rows) ─▶ Ticket ─▶ wait(ticket, room for results)     for every phase, in the step's order
+//!   done(step) ─▶ begin(step + 1) …
+//! leave(outcome)
+//! ```
+//!
+//! In: what the rank's loader and model have. Out: results, whatever servers were lost on the way. The session owns the IO
+//! thread, with the conductor in rank 0, and the rescue thread. What the plan gives to this rank's own processor is computed
+//! inside `begin` and `wait`, on the calling thread. One thread may submit while another waits.
+//!
+//! It sums no gradients, writes no checkpoint, installs no signal handler, and never ends the process. A call out of turn or
+//! with rows of another size is an [`Error`] that names rank, phase and remedy; nothing of it is sent, and the job ends
+//! everywhere with that reason.
+//!
+//! Invariant: `wait` returns only when the rank's rows are complete and every work of the phase that was planned for this
+//! rank's in-place server has run, so no other rank waits for this one's next call. The session keeps no tensor of the
+//! caller's; its own copies of a phase's rows stay readable until every rank has all results of that phase.
+
+mod call;
+mod join;
+mod leave;
+mod rank;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod turn;
+mod waiting;
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use cadre_control::{Settings, client};
+use cadre_exchange::{Greeter, Waker};
+use cadre_protocol::At;
+
+use crate::io::After;
+
+pub use self::call::{Error, Inputs, Outputs};
+use self::join::Once;
+pub use self::join::{First, Join, JoinError};
+pub use self::leave::{Outcome, Panicked};
+pub use self::rank::Rank;
+pub use self::rows::{Rows, RowsMut};
+pub use crate::attach::{ASSEMBLE, Contract};
+pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
+pub use cadre_step::phases::{Direction, PhaseAt};
+pub use cadre_step::planned::PlannedStep;
+
+/// What the conductor wants next.
+#[derive(Clone, Debug)]
+pub enum Next {
+    /// Run this step.
+    Step(Arc<PlannedStep>),
+    /// No step follows.
+    End(Ending),
+}
+
+/// A submitted phase, to be waited for once.
+#[derive(Debug)]
+#[must_use = "a phase that is not waited for holds its results"]
+pub struct Ticket {
+    planned: Arc<PlannedStep>,
+    at: At,
+    phase: PhaseAt,
+}
+
+impl Ticket {
+    /// Which phase it is of.
+    pub fn phase(&self) -> PhaseAt {
+        self.phase
+    }
+}
+
+/// See the module.
+pub struct Session {
+    rank: Rank,
+    pod: bool,
+    greeter: Greeter,
+    interrupt: Waker,
+    settings: Settings,
+    control: client::Sender,
+    /// Until it has left.
+    io: Option<JoinHandle<After>>,
+    _once: Once,
+}
+
+/// What is asked of a rank's phases is asked of its session.
+impl Deref for Session {
+    type Target = Rank;
+
+    fn deref(&self) -> &Rank {
+        &self.rank
+    }
+}
+
+impl Session {
+    /// What the job says.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether the controller is the operator, which keeps nothing of the job itself.
+    pub fn is_pod(&self) -> bool {
+        self.pod
+    }
+
+    /// Proves to other ranks, over links of the caller's, that this one belongs to the job.
+    pub fn greeter(&self) -> &Greeter {
+        &self.greeter
+    }
+
+    /// Is used when the job ends: for waits of the caller that are not for this session.
+    pub fn interrupt(&self) -> &Waker {
+        &self.interrupt
+    }
+}

@@ -1,0 +1,254 @@
+//! A rank's phases: what it submits, in which order, and what it waits for.
+//!
+//! In: calls of the rank's threads. Out: requests to the IO thread, results. It knows no controller, no network and no clock
+//! but that of its own waits, so the simulation drives the same code.
+//!
+//! Invariant: nothing of a call that is refused is sent, but the reason.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cadre_exchange::PeerId;
+use cadre_kernels::Threads;
+use cadre_planner::RankId;
+use cadre_protocol::{At, TrainerId};
+use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::phases::PhaseAt;
+
+use super::call::{Error, Inputs, Outputs, Sizes, name};
+use super::turn::{OutOfTurn, Turn};
+use super::waiting::Waiting;
+use super::{Next, Ticket};
+use crate::compute::{Compute, Progress};
+use crate::io::queues::{End, Notices};
+use crate::io::{Handle, Request};
+use crate::memory::Place;
+use crate::trace::{Activity, Tracer};
+
+/// See the module. [`super::Session`] is one with its threads and its controller.
+pub struct Rank {
+    me: TrainerId,
+    threads: Threads,
+    handle: Handle,
+    tracer: Tracer,
+    turn: Mutex<Turn>,
+    /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
+    place: Mutex<Place>,
+    waiting: Mutex<Waiting>,
+    end: End,
+}
+
+impl Rank {
+    /// Rank `me`, whose IO thread is behind `handle` and `notices`. `compute` runs what is planned for it in place and merges
+    /// into the first of `places`; rows are copied into the second, with `threads`. The job begins with step `first`.
+    pub fn new(
+        me: TrainerId,
+        (handle, notices): (Handle, Notices),
+        (compute, threads): (Compute, Threads),
+        [merged, copied]: [Place; 2],
+        first: u64,
+        tracer: Tracer,
+    ) -> Self {
+        let end = notices.end();
+        let waiting =
+            Waiting::new(me, (handle.clone(), notices), (compute, merged), tracer.clone());
+        Self {
+            me,
+            threads,
+            handle,
+            tracer,
+            turn: Mutex::new(Turn::new(first)),
+            place: Mutex::new(copied),
+            waiting: Mutex::new(waiting),
+            end,
+        }
+    }
+
+    /// Tells the conductor what this rank holds of a step to come: of the first one, then of each one while the one before
+    /// it runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfTurn`].
+    pub fn announce(&self, lengths: Lengths) -> Result<(), Error> {
+        let mut turn = lock(&self.turn);
+        turn.announce(lengths.step).map_err(|it| self.out_of_turn(it))?;
+        self.handle.send(Request::Lengths(lengths));
+        Ok(())
+    }
+
+    /// Waits for `step` to be planned, or for the end of the job. Computes for others meanwhile. A call out of turn ends the
+    /// job, which is what it returns then.
+    pub fn begin(&self, step: u64) -> Next {
+        match self.check_begin(step) {
+            Ok(()) => self.turn_to(lock(&self.waiting).begin(step)),
+            Err(ending) => Next::End(ending),
+        }
+    }
+
+    /// As [`Self::begin`], if it would not block now.
+    pub fn poll_begin(&self, step: u64) -> Option<Next> {
+        match self.check_begin(step) {
+            Ok(()) => Some(self.turn_to(lock(&self.waiting).poll_begin(step)?)),
+            Err(ending) => Some(Next::End(ending)),
+        }
+    }
+
+    /// Why `step` cannot begin. After a failure nobody has to call [`Self::done`] before he learns how the job ended.
+    fn check_begin(&self, step: u64) -> Result<(), Ending> {
+        let Err(why) = lock(&self.turn).check_begin(step) else { return Ok(()) };
+        Err(self.ending(Duration::ZERO).unwrap_or_else(|| {
+            let reason = self.out_of_turn(why).to_string();
+            Ending::Failed { reason, bad_input: false }
+        }))
+    }
+
+    fn turn_to(&self, next: Next) -> Next {
+        if let Next::Step(planned) = &next {
+            lock(&self.turn).begun(planned);
+        }
+        next
+    }
+
+    /// Starts a phase. Blocks for no peer: only for the copy of the rows, after which they are the caller's again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfTurn`], [`Error::Rows`], [`Error::Device`].
+    pub fn submit(&self, phase: PhaseAt, inputs: Inputs<'_>) -> Result<Ticket, Error> {
+        let mut turn = lock(&self.turn);
+        let next = turn.check_submit(phase, inputs.direction() == phase.direction);
+        let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
+        let step = planned.header.step;
+        let sizes = Sizes::of(&planned, phase.nano, RankId(self.me.0));
+        inputs
+            .check(&sizes)
+            .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
+        let rows = inputs.hold(&sizes, &lock(&self.place), self.threads);
+        let rows = rows.map_err(|source| self.refuse(self.device(step, phase, source)))?;
+        let at = At { step, phase: number };
+        let start = std::time::Instant::now();
+        self.handle.send(Request::Submit(at, rows));
+        self.tracer.span("main", Activity::Doorbell, start, || name(step, phase));
+        turn.submitted();
+        Ok(Ticket { planned, at, phase })
+    }
+
+    /// Waits until a phase is whole and writes its results. Computes for others meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfTurn`], [`Error::Rows`], [`Error::NotFinite`], [`Error::Device`], [`Error::Ended`].
+    pub fn wait(&self, ticket: Ticket, outputs: Outputs<'_>) -> Result<(), Error> {
+        let Ticket { planned, at, phase } = ticket;
+        lock(&self.turn).check_wait(&planned, phase).map_err(|it| self.out_of_turn(it))?;
+        let sizes = Sizes::of(&planned, phase.nano, RankId(self.me.0));
+        if outputs.direction() != phase.direction {
+            let (tensor, what) = ("room for results", "is of the other direction".to_owned());
+            return Err(self.refuse(self.rows(at.step, phase, tensor, what)));
+        }
+        outputs
+            .check(&sizes)
+            .map_err(|(tensor, what)| self.refuse(self.rows(at.step, phase, tensor, what)))?;
+        let result = lock(&self.waiting).finish(&planned, (at, phase), &sizes, outputs);
+        match result {
+            Ok(()) => lock(&self.turn).waited(),
+            Err(ended @ Error::Ended { .. }) => return Err(ended),
+            Err(error) => return Err(self.refuse(error)),
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::wait`] would not block now. Computes nothing; see [`Self::advance`].
+    pub fn is_ready(&self, ticket: &Ticket) -> bool {
+        lock(&self.waiting).is_ready(&ticket.planned, ticket.at)
+    }
+
+    /// Computes what is queued for this rank, up to one launch, without waiting; whether anything came or was computed. For
+    /// callers that have threads of their own to wait with.
+    pub fn advance(&self) -> bool {
+        lock(&self.waiting).advance() == Progress::Ran
+    }
+
+    /// Tells the conductor that a step is over here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfTurn`].
+    pub fn done(&self, done: StepDone) -> Result<(), Error> {
+        lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
+        self.handle.send(Request::StepDone(done));
+        Ok(())
+    }
+
+    /// Ends the job everywhere, for a reason of the caller's.
+    pub fn fail(&self, reason: String) {
+        self.handle.send(Request::Fail(reason));
+    }
+
+    /// What ends the job in peace when it is called, from any thread: this process was asked to end.
+    pub fn ender(&self) -> impl Fn() + Send + use<> + 'static {
+        let handle = self.handle.clone();
+        move || handle.send(Request::Terminate)
+    }
+
+    /// Time in [`Self::begin`] and [`Self::wait`] since the step began in which nothing was computed. To be asked by the thread
+    /// that waits: while one is in `wait`, another one waits here.
+    pub fn exposed_wait(&self) -> Duration {
+        lock(&self.waiting).exposed()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u16 {
+        self.me.0
+    }
+
+    /// The IO thread of this process.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Where spans of time go.
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
+    /// Waits until all ranks listen for what they do among themselves: where, by rank.
+    ///
+    /// # Errors
+    ///
+    /// The job ended before, or `deadline` is over.
+    pub fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
+        lock(&self.waiting).addresses(deadline)
+    }
+
+    /// Waits for the reason why the job ends, at most for `deadline`. Any thread may, whatever others wait for meanwhile.
+    pub fn ending(&self, deadline: Duration) -> Option<Ending> {
+        self.end.wait(deadline)
+    }
+
+    fn out_of_turn(&self, why: OutOfTurn) -> Error {
+        let OutOfTurn { called, expected } = why;
+        self.refuse(Error::OutOfTurn { rank: self.me.0, called, expected })
+    }
+
+    fn rows(&self, step: u64, phase: PhaseAt, tensor: &'static str, what: String) -> Error {
+        Error::Rows { rank: self.me.0, phase: name(step, phase), tensor, what }
+    }
+
+    fn device(&self, step: u64, phase: PhaseAt, source: cadre_kernels::device::Error) -> Error {
+        let source = Box::new(source);
+        Error::Device { rank: self.me.0, phase: name(step, phase), source }
+    }
+
+    /// Ends the job everywhere for what this rank did.
+    fn refuse(&self, error: Error) -> Error {
+        self.handle.send(Request::Fail(error.to_string()));
+        error
+    }
+}
+
+/// A thread that panicked while it held a lock has left nothing half done that a later call would read.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,251 @@
+//! Rows that a caller lends to a session: f32 or bf16, at any distance in memory.
+//!
+//! In: slices of the caller. Out: one copy into memory that peers may read, in the job's wire type, or one copy out of
+//! results. Nothing of the caller's is kept.
+//!
+//! Invariant: a row is rounded by its own values alone, and rows that are in the wire type already are not, so the same rows
+//! give the same bits whenever they are submitted.
+
+use std::borrow::Cow;
+
+use cadre_crds::Wire;
+use cadre_exchange::Buffer;
+use cadre_kernels::wire;
+use half::bf16;
+
+/// Elements of rows, in the caller's type.
+#[derive(Clone, Copy, Debug)]
+enum Values<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+/// Rows to read: row-major, the elements of a row side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    values: Values<'a>,
+    distance: Option<usize>,
+}
+
+/// Rows to write.
+#[derive(Debug)]
+pub struct RowsMut<'a> {
+    values: ValuesMut<'a>,
+    distance: Option<usize>,
+}
+
+#[derive(Debug)]
+enum ValuesMut<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+}
+
+impl<'a> Rows<'a> {
+    /// Rows of f32, one behind the other.
+    pub fn f32(values: &'a [f32]) -> Self {
+        Self { values: Values::F32(values), distance: None }
+    }
+
+    /// Rows of bf16, one behind the other.
+    pub fn bf16(values: &'a [bf16]) -> Self {
+        Self { values: Values::Bf16(values), distance: None }
+    }
+
+    /// The same rows, each beginning `elements` behind the one before.
+    #[must_use]
+    pub fn every(self, elements: usize) -> Self {
+        Self { distance: Some(elements), ..self }
+    }
+
+    fn len(&self) -> usize {
+        match self.values {
+            Values::F32(it) => it.len(),
+            Values::Bf16(it) => it.len(),
+        }
+    }
+
+    /// Refuses memory that does not hold exactly `rows` rows of `width` elements; says what it holds.
+    pub(super) fn check(&self, rows: usize, width: usize) -> Result<(), String> {
+        check(self.len(), self.distance, rows, width)
+    }
+
+    /// The rows in wire type, one behind the other.
+    pub(super) fn to_wire(self, kind: Wire, rows: usize, width: usize) -> Buffer {
+        let distance = self.distance.unwrap_or(width);
+        match (self.values, kind) {
+            (Values::F32(values), Wire::F32) => {
+                let mut packed = Vec::with_capacity(rows * width);
+                for row in each(values, rows, width, distance) {
+                    packed.extend_from_slice(row);
+                }
+                Buffer::from(packed)
+            }
+            (Values::Bf16(values), Wire::F32) => {
+                let mut packed = vec![0.0; rows * width];
+                let to = packed.chunks_exact_mut(width.max(1));
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    wire::to_f32(to, row);
+                }
+                Buffer::from(packed)
+            }
+            (Values::F32(values), Wire::Bf16) => {
+                let mut packed = Buffer::zeroed(rows * width * 2);
+                let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    wire::to_bf16(to, row);
+                }
+                packed
+            }
+            (Values::Bf16(values), Wire::Bf16) => {
+                let mut packed = Buffer::zeroed(rows * width * 2);
+                let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    to.copy_from_slice(row);
+                }
+                packed
+            }
+        }
+    }
+
+    /// The rows as f32, one behind the other; without a copy where they are that.
+    pub(super) fn to_f32s(self, rows: usize, width: usize) -> Cow<'a, [f32]> {
+        match self.values {
+            Values::F32(values) if self.distance.is_none_or(|it| it == width) => {
+                Cow::Borrowed(&values[..rows * width])
+            }
+            Values::F32(_) | Values::Bf16(_) => {
+                Cow::Owned(self.to_wire(Wire::F32, rows, width).into_f32s())
+            }
+        }
+    }
+}
+
+impl<'a> RowsMut<'a> {
+    /// Rows of f32, one behind the other.
+    pub fn f32(values: &'a mut [f32]) -> Self {
+        Self { values: ValuesMut::F32(values), distance: None }
+    }
+
+    /// Rows of bf16, one behind the other.
+    pub fn bf16(values: &'a mut [bf16]) -> Self {
+        Self { values: ValuesMut::Bf16(values), distance: None }
+    }
+
+    /// The same rows, each beginning `elements` behind the one before; what lies between is left alone.
+    #[must_use]
+    pub fn every(self, elements: usize) -> Self {
+        Self { distance: Some(elements), ..self }
+    }
+
+    /// As [`Rows::check`].
+    pub(super) fn check(&self, rows: usize, width: usize) -> Result<(), String> {
+        let length = match &self.values {
+            ValuesMut::F32(it) => it.len(),
+            ValuesMut::Bf16(it) => it.len(),
+        };
+        check(length, self.distance, rows, width)
+    }
+
+    /// Writes rows that lie one behind the other, as wide as those here.
+    pub(super) fn write(self, from: &[f32], width: usize) {
+        let distance = self.distance.unwrap_or(width).max(1);
+        let from = from.chunks_exact(width.max(1));
+        match self.values {
+            ValuesMut::F32(to) => {
+                for (to, from) in to.chunks_mut(distance).zip(from) {
+                    to[..width].copy_from_slice(from);
+                }
+            }
+            ValuesMut::Bf16(to) => {
+                for (to, from) in to.chunks_mut(distance).zip(from) {
+                    wire::to_bf16(&mut to[..width], from);
+                }
+            }
+        }
+    }
+}
+
+fn check(length: usize, distance: Option<usize>, rows: usize, width: usize) -> Result<(), String> {
+    match distance {
+        None if length == rows * width => Ok(()),
+        None => Err(format!("has {length} elements, not {rows} rows of {width}")),
+        Some(distance) if distance < width => {
+            Err(format!("has rows {distance} elements apart, which are {width} wide"))
+        }
+        Some(distance) => {
+            // The last row needs nothing behind it.
+            let before = rows.saturating_sub(1).checked_mul(distance);
+            let least =
+                if rows == 0 { Some(0) } else { before.and_then(|it| it.checked_add(width)) };
+            let most = rows.saturating_mul(distance);
+            if least.is_some_and(|least| (least..=most).contains(&length)) {
+                Ok(())
+            } else {
+                Err(format!(
+                    "has {length} elements, not {rows} rows of {width} every {distance} elements"
+                ))
+            }
+        }
+    }
+}
+
+/// `rows` rows of `width` elements, each `distance` behind the one before.
+fn each<T>(values: &[T], rows: usize, width: usize, distance: usize) -> impl Iterator<Item = &[T]> {
+    values.chunks(distance.max(1)).take(rows).map(move |row| &row[..width])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_apart_are_packed_and_written_back_apart() {
+        let values: Vec<f32> = (0..11).map(|it| it as f32).collect();
+        let rows = Rows::f32(&values).every(4);
+        rows.check(3, 3).unwrap();
+        let packed = [0.0, 1.0, 2.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0];
+        for kind in [Wire::F32, Wire::Bf16] {
+            let wire = rows.to_wire(kind, 3, 3);
+            let back = Rows {
+                values: match kind {
+                    Wire::F32 => Values::F32(wire.f32s()),
+                    Wire::Bf16 => Values::Bf16(wire.bf16s()),
+                },
+                distance: None,
+            };
+            assert_eq!(*back.to_f32s(3, 3), packed);
+        }
+        assert_eq!(*rows.to_f32s(3, 3), packed);
+        let mut to = [-1.0; 11];
+        RowsMut::f32(&mut to).every(4).write(&packed, 3);
+        assert_eq!(to[..], [0.0, 1.0, 2.0, -1.0, 4.0, 5.0, 6.0, -1.0, 8.0, 9.0, 10.0][..]);
+        let mut halves = [bf16::from_f32(-1.0); 9];
+        RowsMut::bf16(&mut halves).write(&packed, 3);
+        assert_eq!(halves.map(bf16::to_f32)[..], packed[..]);
+    }
+
+    #[test]
+    fn memory_of_another_size_is_refused_in_numbers() {
+        let values = [0.0; 12];
+        let refuse = |rows: Rows<'_>, (count, width), expected: &str| {
+            assert_eq!(rows.check(count, width).unwrap_err(), expected);
+        };
+        refuse(Rows::f32(&values), (3, 3), "has 12 elements, not 3 rows of 3");
+        refuse(Rows::f32(&values).every(2), (6, 3), "has rows 2 elements apart, which are 3 wide");
+        let apart = "has 12 elements, not 4 rows of 3 every 4 elements";
+        refuse(Rows::f32(&values).every(4), (4, 3), apart);
+        refuse(
+            Rows::f32(&values).every(4),
+            (2, 3),
+            "has 12 elements, not 2 rows of 3 every 4 elements",
+        );
+        for far in [usize::MAX, usize::MAX / 2] {
+            Rows::f32(&values[..2]).every(far).check(2, 3).unwrap_err();
+            Rows::f32(&values[..6]).every(far).check(2, 3).unwrap_err();
+        }
+        Rows::f32(&[]).check(0, 3).unwrap();
+        Rows::f32(&[]).every(4).check(0, 3).unwrap();
+        let nothing = Rows::bf16(&[]).every(4).to_wire(Wire::F32, 0, 3);
+        assert!(nothing.is_empty());
+    }
+}

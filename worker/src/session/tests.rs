@@ -1,0 +1,144 @@
+//! Calls that a rank may not make: they are refused by name, and nothing of them is sent but the reason.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use cadre_exchange::Waker;
+use cadre_kernels::{Engine, Threads};
+use cadre_protocol::TrainerId;
+use cadre_step::header::{Header, Member};
+
+use super::*;
+use crate::compute::Compute;
+use crate::io::queues::{Outlet, notices};
+use crate::io::{Handle, Notice, Request};
+use crate::memory::Place;
+use crate::trace::Tracer;
+
+/// A rank without an IO thread: what it asks for, and where notices go.
+fn rank(first: u64) -> (Rank, Receiver<Request>, Outlet) {
+    let waker = Waker::new().unwrap();
+    let (handle, requests) = Handle::channel(waker.clone());
+    let (outlet, told) = notices(waker);
+    let engine = (Engine::cpu(Threads::ONE), None);
+    let compute = Compute::new(engine, "main", handle.clone(), Tracer::off());
+    let using = ((handle, told), (compute, Threads::ONE));
+    let places = [Place::Host, Place::Host];
+    let rank = Rank::new(TrainerId(0), using.0, using.1, places, first, Tracer::off());
+    (rank, requests, outlet)
+}
+
+/// One document of 300 rows on rank 0; servers compute it.
+fn planned(step: u64) -> Arc<PlannedStep> {
+    let any: Header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let member = Member::Server { index: 0, incarnation: 0, address: String::new() };
+    let fillers = vec![Some(member)];
+    Arc::new(PlannedStep::new(Arc::new(Header { step, fillers, ..any })).unwrap())
+}
+
+fn lengths(step: u64) -> Lengths {
+    Lengths { step, nanos: Vec::new() }
+}
+
+/// The one request that there is: the end of the job, for this reason.
+fn failed(requests: &Receiver<Request>) -> String {
+    let Ok(Request::Fail(reason)) = requests.try_recv() else { panic!("the job goes on") };
+    assert!(requests.try_recv().is_err(), "something is sent behind the reason");
+    reason
+}
+
+const QUERY: usize = 300 * 4 * 8;
+const KV: usize = 300 * 2 * 8;
+
+#[test]
+fn a_refused_call_sends_nothing_but_its_reason() {
+    let (rank, requests, mut outlet) = rank(3);
+    let refused = rank.announce(lengths(4)).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "rank 0: lengths of step 4 were announced, but those of step 3 are next; \
+         make the calls of a step in their order"
+    );
+    assert_eq!(failed(&requests), refused);
+    rank.announce(lengths(3)).unwrap();
+    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.step == 3));
+
+    // Of a step that is not next: nothing is waited for.
+    let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
+    assert_eq!(failed(&requests), reason);
+    assert!(rank.poll_begin(3).is_none());
+    outlet.tell(Notice::Step(planned(3)));
+    assert!(matches!(rank.begin(3), Next::Step(it) if it.header.step == 3));
+
+    let (q, kv) = (vec![0.5; QUERY], vec![0.5; KV]);
+    let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Forward };
+    let forward = |q, k, v| Inputs::Forward { q: Rows::f32(q), k: Rows::f32(k), v: Rows::f32(v) };
+    for (phase, inputs, expected) in [
+        (PhaseAt { layer: 1, ..at }, forward(&q, &kv, &kv), "layer 1, nano-batch 0, forward was"),
+        (PhaseAt { layer: 9, ..at }, forward(&q, &kv, &kv), "layer 9, nano-batch 0, forward was"),
+        (at, forward(&q, &kv, &kv[..7]), "V of step 3, layer 0, nano-batch 0, forward has 7 el"),
+        (at, forward(&q[..0], &kv, &kv), "Q of step 3, layer 0, nano-batch 0, forward has 0 el"),
+    ] {
+        let refused = rank.submit(phase, inputs).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+        assert_eq!(failed(&requests), refused);
+    }
+
+    let ticket = rank.submit(at, forward(&q, &kv, &kv)).unwrap();
+    assert!(matches!(requests.try_recv(), Ok(Request::Submit(..))));
+    let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 7]);
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let refused = rank.wait(ticket, room).unwrap_err().to_string();
+    assert!(refused.contains("LSE of step 3, layer 0"), "{refused}");
+    assert_eq!(failed(&requests), refused);
+    let done = StepDone {
+        step: 3,
+        loss: 0.0,
+        gradient_norm: 0.0,
+        learning_rate: 0.0,
+        tokens: 0,
+        seconds: 0.0,
+        exposed_wait_seconds: 0.0,
+    };
+    let refused = rank.done(done).unwrap_err().to_string();
+    assert!(refused.contains("0 of its 4 phases were waited for"), "{refused}");
+    assert_eq!(failed(&requests), refused);
+}
+
+#[test]
+fn a_ticket_of_another_session_or_step_is_refused_at_once() {
+    let begin = || {
+        let (rank, requests, mut outlet) = rank(0);
+        rank.announce(lengths(0)).unwrap();
+        outlet.tell(Notice::Step(planned(0)));
+        assert!(matches!(rank.begin(0), Next::Step(_)));
+        requests.try_recv().unwrap();
+        (rank, requests, outlet)
+    };
+    let ((one, _requests, _outlet), (other, requests, _told)) = (begin(), begin());
+    let (q, kv) = (vec![0.5; QUERY], vec![0.5; KV]);
+    let (q, kv) = (Rows::f32(&q), Rows::f32(&kv));
+    let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Forward };
+    let ticket = one.submit(at, Inputs::Forward { q, k: kv, v: kv }).unwrap();
+    let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 1200]);
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let refused = other.wait(ticket, room).unwrap_err().to_string();
+    assert!(refused.contains("forward was waited for, but step 0 of this session"), "{refused}");
+    assert_eq!(failed(&requests), refused);
+}
+
+#[test]
+fn whoever_calls_out_of_turn_after_the_end_learns_why_it_ended() {
+    let (rank, requests, mut outlet) = rank(0);
+    let reason = || "server 3 burns".to_owned();
+    outlet.tell(Notice::End(Ending::Failed { reason: reason(), bad_input: false }));
+    for step in [0, 9] {
+        let Next::End(Ending::Failed { reason: told, .. }) = rank.begin(step) else {
+            panic!("it begins")
+        };
+        assert_eq!(told, reason());
+    }
+    assert!(requests.try_recv().is_err());
+    assert!(rank.ending(Duration::MAX).is_some());
+}

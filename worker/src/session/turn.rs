@@ -1,0 +1,251 @@
+//! Whose turn it is: which call of a rank comes next.
+//!
+//! In: calls. Out: what may go on, or why not ([`OutOfTurn`]). It sends nothing and waits for nothing.
+//!
+//! ```text
+//! announce(0) ─▶ begin(0) ─▶ announce(1) ─▶ submit, wait for each phase in the step's order ─▶ done(0) ─▶ begin(1) …
+//! ```
+//!
+//! Invariant: a call that is refused changes nothing here.
+
+use std::sync::Arc;
+
+use cadre_protocol::Phase;
+use cadre_step::phases::PhaseAt;
+use cadre_step::planned::PlannedStep;
+
+use super::call::name;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Turn {
+    /// The step to announce next, and the step to begin next.
+    announce: u64,
+    begin: u64,
+    /// The step that runs.
+    planned: Option<Arc<PlannedStep>>,
+    /// Its phase to submit next, and how many were waited for.
+    next: u32,
+    waited: u32,
+}
+
+/// Another call is next.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct OutOfTurn {
+    pub(super) called: String,
+    pub(super) expected: String,
+}
+
+fn refuse<T>(called: String, expected: String) -> Result<T, OutOfTurn> {
+    Err(OutOfTurn { called, expected })
+}
+
+impl Turn {
+    /// Of a job that begins with step `first`.
+    pub(super) fn new(first: u64) -> Self {
+        Self { announce: first, begin: first, planned: None, next: 0, waited: 0 }
+    }
+
+    /// Lengths of a step: each once, in order, and at most one step ahead of the one that runs.
+    pub(super) fn announce(&mut self, step: u64) -> Result<(), OutOfTurn> {
+        let called = || format!("lengths of step {step} were announced");
+        if step != self.announce {
+            return refuse(called(), format!("those of step {} are next", self.announce));
+        }
+        if step > self.begin {
+            return refuse(
+                called(),
+                format!("step {} has not begun: call begin first", self.begin),
+            );
+        }
+        self.announce += 1;
+        Ok(())
+    }
+
+    /// A step is asked for: the one before is done. The one after the last step is never announced.
+    pub(super) fn check_begin(&self, step: u64) -> Result<(), OutOfTurn> {
+        let called = format!("step {step} was asked for");
+        match &self.planned {
+            Some(planned) => {
+                refuse(called, format!("step {} is not done: call done first", planned.header.step))
+            }
+            None if step != self.begin => refuse(called, format!("step {} is next", self.begin)),
+            None => Ok(()),
+        }
+    }
+
+    /// The step is there.
+    pub(super) fn begun(&mut self, planned: &Arc<PlannedStep>) {
+        self.begin = planned.header.step + 1;
+        self.planned = Some(Arc::clone(planned));
+        (self.next, self.waited) = (0, 0);
+    }
+
+    /// The step that runs, and which of its phases is next, if it is this one.
+    pub(super) fn check_submit(
+        &self,
+        phase: PhaseAt,
+        rows_fit: bool,
+    ) -> Result<(Arc<PlannedStep>, Phase), OutOfTurn> {
+        let Some(planned) = &self.planned else {
+            let called = "a phase was submitted".to_owned();
+            return refuse(called, "no step has begun: call begin first".into());
+        };
+        let step = planned.header.step;
+        let called = || format!("{} was submitted", name(step, phase));
+        if self.next as usize == planned.order.count() {
+            return refuse(called(), format!("all phases of step {step} were submitted"));
+        }
+        let next = planned.order.at(Phase(self.next));
+        if phase != next || !rows_fit {
+            return refuse(called(), format!("{} with its rows is next", name(step, next)));
+        }
+        Ok((Arc::clone(planned), Phase(self.next)))
+    }
+
+    /// The next phase is under way.
+    pub(super) fn submitted(&mut self) {
+        self.next += 1;
+    }
+
+    /// Results are waited for: of this step, the very one that runs.
+    pub(super) fn check_wait(
+        &self,
+        of: &Arc<PlannedStep>,
+        phase: PhaseAt,
+    ) -> Result<(), OutOfTurn> {
+        if self.planned.as_ref().is_some_and(|it| Arc::ptr_eq(it, of)) {
+            return Ok(());
+        }
+        let called = format!("{} was waited for", name(of.header.step, phase));
+        let expected = match &self.planned {
+            Some(planned) => format!("step {} of this session runs", planned.header.step),
+            None => "no step runs".into(),
+        };
+        refuse(called, expected)
+    }
+
+    /// Results of a phase were handed over.
+    pub(super) fn waited(&mut self) {
+        self.waited += 1;
+    }
+
+    /// A step is over: all its phases were submitted and waited for.
+    pub(super) fn done(&mut self, step: u64) -> Result<(), OutOfTurn> {
+        let called = || format!("step {step} was said to be done");
+        let Some(planned) = self.planned.as_ref().filter(|it| it.header.step == step) else {
+            let expected = match &self.planned {
+                Some(planned) => format!("step {} runs", planned.header.step),
+                None => "no step runs".into(),
+            };
+            return refuse(called(), expected);
+        };
+        let phases = planned.order.count();
+        if self.waited as usize != phases {
+            let expected = format!("{} of its {phases} phases were waited for", self.waited);
+            return refuse(called(), expected);
+        }
+        self.planned = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_step::header::Header;
+    use cadre_step::phases::Direction;
+
+    use super::*;
+
+    fn planned(step: u64) -> Arc<PlannedStep> {
+        let any: Header =
+            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+        Arc::new(PlannedStep::new(Arc::new(Header { step, ..any })).unwrap())
+    }
+
+    fn phase(layer: usize, direction: Direction) -> PhaseAt {
+        PhaseAt { layer, nano: 0, direction }
+    }
+
+    /// Every call but those that are in turn is refused, whatever came before, and changes nothing.
+    #[test]
+    fn at_every_point_of_two_steps_the_calls_in_turn_alone_go_on() {
+        let (first, second) = (planned(7), planned(8));
+        let stranger = planned(7);
+        let mut turn = Turn::new(7);
+        let order = [
+            phase(0, Direction::Forward),
+            phase(1, Direction::Forward),
+            phase(1, Direction::Backward),
+            phase(0, Direction::Backward),
+        ];
+        let check = |turn: &mut Turn,
+                     announce: &[u64],
+                     begin: &[u64],
+                     submit: usize,
+                     done: &[u64]| {
+            for step in 5..11 {
+                if !announce.contains(&step) {
+                    turn.announce(step).unwrap_err();
+                }
+                assert_eq!(turn.check_begin(step).is_ok(), begin.contains(&step), "begin {step}");
+                if !done.contains(&step) {
+                    turn.done(step).unwrap_err();
+                }
+            }
+            for (index, at) in order.iter().enumerate() {
+                assert_eq!(turn.check_submit(*at, true).is_ok(), index == submit, "{at:?}");
+                turn.check_submit(*at, false).unwrap_err();
+            }
+        };
+        for (step, now) in [(7, &first), (8, &second)] {
+            if step == 7 {
+                check(&mut turn, &[7], &[7], 4, &[]);
+                turn.announce(7).unwrap();
+            }
+            check(&mut turn, &[], &[step], 4, &[]);
+            turn.check_wait(now, order[0]).unwrap_err();
+            turn.check_begin(step).unwrap();
+            turn.begun(now);
+            turn.check_wait(&stranger, order[0]).unwrap_err();
+            for (index, at) in order.iter().enumerate() {
+                check(&mut turn, &[step + 1], &[], index, &[]);
+                let (planned, number) = turn.check_submit(*at, true).unwrap();
+                assert!(Arc::ptr_eq(&planned, now) && number.0 as usize == index);
+                turn.submitted();
+                turn.check_wait(now, *at).unwrap();
+                if index == 1 {
+                    turn.waited();
+                }
+            }
+            check(&mut turn, &[step + 1], &[], 4, &[]);
+            (0..3).for_each(|_| turn.waited());
+            check(&mut turn, &[step + 1], &[], 4, &[step]);
+            turn.announce(step + 1).unwrap();
+            turn.announce(step + 2).unwrap_err();
+            turn.done(step).unwrap();
+            turn.check_wait(now, order[0]).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_called_and_what_is_next() {
+        let mut turn = Turn::new(0);
+        let text = |it: OutOfTurn| format!("{}, but {}", it.called, it.expected);
+        let early = turn.check_submit(phase(0, Direction::Forward), true).unwrap_err();
+        assert_eq!(text(early), "a phase was submitted, but no step has begun: call begin first");
+        let lengths = text(turn.announce(1).unwrap_err());
+        assert_eq!(lengths, "lengths of step 1 were announced, but those of step 0 are next");
+        turn.announce(0).unwrap();
+        let ahead = text(turn.announce(1).unwrap_err());
+        assert_eq!(
+            ahead,
+            "lengths of step 1 were announced, but step 0 has not begun: call begin first"
+        );
+        turn.begun(&planned(0));
+        let again = text(turn.check_begin(1).unwrap_err());
+        assert_eq!(again, "step 1 was asked for, but step 0 is not done: call done first");
+        let done = text(turn.done(0).unwrap_err());
+        assert_eq!(done, "step 0 was said to be done, but 0 of its 4 phases were waited for");
+    }
+}

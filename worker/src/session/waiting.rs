@@ -1,0 +1,285 @@
+//! The half of a session that waits: computes what is planned for this rank, merges what has landed.
+//!
+//! In: notices of the IO thread. Out: the next step, whole phases written where the caller wants them, the end of the job.
+//!
+//! Invariant: parts of dK and dV are added in the order of bundles: slot, then document, then KV head.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cadre_exchange::PeerId;
+use cadre_planner::{BundleId, RankId};
+use cadre_protocol::{At, Bundle, Filler, Slot, TrainerId};
+use cadre_step::envelope::Ending;
+use cadre_step::planned::{PlannedStep, filler};
+
+use super::call::{Error, Outputs, Sizes, name};
+use super::{Next, PhaseAt};
+use crate::compute::{Compute, FLYING, Progress};
+use crate::io::queues::{Notices, lost};
+use crate::io::rows::{Landed, Whole};
+use crate::io::{Handle, Notice, Request};
+use crate::launch::Results;
+use crate::memory::Place;
+use crate::merge::{self, NotFinite};
+use crate::trace::{Activity, Tracer};
+use crate::wire::from_wire;
+
+/// See the module.
+pub(super) struct Waiting {
+    me: TrainerId,
+    handle: Handle,
+    notices: Notices,
+    compute: Compute,
+    place: Place,
+    tracer: Tracer,
+    /// Steps that were announced and not yet begun.
+    coming: BTreeMap<u64, Arc<PlannedStep>>,
+    /// Where the ranks listen for each other, once known.
+    addresses: Option<Vec<(PeerId, String)>>,
+    whole: BTreeMap<At, Whole>,
+    exposed: Duration,
+    ended: Option<Ending>,
+}
+
+impl Waiting {
+    pub(super) fn new(
+        me: TrainerId,
+        (handle, notices): (Handle, Notices),
+        (compute, place): (Compute, Place),
+        tracer: Tracer,
+    ) -> Self {
+        Self {
+            me,
+            handle,
+            notices,
+            compute,
+            place,
+            tracer,
+            coming: BTreeMap::new(),
+            addresses: None,
+            whole: BTreeMap::new(),
+            exposed: Duration::ZERO,
+            ended: None,
+        }
+    }
+
+    pub(super) fn begin(&mut self, step: u64) -> Next {
+        loop {
+            if let Some(next) = self.poll_begin(step) {
+                return next;
+            }
+            self.progress();
+        }
+    }
+
+    /// The header of `step` or the end of the job, if one is there.
+    pub(super) fn poll_begin(&mut self, step: u64) -> Option<Next> {
+        if let Some(ending) = &self.ended {
+            return Some(Next::End(ending.clone()));
+        }
+        let planned = self.coming.remove(&step)?;
+        self.exposed = Duration::ZERO;
+        // Of phases that nobody waited for.
+        self.whole = self.whole.split_off(&At::new(step, 0));
+        Some(Next::Step(planned))
+    }
+
+    pub(super) fn exposed(&self) -> Duration {
+        self.exposed
+    }
+
+    pub(super) fn addresses(
+        &mut self,
+        deadline: Duration,
+    ) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
+        let found = self.until(deadline, |it| it.addresses.is_some() || it.ended.is_some());
+        match self.addresses.take() {
+            Some(addresses) if found => Ok(addresses),
+            Some(_) | None => Err(self.ended.clone()),
+        }
+    }
+
+    /// Takes notices until something is so; whether it is before the deadline.
+    fn until(&mut self, deadline: Duration, so: impl Fn(&Self) -> bool) -> bool {
+        let until = Instant::now().checked_add(deadline);
+        while !so(self) {
+            let left =
+                until.map_or(deadline, |until| until.saturating_duration_since(Instant::now()));
+            match self.notices.recv_timeout(left) {
+                Ok(notice) => self.take(notice),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits for a phase and writes its results.
+    pub(super) fn finish(
+        &mut self,
+        planned: &PlannedStep,
+        (at, phase): (At, PhaseAt),
+        sizes: &Sizes,
+        outputs: Outputs<'_>,
+    ) -> Result<(), Error> {
+        let whole = self.whole(planned, at)?;
+        let device = |source| {
+            let source = Box::new(source);
+            Error::Device { rank: self.me.0, phase: name(at.step, phase), source }
+        };
+        let not_finite = |source: NotFinite| Error::NotFinite {
+            rank: self.me.0,
+            phase: name(at.step, phase),
+            source: Box::new(source),
+        };
+        let (nano, rank, place) = (&planned.nanos[phase.nano], RankId(self.me.0), &self.place);
+        match (whole.landed, outputs) {
+            (
+                Landed::Forward { o: mut landed, lse: mut landed_lse },
+                Outputs::Forward { o, lse },
+            ) => {
+                for (work, results) in &whole.own {
+                    if let Results::Forward([own, own_lse]) = results.as_ref() {
+                        let task = (work.0 as usize, rank);
+                        let to = (&mut landed, &mut landed_lse);
+                        merge::own_forward(place, nano, task, (own, own_lse), to)
+                            .map_err(device)?;
+                    }
+                }
+                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let values_lse = place.unload(landed_lse).map_err(device)?;
+                let both = [&values[..], values_lse.f32s()];
+                merge::check_forward(planned, at, rank, both, &whole.makers).map_err(not_finite)?;
+                o.write(&values, sizes.query());
+                lse.copy_from_slice(values_lse.f32s());
+            }
+            (Landed::Backward { dq: mut landed, parts }, Outputs::Backward { dq, dk, dv }) => {
+                let mut own = BTreeMap::new();
+                for (work, results) in &whole.own {
+                    let bundle = BundleId(work.0);
+                    if let Results::Backward([own_dq, dk, dv]) = results.as_ref() {
+                        merge::own_backward(place, nano, (bundle, rank), own_dq, &mut landed)
+                            .map_err(device)?;
+                        let read = |it| place.read(it).map_err(device);
+                        own.insert(bundle, [read(dk)?, read(dv)?]);
+                    }
+                }
+                // Sums of parts are the processor's.
+                let mut sums = BTreeMap::new();
+                for (bundle, (room, result)) in parts {
+                    sums.insert(bundle, (place.unload(room).map_err(device)?, result));
+                }
+                let (sum_k, sum_v) = merge::parts(nano, rank, &own, &sums);
+                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let all = [&values[..], &sum_k, &sum_v];
+                merge::check_backward(planned, at, rank, all, &whole.makers).map_err(not_finite)?;
+                dq.write(&values, sizes.query());
+                dk.write(&sum_k, sizes.kv());
+                dv.write(&sum_v, sizes.kv());
+            }
+            (Landed::Forward { .. } | Landed::Backward { .. }, _) => {
+                unreachable!("the phase's direction was checked, and it lands what it is")
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a phase is whole and this rank's own part of it has run.
+    fn whole(&mut self, planned: &PlannedStep, at: At) -> Result<Whole, Error> {
+        let own = self.planned_here(planned, at);
+        loop {
+            if self.is_over(at, own)
+                && let Some(whole) = self.whole.remove(&at)
+            {
+                return Ok(whole);
+            }
+            if let Some(ending) = &self.ended {
+                let reason = match ending {
+                    Ending::Failed { reason, .. } => reason.clone(),
+                    Ending::Completed | Ending::Stopped { .. } => "the job was ended".into(),
+                };
+                return Err(Error::Ended { reason });
+            }
+            self.progress();
+        }
+    }
+
+    /// Whether waiting for a phase would not block: it is whole, or the job has ended.
+    pub(super) fn is_ready(&self, planned: &PlannedStep, at: At) -> bool {
+        let own = self.planned_here(planned, at);
+        self.ended.is_some() || self.is_over(at, own) && self.whole.contains_key(&at)
+    }
+
+    /// Whether all `own` works of a phase have run that were planned for this rank, or nobody wants them any more.
+    fn is_over(&self, at: At, own: usize) -> bool {
+        self.compute.ran(at) >= own || self.compute.is_cancelled(at)
+    }
+
+    /// Works of a phase that the plan gives to this rank's in-place server.
+    fn planned_here(&self, planned: &PlannedStep, at: At) -> usize {
+        let mine = |slot: Slot| {
+            let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
+            member == Some(Filler::InPlace(self.me))
+        };
+        (0..planned.works(at.phase) as u32)
+            .filter(|&work| {
+                let bundle = planned.bundle_of(at.phase, work);
+                mine(planned.slot_of(at.phase, Bundle(bundle.0)))
+            })
+            .count()
+    }
+
+    /// Takes what came and computes what is queued, up to one launch; waits for nothing. Ran: something came or was computed,
+    /// the caller looks whether it is what it waits for.
+    pub(super) fn advance(&mut self) -> Progress {
+        let mut any = false;
+        while let Ok(notice) = self.notices.try_recv() {
+            self.take(notice);
+            any = true;
+        }
+        let progress = self.compute.run();
+        if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {
+            self.handle.send(Request::Fail(why.to_owned()));
+        }
+        if any || self.ended.is_some() { Progress::Ran } else { progress }
+    }
+
+    /// Computes what is queued, or waits for something to happen.
+    fn progress(&mut self) {
+        let progress = self.advance();
+        if progress == Progress::Ran {
+            return;
+        }
+        if progress == Progress::Flying {
+            if let Ok(notice) = self.notices.recv_timeout(FLYING) {
+                self.take(notice);
+            }
+            return;
+        }
+        let start = Instant::now();
+        if let Ok(notice) = self.notices.recv() {
+            self.take(notice);
+        } else {
+            self.ended = Some(lost(&format!("the io thread of rank {} ended", self.me.0)));
+        }
+        self.exposed += start.elapsed();
+        self.tracer.span("main", Activity::Wait, start, String::new);
+    }
+
+    fn take(&mut self, notice: Notice) {
+        match notice {
+            Notice::Trainers(addresses) => self.addresses = Some(addresses),
+            Notice::Step(planned) => {
+                self.coming.insert(planned.header.step, planned);
+            }
+            Notice::Whole(whole) => {
+                self.whole.insert(whole.at, *whole);
+            }
+            Notice::Work(work) => self.compute.push(*work),
+            Notice::Cancelled(at) => self.compute.cancel(at),
+            Notice::Lost(reason) => self.ended = Some(lost(&reason)),
+            Notice::End(ending) => self.ended = Some(ending),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What goes wrong in a scenario, drawn before it begins.
+//!
+//! Processes are meant by what they are, not by which life of them it is: a fault hits whoever is there at its moment.
+
+use cadre_exchange::Role;
+
+use crate::job::Job;
+use crate::random::Random;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A process, whichever life of it.
+pub(crate) type Who = (Role, u16);
+
+/// See the module. Spans are nanoseconds.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// The processes end without a word.
+    Kill { who: Vec<Who>, silently: bool },
+    /// They do nothing for a while; their kernels do.
+    Pause(Vec<Who>, u64),
+    /// Links between two break, and stand again when they are opened. Which ends hear of it.
+    Blip(Who, Who, [bool; 2]),
+    /// Nothing passes between two for a while: refused, or silently.
+    Cut(Who, Who, u64, bool),
+    /// The controller replaces servers that are well, all in one view.
+    Replace(Vec<u16>),
+    /// The controller adds a server.
+    Add,
+    /// Rows take their time from now on.
+    Crawl(u64),
+    /// A server is asked to end.
+    Drain(u16),
+    /// A server is given to another job, and comes back under its name.
+    Lend(u16),
+    /// The controller is away for a while.
+    Away(u64),
+}
+
+/// How a scenario is broken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Weather {
+    /// Nothing goes wrong.
+    Calm,
+    /// Faults now and then.
+    Stormy,
+    /// All faults in one moment.
+    Burst,
+}
+
+/// What goes wrong, and when.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) list: Vec<(u64, Fault)>,
+    /// When all of them are over.
+    pub(crate) over: u64,
+}
+
+impl Faults {
+    pub(crate) fn random(random: &mut Random, job: &Job, weather: Weather) -> Self {
+        let mut faults = Self::default();
+        if weather == Weather::Calm {
+            return faults;
+        }
+        // A step takes about so long; the first ones come after the processes have found each other.
+        let phases = u64::from(job.layers) * job.nanos as u64 * 2;
+        let step = phases * (2 * job.linear + 3 * job.launch + 10_000_000);
+        let span = job.steps * step + 100_000_000;
+        let moment = random.within(0, span);
+        for _ in 0..random.within(1, 5) {
+            let when = match weather {
+                Weather::Burst => moment + random.within(0, 2_000_000),
+                Weather::Calm | Weather::Stormy => random.within(0, span),
+            };
+            let fault = fault(random, job);
+            let lasts = match fault {
+                Fault::Pause(_, span) | Fault::Cut(_, _, span, _) | Fault::Away(span) => span,
+                Fault::Kill { .. }
+                | Fault::Blip(..)
+                | Fault::Replace(_)
+                | Fault::Add
+                | Fault::Crawl(_)
+                | Fault::Drain(_)
+                | Fault::Lend(_) => 0,
+            };
+            faults.over = faults.over.max(when + lasts);
+            faults.list.push((when, fault));
+        }
+        faults
+    }
+}
+
+fn who(random: &mut Random, job: &Job) -> Who {
+    if job.servers > 0 && random.chance(60) {
+        (Role::Server, random.within(0, u64::from(job.servers) - 1) as u16)
+    } else {
+        (Role::Trainer, random.within(0, u64::from(job.trainers) - 1) as u16)
+    }
+}
+
+fn servers(random: &mut Random, job: &Job) -> Vec<u16> {
+    (0..job.servers).filter(|_| random.chance(60)).collect()
+}
+
+fn fault(random: &mut Random, job: &Job) -> Fault {
+    let lengths =
+        [SECOND / 20, SECOND / 2, 3 * SECOND / 4, 3 * SECOND / 2, 4 * SECOND, 12 * SECOND];
+    let longest = *random.pick(&lengths);
+    let span = random.within(1, longest);
+    let others = |it: Vec<u16>| it.into_iter().map(|it| (Role::Server, it)).collect::<Vec<_>>();
+    match random.within(0, 99) {
+        0..20 => {
+            let who = others(servers(random, job));
+            Fault::Kill { who, silently: random.chance(20) }
+        }
+        20..23 => {
+            let who = vec![(Role::Trainer, random.within(0, u64::from(job.trainers) - 1) as u16)];
+            Fault::Kill { who, silently: random.chance(20) }
+        }
+        23..35 => Fault::Pause(others(servers(random, job)), span),
+        35..50 => {
+            // Servers and the conductor at once, the conductor for less than it is missed.
+            let mut all = others(servers(random, job));
+            all.push((Role::Trainer, 0));
+            Fault::Pause(all, span)
+        }
+        50..58 => Fault::Pause(vec![who(random, job)], span),
+        58..76 => {
+            let heard = *random.pick(&[[true; 2], [true; 2], [true, false], [false, true]]);
+            Fault::Blip(who(random, job), who(random, job), heard)
+        }
+        76..79 => Fault::Lend(random.within(0, u64::from(job.servers.max(1)) - 1) as u16),
+        79..88 => Fault::Cut(who(random, job), who(random, job), span, random.chance(50)),
+        88..92 => Fault::Replace(servers(random, job)),
+        92..95 => Fault::Add,
+        95..97 => Fault::Crawl(*random.pick(&[100, 10_000, 200_000])),
+        97..98 => Fault::Drain(random.within(0, u64::from(job.servers.max(1)) - 1) as u16),
+        _ => Fault::Away(span),
+    }
+}

@@ -1,0 +1,121 @@
+//! What a scenario is made of: trainers, servers, steps, documents, settings.
+//!
+//! In: random numbers. Out: a [`Job`]. Rows are hashes of where they are, so that everybody makes the same without asking.
+
+use cadre_planner::{Costs, Document, Heads, Layout, Mask};
+use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
+use cadre_step::conduct::{Draft, Standby};
+use cadre_step::envelope::{Lengths, NanoLengths};
+use cadre_step::header::Placement;
+
+use crate::random::{Random, hash};
+
+/// What computes alike.
+pub(crate) const NUMERICS: &str = "simulated";
+/// Memory of every worker.
+pub(crate) const MEMORY: u64 = 1 << 26;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) seed: u64,
+    pub(crate) trainers: u16,
+    pub(crate) servers: u16,
+    pub(crate) in_place: bool,
+    pub(crate) steps: u64,
+    pub(crate) layers: u16,
+    pub(crate) nanos: usize,
+    pub(crate) heads: Heads,
+    /// Rows of a trainer in a nano-batch.
+    pub(crate) tokens: u32,
+    pub(crate) settings: Settings,
+    /// Time of a launch, and of the model between two phases, at most.
+    pub(crate) launch: u64,
+    pub(crate) linear: u64,
+    /// The controller ends the job, once nothing is left of its last step: then nobody holds anything.
+    pub(crate) stopped: bool,
+}
+
+impl Job {
+    pub(crate) fn new(seed: u64, random: &mut Random, rules: Rules) -> Self {
+        let most = *random.pick(&[2, 2, 3, 4]);
+        let trainers = random.within(1, most) as u16;
+        let in_place = random.chance(30);
+        let most = *random.pick(&[2, 3, 3, 5]);
+        let servers = random.within(u64::from(!in_place), most) as u16;
+        let on_pool_loss = match random.within(0, 2) {
+            0 => OnPoolLoss::Fail,
+            1 => OnPoolLoss::Local,
+            _ => OnPoolLoss::Wait(Nanos::from_millis(30_000)),
+        };
+        let suspect_after = Nanos::from_millis(*random.pick(&[500, 1_000, 1_000]));
+        let settings = Settings { suspect_after, on_pool_loss, rules, ..Settings::default() };
+        let slow = *random.pick(&[1, 1, 10, 100]);
+        let kv = random.within(1, 2) as u16;
+        Self {
+            seed,
+            trainers,
+            servers,
+            in_place,
+            steps: random.within(1, 4),
+            layers: random.within(1, 3) as u16,
+            nanos: random.within(1, 2) as usize,
+            heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
+            tokens: *random.pick(&[8, 24, 40, 150]),
+            settings,
+            launch: 200_000 * slow,
+            linear: 300_000 * slow,
+            stopped: random.chance(60),
+        }
+    }
+
+    /// The packed stream of a nano-batch, end to end over all trainers.
+    pub(crate) fn layout(&self, step: u64, nano: usize) -> Layout {
+        let mut random = Random::new(hash(&[self.seed, step, nano as u64, 7]));
+        let mut left = self.tokens * u32::from(self.trainers);
+        let mut documents = Vec::new();
+        while left > 0 {
+            let most = *random.pick(&[left, left, 30, 60]);
+            let rows = random.within(1, u64::from(most.min(left))) as u32;
+            documents.push(Document { rows, mask: Mask::Causal });
+            left -= rows;
+        }
+        Layout::end_to_end(documents, self.tokens).expect("documents fill the ranks")
+    }
+
+    /// What a trainer tells of its part of a step.
+    pub(crate) fn lengths(&self, step: u64, rank: u16) -> Lengths {
+        let nanos = (0..self.nanos).map(|nano| {
+            let layout = self.layout(step, nano);
+            let stretches = layout.ranks()[usize::from(rank)].clone();
+            let rows = |it: &cadre_planner::Stretch| {
+                (it.document.0, layout.documents()[it.document.0 as usize].rows)
+            };
+            NanoLengths { documents: stretches.iter().map(rows).collect(), stretches }
+        });
+        Lengths { step, nanos: nanos.collect() }
+    }
+
+    /// What the conductor knows.
+    pub(crate) fn draft(&self) -> Draft {
+        Draft {
+            trainers: self.trainers,
+            layers: self.layers,
+            heads: self.heads,
+            wire: cadre_crds::Wire::F32,
+            seed: self.seed,
+            numerics: NUMERICS.into(),
+            reproducible: true,
+            placement: Placement::Pool,
+            costs: Costs { task_rows: 128, ..Costs::default() },
+            standby: match self.settings.on_pool_loss {
+                OnPoolLoss::Local => Standby::Yes,
+                OnPoolLoss::Wait(_) | OnPoolLoss::Fail => Standby::No,
+            },
+            trainer_memory: MEMORY,
+            replay: None,
+            header: None,
+            memories: std::collections::BTreeMap::new(),
+        }
+    }
+}

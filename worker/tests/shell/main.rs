@@ -1,0 +1,180 @@
+//! The processes of a job as they are in production, in one thread and virtual time: right bits or a clear end.
+//!
+//! Every process's IO thread is [`cadre_worker::io::Io`], with its machines, envelopes, headers and views; trainers run the real
+//! session, every task the real kernels, every header the real planner. Only the wires, the controller and the clock are simulated.
+//! Rows are small, so that a scenario takes milliseconds.
+//!
+//! Every scenario is made from one number. Most of them are always the same, some are made of the commit (`testing/seeds.rs`).
+//! `CADRE_SEED` and `CADRE_RUNS` choose the first and how many; a failure prints the command that repeats it.
+//!
+//! What is checked: O, dQ, dK and dV have the bits of attention on whole documents, added in the plan's order; the job ends as it
+//! should, within bounded time; in calm weather nobody is lost; no thread spins; pulls keep the rules of the exchange; nothing is held
+//! after the last step.
+
+mod controller;
+mod faults;
+mod job;
+mod net;
+mod process;
+mod provider;
+#[path = "../../../exchange/protocol/tests/simulation/random.rs"]
+mod random;
+#[path = "../../../testing/seeds.rs"]
+mod seeds;
+mod trainer;
+mod truth;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cadre_protocol::Rules;
+
+use crate::faults::{Faults, Weather};
+use crate::job::Job;
+use crate::random::Random;
+use crate::world::{Outcome, World, remark};
+
+fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String> {
+    let mut random = Random::new(seed);
+    let job = Job::new(seed, &mut random, rules);
+    let faults = Faults::random(&mut random, &job, weather);
+    let list = format!("{:?}", faults.list);
+    remark(&format!("{job:?}\n{list}"));
+    let run = || World::new(job, faults, random).run();
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|it| (*it).to_owned()));
+            Err(format!("a panic: {}", text.unwrap_or_default()))
+        })
+        .map_err(|wrong| format!("{wrong}; faults: {list}"))
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|it| it.parse().ok())
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    runs: u64,
+    steps: u64,
+    failed: u64,
+    lost: usize,
+    happenings: u64,
+    seconds: u64,
+    full: u64,
+}
+
+/// Runs scenarios on two threads; which seeds there are does not depend on who is faster.
+fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
+    let next = AtomicU64::new(first);
+    let totals = Mutex::new((Totals::default(), Vec::new()));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + runs {
+                break;
+            }
+            let result = scenario(seed, weather, Rules::all());
+            let mut all = totals.lock().expect("scenarios catch their panics");
+            match result {
+                Ok(it) => {
+                    let sum = &mut all.0;
+                    sum.runs += 1;
+                    sum.steps += it.steps;
+                    sum.failed += u64::from(it.failed);
+                    sum.lost += it.lost;
+                    sum.happenings += it.happenings;
+                    sum.seconds += it.seconds;
+                    sum.full += it.full;
+                }
+                Err(wrong) => {
+                    println!("{weather:?}: seed {seed}: {wrong}");
+                    all.1.push(seed);
+                }
+            }
+            if all.1.len() >= 20 {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        work();
+    });
+    let (totals, wrong) = totals.into_inner().expect("scenarios catch their panics");
+    println!("{weather:?}: first seed {first}: {totals:?}");
+    let name = format!("{weather:?}").to_lowercase();
+    for seed in &wrong {
+        println!(
+            "CADRE_SEED={seed} CADRE_RUNS=1 cargo test --release -p cadre-worker --test shell -- --exact {name} --nocapture"
+        );
+    }
+    assert!(wrong.is_empty(), "{weather:?}: {} scenarios went wrong", wrong.len());
+    totals
+}
+
+/// Half of the runs have seeds that never change, the others those of the tree.
+fn both(weather: Weather, known: u64, runs: u64) -> Totals {
+    let runs = number("CADRE_RUNS").unwrap_or(runs);
+    let mut totals = Totals::default();
+    let all = number("CADRE_RUNS").is_some();
+    for (at, (first, runs)) in
+        seeds::first_seeds(&format!("{weather:?}"), known, runs).into_iter().enumerate()
+    {
+        // Of the tree's a few until the million runs of the soak have been done.
+        let runs = if at > 0 && !all { runs / 10 } else { runs };
+        let more = simulate(weather, first, runs);
+        totals.failed += more.failed;
+        totals.lost += more.lost;
+    }
+    totals
+}
+
+#[test]
+fn calm() {
+    let totals = both(Weather::Calm, 1, 200);
+    assert_eq!((totals.failed, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
+}
+
+#[test]
+fn stormy() {
+    both(Weather::Stormy, 1_000_000, 1_200);
+}
+
+#[test]
+fn burst() {
+    both(Weather::Burst, 3_000_000, 600);
+}
+
+/// Scenarios in which a rule may be missed.
+const MISSED: u64 = 600;
+
+fn broken_rule_is_seen(rule: &str) {
+    let first = number("CADRE_SEED").unwrap_or(2_000_000);
+    let broken = |seed: &u64| scenario(*seed, Weather::Stormy, Rules::without(rule)).is_err();
+    let seed = (first..first + MISSED).find(broken);
+    let seed = seed.unwrap_or_else(|| panic!("without `{rule}` nothing goes wrong"));
+    let wrong = scenario(seed, Weather::Stormy, Rules::without(rule)).err();
+    println!("without `{rule}`, seed {seed}: {}", wrong.unwrap_or_default());
+    let fine = scenario(seed, Weather::Stormy, Rules::all());
+    fine.unwrap_or_else(|wrong| panic!("seed {seed} with all rules: {wrong}"));
+}
+
+macro_rules! broken_rules {
+    ($($test:ident: $rule:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            broken_rule_is_seen($rule);
+        }
+    )*};
+}
+
+broken_rules! {
+    rows_reused_before_the_watermark_are_seen: "release at watermark",
+    rows_pulled_after_the_watermark_are_seen: "pull checks watermark",
+    results_merged_twice_are_seen: "first result wins",
+    moved_bundles_that_nobody_rings_for_are_seen: "round rings again",
+}

@@ -1,0 +1,226 @@
+//! Links: how they are opened, what they carry, how they break.
+//!
+//! In: calls of processes, signals that arrive. Out: events at both ends, and more signals.
+
+use std::collections::VecDeque;
+
+use cadre_exchange::{Event, PeerId, PullError, RingError};
+
+use super::{GREETING, Happening, Life, Link, Net, Out, Pull, Signal};
+
+impl Net {
+    pub(crate) fn connect(&mut self, me: Life, peer: PeerId, address: &str) {
+        let end = &self.endpoints[me];
+        if end.links.get(&peer).is_some_and(|it| it[1].is_some()) {
+            return;
+        }
+        if end.newest.get(&(peer.role, peer.index)).is_some_and(|it| *it > peer.incarnation) {
+            return self.fail(me, peer, "an older incarnation");
+        }
+        self.retire_older(me, peer);
+        let acceptor = address.strip_prefix("life:").and_then(|it| it.parse().ok());
+        let Some(acceptor) = acceptor.filter(|it: &Life| *it < self.endpoints.len()) else {
+            return self.fail(me, peer, "no address");
+        };
+        self.last_link += 1;
+        let link = self.last_link;
+        self.links.insert(
+            link,
+            Link {
+                opener: me,
+                acceptor: Some(acceptor),
+                peer,
+                open: false,
+                opener_holds: true,
+                acceptor_holds: false,
+                waiting: VecDeque::new(),
+                unread: 0,
+                last: [0; 2],
+            },
+        );
+        self.endpoints[me].links.entry(peer).or_default()[1] = Some(link);
+        let refused = self.cut(me, acceptor).is_some_and(|it| !it.silent);
+        let when = self.arrival(link, false, 0);
+        if refused {
+            let when = self.now + self.delay();
+            self.at(when, Happening::Signal(Signal::Farewell(me, link)));
+        } else {
+            self.at(when, Happening::Signal(Signal::Dial(link)));
+        }
+        self.at(self.now + GREETING, Happening::Signal(Signal::GreetingLate(link)));
+    }
+
+    pub(super) fn retire_older(&mut self, me: Life, peer: PeerId) {
+        self.endpoints[me].newest.insert((peer.role, peer.index), peer.incarnation);
+        let first = PeerId { incarnation: 0, ..peer };
+        let older: Vec<_> = self.endpoints[me].links.range(first..peer).map(|it| *it.0).collect();
+        for older in older {
+            self.fail(me, older, "a newer incarnation has come");
+        }
+    }
+
+    pub(crate) fn ring(&mut self, me: Life, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        if message.len() > cadre_exchange::MAX_MESSAGE_BYTES {
+            return Err(RingError::TooLong { bytes: message.len() });
+        }
+        let link = self.endpoints[me].links.get(&peer).and_then(|it| it[1]);
+        let Some(link) = link else { return Err(RingError::NotConnected { peer }) };
+        let queue = self.queue;
+        let it = self.links.get_mut(&link).expect("ends know links that are there");
+        if it.unread + message.len() > queue {
+            self.full += 1;
+            return Err(RingError::Full { peer, queued: it.unread });
+        }
+        it.unread += message.len();
+        if it.open {
+            let when = self.arrival(link, false, 0);
+            self.at(when, Happening::Signal(Signal::Message(link, message.to_vec())));
+        } else {
+            it.waiting.push_back(Out::Message(message.to_vec()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn close(&mut self, me: Life, peer: PeerId) {
+        self.drop_links(me, peer, &PullError::Cancelled);
+    }
+
+    pub(super) fn fail(&mut self, me: Life, peer: PeerId, why: &str) {
+        self.drop_links(me, peer, &PullError::PeerFailed);
+        self.say(me, Event::Closed { peer, error: why.to_owned() });
+    }
+
+    pub(super) fn drop_links(&mut self, me: Life, peer: PeerId, result: &PullError) {
+        let Some(links) = self.endpoints[me].links.remove(&peer) else { return };
+        for link in links.into_iter().flatten() {
+            let Some(it) = self.links.get_mut(&link) else { continue };
+            let other = if it.opener == me { it.acceptor } else { Some(it.opener) };
+            if it.opener == me {
+                it.opener_holds = false;
+                it.waiting.clear();
+            } else {
+                it.acceptor_holds = false;
+            }
+            // What is behind the end of a link is read, or lost with it.
+            let behind = self.random.chance(50);
+            let back = self.links[&link].opener != me;
+            if let Some(other) = other {
+                let when =
+                    if behind { self.arrival(link, back, 0) } else { self.now + self.delay() };
+                self.at(when, Happening::Signal(Signal::Farewell(other, link)));
+            }
+            let ended = |it: &Pull| it.link == link;
+            let pulls = self.endpoints[me].pulls.iter().filter(|it| ended(it.1));
+            for id in pulls.map(|it| *it.0).collect::<Vec<_>>() {
+                self.finish(me, id, Err(result.clone()));
+            }
+        }
+    }
+
+    /// An end learns that a link is closed.
+    pub(super) fn farewell(&mut self, life: Life, link: u64) {
+        let Some(it) = self.links.get(&link) else { return };
+        if it.opener == life && it.opener_holds {
+            let peer = it.peer;
+            self.fail(life, peer, "the link broke");
+        } else if it.acceptor == Some(life) && it.acceptor_holds {
+            let peer = self.endpoints[it.opener].me;
+            self.fail(life, peer, "the link broke");
+        }
+    }
+
+    pub(super) fn dialed(&mut self, link: u64) {
+        let Some(it) = self.links.get(&link) else { return };
+        let (opener, peer, Some(acceptor)) = (it.opener, it.peer, it.acceptor) else { return };
+        let end = &self.endpoints[acceptor];
+        if !it.opener_holds {
+            return;
+        }
+        if !end.alive || end.me != peer {
+            if end.answers {
+                let when = self.now + self.delay();
+                self.at(when, Happening::Signal(Signal::Farewell(opener, link)));
+            }
+            return;
+        }
+        if end.paused {
+            self.endpoints[acceptor].held.push(Signal::Dial(link));
+            return;
+        }
+        let who = self.endpoints[opener].me;
+        let newest = self.endpoints[acceptor].newest.get(&(who.role, who.index));
+        if newest.is_some_and(|it| *it > who.incarnation) {
+            let when = self.now + self.delay();
+            self.at(when, Happening::Signal(Signal::Farewell(opener, link)));
+            let (from, reason) = (who.to_string(), "an older incarnation".to_owned());
+            return self.say(acceptor, Event::Refused { from, reason });
+        }
+        self.retire_older(acceptor, who);
+        if self.endpoints[acceptor].links.get(&who).is_some_and(|it| it[0].is_some()) {
+            self.fail(acceptor, who, "the peer opened a new link in place of its old one");
+        }
+        self.endpoints[acceptor].links.entry(who).or_default()[0] = Some(link);
+        self.links.get_mut(&link).expect("just seen").acceptor_holds = true;
+        let when = self.arrival(link, true, 0);
+        self.at(when, Happening::Signal(Signal::Opened(link)));
+    }
+
+    pub(super) fn opened(&mut self, link: u64) {
+        let Some(it) = self.links.get_mut(&link).filter(|it| it.opener_holds) else { return };
+        it.open = true;
+        let (opener, peer, waiting) = (it.opener, it.peer, std::mem::take(&mut it.waiting));
+        self.say(opener, Event::Connected(peer));
+        for out in waiting {
+            match out {
+                Out::Message(bytes) => {
+                    let when = self.arrival(link, false, 0);
+                    self.at(when, Happening::Signal(Signal::Message(link, bytes)));
+                }
+                Out::Pull(id) => self.ask(link, opener, id),
+            }
+        }
+    }
+
+    /// The end that something came for, if it still believes in the link; else whoever sent it hears so.
+    pub(super) fn listener(&mut self, link: u64) -> Option<Life> {
+        let it = self.links.get(&link)?;
+        let (opener, acceptor) = (it.opener, it.acceptor?);
+        let holds = it.acceptor_holds;
+        let end = &self.endpoints[acceptor];
+        if end.alive && holds {
+            return Some(acceptor);
+        }
+        if end.alive || end.answers {
+            let when = self.now + self.delay();
+            self.at(when, Happening::Signal(Signal::Farewell(opener, link)));
+        }
+        None
+    }
+
+    pub(super) fn message(&mut self, link: u64, bytes: Vec<u8>) {
+        let Some(acceptor) = self.listener(link) else { return };
+        let it = self.links.get_mut(&link).expect("just seen");
+        if !self.endpoints[acceptor].paused {
+            it.unread -= bytes.len().min(it.unread);
+        }
+        let from = self.endpoints[it.opener].me;
+        self.say(acceptor, Event::Message { from, bytes });
+    }
+
+    /// The links between two processes break; each end hears of it or not.
+    pub(crate) fn break_links(&mut self, a: Life, b: Life, heard: [bool; 2]) {
+        let between = |it: &Link| {
+            let ends = (Some(it.opener), it.acceptor);
+            ends == (Some(a), Some(b)) || ends == (Some(b), Some(a))
+        };
+        let links: Vec<_> = self.links.iter().filter(|it| between(it.1)).map(|it| *it.0).collect();
+        for link in links {
+            for (end, heard) in [a, b].into_iter().zip(heard) {
+                if heard {
+                    let when = self.now + self.delay();
+                    self.at(when, Happening::Signal(Signal::Farewell(end, link)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The network between simulated processes: links, messages, pulls, and what goes wrong with them.
+//!
+//! It keeps the rules of `docs/exchange.md`: links are directed, a peer has one life, messages of a link arrive in their order or
+//! not at all, replies come in the order of their requests, a newer incarnation shuts older ones out, every pull ends once. Of memory
+//! there are two kinds: as over TCP, a reply is what was published when it began; as over RDMA, bytes are those that are there when
+//! they are read, by then perhaps somebody else's, whatever has become of the link.
+//!
+//! Invariant: time is given from outside, and everything that happens later lies in one queue.
+
+mod links;
+mod pulls;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use cadre_control::proto;
+use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullId, RegionKey, Role};
+
+use crate::random::Random;
+
+/// Longest greeting, as in `cadre_exchange::Limits`.
+const GREETING: u64 = 5_000_000_000;
+/// Words of the region that servers measure with: its bytes are of no interest.
+const PROBE: RegionKey = RegionKey([u32::MAX; 4]);
+
+/// Number of a process's life; never used twice.
+pub(crate) type Life = usize;
+
+/// What happens at a moment.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// Something came for the IO thread of a process.
+    Turn(Life),
+    /// Something is due for it.
+    Timer(Life),
+    /// Its main thread has written what it writes last.
+    Leave(Life),
+    /// One of the threads that compute.
+    Thread(Life, Thread),
+    /// The thread that plans has a plan.
+    Planned(Life),
+    /// The controller says something to a process.
+    Told(Life, Box<proto::ControllerMessage>),
+    /// The controller looks at what it knows.
+    Control(Chore),
+    /// The world does something to processes or links.
+    Fault(usize),
+    /// A paused process goes on.
+    Resume(Life),
+    /// On the wires.
+    Signal(Signal),
+}
+
+/// A thread that computes.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) enum Thread {
+    /// The trainer's, or a server's compute thread.
+    Main,
+    /// Works whose own server was lost.
+    Rescue,
+}
+
+/// What a controller does after a while.
+#[derive(Debug)]
+pub(crate) enum Chore {
+    /// Says who is in the view.
+    View,
+    /// Starts a server of this index.
+    Spawn(u16),
+    /// Sees that a process is gone.
+    Gone(Life),
+    /// A server that another job had comes back.
+    Return(PeerId),
+}
+
+/// What travels.
+#[derive(Debug)]
+pub(crate) enum Signal {
+    Dial(u64),
+    GreetingLate(u64),
+    Opened(u64),
+    Message(u64, Vec<u8>),
+    Ask(u64, Life, PullId),
+    Copied(u64, Life, PullId),
+    Late(Life, PullId),
+    /// An end of a link learns that it is closed.
+    Farewell(Life, u64),
+}
+
+#[derive(Debug)]
+struct Link {
+    opener: Life,
+    acceptor: Option<Life>,
+    /// Whom the opener wants.
+    peer: PeerId,
+    open: bool,
+    /// Whether each end believes in it.
+    opener_holds: bool,
+    acceptor_holds: bool,
+    waiting: VecDeque<Out>,
+    /// Bytes that a process which does not look has not read.
+    unread: usize,
+    last: [u64; 2],
+}
+
+#[derive(Debug)]
+enum Out {
+    Message(Vec<u8>),
+    Pull(PullId),
+}
+
+#[derive(Debug)]
+struct Pull {
+    link: u64,
+    key: RegionKey,
+    pieces: Vec<Piece>,
+    landing: LandingId,
+    /// It was reported; what comes only drains.
+    ended: bool,
+    asked: bool,
+    data: Option<Arc<Buffer>>,
+}
+
+#[derive(Debug, Default)]
+struct Landing {
+    buffer: Buffer,
+    busy: usize,
+    discarded: bool,
+}
+
+/// One process's end of the network.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) me: PeerId,
+    pub(crate) alive: bool,
+    /// Its machine answers that nobody is there.
+    pub(crate) answers: bool,
+    pub(crate) paused: bool,
+    pub(crate) events: Vec<Event>,
+    pub(crate) regions: BTreeMap<RegionKey, Arc<Buffer>>,
+    landings: BTreeMap<LandingId, Landing>,
+    pulls: BTreeMap<PullId, Pull>,
+    /// By peer: the link that it opened to us, the one that we opened.
+    links: BTreeMap<PeerId, [Option<u64>; 2]>,
+    newest: BTreeMap<(Role, u16), u32>,
+    held: Vec<Signal>,
+    last_id: u64,
+}
+
+/// Two processes that do not hear each other for a while.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    pub(crate) ends: (Life, Life),
+    pub(crate) until: u64,
+    /// Nothing is refused: what was sent arrives afterwards.
+    pub(crate) silent: bool,
+}
+
+/// See the module.
+pub(crate) struct Net {
+    pub(crate) now: u64,
+    pub(crate) random: Random,
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) cuts: Vec<Cut>,
+    /// Nanoseconds that a message takes at most.
+    pub(crate) slowest: u64,
+    /// Nanoseconds of a byte of rows.
+    pub(crate) byte: u64,
+    pub(crate) rdma: bool,
+    /// Bytes that may wait for a peer.
+    pub(crate) queue: usize,
+    /// The moment of time 0, for whoever has a clock of the system.
+    pub(crate) epoch: Instant,
+    /// What a process did against the rules of the exchange.
+    pub(crate) wrong: Option<String>,
+    pub(crate) full: u64,
+    links: BTreeMap<u64, Link>,
+    last_link: u64,
+    happenings: BTreeMap<(u64, u64), Happening>,
+    sequence: u64,
+    turns: BTreeSet<Life>,
+}
+
+impl Net {
+    pub(crate) fn new(random: Random) -> Self {
+        Self {
+            now: 0,
+            random,
+            endpoints: Vec::new(),
+            cuts: Vec::new(),
+            slowest: 1_000_000,
+            byte: 1,
+            rdma: false,
+            queue: 8 << 20,
+            epoch: Instant::now(),
+            wrong: None,
+            full: 0,
+            links: BTreeMap::new(),
+            last_link: 0,
+            happenings: BTreeMap::new(),
+            sequence: 0,
+            turns: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn at(&mut self, when: u64, what: Happening) {
+        self.sequence += 1;
+        self.happenings.insert((when.max(self.now), self.sequence), what);
+    }
+
+    pub(crate) fn soon(&mut self, most: u64, what: Happening) {
+        let when = self.now + self.random.within(1_000, most.max(1_001));
+        self.at(when, what);
+    }
+
+    /// The next thing that happens; time goes on to it.
+    pub(crate) fn pop(&mut self) -> Option<Happening> {
+        let ((when, _), what) = self.happenings.pop_first()?;
+        self.now = when;
+        if let Happening::Turn(life) = what {
+            self.turns.remove(&life);
+        }
+        Some(what)
+    }
+
+    /// A process has something to look at.
+    pub(crate) fn wake(&mut self, life: Life) {
+        if !self.endpoints[life].paused && self.turns.insert(life) {
+            self.at(self.now, Happening::Turn(life));
+        }
+    }
+
+    fn say(&mut self, life: Life, event: Event) {
+        if self.endpoints[life].alive {
+            self.endpoints[life].events.push(event);
+            self.wake(life);
+        }
+    }
+
+    pub(crate) fn open(&mut self, me: PeerId) -> Life {
+        self.endpoints.push(Endpoint {
+            me,
+            alive: true,
+            answers: true,
+            paused: false,
+            events: Vec::new(),
+            regions: BTreeMap::new(),
+            landings: BTreeMap::new(),
+            pulls: BTreeMap::new(),
+            links: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            held: Vec::new(),
+            last_id: 0,
+        });
+        self.endpoints.len() - 1
+    }
+
+    pub(crate) fn address(life: Life) -> String {
+        format!("life:{life}")
+    }
+
+    fn cut(&self, a: Life, b: Life) -> Option<Cut> {
+        let between = |it: &&Cut| it.ends == (a, b) || it.ends == (b, a);
+        self.cuts.iter().filter(between).copied().find(|it| it.until > self.now)
+    }
+
+    fn delay(&mut self) -> u64 {
+        // Most are fast, some are not.
+        let most = if self.random.chance(90) { self.slowest / 8 } else { self.slowest };
+        self.random.within(20_000, most.max(20_001))
+    }
+
+    /// When something that leaves now arrives, behind what left before.
+    fn arrival(&mut self, link: u64, back: bool, bytes: u64) -> u64 {
+        let delay = self.delay() + bytes * self.byte;
+        let Some(it) = self.links.get(&link) else { return self.now + delay };
+        let cut = it.acceptor.and_then(|acceptor| self.cut(it.opener, acceptor));
+        let from = cut.map_or(self.now, |it| it.until);
+        let it = self.links.get_mut(&link).expect("just seen");
+        let when = (from + delay).max(it.last[usize::from(back)] + 1);
+        it.last[usize::from(back)] = when;
+        when
+    }
+
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        match signal {
+            Signal::Dial(link) => self.dialed(link),
+            Signal::GreetingLate(link) => {
+                let late = self.links.get(&link).is_some_and(|it| it.opener_holds && !it.open);
+                if late {
+                    let (opener, peer) = (self.links[&link].opener, self.links[&link].peer);
+                    self.fail(opener, peer, "a silent greeting");
+                }
+            }
+            Signal::Opened(link) => self.opened(link),
+            Signal::Message(link, bytes) => self.message(link, bytes),
+            Signal::Ask(link, life, id) => self.asked(link, life, id),
+            Signal::Copied(link, life, id) => self.copied(link, life, id),
+            Signal::Late(life, id) => self.late(life, id),
+            Signal::Farewell(life, link) => self.farewell(life, link),
+        }
+    }
+
+    /// A process is gone. `silently`: as if its machine had no power any more.
+    pub(crate) fn die(&mut self, life: Life, silently: bool) {
+        let end = &mut self.endpoints[life];
+        if !std::mem::replace(&mut end.alive, false) {
+            return;
+        }
+        end.answers = !silently;
+        end.regions.clear();
+        end.landings.clear();
+        end.pulls.clear();
+        end.events.clear();
+        end.held.clear();
+        let links: Vec<_> = end.links.values().flatten().flatten().copied().collect();
+        end.links.clear();
+        for link in links {
+            let it = self.links.get_mut(&link).expect("ends know links that are there");
+            let other = if it.opener == life {
+                it.opener_holds = false;
+                it.acceptor
+            } else {
+                it.acceptor_holds = false;
+                Some(it.opener)
+            };
+            if let Some(other) = other.filter(|_| !silently) {
+                let when = self.now + self.delay();
+                self.at(when, Happening::Signal(Signal::Farewell(other, link)));
+            }
+        }
+    }
+
+    pub(crate) fn pause(&mut self, life: Life) {
+        self.endpoints[life].paused = true;
+    }
+
+    pub(crate) fn resume(&mut self, life: Life) {
+        if !self.endpoints[life].alive || !self.endpoints[life].paused {
+            return;
+        }
+        self.endpoints[life].paused = false;
+        for it in self.links.values_mut().filter(|it| it.acceptor == Some(life)) {
+            it.unread = 0;
+        }
+        if self.random.chance(50) {
+            // Data is looked at before messages: old beliefs meet new rows.
+            self.endpoints[life].events.sort_by_key(|it| !matches!(it, Event::Pulled { .. }));
+        }
+        for signal in std::mem::take(&mut self.endpoints[life].held) {
+            self.at(self.now, Happening::Signal(signal));
+        }
+        self.wake(life);
+    }
+
+    /// What a process still holds.
+    pub(crate) fn holdings(&self, life: Life) -> (usize, usize, usize) {
+        let end = &self.endpoints[life];
+        let regions = end.regions.keys().filter(|it| **it != PROBE).count();
+        (regions, end.landings.len(), end.pulls.len())
+    }
+}

@@ -1,0 +1,285 @@
+//! One process under the simulation: its IO thread as it is in production, and its other threads, turn by turn.
+//!
+//! In: the network, a clock that the world counts up. Out: what each turn brought ([`Turned`]). Requests and notices between the
+//! threads go through the same channels as in production; the thread that plans is a queue that the world empties.
+//!
+//! It decides nothing about time: the world says which thread runs when.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::time::Duration;
+
+use cadre_control::{AttentionPlace, Settings, proto};
+use cadre_exchange::{PeerId, Waker};
+use cadre_kernels::{Engine, Threads};
+use cadre_protocol::Peer;
+use cadre_protocol::server::Host;
+use cadre_step::header::Header;
+use cadre_worker::compute::{Compute, Progress};
+use cadre_worker::io::clock::Clock;
+use cadre_worker::io::conducting::Conducting;
+use cadre_worker::io::queues::{self, Notices, Outlet};
+use cadre_worker::io::rows::Rows;
+use cadre_worker::io::shared::{Shared, peer_of};
+use cadre_worker::io::tasks::Tasks;
+use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn, planning};
+use cadre_worker::memory::Place;
+use cadre_worker::session::Rank;
+use cadre_worker::trace::Tracer;
+
+use crate::job::{Job, MEMORY};
+use crate::net::{Life, Net, Thread};
+use crate::provider::Wires;
+use crate::trainer::{Main, Want};
+use crate::truth::Truth;
+
+/// A thread that runs works as they come.
+struct Worker {
+    compute: Compute,
+    notices: Notices,
+    ended: bool,
+}
+
+enum Role {
+    Trainer(Box<Main>, Worker),
+    Server(Worker),
+}
+
+/// What the IO thread says to another one, on its way there.
+struct Line {
+    said: Notices,
+    inbox: Outlet,
+}
+
+/// See the module.
+pub(crate) struct Process {
+    pub(crate) life: Life,
+    pub(crate) id: PeerId,
+    io: Option<Io<Wires>>,
+    handle: Handle,
+    clock: Arc<AtomicU64>,
+    /// This process's clock began so much later than the world's.
+    began: u64,
+    lines: Vec<Line>,
+    headers: Receiver<Box<Header>>,
+    pub(crate) planning: VecDeque<Box<Header>>,
+    reports: Receiver<proto::WorkerMessage>,
+    control: Sender<proto::ControllerMessage>,
+    role: Role,
+    events: Vec<cadre_exchange::Event>,
+    /// Whether each thread runs soon, or would if the process were not paused.
+    pub(crate) scheduled: [bool; 2],
+    pub(crate) missed: [bool; 2],
+    /// When the IO thread wants to run.
+    pub(crate) timer: Option<u64>,
+    /// Turns of one millisecond.
+    pub(crate) turns: (u64, u32),
+}
+
+/// What a turn of the IO thread brought.
+#[derive(Debug, Default)]
+pub(crate) struct Turned {
+    /// When it wants to run again.
+    pub(crate) sleep: Option<Duration>,
+    pub(crate) after: Option<After>,
+    /// Which threads got something.
+    pub(crate) woken: [bool; 2],
+    /// Headers that came to be planned.
+    pub(crate) headers: usize,
+    pub(crate) reports: Vec<proto::WorkerMessage>,
+}
+
+impl Process {
+    /// A process that has attached itself.
+    pub(crate) fn new(net: &Rc<RefCell<Net>>, id: PeerId, job: &Job) -> Self {
+        let life = net.borrow_mut().open(id);
+        let began = net.borrow().now;
+        let clock = Arc::new(AtomicU64::new(0));
+        let epoch = net.borrow().epoch + Duration::from_nanos(began);
+        let waker = Waker::new().expect("an event counter");
+        let wires = Wires { net: Rc::clone(net), life, waker: waker.clone() };
+        let me = peer_of(id);
+        let counted = Clock::counted(epoch, Arc::clone(&clock));
+        let shared = Shared::new(me, (wires, counted), Tracer::off());
+        let (handle, requests) = Handle::channel(waker.clone());
+        let (plans, headers) = sync_channel(1);
+        let (report, reports) = channel();
+        let (control, receiver) = channel();
+        let sender = Box::new(move |message| {
+            report.send(message).ok();
+            Ok(())
+        });
+        let now = shared.now();
+        let mut lines = Vec::new();
+        let mut line = || {
+            let (io, said) = queues::notices(waker.clone());
+            let (inbox, notices) = queues::notices(waker.clone());
+            lines.push(Line { said, inbox });
+            (io, notices)
+        };
+        let compute = |track| {
+            Compute::new((Engine::cpu(Threads::ONE), None), track, handle.clone(), Tracer::off())
+        };
+        let (main, notices) = line();
+        let (machines, rescue, role) = match me {
+            Peer::Trainer(me) => {
+                let conducting = (me.0 == 0).then(|| {
+                    let steps = (0, job.steps + u64::from(job.stopped));
+                    Conducting::new(job.draft(), job.settings, steps, &told(job), now)
+                });
+                let rows = Rows::new(me, job.settings, now);
+                let tasks = Tasks::new(Host::InPlace(me), MEMORY, job.settings, now);
+                let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
+                let own =
+                    Rank::new(me, io, (compute("main"), Threads::ONE), places, 0, Tracer::off());
+                let (rescue, notices) = line();
+                let worker = Worker { compute: compute("rescue"), notices, ended: false };
+                let role = Role::Trainer(Box::new(Main::new(own)), worker);
+                ((Some(rows), Some(tasks), conducting), Some(rescue), role)
+            }
+            Peer::Server(me) => {
+                let tasks = Tasks::new(Host::Dedicated(me), MEMORY, job.settings, now);
+                let worker = Worker { compute: compute("compute"), notices, ended: false };
+                ((None, Some(tasks), None), None, Role::Server(worker))
+            }
+        };
+        let outlets = Outlets { main, rescue, interrupt: None };
+        let control_ends = Control { sender, receiver };
+        let io =
+            Io::new(shared, machines, Lines { requests, plans, control: control_ends, outlets });
+        Self {
+            life,
+            id,
+            io: Some(io),
+            handle,
+            clock,
+            began,
+            lines,
+            headers,
+            planning: VecDeque::new(),
+            reports,
+            control,
+            role,
+            events: Vec::new(),
+            scheduled: [false; 2],
+            missed: [false; 2],
+            timer: None,
+            turns: (0, 0),
+        }
+    }
+
+    /// The controller says something.
+    pub(crate) fn told(&self, message: proto::ControllerMessage) {
+        self.control.send(message).ok();
+    }
+
+    /// The process is asked to end.
+    pub(crate) fn terminate(&self) {
+        self.handle.send(Request::Terminate);
+    }
+
+    /// A turn of the IO thread.
+    pub(crate) fn turn(&mut self, now: u64) -> Turned {
+        self.clock.store(now - self.began, Ordering::Relaxed);
+        let mut turned = Turned::default();
+        let Some(io) = &mut self.io else { return turned };
+        io.receive(Duration::ZERO, &mut self.events);
+        match io.turn() {
+            Turn::Sleep(sleep) => turned.sleep = Some(sleep),
+            Turn::Leave => turned.after = self.io.take().map(Io::leave),
+        }
+        for (line, woken) in self.lines.iter_mut().zip(&mut turned.woken) {
+            while let Ok(notice) = line.said.try_recv() {
+                *woken = true;
+                line.inbox.tell(notice);
+            }
+        }
+        for header in self.headers.try_iter() {
+            turned.headers += 1;
+            self.planning.push_back(header);
+        }
+        turned.reports = self.reports.try_iter().collect();
+        turned
+    }
+
+    /// The thread that plans has done one.
+    pub(crate) fn plan(&mut self) {
+        if let Some(header) = self.planning.pop_front() {
+            self.handle.send(planning::planned(*header));
+        }
+    }
+
+    /// One turn of a thread that computes.
+    pub(crate) fn run(
+        &mut self,
+        thread: Thread,
+        job: &Job,
+        truth: &mut Truth,
+    ) -> Result<Want, String> {
+        let worker = match (&mut self.role, thread) {
+            (Role::Trainer(main, _), Thread::Main) => return main.run(job, truth),
+            (Role::Trainer(_, worker), Thread::Rescue) | (Role::Server(worker), _) => worker,
+        };
+        while let Ok(notice) = worker.notices.try_recv() {
+            if worker.ended {
+                continue;
+            }
+            if let ControlFlow::Break(ended) = worker.compute.take(notice) {
+                worker.ended = true;
+                if let Err(why) = ended {
+                    return Err(format!("{} cannot compute any more: {why}", self.id));
+                }
+                if thread == Thread::Main {
+                    self.handle.send(Request::Leave);
+                }
+            }
+        }
+        let ran = !worker.ended && worker.compute.run() == Progress::Ran;
+        Ok(if ran { Want::Launch } else { Want::News })
+    }
+
+    /// The trainer's main thread.
+    pub(crate) fn main(&mut self) -> Option<&mut Main> {
+        match &mut self.role {
+            Role::Trainer(main, _) => Some(main),
+            Role::Server(_) => None,
+        }
+    }
+
+    /// The main thread has ended.
+    pub(crate) fn leave(&self) {
+        self.handle.send(Request::Leave);
+    }
+
+    /// What the IO thread still holds: rows, results, steps, pulls.
+    pub(crate) fn holdings(&self) -> [usize; 4] {
+        self.io.as_ref().map_or([0; 4], |io| io.shared().holdings())
+    }
+}
+
+/// What a controller says of the job; the conductor takes faults and failovers from it.
+fn told(job: &Job) -> Settings {
+    Settings {
+        job: "simulated".into(),
+        attempt: 1,
+        trainers: job.trainers,
+        attention: AttentionPlace::Pool,
+        wire: cadre_crds::Wire::F32,
+        reproducible: true,
+        on_pool_loss: cadre_crds::OnPoolLoss::Fail,
+        pool_wait_seconds: 0,
+        suspect_after_milliseconds: 1_000,
+        trainer_suspect_after_seconds: 30,
+        checkpoints: std::path::PathBuf::new(),
+        checkpoints_kept: 1,
+        failovers: 0,
+        resume: None,
+        headers: None,
+        faults: Vec::new(),
+    }
+}

@@ -1,0 +1,99 @@
+//! The exchange of one simulated process: what [`Exchange`] asks for, over a [`Net`].
+//!
+//! Nothing is decided here. Polls never wait: the world gives a process its turn when something came.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cadre_exchange::{Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_kernels::device;
+use cadre_worker::io::exchange::Exchange;
+use cadre_worker::memory::{Memory, Place, Room};
+
+use crate::net::{Life, Net};
+
+/// See the module.
+pub(crate) struct Wires {
+    pub(crate) net: Rc<RefCell<Net>>,
+    pub(crate) life: Life,
+    pub(crate) waker: Waker,
+}
+
+impl Exchange for Wires {
+    fn place(&self) -> &Place {
+        &Place::Host
+    }
+
+    fn resumes(&self) -> bool {
+        false
+    }
+
+    fn path(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn address(&self) -> String {
+        Net::address(self.life)
+    }
+
+    fn connect(&mut self, peer: PeerId, address: &str) {
+        self.net.borrow_mut().connect(self.life, peer, address);
+    }
+
+    fn publish(&mut self, key: RegionKey, memory: &Memory) {
+        let rows = Place::Host.read(memory).expect("rows of the host");
+        self.net.borrow_mut().endpoints[self.life].regions.insert(key, rows);
+    }
+
+    fn withdraw(&mut self, key: RegionKey) {
+        self.net.borrow_mut().endpoints[self.life].regions.remove(&key);
+    }
+
+    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
+        Ok(self.net.borrow_mut().land(self.life, bytes))
+    }
+
+    fn early(
+        &mut self,
+        _landing: LandingId,
+        _own: &[(Memory, &[Piece])],
+    ) -> Result<Option<Memory>, device::Error> {
+        Ok(None)
+    }
+
+    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
+        self.net.borrow_mut().take(self.life, landing).map(Room::Host)
+    }
+
+    fn discard(&mut self, landing: LandingId) {
+        self.net.borrow_mut().discard(self.life, landing);
+    }
+
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        patience: Duration,
+    ) -> PullId {
+        self.net.borrow_mut().pull(self.life, peer, (key, pieces), landing, patience)
+    }
+
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        self.net.borrow_mut().ring(self.life, peer, message)
+    }
+
+    fn poll(&mut self, _timeout: Duration, events: &mut Vec<Event>) {
+        events.append(&mut self.net.borrow_mut().endpoints[self.life].events);
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.net.borrow_mut().close(self.life, peer);
+    }
+}

@@ -1,0 +1,253 @@
+//! A trainer's main thread: the steps that a model would make of its rows, on the real session.
+//!
+//! In: a moment at which the thread runs. Out: what it wants next ([`Want`]). It compares every result with the truth.
+//!
+//! ```text
+//! header ─▶ phases in their order, up to two under way ─▶ all-reduce ─▶ done ─▶ next header
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadre_protocol::Phase;
+use cadre_step::envelope::{Ending, StepDone};
+use cadre_step::phases::{Direction, PhaseAt};
+use cadre_step::planned::PlannedStep;
+use cadre_worker::session::{self, Inputs, Next, Outputs, Rank, Rows, RowsMut, Ticket};
+
+use crate::job::Job;
+use crate::truth::Truth;
+
+/// Phases that it has submitted and not waited for, at most.
+const IN_FLIGHT: usize = 2;
+const IN_TURN: &str = "calls come in their order";
+
+/// What the thread does after its turn.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) enum Want {
+    /// It computes attention in place, then runs again.
+    Launch,
+    /// The model computes, then it runs again.
+    Linear,
+    /// Nothing before the IO thread says something.
+    News,
+    /// All trainers have to be here.
+    Reduce(u64),
+    /// It is over.
+    Left(Ending),
+}
+
+#[derive(Debug)]
+enum State {
+    /// The other trainers are not there yet.
+    Joining,
+    Header,
+    /// Next phase to submit, next to wait for.
+    Phases(Arc<PlannedStep>, u32, u32),
+    Reducing,
+    /// Nothing follows; the controller has to say so.
+    Idle,
+}
+
+/// See the module.
+pub(crate) struct Main {
+    pub(crate) session: Rank,
+    pub(crate) rank: u16,
+    pub(crate) step: u64,
+    /// Of phases that were submitted and not yet waited for.
+    tickets: VecDeque<Ticket>,
+    state: State,
+}
+
+impl Main {
+    /// Of a trainer whose IO thread runs.
+    pub(crate) fn new(session: Rank) -> Self {
+        let rank = session.rank();
+        Self { session, rank, step: 0, tickets: VecDeque::new(), state: State::Joining }
+    }
+
+    /// Whether all steps are done here.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle)
+    }
+
+    /// Where it is, in words.
+    pub(crate) fn state(&self) -> String {
+        match &self.state {
+            State::Joining => "joining".into(),
+            State::Header => format!("step {}, waiting for its header", self.step),
+            State::Phases(_, next, done) => {
+                format!("step {}, {next} phases submitted, {done} done", self.step)
+            }
+            State::Reducing => format!("step {}, all-reduce", self.step),
+            State::Idle => "nothing to do".into(),
+        }
+    }
+
+    /// All trainers are in the all-reduce.
+    pub(crate) fn reduced(&mut self, job: &Job) {
+        let step = self.step;
+        let tokens = u64::from(job.tokens);
+        let done = StepDone {
+            step,
+            loss: 1.0,
+            gradient_norm: 1.0,
+            learning_rate: 1.0,
+            tokens,
+            seconds: 1.0,
+            exposed_wait_seconds: 0.0,
+        };
+        self.session.done(done).expect(IN_TURN);
+        self.step += 1;
+        self.state = State::Header;
+    }
+
+    /// One turn of the thread.
+    pub(crate) fn run(&mut self, job: &Job, truth: &mut Truth) -> Result<Want, String> {
+        if matches!(self.state, State::Joining) {
+            return Ok(match self.session.addresses(Duration::ZERO) {
+                Ok(_) => {
+                    self.session.announce(job.lengths(0, self.rank)).expect(IN_TURN);
+                    self.state = State::Header;
+                    Want::Linear
+                }
+                Err(Some(ending)) => Want::Left(ending),
+                Err(None) => Want::News,
+            });
+        }
+        if matches!(self.state, State::Reducing) {
+            // Nothing is computed in place now; the ring of a job that is over breaks.
+            let ending = self.session.ending(Duration::ZERO);
+            return Ok(ending.map_or(Want::News, Want::Left));
+        }
+        let ran = self.session.advance();
+        let idle = if ran { Want::Launch } else { Want::News };
+        match &self.state {
+            State::Joining | State::Header | State::Idle | State::Reducing => {
+                match self.session.poll_begin(self.step) {
+                    Some(Next::End(ending)) => Ok(Want::Left(ending)),
+                    Some(Next::Step(planned)) => {
+                        if matches!(self.state, State::Idle) {
+                            return Err(format!(
+                                "trainer {} got a step that nobody wants",
+                                self.rank
+                            ));
+                        }
+                        if self.step + 1 < job.steps {
+                            let lengths = job.lengths(self.step + 1, self.rank);
+                            self.session.announce(lengths).expect(IN_TURN);
+                        }
+                        self.state = State::Phases(planned, 0, 0);
+                        Ok(Want::Linear)
+                    }
+                    None if matches!(self.state, State::Header) && self.step == job.steps => {
+                        self.state = State::Idle;
+                        Ok(idle)
+                    }
+                    None => Ok(idle),
+                }
+            }
+            State::Phases(planned, next, done) => {
+                let (planned, next, done) = (Arc::clone(planned), *next, *done);
+                match self.phase(job, truth, &planned, (next, done)) {
+                    Ok(Some(want)) => Ok(want),
+                    Ok(None) => Ok(idle),
+                    Err(Wrong::Call(session::Error::Ended { .. })) => {
+                        let ending = self.session.ending(Duration::ZERO);
+                        ending.map(Want::Left).ok_or_else(|| "an end without a reason".into())
+                    }
+                    Err(Wrong::Call(error)) => Err(format!("trainer {}: {error}", self.rank)),
+                    Err(Wrong::Bits(what)) => {
+                        Err(format!("trainer {} has wrong bits of {what}", self.rank))
+                    }
+                }
+            }
+        }
+    }
+
+    fn phase(
+        &mut self,
+        job: &Job,
+        truth: &mut Truth,
+        planned: &Arc<PlannedStep>,
+        (next, done): (u32, u32),
+    ) -> Result<Option<Want>, Wrong> {
+        let phases = planned.order.count() as u32;
+        let depth = IN_FLIGHT.min(job.nanos) as u32;
+        if next < phases && next < done + depth {
+            let phase = planned.order.at(Phase(next));
+            let own = truth.own((self.step, phase.layer, phase.nano), self.rank);
+            let [q, k, v] = [&own.q, &own.k, &own.v].map(|it| Rows::f32(it));
+            let inputs = match phase.direction {
+                Direction::Forward => Inputs::Forward { q, k, v },
+                Direction::Backward => {
+                    let (o, dout) = (Rows::f32(&own.o), Rows::f32(&own.dout));
+                    Inputs::Backward { q, k, v, o, lse: &own.lse, dout, dlse: None }
+                }
+            };
+            self.tickets.push_back(self.session.submit(phase, inputs)?);
+            self.state = State::Phases(Arc::clone(planned), next + 1, done);
+            return Ok(Some(Want::Linear));
+        }
+        let Some(ticket) = self.tickets.pop_front() else {
+            self.state = State::Reducing;
+            return Ok(Some(Want::Reduce(self.step)));
+        };
+        if !self.session.is_ready(&ticket) {
+            self.tickets.push_front(ticket);
+            return Ok(None);
+        }
+        self.finish(truth, planned, ticket)?;
+        self.state = State::Phases(Arc::clone(planned), next, done + 1);
+        Ok(Some(Want::Linear))
+    }
+
+    /// Takes the results of a phase and compares them.
+    fn finish(
+        &self,
+        truth: &mut Truth,
+        planned: &PlannedStep,
+        ticket: Ticket,
+    ) -> Result<(), Wrong> {
+        let PhaseAt { layer, nano, direction } = ticket.phase();
+        let of = (self.step, layer, nano);
+        let what = |tensor| Wrong::Bits(format!("{tensor} of step, layer, nano-batch {of:?}"));
+        let own = truth.own(of, self.rank);
+        match direction {
+            Direction::Forward => {
+                let (mut o, mut lse) = (vec![0.0; own.o.len()], vec![0.0; own.lse.len()]);
+                let to = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+                self.session.wait(ticket, to)?;
+                same(&o, &own.o).ok_or_else(|| what("O"))?;
+                same(&lse, &own.lse).ok_or_else(|| what("LSE"))
+            }
+            Direction::Backward => {
+                let right = truth.gradients(of, self.rank, planned);
+                let zeros = |it: &Vec<f32>| vec![0.0; it.len()];
+                let (mut q, mut k, mut v) = (zeros(&right.dq), zeros(&right.dk), zeros(&right.dv));
+                let [dq, dk, dv] = [&mut q, &mut k, &mut v].map(|it| RowsMut::f32(it));
+                self.session.wait(ticket, Outputs::Backward { dq, dk, dv })?;
+                same(&q, &right.dq).ok_or_else(|| what("dQ"))?;
+                same(&k, &right.dk).ok_or_else(|| what("dK"))?;
+                same(&v, &right.dv).ok_or_else(|| what("dV"))
+            }
+        }
+    }
+}
+
+enum Wrong {
+    Call(session::Error),
+    Bits(String),
+}
+
+impl From<session::Error> for Wrong {
+    fn from(error: session::Error) -> Self {
+        Self::Call(error)
+    }
+}
+
+fn same(one: &[f32], other: &[f32]) -> Option<()> {
+    let bits = |it: &f32| it.to_bits();
+    one.iter().map(bits).eq(other.iter().map(bits)).then_some(())
+}

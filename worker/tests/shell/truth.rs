@@ -1,0 +1,260 @@
+//! The bits that are right: plain attention on whole documents, and the plan's bundles one by one.
+//!
+//! In: a job, a planned step. Out: rows of Q, K, V and dO at each trainer, and O, dQ, dK and dV as they have to come back. Nothing of
+//! the worker computes them: no lists, no landings, no launches, no merging.
+//!
+//! Invariant: O and dQ depend on the documents alone; dK and dV also on where the plan cuts.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use cadre_kernels::{
+    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, forward,
+    key_tiles,
+};
+use cadre_planner::{BundleId, Layout};
+use cadre_step::planned::PlannedStep;
+
+use crate::job::Job;
+use crate::random::hash;
+
+/// Which rows: step, layer, nano-batch.
+type Of = (u64, usize, usize);
+
+/// Rows of one document.
+#[derive(Debug)]
+struct Rowset {
+    rows: u32,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dout: Vec<f32>,
+    o: Vec<f32>,
+    lse: Vec<f32>,
+    delta: Vec<f32>,
+    dq: Vec<f32>,
+}
+
+/// Rows of one trainer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Own {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) o: Vec<f32>,
+    pub(crate) lse: Vec<f32>,
+    pub(crate) dout: Vec<f32>,
+    pub(crate) dq: Vec<f32>,
+}
+
+/// Gradients of one trainer's rows.
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    pub(crate) dq: Vec<f32>,
+    pub(crate) dk: Vec<f32>,
+    pub(crate) dv: Vec<f32>,
+}
+
+/// dK and dV by document.
+type Sums = Vec<(Vec<f32>, Vec<f32>)>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Truth {
+    job: Job,
+    layouts: BTreeMap<(u64, usize), Rc<Layout>>,
+    documents: BTreeMap<Of, Rc<Vec<Rowset>>>,
+    /// By digest of the plan as well.
+    sums: BTreeMap<(Of, u64), Rc<Sums>>,
+}
+
+impl Truth {
+    pub(crate) fn new(job: Job) -> Self {
+        let (layouts, documents, sums) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { job, layouts, documents, sums }
+    }
+
+    fn heads(&self) -> Heads {
+        let heads = self.job.heads;
+        Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() }
+    }
+
+    fn layout(&mut self, step: u64, nano: usize) -> Rc<Layout> {
+        let job = &self.job;
+        let make = || Rc::new(job.layout(step, nano));
+        Rc::clone(self.layouts.entry((step, nano)).or_insert_with(make))
+    }
+
+    fn documents(&mut self, of: Of) -> Rc<Vec<Rowset>> {
+        if let Some(found) = self.documents.get(&of) {
+            return Rc::clone(found);
+        }
+        let (heads, seed) = (self.heads(), self.job.seed);
+        let layout = self.layout(of.0, of.2);
+        let documents = (0_u64..).zip(layout.documents());
+        let make = |(index, document): (u64, &cadre_planner::Document)| {
+            rowset(heads, document.rows, hash(&[seed, of.0, of.1 as u64, of.2 as u64, index]))
+        };
+        let made = Rc::new(documents.map(make).collect::<Vec<_>>());
+        self.documents.insert(of, Rc::clone(&made));
+        made
+    }
+
+    /// What a trainer has of a phase's rows, and what has to come back of them.
+    pub(crate) fn own(&mut self, of: Of, rank: u16) -> Own {
+        let (heads, documents) = (self.heads(), self.documents(of));
+        let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let mut own = Own::default();
+        for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
+            let from = &documents[it.document.0 as usize];
+            let part = |width: usize| it.start as usize * width..it.end as usize * width;
+            own.q.extend(&from.q[part(wide)]);
+            own.k.extend(&from.k[part(narrow)]);
+            own.v.extend(&from.v[part(narrow)]);
+            own.o.extend(&from.o[part(wide)]);
+            own.lse.extend(&from.lse[part(heads.query)]);
+            own.dout.extend(&from.dout[part(wide)]);
+            own.dq.extend(&from.dq[part(wide)]);
+        }
+        own
+    }
+
+    /// Gradients of a trainer's rows under a plan.
+    pub(crate) fn gradients(&mut self, of: Of, rank: u16, planned: &PlannedStep) -> Gradients {
+        let sums = self.sums(of, planned);
+        let narrow = self.heads().kv * self.heads().dim;
+        let (mut dk, mut dv) = (Vec::new(), Vec::new());
+        for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
+            let (keys, values) = &sums[it.document.0 as usize];
+            let part = it.start as usize * narrow..it.end as usize * narrow;
+            dk.extend(&keys[part.clone()]);
+            dv.extend(&values[part]);
+        }
+        Gradients { dq: self.own(of, rank).dq, dk, dv }
+    }
+
+    fn sums(&mut self, of: Of, planned: &PlannedStep) -> Rc<Sums> {
+        if let Some(found) = self.sums.get(&(of, planned.digest)) {
+            return Rc::clone(found);
+        }
+        let (heads, documents) = (self.heads(), self.documents(of));
+        let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let zeros = |it: &Rowset| vec![0.0; it.k.len()];
+        let mut sums: Sums = documents.iter().map(|it| (zeros(it), zeros(it))).collect();
+        let plan = &planned.nanos[of.2].plan;
+        for (index, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
+            assert_eq!(bundle.kv_heads.len(), heads.kv, "heads stay together");
+            let from = &documents[bundle.document.0 as usize];
+            let part = |rows: &std::ops::Range<u32>, width: usize| {
+                rows.start as usize * width..rows.end as usize * width
+            };
+            let keys = part(&bundle.keys, narrow);
+            let (mut dk, mut dv) = (vec![0.0; keys.len()], vec![0.0; keys.len()]);
+            let tasks = plan.tasks_of(index);
+            let wides = tasks.iter().map(|it| vec![0.0; it.rows.len() * wide]);
+            let mut dqs: Vec<Vec<f32>> = wides.collect();
+            let parts = tasks.iter().zip(&mut dqs).map(|(task, dq)| BackwardRows {
+                rows: task.rows.clone(),
+                q: Rows::F32(&from.q[part(&task.rows, wide)]),
+                dout: Rows::F32(&from.dout[part(&task.rows, wide)]),
+                lse: &from.lse[part(&task.rows, heads.query)],
+                delta: &from.delta[part(&task.rows, heads.query)],
+                dq: &mut dq[..],
+            });
+            let whole = Backward {
+                heads,
+                mask: Mask::Causal,
+                scale: scale(heads),
+                softcap: None,
+                document_rows: from.rows,
+                keys: bundle.keys.clone(),
+                k: Rows::F32(&from.k[keys.clone()]),
+                v: Rows::F32(&from.v[keys.clone()]),
+                parts: parts.collect(),
+                dk: &mut dk,
+                dv: &mut dv,
+                key_tiles: 0..key_tiles(&bundle.keys),
+            };
+            backward(&mut [whole], Threads::ONE).expect("a sound bundle");
+            let (to_k, to_v) = &mut sums[bundle.document.0 as usize];
+            let add = |to: &mut [f32], from: &[f32]| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+            };
+            add(&mut to_k[keys.clone()], &dk);
+            add(&mut to_v[keys], &dv);
+        }
+        let sums = Rc::new(sums);
+        self.sums.insert((of, planned.digest), Rc::clone(&sums));
+        sums
+    }
+}
+
+fn scale(heads: Heads) -> f32 {
+    1.0 / (heads.dim as f32).sqrt()
+}
+
+/// Numbers between -1 and 1 that depend on `seed` alone.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32) / ((1_u32 << 23) as f32) - 1.0
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+/// A document's rows, and attention on all of them at once.
+fn rowset(heads: Heads, rows: u32, seed: u64) -> Rowset {
+    let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
+    let of = |part: u64, width: usize| numbers(hash(&[seed, part]), rows as usize * width);
+    let (q, k, v, dout) = (of(0, wide), of(1, narrow), of(2, narrow), of(3, wide));
+    let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; rows as usize * heads.query]);
+    forward(
+        &mut [Forward {
+            heads,
+            mask: Mask::Causal,
+            scale: scale(heads),
+            softcap: None,
+            document_rows: rows,
+            rows: 0..rows,
+            keys: 0..rows,
+            q: Rows::F32(&q),
+            k: Rows::F32(&k),
+            v: Rows::F32(&v),
+            out: RowsMut::F32(&mut o),
+            lse: &mut lse,
+        }],
+        Threads::ONE,
+    )
+    .expect("a sound document");
+    let dots = dout.chunks_exact(heads.dim).zip(o.chunks_exact(heads.dim));
+    let delta: Vec<f32> = dots.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum()).collect();
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    backward(
+        &mut [Backward {
+            heads,
+            mask: Mask::Causal,
+            scale: scale(heads),
+            softcap: None,
+            document_rows: rows,
+            keys: 0..rows,
+            k: Rows::F32(&k),
+            v: Rows::F32(&v),
+            parts: vec![BackwardRows {
+                rows: 0..rows,
+                q: Rows::F32(&q),
+                dout: Rows::F32(&dout),
+                lse: &lse,
+                delta: &delta,
+                dq: &mut dq,
+            }],
+            dk: &mut dk,
+            dv: &mut dv,
+            key_tiles: 0..key_tiles(&(0..rows)),
+        }],
+        Threads::ONE,
+    )
+    .expect("a sound document");
+    Rowset { rows, q, k, v, dout, o, lse, delta, dq }
+}

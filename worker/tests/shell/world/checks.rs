@@ -1,0 +1,143 @@
+//! What has to hold, and what follows from where everybody is.
+//!
+//! In: the world after every happening, and the ends of trainers. Out: what is wrong; the end of a job that has nothing left to do.
+
+use cadre_exchange::Role;
+use cadre_protocol::OnPoolLoss;
+use cadre_step::envelope::Ending;
+
+use super::{Checked, SECOND, World};
+use crate::faults::Fault;
+use crate::net::Life;
+use crate::process::Process;
+
+impl World {
+    /// A trainer was told how the job ends.
+    pub(super) fn left(&mut self, life: Life, ending: Ending) -> Checked {
+        let id = self.processes[&life].id;
+        if let Ending::Failed { reason, .. } = &ending {
+            let here = |it: &Life| self.killed.contains(it);
+            let trainer_died = self.trainers.iter().any(here);
+            let policy = self.job.settings.on_pool_loss;
+            // A trainer that refuses links is as good as dead, for whoever cannot look into its machine.
+            let apart = |it: &Fault| match it {
+                Fault::Cut((a, _), (b, _), _, _) => *a == Role::Trainer && *b == Role::Trainer,
+                Fault::Kill { .. }
+                | Fault::Pause(..)
+                | Fault::Blip(..)
+                | Fault::Replace(_)
+                | Fault::Add
+                | Fault::Crawl(_)
+                | Fault::Drain(_)
+                | Fault::Lend(_)
+                | Fault::Away(_) => false,
+            };
+            let cut_off = self.faults.list.iter().any(|it| apart(&it.1));
+            let fine = if reason.contains("is dead") || reason.contains("conductor") {
+                trainer_died || cut_off
+            } else if reason.contains("cannot reach") {
+                self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
+            } else if reason.contains("no attention server is left") {
+                !self.faults.list.is_empty() && policy != OnPoolLoss::Local && !self.job.in_place
+            } else {
+                false
+            };
+            if !fine {
+                return Err(format!("{id} ended the job: {reason}"));
+            }
+        }
+        self.endings.insert(life, ending);
+        Ok(())
+    }
+
+    /// Where everybody is, for whoever looks for the reason.
+    pub(super) fn state(&mut self) -> String {
+        let mut words = Vec::new();
+        for process in self.processes.values_mut() {
+            let [rows, results, steps, pulls] = process.holdings();
+            let paused = self.net.borrow().endpoints[process.life].paused;
+            let main = process.main().map(|it| it.state());
+            words.push(format!(
+                "{}{}{}: {rows} rows, {results} results, {steps} steps, {pulls} pulls",
+                process.id,
+                if paused { " (paused)" } else { "" },
+                main.map_or(String::new(), |it| format!(" in {it}")),
+            ));
+        }
+        words.join("; ")
+    }
+
+    /// What follows from where everybody is.
+    pub(super) fn advance(&mut self) -> Checked {
+        let now = self.now();
+        if let Some(since) = self.dismissed {
+            let paused = |it: &&Process| self.net.borrow().endpoints[it.life].paused;
+            if now > since.max(self.faults.over) + 20 * SECOND
+                && let Some(process) = self.processes.values().find(|it| !paused(it))
+            {
+                return Err(format!("{} stays after the job", process.id));
+            }
+            return Ok(());
+        }
+        let gone = |it: &Life| self.endings.contains_key(it) || !self.processes.contains_key(it);
+        if self.trainers.iter().all(gone) {
+            self.dismissed = Some(now);
+            self.dismiss();
+            return self.check_endings();
+        }
+        if !self.job.stopped || self.stopping {
+            return Ok(());
+        }
+        let idle = self.trainers.clone().iter().all(|life| {
+            self.processes.get_mut(life).and_then(Process::main).is_some_and(|it| it.is_idle())
+        });
+        if !idle {
+            return Ok(());
+        }
+        let since = *self.idle.get_or_insert(now);
+        self.progress = self.progress.max(since);
+        // Time enough to say the last words, and to hear those of others.
+        if now > since.max(self.faults.over) + 15 * SECOND {
+            self.check_holdings()?;
+            self.stopping = true;
+            self.stop();
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_holdings(&self) -> Checked {
+        for process in self.processes.values() {
+            let net = self.net.borrow();
+            // A server that faults have hit may have heard of a step when it was over; the next watermark ends that.
+            let hit = process.id.role == Role::Server && !self.faults.list.is_empty();
+            if hit || net.endpoints[process.life].paused {
+                continue;
+            }
+            let (held, wires) = (process.holdings(), net.holdings(process.life));
+            if held != [0; 4] || wires != (0, 0, 0) {
+                return Err(format!(
+                    "{} holds rows, results, steps, pulls {held:?} and regions, landings, pulls {wires:?} \
+                     after the last step",
+                    process.id
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_endings(&self) -> Checked {
+        let here: Vec<_> = self.trainers.iter().filter_map(|it| self.endings.get(it)).collect();
+        if here.len() < self.trainers.len() && self.killed.is_empty() {
+            return Err("a trainer is gone, and nobody has killed it".into());
+        }
+        let good = |it: &&&Ending| !matches!(it, Ending::Failed { .. });
+        let good = here.iter().filter(good).count();
+        if good > 0 && good < here.len() {
+            return Err(format!("trainers end differently: {here:?}"));
+        }
+        if good > 0 && self.reports < self.job.steps {
+            return Err(format!("{} of {} steps were reported", self.reports, self.job.steps));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! The simulated cluster: whose turn it is, what goes wrong, and whether everything is as it should be.
+//!
+//! In: a job and its faults. Out: an [`Outcome`], or what is wrong. Time goes from one happening to the next.
+
+mod checks;
+mod damage;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use cadre_exchange::{PeerId, Role};
+use cadre_step::envelope::Ending;
+use cadre_worker::io::After;
+
+use crate::controller::Controller;
+use crate::faults::Faults;
+use crate::job::Job;
+use crate::net::{Chore, Happening, Life, Net, Thread};
+use crate::process::Process;
+use crate::random::Random;
+use crate::trainer::Want;
+use crate::truth::Truth;
+
+const SECOND: u64 = 1_000_000_000;
+/// Longest time without progress once all faults are over: longer than any deadline of the protocol.
+const PATIENCE: u64 = 150 * SECOND;
+/// Turns of one IO thread within a millisecond that are no spinning.
+const TURNS: u32 = 5_000;
+
+/// How a scenario ended.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) steps: u64,
+    pub(crate) failed: bool,
+    pub(crate) lost: usize,
+    pub(crate) happenings: u64,
+    pub(crate) seconds: u64,
+    /// Messages that found a full queue.
+    pub(crate) full: u64,
+}
+
+/// What a handler returns: `Err` is what is wrong.
+pub(crate) type Checked = Result<(), String>;
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) job: Job,
+    pub(crate) net: Rc<RefCell<Net>>,
+    pub(crate) processes: BTreeMap<Life, Process>,
+    /// By rank.
+    pub(crate) trainers: Vec<Life>,
+    pub(crate) controller: Controller,
+    pub(crate) lost: BTreeSet<PeerId>,
+    /// Steps that the conductor has reported.
+    pub(crate) reports: u64,
+    truth: Truth,
+    faults: Faults,
+    /// Trainers in the all-reduce, by step.
+    reducing: BTreeMap<u64, Vec<Life>>,
+    endings: BTreeMap<Life, Ending>,
+    killed: BTreeSet<Life>,
+    progress: u64,
+    /// All trainers have done everything, since when.
+    idle: Option<u64>,
+    stopping: bool,
+    dismissed: Option<u64>,
+    happenings: u64,
+}
+
+impl World {
+    pub(crate) fn new(job: Job, faults: Faults, mut random: Random) -> Self {
+        let slowest = *random.pick(&[500_000, 5_000_000, 50_000_000]);
+        let byte = *random.pick(&[1, 1, 10, 1_000]);
+        let rdma = random.chance(50);
+        let queue = *random.pick(&[8 << 20, 8 << 20, 64 << 10, 16 << 10]);
+        let mut net = Net::new(random);
+        (net.slowest, net.byte, net.rdma, net.queue) = (slowest, byte, rdma, queue);
+        let mut world = Self {
+            truth: Truth::new(job.clone()),
+            net: Rc::new(RefCell::new(net)),
+            processes: BTreeMap::new(),
+            trainers: Vec::new(),
+            controller: Controller::default(),
+            lost: BTreeSet::new(),
+            reports: 0,
+            reducing: BTreeMap::new(),
+            endings: BTreeMap::new(),
+            killed: BTreeSet::new(),
+            progress: 0,
+            idle: None,
+            stopping: false,
+            dismissed: None,
+            happenings: 0,
+            faults,
+            job,
+        };
+        world.assemble();
+        for (index, fault) in world.faults.list.iter().enumerate() {
+            world.net.borrow_mut().at(fault.0, Happening::Fault(index));
+        }
+        world
+    }
+
+    pub(crate) fn start(&mut self, id: PeerId) -> Life {
+        let process = Process::new(&self.net, id, &self.job);
+        let life = process.life;
+        self.processes.insert(life, process);
+        self.net.borrow_mut().wake(life);
+        life
+    }
+
+    fn now(&self) -> u64 {
+        self.net.borrow().now
+    }
+
+    /// Runs to the end.
+    pub(crate) fn run(mut self) -> Result<Outcome, String> {
+        while !self.processes.is_empty() {
+            let Some(happening) = self.net.borrow_mut().pop() else {
+                return Err("nothing happens".into());
+            };
+            self.happenings += 1;
+            let now = self.now();
+            if now > self.progress.max(self.faults.over) + PATIENCE {
+                return Err(format!("no progress at {} ms: {}", now / 1_000_000, self.state()));
+            }
+            self.happen(happening)?;
+            if let Some(wrong) = self.net.borrow_mut().wrong.take() {
+                return Err(wrong);
+            }
+            self.advance()?;
+        }
+        let failed = self.endings.values().any(|it| matches!(it, Ending::Failed { .. }));
+        Ok(Outcome {
+            steps: self.reports,
+            failed,
+            lost: self.lost.len(),
+            happenings: self.happenings,
+            seconds: self.now() / SECOND,
+            full: self.net.borrow().full,
+        })
+    }
+
+    fn happen(&mut self, happening: Happening) -> Checked {
+        match happening {
+            Happening::Turn(life) => self.turn(life),
+            Happening::Timer(life) => {
+                let now = self.now();
+                let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+                if process.timer != Some(now) {
+                    return Ok(());
+                }
+                process.timer = None;
+                self.turn(life)
+            }
+            Happening::Thread(life, thread) => self.thread(life, thread),
+            Happening::Planned(life) => {
+                let paused = self.is_paused(life);
+                let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+                if paused {
+                    self.net.borrow_mut().soon(SECOND, Happening::Planned(life));
+                } else {
+                    process.plan();
+                    self.net.borrow_mut().wake(life);
+                }
+                Ok(())
+            }
+            Happening::Told(life, message) => {
+                if let Some(process) = self.processes.get(&life) {
+                    process.told(*message);
+                    self.net.borrow_mut().wake(life);
+                }
+                Ok(())
+            }
+            Happening::Leave(life) => {
+                if let Some(process) = self.processes.get(&life) {
+                    process.leave();
+                    self.net.borrow_mut().wake(life);
+                }
+                Ok(())
+            }
+            Happening::Control(chore) => {
+                self.chore(chore);
+                Ok(())
+            }
+            Happening::Fault(index) => {
+                let fault = self.faults.list[index].1.clone();
+                self.fault(fault);
+                Ok(())
+            }
+            Happening::Resume(life) => {
+                self.resume(life);
+                Ok(())
+            }
+            Happening::Signal(signal) => {
+                self.net.borrow_mut().signal(signal);
+                Ok(())
+            }
+        }
+    }
+
+    fn is_paused(&self, life: Life) -> bool {
+        self.net.borrow().endpoints[life].paused
+    }
+
+    fn turn(&mut self, life: Life) -> Checked {
+        let now = self.now();
+        if self.is_paused(life) {
+            return Ok(());
+        }
+        let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+        let millisecond = now / 1_000_000;
+        let turns = if process.turns.0 == millisecond { process.turns.1 + 1 } else { 0 };
+        process.turns = (millisecond, turns);
+        if turns > TURNS {
+            return Err(format!("{} spins at {millisecond} ms", process.id));
+        }
+        let turned = process.turn(now);
+        if let Some(sleep) = turned.sleep {
+            let when = now + (sleep.as_nanos() as u64).max(1);
+            if process.timer.is_none_or(|it| it > when || it <= now) {
+                process.timer = Some(when);
+                self.net.borrow_mut().at(when, Happening::Timer(life));
+            }
+        }
+        for (thread, woken) in [Thread::Main, Thread::Rescue].into_iter().zip(turned.woken) {
+            if woken {
+                self.schedule(life, thread, 20_000);
+            }
+        }
+        for _ in 0..turned.headers {
+            let most = self.job.linear;
+            self.net.borrow_mut().soon(most, Happening::Planned(life));
+        }
+        let id = self.processes[&life].id;
+        for report in turned.reports {
+            self.progress = self.progress.max(now);
+            self.reported(life, report);
+        }
+        if let Some(after) = turned.after {
+            if id.role == Role::Server && !self.controller.over {
+                remark(&format!("{id} leaves: {after:?}"));
+            }
+            let (most, chore) = match after {
+                // The other job is over some time later.
+                After::Again => (SECOND, Chore::Return(id)),
+                After::Leave | After::Failed(_) => (2_000_000, Chore::Gone(life)),
+            };
+            self.net.borrow_mut().soon(most, Happening::Control(chore));
+            self.end(life, false);
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, life: Life, thread: Thread, most: u64) {
+        let Some(process) = self.processes.get_mut(&life) else { return };
+        let scheduled = &mut process.scheduled[thread as usize];
+        if !std::mem::replace(scheduled, true) {
+            self.net.borrow_mut().soon(most, Happening::Thread(life, thread));
+        }
+    }
+
+    fn thread(&mut self, life: Life, thread: Thread) -> Checked {
+        let paused = self.is_paused(life);
+        let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+        process.scheduled[thread as usize] = false;
+        if paused {
+            process.missed[thread as usize] = true;
+            return Ok(());
+        }
+        let want = process.run(thread, &self.job, &mut self.truth)?;
+        let now = self.now();
+        match want {
+            Want::News => {}
+            Want::Launch => self.schedule(life, thread, self.job.launch),
+            Want::Linear => {
+                self.progress = self.progress.max(now);
+                self.schedule(life, thread, self.job.linear);
+            }
+            Want::Reduce(step) => {
+                self.progress = self.progress.max(now);
+                let here = self.reducing.entry(step).or_default();
+                here.push(life);
+                if here.len() == usize::from(self.job.trainers) {
+                    let here = self.reducing.remove(&step).expect("just seen");
+                    for life in here {
+                        if let Some(main) = self.processes.get_mut(&life).and_then(Process::main) {
+                            main.reduced(&self.job);
+                        }
+                        self.net.borrow_mut().wake(life);
+                        self.schedule(life, Thread::Main, self.job.linear);
+                    }
+                }
+            }
+            Want::Left(ending) => {
+                self.progress = self.progress.max(now);
+                self.left(life, ending)?;
+                self.net.borrow_mut().soon(200_000_000, Happening::Leave(life));
+                // Nothing of it runs again.
+                if let Some(process) = self.processes.get_mut(&life) {
+                    process.scheduled[Thread::Main as usize] = true;
+                }
+                return Ok(());
+            }
+        }
+        self.net.borrow_mut().wake(life);
+        Ok(())
+    }
+
+    fn end(&mut self, life: Life, silently: bool) {
+        self.processes.remove(&life);
+        self.net.borrow_mut().die(life, silently);
+    }
+}
+
+/// Prints what a scenario that is run alone does.
+pub(crate) fn remark(words: &str) {
+    if std::env::var_os("CADRE_SHOW").is_some() {
+        println!("{words}");
+    }
+}
