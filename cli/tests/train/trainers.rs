@@ -93,6 +93,43 @@ fn is_in_the_ring(pid: u64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|it| it.contains("poll"))
 }
 
+/// Starts a run, and stops trainer `victim` when the other one waits for it in the all-reduce. `None` when the run was
+/// over before that came about.
+fn catch_in_the_all_reduce(
+    mut command: std::process::Command,
+    out: &std::path::Path,
+    [victim, other]: [u64; 2],
+) -> Option<Running> {
+    let mut run = Running(command.spawn().expect("the binary starts"));
+    loop {
+        if run.0.try_wait().expect("a child can be waited for").is_some() {
+            return None;
+        }
+        std::thread::park_timeout(std::time::Duration::from_millis(2));
+        let (Some(victim), Some(other)) = (pid_of(out, victim), pid_of(out, other)) else {
+            continue;
+        };
+        if rows_so_far(&out.join("steps.jsonl")).len() < 2 || !is_in_the_ring(other) {
+            continue;
+        }
+        let pid = Pid::from_raw(victim as i32).expect("a process has a number");
+        // It may be the end of the run that comes first.
+        if kill_process(pid, Signal::STOP).is_err() {
+            continue;
+        }
+        until("a stopped trainer", || matches!(state(victim), Some('T' | 'Z' | 'X') | None));
+        // What was on its way has to have come.
+        let waits = (0..20).all(|_| {
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+            is_in_the_ring(other)
+        });
+        if waits {
+            return Some(run);
+        }
+        let _ = kill_process(pid, Signal::CONT);
+    }
+}
+
 /// Stops trainer `victim` while the other one waits for it in the all-reduce, and checks that nothing but the step in
 /// progress is done again.
 fn stopped_in_the_all_reduce(victim: u64, other: u64) {
@@ -103,42 +140,24 @@ fn stopped_in_the_all_reduce(victim: u64, other: u64) {
     assert_eq!(calm.code, Some(0), "{}", calm.said);
     // No checkpoint on the way: what is kept is what the survivor writes.
     let job = Job { restarts: 1, silence: 2, every: "--checkpoint-every=0", ..JOB };
-    let mut command = place.command("stopped", job, &[&steps]);
-    let mut run = Running(command.spawn().expect("the binary starts"));
-    let out = place.path("stopped");
-    until("a trainer in the all-reduce", || {
-        let (Some(victim), Some(other)) = (pid_of(&out, victim), pid_of(&out, other)) else {
-            return false;
-        };
-        let ended = run.0.try_wait().expect("a child can be waited for");
-        assert_eq!(ended, None, "the run was over before a trainer was stopped");
-        if rows_so_far(&out.join("steps.jsonl")).len() < 2 || !is_in_the_ring(other) {
-            return false;
-        }
-        let signal = |signal| {
-            let pid = Pid::from_raw(victim as i32).expect("a process has a number");
-            kill_process(pid, signal).expect("it runs");
-        };
-        signal(Signal::STOP);
-        until("a stopped trainer", || state(victim) == Some('T'));
-        // What was on its way has to have come.
-        let waits = (0..20).all(|_| {
-            std::thread::park_timeout(std::time::Duration::from_millis(5));
-            is_in_the_ring(other)
-        });
-        if !waits {
-            signal(Signal::CONT);
-        }
-        waits
+    // A run may pass without a moment in which one trainer alone waits for long enough to be seen.
+    let caught = (0..20).find_map(|number| {
+        let name = format!("stopped-{number}");
+        let command = place.command(&name, job, &[&steps]);
+        let run = catch_in_the_all_reduce(command, &place.path(&name), [victim, other])?;
+        Some((name, run))
     });
+    let (name, mut run) = caught.expect("a trainer in the all-reduce in one of twenty runs");
+    let out = place.path(&name);
     let done = rows_so_far(&out.join("steps.jsonl")).len();
-    until("the end of the run", || run.0.try_wait().expect("a child can be waited for").is_some());
+    // It ends by deadlines of its own.
+    let code = run.0.wait().expect("a child can be waited for").code();
     let kept = |name: &str| {
         let rows = super::rows(&place.path(name).join("steps.jsonl"));
         rows.iter().map(|it| it["loss_bits"].clone()).collect::<Vec<_>>()
     };
     let logs = super::Run { code: None, out: out.clone(), said: String::new() }.logs();
-    assert_eq!(kept("stopped"), kept("calm"), "{logs}");
+    assert_eq!((code, kept(&name)), (Some(0), kept("calm")), "{logs}");
     assert_eq!(kept("calm").len(), LONG);
     // Checkpoints are of two moments: the survivor's, and the end's.
     let steps = checkpoints(&out);
