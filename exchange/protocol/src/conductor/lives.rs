@@ -76,13 +76,15 @@ impl Conductor {
         self.servers.keys().any(|it| it.index == server.index && *it > server)
     }
 
-    /// After a pause of this process, silence and old breaks say nothing about the others.
+    /// After a pause of this process, silence meanwhile and old breaks say nothing about the others. Silence from before it
+    /// counts on: else a process that stands still now and then would never miss anybody.
     pub(super) fn forgive(&mut self, now: Nanos) {
-        if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
+        let pause = now.since(self.last);
+        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
             let trainers = self.trainers.iter_mut().map(|it| &mut it.0);
             let ping_at = now.after(self.settings.retry_after);
             for life in trainers.chain(self.servers.values_mut()) {
-                life.heard = life.heard.max(now);
+                life.heard = life.heard.after(pause);
                 if life.link != Link::Well {
                     life.link = Link::Broken { since: now, refused: 0, ping_at };
                 }

@@ -145,8 +145,8 @@ pub struct Conductor {
     doubts: Doubts,
     view: Fillers,
     ready: BTreeMap<u64, u32>,
-    /// The fillers with which the next step could not be published.
-    refused: Option<Fillers>,
+    /// A step, and the fillers with which it could not be published.
+    refused: (u64, Vec<Fillers>),
     live: BTreeMap<u64, Live>,
     /// Since when a step that could be published has found no live slot.
     held: Option<Nanos>,
@@ -178,7 +178,7 @@ impl Conductor {
             doubts: Doubts::default(),
             view: Vec::new(),
             ready: BTreeMap::new(),
-            refused: None,
+            refused: (0, Vec::new()),
             live: BTreeMap::new(),
             held: None,
             local: Locality::Pool,
@@ -235,10 +235,14 @@ impl Conductor {
             self.doubts.heard(server);
         }
         let Some(life) = self.life(from) else {
-            if let Peer::Server(server) = from
-                && (self.is_lost(server) || self.is_replaced(server))
-            {
-                out.push(Command::Send { to: from, message: Message::Leave { server } });
+            if let Peer::Server(server) = from {
+                // One that no view names any more hears that it is not forgotten, until its controller lets it go.
+                let message = if self.is_lost(server) || self.is_replaced(server) {
+                    Message::Leave { server }
+                } else {
+                    Message::Pulse { watermark: self.watermark, ask: Vec::new() }
+                };
+                out.push(Command::Send { to: from, message });
             }
             return;
         };
@@ -342,13 +346,15 @@ impl Conductor {
             if !alive(&fillers).contains(&true) && self.local == Locality::Local {
                 enable_standby(&mut fillers);
             }
-            if !alive(&fillers).contains(&true) || self.refused.as_ref() == Some(&fillers) {
+            if !alive(&fillers).contains(&true) || self.is_refused(step, &fillers) {
                 if self.held.is_none() {
                     out.push(Command::PoolLost { step });
                     self.held = Some(now);
                 }
                 match self.settings.on_pool_loss {
-                    OnPoolLoss::Local if enable_standby(&mut fillers) => {
+                    OnPoolLoss::Local
+                        if enable_standby(&mut fillers) && !self.is_refused(step, &fillers) =>
+                    {
                         self.local = Locality::Local;
                         self.held = None;
                     }
@@ -374,8 +380,16 @@ impl Conductor {
     fn withdraw(&mut self, step: u64) {
         if let Some(live) = self.live.remove(&step) {
             self.ready.insert(step, live.phases());
-            self.refused = Some(live.fillers().clone());
+            if self.refused.0 != step {
+                self.refused = (step, Vec::new());
+            }
+            self.refused.1.push(live.fillers().clone());
         }
+    }
+
+    /// Whether this step's bundles fit nowhere with these fillers.
+    fn is_refused(&self, step: u64, fillers: &Fillers) -> bool {
+        self.refused.0 == step && self.refused.1.contains(fillers)
     }
 
     fn next_proposal(&mut self) -> u64 {

@@ -107,9 +107,10 @@ impl Server {
         if self.ended {
             return;
         }
-        if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
+        let pause = now.since(self.last);
+        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
             // This process was paused: silence meanwhile says nothing about the others.
-            self.heard = self.heard.max(now);
+            self.heard = self.heard.after(pause);
             self.unreached.clear();
         }
         self.last = now;

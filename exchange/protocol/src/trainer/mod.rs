@@ -195,9 +195,10 @@ impl Trainer {
         if self.ended {
             return;
         }
-        if now.since(self.last) > Nanos(2 * self.settings.heartbeat_every.0) {
+        let pause = now.since(self.last);
+        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
             // This process was paused: silence meanwhile says nothing about the conductor.
-            self.heard = self.heard.max(now);
+            self.heard = self.heard.after(pause);
             self.links.values_mut().for_each(Link::forgive);
         }
         self.last = now;

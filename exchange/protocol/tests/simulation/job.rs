@@ -134,9 +134,9 @@ impl Job {
 
     fn survivor(&self, bundle: Bundle, fillers: &Fillers) -> Option<Slot> {
         let holds = |it: &usize| {
-            !self.picky
-                || *it >= usize::from(self.dedicated)
-                || !(*it as u32 + bundle.0).is_multiple_of(3)
+            // Few trainers in place refuse anything, so that most jobs go on.
+            let refuses = if *it < usize::from(self.dedicated) { 3 } else { 17 };
+            !self.picky || !(*it as u32 + bundle.0).is_multiple_of(refuses)
         };
         let alive = alive(fillers);
         let slots: Vec<_> = (0..fillers.len()).filter(|&it| alive[it]).filter(holds).collect();

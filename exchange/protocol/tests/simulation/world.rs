@@ -356,7 +356,7 @@ impl World {
             End::TrainerCutOff { trainer, .. } => self.faults.cut_off(*trainer, &self.job.settings),
             End::PoolLost { .. } => {
                 let local = self.job.settings.on_pool_loss == OnPoolLoss::Local;
-                !self.lost.is_empty() && !local && (!in_place || self.job.picky)
+                !self.lost.is_empty() && (self.job.picky || !local && !in_place)
             }
             End::Digest { .. } | End::Memory { .. } | End::Flooded { .. } | End::Rounds { .. } => {
                 false

@@ -1,0 +1,109 @@
+//! Servers that no view names, a conductor that stands still now and then, and steps that fit no slot.
+
+use cadre_protocol::conductor::{Command, Conductor, Event};
+use cadre_protocol::{
+    At, End, Filler, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
+};
+
+use super::{SERVERS, handle, heard, ms, running};
+
+fn done(conductor: &mut Conductor, now: Nanos, step: u64) -> Vec<Command> {
+    let message = Message::PhaseDone { at: At::new(step, 3) };
+    let trainers = [0, 1].map(|it| Peer::Trainer(TrainerId(it)));
+    let each = |from| Event::Message { from, message: message.clone() };
+    trainers.into_iter().flat_map(|it| handle(conductor, now, each(it))).collect()
+}
+
+#[test]
+fn a_server_that_no_view_names_any_more_hears_the_conductor_until_it_is_let_go() {
+    let mut conductor = running();
+    let left = Peer::Server(SERVERS[0]);
+    handle(&mut conductor, ms(2), Event::View(vec![None, Some(Filler::Server(SERVERS[1]))]));
+    assert!(done(&mut conductor, ms(3), 0).contains(&Command::StepDone(0)));
+    // Its controller drains it once a step has ended without it, which may take longer than its patience.
+    for millis in (200..60_000).step_by(200) {
+        heard(&mut conductor, ms(millis), Peer::Server(SERVERS[1]));
+        heard(&mut conductor, ms(millis), Peer::Trainer(TrainerId(1)));
+        let commands = heard(&mut conductor, ms(millis), left);
+        let answers = |it: &Command| matches!(it, Command::Send { to, message: Message::Pulse { watermark: Some(_), .. } } if *to == left);
+        assert!(commands.iter().any(answers), "at {millis} ms: {commands:?}");
+    }
+    // One that was replaced hears otherwise.
+    let next = ServerId { incarnation: 1, ..SERVERS[0] };
+    handle(&mut conductor, ms(60_000), Event::View(vec![Some(Filler::Server(next)), None]));
+    let commands = heard(&mut conductor, ms(60_001), left);
+    let leave = |it: &Command| matches!(it, Command::Send { to, message: Message::Leave { .. } } if *to == left);
+    assert!(commands.iter().any(leave), "{commands:?}");
+}
+
+#[test]
+fn a_conductor_that_stands_still_now_and_then_misses_the_dead_in_its_own_time() {
+    let mut conductor = running();
+    let (mut now, mut ran) = (1, 0);
+    // Two beats, then a pause, again and again.
+    let lost = [200, 200, 500].into_iter().cycle().find_map(|span| {
+        now += span;
+        ran += if span == 200 { span } else { 0 };
+        let mut commands = handle(&mut conductor, ms(now), Event::Tick);
+        for peer in [Peer::Server(SERVERS[1]), Peer::Trainer(TrainerId(1))] {
+            commands.extend(heard(&mut conductor, ms(now), peer));
+        }
+        assert!(!commands.contains(&Command::DeclareLost(SERVERS[1])), "it is heard");
+        let lost = commands.contains(&Command::DeclareLost(SERVERS[0]));
+        (lost || ran > 10_000).then_some(ran)
+    });
+    assert!(matches!(lost, Some(1_000..1_600)), "after {lost:?} ms of its own time");
+}
+
+/// A step that fits neither the server that is left nor trainers: what the conductor does of it.
+fn nowhere(on_pool_loss: OnPoolLoss) -> (usize, Vec<Command>) {
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = vec![None, Some(Filler::Server(SERVERS[1])), Some(Filler::Standby(TrainerId(0)))];
+    handle(&mut conductor, Nanos(0), Event::View(view));
+    let mut queue = handle(&mut conductor, ms(1), Event::HeaderReady { step: 0, phases: 4 });
+    let (mut tries, mut rest) = (0, Vec::new());
+    while let Some(command) = queue.pop() {
+        if let Command::Publish { step, .. } = command {
+            tries += 1;
+            assert!(tries < 10, "the same headers again and again");
+            // Of a header, the first proposal.
+            let event = Event::Unplaceable { step, proposal: 0 };
+            queue.extend(handle(&mut conductor, ms(1), event));
+        } else {
+            rest.push(command);
+        }
+    }
+    (tries, rest)
+}
+
+#[test]
+fn a_step_that_fits_neither_servers_nor_trainers_ends_by_name() {
+    let (tries, commands) = nowhere(OnPoolLoss::Local);
+    assert_eq!(tries, 2, "{commands:?}");
+    assert!(commands.contains(&Command::End(End::PoolLost { step: 0 })), "{commands:?}");
+    let (tries, commands) = nowhere(OnPoolLoss::Fail);
+    assert_eq!(tries, 1, "{commands:?}");
+    assert!(commands.contains(&Command::End(End::PoolLost { step: 0 })), "{commands:?}");
+}
+
+#[test]
+fn fillers_that_fit_no_step_are_tried_again_for_the_next_one() {
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let mut conductor =
+        Conductor::new(2, Settings { on_pool_loss, ..Settings::default() }, Nanos(0));
+    let short = vec![None, Some(Filler::Server(SERVERS[1]))];
+    let publishes = |commands: &[Command]| {
+        commands.iter().filter(|it| matches!(it, Command::Publish { .. })).count()
+    };
+    handle(&mut conductor, ms(0), Event::View(short.clone()));
+    handle(&mut conductor, ms(1), Event::HeaderReady { step: 0, phases: 4 });
+    let commands = handle(&mut conductor, ms(1), Event::Unplaceable { step: 0, proposal: 0 });
+    assert_eq!(publishes(&commands), 0, "it waits for another server");
+    let full = SERVERS.map(|it| Some(Filler::Server(it))).to_vec();
+    assert_eq!(publishes(&handle(&mut conductor, ms(2), Event::View(full))), 1);
+    done(&mut conductor, ms(3), 0);
+    handle(&mut conductor, ms(4), Event::View(short));
+    let commands = handle(&mut conductor, ms(5), Event::HeaderReady { step: 1, phases: 4 });
+    assert_eq!(publishes(&commands), 1, "step 1 may fit: {commands:?}");
+}

@@ -1,0 +1,107 @@
+//! All servers silent at once, and trainers that start late.
+
+use cadre_protocol::conductor::{Command, Conductor, Event};
+use cadre_protocol::{
+    End, Filler, Heartbeat, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
+};
+
+use super::{SERVERS, handle, heard, ms, quiet};
+
+/// Both servers are silent to the conductor from 100 ms on; trainer 1 says every 200 ms that it reaches
+/// `reached`. When the job ends, and how.
+fn both_silent(settings: Settings, reached: &[ServerId]) -> Option<(u64, End)> {
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = SERVERS.map(|it| Some(Filler::Server(it))).to_vec();
+    handle(&mut conductor, Nanos(0), Event::View(view));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let servers = SERVERS.map(Peer::Server);
+    for peer in servers {
+        heard(&mut conductor, ms(100), peer);
+    }
+    for millis in (100..20_000).step_by(100) {
+        let mut said = quiet(&mut conductor, millis, millis + 1, &servers);
+        let asked = |it: &Command| matches!(it, Command::Send { message: Message::Pulse { ask, .. }, .. } if !ask.is_empty());
+        if said.iter().any(asked) {
+            let reached = reached.to_vec();
+            let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+            let from = Peer::Trainer(TrainerId(1));
+            said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+        }
+        for proposal in said.clone() {
+            if let Command::Propose { step, proposal, .. } = proposal {
+                said.extend(handle(&mut conductor, ms(millis), Event::Placed { step, proposal }));
+            }
+        }
+        if let Some(Command::End(end)) = said.into_iter().find(|it| matches!(it, Command::End(_))) {
+            return Some((millis, end));
+        }
+    }
+    None
+}
+
+#[test]
+fn a_conductor_that_alone_reaches_no_server_ends_the_job_by_its_trainers_name() {
+    let end = End::TrainerCutOff { trainer: TrainerId(0), servers: SERVERS };
+    let ended = both_silent(Settings::default(), &SERVERS);
+    assert!(matches!(&ended, Some((1_100..3_100, it)) if *it == end), "{ended:?}");
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let ended = both_silent(Settings { on_pool_loss, ..Settings::default() }, &SERVERS);
+    assert!(matches!(&ended, Some((6_000..8_000, it)) if *it == end), "{ended:?}");
+}
+
+#[test]
+fn a_pool_of_which_trainers_reach_one_server_at_most_is_lost() {
+    for reached in [&SERVERS[..1], &[]] {
+        let ended = both_silent(Settings::default(), reached);
+        assert!(matches!(ended, Some((1_100..3_300, End::PoolLost { step: 0 }))), "{ended:?}");
+    }
+    let on_pool_loss = OnPoolLoss::Wait(ms(15_000));
+    let ended = both_silent(Settings { on_pool_loss, ..Settings::default() }, &[]);
+    assert!(matches!(ended, Some((16_000..17_000, End::PoolLost { step: 0 }))), "{ended:?}");
+}
+
+/// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
+fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
+    let settings = Settings { assemble_within, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    for millis in (0..).step_by(100) {
+        let now = ms(millis);
+        let mut commands = handle(&mut conductor, now, Event::Tick);
+        if heard_at == Some(millis) {
+            commands.extend(heard(&mut conductor, now, Peer::Trainer(TrainerId(1))));
+        }
+        if commands.contains(&Command::End(End::TrainerDead(TrainerId(1)))) {
+            return millis;
+        }
+    }
+    unreachable!("it is given up one day")
+}
+
+#[test]
+fn a_trainer_may_start_late_and_is_as_soon_missed_as_others_from_then_on() {
+    let minutes = ms(15 * 60_000);
+    assert_eq!(dead_at(Nanos(0), None), 30_000);
+    assert_eq!(dead_at(minutes, None), 15 * 60_000 + 30_000);
+    for start in [100, 40_000, 10 * 60_000] {
+        assert_eq!(dead_at(minutes, Some(start)), start + 30_000);
+    }
+}
+
+#[test]
+fn a_trainer_that_starts_first_waits_for_the_conductor() {
+    use cadre_protocol::trainer::{Command, Event, Trainer};
+    let minutes = ms(15 * 60_000);
+    for (assemble_within, last) in [(Nanos(0), 31_100), (minutes, 15 * 60_000 + 31_100)] {
+        let settings = Settings { assemble_within, ..Settings::default() };
+        let mut trainer = Trainer::new(TrainerId(1), settings, Nanos(0));
+        let mut ends = Vec::new();
+        // For 1.1 s this process itself stands still, which takes nothing from the wait and adds nothing.
+        for millis in (0..=last).step_by(100).filter(|it| !(5_000..6_000).contains(it)) {
+            let mut commands = Vec::new();
+            trainer.handle(ms(millis), Event::Tick, &mut commands);
+            let end = commands.iter().any(|it| matches!(it, Command::End(_)));
+            ends.extend(end.then_some(millis));
+        }
+        assert_eq!(ends, [last]);
+    }
+}
