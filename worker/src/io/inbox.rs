@@ -16,6 +16,7 @@ use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 
 use super::conducting::reports;
 use super::exchange::Exchange;
+use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
 use super::{FAREWELL, Io, Notice, Request};
@@ -304,7 +305,12 @@ impl<P: Exchange> Io<P> {
             }
             Said::End(ending) => self.end(ending),
             Said::Failed { reason, bad_input } if self.shared.me == Peer::CONDUCTOR => {
-                self.end(Ending::Failed { reason, bad_input });
+                if self.conductor.as_ref().is_some_and(|it| it.has_lost(from)) {
+                    tracing::warn!("{from} is lost, so this ends nothing: {reason}");
+                } else {
+                    let reason = reason_of(from, reason);
+                    self.end(Ending::Failed { reason, bad_input });
+                }
             }
             Said::Leaving if self.ended.is_none() => {
                 tracing::warn!("{from} was asked to end, so the job stops");

@@ -68,10 +68,12 @@ impl<P: Exchange> Io<P> {
             }
             Output::Report(report) => self.say(*report),
             Output::Ending(ending) => self.end(ending),
-            Output::JobEnd(end) => self.fail(end.to_string(), false),
-            Output::End(Side::Server, End::DeclaredLost(id)) => {
-                let reason = End::DeclaredLost(id).to_string();
-                self.end(Ending::Failed { reason, bad_input: false });
+            Output::JobEnd(end) => {
+                self.end(Ending::Failed { reason: end.to_string(), bad_input: false });
+            }
+            // A dedicated server ends alone: the job may be well without it.
+            Output::End(Side::Server, end @ (End::DeclaredLost(_) | End::ConductorSilent(_))) => {
+                self.end(Ending::Failed { reason: end.to_string(), bad_input: false });
             }
             Output::End(side, end) => {
                 let too_small = side == Side::Server && matches!(end, End::Memory { .. });
@@ -134,7 +136,11 @@ impl<P: Exchange> Io<P> {
 
     /// The job cannot go on: everybody is told by the conductor, or at least this process by itself.
     pub(super) fn fail(&mut self, reason: String, bad_input: bool) {
-        if self.conductor.is_none() && self.ended.is_none() {
+        if self.conductor.is_some() {
+            let reason = reason_of(self.shared.me, reason);
+            return self.end(Ending::Failed { reason, bad_input });
+        }
+        if self.ended.is_none() {
             self.shared.tell_conductor(Said::Failed { reason: reason.clone(), bad_input });
         }
         self.end(Ending::Failed { reason, bad_input });
@@ -182,4 +188,14 @@ impl<P: Exchange> Io<P> {
     pub(super) fn is_over(&self) -> bool {
         self.trainer.is_none() && self.server.is_none()
     }
+}
+
+/// The reason of a failure, with the name of the process that failed.
+pub(super) fn reason_of(peer: Peer, reason: String) -> String {
+    let named = match peer {
+        Peer::Trainer(id) => reason.contains(&format!("rank {}", id.0)),
+        Peer::Server(_) => false,
+    };
+    let name = peer.to_string();
+    if named || reason.contains(&name) { reason } else { format!("{name}: {reason}") }
 }

@@ -221,6 +221,11 @@ impl Conducting {
         shared.outputs.put(Output::Ending(ending));
     }
 
+    /// Whether a server was declared lost: what it says of the job does not count any more.
+    pub fn has_lost(&self, peer: Peer) -> bool {
+        self.lost.contains(&peer)
+    }
+
     /// The controller has fired the faults of a moment.
     pub fn fired(&mut self, shared: &mut Shared<impl Exchange>, moment: Moment) {
         self.firing.remove(&moment);
@@ -320,6 +325,9 @@ impl Conducting {
                 let text = format!("step {step} has no attention server left");
                 let level = notice::Level::Warning;
                 Self::report_notice(shared, level, text, notice::Event::PoolLost, None);
+                if let Some(stopped) = self.stop.clone() {
+                    self.close(shared, stopped);
+                }
             }
             Command::Filled { step, round } => {
                 if std::mem::take(&mut self.pool_lost) {

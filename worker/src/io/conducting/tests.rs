@@ -193,6 +193,29 @@ fn a_trainer_that_counts_the_steps_otherwise_ends_the_job_by_its_name() {
 }
 
 #[test]
+fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
+    let lost = Command::PoolLost { step: 0 };
+    let orders: [fn(&mut Job, Command); 2] = [
+        |job, lost| {
+            job.conducting.stop(&mut job.shared, true);
+            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+        },
+        |job, lost| {
+            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+            job.conducting.stop(&mut job.shared, true);
+        },
+    ];
+    for order in orders {
+        let mut job = Job::assembled();
+        (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+        while job.plan() {}
+        assert_eq!(job.begun(), 1);
+        order(&mut job, lost.clone());
+        assert_eq!(job.conducting.ending, Some(Ending::Stopped { checkpoint: true }));
+    }
+}
+
+#[test]
 fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     let mut job = Job::assembled();
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
