@@ -8,6 +8,7 @@ mod mistaken;
 #[path = "../../../worker/examples/rank.rs"]
 #[allow(unreachable_pub, reason = "a program of its own elsewhere")]
 mod rank;
+mod threads;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,6 +33,7 @@ fn acts_as_worker() {
             memory_mib: 512,
         })
         .map_err(Into::into),
+        (_, Ok(act)) if act == "threads" => threads::main(),
         (_, Ok(mistake)) => mistaken::main(&mistake),
         (_, Err(_)) => rank::main(),
     };
@@ -159,5 +161,13 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             other => panic!("{mistake}: {other:?}"),
         };
         assert!(told.contains(words), "{mistake}: {told}");
+    }
+}
+
+#[test]
+fn one_thread_submits_while_another_waits_and_a_loss_may_depend_on_lse() {
+    for attention in [AttentionPlace::Pool, AttentionPlace::Local] {
+        let (result, _) = ended(attention, &[], Some("threads"));
+        result.unwrap_or_else(|error| panic!("{attention:?}: {error:?}"));
     }
 }
