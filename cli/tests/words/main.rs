@@ -124,3 +124,16 @@ fn a_long_word_with_another_digest_ends_the_job_by_name() {
     let reason = "8192 bytes that server 1 (incarnation 0) has published came with another digest";
     assert!(run.logs.values().any(|it| it.contains(reason)), "{:#?}", run.logs);
 }
+
+#[test]
+fn a_failure_that_a_server_tells_ends_the_job_with_its_name() {
+    let mut liar = Liar::new();
+    liar.will_say(&Said::Failed { reason: "the fan stopped".into(), bad_input: false });
+    let job = Job::start(Loss::Nothing, Some((liar::ME, liar.address())));
+    let lying = liar.lie(job.addresses());
+    let run = job.finish();
+    drop(lying);
+    assert!(run.codes[..2].contains(&Some(3)), "{:?} {:#?}", run.codes, run.logs);
+    let reason = "server 1 (incarnation 0): the fan stopped";
+    assert!(run.logs.values().any(|it| it.contains(reason)), "{:#?}", run.logs);
+}
