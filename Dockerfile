@@ -3,7 +3,7 @@
 #     docker build -t example/cadre:0.1.0 .
 #     helm install cadre charts/cadre --set image.repository=example/cadre
 #
-# The programs find CUDA and UCX at run time, if the node and the pod give them; none is in the image.
+# The programs find CUDA at run time, if the node and the pod give it; it is not in the image.
 FROM rust:1.95-bookworm AS build
 WORKDIR /cadre
 COPY . .

@@ -33,7 +33,7 @@ pub(crate) enum Command {
     Run(Box<RunOptions>),
     /// Plan recorded documents over a pool and say what the plan costs; starts nothing.
     Plan(PlanOptions),
-    /// Measure this machine's attention and links and write the cost table that plans use.
+    /// Measure this machine's attention and links, for `cadre plan -f`.
     Calibrate(CalibrateOptions),
     /// Simulate training steps on machines that you do not have; starts nothing.
     Simulate(SimulateOptions),

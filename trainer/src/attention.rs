@@ -31,7 +31,8 @@ pub const IN_FLIGHT: usize = 2;
 ///
 /// Any error ends the step: nothing of it may be submitted or waited for again.
 pub trait Attention {
-    /// Starts the forward phase of (`layer`, `nano`). Does not block.
+    /// Starts the forward phase of (`layer`, `nano`). Waits for no result, but may copy the rows and wait
+    /// for room in a queue.
     ///
     /// `q` is `[tokens, query heads, dim]`, `k` and `v` are `[tokens, KV heads, dim]`, all rotated.
     fn submit_forward(
@@ -46,7 +47,7 @@ pub trait Attention {
     /// Returns O `[tokens, query heads, dim]`. Blocks; an in-place server computes in here.
     fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError>;
 
-    /// Starts the backward phase of (`layer`, `nano`). Does not block.
+    /// Starts the backward phase of (`layer`, `nano`). Waits as [`Self::submit_forward`] does.
     ///
     /// `dout` is the gradient of O and `out` O as the forward gave it, `[tokens, query heads, dim]`.
     fn submit_backward(

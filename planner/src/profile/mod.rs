@@ -1,8 +1,8 @@
 //! What attention costs on a kind of processor, as measured.
 //!
 //! In: a calibration file (JSON), or the name of a table that ships with Cadre. Out: the time of a task by
-//! interpolation, and the [`Costs`] that a header carries. Times are integers, and tables are refused unless they
-//! grow with rows and keys, so that interpolated times do too.
+//! interpolation, and the [`Costs`] that `cadre plan -f` plans with (a job's header has the default ones). Times are
+//! integers, and tables are refused unless they grow with rows and keys, so that interpolated times do too.
 //!
 //! Plans depend on [`Costs`] alone: quantised, digested with the problem, the same on every machine.
 

@@ -25,7 +25,7 @@ impl Lengths {
             .expect("a test parses the shipped list")
     }
 
-    /// Reads a list: a JSON object with `lengths`, an array of positive integers.
+    /// Reads a list: a JSON array of positive integers, or an object with one under `lengths`.
     pub fn read(path: &Path) -> Result<Self, LoaderError> {
         let refuse = |why: String| LoaderError::Lengths { path: path.to_path_buf(), why };
         let text = std::fs::read_to_string(path).map_err(|source| refuse(source.to_string()))?;

@@ -1,7 +1,7 @@
 //! The model: a Llama-style decoder on bytes, by hand, forward and backward.
 //!
 //! In: parameters in one flat buffer, rows of the loader, O (backward: dQ, dK, dV) of core attention.
-//! Out: Q, K, V (backward: dO, Δ), the loss, gradients in a buffer of the parameters' layout.
+//! Out: Q, K, V (backward: dO, O), the loss, gradients in a buffer of the parameters' layout.
 //!
 //! ```text
 //! embed ─► before attention ─► [core attention] ─► after attention ─► … ─► head ─► loss

@@ -1,8 +1,8 @@
 //! The process of a dedicated attention server.
 //!
 //! In: the environment contract and [`ServerArgs`]. Out: an exit code: 0, 2 for bad input, 3 when the
-//! conductor has declared it lost, its GPU is lost, or it cannot go on. The main thread computes, the IO thread pulls, serves
-//! and beats, a third talks to the controller.
+//! conductor has declared it lost, its GPU is lost, or it cannot go on. The main thread computes, *io*
+//! pulls, serves and beats, *plan* plans steps, *control* talks to the controller.
 //!
 //! ```text
 //! attach ──▶ serve a job ──drained──▶ leave

@@ -8,9 +8,10 @@
 //! leave(outcome)
 //! ```
 //!
-//! In: what the rank's loader and model have. Out: results, whatever servers were lost on the way. The session owns the IO
-//! thread, with the conductor in rank 0, and the rescue thread. What the plan gives to this rank's own processor is computed
-//! inside `begin` and `wait`, on the calling thread. One thread may submit while another waits.
+//! In: what the rank's loader and model have. Out: results, whatever servers were lost on the way. The
+//! session owns the threads *io* (with the conductor in rank 0), *plan*, *control* and *rescue*. What the
+//! plan gives to this rank's own processor is computed inside `begin` and `wait`, on the calling thread.
+//! One thread may submit while another waits.
 //!
 //! It sums no gradients, writes no checkpoint, installs no signal handler, and never ends the process. A call out of turn or
 //! with rows of another size is an [`Error`] that names rank, phase and remedy; nothing of it is sent, and the job ends

@@ -8,8 +8,8 @@
 //! `CADRE_SEED` and `CADRE_RUNS` choose the first and how many; a failure prints the command that repeats it.
 //!
 //! What is checked: O, dQ, dK and dV have the bits of attention on whole documents, added in the plan's order; the job ends as it
-//! should, within bounded time; in calm weather nobody is lost; no thread spins; pulls keep the rules of the exchange; nothing is held
-//! after the last step.
+//! should, within bounded time; in calm weather nobody is lost; no thread spins; pulls keep the rules of the exchange; trainers hold
+//! nothing after the last step, and servers nothing where no fault was.
 
 mod controller;
 mod faults;
