@@ -3,6 +3,7 @@
 //! What is decided is tested where it is decided; here is tested that it happens.
 
 mod pods;
+mod refusals;
 mod server;
 
 use std::sync::Arc;
@@ -17,8 +18,11 @@ use server::Server;
 
 /// An operator that leads, until the test ends.
 async fn operator(server: &Server) -> Arc<Context> {
-    let context =
-        Arc::new(Context::new(server.client(), Settings::default(), None, Issuer::default()));
+    operator_with(server, Issuer::default()).await
+}
+
+async fn operator_with(server: &Server, issuer: Issuer) -> Arc<Context> {
+    let context = Arc::new(Context::new(server.client(), Settings::default(), None, issuer));
     context.caches.ready().await.expect("the server answers");
     let own = context.clone();
     tokio::spawn(async move { controllers::run(&own, 4).await });
@@ -57,9 +61,13 @@ fn name(object: &Value) -> String {
 }
 
 fn reason(object: &Value, condition: &str) -> String {
+    said(object, condition, "reason")
+}
+
+fn said(object: &Value, condition: &str, field: &str) -> String {
     let conditions = object["status"]["conditions"].as_array();
     let found = conditions.into_iter().flatten().find(|it| it["type"] == condition);
-    found.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
+    found.and_then(|it| it[field].as_str()).unwrap_or_default().to_owned()
 }
 
 #[tokio::test]

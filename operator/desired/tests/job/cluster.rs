@@ -80,7 +80,7 @@ impl World {
         }
         if whole && !self.gone {
             let before = self.job.status.as_ref().map_or(0, |it| it.attempt);
-            let after = status(&Applied::new(self.observe()), self.clock.now());
+            let after = status(&Applied::new(self.observe(), None), self.clock.now());
             assert!(after.attempt >= before, "attempts only rise");
             self.job.status = Some(after);
         }

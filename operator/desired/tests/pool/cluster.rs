@@ -91,7 +91,7 @@ impl World {
         }
         if whole && !self.gone {
             self.memory = memory;
-            let applied = Applied::new(self.observe());
+            let applied = Applied::new(self.observe(), None);
             self.pool.status = Some(status(&applied, &settings(), self.clock.now()));
         }
         idle

@@ -175,7 +175,7 @@ fn measured_links_are_told_by_the_worst() {
         let mut observed = world.observe();
         // A trainer on each server's node.
         observed.trainers.clone_from(&observed.pods);
-        let status = status(&Applied::new(observed), &settings(), world.clock.now());
+        let status = status(&Applied::new(observed, None), &settings(), world.clock.now());
         let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
         let placement = placement.expect("it is always said");
         assert_eq!(placement.reason, expected, "{}", placement.message);
