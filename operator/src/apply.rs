@@ -51,7 +51,7 @@ where
         Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Pod,
         Action::Delete(which) => which.kind == Kind::Pod,
         Action::Drain { .. } => true,
-        Action::DeleteSelf | Action::Guard | Action::Release => false,
+        Action::Note { .. } | Action::DeleteSelf | Action::Guard | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
     let mut result = prepared;
@@ -111,6 +111,18 @@ where
                 Ok(pod) => context.recent_pods.wrote(pod, Instant::now()),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(Error::api(format!("drain pod {}", pod.name), error)),
+            }
+            Ok(())
+        }
+        Action::Note { object, annotation, text } => {
+            let patch = json!({"metadata": {"uid": object.uid, "annotations": {annotation: text}}});
+            let jobs = Api::<Job>::namespaced(client.clone(), &namespace);
+            match jobs.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(job) => context.recent_jobs.wrote(job, Instant::now()),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => {
+                    return Err(Error::api(format!("note on Job {}", object.name), error));
+                }
             }
             Ok(())
         }

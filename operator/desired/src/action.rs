@@ -29,6 +29,15 @@ pub enum Action {
         /// Since when.
         since: Timestamp,
     },
+    /// Write an annotation on an object: what would be forgotten with the pods that show it.
+    Note {
+        /// The object.
+        object: Reference,
+        /// The annotation.
+        annotation: &'static str,
+        /// Its value.
+        text: String,
+    },
     /// Delete an object.
     Delete(Reference),
     /// Delete the object itself that this is about.

@@ -74,6 +74,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
         | Stage::Invalid(_)
         | Stage::Suspended
         | Stage::Blocked(_)
+        | Stage::Failing(_)
         | Stage::Waiting { .. }
         | Stage::Start { .. }
         | Stage::Active { .. } => {}
@@ -140,6 +141,9 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
         Stage::Suspended => said(false, "Suspended", "spec.suspend is true"),
         Stage::Completed => said(false, "Complete", "every trainer has ended well"),
         Stage::Failed(cause) => said(false, "Failed", &cause.what),
+        Stage::Failing(cause) => {
+            said(false, "Restarting", format!("{cause}; its peers end, one of them may say why"))
+        }
         Stage::Late { seconds } => said(false, "Failed", format!("active for {seconds} s")),
         Stage::Waiting { number, after, .. } | Stage::Start { number, after, .. } => {
             let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();

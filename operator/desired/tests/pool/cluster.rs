@@ -151,6 +151,7 @@ impl World {
             }
             Action::Create(Object::Job(_))
             | Action::Apply(Object::Job(_) | Object::Pod(_))
+            | Action::Note { .. }
             | Action::DeleteSelf => panic!("not for a pool: {action:?}"),
         }
     }
