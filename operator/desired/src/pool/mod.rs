@@ -122,7 +122,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
     guard(observed, &all, deleted, &mut decision.actions);
     if !deleted {
-        surroundings(observed, &mut decision.actions);
+        surroundings(observed, scale.servers, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
     leave(observed, settings, &all, wanted, now, &mut decision);
@@ -145,7 +145,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut V
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
+fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -158,15 +158,18 @@ fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
         }
         Some(_) => {}
     }
-    let budget = manifest::budget(pool);
+    let budget = manifest::budget(pool, wanted);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
             let content = |it: &PodDisruptionBudget| {
                 let spec = it.spec.as_ref()?;
-                Some((spec.max_unavailable.clone(), spec.selector.clone()))
+                Some((spec.min_available.clone(), spec.selector.clone()))
             };
-            if content(found) != content(&budget) {
+            // Earlier builds said it so, and an apply does not take away what a create has set.
+            if found.spec.as_ref().is_some_and(|it| it.max_unavailable.is_some()) {
+                actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
+            } else if content(found) != content(&budget) {
                 actions.push(Action::Apply(Object::Budget(Box::new(budget))));
             }
         }

@@ -12,6 +12,7 @@ use cadre_desired::{Action, Applied, Kind, Object};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 
 use super::world::{Clock, end, name, on_node, set_condition, set_phase, settings};
@@ -129,6 +130,7 @@ impl World {
                 annotate(&mut found.metadata, ANNOTATION_DRAIN, reason.to_owned());
                 annotate(&mut found.metadata, ANNOTATION_DRAIN_SINCE, since.to_string());
             }
+            Action::Delete(which) if which.kind == Kind::Budget => self.budget = None,
             Action::Delete(which) => {
                 assert_eq!(which.kind, Kind::Pod);
                 let found =
@@ -154,6 +156,21 @@ impl World {
             | Action::Note { .. }
             | Action::DeleteSelf => panic!("not for a pool: {action:?}"),
         }
+    }
+
+    /// How many servers may be evicted now, as the disruption controller counts: `maxUnavailable` from the scale
+    /// subresource, `minAvailable` as it is written.
+    pub(crate) fn evictions(&self) -> i64 {
+        let spec = self.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
+        let needed = match (&spec.max_unavailable, &spec.min_available) {
+            (Some(IntOrString::Int(most)), None) => {
+                i64::from(self.pool.spec.replicas) - i64::from(*most)
+            }
+            (None, Some(IntOrString::Int(least))) => i64::from(*least),
+            (most, least) => panic!("the API server refuses {most:?} with {least:?}"),
+        };
+        let ready = self.pool.status.as_ref().map_or(0, |it| i64::from(it.ready));
+        (ready - needed).max(0)
     }
 
     /// What scheduler, kubelet and servers do when nothing goes wrong.
