@@ -11,7 +11,7 @@ use std::time::Instant;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_desired::pool::Node;
-use cadre_desired::{job, pool};
+use cadre_desired::{job, pool, servers_service, trainers_service};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -40,8 +40,7 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
         context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && may_join(it));
     let nodes = nodes(context, pods.iter().chain(&trainers));
     let named = |it: &ObjectMeta| {
-        it.name.as_deref() == Some(&format!("{name}-servers"))
-            && it.namespace.as_ref() == Some(&home)
+        it.name.as_ref() == Some(&servers_service(&name)) && it.namespace.as_ref() == Some(&home)
     };
     let service = context.caches.services.find(|it| named(&it.metadata));
     let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
@@ -70,7 +69,7 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let jobs = context.recent_jobs.correct(jobs, |it| ours(&it.metadata), seen, Instant::now());
     let pods = context.caches.pods.state_filter(|it| ours(&it.metadata));
     let services = within(&context.caches.services, &home);
-    let service = services.into_iter().find(|it| it.name_any() == format!("{name}-trainers"));
+    let service = services.into_iter().find(|it| it.name_any() == trainers_service(&name));
     let wanted = &object.spec.attention.pool_ref;
     let of = home.clone();
     let from = wanted.namespace.clone().unwrap_or(home);

@@ -193,6 +193,28 @@ async fn an_object_that_cannot_be_read_stops_no_other() {
     server.until("a server", |all| (all.of("pods").len() == 1).then_some(())).await;
 }
 
+#[tokio::test]
+async fn pools_and_jobs_may_have_names_that_begin_with_a_digit() {
+    let server = Server::new();
+    let _context = operator(&server).await;
+    server.put("attentionpools", "8b", &pool(1));
+    let mut job = job();
+    job["spec"]["attention"]["poolRef"]["name"] = "8b".into();
+    server.put("trainingjobs", "70b-run", &job);
+    server
+        .until("all of it", |all| {
+            let job = all.get("trainingjobs", "70b-run")?;
+            let well = |it: &Value| reason(it, "Degraded") == "AsItShould";
+            (well(job)
+                && reason(job, "Running") == "Starting"
+                && all.get("jobs", "70b-run-1").is_some())
+            .then_some(())?;
+            let pool = all.get("attentionpools", "8b")?;
+            (well(pool) && all.of("pods").len() == 1).then_some(())
+        })
+        .await;
+}
+
 #[test]
 fn the_charts_settings_are_known_and_are_the_defaults() {
     let values: Value = serde_saphyr::from_str(include_str!("../../../charts/cadre/values.yaml"))

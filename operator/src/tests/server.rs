@@ -233,6 +233,12 @@ impl Server {
         if inner.objects.contains_key(&address) {
             return refuse(409);
         }
+        if resource == "services" && name.starts_with(|it: char| it.is_ascii_digit()) {
+            return refuse_with(
+                422,
+                "a Service's name begins with a letter, before Kubernetes 1.36",
+            );
+        }
         let there = Objects(&inner.objects).of(resource).len();
         if let Some((_, code, words)) = inner.limits.get(resource).filter(|it| there >= it.0) {
             return refuse_with(*code, &words.replace("NAME", &name));
