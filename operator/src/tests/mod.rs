@@ -8,12 +8,14 @@ mod server;
 
 use std::sync::Arc;
 
+use cadre_crds::contract::FINALIZER;
 use cadre_desired::Settings;
 use serde_json::{Value, json};
 
 use crate::context::Context;
 use crate::control::issuer::Issuer;
-use crate::controllers;
+use crate::leader::{self, Place};
+use crate::{controllers, release};
 use server::Server;
 
 /// An operator that leads, until the test ends.
@@ -213,6 +215,33 @@ async fn pools_and_jobs_may_have_names_that_begin_with_a_digit() {
             (well(pool) && all.of("pods").len() == 1).then_some(())
         })
         .await;
+}
+
+#[tokio::test]
+async fn finalizers_are_released_while_no_operator_can_lead() {
+    let server = Server::new();
+    let guarded = json!({"metadata": {"finalizers": ["example.com/other", FINALIZER]}});
+    server.put("attentionpools", "p", &pool(1));
+    server.put("attentionpools", "p", &guarded);
+    let place = |identity: &str| Place {
+        namespace: "n".into(),
+        name: "cadre-operator".into(),
+        identity: identity.into(),
+    };
+    let operator = leader::acquire(server.client(), &place("operator")).await.expect("it leads");
+    operator.give_back().await;
+    let uninstall = place("uninstall");
+    release::all(&server.client(), None, &uninstall).await.expect("the pool is released");
+
+    let pools = server.history("attentionpools");
+    let (freed, pool) = pools.last().expect("it was changed");
+    assert_eq!(pool["metadata"]["finalizers"], json!(["example.com/other"]));
+    let leases = server.history("leases");
+    let holder = |it: &(u64, Value)| it.1["spec"]["holderIdentity"].as_str().map(str::to_owned);
+    let before = leases.iter().rev().find(|it| it.0 < *freed).and_then(holder);
+    assert_eq!(before.as_deref(), Some("uninstall"), "{leases:#?}");
+    let after = leases.last().and_then(holder);
+    assert_ne!(after.as_deref(), Some("uninstall"), "who installs anew need not wait");
 }
 
 #[test]

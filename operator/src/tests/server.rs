@@ -93,6 +93,13 @@ impl Server {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).limits.clear();
     }
 
+    /// All that became of a resource's objects, in order, with versions that count all changes of the server.
+    pub(crate) fn history(&self, resource: &str) -> Vec<(u64, Value)> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = inner.log.iter().filter(|it| it.1 == resource);
+        of.map(|(version, _, _, object)| (*version, object.clone())).collect()
+    }
+
     /// Takes an object away past all checks.
     pub(crate) fn remove_object(&self, resource: &str, name: &str) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
