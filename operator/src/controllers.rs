@@ -9,14 +9,13 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cadre_crds::{Bare, Readable};
 use futures_util::{StreamExt as _, stream};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 
-use crate::caches::Guarded;
 use crate::context::Context;
 use crate::error::Error;
 use crate::recent::LOOK_AGAIN;
@@ -62,12 +61,12 @@ pub(crate) async fn run(context: &Arc<Context>, concurrency: u16) {
 async fn one<K, F>(
     context: &Arc<Context>,
     concurrency: u16,
-    store: &Store<Guarded<K>>,
+    store: &Store<Readable<K>>,
     triggers: &Triggers,
-    reconcile: fn(Arc<Guarded<K>>, Arc<Context>) -> F,
+    reconcile: fn(Arc<Readable<K>>, Arc<Context>) -> F,
 ) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-    Guarded<K>: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + Bare + Clone + Debug + Send + Sync + 'static,
+    Readable<K>: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     F: Future<Output = Result<Looked, Error>> + Send + 'static,
 {
     let kind = K::kind(&()).into_owned();
@@ -80,7 +79,7 @@ async fn one<K, F>(
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(later);
     let looks = kind.clone();
-    let look = move |object: Arc<Guarded<K>>, context: Arc<Context>| {
+    let look = move |object: Arc<Readable<K>>, context: Arc<Context>| {
         let (kind, failures) = (looks.clone(), failures.clone());
         async move {
             let began = Instant::now();
@@ -114,7 +113,7 @@ async fn one<K, F>(
             Ok(Action::requeue(again.unwrap_or(Duration::MAX).min(pause(times))))
         }
     };
-    let never = |_: Arc<Guarded<K>>, _: &Error, _| Action::await_change();
+    let never = |_: Arc<Readable<K>>, _: &Error, _| Action::await_change();
     let results = controller.run(look, never, context.clone());
     results
         .for_each(|result| {

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cadre_crds::{TrainingJob, TrainingJobStatus};
+use cadre_crds::{Readable, TrainingJob, TrainingJobStatus};
 use cadre_desired::{Applied, job};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 
-use crate::caches::Guarded;
 use crate::context::Context;
 use crate::control::issuer;
 use crate::controllers::Looked;
@@ -15,16 +14,10 @@ use crate::error::Error;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(
-    object: Arc<Guarded<TrainingJob>>,
+    object: Arc<Readable<TrainingJob>>,
     context: Arc<Context>,
 ) -> Result<Looked, Error> {
-    let object = match &object.0 {
-        Ok(object) => object,
-        Err(invalid) => {
-            tracing::warn!("job {}: cannot be read: {}", object.name_any(), invalid.error);
-            return Ok(Looked::default());
-        }
-    };
+    let object = object.as_ref();
     let now = Timestamp::now();
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
@@ -34,7 +27,7 @@ pub(crate) async fn reconcile(
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
     let status = job::status(&applied, now);
-    let old = object.status.as_ref();
+    let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
     // The attempt and the restarts are what the next look goes on from.

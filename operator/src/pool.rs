@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cadre_crds::{AttentionPool, AttentionPoolStatus};
+use cadre_crds::{AttentionPool, AttentionPoolStatus, Readable};
 use cadre_desired::{Applied, pool};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 
-use crate::caches::Guarded;
 use crate::context::Context;
 use crate::control::issuer;
 use crate::controllers::Looked;
@@ -15,16 +14,10 @@ use crate::error::Error;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(
-    object: Arc<Guarded<AttentionPool>>,
+    object: Arc<Readable<AttentionPool>>,
     context: Arc<Context>,
 ) -> Result<Looked, Error> {
-    let object = match &object.0 {
-        Ok(object) => object,
-        Err(invalid) => {
-            tracing::warn!("pool {}: cannot be read: {}", object.name_any(), invalid.error);
-            return Ok(Looked::default());
-        }
-    };
+    let object = object.as_ref();
     let uid = object.uid().unwrap_or_default();
     let now = Timestamp::now();
     let observed = observe::pool(&context, object);
@@ -37,17 +30,17 @@ pub(crate) async fn reconcile(
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::pool(&context, object), failure);
     let key = (object.namespace().unwrap_or_default(), object.name_any());
-    let gone = object.metadata.deletion_timestamp.is_some() && applied.pods.is_empty();
+    let gone = object.object.metadata.deletion_timestamp.is_some() && applied.pods.is_empty();
     context.known.put(key, (!gone).then(|| pool::facts(&applied)));
     let status = pool::status(&applied, &context.settings, now);
-    let old = object.status.as_ref();
+    let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
     // What was asked for and who scales are not to see an old answer.
     let asked = |it: &AttentionPoolStatus| (it.observed_generation, it.desired);
     let at_once = old.is_none_or(|it| asked(it) != asked(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
-    if object.metadata.deletion_timestamp.is_some() {
+    if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
     Ok(Looked::new(decision.again, context.recent_pods.waits(), turn, failed))

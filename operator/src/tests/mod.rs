@@ -193,6 +193,36 @@ async fn an_object_that_cannot_be_read_stops_no_other() {
     server.put("attentionpools", "p", &pool(1));
     let _context = operator(&server).await;
     server.until("a server", |all| (all.of("pods").len() == 1).then_some(())).await;
+    server
+        .until("why", |all| {
+            let message = said(all.get("attentionpools", "broken")?, "Degraded", "message");
+            message.starts_with("spec.template.spec.containers cannot be read: ").then_some(())
+        })
+        .await;
+
+    // As if servers had served: its end waits for none of them.
+    let ends = json!({"metadata": {
+        "finalizers": [FINALIZER], "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }});
+    server.put("attentionpools", "broken", &ends);
+    server
+        .until("its release", |all| {
+            let left = &all.get("attentionpools", "broken")?["metadata"]["finalizers"];
+            (*left == json!([])).then_some(())
+        })
+        .await;
+
+    let mut broken = job();
+    let variable = json!([{"name": "X", "value": 1}]);
+    broken["spec"]["template"]["spec"]["containers"][0]["env"] = variable;
+    server.put("trainingjobs", "j", &broken);
+    server
+        .until("what is wrong with the job", |all| {
+            let message = said(all.get("trainingjobs", "j")?, "Running", "message");
+            let named = "spec.template.spec.containers[0].env[0].value cannot be read: ";
+            message.starts_with(named).then_some(())
+        })
+        .await;
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ mod stage;
 mod status;
 
 use cadre_crds::contract::ANNOTATION_ENDED;
+use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, Progress, TrainingJob};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -43,6 +44,8 @@ const LOOK_AGAIN_SECONDS: i64 = 5;
 pub struct Observed {
     /// The object.
     pub job: TrainingJob,
+    /// What of it cannot be read: nothing is made from its spec.
+    pub unreadable: Option<Refusal>,
     /// The pool that it names, if there is one.
     pub pool: Option<AttentionPool>,
     /// The Service of its trainers, if there is one by that name.

@@ -113,7 +113,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     if let Some(over) = over {
         return Stage::Finished { at: over.last_transition_time.0 };
     }
-    if let Err(refusal) = validate::job(job) {
+    if let Some(refusal) = observed.unreadable.clone().or_else(|| validate::job(job).err()) {
         return Stage::Invalid(refusal);
     }
     let all = attempts(observed);

@@ -27,8 +27,9 @@ mod victims;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
-use cadre_crds::{AttentionPool, validate};
+use cadre_crds::validate::{self, Refusal};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
@@ -57,6 +58,8 @@ const MADE_AT_ONCE: usize = 250;
 pub struct Observed {
     /// The object.
     pub pool: AttentionPool,
+    /// What of it cannot be read: nothing is made from its spec.
+    pub unreadable: Option<Refusal>,
     /// The Service of its servers, if there is one by that name.
     pub service: Option<Service>,
     /// Its disruption budget, if there is one by that name.
@@ -116,7 +119,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     let pool = &observed.pool;
     let all = servers(observed);
     let deleted = pool.metadata.deletion_timestamp.is_some();
-    if !deleted && validate::pool(pool).is_err() {
+    if !deleted && refusal(observed).is_some() {
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
@@ -130,6 +133,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     bury(&all, wanted, &mut decision);
     decision.again = soonest(decision.again, scale.again);
     (decision, scale.memory)
+}
+
+/// What is wrong with the pool's spec.
+pub(crate) fn refusal(observed: &Observed) -> Option<Refusal> {
+    observed.unreadable.clone().or_else(|| validate::pool(&observed.pool).err())
 }
 
 /// The finalizer is there exactly while a server would have something to hand over.

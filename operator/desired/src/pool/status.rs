@@ -7,14 +7,14 @@
 use std::cmp::Reverse;
 
 use cadre_crds::contract::SERVER_CONTAINER;
-use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer, validate};
+use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer};
 use k8s_openapi::jiff::Timestamp;
 
-use super::Observed;
 use super::manifest::levels;
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
 use super::victims::near;
+use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{is_owned, name, server_selector};
@@ -37,7 +37,7 @@ pub fn status(
     let observed: &Observed = applied;
     let pool = &observed.pool;
     let mut status = pool.status.clone().unwrap_or_default();
-    let refusal = validate::pool(pool).err();
+    let refusal = refusal(observed);
     let deleted = pool.metadata.deletion_timestamp.is_some();
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();

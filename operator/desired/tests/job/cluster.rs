@@ -74,6 +74,7 @@ impl World {
     pub(crate) fn observe(&self) -> Observed {
         Observed {
             job: self.job.clone(),
+            unreadable: None,
             pool: self.pool.clone(),
             service: self.service.clone(),
             jobs: self.jobs.clone(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cadre_crds::contract::{
     ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT, SERVER_CONTAINER,
 };
+use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, AttentionPoolSpec};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
 use cadre_desired::{Action, Applied, Kind, Object};
@@ -24,6 +25,7 @@ pub(crate) const NODES: usize = 6;
 pub(crate) struct World {
     pub(crate) clock: Clock,
     pub(crate) pool: AttentionPool,
+    pub(crate) unreadable: Option<Refusal>,
     pub(crate) service: Option<Service>,
     pub(crate) budget: Option<PodDisruptionBudget>,
     pub(crate) pods: Vec<Pod>,
@@ -52,6 +54,7 @@ impl World {
         Self {
             clock,
             pool,
+            unreadable: None,
             service: None,
             budget: None,
             pods: Vec::new(),
@@ -68,6 +71,7 @@ impl World {
         set_phase(&mut trainer, "Running", true);
         Observed {
             pool: self.pool.clone(),
+            unreadable: self.unreadable.clone(),
             service: self.service.clone(),
             budget: self.budget.clone(),
             pods: self.pods.iter().cloned().map(Arc::new).collect(),

@@ -5,11 +5,12 @@ mod cluster;
 mod world;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, SERVER_CONTAINER};
+use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode};
 use cadre_desired::pool::{Link, Report, decide, status};
 use cadre_desired::{Action, Applied};
 use cluster::{Event, World, events};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
@@ -103,6 +104,30 @@ fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
         assert_eq!(ready, Some(auto.unwrap_or(written)));
         assert_eq!(world.evictions(), expected, "{written} written, {auto:?} decided");
     }
+}
+
+#[test]
+fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
+    let mut world = World::new(3);
+    rest(&mut world);
+    let pods = world.pods.clone();
+    // What is left of it when the part that cannot be read is left out.
+    world.pool.spec.template = Some(PodTemplateSpec::default());
+    world.unreadable = Some(Refusal {
+        field: "spec.template".into(),
+        problem: "cannot be read".into(),
+        remedy: "correct it".into(),
+    });
+    rest(&mut world);
+    assert_eq!(world.pods, pods);
+    let status = world.pool.status.clone().expect("it was reported");
+    let degraded = status.conditions.iter().find(|it| it.type_ == "Degraded");
+    let told = degraded.map(|it| (it.reason.as_str(), it.message.as_str()));
+    assert_eq!(told, Some(("Invalid", "spec.template cannot be read; correct it")));
+    assert_eq!((status.ready, status.registered), (3, 3));
+    world.happen(&Event::Delete);
+    rest(&mut world);
+    assert!(world.gone, "its servers drain as those of any other");
 }
 
 #[test]
