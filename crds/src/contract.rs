@@ -25,6 +25,8 @@ pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
 
 /// Annotation of an attempt's Job: restarts that counted before it.
 pub const ANNOTATION_RESTARTS: &str = "cadre.dev/restarts";
+/// Annotation of an attempt's Job: which trainer ended it and how, as the operator saw it, JSON.
+pub const ANNOTATION_ENDED: &str = "cadre.dev/ended";
 /// Annotation of a server's pod: why it drains.
 pub const ANNOTATION_DRAIN: &str = "cadre.dev/drain";
 /// Annotation of a server's pod: since when it drains, RFC 3339.

@@ -14,6 +14,7 @@ mod job;
 pub mod manifest;
 mod nearest;
 mod pool;
+mod readable;
 mod resource;
 #[cfg(feature = "schema")]
 pub mod schema;
@@ -32,3 +33,4 @@ pub use pool::{
     Access, AttentionPool, AttentionPoolSpec, AttentionPoolStatus, Colocation, Drain, Fabric,
     Health, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,
 };
+pub use readable::{Bare, Readable};

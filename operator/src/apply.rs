@@ -1,17 +1,22 @@
 //! Carries actions out.
 //!
-//! In: the actions for an object, in order. Out: all done, or the first that was not. What was written is
+//! In: the actions for an object, in order. Out: all done, or why the first was not. What was written is
 //! remembered, so that the next look sees it.
+//!
+//! One action that is refused holds no other up: who may leave leaves though no further pod fits. Only what would be
+//! made on top of it waits: a Job for its Service, a pod for the one before that was refused, both for the certificate
+//! that they mount.
 //!
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER};
 use cadre_desired::{Action, Kind, Object, Reference};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -28,8 +33,14 @@ use crate::error::{Error, is_code};
 /// Pods written at the same time for one object.
 const AT_ONCE: usize = 16;
 
-/// Carries all actions for `owner` out.
-pub(crate) async fn all<K>(context: &Context, owner: &K, actions: Vec<Action>) -> Result<(), Error>
+/// Carries all actions for `owner` out, after `prepared` did or did not get ready what workers need. Out: the first
+/// failure; the others that there may be are met again in the next look.
+pub(crate) async fn all<K>(
+    context: &Context,
+    owner: &K,
+    actions: Vec<Action>,
+    prepared: Result<(), Error>,
+) -> Result<(), Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -40,17 +51,26 @@ where
         Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Pod,
         Action::Delete(which) => which.kind == Kind::Pod,
         Action::Drain { .. } => true,
-        Action::DeleteSelf | Action::Guard | Action::Release => false,
+        Action::Note { .. } | Action::DeleteSelf | Action::Guard | Action::Release => false,
     });
+    let no_more_pods = AtomicBool::new(prepared.is_err());
+    let mut result = prepared;
     for action in others {
-        one(context, owner, action).await?;
+        if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
+            result = result.and(one(context, owner, action).await);
+        }
     }
-    stream::iter(pods)
-        .map(|action| one(context, owner, action))
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<Vec<()>>()
-        .await?;
-    Ok(())
+    let pod = async |action: Action| {
+        let makes = matches!(action, Action::Create(_));
+        if makes && no_more_pods.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let done = one(context, owner, action).await;
+        no_more_pods.fetch_or(makes && done.is_err(), Ordering::Relaxed);
+        done
+    };
+    let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
+    pods.into_iter().fold(result, Result::and)
 }
 
 async fn one<K>(context: &Context, owner: &K, action: Action) -> Result<(), Error>
@@ -91,6 +111,18 @@ where
                 Ok(pod) => context.recent_pods.wrote(pod, Instant::now()),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(Error::api(format!("drain pod {}", pod.name), error)),
+            }
+            Ok(())
+        }
+        Action::Note { object, annotation, text } => {
+            let patch = json!({"metadata": {"uid": object.uid, "annotations": {annotation: text}}});
+            let jobs = Api::<Job>::namespaced(client.clone(), &namespace);
+            match jobs.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(job) => context.recent_jobs.wrote(job, Instant::now()),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => {
+                    return Err(Error::api(format!("note on Job {}", object.name), error));
+                }
             }
             Ok(())
         }
@@ -152,7 +184,23 @@ where
             }
             Ok(None)
         }
-        Err(error) => Err(Error::api(format!("create {kind} {name}"), error)),
+        Err(error) => {
+            let lasting = lasting_name::<T>(&name);
+            let mut error = error;
+            if let kube::Error::Api(status) = &mut error {
+                status.message = status.message.replace(&name, &lasting);
+            }
+            Err(Error::api(format!("create {kind} {lasting}"), error))
+        }
+    }
+}
+
+/// A name that the next try has too: the last part of a server's is another each second, and a status that
+/// told it would never be at rest.
+fn lasting_name<T: Resource<DynamicType = ()>>(name: &str) -> String {
+    match name.rsplit_once('-') {
+        Some((slot, _)) if T::kind(&()) == "Pod" => format!("{slot}-*"),
+        Some(_) | None => name.to_owned(),
     }
 }
 

@@ -14,14 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
-use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::DeserializeGuard;
+use k8s_openapi::{Metadata as _, NamespaceResourceScope};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -37,14 +36,11 @@ const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
 /// Objects of a list that are unpruned in memory at the same time.
 const PAGE: u32 = 100;
 
-/// A pool or a job as the API server has it; it may be one that this build cannot read.
-pub(crate) type Guarded<K> = DeserializeGuard<K>;
-
 /// All stores, and what waits for a controller.
 #[derive(Debug)]
 pub(crate) struct Caches {
-    pub(crate) pools: Store<Guarded<AttentionPool>>,
-    pub(crate) trainings: Store<Guarded<TrainingJob>>,
+    pub(crate) pools: Store<Readable<AttentionPool>>,
+    pub(crate) trainings: Store<Readable<TrainingJob>>,
     pub(crate) pods: Store<Pod>,
     pub(crate) jobs: Store<Job>,
     pub(crate) services: Store<Service>,
@@ -67,27 +63,27 @@ impl Caches {
         let ours = || all().labels(OURS);
 
         let own = job_triggers.clone();
-        let trainings: Store<Guarded<TrainingJob>> = watch(
+        let trainings: Store<Readable<TrainingJob>> = watch(
             scoped(client, namespace),
             all(),
-            |it| prune(it.meta_mut()),
+            |it| prune(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
             },
         );
 
         let (own, jobs, waiting) = (pool_triggers.clone(), job_triggers.clone(), trainings.clone());
-        let pools: Store<Guarded<AttentionPool>> = watch(
+        let pools: Store<Readable<AttentionPool>> = watch(
             scoped(client, namespace),
             all(),
-            |it| prune(it.meta_mut()),
+            |it| prune(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
                 // Jobs that wait for this pool, or have just lost it.
                 let name = it.name_any();
                 let waits = |it: &TrainingJob| it.spec.attention.pool_ref.name == name;
                 for job in waiting.state() {
-                    if job.0.as_ref().is_ok_and(waits) {
+                    if waits(&job.object) {
                         jobs.put(key(job.as_ref()));
                     }
                 }
@@ -201,7 +197,7 @@ impl Owned {
     }
 
     /// For the pools that its label may mean, and the job that it trains.
-    fn pod(&self, pod: &Pod, pools: &Store<Guarded<AttentionPool>>) {
+    fn pod(&self, pod: &Pod, pools: &Store<Readable<AttentionPool>>) {
         self.owner(&pod.metadata);
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let label = |key: &str| pod.metadata.labels.as_ref().and_then(|it| it.get(key)).cloned();

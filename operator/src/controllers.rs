@@ -9,22 +9,46 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cadre_crds::{Bare, Readable};
 use futures_util::{StreamExt as _, stream};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 
-use crate::caches::Guarded;
 use crate::context::Context;
 use crate::error::Error;
+use crate::recent::LOOK_AGAIN;
 use crate::report;
 use crate::triggers::Triggers;
 use crate::{job, pool};
 
 /// First and longest pause after an error.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_mins(1)];
+
+/// What came of a look that told all that it has found.
+#[derive(Debug, Default)]
+pub(crate) struct Looked {
+    /// When to look again although nothing has changed.
+    again: Option<Duration>,
+    /// What could not be done; it is tried again.
+    failed: Option<Error>,
+}
+
+impl Looked {
+    /// Looks again after so many seconds, or at the next change. A write that the cache never sees is no change,
+    /// so while one `waits` the next look comes by itself; and so it does when it is the status's `turn`.
+    pub(crate) fn new(
+        seconds: Option<i64>,
+        waits: bool,
+        turn: Option<Duration>,
+        failed: Option<Error>,
+    ) -> Self {
+        let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
+        let missing = waits.then_some(LOOK_AGAIN);
+        Self { again: wanted.into_iter().chain(missing).chain(turn).min(), failed }
+    }
+}
 
 /// Runs until the process ends.
 pub(crate) async fn run(context: &Arc<Context>, concurrency: u16) {
@@ -37,13 +61,13 @@ pub(crate) async fn run(context: &Arc<Context>, concurrency: u16) {
 async fn one<K, F>(
     context: &Arc<Context>,
     concurrency: u16,
-    store: &Store<Guarded<K>>,
+    store: &Store<Readable<K>>,
     triggers: &Triggers,
-    reconcile: fn(Arc<Guarded<K>>, Arc<Context>) -> F,
+    reconcile: fn(Arc<Readable<K>>, Arc<Context>) -> F,
 ) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-    Guarded<K>: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
-    F: Future<Output = Result<Action, Error>> + Send + 'static,
+    K: Resource<DynamicType = ()> + Bare + Clone + Debug + Send + Sync + 'static,
+    Readable<K>: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    F: Future<Output = Result<Looked, Error>> + Send + 'static,
 {
     let kind = K::kind(&()).into_owned();
     let failures: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
@@ -54,34 +78,43 @@ async fn one<K, F>(
     let controller = Controller::for_stream(start, store.clone())
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(later);
-    let (looks, counts) = (kind.clone(), failures.clone());
-    let look = move |object: Arc<Guarded<K>>, context: Arc<Context>| {
-        let (kind, failures) = (looks.clone(), counts.clone());
+    let looks = kind.clone();
+    let look = move |object: Arc<Readable<K>>, context: Arc<Context>| {
+        let (kind, failures) = (looks.clone(), failures.clone());
         async move {
             let began = Instant::now();
             let result = reconcile(object.clone(), context.clone()).await;
-            context.metrics.reconciled(&kind, result.is_ok(), began.elapsed());
-            let uid = object.uid().unwrap_or_default();
-            match &result {
-                Ok(_) => drop(locked(&failures).remove(&uid)),
-                Err(Error::Stale) => {}
+            let Looked { again, failed } = match result {
+                Ok(looked) => looked,
                 Err(error) => {
-                    *locked(&failures).entry(uid).or_default() += 1;
-                    report::failure(&context, object.as_ref(), error).await;
+                    // Not even the status could be written.
+                    if !matches!(error, Error::Stale) {
+                        report::failure(&context, object.as_ref(), &error).await;
+                    }
+                    Looked { again: None, failed: Some(error) }
                 }
-            }
-            result
+            };
+            context.metrics.reconciled(&kind, failed.is_none(), began.elapsed());
+            let uid = object.uid().unwrap_or_default();
+            let Some(error) = failed else {
+                locked(&failures).remove(&uid);
+                return Ok::<_, Error>(again.map_or_else(Action::await_change, Action::requeue));
+            };
+            let times = match error {
+                Error::Stale => locked(&failures).get(&uid).copied().unwrap_or(0),
+                error => {
+                    tracing::warn!("{kind} {}: {error}", object.name_any());
+                    let mut failures = locked(&failures);
+                    let times = failures.entry(uid).or_default();
+                    *times += 1;
+                    *times
+                }
+            };
+            Ok(Action::requeue(again.unwrap_or(Duration::MAX).min(pause(times))))
         }
     };
-    let pause = move |object: Arc<Guarded<K>>, error: &Error, _| {
-        let [first, longest] = PAUSES;
-        let times = locked(&failures).get(&object.uid().unwrap_or_default()).copied().unwrap_or(0);
-        if !matches!(error, Error::Stale) {
-            tracing::warn!("{} {}: {error}", K::kind(&()), object.name_any());
-        }
-        Action::requeue(first.saturating_mul(1 << times.min(16)).min(longest))
-    };
-    let results = controller.run(look, pause, context.clone());
+    let never = |_: Arc<Readable<K>>, _: &Error, _| Action::await_change();
+    let results = controller.run(look, never, context.clone());
     results
         .for_each(|result| {
             if let Err(error) = result {
@@ -90,6 +123,12 @@ async fn one<K, F>(
             std::future::ready(())
         })
         .await;
+}
+
+/// The pause after so many failures in a row.
+fn pause(times: u32) -> Duration {
+    let [first, longest] = PAUSES;
+    first.saturating_mul(1 << times.min(16)).min(longest)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -2,13 +2,14 @@
 //!
 //! Each variant has a reason, as conditions and events write it; nothing else is decided here.
 
+use cadre_desired::Failure;
 use kube::core::Status;
 
 /// What failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The API server refuses, or is not there.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", words(source))]
     Api {
         /// What was tried.
         what: String,
@@ -41,6 +42,12 @@ impl Error {
         Self::Api { what: what.into(), source: Box::new(source) }
     }
 
+    /// What a status tells of it; nothing if the next look, at once, does not meet it any more.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        let failure = || Failure { reason: self.reason(), message: self.to_string() };
+        (!matches!(self, Self::Stale)).then(failure)
+    }
+
     /// As a condition's reason is written.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
@@ -54,6 +61,11 @@ impl Error {
             Self::Stale => "Stale",
         }
     }
+}
+
+/// The API server's own words, or what is wrong on the way to it.
+fn words(error: &kube::Error) -> String {
+    status(error).map_or_else(|| error.to_string(), |it| it.message.clone())
 }
 
 /// What the API server says, if it is the one that refuses.

@@ -2,44 +2,37 @@
 
 use std::sync::Arc;
 
-use cadre_crds::{TrainingJob, TrainingJobStatus};
+use cadre_crds::{Readable, TrainingJob, TrainingJobStatus};
 use cadre_desired::{Applied, job};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use kube::runtime::controller::Action;
 
-use crate::caches::Guarded;
 use crate::context::Context;
 use crate::control::issuer;
+use crate::controllers::Looked;
 use crate::error::Error;
-use crate::pool::again;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(
-    object: Arc<Guarded<TrainingJob>>,
+    object: Arc<Readable<TrainingJob>>,
     context: Arc<Context>,
-) -> Result<Action, Error> {
-    let object = match &object.0 {
-        Ok(object) => object,
-        Err(invalid) => {
-            tracing::warn!("job {}: cannot be read: {}", object.name_any(), invalid.error);
-            return Ok(Action::await_change());
-        }
-    };
+) -> Result<Looked, Error> {
+    let object = object.as_ref();
     let now = Timestamp::now();
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
-    issuer::bring(&context, &object.namespace().unwrap_or_default()).await?;
-    apply::all(&context, object, decision.actions).await?;
+    let prepared = issuer::bring(&context, &object.namespace().unwrap_or_default()).await;
+    let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
-    let applied = Applied::new(observe::job(&context, object));
+    let failure = failed.as_ref().and_then(Error::failure);
+    let applied = Applied::new(observe::job(&context, object), failure);
     let status = job::status(&applied, now);
-    let old = object.status.as_ref();
+    let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
     // The attempt and the restarts are what the next look goes on from.
     let counted = |it: &TrainingJobStatus| (it.observed_generation, it.attempt, it.restarts);
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
-    Ok(again(decision.again, context.recent_jobs.waits(), turn))
+    Ok(Looked::new(decision.again, context.recent_jobs.waits(), turn, failed))
 }

@@ -74,7 +74,7 @@ struct Arguments {
     /// Objects of one kind that are worked on at the same time.
     #[arg(long, default_value_t = 8)]
     concurrency: u16,
-    /// Take our finalizers off all pools and end: before an uninstall.
+    /// Take our finalizers off all pools and end, once no operator leads: after an uninstall.
     #[arg(long)]
     release_finalizers: bool,
 }
@@ -97,12 +97,6 @@ async fn main() -> anyhow::Result<()> {
         .await
         .context("no access to an API server; run in a cluster or set KUBECONFIG")?;
     let namespace = arguments.namespace.as_deref();
-    if arguments.release_finalizers {
-        return release::all(&client, namespace).await;
-    }
-    let issuer = Issuer::new(arguments.certificates.clone());
-    let context = Arc::new(Context::new(client.clone(), settings, namespace, issuer));
-    let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
     let place = leader::Place {
         namespace: arguments.lease_namespace.clone(),
         name: arguments.lease.clone(),
@@ -111,6 +105,12 @@ async fn main() -> anyhow::Result<()> {
             .clone()
             .unwrap_or_else(|| format!("pid-{}", std::process::id())),
     };
+    if arguments.release_finalizers {
+        return release::all(&client, namespace, &place).await;
+    }
+    let issuer = Issuer::new(arguments.certificates.clone());
+    let context = Arc::new(Context::new(client.clone(), settings, namespace, issuer));
+    let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
     let work = async {
         let leading = async {
             context.caches.ready().await?;

@@ -100,6 +100,7 @@ impl Metrics {
             Action::Create(_) => "create",
             Action::Apply(_) => "apply",
             Action::Drain { .. } => "drain",
+            Action::Note { .. } => "note",
             Action::Delete(_) | Action::DeleteSelf => "delete",
             Action::Guard => "guard",
             Action::Release => "release",

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
-use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use cadre_desired::pool::Node;
-use cadre_desired::{job, pool};
+use cadre_desired::{job, pool, servers_service, trainers_service};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -21,7 +21,8 @@ use crate::caches::within;
 use crate::context::Context;
 use crate::control::JobFigures;
 
-pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed {
+pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::Observed {
+    let object = &read.object;
     let name = object.metadata.name.clone().unwrap_or_default();
     let home = object.metadata.namespace.clone().unwrap_or_default();
     let of_pool = |pod: &Pod| label(&pod.metadata, LABEL_POOL) == Some(&name);
@@ -40,14 +41,14 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
         context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && may_join(it));
     let nodes = nodes(context, pods.iter().chain(&trainers));
     let named = |it: &ObjectMeta| {
-        it.name.as_deref() == Some(&format!("{name}-servers"))
-            && it.namespace.as_ref() == Some(&home)
+        it.name.as_ref() == Some(&servers_service(&name)) && it.namespace.as_ref() == Some(&home)
     };
     let service = context.caches.services.find(|it| named(&it.metadata));
     let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
     let budget = context.caches.budgets.find(|it| named(&it.metadata));
     pool::Observed {
         pool: object.clone(),
+        unreadable: read.unreadable.clone(),
         service: service.map(|it| it.as_ref().clone()),
         budget: budget.map(|it| it.as_ref().clone()),
         pods,
@@ -59,7 +60,8 @@ pub(crate) fn pool(context: &Context, object: &AttentionPool) -> pool::Observed 
     }
 }
 
-pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
+pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Observed {
+    let object = &read.object;
     let name = object.metadata.name.clone().unwrap_or_default();
     let home = object.metadata.namespace.clone().unwrap_or_default();
     let ours = |meta: &ObjectMeta| {
@@ -70,7 +72,7 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let jobs = context.recent_jobs.correct(jobs, |it| ours(&it.metadata), seen, Instant::now());
     let pods = context.caches.pods.state_filter(|it| ours(&it.metadata));
     let services = within(&context.caches.services, &home);
-    let service = services.into_iter().find(|it| it.name_any() == format!("{name}-trainers"));
+    let service = services.into_iter().find(|it| it.name_any() == trainers_service(&name));
     let wanted = &object.spec.attention.pool_ref;
     let of = home.clone();
     let from = wanted.namespace.clone().unwrap_or(home);
@@ -79,7 +81,8 @@ pub(crate) fn job(context: &Context, object: &TrainingJob) -> job::Observed {
     let JobFigures { progress, failovers, uid: _ } = context.told.job(&(of, name), uid);
     job::Observed {
         job: object.clone(),
-        pool: pool.and_then(|it| it.0.as_ref().ok().cloned()),
+        unreadable: read.unreadable.clone(),
+        pool: pool.map(|it| it.object.clone()),
         service: service.map(|it| it.as_ref().clone()),
         jobs: plain(&jobs),
         pods: plain(&pods),

@@ -1,7 +1,10 @@
 //! Takes our finalizers off all pools, so that an uninstall never hangs on them.
 //!
-//! In: nothing. Out: no pool waits for an operator any more. Servers that run then end with their pods'
-//! grace period, as after an eviction.
+//! In: the lease of the operators. Out: no pool waits for an operator any more. Servers that run then end with their
+//! pods' grace period, as after an eviction.
+//!
+//! It holds the lease meanwhile. An operator that led would guard every pool whose servers are connected again; so
+//! this waits until the last one has ended, and none leads until all pools are free.
 
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
@@ -13,8 +16,21 @@ use kube::{Api, Client};
 use crate::apply::finalizers;
 use crate::caches::scoped;
 use crate::error::Error;
+use crate::leader::{self, Place};
 
-pub(crate) async fn all(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
+pub(crate) async fn all(
+    client: &Client,
+    namespace: Option<&str>,
+    place: &Place,
+) -> anyhow::Result<()> {
+    tracing::info!("waiting for the lease {}: no operator may lead", place.name);
+    let lease = leader::acquire(client.clone(), place).await?;
+    let result = release(client, namespace).await;
+    lease.give_back().await;
+    result
+}
+
+async fn release(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
     let pools: Api<AttentionPool> = scoped(client, namespace);
     let found = pools.list_metadata(&ListParams::default()).await?;
     for PartialObjectMeta { metadata, .. } in found {

@@ -39,3 +39,10 @@ runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{/* Marks what an uninstall makes when everything else is gone, and takes away again; in the order of the weights. */}}
+{{- define "cadre.uninstall" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}

@@ -6,19 +6,20 @@
 use std::collections::BTreeSet;
 
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
-use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, ObjectList};
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config};
 
 use crate::facts::{Life, life, node};
-use crate::seen::{Seen, namespace};
+use crate::seen::{Seen, name, namespace};
 
 /// Most nodes that are read, and how many at a time.
 const NODES: usize = 64;
@@ -116,8 +117,10 @@ impl Cluster {
     /// Pools or jobs cannot be read.
     pub async fn read(&self) -> Result<Seen, Error> {
         let mut seen = Seen::nothing(Timestamp::now());
-        seen.pools = self.list::<AttentionPool>("attentionpools", "").await?;
-        seen.jobs = self.list::<TrainingJob>("trainingjobs", "").await?;
+        let pools = self.list::<Readable<AttentionPool>>("attentionpools", "").await?;
+        seen.pools = pools.into_iter().map(|it| readable(&mut seen.unread, it)).collect();
+        let jobs = self.list::<Readable<TrainingJob>>("trainingjobs", "").await?;
+        seen.jobs = jobs.into_iter().map(|it| readable(&mut seen.unread, it)).collect();
         self.read_other_namespaces(&mut seen).await;
         let namespaces = self.namespaces(&seen);
         for it in &namespaces {
@@ -153,8 +156,11 @@ impl Cluster {
             .filter(|it| it.0 != self.namespace)
             .collect();
         for (home, name) in elsewhere {
-            match Api::<AttentionPool>::namespaced(self.client.clone(), &home).get(&name).await {
-                Ok(pool) => seen.pools.push(pool),
+            match self.api::<Readable<AttentionPool>>(&home).get(&name).await {
+                Ok(pool) => {
+                    let pool = readable(&mut seen.unread, pool);
+                    seen.pools.push(pool);
+                }
                 Err(error) => {
                     let error = Error::request(format!("attnpool {home}/{name}"), &error);
                     seen.unread.push(error.to_string());
@@ -276,6 +282,18 @@ async fn pages<K: Listed>(api: &Api<K>, label: &str) -> Result<Vec<K>, kube::Err
             None => return Ok(all),
         }
     }
+}
+
+/// An object, and a line about what of it cannot be read.
+fn readable<K>(unread: &mut Vec<String>, read: Readable<K>) -> K
+where
+    K: k8s_openapi::Resource + k8s_openapi::Metadata<Ty = ObjectMeta>,
+{
+    if let Some(refusal) = &read.unreadable {
+        let meta = read.object.metadata();
+        unread.push(format!("{} {}/{}: {refusal}", K::KIND, namespace(meta), name(meta)));
+    }
+    read.object
 }
 
 fn keep<K>(all: &mut Vec<K>, read: Result<Vec<K>, Error>, unread: &mut Vec<String>) {

@@ -17,6 +17,7 @@ pub use error::{Error, Place};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+pub(crate) use strict::wrong_field;
 
 use crate::contract::API_VERSION;
 use crate::validate::{self, Refusal};

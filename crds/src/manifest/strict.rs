@@ -23,15 +23,21 @@ pub(super) enum Fault {
 
 /// Reads an object of type `T`.
 pub(super) fn read<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T, Fault> {
-    let complaint = |value: &Value| T::deserialize(value).err().map(|it| it.to_string());
     let object = T::deserialize(value).map_err(|error| {
-        Fault::Type(culprit(value, &error.to_string(), &complaint), error.to_string())
+        Fault::Type(wrong_field::<T>(value).unwrap_or_default(), error.to_string())
     })?;
     let written = serde_json::to_value(&object).expect("objects have text as keys");
     match lost(value, &written, "") {
         Some(path) => Err(Fault::Unknown(path)),
         None => Ok(object),
     }
+}
+
+/// Path of the field of the wrong type, if an object of type `T` cannot be read from a value.
+pub(crate) fn wrong_field<T: DeserializeOwned>(value: &Value) -> Option<String> {
+    let complaint = |value: &Value| T::deserialize(value).err().map(|it| it.to_string());
+    let error = complaint(value)?;
+    Some(culprit(value, &error, &complaint))
 }
 
 /// Descends into the part without which the complaint is another.

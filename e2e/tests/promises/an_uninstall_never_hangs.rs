@@ -1,4 +1,4 @@
-//! An uninstall never hangs: finalizers go before the operator does, and objects can be deleted when no
+//! An uninstall never hangs: finalizers go when no operator leads any more, and objects can be deleted when no
 //! operator is left.
 
 use std::process::Command;

@@ -29,6 +29,15 @@ pub enum Action {
         /// Since when.
         since: Timestamp,
     },
+    /// Write an annotation on an object: what would be forgotten with the pods that show it.
+    Note {
+        /// The object.
+        object: Reference,
+        /// The annotation.
+        annotation: &'static str,
+        /// Its value.
+        text: String,
+    },
     /// Delete an object.
     Delete(Reference),
     /// Delete the object itself that this is about.
@@ -108,15 +117,31 @@ impl Object {
     }
 }
 
+/// Why an action was not carried out.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Failure {
+    /// As a condition's reason is written.
+    pub reason: &'static str,
+    /// What was tried, and the words of who refused it.
+    pub message: String,
+}
+
 /// An observation made after the actions were carried out: the only thing that a status is made from.
 #[derive(Clone, Debug)]
-pub struct Applied<T>(T);
+pub struct Applied<T> {
+    observed: T,
+    failure: Option<Failure>,
+}
 
 impl<T> Applied<T> {
-    /// Says that every action of the decision about `observed` was carried out, and that `observed`
-    /// has what they made.
-    pub fn new(observed: T) -> Self {
-        Self(observed)
+    /// Says that every action of a decision was tried, and that `observed` has what they made.
+    /// `failure` is the first that was refused; the status tells it.
+    pub fn new(observed: T, failure: Option<Failure>) -> Self {
+        Self { observed, failure }
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
     }
 }
 
@@ -124,6 +149,6 @@ impl<T> Deref for Applied<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        &self.observed
     }
 }

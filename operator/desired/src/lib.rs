@@ -26,6 +26,6 @@ mod podspec;
 pub mod pool;
 mod settings;
 
-pub use action::{Action, Applied, Kind, Object, Reference};
-pub use names::server as server_name;
+pub use action::{Action, Applied, Failure, Kind, Object, Reference};
+pub use names::{server as server_name, servers_service, trainers_service};
 pub use settings::Settings;

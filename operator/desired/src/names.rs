@@ -6,8 +6,11 @@
 //! ```text
 //! attempt of a job    NAME-ATTEMPT            52 + 1 + 5; its pods NAME-ATTEMPT-INDEX, + 1 + 4
 //! server of a pool    NAME-SLOT-INCARNATION   52 + 1 + 3 + 1 + 6, the numbers in base 36
-//! services            NAME-trainers, NAME-servers
+//! services            NAME-trainers, NAME-servers   2 + 52 + 9
 //! ```
+//!
+//! The name of a Service begins with a letter, before Kubernetes 1.36; where NAME begins with a digit, its Service's
+//! begins with `n-`.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +31,19 @@ pub(crate) fn attempt(job: &str, number: u32) -> String {
     format!("{job}-{}", number.min(LAST_ATTEMPT))
 }
 
-pub(crate) fn trainers_service(job: &str) -> String {
-    format!("{job}-trainers")
+/// Name of the Service of a job's trainers.
+pub fn trainers_service(job: &str) -> String {
+    format!("{}{job}-trainers", letter(job))
 }
 
-pub(crate) fn servers_service(pool: &str) -> String {
-    format!("{pool}-servers")
+/// Name of the Service and the disruption budget of a pool's servers.
+pub fn servers_service(pool: &str) -> String {
+    format!("{}{pool}-servers", letter(pool))
+}
+
+/// What a name lacks to begin with a letter.
+fn letter(name: &str) -> &'static str {
+    if name.starts_with(|it: char| it.is_ascii_digit()) { "n-" } else { "" }
 }
 
 /// Name of a server's pod.
@@ -132,6 +142,10 @@ mod tests {
         assert_eq!(pod.len(), 63);
         assert_eq!(server(&longest, WORKERS - 1, u32::MAX).len(), 63);
         assert!(trainers_service(&longest).len() <= 63 && servers_service(&longest).len() <= 63);
+        let digits = "7".repeat(NAME_LENGTH);
+        assert!(trainers_service(&digits).len() <= 63 && servers_service(&digits).len() <= 63);
+        assert_eq!(trainers_service("70b-run"), "n-70b-run-trainers");
+        assert_eq!(servers_service("b-70"), "b-70-servers");
         assert_eq!(server("p", 37, 36 * 36), "p-11-100");
     }
 }

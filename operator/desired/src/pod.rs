@@ -52,9 +52,13 @@ pub(crate) fn condition<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition
 
 /// Whether the pod computes nothing any more, now or because its node is lost.
 pub(crate) fn is_quiet(pod: &Pod, now: Timestamp) -> bool {
-    let overdue = pod.metadata.deletion_timestamp.as_ref();
-    state(pod) == State::Ended
-        || overdue.is_some_and(|it| it.0.as_second() + OVERDUE_SECONDS <= now.as_second())
+    state(pod) == State::Ended || is_overdue(pod, now)
+}
+
+/// Whether the pod should be gone for so long that its node must be lost.
+pub(crate) fn is_overdue(pod: &Pod, now: Timestamp) -> bool {
+    let until = pod.metadata.deletion_timestamp.as_ref();
+    until.is_some_and(|it| it.0.as_second() + OVERDUE_SECONDS <= now.as_second())
 }
 
 /// What the scheduler says about a pod that it finds no node for.

@@ -61,6 +61,7 @@ impl Replay {
         }
         let observed = Observed {
             pool: self.pool.clone(),
+            unreadable: None,
             service: None,
             budget: None,
             pods: pods.into_iter().map(std::sync::Arc::new).collect(),

@@ -34,7 +34,7 @@ pub(super) fn identify(
     let of = identity::job_of(&pod);
     let job = of.as_ref().and_then(|of| {
         let named = ObjectRef::new(&of.name).within(&of.namespace);
-        caches.trainings.get(&named)?.0.as_ref().ok().cloned()
+        Some(caches.trainings.get(&named)?.object.clone())
     });
     let is_server = match hello.role() {
         Role::Server => true,
@@ -50,10 +50,10 @@ pub(super) fn identify(
     let home = named.and_then(|it| it.namespace.clone());
     let key = (home.unwrap_or_else(|| caller.namespace.clone()), identity.pool.clone());
     let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
-    let Some(pool) = pool.and_then(|it| it.0.as_ref().ok().cloned()) else {
+    let Some(pool) = pool else {
         return Err(Answer::Later(format!("there is no AttentionPool {}/{}", key.0, key.1)));
     };
-    let listed = pool.spec.access.namespaces.contains(&caller.namespace);
+    let listed = pool.object.spec.access.namespaces.contains(&caller.namespace);
     if key.0 != caller.namespace && !listed {
         let text = format!(
             "pool {}/{} does not serve namespace {}; add it to its spec.access.namespaces",

@@ -65,7 +65,7 @@ impl Known {
         self.news.notify_one();
     }
 
-    fn take(&self) -> BTreeMap<Key, Option<Facts>> {
+    pub(crate) fn take(&self) -> BTreeMap<Key, Option<Facts>> {
         std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -37,9 +37,9 @@ impl Service {
     fn settings(&self, key: &Key, job: &JobKey, resume: &str) -> Settings {
         let caches = &self.context.caches;
         let training = caches.trainings.get(&ObjectRef::new(&job.name).within(&job.namespace));
-        let training = training.as_ref().and_then(|it| it.0.as_ref().ok());
+        let training = training.as_ref().map(|it| &it.object);
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
-        let pool = pool.as_ref().and_then(|it| it.0.as_ref().ok());
+        let pool = pool.as_ref().map(|it| &it.object);
         let trainers = self.trainers.get(job).copied().unwrap_or_default();
         let trainers = u16::try_from(trainers).unwrap_or(u16::MAX);
         words::settings((job, self.jobs.failovers(job)), training, pool, trainers, resume)

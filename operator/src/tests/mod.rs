@@ -3,22 +3,28 @@
 //! What is decided is tested where it is decided; here is tested that it happens.
 
 mod pods;
+mod refusals;
 mod server;
 
 use std::sync::Arc;
 
+use cadre_crds::contract::FINALIZER;
 use cadre_desired::Settings;
 use serde_json::{Value, json};
 
 use crate::context::Context;
 use crate::control::issuer::Issuer;
-use crate::controllers;
+use crate::leader::{self, Place};
+use crate::{controllers, release};
 use server::Server;
 
 /// An operator that leads, until the test ends.
 async fn operator(server: &Server) -> Arc<Context> {
-    let context =
-        Arc::new(Context::new(server.client(), Settings::default(), None, Issuer::default()));
+    operator_with(server, Issuer::default()).await
+}
+
+async fn operator_with(server: &Server, issuer: Issuer) -> Arc<Context> {
+    let context = Arc::new(Context::new(server.client(), Settings::default(), None, issuer));
     context.caches.ready().await.expect("the server answers");
     let own = context.clone();
     tokio::spawn(async move { controllers::run(&own, 4).await });
@@ -57,9 +63,13 @@ fn name(object: &Value) -> String {
 }
 
 fn reason(object: &Value, condition: &str) -> String {
+    said(object, condition, "reason")
+}
+
+fn said(object: &Value, condition: &str, field: &str) -> String {
     let conditions = object["status"]["conditions"].as_array();
     let found = conditions.into_iter().flatten().find(|it| it["type"] == condition);
-    found.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
+    found.and_then(|it| it[field].as_str()).unwrap_or_default().to_owned()
 }
 
 #[tokio::test]
@@ -183,6 +193,85 @@ async fn an_object_that_cannot_be_read_stops_no_other() {
     server.put("attentionpools", "p", &pool(1));
     let _context = operator(&server).await;
     server.until("a server", |all| (all.of("pods").len() == 1).then_some(())).await;
+    server
+        .until("why", |all| {
+            let message = said(all.get("attentionpools", "broken")?, "Degraded", "message");
+            message.starts_with("spec.template.spec.containers cannot be read: ").then_some(())
+        })
+        .await;
+
+    // As if servers had served: its end waits for none of them.
+    let ends = json!({"metadata": {
+        "finalizers": [FINALIZER], "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }});
+    server.put("attentionpools", "broken", &ends);
+    server
+        .until("its release", |all| {
+            let left = &all.get("attentionpools", "broken")?["metadata"]["finalizers"];
+            (*left == json!([])).then_some(())
+        })
+        .await;
+
+    let mut broken = job();
+    let variable = json!([{"name": "X", "value": 1}]);
+    broken["spec"]["template"]["spec"]["containers"][0]["env"] = variable;
+    server.put("trainingjobs", "j", &broken);
+    server
+        .until("what is wrong with the job", |all| {
+            let message = said(all.get("trainingjobs", "j")?, "Running", "message");
+            let named = "spec.template.spec.containers[0].env[0].value cannot be read: ";
+            message.starts_with(named).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn pools_and_jobs_may_have_names_that_begin_with_a_digit() {
+    let server = Server::new();
+    let _context = operator(&server).await;
+    server.put("attentionpools", "8b", &pool(1));
+    let mut job = job();
+    job["spec"]["attention"]["poolRef"]["name"] = "8b".into();
+    server.put("trainingjobs", "70b-run", &job);
+    server
+        .until("all of it", |all| {
+            let job = all.get("trainingjobs", "70b-run")?;
+            let well = |it: &Value| reason(it, "Degraded") == "AsItShould";
+            (well(job)
+                && reason(job, "Running") == "Starting"
+                && all.get("jobs", "70b-run-1").is_some())
+            .then_some(())?;
+            let pool = all.get("attentionpools", "8b")?;
+            (well(pool) && all.of("pods").len() == 1).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn finalizers_are_released_while_no_operator_can_lead() {
+    let server = Server::new();
+    let guarded = json!({"metadata": {"finalizers": ["example.com/other", FINALIZER]}});
+    server.put("attentionpools", "p", &pool(1));
+    server.put("attentionpools", "p", &guarded);
+    let place = |identity: &str| Place {
+        namespace: "n".into(),
+        name: "cadre-operator".into(),
+        identity: identity.into(),
+    };
+    let operator = leader::acquire(server.client(), &place("operator")).await.expect("it leads");
+    operator.give_back().await;
+    let uninstall = place("uninstall");
+    release::all(&server.client(), None, &uninstall).await.expect("the pool is released");
+
+    let pools = server.history("attentionpools");
+    let (freed, pool) = pools.last().expect("it was changed");
+    assert_eq!(pool["metadata"]["finalizers"], json!(["example.com/other"]));
+    let leases = server.history("leases");
+    let holder = |it: &(u64, Value)| it.1["spec"]["holderIdentity"].as_str().map(str::to_owned);
+    let before = leases.iter().rev().find(|it| it.0 < *freed).and_then(holder);
+    assert_eq!(before.as_deref(), Some("uninstall"), "{leases:#?}");
+    let after = leases.last().and_then(holder);
+    assert_ne!(after.as_deref(), Some("uninstall"), "who installs anew need not wait");
 }
 
 #[test]

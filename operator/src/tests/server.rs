@@ -33,6 +33,8 @@ struct Inner {
     objects: BTreeMap<Address, Value>,
     /// Every change: version, resource, type of event, object.
     log: Vec<(u64, String, &'static str, Value)>,
+    /// What is not made any more, by resource: after how many objects, the code, the words.
+    limits: BTreeMap<String, (usize, u16, String)>,
 }
 
 impl Server {
@@ -77,6 +79,31 @@ impl Server {
         let mut object = inner.objects.get(&address).cloned().unwrap_or_else(|| born("n", name));
         merge(&mut object, change);
         self.store(&mut inner, address, object);
+    }
+
+    /// Makes no more than so many objects of a resource, as a quota or an admission plugin does. `NAME` in the words is
+    /// the name of what is refused.
+    pub(crate) fn limit(&self, resource: &str, most: usize, code: u16, words: &str) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.limits.insert(resource.to_owned(), (most, code, words.to_owned()));
+    }
+
+    /// Makes all again.
+    pub(crate) fn lift_limits(&self) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).limits.clear();
+    }
+
+    /// All that became of a resource's objects, in order, with versions that count all changes of the server.
+    pub(crate) fn history(&self, resource: &str) -> Vec<(u64, Value)> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = inner.log.iter().filter(|it| it.1 == resource);
+        of.map(|(version, _, _, object)| (*version, object.clone())).collect()
+    }
+
+    /// Takes an object away past all checks.
+    pub(crate) fn remove_object(&self, resource: &str, name: &str) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.remove(&mut inner, &(resource.to_owned(), "n".to_owned(), name.to_owned()));
     }
 
     fn store(&self, inner: &mut Inner, address: Address, mut object: Value) -> Value {
@@ -213,6 +240,16 @@ impl Server {
         if inner.objects.contains_key(&address) {
             return refuse(409);
         }
+        if resource == "services" && name.starts_with(|it: char| it.is_ascii_digit()) {
+            return refuse_with(
+                422,
+                "a Service's name begins with a letter, before Kubernetes 1.36",
+            );
+        }
+        let there = Objects(&inner.objects).of(resource).len();
+        if let Some((_, code, words)) = inner.limits.get(resource).filter(|it| there >= it.0) {
+            return refuse_with(*code, &words.replace("NAME", &name));
+        }
         let mut object = born(namespace, &name);
         merge(&mut object, body);
         reply(&self.store(&mut inner, address, object))
@@ -302,9 +339,13 @@ fn reply(object: &Value) -> Response {
 }
 
 fn refuse(code: u16) -> Response {
+    refuse_with(code, "refused")
+}
+
+fn refuse_with(code: u16, words: &str) -> Response {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-        "message": "refused", "reason": "Refused", "metadata": {},
+        "message": words, "reason": "Refused", "metadata": {},
     });
     let mut response = reply(&status);
     *response.status_mut() = StatusCode::from_u16(code).expect("a code of HTTP");

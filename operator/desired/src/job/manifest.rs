@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::Observed;
+use super::{Observed, failure};
 use crate::names::{attempt, job_labels, name, owned_by, queue_labels, trainers_service};
 use crate::podspec::{complete, empty, from_field, mount, variable, volume};
 use crate::settings::Settings;
@@ -88,6 +88,7 @@ pub(crate) fn job(observed: &Observed, settings: &Settings, number: u32, restart
             parallelism: Some(nodes),
             // One pod's end is the attempt's end; the next attempt is a Job of its own.
             backoff_limit: Some(0),
+            pod_failure_policy: Some(failure::rules()),
             suspend: Some(queued),
             template,
             ..JobSpec::default()

@@ -22,6 +22,8 @@ mod manifest;
 mod stage;
 mod status;
 
+use cadre_crds::contract::ANNOTATION_ENDED;
+use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, Progress, TrainingJob};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -31,7 +33,7 @@ use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
 use crate::settings::Settings;
 pub use failure::Cause;
-use stage::{Stage, attempts};
+use stage::{Attempt, Stage, attempts};
 pub use status::status;
 
 /// Seconds after which pods that should be gone are looked at again.
@@ -42,6 +44,8 @@ const LOOK_AGAIN_SECONDS: i64 = 5;
 pub struct Observed {
     /// The object.
     pub job: TrainingJob,
+    /// What of it cannot be read: nothing is made from its spec.
+    pub unreadable: Option<Refusal>,
     /// The pool that it names, if there is one.
     pub pool: Option<AttentionPool>,
     /// The Service of its trainers, if there is one by that name.
@@ -71,6 +75,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
     let mut decision = Decision::default();
     let all = attempts(observed);
     let delete = |job: &Job| Action::Delete(Reference::new(Kind::Job, &job.metadata));
+    note(observed, &stage, &all, now, &mut decision);
     match &stage {
         Stage::Deleted
         | Stage::Foreign
@@ -80,7 +85,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         | Stage::Failed(_) => {}
         Stage::Finished { at } => {
             // What a failed job still has running ends; the last attempt stays for its logs.
-            let unfinished = all.iter().filter(|it| !it.is_over());
+            let unfinished = all.iter().filter(|it| !it.has_failed() && !it.is_complete());
             decision.actions.extend(unfinished.map(|it| delete(it.job)));
             if let Some(ttl) = observed.job.spec.ttl_seconds_after_finished {
                 let left = at.as_second() + i64::from(ttl) - now.as_second();
@@ -94,10 +99,13 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         Stage::Suspended | Stage::Late { .. } => {
             decision.actions.extend(all.iter().map(|it| delete(it.job)));
         }
+        Stage::Failing(_) => decision.again = Some(LOOK_AGAIN_SECONDS),
         Stage::Waiting { .. } => {
-            // What the queue has taken back must not come back under the same number.
-            let taken = all.iter().filter(|it| it.is_suspended());
-            decision.actions.extend(taken.map(|it| delete(it.job)));
+            // What the queue has taken back must not come back under the same number, and whose pod is on a lost node
+            // runs on with the others for ever.
+            let stays = |it: &Attempt<'_>| it.has_failed() && !it.is_suspended();
+            let ends = all.iter().filter(|it| !stays(it));
+            decision.actions.extend(ends.map(|it| delete(it.job)));
             decision.again = Some(LOOK_AGAIN_SECONDS);
         }
         Stage::Start { number, restarts, .. } => {
@@ -109,10 +117,39 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             ensure_service(observed, &mut decision);
             let older = all.iter().filter(|it| it.number < *number);
             decision.actions.extend(older.map(|it| delete(it.job)));
-            decision.again = stage::deadline(observed).map(|it| (it - now.as_second()).max(1));
+            let late = stage::deadline(observed).map(|it| (it - now.as_second()).max(1));
+            // A pod whose node is lost is never news again.
+            let leaves = observed.pods.iter().any(|it| it.metadata.deletion_timestamp.is_some());
+            let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
+            decision.again = late.into_iter().chain(leaves).min();
         }
     }
     decision
+}
+
+/// What ended the newest attempt, noted on its Job before anything follows from it: the pods that show it are gone
+/// soon.
+fn note(
+    observed: &Observed,
+    stage: &Stage,
+    all: &[Attempt<'_>],
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    let (Stage::Active { .. }
+    | Stage::Failing(_)
+    | Stage::Failed(_)
+    | Stage::Blocked(_)
+    | Stage::Waiting { .. }
+    | Stage::Start { .. }) = stage
+    else {
+        return;
+    };
+    let Some(newest) = all.last() else { return };
+    if let Some(text) = failure::unwritten(observed, newest, now) {
+        let object = Reference::new(Kind::Job, &newest.job.metadata);
+        decision.actions.push(Action::Note { object, annotation: ANNOTATION_ENDED, text });
+    }
 }
 
 /// The Service, unless there is one. One that is not ours is left alone: the status says it.

@@ -8,7 +8,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::failure::{Cause, Verdict, judge};
+use super::failure::{Cause, Verdict, is_lost, judge};
 use crate::conditions::is_true;
 use crate::names::{annotation, is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -34,6 +34,8 @@ pub(crate) enum Stage {
     Completed,
     /// An attempt has failed and there is no further one.
     Failed(Cause),
+    /// An attempt has failed; why is known when its last pod has ended.
+    Failing(Cause),
     /// The next attempt waits until the pods of others are quiet.
     Waiting { number: u32, restarts: u32, after: Option<Cause> },
     /// The next attempt starts.
@@ -76,10 +78,6 @@ impl Attempt<'_> {
         self.has("Complete") || self.has("SuccessCriteriaMet")
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.has("Failed") || self.has("Complete")
-    }
-
     pub(crate) fn is_suspended(&self) -> bool {
         self.job.spec.as_ref().is_some_and(|it| it.suspend == Some(true))
     }
@@ -115,7 +113,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     if let Some(over) = over {
         return Stage::Finished { at: over.last_transition_time.0 };
     }
-    if let Err(refusal) = validate::job(job) {
+    if let Some(refusal) = observed.unreadable.clone().or_else(|| validate::job(job).err()) {
         return Stage::Invalid(refusal);
     }
     let all = attempts(observed);
@@ -131,14 +129,18 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     }
     let (restarts, after) = match newest {
         None => (job.status.as_ref().map_or(0, |it| it.restarts), None),
-        Some(newest) if newest.has_failed() => match judge(observed, newest) {
-            Verdict::End(cause) => return Stage::Failed(cause),
-            Verdict::Again { counted, cause } => {
-                (newest.restarts.saturating_add(u32::from(counted)), Some(cause))
-            }
-        },
+        // Pods that go with their place in the queue may let the Job fail, too.
         Some(newest) if was_taken_back(observed, newest) => {
             (newest.restarts, Some(Cause::taken_back()))
+        }
+        Some(newest) if newest.has_failed() || is_lost(observed, newest, now) => {
+            match judge(observed, newest, now) {
+                Verdict::End(cause) => return Stage::Failed(cause),
+                Verdict::Open(cause) => return Stage::Failing(cause),
+                Verdict::Again { counted, cause } => {
+                    (newest.restarts.saturating_add(u32::from(counted)), Some(cause))
+                }
+            }
         }
         Some(newest) => return Stage::Active { number: newest.number },
     };

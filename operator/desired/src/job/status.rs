@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of, was_taken_back};
-use crate::action::Applied;
+use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
 use crate::pod::{State, node, state, stuck, unscheduled};
@@ -22,7 +22,13 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
     let observed: &Observed = applied;
     let mut status = observed.job.status.clone().unwrap_or_default();
     let stage = of(observed, now);
+    let generation = observed.job.metadata.generation;
     if let Stage::Deleted | Stage::Foreign | Stage::Finished { .. } = stage {
+        // What it said at its end stays, but an end that cannot be carried out is told.
+        if let Some(Failure { reason, message }) = applied.failure() {
+            let mut conditions = Conditions { list: &mut status.conditions, generation, now };
+            conditions.set("Degraded", said(true, reason, message));
+        }
         return status;
     }
     let newest = attempts(observed).last().copied();
@@ -41,14 +47,17 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
         let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
         status.start_time = started.map(|it| Time(it.0));
     }
-    let generation = observed.job.metadata.generation;
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
     conditions.set("Admitted", admitted(observed, &stage, newest.as_ref()));
     let pods = pods(observed, newest.as_ref());
     let wanted = observed.job.spec.nodes as usize;
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
-    conditions.set("Running", running(&stage, &pods, wanted, newest.as_ref()));
-    conditions.set("Degraded", degraded(observed));
+    let running = match (&stage, applied.failure()) {
+        (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
+        (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
+    };
+    conditions.set("Running", running);
+    conditions.set("Degraded", degraded(observed, applied.failure()));
     let suspended = matches!(stage, Stage::Suspended);
     let (reason, message) =
         if suspended { ("Suspended", "spec.suspend is true") } else { ("NotSuspended", "") };
@@ -65,6 +74,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
         | Stage::Invalid(_)
         | Stage::Suspended
         | Stage::Blocked(_)
+        | Stage::Failing(_)
         | Stage::Waiting { .. }
         | Stage::Start { .. }
         | Stage::Active { .. } => {}
@@ -131,6 +141,9 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
         Stage::Suspended => said(false, "Suspended", "spec.suspend is true"),
         Stage::Completed => said(false, "Complete", "every trainer has ended well"),
         Stage::Failed(cause) => said(false, "Failed", &cause.what),
+        Stage::Failing(cause) => {
+            said(false, "Restarting", format!("{cause}; its peers end, one of them may say why"))
+        }
         Stage::Late { seconds } => said(false, "Failed", format!("active for {seconds} s")),
         Stage::Waiting { number, after, .. } | Stage::Start { number, after, .. } => {
             let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
@@ -181,12 +194,13 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
 }
 
 /// Whether a job that runs has less than it should.
-fn degraded(observed: &Observed) -> Said {
-    match obstacle(observed) {
-        Some(obstacle) => {
+fn degraded(observed: &Observed, failure: Option<&Failure>) -> Said {
+    match (obstacle(observed), failure) {
+        (Some(obstacle), _) => {
             let (reason, message) = words(obstacle);
             said(true, reason, message)
         }
-        None => said(false, "AsItShould", ""),
+        (None, Some(Failure { reason, message })) => said(true, reason, message),
+        (None, None) => said(false, "AsItShould", ""),
     }
 }

@@ -242,18 +242,20 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
     }
 }
 
-/// One server at a time may be evicted; those that are not ready always may.
-pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
+/// One of the `wanted` servers at a time may be evicted; those that are not ready always may. The number is written out:
+/// the disruption controller would count `maxUnavailable` from `spec.replicas`, which mode `Auto` does not follow.
+pub(crate) fn budget(pool: &AttentionPool, wanted: u32) -> PodDisruptionBudget {
+    let least = i32::try_from(wanted.saturating_sub(1)).unwrap_or(i32::MAX);
     PodDisruptionBudget {
         metadata: meta(pool, names::servers_service(name(&pool.metadata))),
         spec: Some(PodDisruptionBudgetSpec {
-            max_unavailable: Some(IntOrString::Int(1)),
+            min_available: Some(IntOrString::Int(least)),
             selector: Some(LabelSelector {
                 match_labels: Some(server_selector(name(&pool.metadata))),
                 match_expressions: None,
             }),
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
-            min_available: None,
+            max_unavailable: None,
         }),
         status: None,
     }

@@ -27,8 +27,9 @@ mod victims;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
-use cadre_crds::{AttentionPool, validate};
+use cadre_crds::validate::{self, Refusal};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
@@ -57,6 +58,8 @@ const MADE_AT_ONCE: usize = 250;
 pub struct Observed {
     /// The object.
     pub pool: AttentionPool,
+    /// What of it cannot be read: nothing is made from its spec.
+    pub unreadable: Option<Refusal>,
     /// The Service of its servers, if there is one by that name.
     pub service: Option<Service>,
     /// Its disruption budget, if there is one by that name.
@@ -116,13 +119,13 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     let pool = &observed.pool;
     let all = servers(observed);
     let deleted = pool.metadata.deletion_timestamp.is_some();
-    if !deleted && validate::pool(pool).is_err() {
+    if !deleted && refusal(observed).is_some() {
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
     guard(observed, &all, deleted, &mut decision.actions);
     if !deleted {
-        surroundings(observed, &mut decision.actions);
+        surroundings(observed, scale.servers, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
     leave(observed, settings, &all, wanted, now, &mut decision);
@@ -130,6 +133,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     bury(&all, wanted, &mut decision);
     decision.again = soonest(decision.again, scale.again);
     (decision, scale.memory)
+}
+
+/// What is wrong with the pool's spec.
+pub(crate) fn refusal(observed: &Observed) -> Option<Refusal> {
+    observed.unreadable.clone().or_else(|| validate::pool(&observed.pool).err())
 }
 
 /// The finalizer is there exactly while a server would have something to hand over.
@@ -145,7 +153,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut V
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
+fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -158,15 +166,18 @@ fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
         }
         Some(_) => {}
     }
-    let budget = manifest::budget(pool);
+    let budget = manifest::budget(pool, wanted);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
             let content = |it: &PodDisruptionBudget| {
                 let spec = it.spec.as_ref()?;
-                Some((spec.max_unavailable.clone(), spec.selector.clone()))
+                Some((spec.min_available.clone(), spec.selector.clone()))
             };
-            if content(found) != content(&budget) {
+            // Earlier builds said it so, and an apply does not take away what a create has set.
+            if found.spec.as_ref().is_some_and(|it| it.max_unavailable.is_some()) {
+                actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
+            } else if content(found) != content(&budget) {
                 actions.push(Action::Apply(Object::Budget(Box::new(budget))));
             }
         }

@@ -7,15 +7,15 @@
 use std::cmp::Reverse;
 
 use cadre_crds::contract::SERVER_CONTAINER;
-use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer, validate};
+use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer};
 use k8s_openapi::jiff::Timestamp;
 
-use super::Observed;
 use super::manifest::levels;
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
 use super::victims::near;
-use crate::action::Applied;
+use super::{Observed, refusal};
+use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{is_owned, name, server_selector};
 use crate::pod::{State, condition, end, state, stuck, unscheduled};
@@ -37,7 +37,7 @@ pub fn status(
     let observed: &Observed = applied;
     let pool = &observed.pool;
     let mut status = pool.status.clone().unwrap_or_default();
-    let refusal = validate::pool(pool).err();
+    let refusal = refusal(observed);
     let deleted = pool.metadata.deletion_timestamp.is_some();
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();
@@ -81,7 +81,7 @@ pub fn status(
     conditions.set("Balanced", balanced(&all));
     conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
-    conditions.set("Degraded", degraded(observed, &all));
+    conditions.set("Degraded", degraded(observed, &all, applied.failure()));
     status
 }
 
@@ -208,7 +208,7 @@ fn rounded(mbps: u32) -> u32 {
     mbps / unit * unit
 }
 
-fn degraded(observed: &Observed, all: &[Server<'_>]) -> Said {
+fn degraded(observed: &Observed, all: &[Server<'_>], failure: Option<&Failure>) -> Said {
     let metas = observed.service.iter().map(|it| &it.metadata);
     let mut metas = metas.chain(observed.budget.iter().map(|it| &it.metadata));
     if metas.any(|it| !is_owned(it, &observed.pool.metadata)) {
@@ -218,6 +218,9 @@ fn degraded(observed: &Observed, all: &[Server<'_>]) -> Said {
             "a Service or PodDisruptionBudget that is not this pool's has the name NAME-servers; \
              rename one of the two",
         );
+    }
+    if let Some(Failure { reason, message }) = failure {
+        return said(true, reason, message);
     }
     for server in all {
         let pod = name(&server.pod.metadata);

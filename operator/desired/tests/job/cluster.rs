@@ -1,16 +1,19 @@
 //! A job in a small cluster: what Kubernetes and users do to it, one look of the operator after the other.
 
-use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE, TRAINER_CONTAINER};
+use std::collections::BTreeSet;
+
+use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_desired::job::{Observed, decide, status};
 use cadre_desired::{Action, Applied, Kind, Object};
-use k8s_openapi::api::batch::v1::{Job, JobCondition};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::world::{Clock, end, name, on_node, set_condition, set_phase, settings};
+use super::kubernetes::has;
+use super::world::{Clock, settings};
 
 #[derive(Clone, Debug)]
 pub(crate) struct World {
@@ -20,6 +23,10 @@ pub(crate) struct World {
     pub(crate) service: Option<Service>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) pods: Vec<Pod>,
+    /// Nodes whose kubelet is no more.
+    pub(crate) dead: BTreeSet<String>,
+    /// Failures that may have counted: a disruption never does.
+    pub(crate) may_count: u32,
     pub(crate) gone: bool,
 }
 
@@ -42,8 +49,17 @@ impl World {
             job.metadata.labels = Some([(LABEL_QUEUE.to_owned(), "team".to_owned())].into());
         }
         clock.born(&mut job.metadata);
-        let mut world =
-            Self { clock, job, pool: None, service: None, jobs: vec![], pods: vec![], gone: false };
+        let mut world = Self {
+            clock,
+            job,
+            pool: None,
+            service: None,
+            jobs: vec![],
+            pods: vec![],
+            dead: BTreeSet::new(),
+            may_count: 0,
+            gone: false,
+        };
         world.make_pool();
         world
     }
@@ -58,6 +74,7 @@ impl World {
     pub(crate) fn observe(&self) -> Observed {
         Observed {
             job: self.job.clone(),
+            unreadable: None,
             pool: self.pool.clone(),
             service: self.service.clone(),
             jobs: self.jobs.clone(),
@@ -80,7 +97,7 @@ impl World {
         }
         if whole && !self.gone {
             let before = self.job.status.as_ref().map_or(0, |it| it.attempt);
-            let after = status(&Applied::new(self.observe()), self.clock.now());
+            let after = status(&Applied::new(self.observe(), None), self.clock.now());
             assert!(after.attempt >= before, "attempts only rise");
             self.job.status = Some(after);
         }
@@ -116,10 +133,16 @@ impl World {
                     return;
                 };
                 let job = self.jobs.remove(at);
-                let number = attempt_of(&job.metadata);
-                for pod in self.pods.iter_mut().filter(|it| attempt_of(&it.metadata) == number) {
-                    pod.metadata.deletion_timestamp.get_or_insert(Time(self.clock.now()));
-                }
+                let over = self.is_true("Failed") && has(&job, "FailureTarget");
+                assert!(!over, "the last attempt of a failed job stays for its logs");
+                self.collect_garbage();
+            }
+            Action::Note { object, annotation, text } => {
+                let mut jobs = self.jobs.iter_mut();
+                let job = jobs.find(|it| it.metadata.uid.as_ref() == Some(&object.uid));
+                let notes = &mut job.expect("only Jobs that are there").metadata.annotations;
+                let before = notes.get_or_insert_default().insert(annotation.to_owned(), text);
+                assert_eq!(before, None, "what is noted is noted once");
             }
             Action::DeleteSelf => self.gone = true,
             Action::Create(Object::Pod(_) | Object::Budget(_))
@@ -130,73 +153,49 @@ impl World {
         }
     }
 
-    /// What queue, Job controller, scheduler and kubelet do when nothing goes wrong.
+    /// What queue, Job controller, scheduler and kubelets do when nothing goes wrong.
     pub(crate) fn calm(&mut self) {
         self.clock.second += 3;
-        self.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
-        let now = Time(self.clock.now());
-        for job in &mut self.jobs {
-            let spec = job.spec.as_mut().expect("made with one");
-            spec.suspend = Some(false);
-            let number = job.metadata.labels.as_ref().and_then(|it| it.get(LABEL_ATTEMPT)).cloned();
-            let status = job.status.get_or_insert_default();
-            if status.conditions.iter().flatten().any(|it| it.status == "True") {
-                continue;
-            }
-            status.start_time.get_or_insert(now.clone());
-            let there = self.pods.iter().filter(|it| attempt_of(&it.metadata) == number).count();
-            for index in there..2 {
-                let mut pod = Pod::default();
-                self.clock.born(&mut pod.metadata);
-                pod.metadata.name = Some(format!("{}-{index}", name(&job.metadata)));
-                pod.metadata.labels =
-                    spec.template.metadata.as_ref().and_then(|it| it.labels.clone());
-                on_node(&mut pod, "node");
-                self.pods.push(pod);
-            }
+        for job in self.jobs.iter_mut().filter(|it| !has(it, "FailureTarget")) {
+            job.spec.get_or_insert_default().suspend = Some(false);
         }
-        for pod in &mut self.pods {
-            let over = pod.status.as_ref().and_then(|it| it.phase.as_deref());
-            if !matches!(over, Some("Failed" | "Succeeded")) {
-                set_phase(pod, "Running", true);
-            }
-        }
+        self.job_controller();
+        self.kubelets();
+        self.job_controller();
+        self.collect_garbage();
     }
 
-    /// A trainer of the newest attempt ends; the Job controller ends the others.
-    pub(crate) fn fail(&mut self, code: i32, disrupted: bool) {
-        let Some(job) = self.jobs.last_mut() else { return };
-        let number = attempt_of(&job.metadata);
-        let pods = || self.pods.iter().position(|it| attempt_of(&it.metadata) == number);
-        let Some(first) = pods() else { return };
-        set_job(job, if code == 0 { "Complete" } else { "Failed" });
-        end(&mut self.pods[first], TRAINER_CONTAINER, code, 5, &self.clock);
-        if disrupted {
-            set_condition(&mut self.pods[first], "DisruptionTarget", true);
-        }
-        for pod in self.pods.iter_mut().filter(|it| attempt_of(&it.metadata) == number).skip(1) {
-            pod.metadata.deletion_timestamp.get_or_insert(Time(self.clock.now()));
-        }
+    /// All trainers of the newest attempt end well.
+    pub(crate) fn finish(&mut self) {
+        self.end_trainer(0, 0);
+        self.end_trainer(1, 0);
     }
 
     pub(crate) fn happen(&mut self, event: &Event) {
         match *event {
             Event::Suspend(suspend) => self.job.spec.suspend = suspend,
-            Event::Fail { code, disrupted } => self.fail(code, disrupted),
+            Event::End { pod, code } => {
+                let ended = self.end_trainer(pod, code);
+                self.may_count += u32::from(ended && code != 0);
+            }
+            Event::Finish => self.finish(),
+            Event::Disrupt { pod, reason } => {
+                self.disrupt(pod, REASONS[reason]);
+            }
+            // Nobody may have seen who deleted it.
+            Event::DeletePod(pod) => self.may_count += u32::from(self.delete_pod(pod)),
+            Event::LoseNode(pod) => self.lose_node_of(pod),
             Event::Preempt => {
                 if let Some(job) = self.jobs.last_mut() {
                     job.spec.get_or_insert_default().suspend = Some(true);
-                    for pod in &mut self.pods {
-                        pod.metadata.deletion_timestamp.get_or_insert(Time(self.clock.now()));
-                    }
+                    // A queue that changes its mind unseen.
+                    self.may_count += 1;
                 }
             }
-            Event::DeleteJob => {
-                self.jobs.pop();
-                for pod in &mut self.pods {
-                    pod.metadata.deletion_timestamp.get_or_insert(Time(self.clock.now()));
-                }
-            }
+            Event::DeleteJob => drop(self.jobs.pop()),
+            Event::JobController => self.job_controller(),
+            Event::Kubelets => self.kubelets(),
+            Event::CollectGarbage => self.collect_garbage(),
             Event::Pool(there) => {
                 self.pool = None;
                 if there {
@@ -225,37 +224,53 @@ pub(crate) fn attempt_of(
     meta.labels.as_ref()?.get(LABEL_ATTEMPT).cloned()
 }
 
-pub(crate) fn set_job(job: &mut Job, condition: &str) {
-    let condition = JobCondition {
-        type_: condition.to_owned(),
-        status: "True".to_owned(),
-        ..JobCondition::default()
-    };
-    job.status.get_or_insert_default().conditions = Some(vec![condition]);
-}
+/// Why the platform takes pods away, as it says it in `DisruptionTarget`.
+pub(crate) const REASONS: [&str; 5] = [
+    "EvictionByEvictionAPI",
+    "PreemptionByScheduler",
+    "DeletionByTaintManager",
+    "DeletionByPodGC",
+    "TerminationByKubelet",
+];
 
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Suspend(bool),
-    Fail { code: i32, disrupted: bool },
+    End { pod: usize, code: i32 },
+    Finish,
+    Disrupt { pod: usize, reason: usize },
+    DeletePod(usize),
+    LoseNode(usize),
     Preempt,
     DeleteJob,
     Pool(bool),
     Reconcile(usize),
+    JobController,
+    Kubelets,
+    CollectGarbage,
     Calm,
     Wait(i64),
 }
 
 pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
-    let code = prop_oneof![Just(0), Just(1), Just(2), Just(137)];
+    let code = prop_oneof![Just(0), Just(1), Just(2), Just(3), Just(137)];
+    let pod = 0_usize..2;
     let event = prop_oneof![
-        2 => any::<bool>().prop_map(Event::Suspend),
-        2 => (code, any::<bool>()).prop_map(|(code, disrupted)| Event::Fail { code, disrupted }),
+        1 => any::<bool>().prop_map(Event::Suspend),
+        2 => (pod.clone(), code).prop_map(|(pod, code)| Event::End { pod, code }),
+        1 => Just(Event::Finish),
+        3 => (pod.clone(), 0..REASONS.len())
+            .prop_map(|(pod, reason)| Event::Disrupt { pod, reason }),
+        1 => pod.clone().prop_map(Event::DeletePod),
+        1 => pod.prop_map(Event::LoseNode),
         1 => Just(Event::Preempt),
         1 => Just(Event::DeleteJob),
         1 => any::<bool>().prop_map(Event::Pool),
-        5 => (0_usize..4).prop_map(Event::Reconcile),
-        4 => Just(Event::Reconcile(usize::MAX)),
+        4 => (0_usize..4).prop_map(Event::Reconcile),
+        5 => Just(Event::Reconcile(usize::MAX)),
+        3 => Just(Event::JobController),
+        3 => Just(Event::Kubelets),
+        2 => Just(Event::CollectGarbage),
         5 => Just(Event::Calm),
         1 => (0_i64..200).prop_map(Event::Wait),
     ];

@@ -1,13 +1,14 @@
 //! Jobs: from any state to rest, never two attempts at once, no restart too many.
 
 mod cluster;
+mod kubernetes;
 #[path = "../world/mod.rs"]
 mod world;
 
-use cadre_crds::contract::LABEL_QUEUE;
+use cadre_crds::contract::{ANNOTATION_ENDED, LABEL_QUEUE};
 use cadre_crds::{FailureAction, FailureRule};
 use cadre_desired::job::decide;
-use cluster::{Event, World, events};
+use cluster::{Event, REASONS, World, events};
 use k8s_openapi::api::core::v1::Service;
 use proptest::prelude::*;
 use world::settings;
@@ -16,6 +17,10 @@ fn rest(world: &mut World) {
     for _ in 0..100 {
         world.calm();
         let before = (world.jobs.len(), world.job.status.clone());
+        if world.awaits_a_pod() {
+            world.reconcile(usize::MAX);
+            continue;
+        }
         if world.reconcile(usize::MAX) && (world.jobs.len(), world.job.status.clone()) == before {
             world.calm();
             if world.reconcile(usize::MAX) && world.job.status == before.1 {
@@ -42,7 +47,7 @@ proptest! {
         }
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");
-        prop_assert!(status.restarts <= 2, "the budget holds");
+        prop_assert!(status.restarts <= 2.min(world.may_count), "the budget holds, and no disruption counts");
         let over = world.is_true("Complete") || world.is_true("Failed");
         let active = world.jobs.iter().filter(|it| it.status.as_ref()
             .is_none_or(|it| it.conditions.iter().flatten().all(|it| it.status != "True"))).count();
@@ -75,7 +80,7 @@ fn restarts_count_until_the_budget_is_used_up() {
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");
         assert_eq!((status.attempt, status.restarts), (attempt, attempt - 1));
-        world.fail(1, false);
+        world.end_trainer(0, 1);
     }
     rest(&mut world);
     assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
@@ -95,14 +100,118 @@ fn what_is_not_the_programs_fault_does_not_count() {
     world.job.spec.failure_policy.rules = vec![rule];
     for _ in 0..10 {
         rest(&mut world);
-        world.fail(137, true);
+        world.disrupt(0, "EvictionByEvictionAPI");
         rest(&mut world);
-        world.fail(9, false);
+        world.end_trainer(0, 9);
     }
     rest(&mut world);
     let status = world.job.status.clone().expect("it was reported");
     assert_eq!((status.attempt, status.restarts), (21, 0));
     assert!(world.is_true("Running"));
+}
+
+/// What goes on beside an operator until all of it is over.
+fn calm(world: &mut World, looks: bool) {
+    for _ in 0..20 {
+        world.calm();
+        if looks {
+            world.reconcile(usize::MAX);
+        }
+    }
+}
+
+#[test]
+fn a_trainer_that_is_taken_away_costs_no_restart_whether_or_not_an_operator_watched() {
+    for taken in REASONS {
+        for watches in [true, false] {
+            let mut world = World::new(false);
+            world.job.spec.failure_policy.max_restarts = 0;
+            rest(&mut world);
+            for index in [1, 0] {
+                assert!(world.disrupt(index, taken), "a trainer runs");
+                calm(&mut world, watches);
+                rest(&mut world);
+            }
+            let status = world.job.status.clone().expect("it was reported");
+            let told = (status.attempt, status.restarts, reason(&world, "Running"));
+            assert_eq!(told, (3, 0, "Running".to_owned()), "{taken}, watched: {watches}");
+        }
+    }
+}
+
+#[test]
+fn the_cause_of_a_restart_is_told_and_stays_on_the_attempts_job() {
+    let check = |happens: fn(&mut World), expected: &str| {
+        let mut world = World::new(false);
+        rest(&mut world);
+        happens(&mut world);
+        world.reconcile(usize::MAX);
+        // The next attempt waits for the pool: nothing is made over what was seen.
+        world.pool = None;
+        calm(&mut world, true);
+        let job = world.jobs.first().cloned().expect("the attempt that ended");
+        let noted = job.metadata.annotations.and_then(|it| it.get(ANNOTATION_ENDED).cloned());
+        assert_eq!(noted.as_deref(), Some(expected));
+        world.make_pool();
+        rest(&mut world);
+        assert!(world.is_true("Running"));
+    };
+    check(
+        |it| {
+            it.disrupt(1, "EvictionByEvictionAPI");
+        },
+        r#"{"pod":"j-1-1","how":{"disrupted":"EvictionByEvictionAPI"},"words":"words of EvictionByEvictionAPI"}"#,
+    );
+    check(|it| assert!(it.delete_pod(0)), r#"{"pod":"j-1-0","how":"deleted"}"#);
+    check(|it| assert!(it.end_trainer(0, 7)), r#"{"pod":"j-1-0","how":{"exit":7}}"#);
+}
+
+#[test]
+fn a_deleted_trainer_costs_no_restart_where_an_operator_watched() {
+    let mut world = World::new(false);
+    world.job.spec.failure_policy.max_restarts = 0;
+    rest(&mut world);
+    world.delete_pod(0);
+    world.reconcile(usize::MAX);
+    // Its peer gives up before it has ended itself.
+    world.end_trainer(1, 3);
+    rest(&mut world);
+    let status = world.job.status.clone().expect("it was reported");
+    assert_eq!((status.attempt, status.restarts), (2, 0));
+    assert!(world.is_true("Running"));
+}
+
+#[test]
+fn a_lost_node_costs_no_restart_whoever_speaks_first() {
+    for peer_gives_up in [true, false] {
+        let mut world = World::new(false);
+        world.job.spec.failure_policy.max_restarts = 0;
+        rest(&mut world);
+        if peer_gives_up {
+            // Long before the controller of nodes takes the pod away.
+            world.dead.insert("node-0".into());
+            world.end_trainer(1, 3);
+            calm(&mut world, true);
+            assert!(!world.is_true("Failed"), "{:?}", world.condition("Failed"));
+        } else {
+            world.lose_node_of(0);
+        }
+        rest(&mut world);
+        let status = world.job.status.clone().expect("it was reported");
+        assert_eq!((status.attempt, status.restarts), (2, 0), "gave up: {peer_gives_up}");
+        assert!(world.is_true("Running"));
+    }
+}
+
+#[test]
+fn a_trainer_that_stands_still_counts_though_its_pod_is_deleted_in_the_end() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    world.end_trainer(1, 3);
+    // The Job controller deletes the other one.
+    rest(&mut world);
+    let status = world.job.status.clone().expect("it was reported");
+    assert_eq!((status.attempt, status.restarts), (2, 1));
 }
 
 #[test]
@@ -111,7 +220,7 @@ fn failures_end_the_job_with_their_reason() {
         let mut world = World::new(false);
         world.job.spec.failure_policy.rules = rule.into_iter().collect();
         rest(&mut world);
-        world.fail(code, false);
+        world.end_trainer(0, code);
         rest(&mut world);
         assert_eq!(reason(&world, "Failed"), expected);
         assert_eq!(world.job.status.as_ref().map(|it| it.attempt), Some(1));
@@ -144,7 +253,7 @@ fn a_finished_job_goes_after_its_time() {
     let mut world = World::new(false);
     world.job.spec.ttl_seconds_after_finished = Some(100);
     rest(&mut world);
-    world.fail(0, false);
+    world.finish();
     rest(&mut world);
     assert!(world.is_true("Complete") && !world.gone);
     world.clock.second += 100;

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use cadre_crds::contract::{
     ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT, SERVER_CONTAINER,
 };
+use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, AttentionPoolSpec};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
 use cadre_desired::{Action, Applied, Kind, Object};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 
 use super::world::{Clock, end, name, on_node, set_condition, set_phase, settings};
@@ -23,6 +25,7 @@ pub(crate) const NODES: usize = 6;
 pub(crate) struct World {
     pub(crate) clock: Clock,
     pub(crate) pool: AttentionPool,
+    pub(crate) unreadable: Option<Refusal>,
     pub(crate) service: Option<Service>,
     pub(crate) budget: Option<PodDisruptionBudget>,
     pub(crate) pods: Vec<Pod>,
@@ -51,6 +54,7 @@ impl World {
         Self {
             clock,
             pool,
+            unreadable: None,
             service: None,
             budget: None,
             pods: Vec::new(),
@@ -67,6 +71,7 @@ impl World {
         set_phase(&mut trainer, "Running", true);
         Observed {
             pool: self.pool.clone(),
+            unreadable: self.unreadable.clone(),
             service: self.service.clone(),
             budget: self.budget.clone(),
             pods: self.pods.iter().cloned().map(Arc::new).collect(),
@@ -91,7 +96,7 @@ impl World {
         }
         if whole && !self.gone {
             self.memory = memory;
-            let applied = Applied::new(self.observe());
+            let applied = Applied::new(self.observe(), None);
             self.pool.status = Some(status(&applied, &settings(), self.clock.now()));
         }
         idle
@@ -129,6 +134,7 @@ impl World {
                 annotate(&mut found.metadata, ANNOTATION_DRAIN, reason.to_owned());
                 annotate(&mut found.metadata, ANNOTATION_DRAIN_SINCE, since.to_string());
             }
+            Action::Delete(which) if which.kind == Kind::Budget => self.budget = None,
             Action::Delete(which) => {
                 assert_eq!(which.kind, Kind::Pod);
                 let found =
@@ -151,8 +157,24 @@ impl World {
             }
             Action::Create(Object::Job(_))
             | Action::Apply(Object::Job(_) | Object::Pod(_))
+            | Action::Note { .. }
             | Action::DeleteSelf => panic!("not for a pool: {action:?}"),
         }
+    }
+
+    /// How many servers may be evicted now, as the disruption controller counts: `maxUnavailable` from the scale
+    /// subresource, `minAvailable` as it is written.
+    pub(crate) fn evictions(&self) -> i64 {
+        let spec = self.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
+        let needed = match (&spec.max_unavailable, &spec.min_available) {
+            (Some(IntOrString::Int(most)), None) => {
+                i64::from(self.pool.spec.replicas) - i64::from(*most)
+            }
+            (None, Some(IntOrString::Int(least))) => i64::from(*least),
+            (most, least) => panic!("the API server refuses {most:?} with {least:?}"),
+        };
+        let ready = self.pool.status.as_ref().map_or(0, |it| i64::from(it.ready));
+        (ready - needed).max(0)
     }
 
     /// What scheduler, kubelet and servers do when nothing goes wrong.

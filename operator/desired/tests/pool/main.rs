@@ -5,10 +5,15 @@ mod cluster;
 mod world;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, SERVER_CONTAINER};
+use cadre_crds::validate::Refusal;
+use cadre_crds::{ScaleDecision, ScalingMode};
 use cadre_desired::pool::{Link, Report, decide, status};
 use cadre_desired::{Action, Applied};
 use cluster::{Event, World, events};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use world::{end, name, on_node, set_phase, settings};
 
@@ -71,6 +76,72 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.gone);
     }
+}
+
+#[test]
+fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
+    let decided = |from: u32, to: u32| ScaleDecision {
+        time: Time(Timestamp::UNIX_EPOCH),
+        from,
+        to,
+        utilization_percent: 70,
+        reason: "a test".into(),
+    };
+    for (written, auto, expected) in
+        [(4, None, 1), (10, Some(3), 1), (2, Some(6), 1), (0, None, 0), (1, None, 1)]
+    {
+        let mut world = World::new(written);
+        if let Some(to) = auto {
+            world.pool.spec.scaling.mode = ScalingMode::Auto;
+            world.pool.spec.scaling.max = Some(20);
+            world.memory.decision = Some(decided(written, to));
+        }
+        for _ in 0..6 {
+            world.calm();
+            world.reconcile(usize::MAX);
+        }
+        let ready = world.pool.status.as_ref().map(|it| it.ready);
+        assert_eq!(ready, Some(auto.unwrap_or(written)));
+        assert_eq!(world.evictions(), expected, "{written} written, {auto:?} decided");
+    }
+}
+
+#[test]
+fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
+    let mut world = World::new(3);
+    rest(&mut world);
+    let pods = world.pods.clone();
+    // What is left of it when the part that cannot be read is left out.
+    world.pool.spec.template = Some(PodTemplateSpec::default());
+    world.unreadable = Some(Refusal {
+        field: "spec.template".into(),
+        problem: "cannot be read".into(),
+        remedy: "correct it".into(),
+    });
+    rest(&mut world);
+    assert_eq!(world.pods, pods);
+    let status = world.pool.status.clone().expect("it was reported");
+    let degraded = status.conditions.iter().find(|it| it.type_ == "Degraded");
+    let told = degraded.map(|it| (it.reason.as_str(), it.message.as_str()));
+    assert_eq!(told, Some(("Invalid", "spec.template cannot be read; correct it")));
+    assert_eq!((status.ready, status.registered), (3, 3));
+    world.happen(&Event::Delete);
+    rest(&mut world);
+    assert!(world.gone, "its servers drain as those of any other");
+}
+
+#[test]
+fn the_budget_of_an_earlier_build_is_replaced() {
+    let mut world = World::new(3);
+    rest(&mut world);
+    let spec = world.budget.as_mut().and_then(|it| it.spec.as_mut()).expect("a budget");
+    spec.min_available = None;
+    spec.max_unavailable = Some(IntOrString::Int(1));
+    let pods = world.pods.clone();
+    rest(&mut world);
+    let spec = world.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
+    assert_eq!(spec.min_available, Some(IntOrString::Int(2)));
+    assert_eq!((&spec.max_unavailable, world.pods == pods), (&None, true));
 }
 
 #[test]
@@ -175,7 +246,7 @@ fn measured_links_are_told_by_the_worst() {
         let mut observed = world.observe();
         // A trainer on each server's node.
         observed.trainers.clone_from(&observed.pods);
-        let status = status(&Applied::new(observed), &settings(), world.clock.now());
+        let status = status(&Applied::new(observed, None), &settings(), world.clock.now());
         let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
         let placement = placement.expect("it is always said");
         assert_eq!(placement.reason, expected, "{}", placement.message);

@@ -1,0 +1,153 @@
+//! What the API server refuses is told in its words, and holds up nothing else.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::server::Server;
+use super::{job, name, operator, operator_with, pool, reason, running, said};
+use crate::control::issuer::Issuer;
+
+const QUOTA: &str =
+    "pods \"NAME\" is forbidden: exceeded quota: team, used: pods=2, limited: pods=2";
+
+#[tokio::test]
+async fn a_quota_for_some_servers_is_told_and_the_others_serve() {
+    let server = Server::new();
+    server.limit("pods", 2, 403, QUOTA);
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(4));
+    let pods = server
+        .until("two servers", |all| {
+            let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
+            (pods.len() == 2).then_some(pods)
+        })
+        .await;
+    for pod in &pods {
+        server.put("pods", pod, &running());
+    }
+    let message = server
+        .until("the quota's words", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            assert_ne!(reason(pool, "Progressing"), "Settled", "two are missing");
+            let told = pool["status"]["ready"] == 2 && reason(pool, "Degraded") == "Forbidden";
+            told.then(|| said(pool, "Degraded", "message"))
+        })
+        .await;
+    // Which slot is refused is known; what the try in it is called is other each second.
+    let slot = message.strip_prefix("create Pod p-").and_then(|it| it.split_once('-'));
+    let (slot, _) = slot.unwrap_or_else(|| panic!("{message}"));
+    let words = QUOTA.replace("NAME", &format!("p-{slot}-*"));
+    assert_eq!(message, format!("create Pod p-{slot}-*: {words}"));
+    let facts = context.known.take().remove(&("n".to_owned(), "p".to_owned())).flatten();
+    let facts = facts.expect("the control service knows the pool");
+    assert_eq!((facts.slots.len(), facts.servers.len()), (4, 2));
+
+    server.put("attentionpools", "p", &json!({"spec": {"replicas": 1}}));
+    server
+        .until("one server", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            let rest = (pool["status"]["ready"] == 1, reason(pool, "Degraded"));
+            (rest == (true, "AsItShould".to_owned())).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn who_has_to_leave_leaves_though_nobody_may_come() {
+    let server = Server::new();
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(2));
+    let pods = server
+        .until("two servers", |all| {
+            let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
+            (pods.len() == 2).then_some(pods)
+        })
+        .await;
+    for pod in &pods {
+        server.put("pods", pod, &running());
+    }
+    server.limit("services", 0, 422, "services are refused");
+    server.limit("pods", 0, 403, QUOTA);
+    // The Service is gone, one server has failed, and the pool is to have other servers.
+    server.remove_object("services", "p-servers");
+    server.put("pods", &pods[1], &json!({"status": {"phase": "Failed"}}));
+    let image = json!([{"name": "server", "image": "another"}]);
+    let change = json!({"spec": {"replicas": 1, "template": {"spec": {"containers": image}}}});
+    server.put("attentionpools", "p", &change);
+    server
+        .until("the end of both", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            let told = said(pool, "Degraded", "message");
+            (all.of("pods").is_empty() && told == "create Service p-servers: services are refused")
+                .then_some(())
+        })
+        .await;
+    server.lift_limits();
+    server.until("a successor", |all| (all.of("pods").len() == 1).then_some(())).await;
+}
+
+/// Every refusal that there is, of everything that is made for either kind.
+#[tokio::test]
+async fn every_refusal_is_a_condition_with_the_words_of_who_refuses() {
+    let codes = [(403, "Forbidden"), (422, "Refused"), (400, "Refused"), (500, "ApiServerFailed")];
+    let made = [
+        ("attentionpools", "services", "create Service p-servers"),
+        ("attentionpools", "poddisruptionbudgets", "create PodDisruptionBudget p-servers"),
+        ("attentionpools", "pods", "create Pod p-0-*"),
+        ("trainingjobs", "services", "create Service p-trainers"),
+        ("trainingjobs", "jobs", "create Job p-1"),
+    ];
+    for (kind, resource, what) in made {
+        for (code, expected) in codes {
+            let message = format!("{what}: words of {code}");
+            let told = told(kind, Issuer::default(), |server| {
+                server.limit(resource, 0, code, &format!("words of {code}"));
+            });
+            assert_eq!(told.await, (expected.to_owned(), message));
+        }
+    }
+    for kind in ["attentionpools", "trainingjobs"] {
+        let theirs = if kind == "attentionpools" { "p-servers" } else { "p-trainers" };
+        let (reason, message) = told(kind, Issuer::default(), |server| {
+            let theirs_is = json!({"apiVersion": "v1", "kind": "Service", "spec": {}});
+            server.put("services", theirs, &theirs_is);
+        })
+        .await;
+        assert_eq!(reason, "NameTaken");
+        assert!(message.starts_with(&format!("Service {theirs} is there")), "{message}");
+        let nowhere = Issuer::new(Some(PathBuf::from("/nowhere")));
+        let (reason, message) = told(kind, nowhere, |_| {}).await;
+        assert_eq!(reason, "NoCertificate");
+        assert!(message.starts_with("certificate file /nowhere/ca.crt"), "{message}");
+    }
+}
+
+/// Reason and message of what keeps an object from being whole.
+async fn told(kind: &str, issuer: Issuer, prepare: impl Fn(&Server)) -> (String, String) {
+    let server = Server::new();
+    prepare(&server);
+    let _context = operator_with(&server, issuer).await;
+    let (own, condition) = match kind {
+        "trainingjobs" => {
+            let mut other = pool(1);
+            other["spec"] = json!({"inPlace": true});
+            other["metadata"]["name"] = "p".into();
+            server.put("attentionpools", "p", &other);
+            (job(), "Running")
+        }
+        _ => (pool(1), "Degraded"),
+    };
+    server.put(kind, "p", &own);
+    let usual = |it: &Value| reason(it, "Degraded") == "AsItShould" || it["status"].is_null();
+    server
+        .until("a reason", |all| {
+            let object = all.get(kind, "p")?;
+            // A job's workers are what it waits for; a pool has them or not.
+            (!usual(object)).then(|| {
+                assert_eq!(reason(object, "Degraded"), reason(object, condition));
+                (reason(object, condition), said(object, condition, "message"))
+            })
+        })
+        .await
+}
