@@ -68,11 +68,9 @@ impl<P: Exchange> Io<P> {
             }
             Output::Report(report) => self.say(*report),
             Output::Ending(ending) => self.end(ending),
-            Output::JobEnd(end) => {
-                self.end(Ending::Failed { reason: end.to_string(), bad_input: false });
-            }
-            // A dedicated server ends alone: the job may be well without it.
-            Output::End(Side::Server, end @ (End::DeclaredLost(_) | End::ConductorSilent(_))) => {
+            // What the conductor decided; or a dedicated server, which ends alone: the job may be well without it.
+            Output::JobEnd(end)
+            | Output::End(Side::Server, end @ (End::DeclaredLost(_) | End::ConductorSilent(_))) => {
                 self.end(Ending::Failed { reason: end.to_string(), bad_input: false });
             }
             Output::End(side, end) => {
