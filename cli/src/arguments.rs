@@ -9,7 +9,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use cadre_supervisor::Fault;
-use cadre_trainer::model::Config;
+use cadre_trainer::model::{Config, Pattern};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -226,6 +226,10 @@ pub(crate) struct TrainOptions {
     /// Size of the model: tiny, small or medium.
     #[arg(long, default_value = "small", value_parser = model)]
     pub(crate) model: String,
+    /// Which keys the rows of each layer keep: full (all before them, and their own) or window:ROWS (the newest ones, their
+    /// own among them); a list with commas repeats over the layers.
+    #[arg(long, value_name = "PATTERN", default_value_t)]
+    pub(crate) layers: Pattern,
     /// Steps of the job.
     #[arg(long)]
     pub(crate) steps: NonZeroU64,
@@ -356,6 +360,11 @@ mod tests {
             (
                 &["--data=a", "--steps=1", "--lr=-1"],
                 "invalid value '-1' for '--lr <LR>': write a number above 0, such as 3e-3",
+            ),
+            (
+                &["--data=a", "--steps=1", "--layers=full,window:0"],
+                "invalid value 'full,window:0' for '--layers <PATTERN>': \"window:0\" is no kind of layers; \
+                 write full or window:ROWS, with at least 1 row, for each layer of the pattern",
             ),
             (&["--data=a", "--steps=1", "--what"], "unexpected argument '--what' found"),
         ] {

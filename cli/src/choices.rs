@@ -71,6 +71,7 @@ impl From<TrainOptions> for TrainArgs {
         let TrainOptions {
             data,
             model,
+            layers,
             steps,
             tokens,
             cap,
@@ -89,6 +90,7 @@ impl From<TrainOptions> for TrainArgs {
         Self {
             data,
             model,
+            layers,
             steps,
             tokens,
             cap,

@@ -197,6 +197,22 @@ fn a_job_is_sized_and_drawn_before_it_runs() {
             && picture.contains("server 1")
             && picture.contains("trainer 0")
     );
+    // Windows are less attention than documents without.
+    let manifest = folder.path().join("near.yaml");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
+    let text = fs::read_to_string(demo).unwrap();
+    let near =
+        "            - --model=small\n            - --layers=window:64,window:64,window:64,full\n";
+    fs::write(&manifest, text.replace("            - --model=small\n", near)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+        .args(["plan", "--nodes", "9", "--profile", "p.json", "--json", "-f"])
+        .arg(manifest)
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let near: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&near["servers_needed"], &enough["servers_needed"]), (&json!(1), &json!(2)));
+
     let (_, table, _) = sized(folder.path(), &["--nodes", "9"]);
     assert!(table.contains("steps a second") && table.contains("h200-hopper"), "{table}");
 }

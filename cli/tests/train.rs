@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+#[path = "train/layers.rs"]
+mod layers;
 #[path = "train/trainers.rs"]
 mod trainers;
 

@@ -11,7 +11,7 @@ pub const CONTROL_VERSION: u32 = 1;
 
 /// Version of planner, exchange, protocol and numerics together: raised when any of them changes
 /// what workers send each other or what they compute.
-pub const DATA_VERSION: u32 = 2;
+pub const DATA_VERSION: u32 = 3;
 
 /// Checks a worker's versions against the job's data version.
 pub fn check(hello: &Hello, data_version: u32) -> Result<(), Mismatch> {

@@ -10,7 +10,7 @@ use crate::{BundleId, DocumentId, RankId, SlotId};
 #[allow(missing_docs)]
 pub enum Error {
     /// The mask's name is none that the kernels know.
-    #[error("mask {name:?} is not supported; use causal, full or window:LEFT")]
+    #[error("mask {name:?} is not supported; use causal, full or window:ROWS with at least 1 row")]
     UnknownMask { name: String },
     /// Nothing to lay documents over.
     #[error("the layout has no rank; give it at least one")]

@@ -68,7 +68,7 @@ impl fmt::Display for Mask {
         match self {
             Self::Causal => f.write_str("causal"),
             Self::Full => f.write_str("full"),
-            Self::Window { left } => write!(f, "window:{left}"),
+            Self::Window { left } => write!(f, "window:{}", u64::from(*left) + 1),
         }
     }
 }
@@ -76,16 +76,21 @@ impl fmt::Display for Mask {
 impl FromStr for Mask {
     type Err = Error;
 
-    /// Reads `causal`, `full` or `window:LEFT`; every other mask is refused by its name.
+    /// Reads `causal`, `full` or `window:ROWS`; every other mask is refused by its name. A window of `ROWS` keeps a row's own
+    /// key and the `ROWS - 1` before it, as "sliding window" is counted in the configuration of models; one of 0 rows would
+    /// keep nothing.
     fn from_str(name: &str) -> Result<Self, Error> {
         let unknown = || Error::UnknownMask { name: name.to_owned() };
         match name {
             "causal" => Ok(Self::Causal),
             "full" => Ok(Self::Full),
             _ => {
-                let left = name.strip_prefix("window:").ok_or_else(unknown)?;
-                let left = left.parse().map_err(|_| unknown())?;
-                Ok(Self::Window { left })
+                let rows = name.strip_prefix("window:").and_then(|it| it.parse::<u64>().ok());
+                let left = rows.and_then(|it| it.checked_sub(1)).map(u32::try_from);
+                match left {
+                    Some(Ok(left)) => Ok(Self::Window { left }),
+                    Some(Err(_)) | None => Err(unknown()),
+                }
             }
         }
     }
@@ -129,10 +134,13 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_others_refused_by_name() {
-        for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 4095 }] {
+        for mask in [Mask::Causal, Mask::Full, Mask::Window { left: u32::MAX }] {
             assert_eq!(mask.to_string().parse(), Ok(mask));
         }
-        for name in ["chunked:64", "window:", "window:-1", "Causal"] {
+        assert_eq!("window:4096".parse(), Ok(Mask::Window { left: 4095 }));
+        for name in
+            ["chunked:64", "window:", "window:-1", "window:0", "window:4294967297", "Causal"]
+        {
             assert_eq!(name.parse::<Mask>(), Err(Error::UnknownMask { name: name.to_owned() }));
         }
     }

@@ -10,9 +10,12 @@
 use std::path::{Path, PathBuf};
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Heads, Layout, Slot};
+use cadre_planner::{Costs, Heads, Slot};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::layers::Layers;
+use crate::packing::Packing;
 
 /// Where core attention of a step is computed.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -59,8 +62,8 @@ pub enum Member {
 pub struct Header {
     /// Counts from 0.
     pub step: u64,
-    /// Layers of the model.
-    pub layers: u16,
+    /// Layers of the model, by kind.
+    pub layers: Layers,
     /// Heads of the model.
     pub heads: Heads,
     /// Type of rows on the wire.
@@ -76,7 +79,7 @@ pub struct Header {
     /// What tasks cost.
     pub costs: Costs,
     /// Documents and where their rows are, by nano-batch.
-    pub nanos: Vec<Layout>,
+    pub nanos: Vec<Packing>,
     /// Number of the view that the slots come from.
     pub view: ViewNumber,
     /// Who fills each slot; nobody where it is vacant.
@@ -136,6 +139,17 @@ pub enum Error {
         /// Why.
         source: serde_json::Error,
     },
+    /// A line is a header of another version.
+    #[error(
+        "header log {} line {line} was written before layers had kinds (data version 2 or older); replay it with the build that wrote it",
+        path.display()
+    )]
+    Older {
+        /// Which file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
     /// The log ends early.
     #[error("header log {} has no step {step}; run fewer steps or give a longer log", path.display())]
     Missing {
@@ -164,14 +178,17 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// [`Error::Malformed`].
+    /// [`Error::Malformed`], [`Error::Older`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, Error> {
         let mut headers: Vec<Header> = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
-            let header = serde_json::from_str(text).map_err(|source| Error::Malformed {
-                path: path.into(),
-                line,
-                source,
+            let header = serde_json::from_str(text).map_err(|source| {
+                let path = path.into();
+                if counts_layers(text) {
+                    Error::Older { path, line }
+                } else {
+                    Error::Malformed { path, line, source }
+                }
             })?;
             headers.push(header);
         }
@@ -219,20 +236,30 @@ impl Log {
     }
 }
 
+/// Whether a line is a header of data version 2 or older: its layers are a number, and all of them were causal.
+fn counts_layers(line: &str) -> bool {
+    serde_json::from_str(line).is_ok_and(|it: serde_json::Value| it["layers"].is_u64())
+}
+
 #[cfg(test)]
 mod tests {
-    use cadre_planner::{Document, DocumentId, Mask, Stretch};
+    use cadre_planner::{DocumentId, Mask, Stretch};
 
     use super::*;
+    use crate::layers::Kind;
 
     fn header(step: u64) -> Header {
         let any: Header = serde_json::from_str(include_str!("../../testing/header.json")).unwrap();
         Header { step, ..any }
     }
 
-    fn layout(rows: u32) -> Layout {
+    fn packing(rows: u32) -> Packing {
         let stretch = Stretch { document: DocumentId(0), start: 0, end: rows };
-        Layout::new(vec![Document { rows, mask: Mask::Causal }], vec![vec![stretch]]).unwrap()
+        Packing::new(&[rows], vec![vec![stretch]]).unwrap()
+    }
+
+    fn layers(kinds: [Mask; 2]) -> Layers {
+        Layers::new(kinds.map(|mask| Kind { mask })).unwrap()
     }
 
     fn slot(weight: u32) -> Slot {
@@ -270,7 +297,9 @@ mod tests {
             Header { placement: Placement::Local, ..header(3) },
             Header { slots: vec![slot(101)], ..header(3) },
             Header { costs: Costs::pairs_only(), ..header(3) },
-            Header { nanos: vec![layout(299)], ..header(3) },
+            Header { nanos: vec![packing(299)], ..header(3) },
+            Header { layers: layers([Mask::Causal, Mask::Full]), ..header(3) },
+            Header { layers: layers([Mask::Full, Mask::Causal]), ..header(3) },
         ] {
             assert_ne!(other.digest(), digest, "{other:?}");
         }
@@ -283,12 +312,15 @@ mod tests {
             Err(Error::Foreign { step: 3, what, .. }) => assert_eq!(what, expected),
             other => panic!("{expected}: {other:?}"),
         };
-        check(Header { layers: 3, ..header(3) }, "layers");
+        let one = Layers::alike(Kind::CAUSAL, 1).unwrap();
+        check(Header { layers: one, ..header(3) }, "layers");
+        let near = Mask::Window { left: 63 };
+        check(Header { layers: layers([near, Mask::Causal]), ..header(3) }, "layers");
         check(Header { heads: Heads { query: 4, kv: 4, dim: 8 }, ..header(3) }, "heads");
         check(Header { wire: Wire::Bf16, ..header(3) }, "wire");
         check(Header { seed: 8, ..header(3) }, "seed");
         check(Header { numerics: "other".into(), ..header(3) }, "numerics");
-        check(Header { nanos: vec![layout(301)], ..header(3) }, "layout");
+        check(Header { nanos: vec![packing(301)], ..header(3) }, "layout");
     }
 
     #[test]
@@ -305,5 +337,12 @@ mod tests {
         check(&format!("{good}{}", &good[..good.len() / 2]), 2);
         check(&good.replacen("\"seed\"", "\"sead\"", 1), 1);
         check(&format!("{good}\n{good}"), 2);
+
+        // As they were written when every layer was causal.
+        let older = include_str!("../../testing/header-2.json");
+        match log(&format!("{good}{older}")) {
+            Err(Error::Older { line: 2, .. }) => {}
+            other => panic!("{other:?}"),
+        }
     }
 }

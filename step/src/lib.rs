@@ -13,7 +13,9 @@
 pub mod conduct;
 pub mod envelope;
 pub mod header;
+pub mod layers;
 pub mod lowering;
+pub mod packing;
 pub mod phases;
 pub mod planned;
 pub mod words;

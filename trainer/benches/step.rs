@@ -19,6 +19,7 @@ use cadre_trainer::model::{Config, Model};
 use cadre_trainer::optimizer::{AdamW, Hyper, Schedule};
 use cadre_trainer::ring::Ring;
 use cadre_trainer::step::Trainer;
+use cadre_worker::session::{Kind, Layers};
 use serde_json::{Value, json};
 
 const THREADS: usize = 2;
@@ -51,11 +52,12 @@ fn case(root: &Path, folder: &Path, corpus: &Arc<Corpus>, tokens: u32) -> Vec<Va
         .expect("the shipped text has targets");
     let config = Config::preset("small").expect("a preset");
     let schedule = Schedule { peak: 1e-3, warmup: 4, steps: 100 };
-    let model = Model::new(config, 4096, Threads::new(THREADS));
+    let layers = Layers::alike(Kind::CAUSAL, config.layers as u16).expect("a preset has layers");
+    let model = Model::new(config, layers.clone(), 4096, Threads::new(THREADS));
     let parameters = model.parameters().initial(1);
     let mut peer = Peer::start(root, folder, &config, &parameters);
     let optimizer = AdamW::new(Hyper::new(schedule), model.parameters());
-    let mut attention = InProcess::new(model.heads(), Threads::new(THREADS));
+    let mut attention = InProcess::new(model.heads(), layers, Threads::new(THREADS));
     let mut trainer = Trainer::new(model, parameters, optimizer);
 
     let (mut ours, mut theirs, mut peer_peak) = (Vec::new(), Vec::new(), None);

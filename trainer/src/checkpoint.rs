@@ -1,7 +1,8 @@
 //! Checkpoints: what a run needs to go on with the same bits.
 //!
 //! In: parameters, the optimizer's moments, a [`State`]. Out: a folder `step-N` with
-//! `model.safetensors` (tensors by name) and `config.json`, named as transformers names a Llama's (no other program has read one yet),
+//! `model.safetensors` (tensors by name) and, if no layer has a window, `config.json`, named as transformers names a Llama's (no other
+//! program has read one yet),
 //! `optimizer.safetensors` (both moments of each) and `state.json`; back from it the same.
 //!
 //! Does not decide when to write, nor which headers the resumed run uses.
@@ -17,6 +18,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use cadre_worker::session::{Kind, Layers};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -31,6 +33,8 @@ pub struct State {
     pub step: u64,
     /// Sizes of the model.
     pub model: Config,
+    /// Kinds of its layers.
+    pub layers: Layers,
     /// Trainers of the job.
     pub trainers: u32,
     /// Nano-batches of a step.
@@ -78,7 +82,13 @@ struct Sealed {
     seal: String,
 }
 
-const FORMAT: u32 = 2;
+/// What is read of a state of any format.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+const FORMAT: u32 = 3;
 const MODEL: &str = "model.safetensors";
 /// Sizes, for other programs.
 const CONFIG: &str = "config.json";
@@ -207,8 +217,11 @@ fn write_draft(
     fs::create_dir(draft)?;
     let model = tensors(layout, &[("", values.parameters)])?;
     write_durable(File::create_new(draft.join(MODEL))?, &model)?;
-    let config = serde_json::to_vec_pretty(&state.model.as_llama(state.cap))?;
-    write_durable(File::create_new(draft.join(CONFIG))?, &config)?;
+    // A Llama has no windows: who loads these tensors as one would compute something else.
+    if state.layers.kinds() == [Kind::CAUSAL] {
+        let config = serde_json::to_vec_pretty(&state.model.as_llama(state.cap))?;
+        write_durable(File::create_new(draft.join(CONFIG))?, &config)?;
+    }
     let moments = tensors(layout, &[("first.", values.first), ("second.", values.second)])?;
     write_durable(File::create_new(draft.join(OPTIMIZER))?, &moments)?;
     let mut sealed = Sealed {
@@ -253,11 +266,13 @@ fn read_state(folder: &Path) -> Result<Sealed, CheckpointError> {
     let corrupt = |why: String| CheckpointError::Corrupt { path: path.clone(), why };
     let text =
         fs::read(&path).map_err(|source| CheckpointError::Read { path: path.clone(), source })?;
-    let sealed: Sealed =
-        serde_json::from_slice(&text).map_err(|source| corrupt(source.to_string()))?;
-    if sealed.format != FORMAT {
-        return Err(corrupt(format!("it has format {}, this build knows {FORMAT}", sealed.format)));
+    let broken = |source: serde_json::Error| corrupt(source.to_string());
+    // Of another format the rest cannot be read.
+    let Format { format } = serde_json::from_slice(&text).map_err(broken)?;
+    if format != FORMAT {
+        return Err(CheckpointError::Format { path, format });
     }
+    let sealed: Sealed = serde_json::from_slice(&text).map_err(broken)?;
     if seal(&sealed) != sealed.seal {
         return Err(corrupt("its digest is another".into()));
     }
@@ -304,6 +319,7 @@ fn fits(folder: &Path, found: &State, wanted: &State) -> Result<(), CheckpointEr
     let shown = |model: &Config| format!("{model:?}");
     let pairs = [
         ("model", shown(&found.model), shown(&wanted.model)),
+        ("pattern of --layers", found.layers.to_string(), wanted.layers.to_string()),
         ("number of trainers", found.trainers.to_string(), wanted.trainers.to_string()),
         ("number of nano-batches", found.nano_batches.to_string(), wanted.nano_batches.to_string()),
         ("tokens per trainer", found.tokens.to_string(), wanted.tokens.to_string()),
@@ -386,6 +402,17 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong.
         why: String,
+    },
+    /// Another version wrote it.
+    #[error(
+        "checkpoint {} has format {format}, this build knows {FORMAT}; resume with the build that wrote it, or choose another --out",
+        path.display()
+    )]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: u32,
     },
     /// It belongs to another run.
     #[error("checkpoint {} has another {field}: {found}, the job has {wanted}; resume with the same, or choose another --out", path.display())]

@@ -1,7 +1,7 @@
 //! Core attention of a single trainer on its own processor, without pool or exchange.
 //!
-//! In: the documents of each nano-batch, all of them whole on this trainer. Out: what [`Attention`]
-//! promises.
+//! In: the layers of the model, the documents of each nano-batch, all of them whole on this trainer. Out: what
+//! [`Attention`] promises.
 //!
 //! For tests and benches; a job with one trainer and no pool goes through the session as any other.
 //!
@@ -15,12 +15,15 @@ use cadre_kernels::{
     key_tiles,
 };
 
+use cadre_worker::session::Layers;
+
 use super::attention::{Attention, AttentionError, Gradients};
 
 /// Computes phases when they are waited for.
 #[derive(Debug)]
 pub struct InProcess {
     heads: Heads,
+    layers: Layers,
     scale: f32,
     threads: Threads,
     /// Rows of the documents of each nano-batch.
@@ -40,16 +43,20 @@ struct Phase {
 }
 
 impl InProcess {
-    /// Attention of `heads`; [`Self::begin`] comes before every step.
-    pub fn new(heads: Heads, threads: Threads) -> Self {
+    /// Attention of `heads` in every one of `layers`; [`Self::begin`] comes before every step.
+    pub fn new(heads: Heads, layers: Layers, threads: Threads) -> Self {
         let scale = 1.0 / (heads.dim as f32).sqrt();
-        Self { heads, scale, threads, documents: Vec::new(), phases: BTreeMap::new() }
+        Self { heads, layers, scale, threads, documents: Vec::new(), phases: BTreeMap::new() }
     }
 
     /// Begins a step whose nano-batches hold these documents; drops what is left of the last one.
     pub fn begin(&mut self, documents: Vec<Vec<u32>>) {
         self.documents = documents;
         self.phases.clear();
+    }
+
+    fn mask(&self, layer: usize) -> Mask {
+        cadre_worker::launch::mask(self.layers.kind_of(layer).mask)
     }
 
     fn phase(&mut self, layer: usize, nano: usize) -> Result<&mut Phase, AttentionError> {
@@ -79,7 +86,8 @@ impl Attention for InProcess {
     }
 
     fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
-        let (heads, scale, threads) = (self.heads, self.scale, self.threads);
+        let (heads, mask, scale, threads) =
+            (self.heads, self.mask(layer), self.scale, self.threads);
         let documents = self.documents[nano].clone();
         let phase = self.phase(layer, nano)?;
         let Phase { q, k, v, lse, .. } = phase;
@@ -92,7 +100,7 @@ impl Attention for InProcess {
             let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
             tasks.push(Forward {
                 heads,
-                mask: Mask::Causal,
+                mask,
                 scale,
                 softcap: None,
                 document_rows: rows,
@@ -121,7 +129,8 @@ impl Attention for InProcess {
     }
 
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        let (heads, scale, threads) = (self.heads, self.scale, self.threads);
+        let (heads, mask, scale, threads) =
+            (self.heads, self.mask(layer), self.scale, self.threads);
         let phase = self.phases.remove(&(layer, nano)).ok_or_else(|| unknown(layer, nano))?;
         let Phase { q, k, v, lse, backward: rows } = phase;
         let (dout, out) = rows.ok_or_else(|| unknown(layer, nano))?;
@@ -137,7 +146,7 @@ impl Attention for InProcess {
             let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
             bundles.push(Backward {
                 heads,
-                mask: Mask::Causal,
+                mask,
                 scale,
                 softcap: None,
                 document_rows: rows,

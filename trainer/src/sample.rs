@@ -44,7 +44,10 @@ pub fn sample(
             let [q, k, v] = model.before_attention(parameters, &mut kept, layer)?;
             keys.extend(k);
             values.extend(v);
-            let out = attend(model.heads(), &q, keys, values);
+            let width = model.heads().kv * model.heads().dim;
+            let (row, mask) = (position as u32, model.layers().kind_of(layer).mask);
+            let first = mask.keys(row + 1, row..row + 1).start as usize * width;
+            let out = attend(model.heads(), &q, &keys[first..], &values[first..]);
             model.after_attention(parameters, &mut kept, layer, out)?;
         }
         if position + 1 == text.len() && text.len() < prompt.len() + length {

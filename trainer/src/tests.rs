@@ -12,7 +12,7 @@ use cadre_kernels::Threads;
 use super::checkpoint::{self, State, Values, Writer};
 use super::corpus::{Corpus, Document};
 use super::loader::{Lengths, Loader, Rows, Settings, Stream};
-use super::model::{Config, Model};
+use super::model::{Config, Model, Pattern};
 use super::optimizer::{AdamW, Hyper, Schedule};
 use super::ring::{Members, Ring};
 use super::sample::sample;
@@ -43,8 +43,14 @@ fn hyper() -> Hyper {
     Hyper::new(Schedule { peak: 5e-3, warmup: 4, steps: STEPS })
 }
 
+/// One layer with a window shorter than documents, one without.
 fn model() -> Model {
-    Model::new(Config::preset("tiny").unwrap(), 256, Threads::ONE)
+    let layers = "window:40,full".parse::<Pattern>().unwrap().over(2).unwrap();
+    Model::new(Config::preset("tiny").unwrap(), layers, 256, Threads::ONE)
+}
+
+fn in_process(model: &Model) -> InProcess {
+    InProcess::new(model.heads(), model.layers().clone(), Threads::ONE)
 }
 
 fn trainer() -> Trainer {
@@ -64,7 +70,7 @@ fn batch(loader: &Loader, step: u64) -> (Vec<Rows>, u64, Vec<Vec<u32>>) {
 
 /// Steps of a lone trainer.
 fn run(trainer: &mut Trainer, loader: &Loader, steps: std::ops::Range<u64>) -> Vec<StepResult> {
-    let mut attention = InProcess::new(trainer.model().heads(), Threads::ONE);
+    let mut attention = in_process(trainer.model());
     let step = |step| {
         let (rows, targets, documents) = batch(loader, step);
         attention.begin(documents);
@@ -117,6 +123,7 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
     let state = State {
         step: 2,
         model: *half.model().config(),
+        layers: half.model().layers().clone(),
         trainers: 1,
         nano_batches: 1,
         tokens: 384,
@@ -159,7 +166,7 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
         let limit = Duration::from_mins(1);
         let mut ring = Ring::connect(&members, limit, limit).unwrap();
         let mut trainer = trainer();
-        let mut attention = InProcess::new(trainer.model().heads(), Threads::ONE);
+        let mut attention = in_process(trainer.model());
         let mut losses = Vec::new();
         for step in 0..3 {
             let (mut rows, targets, mut documents) = batch(&loader, step);
@@ -249,7 +256,7 @@ fn checked(nano_batches: u32, poison: Option<usize>) -> (Result<StepResult, Step
     let (loader, mut trainer) = (loader(nano_batches), trainer());
     let (rows, targets, documents) = batch(&loader, 5);
     let mut attention = Checked {
-        inner: InProcess::new(trainer.model().heads(), Threads::ONE),
+        inner: in_process(trainer.model()),
         layers: trainer.model().config().layers,
         nano_batches: nano_batches as usize,
         submitted: 0,

@@ -19,7 +19,9 @@ use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
 use cadre_step::envelope::Envelope;
 use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Tensor;
+use cadre_step::packing::Packing;
 use cadre_step::planned::PlannedStep;
 use cadre_worker::Threads;
 use cadre_worker::io::clock::Clock;
@@ -144,7 +146,7 @@ fn header() -> Header {
     let layout = Layout::end_to_end(documents, ROWS).expect("one document on one rank");
     Header {
         step: 0,
-        layers: TASKS,
+        layers: Layers::alike(Kind::CAUSAL, TASKS).expect("tasks are layers"),
         heads: HEADS,
         wire: Wire::F32,
         seed: 0,
@@ -152,7 +154,7 @@ fn header() -> Header {
         placement: Placement::Pool,
         slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
         costs: Costs::default(),
-        nanos: vec![layout],
+        nanos: vec![Packing::from(&layout)],
         view: ViewNumber::default(),
         fillers: vec![Some(Member::Server { index: 0, incarnation: 0, address: String::new() })],
     }

@@ -1,4 +1,4 @@
-//! A trainer in under 150 lines: one document that spans all ranks, two layers, no weights.
+//! A trainer in under 150 lines: one document that spans all ranks, a layer with a window and one without, no weights.
 //!
 //! In: the environment that `cadre run` and the operator set, and three steps to do. Out: a line per step and phase with a
 //! digest of the rank's results, which is the same whatever servers compute them and die meanwhile.
@@ -8,17 +8,18 @@
 use std::process::ExitCode;
 
 use cadre_control::proto::finished::Outcome as Kind;
-use cadre_planner::{DocumentId, Heads, Stretch};
+use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
-    Contract, Direction, Ending, Inputs, Join, Lengths, NanoLengths, Next, Outcome, Outputs,
-    PhaseAt, Rows, RowsMut, Session, StepDone,
+    Contract, Direction, Ending, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths, Next,
+    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 use xxhash_rust::xxh3::xxh3_64;
 
 const STEPS: u64 = 3;
-const LAYERS: u16 = 2;
+/// Rows of the first layer keep their own key and the 99 before it.
+const LAYERS: [Layer; 2] = [Layer { mask: Mask::Window { left: 99 } }, Layer::CAUSAL];
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 16 };
 /// Rows of the document on each rank.
 const ROWS: usize = 160;
@@ -36,7 +37,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let session = Session::join(
         &contract,
         Join {
-            layers: LAYERS,
+            layers: Layers::new(LAYERS)?,
             heads: HEADS,
             steps: STEPS,
             seed: 0,
@@ -89,7 +90,7 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
         session.announce(lengths(session, step + 1))?;
     }
     let (rank, mut kept) = (session.rank(), Vec::new());
-    for layer in 0..usize::from(LAYERS) {
+    for layer in 0..LAYERS.len() {
         let seed = [step, layer as u64, rank.into()];
         let [q, k, v] = [numbers(seed, 0, QUERY), numbers(seed, 1, KV), numbers(seed, 2, KV)];
         let inputs = Inputs::Forward { q: Rows::f32(&q), k: Rows::f32(&k), v: Rows::f32(&v) };

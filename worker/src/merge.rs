@@ -207,6 +207,8 @@ mod tests {
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
     use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::layers::{Kind, Layers};
+    use cadre_step::packing::Packing;
     use cadre_step::phases::{Direction, PhaseAt};
 
     use super::*;
@@ -221,7 +223,7 @@ mod tests {
         let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
         let header = Header {
             step: 5,
-            layers: 3,
+            layers: Layers::alike(Kind::CAUSAL, 3).unwrap(),
             heads: HEADS,
             wire: Wire::F32,
             seed: 0,
@@ -229,7 +231,7 @@ mod tests {
             placement: Placement::Pool,
             slots: vec![slot, slot],
             costs: Costs { task_rows: 128, ..Costs::default() },
-            nanos: vec![layout],
+            nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),
             fillers: vec![None, None],
         };
@@ -248,7 +250,7 @@ mod tests {
 
     /// The work of the task that has a row of a document.
     fn task_with(planned: &PlannedStep, document: u32, row: u32) -> (usize, Range<u32>) {
-        let tasks = planned.nanos[0].plan.tasks().iter();
+        let tasks = planned.plans[0].plan.tasks().iter();
         let found =
             tasks.enumerate().find(|(_, it)| it.document.0 == document && it.rows.contains(&row));
         let (index, task) = found.unwrap();
@@ -296,7 +298,7 @@ mod tests {
         let planned = planned();
         let at = at(&planned, 1, Direction::Backward);
         let (task, rows) = task_with(&planned, 0, 130);
-        let bundle = planned.nanos[0].plan.tasks()[task].bundle;
+        let bundle = planned.plans[0].plan.tasks()[task].bundle;
         let query = usize::from(HEADS.query) * usize::from(HEADS.dim);
         let kv = usize::from(HEADS.kv) * usize::from(HEADS.dim);
         let zeros = || [query, kv, kv].map(|width| vec![0.0; 256 * width]);
@@ -321,7 +323,7 @@ mod tests {
             gradients[tensor][130 * kv + 1] = f32::INFINITY;
             let message = check(&gradients).unwrap();
             assert!(message.starts_with(&format!("{name} of layer 1 is not finite")), "{message}");
-            for (index, bundle) in planned.nanos[0].plan.bundles().iter().enumerate() {
+            for (index, bundle) in planned.plans[0].plan.bundles().iter().enumerate() {
                 let adds = bundle.document.0 == 0 && bundle.keys.contains(&130);
                 let server = format!("server {index} (incarnation 2)");
                 assert_eq!(message.contains(&server), adds, "{message}");
@@ -343,7 +345,7 @@ mod tests {
     #[test]
     fn gradients_have_the_same_bits_wherever_their_parts_were_made() {
         let planned = planned();
-        let nano = &planned.nanos[0];
+        let nano = &planned.plans[0];
         let bundles = || (0..nano.plan.bundles().len() as u32).map(BundleId);
         assert!(bundles().count() > 1, "nothing to sum");
         for rank in [RankId(0), RankId(1)] {

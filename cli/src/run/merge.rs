@@ -44,7 +44,9 @@ pub(super) fn trainer(
         args.push(format!("--data={}", data.to_str().ok_or_else(refusal)?));
     }
     args.extend(exchange(options));
-    let parsed = parse(&args)?;
+    let parsed: TrainOptions = parse(&args)?;
+    let config = Config::preset(&parsed.model).expect("its name was checked");
+    parsed.layers.over(config.layers).map_err(|error| misunderstood(&error.to_string()))?;
     container.args = Some(args);
     Ok(parsed)
 }
@@ -160,11 +162,16 @@ fn own_arguments(container: &mut PodContainer, subcommand: &str) -> Result<Vec<S
 }
 
 fn parse<T: Args>(args: &[String]) -> Result<T, Refusal> {
-    Container::<T>::try_parse_from(args).map(|it| it.options).map_err(|error| Refusal {
+    let parsed = Container::<T>::try_parse_from(args).map(|it| it.options);
+    parsed.map_err(|error| misunderstood(&one_line(&error)))
+}
+
+fn misunderstood(why: &str) -> Refusal {
+    Refusal {
         field: format!("{CONTAINER}.args"),
-        problem: format!("are not understood: {}", one_line(&error)),
+        problem: format!("are not understood: {why}"),
         remedy: "correct them".into(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -221,6 +228,11 @@ mod tests {
                 "command: [python, train.py]",
                 "spec.template.spec.containers[0].command is [python, train.py]; on one machine \
                  write [cadre, train]",
+            ),
+            (
+                "command: [cadre, train], args: [--data=a, --steps=1, --model=tiny, '--layers=full,full,window:8']",
+                "spec.template.spec.containers[0].args are not understood: the pattern full,full,window:8 has \
+                 3 layers, more than the 2 of the model; leave out those beyond, or take a larger model; correct them",
             ),
             (
                 "command: [cadre, train], args: [--stepz=1]",

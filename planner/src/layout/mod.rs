@@ -107,6 +107,14 @@ impl Layout {
         Ok(Self { documents, ranks, pieces, first_piece })
     }
 
+    /// The same rows at the same places, where all documents have `mask`.
+    #[must_use]
+    pub fn masked(&self, mask: Mask) -> Self {
+        let mut masked = self.clone();
+        masked.documents.iter_mut().for_each(|it| it.mask = mask);
+        masked
+    }
+
     /// Documents, by [`DocumentId`].
     pub fn documents(&self) -> &[Document] {
         &self.documents

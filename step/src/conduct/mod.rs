@@ -8,15 +8,19 @@ mod view;
 use std::collections::BTreeMap;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Document, Heads, Layout, Mask, RankId, Slot};
+use cadre_planner::{Costs, Heads, RankId, Slot};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, Log, Member, Placement, ViewNumber};
+use crate::layers::Layers;
+use crate::packing::Packing;
 
 pub use self::view::{Offer, Roster, View};
 
 /// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
 const MAX_ENTRIES: usize = 4_000_000;
+/// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
+const MAX_PLANS: usize = u16::MAX as usize / 2;
 /// Weight of a slot that nothing is known about.
 const NOMINAL: u32 = 100;
 
@@ -25,8 +29,8 @@ const NOMINAL: u32 = 100;
 pub struct Draft {
     /// Number of trainers.
     pub trainers: u16,
-    /// Layers of the model.
-    pub layers: u16,
+    /// Layers of the model, by kind.
+    pub layers: Layers,
     /// Heads of the model.
     pub heads: Heads,
     /// Type of rows on the wire.
@@ -99,17 +103,26 @@ pub enum Error {
         /// How many there are.
         entries: usize,
     },
-    /// A step without work, or with more phases than can be numbered.
+    /// A step without work.
+    #[error("step {step} has no nano-batch; give every step at least one")]
+    Empty {
+        /// The step.
+        step: u64,
+    },
+    /// A step with more plans or phases than can be numbered.
     #[error(
-        "step {step} has {layers} layers and {nanos} nano-batches; give every step at least one of both"
+        "step {step} has {nanos} nano-batches, {layers} layers and {kinds} kinds of them; at most {MAX_PLANS} nano-batches × kinds and {} phases are supported, so make nano-batches longer",
+        u32::MAX
     )]
     Phases {
         /// The step.
         step: u64,
-        /// Layers with core attention.
-        layers: u16,
         /// Nano-batches that the trainers announced.
         nanos: usize,
+        /// Layers with core attention.
+        layers: u16,
+        /// Kinds of them.
+        kinds: usize,
     },
     /// The header log is of another run.
     #[error(transparent)]
@@ -134,12 +147,13 @@ impl Draft {
             return Err(Error::TooMany { step, entries });
         }
         let count = lengths.values().map(|it| it.nanos.len()).max().unwrap_or(0);
-        let nanos = (0..count).map(|nano| layout(step, nano, lengths.values()));
+        let phases = self.phases(step, count)?;
+        let nanos = (0..count).map(|nano| packing(step, nano, lengths.values()));
         let nanos = nanos.collect::<Result<Vec<_>, Error>>()?;
         let slots = self.slots(view);
         let fresh = Header {
             step,
-            layers: self.layers,
+            layers: self.layers.clone(),
             heads: self.heads,
             wire: self.wire,
             seed: self.seed,
@@ -151,19 +165,24 @@ impl Draft {
             view: view.number,
             fillers: Vec::new(),
         };
-        let header = match &self.replay {
+        self.header = Some(match &self.replay {
             Some(log) => log.replay(fresh)?,
             None => fresh,
-        };
-        let phases = 2 * u64::from(header.layers) * header.nanos.len() as u64;
-        let phases = u32::try_from(phases).ok().filter(|it| *it > 0);
-        let phases = phases.ok_or(Error::Phases {
-            step,
-            layers: header.layers,
-            nanos: header.nanos.len(),
-        })?;
-        self.header = Some(header);
+        });
         Ok(phases)
+    }
+
+    /// Phases of a step of so many nano-batches.
+    fn phases(&self, step: u64, nanos: usize) -> Result<u32, Error> {
+        if nanos == 0 {
+            return Err(Error::Empty { step });
+        }
+        let (layers, kinds) = (self.layers.count(), self.layers.kinds().len());
+        let phases = u32::try_from(2 * u64::from(layers) * nanos as u64);
+        match phases {
+            Ok(phases) if nanos.saturating_mul(kinds) <= MAX_PLANS => Ok(phases),
+            Ok(_) | Err(_) => Err(Error::Phases { step, nanos, layers, kinds }),
+        }
     }
 
     /// Who fills the slots of the header in the making.
@@ -212,11 +231,11 @@ impl Draft {
 }
 
 /// One packed stream from the stretches of all trainers.
-fn layout<'a>(
+fn packing<'a>(
     step: u64,
     nano: usize,
     lengths: impl Iterator<Item = &'a Lengths>,
-) -> Result<Layout, Error> {
+) -> Result<Packing, Error> {
     let mut rows: BTreeMap<u32, u32> = BTreeMap::new();
     let mut ranks = Vec::new();
     for trainer in lengths {
@@ -229,21 +248,24 @@ fn layout<'a>(
         }
         ranks.push(own.map_or_else(Vec::new, |it| it.stretches.clone()));
     }
-    let documents = rows.values().map(|&rows| Document { rows, mask: Mask::Causal }).collect();
-    Layout::new(documents, ranks).map_err(|source| Error::Layout { step, nano, source })
+    let documents: Vec<u32> = rows.into_values().collect();
+    Packing::new(&documents, ranks).map_err(|source| Error::Layout { step, nano, source })
 }
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::{DocumentId, Stretch};
+    use cadre_planner::{DocumentId, Mask, Stretch};
 
     use super::*;
     use crate::envelope::NanoLengths;
+    use crate::layers::Kind;
 
+    /// Of a model whose layers are all of other windows.
     fn draft(layers: u16) -> Draft {
+        let window = |left| Kind { mask: Mask::Window { left } };
         Draft {
             trainers: 1,
-            layers,
+            layers: Layers::new((0..layers.into()).map(window)).unwrap(),
             heads: Heads { query: 2, kv: 1, dim: 8 },
             wire: Wire::F32,
             seed: 0,
@@ -276,10 +298,16 @@ mod tests {
     #[test]
     fn a_step_that_nothing_can_be_made_of_is_refused_by_its_number() {
         assert_eq!(prepare(3, vec![nano(2), nano(1)]).unwrap(), 12);
+        let most = |layers: u16| vec![nano(1); MAX_PLANS / usize::from(layers)];
+        prepare(7, most(7)).unwrap();
         for (layers, nanos, expected) in [
-            (0, vec![nano(1)], "step 7 has 0 layers and 1 nano-batches"),
-            (2, Vec::new(), "step 7 has 2 layers and 0 nano-batches"),
+            (2, Vec::new(), "step 7 has no nano-batch"),
             (1, vec![nano(2_000_001)], "step 7 has 4000002 documents and stretches"),
+            (
+                7,
+                [most(7), most(7)].concat(),
+                "step 7 has 9362 nano-batches, 7 layers and 7 kinds of them",
+            ),
         ] {
             let refused = prepare(layers, nanos).unwrap_err().to_string();
             assert!(refused.starts_with(expected), "{refused}");

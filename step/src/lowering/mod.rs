@@ -1,6 +1,6 @@
 //! Lowers a plan to transfer lists: which bytes travel from whom to where.
 //!
-//! In: the problem of a nano-batch and its plan. Out: for every bundle the rows that its server pulls
+//! In: a problem and its plan. Out: for every bundle the rows that its server pulls
 //! ([`Inputs`]), for every trainer the places of results ([`Lists::forward_result`],
 //! [`Lists::backward_result`]), and the shapes that the protocol runs on.
 //!
@@ -58,7 +58,7 @@ pub enum Tensor {
     DV,
 }
 
-/// Transfer lists of one nano-batch.
+/// Transfer lists of one plan.
 #[derive(Clone, Debug)]
 pub struct Lists {
     bundles: Vec<BundleLists>,

@@ -150,6 +150,10 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "rank 1: LSE of step 0, layer 0, nano-batch 0, forward has 3 elements, not 32 rows of 2 heads",
         ),
         (
+            "layers",
+            "rank 1: its layers are 2 × window:8, those of step 0 are 2 × causal; give every rank the same model",
+        ),
+        (
             "direction",
             "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
              forward with its rows is next",

@@ -1,15 +1,21 @@
 //! Checkpoints on a real file system: written, damaged, foreign, crowded out.
 
 use super::*;
+use crate::model::Pattern;
 
 fn layout() -> Parameters {
     Parameters::new(&Config::preset("tiny").unwrap())
+}
+
+fn layers(pattern: &str) -> Layers {
+    pattern.parse::<Pattern>().unwrap().over(2).unwrap()
 }
 
 fn state(step: u64) -> State {
     State {
         step,
         model: Config::preset("tiny").unwrap(),
+        layers: layers("full"),
         trainers: 2,
         nano_batches: 2,
         tokens: 64,
@@ -108,6 +114,19 @@ fn what_was_saved_is_loaded_bit_for_bit_and_three_stay() {
 }
 
 #[test]
+fn only_a_model_without_windows_is_called_a_llama() {
+    let folder = tempfile::tempdir().unwrap();
+    let Values { parameters, first, second } = values();
+    let values = Values { parameters: &parameters[..], first: &first, second: &second };
+    for (step, pattern, is_llama) in [(1, "full", true), (2, "full,window:4096", false)] {
+        let state = State { layers: layers(pattern), ..state(step) };
+        let writer = Writer { rank: 0, keep: 3 };
+        let path = save(folder.path(), &state, &layout(), &values, writer).unwrap();
+        assert_eq!(path.join(CONFIG).is_file(), is_llama, "{pattern}");
+    }
+}
+
+#[test]
 fn damaged_checkpoints_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let check = |file: &str, damage: &dyn Fn(&mut Vec<u8>), expected: &str| {
@@ -130,9 +149,12 @@ fn damaged_checkpoints_are_refused() {
     check(STATE, &other_step, "its digest is another");
     let other_format = |bytes: &mut Vec<u8>| {
         let text = String::from_utf8(bytes.clone()).unwrap();
-        *bytes = text.replace("\"format\": 2", "\"format\": 3").into_bytes();
+        // As it was before layers had kinds.
+        let older =
+            text.replace("\"format\": 3", "\"format\": 2").replace("\"layers\"", "\"none\"");
+        *bytes = older.into_bytes();
     };
-    check(STATE, &other_format, "it has format 3");
+    check(STATE, &other_format, "has format 2, this build knows 3");
     fs::remove_file(folder.path().join("step-4").join(MODEL)).unwrap();
     write(folder.path(), 5).unwrap();
     fs::remove_file(folder.path().join("step-5").join(STATE)).unwrap();
@@ -155,6 +177,9 @@ fn checkpoints_of_another_run_are_refused_by_field() {
     };
     check(&|it| it.trainers = 3, Some("another number of trainers: 2, the job has 3"));
     check(&|it| it.model.layers = 3, Some("another model"));
+    check(&|it| it.layers = layers("full,full"), None);
+    let expected = "another pattern of --layers: 2 × causal, the job has 1 × window:64, 1 × causal";
+    check(&|it| it.layers = layers("window:64,full"), Some(expected));
     check(&|it| it.seed = 2, Some("another seed"));
     check(&|it| it.corpus = "0".into(), Some("another corpus"));
     check(&|it| it.slots = "1 dedicated".into(), None);

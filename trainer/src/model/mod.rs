@@ -16,6 +16,7 @@
 mod config;
 mod gradient;
 mod math;
+mod pattern;
 mod rope;
 mod stages;
 #[cfg(test)]
@@ -23,4 +24,5 @@ mod tests;
 
 pub use config::{Config, Matrix, Parameters, UnknownModel};
 pub(super) use math::{share, trigonometry};
+pub use pattern::{Pattern, PatternError};
 pub use stages::{Activations, Loss, Model};

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use cadre_kernels::matmul::Accumulate;
 use cadre_kernels::{Heads, Linear, LinearRows, Threads, device};
+use cadre_worker::session::Layers;
 
 use super::config::{Config, Parameters, VOCABULARY};
 use super::math::{blocks, cross_entropy, norm, norm_gradient, share, swiglu};
@@ -22,6 +23,7 @@ use crate::loader::Rows;
 #[derive(Debug)]
 pub struct Model {
     pub(super) config: Config,
+    pub(super) layers: Layers,
     pub(super) parameters: Parameters,
     pub(super) rotation: Rotation,
     pub(super) threads: Threads,
@@ -77,12 +79,17 @@ pub struct Loss {
 }
 
 impl Model {
-    /// A model whose documents have at most `positions` rows.
-    pub fn new(config: Config, positions: u32, threads: Threads) -> Self {
+    /// A model whose documents have at most `positions` rows, and whose layers have core attention of these kinds.
+    ///
+    /// # Panics
+    ///
+    /// The sizes are those of another number of layers.
+    pub fn new(config: Config, layers: Layers, positions: u32, threads: Threads) -> Self {
+        assert_eq!(usize::from(layers.count()), config.layers, "layers of another model");
         let parameters = Parameters::new(&config);
         let rotation = Rotation::new(config.head_dim, positions);
         let linear = Linear::cpu(threads);
-        Self { config, parameters, rotation, threads, linear, scratch: Scratch::default() }
+        Self { config, layers, parameters, rotation, threads, linear, scratch: Scratch::default() }
     }
 
     /// The same model with its linear layers computed by `linear`, which knows [`Parameters::weights`].
@@ -108,6 +115,11 @@ impl Model {
     /// Its sizes.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The kinds of its layers.
+    pub fn layers(&self) -> &Layers {
+        &self.layers
     }
 
     /// Where its tensors lie.

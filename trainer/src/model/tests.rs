@@ -3,8 +3,9 @@
 //! Everything naive is written from the formulas, tokens and heads one by one.
 
 use cadre_kernels::Threads;
+use cadre_worker::session::{Kind, Layers};
 
-use super::{Activations, Config, Model, Parameters};
+use super::{Activations, Config, Model, Parameters, Pattern};
 use crate::loader::Rows;
 use crate::{Attention, InProcess};
 
@@ -20,9 +21,14 @@ fn rows() -> Rows {
 }
 
 /// Loss and gradients by the stages.
-fn stages(config: Config, parameters: &[f32], threads: Threads) -> (f64, Vec<f32>) {
-    let mut model = Model::new(config, 4, threads);
-    let mut attention = InProcess::new(model.heads(), threads);
+fn stages(
+    config: Config,
+    layers: &Layers,
+    parameters: &[f32],
+    threads: Threads,
+) -> (f64, Vec<f32>) {
+    let mut model = Model::new(config, layers.clone(), 4, threads);
+    let mut attention = InProcess::new(model.heads(), layers.clone(), threads);
     attention.begin(vec![DOCUMENTS.to_vec()]);
     let (mut kept, mut gradients) = (Activations::default(), vec![0.0; parameters.len()]);
     model.begin(parameters).unwrap();
@@ -92,13 +98,13 @@ fn attended(config: &Config, q: &[f64], k: &[Vec<f64>], v: &[Vec<f64>]) -> Vec<f
     out
 }
 
-/// Mean loss, naive.
-fn reference(config: &Config, layout: &Parameters, p: &[f64]) -> f64 {
+/// Mean loss, naive. A layer's window is how many of the newest keys its rows keep.
+fn reference(config: &Config, windows: &[usize], layout: &Parameters, p: &[f64]) -> f64 {
     let (rows, width) = (rows(), config.width);
     let at = |range: &std::ops::Range<usize>| &p[range.clone()];
     let embed = |&id: &u8| at(&layout.embedding)[usize::from(id) * width..][..width].to_vec();
     let mut x: Vec<Vec<f64>> = rows.ids.iter().map(embed).collect();
-    for layer in &layout.layers {
+    for (layer, &window) in layout.layers.iter().zip(windows) {
         let mut k = Vec::new();
         let mut v = Vec::new();
         for (x, &position) in x.iter_mut().zip(&rows.positions) {
@@ -109,7 +115,8 @@ fn reference(config: &Config, layout: &Parameters, p: &[f64]) -> f64 {
             let q = turned(&product(at(&layer.q), &h), config.head_dim, position);
             k.push(turned(&product(at(&layer.k), &h), config.head_dim, position));
             v.push(product(at(&layer.v), &h));
-            let out = product(at(&layer.o), &attended(config, &q, &k, &v));
+            let first = k.len().saturating_sub(window);
+            let out = product(at(&layer.o), &attended(config, &q, &k[first..], &v[first..]));
             x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
             let h = normed(x, at(&layer.feed_norm));
             let gate_up = product(at(&layer.gate_up), &h);
@@ -132,7 +139,18 @@ fn reference(config: &Config, layout: &Parameters, p: &[f64]) -> f64 {
 
 #[test]
 fn loss_and_gradients_are_those_of_a_naive_f64_model() {
+    gradients_are_those_of_a_naive_f64_model("full", &[usize::MAX; 2]);
+}
+
+#[test]
+fn loss_and_gradients_of_windows_are_those_of_a_naive_f64_model() {
+    gradients_are_those_of_a_naive_f64_model("window:5,full", &[5, usize::MAX]);
+    gradients_are_those_of_a_naive_f64_model("window:9,window:1", &[9, 1]);
+}
+
+fn gradients_are_those_of_a_naive_f64_model(pattern: &str, windows: &[usize]) {
     let config = Config::preset("tiny").unwrap();
+    let layers = pattern.parse::<Pattern>().unwrap().over(config.layers).unwrap();
     let layout = Parameters::new(&config);
     let mut parameters = layout.initial(5);
     // Gains other than 1, so that a forgotten gain shows.
@@ -141,9 +159,9 @@ fn loss_and_gradients_are_those_of_a_naive_f64_model() {
             *gain += 0.01 * (index % 21) as f32 - 0.1;
         }
     }
-    let (loss, gradients) = stages(config, &parameters, Threads::ONE);
+    let (loss, gradients) = stages(config, &layers, &parameters, Threads::ONE);
     let mut wide: Vec<f64> = parameters.iter().map(|&it| f64::from(it)).collect();
-    let expected = reference(&config, &layout, &wide);
+    let expected = reference(&config, windows, &layout, &wide);
     assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
 
     for tensor in layout.tensors() {
@@ -158,9 +176,9 @@ fn loss_and_gradients_are_those_of_a_naive_f64_model() {
             let step = 1e-4;
             let at = wide[place];
             wide[place] = at + step;
-            let above = reference(&config, &layout, &wide);
+            let above = reference(&config, windows, &layout, &wide);
             wide[place] = at - step;
-            let below = reference(&config, &layout, &wide);
+            let below = reference(&config, windows, &layout, &wide);
             wide[place] = at;
             let numeric = (above - below) / (2.0 * step);
             let difference = (numeric - f64::from(gradients[place])).abs();
@@ -178,10 +196,11 @@ fn loss_and_gradients_are_those_of_a_naive_f64_model() {
 fn bits_do_not_depend_on_the_number_of_threads() {
     let config = Config::preset("tiny").unwrap();
     let parameters = Parameters::new(&config).initial(5);
-    let (loss, gradients) = stages(config, &parameters, Threads::ONE);
+    let layers = Layers::alike(Kind::CAUSAL, 2).unwrap();
+    let (loss, gradients) = stages(config, &layers, &parameters, Threads::ONE);
     let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
     for threads in [2, 3] {
-        let (again, same) = stages(config, &parameters, Threads::new(threads));
+        let (again, same) = stages(config, &layers, &parameters, Threads::new(threads));
         assert_eq!(loss.to_bits(), again.to_bits());
         assert!(bits(&gradients) == bits(&same), "{threads} threads");
     }

@@ -28,6 +28,7 @@ use self::prepare::Failure;
 use self::record::Record;
 use super::checkpoint::State;
 use super::loader::{Loader, Share};
+use super::model::Pattern;
 use super::step::Trainer;
 
 /// What `cadre train` is given.
@@ -37,6 +38,8 @@ pub struct TrainArgs {
     pub data: PathBuf,
     /// Name of the model's sizes.
     pub model: String,
+    /// How far its layers see.
+    pub layers: Pattern,
     /// Steps of the job.
     pub steps: NonZeroU64,
     /// Rows of this trainer in each nano-batch.

@@ -16,7 +16,7 @@ use cadre_control::proto::notice;
 use cadre_exchange::Greeter;
 use cadre_kernels::{Engine, Linear};
 use cadre_worker::process::Termination;
-use cadre_worker::session::{Contract, Join, JoinError, Session};
+use cadre_worker::session::{Contract, Join, JoinError, Layers, Session};
 
 use super::record::Record;
 use super::{Process, STOPPED, TrainArgs};
@@ -57,6 +57,7 @@ impl Process {
     /// Reads the input and joins the job.
     pub(super) fn prepare(args: TrainArgs) -> Result<Self, Failure> {
         let config = Config::preset(&args.model).map_err(bad_input)?;
+        let layers = args.layers.over(config.layers).map_err(bad_input)?;
         let corpus = Arc::new(Corpus::read(&args.data).map_err(bad_input)?);
         let lengths = match &args.lengths {
             Some(path) => Lengths::read(path).map_err(bad_input)?,
@@ -79,14 +80,14 @@ impl Process {
         let memory = args.memory_mib.map_or(contract.memory_mib, NonZeroU32::get);
         let mut begun = None;
         let first = |settings: &Settings, engine: &Engine| {
-            let input = (&args, config, Arc::clone(&corpus));
+            let input = (&args, (config, layers.clone()), Arc::clone(&corpus));
             let it = Begun::new(input, &contract, settings, engine, lengths)?;
             let step = it.state.step;
             begun = Some(it);
             Ok(step)
         };
         let join = Join {
-            layers: config.layers as u16,
+            layers: layers.clone(),
             heads: cadre_planner::Heads {
                 query: config.query_heads as u16,
                 kv: config.kv_heads as u16,
@@ -133,7 +134,7 @@ struct Begun {
 impl Begun {
     /// Made or loaded as the job says. A refusal is bad input of the user.
     fn new(
-        (args, config, corpus): (&TrainArgs, Config, Arc<Corpus>),
+        (args, (config, layers), corpus): (&TrainArgs, (Config, Layers), Arc<Corpus>),
         contract: &Contract,
         settings: &Settings,
         engine: &Engine,
@@ -157,9 +158,10 @@ impl Begun {
             Ok(swept) => tracing::info!("{swept} folders of checkpoints half written are removed"),
             Err(error) => tracing::warn!("half written checkpoints stay: {error}"),
         }
-        let fresh = state_of(args, config, trainers, &corpus, engine.numerics_id());
+        let sizes = (config, layers.clone());
+        let fresh = state_of(args, sizes, trainers, &corpus, engine.numerics_id());
         let loader = Loader::new(corpus, lengths, shape).map_err(text)?;
-        let model = Model::new(config, args.cap.get(), args.threads);
+        let model = Model::new(config, layers, args.cap.get(), args.threads);
         let weights = model.parameters().weights();
         let linear = Linear::choose(args.engine, engine, args.threads, &weights)
             .map_err(|why| format!("--engine gpu: {why}"))?;
@@ -176,14 +178,15 @@ impl Begun {
 /// The state before the first step.
 fn state_of(
     args: &TrainArgs,
-    config: Config,
+    (model, layers): (Config, Layers),
     trainers: NonZeroU32,
     corpus: &Corpus,
     numerics: String,
 ) -> State {
     State {
         step: 0,
-        model: config,
+        model,
+        layers,
         trainers: trainers.get(),
         nano_batches: args.nano_batches.get(),
         tokens: args.tokens.get(),

@@ -223,7 +223,7 @@ mod tests {
     fn a_step_is_placed_where_it_is_planned_and_refused_by_reason() {
         let ready_step = ready(header(5)).unwrap();
         assert_eq!(ready_step.step.number(), 5);
-        assert_eq!(ready_step.first.len(), ready_step.planned.nanos.len());
+        assert_eq!(ready_step.first.len(), ready_step.planned.plans.len());
         let vacant = Header { fillers: vec![None], ..header(5) };
         // Nobody executes anything then; what follows is the conductor's to decide.
         let nobody = ready(vacant).unwrap();

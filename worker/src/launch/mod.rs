@@ -25,6 +25,7 @@ use cadre_protocol::Phase;
 pub use self::flight::Flight;
 pub use self::promise::{Promise, Word};
 pub use self::resident::Resident;
+pub use self::view::mask;
 use cadre_step::phases::Direction;
 use cadre_step::planned::PlannedStep;
 

@@ -1,7 +1,7 @@
 //! Plans of launches, made once for a step and run for every layer.
 //!
 //! In: which works of a step a launch is of. Out: its [`Made`] plan, if there was such a launch before. Works of one nano-batch have the
-//! same tasks, masks and tiles in every layer; only the addresses of their rows differ, and these a plan does not hold. What runs need
+//! same tasks, masks and tiles in every layer of one kind; only the addresses of their rows differ, and these a plan does not hold. What runs need
 //! beside lists belongs to their stream and not to a plan, so that plans are small and all of a step's have room.
 //!
 //! It makes no plan. Invariant: all plans are of the newest step that was asked for, and their lists take no more memory of the GPU than
@@ -19,7 +19,8 @@ use super::{BundleRows, Work};
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     step: u64,
-    nano: usize,
+    /// Which of the step's plans.
+    plan: usize,
     direction: Direction,
     /// Rows lie as the trainer has them, not as a landing has.
     home: bool,
@@ -73,7 +74,7 @@ impl Key {
         let at = first.planned.order.at(first.phase);
         Some(Self {
             step: first.planned.header.step,
-            nano: at.nano,
+            plan: first.planned.plan_index(at),
             direction: at.direction,
             home: matches!(first.rows, BundleRows::Home(_)),
             works: works.iter().map(|it| it.work).collect(),
@@ -99,7 +100,7 @@ impl Plans {
         Some(made)
     }
 
-    /// Keeps a plan for the next layer. The first ones stay where not all have room: layers come round in one order.
+    /// Keeps a plan for the next layer of its kind. The first ones stay where not all have room: layers come round in one order.
     pub(super) fn keep(&mut self, key: Key, made: Made) {
         if key.step == self.step && self.weight + made.weight <= self.most {
             self.weight += made.weight;

@@ -57,12 +57,7 @@ impl<'a> View<'a> {
     pub(super) fn document(&self) -> (Mask, u32) {
         let document = self.nano.plan.bundles()[self.bundle.0 as usize].document;
         let document = self.nano.problem.layout.documents()[document.0 as usize];
-        let mask = match document.mask {
-            cadre_planner::Mask::Causal => Mask::Causal,
-            cadre_planner::Mask::Full => Mask::Full,
-            cadre_planner::Mask::Window { left } => Mask::Window { left },
-        };
-        (mask, document.rows)
+        (mask(document.mask), document.rows)
     }
 
     /// Numbers in a row of a part.
@@ -128,6 +123,15 @@ impl<'a> View<'a> {
 
     pub(super) fn keys(&self) -> Range<u32> {
         self.nano.plan.bundles()[self.bundle.0 as usize].keys.clone()
+    }
+}
+
+/// A mask of the planner, as the kernels name it.
+pub fn mask(planned: cadre_planner::Mask) -> Mask {
+    match planned {
+        cadre_planner::Mask::Causal => Mask::Causal,
+        cadre_planner::Mask::Full => Mask::Full,
+        cadre_planner::Mask::Window { left } => Mask::Window { left },
     }
 }
 

@@ -78,8 +78,8 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn of(planned: &PlannedStep, nano: usize, rank: RankId) -> Self {
-        let problem = &planned.nanos[nano].problem;
+    pub(super) fn of(planned: &PlannedStep, at: PhaseAt, rank: RankId) -> Self {
+        let problem = &planned.plans[planned.plan_index(at)].problem;
         Self {
             rows: problem.layout.rank_rows(rank) as usize,
             query_heads: problem.heads.query.into(),
@@ -228,6 +228,20 @@ pub enum Error {
         tensor: &'static str,
         /// What it has instead.
         what: String,
+    },
+    /// A step of a model with other layers.
+    #[error(
+        "rank {rank}: its layers are {own}, those of step {step} are {job}; give every rank the same model"
+    )]
+    Layers {
+        /// Whose model differs.
+        rank: u16,
+        /// The step.
+        step: u64,
+        /// The rank's layers.
+        own: String,
+        /// Those of rank 0, in the header.
+        job: String,
     },
     /// A result holds NaN or infinity.
     #[error("rank {rank}, {phase}: {source}; look at its inputs first")]

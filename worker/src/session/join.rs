@@ -18,6 +18,7 @@ use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::Placement;
+use cadre_step::layers::Layers;
 
 use super::{Rank, Session};
 use crate::attach::{
@@ -38,8 +39,8 @@ use crate::launch::Resident;
 
 /// What a rank brings to its job.
 pub struct Join<'a> {
-    /// Layers with core attention.
-    pub layers: u16,
+    /// Layers with core attention, by kind; the same for every rank.
+    pub layers: Layers,
     /// Heads of every layer.
     pub heads: Heads,
     /// Steps of the job.
@@ -155,7 +156,6 @@ impl Session {
         let rank = contract.me.index;
         let Heads { query, kv, dim } = join.heads;
         for (number, what) in [
-            (join.layers, "the number of layers"),
             (query, "the number of query heads"),
             (kv, "the number of KV heads"),
             (dim, "the head dim"),
@@ -238,7 +238,8 @@ impl Session {
             .map_err(threads)?;
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let rank = Rank::new(me, (handle, told), using, [place, upload], first, tracer);
+        let begins = (join.layers, first);
+        let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let pod = contract.is_pod();
         let io = Some(io);
         Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, io, _once: once })
@@ -255,7 +256,7 @@ fn conducting(
 ) -> Result<Conducting, JoinError> {
     let draft = Draft {
         trainers: settings.trainers,
-        layers: join.layers,
+        layers: join.layers.clone(),
         heads: join.heads,
         wire: settings.wire,
         seed: join.seed,

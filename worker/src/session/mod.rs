@@ -49,6 +49,7 @@ pub use self::rank::Rank;
 pub use self::rows::{Rows, RowsMut};
 pub use crate::attach::{ASSEMBLE, Contract};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
+pub use cadre_step::layers::{Kind, Layers};
 pub use cadre_step::phases::{Direction, PhaseAt};
 pub use cadre_step::planned::PlannedStep;
 

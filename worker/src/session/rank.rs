@@ -13,6 +13,7 @@ use cadre_kernels::Threads;
 use cadre_planner::RankId;
 use cadre_protocol::{At, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::layers::Layers;
 use cadre_step::phases::PhaseAt;
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
@@ -31,6 +32,8 @@ pub struct Rank {
     threads: Threads,
     handle: Handle,
     tracer: Tracer,
+    /// Of this rank's model.
+    layers: Layers,
     turn: Mutex<Turn>,
     /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
     place: Mutex<Place>,
@@ -40,13 +43,14 @@ pub struct Rank {
 
 impl Rank {
     /// Rank `me`, whose IO thread is behind `handle` and `notices`. `compute` runs what is planned for it in place and merges
-    /// into the first of `places`; rows are copied into the second, with `threads`. The job begins with step `first`.
+    /// into the first of `places`; rows are copied into the second, with `threads`. Its model has `layers`, and the job begins
+    /// with step `first`.
     pub fn new(
         me: TrainerId,
         (handle, notices): (Handle, Notices),
         (compute, threads): (Compute, Threads),
         [merged, copied]: [Place; 2],
-        first: u64,
+        (layers, first): (Layers, u64),
         tracer: Tracer,
     ) -> Self {
         let end = notices.end();
@@ -57,6 +61,7 @@ impl Rank {
             threads,
             handle,
             tracer,
+            layers,
             turn: Mutex::new(Turn::new(first)),
             place: Mutex::new(copied),
             waiting: Mutex::new(waiting),
@@ -77,8 +82,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Waits for `step` to be planned, or for the end of the job. Computes for others meanwhile. A call out of turn ends the
-    /// job, which is what it returns then.
+    /// Waits for `step` to be planned, or for the end of the job. Computes for others meanwhile. A call out of turn, or a step
+    /// of another model than this rank's, ends the job, which is what it returns then.
     pub fn begin(&self, step: u64) -> Next {
         match self.check_begin(step) {
             Ok(()) => self.turn_to(lock(&self.waiting).begin(step)),
@@ -104,9 +109,14 @@ impl Rank {
     }
 
     fn turn_to(&self, next: Next) -> Next {
-        if let Next::Step(planned) = &next {
-            lock(&self.turn).begun(planned);
+        let Next::Step(planned) = &next else { return next };
+        if planned.header.layers != self.layers {
+            let (rank, step) = (self.me.0, planned.header.step);
+            let (own, job) = (self.layers.to_string(), planned.header.layers.to_string());
+            let reason = self.refuse(Error::Layers { rank, step, own, job }).to_string();
+            return Next::End(Ending::Failed { reason, bad_input: false });
         }
+        lock(&self.turn).begun(planned);
         next
     }
 
@@ -120,7 +130,7 @@ impl Rank {
         let next = turn.check_submit(phase, inputs.direction() == phase.direction);
         let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
         let step = planned.header.step;
-        let sizes = Sizes::of(&planned, phase.nano, RankId(self.me.0));
+        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
         inputs
             .check(&sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
@@ -142,7 +152,7 @@ impl Rank {
     pub fn wait(&self, ticket: Ticket, outputs: Outputs<'_>) -> Result<(), Error> {
         let Ticket { planned, at, phase } = ticket;
         lock(&self.turn).check_wait(&planned, phase).map_err(|it| self.out_of_turn(it))?;
-        let sizes = Sizes::of(&planned, phase.nano, RankId(self.me.0));
+        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
         if outputs.direction() != phase.direction {
             let (tensor, what) = ("room for results", "is of the other direction".to_owned());
             return Err(self.refuse(self.rows(at.step, phase, tensor, what)));

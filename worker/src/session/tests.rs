@@ -25,7 +25,8 @@ fn rank(first: u64) -> (Rank, Receiver<Request>, Outlet) {
     let compute = Compute::new(engine, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Place::Host, Place::Host];
-    let rank = Rank::new(TrainerId(0), using.0, using.1, places, first, Tracer::off());
+    let begins = (planned(first).header.layers.clone(), first);
+    let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }
 
@@ -104,6 +105,24 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     let refused = rank.done(done).unwrap_err().to_string();
     assert!(refused.contains("0 of its 4 phases were waited for"), "{refused}");
     assert_eq!(failed(&requests), refused);
+}
+
+#[test]
+fn a_step_of_other_layers_than_the_ranks_is_refused_before_a_row_is_sent() {
+    let (rank, requests, mut outlet) = rank(0);
+    rank.announce(lengths(0)).unwrap();
+    requests.try_recv().unwrap();
+    let near = Kind { mask: cadre_planner::Mask::Window { left: 63 } };
+    let layers = Layers::new([near, Kind::CAUSAL]).unwrap();
+    let header = Header { layers, ..(*planned(0).header).clone() };
+    outlet.tell(Notice::Step(Arc::new(PlannedStep::new(Arc::new(header)).unwrap())));
+    let Next::End(Ending::Failed { reason, .. }) = rank.begin(0) else { panic!("it begins") };
+    assert_eq!(
+        reason,
+        "rank 0: its layers are 2 × causal, those of step 0 are 1 × window:64, 1 × causal; \
+         give every rank the same model"
+    );
+    assert_eq!(failed(&requests), reason);
 }
 
 #[test]

@@ -133,7 +133,8 @@ impl Waiting {
             phase: name(at.step, phase),
             source: Box::new(source),
         };
-        let (nano, rank, place) = (&planned.nanos[phase.nano], RankId(self.me.0), &self.place);
+        let (nano, _) = planned.nano_of(at.phase);
+        let (rank, place) = (RankId(self.me.0), &self.place);
         match (whole.landed, outputs) {
             (
                 Landed::Forward { o: mut landed, lse: mut landed_lse },

@@ -11,9 +11,11 @@ use cadre_crds::Wire;
 use cadre_exchange::Buffer;
 use cadre_kernels::device::Stream;
 use cadre_kernels::wire::to_bf16;
-use cadre_planner::{BundleId, Costs, Document, Heads, Layout, Mask, Plan, Slot};
+use cadre_planner::{BundleId, Costs, DocumentId, Heads, Mask, Plan, Slot, Stretch};
 use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Lists;
+use cadre_step::packing::Packing;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
 use cadre_worker::io::rows::tensors;
@@ -24,6 +26,8 @@ use serde_json::json;
 const HEADS: Heads = Heads { query: 2, kv: 1, dim: 64 };
 /// Rows of the two documents.
 const ROWS: [u32; 2] = [200, 40];
+/// Of the layers.
+const MASKS: [Mask; 3] = [Mask::Causal, Mask::Window { left: 29 }, Mask::Causal];
 
 /// See the module.
 pub(super) struct Case {
@@ -32,12 +36,15 @@ pub(super) struct Case {
 
 impl Case {
     pub(super) fn new() -> Self {
-        let mask = Mask::Causal;
-        let documents = ROWS.map(|rows| Document { rows, mask }).to_vec();
-        let layout = Layout::end_to_end(documents, ROWS.iter().sum()).expect("one rank");
+        let stretch = |document: u32| Stretch {
+            document: DocumentId(document),
+            start: 0,
+            end: ROWS[document as usize],
+        };
+        let packing = Packing::new(&ROWS, vec![vec![stretch(0), stretch(1)]]).expect("one rank");
         let header = Header {
             step: 3,
-            layers: 2,
+            layers: Layers::new(MASKS.map(|mask| Kind { mask })).expect("three layers"),
             heads: HEADS,
             wire: Wire::Bf16,
             seed: 0,
@@ -45,7 +52,7 @@ impl Case {
             placement: Placement::Pool,
             slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
             costs: Costs::default(),
-            nanos: vec![layout],
+            nanos: vec![packing],
             view: ViewNumber::default(),
             fillers: vec![Some(Member::Server {
                 index: 0,
@@ -54,16 +61,18 @@ impl Case {
             })],
         };
         let mut planned = PlannedStep::new(Arc::new(header)).expect("one slot");
-        let nano = &mut planned.nanos[0];
-        // The rows between belong to a slot that is not looked at here.
-        let task = |document: usize, rows: std::ops::Range<u32>| json!({"document": document, "keys": 0..rows.end, "rows": rows, "kv_heads": 0..1, "bundle": document});
-        let bundle = |document: usize, tasks: std::ops::Range<u32>| json!({"document": document, "kv_heads": 0..1, "slot": 0, "tasks": tasks, "keys": 0..ROWS[document]});
-        let mut plan = serde_json::to_value(&nano.plan).expect("plain data");
-        plan["tasks"] = json!([task(0, 0..70), task(0, 130..200), task(1, 0..40)]);
-        plan["bundles"] = json!([bundle(0, 0..2), bundle(1, 2..3)]);
-        let plan: Plan = serde_json::from_value(plan).expect("a plan");
-        nano.lists = Lists::new(&nano.problem, &plan);
-        nano.plan = plan;
+        for nano in &mut planned.plans {
+            let mask = nano.problem.layout.documents()[0].mask;
+            // The rows between belong to a slot that is not looked at here.
+            let task = |document: usize, rows: std::ops::Range<u32>| json!({"document": document, "keys": mask.keys(ROWS[document], rows.clone()), "rows": rows, "kv_heads": 0..1, "bundle": document});
+            let bundle = |document: usize, tasks: std::ops::Range<u32>| json!({"document": document, "kv_heads": 0..1, "slot": 0, "tasks": tasks, "keys": 0..ROWS[document]});
+            let mut plan = serde_json::to_value(&nano.plan).expect("plain data");
+            plan["tasks"] = json!([task(0, 0..70), task(0, 130..200), task(1, 0..40)]);
+            plan["bundles"] = json!([bundle(0, 0..2), bundle(1, 2..3)]);
+            let plan: Plan = serde_json::from_value(plan).expect("a plan");
+            nano.lists = Lists::new(&nano.problem, &plan);
+            nano.plan = plan;
+        }
         Self { planned: Arc::new(planned) }
     }
 
@@ -100,7 +109,7 @@ impl Case {
 
     /// All works of a phase with their bundles.
     fn works_of(&self, direction: Direction) -> Vec<(u32, BundleId)> {
-        let plan = &self.planned.nanos[0].plan;
+        let plan = &self.planned.plans[0].plan;
         match direction {
             Direction::Forward => (0..).zip(plan.tasks()).map(|(it, of)| (it, of.bundle)).collect(),
             Direction::Backward => {
@@ -123,7 +132,8 @@ impl Case {
         rows: &PhaseRows,
         (place, copies): (&Place, &Stream),
     ) -> Vec<Work> {
-        let nano = &self.planned.nanos[0];
+        let at = PhaseAt { layer, nano: 0, direction };
+        let (nano, _) = self.planned.nano_of(self.planned.order.index(at));
         let rooms = place.rooms().expect("rows live on the GPU");
         let mut landings = Vec::new();
         for bundle in (0..nano.plan.bundles().len() as u32).map(BundleId) {

@@ -76,11 +76,11 @@ fn launches() {
     for direction in [Direction::Forward, Direction::Backward] {
         let mut plans = Vec::new();
         let mut layers = Vec::new();
-        for layer in 0..2 {
+        for layer in 0..3 {
             let seed = 17 + layer as u32;
             let rows = Case::rows(&place, seed);
             let landed = case.landed(layer, direction, &rows, (&place, &copies));
-            // Lists of the first layer are those of the second, which has its rows elsewhere.
+            // Lists of the first layer are those of the third, which is of its kind and has its rows elsewhere.
             let landed = run(&mut long, &place, landed);
             let home = run(&mut long, &place, case.home(layer, direction, &rows));
             assert!(landed == home, "{direction:?} of layer {layer}: landed and home differ");
@@ -96,8 +96,12 @@ fn launches() {
             compare(&home, &bytes(&Place::Host, &cpu), direction);
             layers.push(home);
         }
-        assert!(layers[0] != layers[1], "the layers have different rows");
-        assert_eq!(plans[0], plans[1], "{direction:?}: the second layer made a plan of its own");
+        assert!(layers[0] != layers[2], "the layers have different rows");
+        assert!(
+            plans[0] < plans[1],
+            "{direction:?}: a layer of another kind took the first one's plan"
+        );
+        assert_eq!(plans[1], plans[2], "{direction:?}: the third layer made a plan of its own");
     }
     rooms_of_a_launch_that_is_given_up_stay_its_own(&case, &mut long, &place);
 }

@@ -63,7 +63,7 @@ impl Faults {
             return faults;
         }
         // A step takes about so long; the first ones come after the processes have found each other.
-        let phases = u64::from(job.layers) * job.nanos as u64 * 2;
+        let phases = u64::from(job.layers.count()) * job.nanos as u64 * 2;
         let step = phases * (2 * job.linear + 3 * job.launch + 10_000_000);
         let span = job.steps * step + 100_000_000;
         let moment = random.within(0, span);

@@ -7,6 +7,7 @@ use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::Placement;
+use cadre_step::layers::{Kind, Layers};
 
 use crate::random::{Random, hash};
 
@@ -23,7 +24,7 @@ pub(crate) struct Job {
     pub(crate) servers: u16,
     pub(crate) in_place: bool,
     pub(crate) steps: u64,
-    pub(crate) layers: u16,
+    pub(crate) layers: Layers,
     pub(crate) nanos: usize,
     pub(crate) heads: Heads,
     /// Rows of a trainer in a nano-batch.
@@ -58,7 +59,7 @@ impl Job {
             servers,
             in_place,
             steps: random.within(1, 4),
-            layers: random.within(1, 3) as u16,
+            layers: layers(seed, random.within(1, 3)),
             nanos: random.within(1, 2) as usize,
             heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
             tokens: *random.pick(&[8, 24, 40, 150]),
@@ -69,7 +70,7 @@ impl Job {
         }
     }
 
-    /// The packed stream of a nano-batch, end to end over all trainers.
+    /// The packed stream of a nano-batch, end to end over all trainers. What its documents let rows keep is the layers'.
     pub(crate) fn layout(&self, step: u64, nano: usize) -> Layout {
         let mut random = Random::new(hash(&[self.seed, step, nano as u64, 7]));
         let mut left = self.tokens * u32::from(self.trainers);
@@ -100,7 +101,7 @@ impl Job {
     pub(crate) fn draft(&self) -> Draft {
         Draft {
             trainers: self.trainers,
-            layers: self.layers,
+            layers: self.layers.clone(),
             heads: self.heads,
             wire: cadre_crds::Wire::F32,
             seed: self.seed,
@@ -118,4 +119,20 @@ impl Job {
             memories: std::collections::BTreeMap::new(),
         }
     }
+}
+
+/// Half of the jobs are all causal; the others draw each layer's kind.
+fn layers(seed: u64, count: u64) -> Layers {
+    let mut random = Random::new(hash(&[seed, 11]));
+    let near = |random: &mut Random| Mask::Window { left: *random.pick(&[0, 5, 70, 200]) };
+    let mixed = random.chance(50);
+    let kind = |_| {
+        let mask = match random.within(0, 5) {
+            0 => Mask::Full,
+            1..=3 => near(&mut random),
+            _ => Mask::Causal,
+        };
+        if mixed { Kind { mask } } else { Kind::CAUSAL }
+    };
+    Layers::new((0..count).map(kind)).expect("there is a layer")
 }

@@ -135,8 +135,8 @@ impl Process {
                 let rows = Rows::new(me, job.settings, now);
                 let tasks = Tasks::new(Host::InPlace(me), MEMORY, job.settings, now);
                 let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
-                let own =
-                    Rank::new(me, io, (compute("main"), Threads::ONE), places, 0, Tracer::off());
+                let (main, begins) = ((compute("main"), Threads::ONE), (job.layers.clone(), 0));
+                let own = Rank::new(me, io, main, places, begins, Tracer::off());
                 let (rescue, notices) = line();
                 let worker = Worker { compute: compute("rescue"), notices, ended: false };
                 let role = Role::Trainer(Box::new(Main::new(own)), worker);

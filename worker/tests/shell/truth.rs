@@ -13,6 +13,7 @@ use cadre_kernels::{
     key_tiles,
 };
 use cadre_planner::{BundleId, Layout};
+use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
 
 use crate::job::Job;
@@ -79,6 +80,15 @@ impl Truth {
         Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() }
     }
 
+    /// Of a layer.
+    fn mask(&self, layer: usize) -> Mask {
+        match self.job.layers.kind_of(layer).mask {
+            cadre_planner::Mask::Causal => Mask::Causal,
+            cadre_planner::Mask::Full => Mask::Full,
+            cadre_planner::Mask::Window { left } => Mask::Window { left },
+        }
+    }
+
     fn layout(&mut self, step: u64, nano: usize) -> Rc<Layout> {
         let job = &self.job;
         let make = || Rc::new(job.layout(step, nano));
@@ -89,11 +99,12 @@ impl Truth {
         if let Some(found) = self.documents.get(&of) {
             return Rc::clone(found);
         }
-        let (heads, seed) = (self.heads(), self.job.seed);
+        let (heads, mask, seed) = (self.heads(), self.mask(of.1), self.job.seed);
         let layout = self.layout(of.0, of.2);
         let documents = (0_u64..).zip(layout.documents());
         let make = |(index, document): (u64, &cadre_planner::Document)| {
-            rowset(heads, document.rows, hash(&[seed, of.0, of.1 as u64, of.2 as u64, index]))
+            let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64, index]);
+            rowset(heads, mask, document.rows, seed)
         };
         let made = Rc::new(documents.map(make).collect::<Vec<_>>());
         self.documents.insert(of, Rc::clone(&made));
@@ -137,11 +148,12 @@ impl Truth {
         if let Some(found) = self.sums.get(&(of, planned.digest)) {
             return Rc::clone(found);
         }
-        let (heads, documents) = (self.heads(), self.documents(of));
+        let (heads, mask, documents) = (self.heads(), self.mask(of.1), self.documents(of));
         let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
         let zeros = |it: &Rowset| vec![0.0; it.k.len()];
         let mut sums: Sums = documents.iter().map(|it| (zeros(it), zeros(it))).collect();
-        let plan = &planned.nanos[of.2].plan;
+        let at = PhaseAt { layer: of.1, nano: of.2, direction: Direction::Backward };
+        let plan = &planned.plans[planned.plan_index(at)].plan;
         for (index, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
             assert_eq!(bundle.kv_heads.len(), heads.kv, "heads stay together");
             let from = &documents[bundle.document.0 as usize];
@@ -163,7 +175,7 @@ impl Truth {
             });
             let whole = Backward {
                 heads,
-                mask: Mask::Causal,
+                mask,
                 scale: scale(heads),
                 softcap: None,
                 document_rows: from.rows,
@@ -205,7 +217,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// A document's rows, and attention on all of them at once.
-fn rowset(heads: Heads, rows: u32, seed: u64) -> Rowset {
+fn rowset(heads: Heads, mask: Mask, rows: u32, seed: u64) -> Rowset {
     let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
     let of = |part: u64, width: usize| numbers(hash(&[seed, part]), rows as usize * width);
     let (q, k, v, dout) = (of(0, wide), of(1, narrow), of(2, narrow), of(3, wide));
@@ -213,7 +225,7 @@ fn rowset(heads: Heads, rows: u32, seed: u64) -> Rowset {
     forward(
         &mut [Forward {
             heads,
-            mask: Mask::Causal,
+            mask,
             scale: scale(heads),
             softcap: None,
             document_rows: rows,
@@ -234,7 +246,7 @@ fn rowset(heads: Heads, rows: u32, seed: u64) -> Rowset {
     backward(
         &mut [Backward {
             heads,
-            mask: Mask::Causal,
+            mask,
             scale: scale(heads),
             softcap: None,
             document_rows: rows,

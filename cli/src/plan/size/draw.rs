@@ -1,9 +1,10 @@
 //! One drawn nano-batch on a pool of some size: its plan, and what a layer of it takes.
 
 use cadre_planner::{
-    Costs, Direction, Document, Error, Kept, Layout, Links, Mask, NOMINAL_RATE, Plan, Problem,
-    Profile, ProfileError, RankId, Slot, SlotId, Traffic, memory_of_slot, plan,
+    Costs, Direction, Document, Error, Kept, Layout, Links, NOMINAL_RATE, Plan, Problem, Profile,
+    ProfileError, RankId, Slot, SlotId, Traffic, memory_of_slot, plan,
 };
+use cadre_worker::session::Kind;
 
 use super::{Job, SizeError};
 
@@ -67,16 +68,17 @@ pub(super) struct Layer {
 }
 
 impl Drawn {
-    /// Plans a nano-batch of a step on `servers` dedicated ones, beside those in place.
+    /// Plans a nano-batch of a step, for layers of one kind, on `servers` dedicated ones, beside those in place.
     pub(super) fn new(
         job: &Job,
         machine: &Machine,
         servers: u32,
         (step, nano): (u64, u32),
+        Kind { mask }: Kind,
     ) -> Result<Self, SizeError> {
         let refuse = |source: Error| SizeError::Planner { step, source };
         let documents = job.lengths.documents(job.settings, step, nano).into_iter();
-        let documents = documents.map(|rows| Document { rows, mask: Mask::Causal }).collect();
+        let documents = documents.map(|rows| Document { rows, mask }).collect();
         let layout = Layout::end_to_end(documents, job.settings.tokens.get()).map_err(refuse)?;
         let head_start = (machine.linear(job) / machine.attention(1.0)) as u64;
         let slot = |home, head_start| Slot { weight: 100, head_start, home, memory: job.memory };

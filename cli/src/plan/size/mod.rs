@@ -19,7 +19,8 @@ use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_planner::{Heads, Profile};
 use cadre_trainer::loader::{Lengths, Settings};
-use cadre_trainer::model::Config;
+use cadre_trainer::model::{Config, Pattern, PatternError};
+use cadre_worker::session::Layers;
 
 use crate::arguments::{PlanOptions, ServeOptions, TrainOptions};
 use crate::run::merge;
@@ -42,6 +43,8 @@ pub(crate) enum SizeError {
     Unknown { option: &'static str },
     #[error("--model {name} is not known; use 8b, 34b, tiny, small or medium")]
     Model { name: String },
+    #[error("--layers: {0}")]
+    Layers(#[from] PatternError),
     #[error("--nodes is needed with -f: how many nodes may trainers and servers have together?")]
     Nodes,
     #[error("{0}")]
@@ -57,7 +60,7 @@ pub(crate) enum SizeError {
 /// Sizes of a model.
 #[derive(Clone, Copy, Debug)]
 struct Model {
-    layers: u64,
+    layers: usize,
     hidden: u64,
     heads: Heads,
     feed_forward: u64,
@@ -68,6 +71,8 @@ struct Model {
 struct Job {
     name: String,
     model: Model,
+    /// Kinds of its layers.
+    layers: Layers,
     settings: Settings,
     lengths: Lengths,
     nodes: u32,
@@ -131,6 +136,7 @@ fn job(options: &PlanOptions) -> Result<Job, SizeError> {
     let own = trainer.as_ref();
     let model = options.model.clone().or_else(|| own.map(|it| it.model.clone()));
     let model = model_of(&model.ok_or(SizeError::Unknown { option: "model" })?)?;
+    let pattern = own.map_or_else(Pattern::default, |it| it.layers.clone());
     let lengths = match options.lengths.as_deref() {
         None | Some("sampler") => Lengths::shipped(),
         Some(file) => {
@@ -142,6 +148,7 @@ fn job(options: &PlanOptions) -> Result<Job, SizeError> {
     Ok(Job {
         name: job.metadata.name.clone().unwrap_or_default(),
         model,
+        layers: pattern.over(model.layers)?,
         settings: Settings {
             trainers,
             tokens: either(options.tokens, own.map(|it| it.tokens), "tokens")?,
@@ -178,7 +185,7 @@ fn model_of(name: &str) -> Result<Model, SizeError> {
         other => {
             let it = Config::preset(other).map_err(|_| SizeError::Model { name: other.into() })?;
             Ok(Model {
-                layers: it.layers as u64,
+                layers: it.layers,
                 hidden: it.width as u64,
                 heads: heads(it.query_heads as u16, it.kv_heads as u16, it.head_dim as u16),
                 feed_forward: it.feed_forward as u64,

@@ -20,9 +20,9 @@ const SHARE: f64 = 0.01;
 /// A bar: its name and the cost of each document in it.
 type Bar = (String, Vec<(DocumentId, f64)>);
 
-/// Draws the first nano-batch of the first step.
+/// Draws the first nano-batch of the first step, in the first layer.
 pub(super) fn draw(job: &Job, machine: &Machine, servers: u32) -> Result<String, SizeError> {
-    let drawn = Drawn::new(job, machine, servers, (0, 0))?;
+    let drawn = Drawn::new(job, machine, servers, (0, 0), job.layers.kind_of(0))?;
     let (before, after) = (at_home(&drawn), planned(&drawn));
     let bars = before.len() + after.len();
     let height = (360.0 / bars as f64).clamp(2.0, 22.0);

@@ -1,6 +1,7 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
 use cadre_planner::{Profile, servers_for};
+use cadre_worker::session::Kind;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
@@ -43,6 +44,12 @@ pub(super) struct Report {
     because: Vec<String>,
 }
 
+/// Kinds of a job's layers, each with how many layers have it.
+fn kinds(job: &Job) -> impl Iterator<Item = (Kind, f64)> {
+    let having = |(number, kind): (usize, &Kind)| (*kind, f64::from(job.layers.having(number)));
+    job.layers.kinds().iter().enumerate().map(having)
+}
+
 impl Report {
     pub(super) fn new(
         job: &Job,
@@ -52,14 +59,18 @@ impl Report {
     ) -> Result<Self, SizeError> {
         let nanos = job.settings.nano_batches.get();
         let linear = machine.linear(job);
-        // One plan of each nano-batch tells all work; where it goes comes after the pool's size is known.
+        // One plan of each nano-batch and kind of layers tells all work; where it goes comes after the pool's size is known.
         let probe = job.replicas.max(u32::from(!job.in_place));
         let roomy = Job { memory: u64::MAX >> 4, ..job.clone() };
         let mut dearest: f64 = 0.0;
         for step in 0..STEPS {
             for nano in 0..nanos {
-                let drawn = Drawn::new(&roomy, machine, probe, (step, nano))?;
-                dearest = dearest.max(machine.attention(drawn.work() as f64));
+                let mut work = 0.0;
+                for (kind, layers) in kinds(job) {
+                    let drawn = Drawn::new(&roomy, machine, probe, (step, nano), kind)?;
+                    work += drawn.work() as f64 * layers;
+                }
+                dearest = dearest.max(machine.attention(work / f64::from(job.layers.count())));
             }
         }
         // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
@@ -122,8 +133,9 @@ impl Report {
         let mut all = Layer::default();
         for step in 0..STEPS {
             let mut time = 0.0;
-            for nano in 0..job.settings.nano_batches.get() {
-                let drawn = match Drawn::new(job, machine, self.servers, (step, nano)) {
+            let nanos = 0..job.settings.nano_batches.get();
+            for (nano, (kind, layers)) in nanos.flat_map(|it| kinds(job).map(move |of| (it, of))) {
+                let drawn = match Drawn::new(job, machine, self.servers, (step, nano), kind) {
                     Ok(drawn) => drawn,
                     // What memory cannot hold is an answer, not an error.
                     Err(SizeError::Planner { source, .. }) if self.memory_bytes < u64::MAX => {
@@ -135,10 +147,10 @@ impl Report {
                     Err(error) => return Err(error),
                 };
                 let layer = drawn.layer(job, machine);
-                time += layer.time;
-                all.time += layer.time;
-                all.exposed += layer.exposed;
-                all.busiest += layer.busiest;
+                time += layer.time * layers;
+                all.time += layer.time * layers;
+                all.exposed += layer.exposed * layers;
+                all.busiest += layer.busiest * layers;
                 self.max_over_mean = self.max_over_mean.max(drawn.balance());
                 if let Ok((most, mean)) = cadre_planner::imbalance_at_home(&drawn.problem) {
                     let before = most as f64 / (mean as f64).max(1.0);
@@ -146,7 +158,7 @@ impl Report {
                 }
                 self.memory_bytes = self.memory_bytes.max(drawn.memory());
             }
-            times.push(time * job.model.layers as f64 / 1e9);
+            times.push(time / 1e9);
         }
         times.retain(|it| *it > 0.0);
         times.sort_by(f64::total_cmp);

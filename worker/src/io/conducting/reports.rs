@@ -57,6 +57,17 @@ pub(crate) fn server_step(
     }
 }
 
+/// The most and the mean of the ranks' own attention cost in all layers of a step, if no row moved.
+fn at_home(planned: &PlannedStep) -> (u128, u128) {
+    let layers = &planned.header.layers;
+    let kinds = (0..layers.kinds().len()).cycle();
+    planned.plans.iter().zip(kinds).fold((0, 0), |sum, (plan, kind)| {
+        let cost = imbalance_at_home(&plan.problem).expect("a planned problem is sound");
+        let all_layers = |it: u64| u128::from(it) * u128::from(layers.having(kind));
+        (sum.0 + all_layers(cost.0), sum.1 + all_layers(cost.1))
+    })
+}
+
 /// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far.
 pub(crate) fn progress(
     planned: &PlannedStep,
@@ -67,11 +78,7 @@ pub(crate) fn progress(
 ) -> proto::Progress {
     let header = &planned.header;
     let worst = |of: fn(&StepDone) -> f64| done.iter().map(of).fold(0.0, f64::max);
-    let at_home = planned
-        .nanos
-        .iter()
-        .map(|it| imbalance_at_home(&it.problem).expect("a planned problem is sound"));
-    let (most, mean) = at_home.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+    let (most, mean) = at_home(planned);
     let busy: Vec<f64> = servers.iter().map(|it| it.busy_seconds).collect();
     let total: f64 = busy.iter().sum();
     let imbalance = if total > 0.0 {

@@ -14,6 +14,7 @@ use cadre_protocol::TrainerId;
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::layers::{Kind, Layers};
 
 use super::*;
 use crate::io::Request;
@@ -34,7 +35,7 @@ struct Job {
 fn draft() -> Draft {
     Draft {
         trainers: 2,
-        layers: 1,
+        layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
         heads: Heads { query: 2, kv: 1, dim: 8 },
         wire: Wire::F32,
         seed: 1,
