@@ -252,8 +252,7 @@ mod tests {
             let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
             Packing::new(&[rows], vec![stretch(0, rows / 2), stretch(rows / 2, rows)]).unwrap()
         };
-        let server =
-            |index| Member::Server { index, incarnation: 0, address: String::new() };
+        let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
         let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
         Header {
             layers: Layers::new(masks.iter().map(|&mask| Kind { mask })).unwrap(),
