@@ -85,8 +85,14 @@ proptest! {
                 let loads: Vec<u64> =
                     (0..problem.slots.len() as u16).map(|it| plan.load(&problem, SlotId(it))).collect();
                 let (most, _) = imbalance_at_home(&problem).unwrap();
-                let costs = u64::from(problem.costs.task) * plan.tasks().len() as u64;
-                prop_assert!(loads.iter().max().unwrap().abs_diff(most) <= costs);
+                prop_assert_eq!(*loads.iter().max().unwrap(), most);
+                let bounds = plan.bounds();
+                prop_assert!(bounds.memory >= bounds.least_memory, "{:?}", bounds);
+                prop_assert!(bounds.pulled >= bounds.least_pulled, "{:?}", bounds);
+                prop_assert!(bounds.link >= bounds.least_link, "{:?}", bounds);
+                if problem.slots.iter().zip(&loads).all(|(slot, load)| *load == 0 || !slot.is_standby()) {
+                    prop_assert!(bounds.finish >= bounds.level.max(bounds.indivisible), "{:?}", bounds);
+                }
             }
             Err(error) => prop_assert!(matches!(error, Error::NoSlotAtHome { .. }), "{error}"),
         }
