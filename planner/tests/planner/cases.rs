@@ -132,3 +132,17 @@ fn digest_of_a_plan_is_fixed() {
     problem.costs = Costs::default();
     assert_eq!(plan(&problem).unwrap().digest(), 12_927_436_067_339_021_214);
 }
+
+/// Heads of one document in one slot are several bundles only where the tasks that this adds are little of its work.
+#[test]
+fn bundles_that_are_split_stay_even() {
+    // With fewer query heads a task is dearer against its rows, also where heads part between slots.
+    for (query, most) in [(32, 2_000), (8, 10_000)] {
+        let documents = [vec![causal(1_024); 8], vec![causal(128); 280]].concat();
+        let mut problem = problem(documents, 4_096, vec![dedicated(100); 16]);
+        problem.heads = cadre_planner::Heads { query, kv: 8, dim: 128 };
+        problem.costs = Costs::default();
+        let bounds = plan(&problem).unwrap().bounds();
+        assert!(bounds.gap_ppm <= most, "{query} heads: {bounds:?}");
+    }
+}
