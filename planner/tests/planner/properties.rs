@@ -6,7 +6,7 @@ use cadre_planner::{
 };
 use proptest::prelude::*;
 
-use crate::problems::{PLENTY, problems};
+use crate::problems::{PLENTY, pools, problems};
 
 /// Time of the dearest tile row with one task at the slowest slot.
 fn tile_time(problem: &Problem) -> u64 {
@@ -18,10 +18,31 @@ fn tile_time(problem: &Problem) -> u64 {
     slots.map(|it| it.finish(cost) - it.head_start).max().unwrap_or(0)
 }
 
+/// Tasks of whole documents.
+fn least_tasks(problem: &Problem) -> u64 {
+    let longest = problem.costs.task_rows;
+    problem.layout.documents().iter().map(|it| u64::from(it.rows.div_ceil(longest))).sum()
+}
+
 fn assert_memory(problem: &Problem, plan: &Plan) {
     for (slot, it) in problem.slots.iter().enumerate() {
         let memory = memory_of_slot(problem, plan, SlotId(slot as u16));
         assert!(memory.phase == 0 || memory.needed() <= it.memory);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn pools_of_short_documents_finish_within_two_in_a_thousand(problem in pools()) {
+        let plan = plan(&problem).unwrap();
+        let bounds = plan.bounds();
+        let tasks = plan.tasks().len() as u64 - least_tasks(&problem);
+        let weights: u64 = problem.slots.iter().map(|it| u64::from(it.weight)).sum();
+        let costs = u64::from(problem.costs.task) * tasks * 100 / weights;
+        let latest = bounds.level + bounds.level / 500 + tile_time(&problem) + costs;
+        prop_assert!(bounds.finish <= latest, "{:?} beyond {}, {} more tasks", bounds, latest, tasks);
     }
 }
 
