@@ -64,8 +64,17 @@ impl Costs {
 
     /// Cost of rows that stay together, cut into tasks by [`Costs::tasks`].
     pub(crate) fn rows(&self, document: Document, query_heads: u64, rows: &Range<u32>) -> u64 {
-        let tasks = u64::from(rows.end.saturating_sub(rows.start).div_ceil(self.task_rows));
-        self.run(document, query_heads, rows, tasks)
+        self.run(document, query_heads, rows, self.task_count(rows))
+    }
+
+    /// How many tasks [`Costs::tasks`] cuts rows into.
+    pub(crate) fn task_count(&self, rows: &Range<u32>) -> u64 {
+        if rows.is_empty() {
+            return 0;
+        }
+        // Cuts lie a whole number of longest tasks behind the tile in which the rows begin.
+        let first = rows.start / TILE_ROWS * TILE_ROWS;
+        (rows.end - first).div_ceil(self.task_rows).into()
     }
 
     /// Cost of rows that stay together in so many tasks, cut at tiles.
@@ -107,6 +116,8 @@ impl Costs {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::Mask;
 
@@ -116,6 +127,15 @@ mod tests {
         let tasks: Vec<_> = costs.tasks(100..900).collect();
         assert_eq!(tasks, [100..256, 256..512, 512..768, 768..900]);
         assert_eq!(costs.tasks(5..5).count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn tasks_are_as_many_as_are_charged(start in 0_u32..1_000, rows in 0_u32..5_000, tiles in 1_u32..20) {
+            let costs = Costs { task_rows: tiles * TILE_ROWS, ..Costs::default() };
+            let rows = start..start + rows;
+            prop_assert_eq!(costs.task_count(&rows), costs.tasks(rows).count() as u64);
+        }
     }
 
     #[test]

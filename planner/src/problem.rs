@@ -153,7 +153,9 @@ impl Problem {
             let pieces = self.layout.ranks().len().min(document.rows as usize) as u128;
             let tiles = rows.div_ceil(u128::from(TILE_ROWS)) + pieces;
             cost += (pairs + tiles * u128::from(costs.tile)) * u128::from(self.heads.query);
-            cost += tiles * u128::from(costs.task);
+            // Each KV head that goes elsewhere has tasks of its own.
+            let columns = if self.heads_may_part() { self.heads.kv } else { 1 };
+            cost += tiles * u128::from(costs.task) * u128::from(columns);
             bytes += rows * (u128::from(row) + u128::from(key) * self.slots.len() as u128);
         }
         if cost > u128::from(MOST_COST) {

@@ -16,7 +16,7 @@ use crate::plan::{Draft, level};
 use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
 /// Documents held whole that are looked at when rows are to leave: the longest.
-const LONGEST: usize = 8;
+pub(super) const LONGEST: usize = 8;
 
 /// A slot that is not standby, and what it holds so far.
 #[derive(Clone)]
@@ -238,6 +238,18 @@ impl<'a> Bins<'a> {
             }
         }
         spans
+    }
+
+    /// Lists anew which documents each bin holds whole, and which of those are the longest, after many have left.
+    pub(super) fn forget_what_left(&mut self) {
+        for bin in 0..self.all.len() {
+            let whole = self.whole_of(&self.all[bin]);
+            let rows = |id: &DocumentId| (self.problem.document(*id).rows, *id);
+            let mut longest: Vec<(u32, DocumentId)> = whole.iter().map(rows).collect();
+            longest.sort_unstable_by_key(|(rows, id)| (Reverse(*rows), *id));
+            longest.truncate(LONGEST);
+            (self.all[bin].longest, self.all[bin].whole) = (longest, whole);
+        }
     }
 
     /// The document of which a bin holds the furthest row.

@@ -9,6 +9,7 @@
 //!    heads as far as they fit, cut where the capacity ends.
 //! 3. [`matching`]: who holds too much sends few large pieces to who has room; [`give`] and [`together`] cut them so that all
 //!    pieces of a document together are cheap.
+//!    What a slot has far too much in [`short`] documents is taken from it and filled in elsewhere.
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
 //!    least bytes per cost, until the last finishes within 1/508 of the level.
 //!
@@ -28,6 +29,7 @@ mod pour;
 mod prices;
 mod room;
 mod shapes;
+mod short;
 mod tails;
 mod together;
 
@@ -45,9 +47,9 @@ use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 ///
 /// # Guarantees
 ///
-/// The plan passes [`Plan::check`]; the same problem gives the same plan on every machine. Where
-/// memory does not bind, no slot finishes later than the earliest one by more than the dearest tile
-/// row takes at both together, in practice far less ([`crate::Bounds::gap_ppm`]).
+/// The plan passes [`Plan::check`]; the same problem gives the same plan on every machine. Nothing is promised of
+/// when it finishes; [`crate::Bounds::gap_ppm`] says how far from the best it is. Where memory does not bind, the last slot
+/// is meant to finish within 1/500 of the level, but for one tile row and the overhead of tasks that cuts add.
 ///
 /// # Errors
 ///
@@ -189,17 +191,32 @@ fn leave<'a>(mut bins: Bins<'a>, poured: &BTreeSet<DocumentId>) -> Result<Bins<'
         matching::spread(&mut bins, way);
     }
     fill::fill(&mut bins, others)?;
+    deal(&mut bins);
     even::even(&mut bins);
     Ok(bins)
 }
 
-/// Spreads along edges, if any, and evens out what is left.
+/// Spreads along edges, if any, deals short documents, and evens out what is left.
 fn go(mut bins: Bins<'_>, edges: Option<Vec<Given>>) -> Bins<'_> {
     if let Some(edges) = edges {
         matching::spread(&mut bins, edges);
     }
+    deal(&mut bins);
     even::even(&mut bins);
     bins
+}
+
+/// Deals short documents of slots that hold far too much in them to the others; where memory does not allow that they stay.
+fn deal(bins: &mut Bins<'_>) {
+    let overfull = short::overfull(bins);
+    if overfull.is_empty() {
+        return;
+    }
+    let mut dealt = bins.clone();
+    let documents = short::take(&mut dealt, &overfull);
+    if fill::fill(&mut dealt, documents).is_ok() {
+        *bins = dealt;
+    }
 }
 
 /// How many matchings are tried to the end: what one costs is known better once its pieces are cut. With few slots that takes no

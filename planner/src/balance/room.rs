@@ -12,6 +12,8 @@ use crate::{DocumentId, Slot};
 
 /// Part of the level that a bundle of several KV heads is at most.
 const BUNDLE: u64 = 16;
+/// Part of a group's cost that the tasks which its bundles add may have: no slot was evened out with them.
+const SPLIT: u64 = 4_096;
 /// Slots up to which what one leaves behind is much for each other, however small its bundles.
 const FEW_SLOTS: usize = 6;
 
@@ -99,6 +101,11 @@ impl Bins<'_> {
         let cost = self.all_cost(document, std::slice::from_ref(group));
         let is_few = self.all.len() <= FEW_SLOTS;
         let mut count = if is_few { heads.into() } else { share(self.level / BUNDLE, cost) };
+        let costs = &self.problem.costs;
+        let tasks: u64 = group.rows.iter().map(|rows| costs.task_count(rows)).sum();
+        let of_bundle = tasks.saturating_mul(costs.task.into());
+        let most = (cost / SPLIT).checked_div(of_bundle).map_or(u64::MAX, |more| more + 1);
+        count = count.max(u64::from(heads).div_ceil(most));
         if let Some(reserve) = self.limits().reserve {
             count = count.min(share(reserve, self.bytes(document, group)));
         }

@@ -168,12 +168,6 @@ impl Layout {
         )
     }
 
-    /// How many of `rows` of a document are at `rank`.
-    pub(crate) fn rows_at(&self, rank: RankId, document: DocumentId, rows: &Range<u32>) -> u64 {
-        let pieces = self.locate(document, rows.clone()).filter(|it| it.rank == rank);
-        pieces.map(|it| it.rows.len() as u64).sum()
-    }
-
     /// Whether a document lies at more than one place.
     pub(crate) fn spans_ranks(&self, document: DocumentId) -> bool {
         self.pieces_of_document(document).len() > 1

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BundleId, Plan, Runs};
-use crate::{DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory, memory};
+use crate::{Cuts, DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory, memory};
 
 /// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -15,7 +15,8 @@ pub struct Bounds {
     /// When all slots would finish if work could be poured: each starts after its head start,
     /// none waits.
     pub level: u64,
-    /// When the dearest tile row of one KV head would finish at the slot best for it.
+    /// When the dearest tile row of one KV head would finish at the slot best for it; the dearest row, where cuts lie at the
+    /// edges of ranks.
     pub indivisible: u64,
     /// When the last slot with work finishes under the plan.
     pub finish: u64,
@@ -41,7 +42,7 @@ impl Bounds {
         let loads = loads(problem, plan, runs).into_iter().zip(slots).filter(|it| it.0 > 0);
         let finish = loads.clone().map(|(load, slot)| slot.finish(load)).max().unwrap_or(0);
         let level = level(slots, least_work(problem));
-        let indivisible = indivisible(problem);
+        let indivisible = indivisible(problem, plan.cuts());
         let bound = level.max(indivisible).max(1);
         let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
         let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
@@ -59,7 +60,7 @@ impl Bounds {
             pulled: traffic.forward.queries + traffic.forward.keys,
             least_pulled: least.pulled,
             memory: memory::most_needed(problem, plan, runs),
-            least_memory: if is_bound { least_memory(problem, finish) } else { 0 },
+            least_memory: if is_bound { least_memory(problem, plan.cuts(), finish) } else { 0 },
         }
     }
 }
@@ -104,12 +105,17 @@ pub(crate) fn level(slots: &[Slot], work: u64) -> u64 {
     u64::try_from(least).unwrap_or(u64::MAX)
 }
 
-fn indivisible(problem: &Problem) -> u64 {
+fn indivisible(problem: &Problem, cuts: Cuts) -> u64 {
     let heads = 0..1;
     let dearest = |id: DocumentId| {
         let rows = problem.document(id).rows;
         let last = (rows - 1) / TILE_ROWS * TILE_ROWS;
-        let tiles = [0..rows.min(TILE_ROWS), last.saturating_sub(TILE_ROWS)..last, last..rows];
+        let tiles = match cuts {
+            Cuts::Tiles => {
+                [0..rows.min(TILE_ROWS), last.saturating_sub(TILE_ROWS)..last, last..rows]
+            }
+            Cuts::RankEdges => [0..1, rows / 2..rows / 2 + 1, rows - 1..rows],
+        };
         tiles.iter().map(|tile| problem.cost(id, &heads, tile)).max().unwrap_or(0)
     };
     let dearest = problem.layout.longest().iter().map(|id| dearest(*id)).max().unwrap_or(0);

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, least,
+    Costs, Cuts, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, least,
     least_memory,
 };
 use proptest::prelude::*;
@@ -181,7 +181,7 @@ proptest! {
             let bound = least(&problem, way.finish).unwrap();
             prop_assert!(bound.pulled <= way.pulled, "{bound:?} {way:?} {owners:?}");
             prop_assert!(bound.link <= way.link, "{bound:?} {way:?} {owners:?}");
-            let memory = least_memory(&problem, way.finish);
+            let memory = least_memory(&problem, Cuts::Tiles, way.finish);
             prop_assert!(memory <= way.memory, "{memory} {way:?} {owners:?}");
             let Some(next) = owners.iter().position(|it| *it + 1 < slots) else { break };
             owners[next] += 1;

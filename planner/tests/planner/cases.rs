@@ -132,3 +132,43 @@ fn digest_of_a_plan_is_fixed() {
     problem.costs = Costs::default();
     assert_eq!(plan(&problem).unwrap().digest(), 12_927_436_067_339_021_214);
 }
+
+/// 128K tokens a rank in documents of one length: slots by weight, so many of them in place, rows of a document.
+#[test]
+fn pools_of_equal_short_documents_are_even() {
+    let all = |weights: [u32; 2], slots: usize| weights.repeat(slots / 2);
+    for (weights, in_place, rows) in [
+        (all([100, 100], 32), 16, 1_024),
+        (all([100, 100], 32), 16, 512),
+        (all([50, 100], 64), 64, 512),
+        (all([80, 100], 64), 64, 256),
+    ] {
+        for lanes in [8, 1] {
+            let slot = |(at, weight): (u16, u32)| Slot {
+                home: (at < in_place).then_some(RankId(at)),
+                ..dedicated(weight)
+            };
+            let slots = (0..).zip(weights.clone()).map(slot).collect();
+            let documents = vec![causal(rows); usize::from(in_place) * (131_072 / rows as usize)];
+            let mut problem = problem(documents, 131_072, slots);
+            problem.heads = cadre_planner::Heads { query: 32, kv: 8, dim: 128 };
+            problem.lanes = lanes;
+            let bounds = plan(&problem).unwrap().bounds();
+            assert!(bounds.gap_ppm <= 2_000, "{rows} rows, {lanes} lanes: {bounds:?}");
+        }
+    }
+}
+
+/// Heads of one document in one slot are several bundles only where the tasks that this adds are little of its work.
+#[test]
+fn bundles_that_are_split_stay_even() {
+    // With fewer query heads a task is dearer against its rows, also where heads part between slots.
+    for (query, most) in [(32, 2_000), (8, 10_000)] {
+        let documents = [vec![causal(1_024); 8], vec![causal(128); 280]].concat();
+        let mut problem = problem(documents, 4_096, vec![dedicated(100); 16]);
+        problem.heads = cadre_planner::Heads { query, kv: 8, dim: 128 };
+        problem.costs = Costs::default();
+        let bounds = plan(&problem).unwrap().bounds();
+        assert!(bounds.gap_ppm <= most, "{query} heads: {bounds:?}");
+    }
+}

@@ -129,3 +129,33 @@ pub(crate) fn problems(
         )
     })
 }
+
+/// Hundreds of short documents packed onto ranks of which some have a slot in place, and slots of any speed.
+pub(crate) fn pools() -> impl Strategy<Value = Problem> {
+    let lengths = prop_oneof![Just(128_u32..512), Just(1_024..1_025), Just(64..3_000)];
+    let documents = lengths.prop_flat_map(|rows| prop::collection::vec(rows, 300..1_200));
+    let weights = prop_oneof![Just(100_u32..101), Just(25..401)];
+    let slots = weights.prop_flat_map(|it| prop::collection::vec((it, any::<bool>()), 7..41));
+    let costs = prop_oneof![Just(Costs::pairs_only()), Just(Costs::default())];
+    (documents, slots, any::<bool>(), costs).prop_map(|(documents, slots, one_lane, costs)| {
+        let rows: u32 = documents.iter().sum();
+        // Ranks for those slots that stand in place; one more for what is left.
+        let ranks = slots.iter().filter(|it| it.1).count() as u32;
+        let documents = documents.into_iter().map(causal).collect();
+        let layout = Layout::end_to_end(documents, rows.div_ceil(ranks.max(1))).unwrap();
+        let mut homes = (0..layout.ranks().len() as u16).map(RankId);
+        let slot = |(weight, at_home): (u32, bool)| Slot {
+            home: if at_home { homes.next() } else { None },
+            ..dedicated(weight)
+        };
+        Problem {
+            layout,
+            heads: Heads { query: 32, kv: 8, dim: 128 },
+            element_bytes: 2,
+            lanes: if one_lane { 1 } else { 8 },
+            slots: slots.into_iter().map(slot).collect(),
+            costs,
+            links: Links::equal(),
+        }
+    })
+}

@@ -6,7 +6,7 @@ use cadre_planner::{
 };
 use proptest::prelude::*;
 
-use crate::problems::{PLENTY, problems};
+use crate::problems::{PLENTY, pools, problems};
 
 /// Time of the dearest tile row with one task at the slowest slot.
 fn tile_time(problem: &Problem) -> u64 {
@@ -18,10 +18,31 @@ fn tile_time(problem: &Problem) -> u64 {
     slots.map(|it| it.finish(cost) - it.head_start).max().unwrap_or(0)
 }
 
+/// Tasks of whole documents.
+fn least_tasks(problem: &Problem) -> u64 {
+    let longest = problem.costs.task_rows;
+    problem.layout.documents().iter().map(|it| u64::from(it.rows.div_ceil(longest))).sum()
+}
+
 fn assert_memory(problem: &Problem, plan: &Plan) {
     for (slot, it) in problem.slots.iter().enumerate() {
         let memory = memory_of_slot(problem, plan, SlotId(slot as u16));
         assert!(memory.phase == 0 || memory.needed() <= it.memory);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn pools_of_short_documents_finish_within_two_in_a_thousand(problem in pools()) {
+        let plan = plan(&problem).unwrap();
+        let bounds = plan.bounds();
+        let tasks = plan.tasks().len() as u64 - least_tasks(&problem);
+        let weights: u64 = problem.slots.iter().map(|it| u64::from(it.weight)).sum();
+        let costs = u64::from(problem.costs.task) * tasks * 100 / weights;
+        let latest = bounds.level + bounds.level / 500 + tile_time(&problem) + costs;
+        prop_assert!(bounds.finish <= latest, "{:?} beyond {}, {} more tasks", bounds, latest, tasks);
     }
 }
 
@@ -85,8 +106,14 @@ proptest! {
                 let loads: Vec<u64> =
                     (0..problem.slots.len() as u16).map(|it| plan.load(&problem, SlotId(it))).collect();
                 let (most, _) = imbalance_at_home(&problem).unwrap();
-                let costs = u64::from(problem.costs.task) * plan.tasks().len() as u64;
-                prop_assert!(loads.iter().max().unwrap().abs_diff(most) <= costs);
+                prop_assert_eq!(*loads.iter().max().unwrap(), most);
+                let bounds = plan.bounds();
+                prop_assert!(bounds.memory >= bounds.least_memory, "{:?}", bounds);
+                prop_assert!(bounds.pulled >= bounds.least_pulled, "{:?}", bounds);
+                prop_assert!(bounds.link >= bounds.least_link, "{:?}", bounds);
+                if problem.slots.iter().zip(&loads).all(|(slot, load)| *load == 0 || !slot.is_standby()) {
+                    prop_assert!(bounds.finish >= bounds.level.max(bounds.indivisible), "{:?}", bounds);
+                }
             }
             Err(error) => prop_assert!(matches!(error, Error::NoSlotAtHome { .. }), "{error}"),
         }

@@ -1,11 +1,13 @@
 //! What holds when slots are lost, come back, or none is left.
 
+use std::cmp::Reverse;
+
 use cadre_planner::{
-    Assignment, BundleId, Error, Plan, Problem, SlotId, memory_of, plan, reassign,
+    Assignment, BundleId, Error, Plan, Problem, SlotId, memory_of, memory_of_slot, plan, reassign,
 };
 use proptest::prelude::*;
 
-use crate::problems::{PLENTY, causal, dedicated, in_place, problem, problems};
+use crate::problems::{PLENTY, causal, dedicated, in_place, pools, problem, problems};
 
 fn executors(problem: &Problem, plan: &Plan, lost: &[u16]) -> Vec<Option<u16>> {
     let mut alive = vec![true; problem.slots.len()];
@@ -96,6 +98,105 @@ fn lists_of_another_problem_are_refused() {
     let beyond = read(r#"{"executors":[0,0,9,1]}"#);
     let (bundle, slot) = (BundleId(2), SlotId(9));
     check(&problem, &beyond, &[true; 4], Error::UnknownSlot { bundle, slot, slots: 4 });
+}
+
+/// The rule as it reads: every bundle that moves is compared at every slot alive.
+fn by_the_rule(
+    problem: &Problem,
+    plan: &Plan,
+    current: &Assignment,
+    alive: &[bool],
+) -> Option<Vec<Option<SlotId>>> {
+    let is_alive = |slot: &SlotId| alive[usize::from(slot.0)];
+    let heads = problem.heads;
+    let (places, _) = problem.places();
+    let cost = |bundle| plan.bundle_cost(problem, bundle);
+    let mut executors: Vec<Option<SlotId>> = (plan.bundles().iter().zip(current.executors()))
+        .map(|(it, now)| now.filter(is_alive).or(Some(it.slot).filter(is_alive)))
+        .collect();
+    let (mut loads, mut moved) = (vec![0; alive.len()], Vec::new());
+    for (bundle, executor) in (0..).map(BundleId).zip(&executors) {
+        match executor {
+            Some(slot) => loads[usize::from(slot.0)] += cost(bundle),
+            None => moved.push((Reverse(cost(bundle)), bundle)),
+        }
+    }
+    moved.sort_unstable();
+    for (Reverse(cost), bundle) in moved.into_iter().filter(|_| alive.contains(&true)) {
+        let it = plan.bundle(bundle).unwrap();
+        // Rows and the heads that need them.
+        let queries = plan.tasks_of(bundle).iter().map(|task| task.rows.clone());
+        let queries = queries.map(|rows| (rows, heads.query_heads(it.kv_heads.clone()).len()));
+        let pieces: Vec<_> = queries
+            .chain([(it.keys.clone(), it.kv_heads.len())])
+            .flat_map(|(rows, heads)| {
+                problem.layout.locate(it.document, rows).map(move |piece| (piece, heads))
+            })
+            .collect();
+        let fits = |slot: &u16| {
+            let place = places[usize::from(*slot)];
+            let is_cut = |rank: u16| {
+                let (a, b) = (u32::from(rank), place as u32);
+                problem.links.unreachable.iter().any(|it| *it == (a, b) || *it == (b, a))
+            };
+            let own = 2 * memory_of_slot(problem, plan, SlotId(*slot)).phase;
+            let reserve = problem.slots[usize::from(*slot)].memory.saturating_sub(own);
+            alive[usize::from(*slot)]
+                && reserve >= memory_of(problem, plan, bundle).most()
+                && !pieces.iter().any(|it| is_cut(it.0.rank.0))
+        };
+        let slots: Vec<u16> = (0..alive.len() as u16).filter(fits).collect();
+        let finish =
+            |slot: u16| problem.slots[usize::from(slot)].finish(loads[usize::from(slot)] + cost);
+        let earliest = slots.iter().map(|it| finish(*it)).min()?;
+        let at_home = |slot: u16| {
+            let home = problem.slots[usize::from(slot)].home;
+            let here = pieces.iter().filter(|it| Some(it.0.rank) == home);
+            here.map(|(piece, heads)| piece.rows.len() * heads).sum::<usize>()
+        };
+        let early = slots.into_iter().filter(|it| finish(*it) <= earliest + earliest / 16);
+        let best = early.min_by_key(|it| (Reverse(at_home(*it)), *it))?;
+        loads[usize::from(best)] += cost;
+        executors[bundle.0 as usize] = Some(SlotId(best));
+    }
+    Some(executors)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn bundles_go_where_the_rule_says(
+        problem in prop_oneof![
+            2 => problems(Just(PLENTY)),
+            2 => problems(5_000_000_u64..100_000_000),
+            1 => pools(),
+        ],
+        pairs in prop_oneof![Just(Vec::new()), prop::collection::vec((0_u32..12, 0_u32..12), 1..6)],
+        standby in prop::collection::vec(prop::bool::weighted(0.2), 8),
+        first in prop::collection::vec(any::<bool>(), 11),
+        second in prop::collection::vec(any::<bool>(), 7),
+    ) {
+        let mut problem = problem;
+        for (slot, _) in problem.slots.iter_mut().zip(standby.iter().cycle()).skip(1).filter(|it| *it.1) {
+            slot.weight = 0;
+        }
+        let places = problem.places().1 as u32;
+        let is_pair = |(a, b): &(u32, u32)| a != b && *a < places && *b < places;
+        problem.links.unreachable = pairs.into_iter().filter(is_pair).collect();
+        let Ok(plan) = plan(&problem) else {
+            return Ok(());
+        };
+        let mut current = Assignment::planned(&plan);
+        for alive in [&first, &second] {
+            let alive: Vec<bool> = alive.iter().copied().cycle().take(problem.slots.len()).collect();
+            let expected = by_the_rule(&problem, &plan, &current, &alive);
+            let next = reassign(&problem, &plan, &current, &alive);
+            prop_assert_eq!(next.as_ref().ok().map(|it| it.executors().to_vec()), expected);
+            let Ok(next) = next else { break };
+            current = next;
+        }
+    }
 }
 
 proptest! {

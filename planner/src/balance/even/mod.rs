@@ -29,6 +29,11 @@ const DOCUMENTS: usize = 8;
 /// Spans under so many heads whose pieces are counted exactly.
 const TRIES: usize = 4;
 
+/// When the last bin may finish.
+pub(super) fn latest(bins: &Bins<'_>) -> u64 {
+    bins.level + bins.level / WORTH
+}
+
 /// Evens out the bins.
 pub(super) fn even(bins: &mut Bins<'_>) {
     let prices = Prices::of(bins);
@@ -38,7 +43,7 @@ pub(super) fn even(bins: &mut Bins<'_>) {
         let Some((finish, donor)) = last_to_finish(bins, &order) else {
             return;
         };
-        if finish <= bins.level + bins.level / WORTH {
+        if finish <= latest(bins) {
             return;
         }
         let best = best(bins, &prices, &order, (finish, donor), DOCUMENTS)

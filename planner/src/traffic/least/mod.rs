@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Row, rows};
 use crate::memory::bytes as memory_bytes;
-use crate::{Document, DocumentId, Mask, Problem, RankId, TILE_ROWS};
+use crate::{Cuts, Document, DocumentId, Mask, Problem, RankId, TILE_ROWS};
 use cover::Cover;
 
 /// What no plan that finishes in time can avoid.
@@ -67,7 +67,7 @@ pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
 ///
 /// All slots that are not standby hold all rows, the keys that [`least`] counts, twice, and each the smallest bundle that
 /// the last row of a document may be in.
-pub fn least_memory(problem: &Problem, finish: u64) -> u64 {
+pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
     let Some(all) = All::of(problem, finish) else {
         return 0;
     };
@@ -79,7 +79,11 @@ pub fn least_memory(problem: &Problem, finish: u64) -> u64 {
         let keys = all.covers[document.0 as usize].sum(&(0.0..rows), 0.0);
         forward += rows * row.forward as f64 + keys * key.forward as f64;
         backward += rows * row.backward as f64 + keys * key.backward as f64;
-        let last = (whole.rows - 1) / TILE_ROWS * TILE_ROWS..whole.rows;
+        let last = match cuts {
+            Cuts::Tiles => (whole.rows - 1) / TILE_ROWS * TILE_ROWS,
+            Cuts::RankEdges => whole.rows - 1,
+        };
+        let last = last..whole.rows;
         let needed = whole.mask.keys(whole.rows, last.clone()).len() as u64;
         reserve = reserve.max(memory_bytes(problem, &heads, last.len() as u64, needed).most());
     }

@@ -7,13 +7,17 @@
 //! Bundles move whole and cuts stay, hence the bits of a step do not depend on what was lost. A
 //! bundle whose executor lives never moves.
 
+mod earliest;
+
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use self::earliest::Earliest;
 use crate::memory::phase;
-use crate::{BundleId, Error, Plan, Problem, Slot, SlotId, memory_of};
+use crate::{BundleId, Error, Plan, Problem, RankId, Slot, SlotId, memory_of};
 
 /// Who executes each bundle of a plan.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -87,32 +91,27 @@ pub fn reassign(
         return Ok(Assignment { executors });
     }
 
-    let mut survivors = survivors(problem, plan, &executors, alive);
+    let mut survivors = Survivors::of(problem, plan, &executors, alive);
     moved.sort_by_key(|&(cost, bundle)| (Reverse(cost), bundle));
     for (cost, bundle) in moved {
-        let it = &plan.bundles()[bundle.0 as usize];
         let needed = memory_of(problem, plan, bundle).most();
-        let fits = |survivor: &&mut Survivor| {
-            survivor.reserve >= needed && survivor.reaches(problem, plan, bundle)
-        };
-        let earliest = survivors.iter_mut().filter(fits).map(|to| to.finish(cost)).min();
-        let Some(earliest) = earliest else {
-            let document = it.document;
-            return Err(if survivors.iter().any(|it| it.reserve >= needed) {
+        let fits = |it: &Survivor| it.reserve >= needed && it.reaches(problem, plan, bundle);
+        let Some(earliest) = survivors.earliest(cost, fits) else {
+            let document = plan.bundles()[bundle.0 as usize].document;
+            return Err(if survivors.all.iter().any(|it| it.reserve >= needed) {
                 Error::BundleOutOfReach { bundle, document }
             } else {
                 Error::BundleFitsNowhere { bundle, document, needed }
             });
         };
         let latest = earliest.saturating_add(earliest / 16);
+        let at_home = rows_at_home(problem, plan, bundle);
         let best = survivors
-            .iter_mut()
-            .filter(fits)
-            .filter(|to| to.finish(cost) <= latest)
-            .min_by_key(|to| (Reverse(rows_at_home(problem, plan, bundle, to.slot)), to.id))
+            .with_most(&at_home, |it| it.finish(cost) <= latest && fits(it))
+            .or_else(|| survivors.first_by(latest, cost, fits))
             .expect("the slot that finishes earliest is one of them");
-        best.load += cost;
-        executors[bundle.0 as usize] = Some(best.id);
+        survivors.give(best, cost);
+        executors[bundle.0 as usize] = Some(survivors.all[best].id);
     }
     Ok(Assignment { executors })
 }
@@ -134,6 +133,17 @@ impl Survivor<'_> {
         self.slot.finish(self.load.saturating_add(more))
     }
 
+    /// Its speed in percent; standby counts as 100.
+    fn weight(&self) -> u32 {
+        if self.slot.is_standby() { 100 } else { self.slot.weight }
+    }
+
+    /// When it finishes, times its weight and exact.
+    fn time(&self) -> u128 {
+        let head_start = u128::from(self.slot.head_start) * u128::from(self.weight());
+        head_start + 100 * u128::from(self.load)
+    }
+
     fn reaches(&self, problem: &Problem, plan: &Plan, bundle: BundleId) -> bool {
         let Some(it) = plan.bundle(bundle).filter(|_| !self.beyond.is_empty()) else {
             return true;
@@ -144,40 +154,105 @@ impl Survivor<'_> {
     }
 }
 
-fn survivors<'a>(
-    problem: &'a Problem,
-    plan: &Plan,
-    executors: &[Option<SlotId>],
-    alive: &[bool],
-) -> Vec<Survivor<'a>> {
-    let mut loads = vec![0; problem.slots.len()];
-    for (bundle, executor) in (0..).map(BundleId).zip(executors) {
-        if let Some(slot) = executor {
-            loads[usize::from(slot.0)] += plan.bundle_cost(problem, bundle);
-        }
-    }
-    let (places, _) = problem.places();
-    let slots = (0..).map(SlotId).zip(&problem.slots).zip(loads).zip(alive);
-    slots
-        .filter(|(_, alive)| **alive)
-        .map(|(((id, slot), load), _)| {
-            let own = phase(problem, plan, id).saturating_mul(2);
-            let beyond = problem.links.beyond_reach(places[usize::from(id.0)]);
-            Survivor { id, slot, load, reserve: slot.memory.saturating_sub(own), beyond }
-        })
-        .collect()
+/// Slots alive, found by when they finish and by the rank they stand at.
+struct Survivors<'a> {
+    /// By slot.
+    all: Vec<Survivor<'a>>,
+    /// By the rank in whose place they stand.
+    at: BTreeMap<RankId, Vec<usize>>,
+    /// By weight: slots as fast as each other finish in the same order whatever they get.
+    alike: BTreeMap<u32, Earliest>,
 }
 
-/// How much of a bundle the slot has at home, in heads of one row. Rows that it holds for another
-/// bundle do not count: bundles are pulled on their own.
-fn rows_at_home(problem: &Problem, plan: &Plan, bundle: BundleId, slot: &Slot) -> u64 {
-    let (Some(home), Some(it)) = (slot.home, plan.bundle(bundle)) else {
-        return 0;
+impl<'a> Survivors<'a> {
+    fn of(problem: &'a Problem, plan: &Plan, executors: &[Option<SlotId>], alive: &[bool]) -> Self {
+        let mut loads = vec![0; problem.slots.len()];
+        for (bundle, executor) in (0..).map(BundleId).zip(executors) {
+            if let Some(slot) = executor {
+                loads[usize::from(slot.0)] += plan.bundle_cost(problem, bundle);
+            }
+        }
+        let (places, _) = problem.places();
+        let mut all = Vec::new();
+        let mut at: BTreeMap<RankId, Vec<usize>> = BTreeMap::new();
+        let mut alike: BTreeMap<u32, Vec<(u128, usize)>> = BTreeMap::new();
+        for (id, slot) in (0..).map(SlotId).zip(&problem.slots) {
+            let index = usize::from(id.0);
+            if !alive[index] {
+                continue;
+            }
+            let own = phase(problem, plan, id).saturating_mul(2);
+            let (load, reserve) = (loads[index], slot.memory.saturating_sub(own));
+            let beyond = problem.links.beyond_reach(places[index]);
+            let it = Survivor { id, slot, load, reserve, beyond };
+            if let Some(home) = slot.home {
+                at.entry(home).or_default().push(all.len());
+            }
+            alike.entry(it.weight()).or_default().push((it.time(), all.len()));
+            all.push(it);
+        }
+        let alike = alike.into_iter().map(|(weight, times)| (weight, Earliest::of(times)));
+        Self { all, at, alike: alike.collect() }
+    }
+
+    /// When the first would finish of those that fit, with so much more.
+    fn earliest(&self, cost: u64, fits: impl Fn(&Survivor) -> bool) -> Option<u64> {
+        let fits = |at: usize| fits(&self.all[at]);
+        let first = self.alike.values().filter_map(|it| it.first(&fits));
+        first.map(|at| self.all[at].finish(cost)).min()
+    }
+
+    /// The lowest number of those that fit and finish by a time with so much more.
+    fn first_by(&self, latest: u64, cost: u64, fits: impl Fn(&Survivor) -> bool) -> Option<usize> {
+        let fits = |at: usize| self.all[at].finish(cost) <= latest && fits(&self.all[at]);
+        let lowest = self.alike.iter().filter_map(|(weight, it)| {
+            // `finish` rounds down.
+            let beyond = (u128::from(latest) + 1) * u128::from(*weight);
+            it.lowest_below(beyond.saturating_sub(100 * u128::from(cost)), &fits)
+        });
+        lowest.min()
+    }
+
+    /// Of those that stand where something is at hand and are `good`, the one with most of it, then the lowest number.
+    fn with_most(
+        &self,
+        at_home: &BTreeMap<RankId, u64>,
+        good: impl Fn(&Survivor) -> bool,
+    ) -> Option<usize> {
+        let there = at_home.iter().flat_map(|(rank, rows)| {
+            let slots = self.at.get(rank).map_or(&[][..], Vec::as_slice);
+            slots.iter().map(move |at| (Reverse(*rows), *at))
+        });
+        there.filter(|it| good(&self.all[it.1])).min().map(|it| it.1)
+    }
+
+    /// Gives one of them more to do.
+    fn give(&mut self, at: usize, cost: u64) {
+        let it = &mut self.all[at];
+        it.load += cost;
+        let (weight, time) = (it.weight(), it.time());
+        if let Some(alike) = self.alike.get_mut(&weight) {
+            alike.set(at, time);
+        }
+    }
+}
+
+/// How much of a bundle each rank has, in heads of one row, but for those that have nothing. Rows that a slot there holds for
+/// another bundle do not count: bundles are pulled on their own.
+fn rows_at_home(problem: &Problem, plan: &Plan, bundle: BundleId) -> BTreeMap<RankId, u64> {
+    let mut at_home = BTreeMap::new();
+    let Some(it) = plan.bundle(bundle) else {
+        return at_home;
     };
-    let at_home = |rows: &Range<u32>| problem.layout.rows_at(home, it.document, rows);
-    let queries: u64 = plan.tasks_of(bundle).iter().map(|task| at_home(&task.rows)).sum();
+    let mut add = |rows: Range<u32>, heads: u64| {
+        for piece in problem.layout.locate(it.document, rows) {
+            *at_home.entry(piece.rank).or_insert(0) += piece.rows.len() as u64 * heads;
+        }
+    };
     let query_heads = problem.heads.query_count(&it.kv_heads);
-    queries * query_heads + at_home(&it.keys) * it.kv_heads.len() as u64
+    plan.runs_of(bundle).for_each(|run| add(run.rows, query_heads));
+    add(it.keys.clone(), it.kv_heads.len() as u64);
+    at_home
 }
 
 fn check_lengths(
