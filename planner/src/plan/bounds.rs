@@ -13,7 +13,7 @@ use crate::{Cuts, DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_me
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Bounds {
     /// When all slots would finish if work could be poured: each starts after its head start,
-    /// none waits.
+    /// none waits. Rounded up, where `finish` is rounded down.
     pub level: u64,
     /// When the dearest tile row of one KV head would finish at the slot best for it; the dearest row, where cuts lie at the
     /// edges of ranks.

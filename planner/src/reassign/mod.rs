@@ -198,7 +198,7 @@ impl<'a> Survivors<'a> {
     /// When the first would finish of those that fit, with so much more.
     fn earliest(&self, cost: u64, fits: impl Fn(&Survivor) -> bool) -> Option<u64> {
         let fits = |at: usize| fits(&self.all[at]);
-        let first = self.alike.values().filter_map(|it| it.first(&fits));
+        let first = self.alike.values().filter_map(|it| it.first(fits));
         first.map(|at| self.all[at].finish(cost)).min()
     }
 
@@ -208,7 +208,7 @@ impl<'a> Survivors<'a> {
         let lowest = self.alike.iter().filter_map(|(weight, it)| {
             // `finish` rounds down.
             let beyond = (u128::from(latest) + 1) * u128::from(*weight);
-            it.lowest_below(beyond.saturating_sub(100 * u128::from(cost)), &fits)
+            it.lowest_below(beyond.saturating_sub(100 * u128::from(cost)), fits)
         });
         lowest.min()
     }
