@@ -172,3 +172,17 @@ fn bundles_that_are_split_stay_even() {
         assert!(bounds.gap_ppm <= most, "{query} heads: {bounds:?}");
     }
 }
+
+/// Ranks cut documents inside of tiles, so a bundle at home may be smaller than any that holds a whole tile.
+#[test]
+fn bounds_of_plans_at_home_allow_for_cuts_inside_tiles() {
+    for (query, kv, ranks) in [(32, 8, 2), (64, 8, 2), (32, 2, 32), (32, 1, 2)] {
+        let slots = (0..ranks).map(in_place).collect();
+        let mut problem = problem(vec![causal(128)], 128 / u32::from(ranks), slots);
+        problem.heads = cadre_planner::Heads { query, kv, dim: 128 };
+        (problem.element_bytes, problem.lanes) = (2, kv);
+        let bounds = plan_at_home(&problem).unwrap().bounds();
+        assert!(bounds.memory >= bounds.least_memory, "{query}/{kv}: {bounds:?}");
+        assert!(bounds.finish >= bounds.indivisible, "{query}/{kv}: {bounds:?}");
+    }
+}
