@@ -102,7 +102,7 @@ async fn one<K, F>(
             };
             let times = match error {
                 Error::Stale => locked(&failures).get(&uid).copied().unwrap_or(0),
-                error => {
+                error @ (Error::Api { .. } | Error::NameTaken { .. } | Error::Issuer { .. }) => {
                     tracing::warn!("{kind} {}: {error}", object.name_any());
                     let mut failures = locked(&failures);
                     let times = failures.entry(uid).or_default();
