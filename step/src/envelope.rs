@@ -12,6 +12,7 @@ use cadre_protocol::{Message, Peer};
 use serde::{Deserialize, Serialize};
 
 use crate::header::Header;
+use crate::turns::Turns;
 use crate::words::{Body, Life, Stream};
 
 /// One ring.
@@ -44,6 +45,10 @@ pub enum Envelope {
 pub enum Said {
     /// Trainer to conductor: what my stream of a step holds.
     Lengths(Lengths),
+    /// Trainer to conductor: my steps are those before this one, and no other follows.
+    Steps(u64),
+    /// Trainer to conductor: whether my main thread stands still.
+    Standing(Stands),
     /// Conductor to all: plan this step.
     Header {
         /// What to plan.
@@ -68,6 +73,15 @@ pub enum Said {
         /// As of [`Ending::Failed`].
         bad_input: bool,
     },
+}
+
+/// Whether a trainer's main thread does what it has to.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Stands {
+    /// It has not for long. Which trainer, what and for how long, in words.
+    Still(String),
+    /// It does again.
+    No,
 }
 
 /// Who alone may say something.
@@ -97,7 +111,11 @@ impl Said {
     pub fn speaker(&self) -> Speaker {
         match self {
             Self::Header { .. } | Self::Addresses(_) | Self::End(_) => Speaker::Conductor,
-            Self::Lengths(_) | Self::StepDone(_) | Self::Leaving => Speaker::Trainer,
+            Self::Lengths(_)
+            | Self::Steps(_)
+            | Self::Standing(_)
+            | Self::StepDone(_)
+            | Self::Leaving => Speaker::Trainer,
             // Every trainer has a server in place.
             Self::ServerStep(_) | Self::Failed { .. } => Speaker::Worker,
         }
@@ -107,6 +125,8 @@ impl Said {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Lengths(_) => "lengths",
+            Self::Steps(_) => "how many steps it has",
+            Self::Standing(_) => "whether its main thread stands still",
             Self::Header { .. } => "a header",
             Self::Addresses(_) => "addresses",
             Self::StepDone(_) => "the end of a step",
@@ -139,6 +159,8 @@ pub fn speaker(message: &Message) -> (Speaker, &'static str) {
 pub struct Lengths {
     /// The step.
     pub step: u64,
+    /// The order of its phases, the same at every trainer; none: all its nano-batches go forward, then all of them backward.
+    pub turns: Option<Turns>,
     /// By nano-batch.
     pub nanos: Vec<NanoLengths>,
 }
@@ -153,7 +175,7 @@ pub struct NanoLengths {
 }
 
 /// What a trainer tells about a finished step.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct StepDone {
     /// The step.
     pub step: u64,
@@ -163,6 +185,8 @@ pub struct StepDone {
     pub gradient_norm: f32,
     /// Learning rate of the update.
     pub learning_rate: f32,
+    /// Mean loss of documents that are held out, after the update, where it was computed.
+    pub validation_loss: Option<f32>,
     /// Rows of all trainers and nano-batches.
     pub tokens: u64,
     /// From header to header.

@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::layers::Layers;
 use crate::packing::Packing;
+use crate::turns::Turns;
 
 /// Where core attention of a step is computed.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -78,6 +79,8 @@ pub struct Header {
     pub slots: Vec<Slot>,
     /// What tasks cost.
     pub costs: Costs,
+    /// In which order nano-batches go forward and backward, through which layers.
+    pub turns: Turns,
     /// Documents and where their rows are, by nano-batch.
     pub nanos: Vec<Packing>,
     /// Number of the view that the slots come from.
@@ -99,12 +102,13 @@ impl Header {
             placement,
             slots,
             costs,
+            turns,
             nanos,
             view: _,
             fillers: _,
         } = self;
         let text = serde_json::to_vec(&(
-            step, layers, heads, wire, seed, numerics, placement, slots, costs, nanos,
+            step, layers, heads, wire, seed, numerics, placement, slots, costs, turns, nanos,
         ))
         .expect("a header is plain data");
         xxh3_64(&text)
@@ -141,7 +145,7 @@ pub enum Error {
     },
     /// A line is a header of another version.
     #[error(
-        "header log {} line {line} was written before layers had kinds (data version 2 or older); replay it with the build that wrote it",
+        "header log {} line {line} was written before headers had turns, the order of phases (data version 4 or older); replay it with the build that wrote it",
         path.display()
     )]
     Older {
@@ -184,7 +188,7 @@ impl Log {
         for (line, text) in (1..).zip(text.lines()) {
             let header = serde_json::from_str(text).map_err(|source| {
                 let path = path.into();
-                if counts_layers(text) {
+                if is_older(text) {
                     Error::Older { path, line }
                 } else {
                     Error::Malformed { path, line, source }
@@ -226,6 +230,7 @@ impl Log {
             ("wire", recorded.wire == fresh.wire),
             ("seed", recorded.seed == fresh.seed),
             ("numerics", recorded.numerics == fresh.numerics),
+            ("turns", recorded.turns == fresh.turns),
             ("layout", recorded.nanos == fresh.nanos),
         ];
         if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
@@ -236,13 +241,18 @@ impl Log {
     }
 }
 
-/// Whether a line is a header of data version 2 or older: its layers are a number, and all of them were causal.
-fn counts_layers(line: &str) -> bool {
-    serde_json::from_str(line).is_ok_and(|it: serde_json::Value| it["layers"].is_u64())
+/// Whether a line is a header of data version 4 or older: the order of phases was not said, since there was one.
+fn is_older(line: &str) -> bool {
+    serde_json::from_str(line).is_ok_and(|it: serde_json::Value| {
+        let has = |field| it.get(field).is_some();
+        has("step") && has("layers") && has("nanos") && !has("turns")
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use cadre_planner::{DocumentId, Mask, Stretch};
 
     use super::*;
@@ -259,7 +269,7 @@ mod tests {
     }
 
     fn layers(kinds: [Mask; 2]) -> Layers {
-        Layers::new(kinds.map(|mask| Kind { mask })).unwrap()
+        Layers::new(kinds.map(|mask| Kind { mask, ..Kind::CAUSAL })).unwrap()
     }
 
     fn slot(weight: u32) -> Slot {
@@ -290,6 +300,8 @@ mod tests {
     #[test]
     fn the_digest_is_of_what_bits_depend_on() {
         let digest = header(3).digest();
+        let softcap = "50".parse().ok();
+        let scores = Layers::alike(Kind { softcap, ..Kind::CAUSAL }, 2).unwrap();
         let view = ViewNumber { term: 1, counter: 1 };
         assert_eq!(Header { view, fillers: Vec::new(), ..header(3) }.digest(), digest);
         for other in [
@@ -298,8 +310,10 @@ mod tests {
             Header { slots: vec![slot(101)], ..header(3) },
             Header { costs: Costs::pairs_only(), ..header(3) },
             Header { nanos: vec![packing(299)], ..header(3) },
+            Header { turns: Turns::forward(NonZeroU16::MIN), ..header(3) },
             Header { layers: layers([Mask::Causal, Mask::Full]), ..header(3) },
             Header { layers: layers([Mask::Full, Mask::Causal]), ..header(3) },
+            Header { layers: scores.clone(), ..header(3) },
         ] {
             assert_ne!(other.digest(), digest, "{other:?}");
         }
@@ -320,6 +334,7 @@ mod tests {
         check(Header { wire: Wire::Bf16, ..header(3) }, "wire");
         check(Header { seed: 8, ..header(3) }, "seed");
         check(Header { numerics: "other".into(), ..header(3) }, "numerics");
+        check(Header { turns: Turns::forward(NonZeroU16::MIN), ..header(3) }, "turns");
         check(Header { nanos: vec![packing(301)], ..header(3) }, "layout");
     }
 
@@ -338,11 +353,16 @@ mod tests {
         check(&good.replacen("\"seed\"", "\"sead\"", 1), 1);
         check(&format!("{good}\n{good}"), 2);
 
-        // As they were written when every layer was causal.
-        let older = include_str!("../../testing/header-2.json");
-        match log(&format!("{good}{older}")) {
-            Err(Error::Older { line: 2, .. }) => {}
-            other => panic!("{other:?}"),
+        // As they were written when every layer was causal, when kinds were masks, and when there was one order of phases.
+        for older in [
+            include_str!("../../testing/header-2.json"),
+            include_str!("../../testing/header-3.json"),
+            include_str!("../../testing/header-4.json"),
+        ] {
+            match log(&format!("{good}{older}")) {
+                Err(Error::Older { line: 2, .. }) => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 }

@@ -8,28 +8,9 @@
 
 use std::fmt;
 
-use cadre_planner::Mask;
 use serde::{Deserialize, Serialize};
 
-/// What all layers of one kind have in common.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Kind {
-    /// Which keys of its document a row keeps.
-    pub mask: Mask,
-}
-
-impl Kind {
-    /// Rows keep all keys of their document up to their own.
-    pub const CAUSAL: Self = Self { mask: Mask::Causal };
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mask } = self;
-        mask.fmt(f)
-    }
-}
+pub use crate::kind::{Factor, Kind, NoFactor, Sinks};
 
 /// The layers of a model with core attention, in order, by kind.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -187,9 +168,11 @@ impl TryFrom<Parts> for Layers {
 
 #[cfg(test)]
 mod tests {
+    use cadre_planner::Mask;
+
     use super::*;
 
-    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 } };
+    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 }, ..Kind::CAUSAL };
 
     #[test]
     fn kinds_are_numbered_as_layers_first_have_them() {
@@ -200,8 +183,10 @@ mod tests {
         assert_eq!((layers.having(0), layers.having(1)), (3, 1));
         assert_eq!(layers.to_string(), "2 × window:64, 1 × causal, 1 × window:64");
         let text = serde_json::to_string(&layers).unwrap();
-        let window = r#"{"mask":{"Window":{"left":63}}}"#;
-        let expected = format!(r#"{{"kinds":[{window},{{"mask":"Causal"}}],"each":[0,0,1,0]}}"#);
+        let rest = r#""chunk":null,"scale":null,"softcap":null,"sinks":"none""#;
+        let kinds =
+            format!(r#"{{"mask":{{"Window":{{"left":63}}}},{rest}}},{{"mask":"Causal",{rest}}}"#);
+        let expected = format!(r#"{{"kinds":[{kinds}],"each":[0,0,1,0]}}"#);
         assert_eq!(text, expected);
         assert_eq!(serde_json::from_str::<Layers>(&text).unwrap(), layers);
     }

@@ -10,12 +10,15 @@
 //!
 //! Invariant: the same header gives every worker the same [`planned::PlannedStep`], bit by bit.
 
+pub mod certificate;
 pub mod conduct;
 pub mod envelope;
 pub mod header;
+mod kind;
 pub mod layers;
 pub mod lowering;
 pub mod packing;
 pub mod phases;
 pub mod planned;
+pub mod turns;
 pub mod words;

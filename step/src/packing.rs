@@ -3,10 +3,17 @@
 //! In: lengths of documents, stretches of each rank. Out: a [`Packing`], and of it the [`Layout`] that a kind of layers is
 //! planned from ([`Packing::layout`]). It plans nothing.
 //!
-//! Invariant: that of [`Layout`]: every row of every document is at exactly one place.
+//! Layers with chunks are planned from a layout whose documents are the chunks: attention crosses no chunk, as it crosses no
+//! document, so planner, kernels and costs know no chunks.
+//!
+//! Invariant: that of [`Layout`]: every row of every document is at exactly one place, in all layouts of a packing the same.
 
-use cadre_planner::{Document, Error, Layout, Mask, Stretch};
+use std::num::NonZeroU32;
+
+use cadre_planner::{Document, DocumentId, Error, Layout, Mask, Stretch};
 use serde::{Deserialize, Serialize};
+
+use crate::layers::Kind;
 
 /// See the module.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -41,10 +48,54 @@ impl Packing {
         self.rows.ranks().len()
     }
 
-    /// What a kind of layers is planned from: all documents have its mask.
-    pub fn layout(&self, mask: Mask) -> Layout {
-        self.rows.masked(mask)
+    /// What a kind of layers is planned from: all documents, or their chunks, have its mask.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooMany`]: more chunks than can be numbered.
+    pub fn layout(&self, kind: Kind) -> Result<Layout, Error> {
+        match kind.chunk {
+            None => Ok(self.rows.masked(kind.mask)),
+            Some(chunk) => cut(&self.rows, kind, chunk),
+        }
     }
+
+    /// The document that a document of [`Self::layout`] is of, and which of its rows is the first there. `None` if there is no
+    /// such.
+    pub fn origin(&self, kind: Kind, id: DocumentId) -> Option<(DocumentId, u32)> {
+        let mut pieces =
+            (0..).map(DocumentId).zip(self.rows.documents()).flat_map(|(whole, it)| {
+                let first = kind.pieces(it.rows).scan(0, |next, rows| {
+                    *next += rows;
+                    Some(*next - rows)
+                });
+                first.map(move |row| (whole, row))
+            });
+        pieces.nth(id.0 as usize)
+    }
+}
+
+/// The layout whose documents are the chunks.
+fn cut(rows: &Layout, kind: Kind, chunk: NonZeroU32) -> Result<Layout, Error> {
+    let (mut documents, mut firsts) = (Vec::new(), Vec::new());
+    for whole in rows.documents() {
+        // `Layout::new` refuses more than it can number.
+        firsts.push(documents.len() as u32);
+        documents.extend(kind.pieces(whole.rows).map(|rows| Document { rows, mask: kind.mask }));
+    }
+    let parts = |it: &Stretch| {
+        let (first, Stretch { start, end, .. }) = (firsts[it.document.0 as usize], *it);
+        (start / chunk..end.div_ceil(chunk.get())).map(move |piece| {
+            let begin = piece * chunk.get();
+            Stretch {
+                document: DocumentId(first + piece),
+                start: start.max(begin) - begin,
+                end: (end - begin).min(chunk.get()),
+            }
+        })
+    };
+    let ranks = rows.ranks().iter().map(|it| it.iter().flat_map(parts).collect());
+    Layout::new(documents, ranks.collect())
 }
 
 impl From<&Layout> for Packing {
@@ -71,7 +122,8 @@ impl TryFrom<Parts> for Packing {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::DocumentId;
+    use cadre_planner::RankId;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -81,7 +133,7 @@ mod tests {
         let packing = Packing::new(&[9], vec![vec![stretch(0, 4)], vec![stretch(4, 9)]]).unwrap();
         assert_eq!(packing.ranks(), 2);
         for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 3 }] {
-            let layout = packing.layout(mask);
+            let layout = packing.layout(Kind { mask, ..Kind::CAUSAL }).unwrap();
             assert_eq!(layout.documents(), [Document { rows: 9, mask }]);
             assert_eq!(layout.locate(DocumentId(0), 0..9).count(), 2);
             assert_eq!(Packing::from(&layout), packing);
@@ -93,5 +145,48 @@ mod tests {
         assert!(
             serde_json::from_str::<Packing>(&hole).unwrap_err().to_string().contains("rows 3..4")
         );
+    }
+
+    proptest! {
+        /// Row by row: a row of a layout with chunks is where it is in the packing, and keeps the keys of its own chunk.
+        #[test]
+        fn rows_with_chunks_lie_where_they_lay_and_keep_what_is_theirs(
+            lengths in proptest::collection::vec(1_u32..40, 1..6),
+            tokens in 1_u32..50,
+            chunk in 1_u32..45,
+            window in proptest::option::of(0_u32..9),
+        ) {
+            let mask = window.map_or(Mask::Causal, |left| Mask::Window { left });
+            let kind = Kind { mask, chunk: NonZeroU32::new(chunk), ..Kind::CAUSAL };
+            let documents: Vec<_> = lengths.iter().map(|&rows| Document { rows, mask }).collect();
+            // A rank that has the end of the stream may hold less.
+            let whole = Layout::end_to_end(documents, tokens).unwrap();
+            let packing = Packing::from(&whole);
+            let layout = packing.layout(kind).unwrap();
+            prop_assert_eq!(layout.ranks().len(), whole.ranks().len());
+            for rank in (0..whole.ranks().len() as u16).map(RankId) {
+                prop_assert_eq!(layout.rank_rows(rank), whole.rank_rows(rank));
+            }
+            let mut next = 0;
+            for (of, &rows) in (0..).map(DocumentId).zip(&lengths) {
+                for row in 0..rows {
+                    let id = DocumentId(next + row / chunk);
+                    let inner = row % chunk;
+                    prop_assert_eq!(packing.origin(kind, id), Some((of, row - inner)));
+                    let at = |layout: &Layout, id, row| {
+                        let all: Vec<_> = layout.locate(id, row..row + 1).collect();
+                        (all.len(), all[0].rank, all[0].local.clone())
+                    };
+                    prop_assert_eq!(at(&layout, id, inner), at(&whole, of, row));
+                    let kept = layout.documents()[id.0 as usize];
+                    let keys = kept.mask.keys(kept.rows, inner..inner + 1);
+                    let first = (row - inner).max(row.saturating_sub(window.unwrap_or(u32::MAX)));
+                    prop_assert_eq!((keys.start + row - inner, keys.end), (first, inner + 1));
+                }
+                next += rows.div_ceil(chunk);
+            }
+            prop_assert_eq!(layout.documents().len(), next as usize);
+            prop_assert_eq!(packing.origin(kind, DocumentId(next)), None);
+        }
     }
 }

@@ -9,7 +9,10 @@
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Assignment, BundleId, Links, Plan, Problem, plan, plan_at_home, reassign};
+use cadre_planner::{
+    Assignment, BundleId, Links, Plan, Problem, check_beside, largest_bundle, plan, plan_at_home,
+    plan_beside, reassign,
+};
 use cadre_protocol::{
     Bundle, Filler, Fillers, Phase, Round, RoundTable, ServerId, Shape, ShapeError, Slot, Step,
     StepError, TrainerId,
@@ -21,6 +24,7 @@ use crate::layers::Kind;
 use crate::lowering::Lists;
 use crate::packing::Packing;
 use crate::phases::{Direction, PhaseAt, PhaseOrder};
+use crate::turns;
 
 /// A nano-batch in all layers of one kind.
 #[derive(Clone, Debug)]
@@ -59,6 +63,14 @@ pub enum Error {
         /// The planner's reason.
         source: cadre_planner::Error,
     },
+    /// Turns that do not fit its layers and nano-batches.
+    #[error("step {step}: {source}")]
+    Turns {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        source: turns::Error,
+    },
     /// The transfer lists contradict themselves: a bug of the lowering.
     #[error(transparent)]
     Lists(#[from] ShapeError),
@@ -90,15 +102,14 @@ impl PlannedStep {
     ///
     /// # Errors
     ///
-    /// The planner's: a document that fits no server, no slot.
+    /// Turns of other layers or nano-batches. The planner's: a document that fits no server, no slot.
     pub fn new(header: Arc<Header>) -> Result<Self, Error> {
-        let mut plans = Vec::new();
-        for nano in &header.nanos {
-            for kind in header.layers.kinds() {
-                plans.push(NanoPlan::new(&header, nano, *kind)?);
-            }
-        }
-        let order = PhaseOrder { layers: header.layers.count().into(), nanos: header.nanos.len() };
+        let (layers, nanos) = (header.layers.count(), header.nanos.len());
+        let order = PhaseOrder::new(&header.turns, layers, nanos)
+            .map_err(|source| Error::Turns { step: header.step, source })?;
+        let made = plans(&header).map_err(|source| Error::Plan { step: header.step, source })?;
+        let plans = made.into_iter().map(|(problem, plan)| NanoPlan::new(problem, plan));
+        let plans = plans.collect::<Result<Vec<_>, Error>>()?;
         let mut digest = header.digest().to_le_bytes().to_vec();
         for nano in &plans {
             digest.extend(nano.plan.digest().to_le_bytes());
@@ -106,10 +117,29 @@ impl PlannedStep {
         Ok(Self { header, order, plans, digest: xxh3_64(&digest) })
     }
 
+    /// Digest of the plans alone, and of what each was made from: equal for two steps that plan the same work alike.
+    pub fn plans_digest(&self) -> u64 {
+        plans_digest(self.plans.iter().map(|it| &it.plan))
+    }
+
     /// Which of [`Self::plans`] a phase runs: that of its nano-batch and of its layer's kind.
     pub fn plan_index(&self, at: PhaseAt) -> usize {
         let layers = &self.header.layers;
         at.nano * layers.kinds().len() + layers.number_of(at.layer)
+    }
+
+    /// How many phases run each of [`Self::plans`].
+    pub fn phases_of_plans(&self) -> Vec<u32> {
+        let mut phases = vec![0; self.plans.len()];
+        for at in self.order.iter() {
+            phases[self.plan_index(at)] += 1;
+        }
+        phases
+    }
+
+    /// What the layer of a phase computes.
+    pub fn kind_of(&self, phase: Phase) -> Kind {
+        self.header.layers.kind_of(self.order.at(phase).layer)
     }
 
     /// The plan and direction of a phase.
@@ -134,8 +164,7 @@ impl PlannedStep {
     /// The protocol refuses the lists: a bug of the lowering.
     pub fn protocol_step(&self, assignments: &[Assignment]) -> Result<Step, StepError> {
         let shapes = self.plans.iter().flat_map(|it| [&it.forward, &it.backward]).map(Arc::clone);
-        let phases = (0..self.order.count() as u32).map(|phase| {
-            let at = self.order.at(Phase(phase));
+        let phases = self.order.iter().map(|at| {
             let shape = 2 * self.plan_index(at) + usize::from(at.direction == Direction::Backward);
             shape as u16
         });
@@ -193,25 +222,86 @@ impl PlannedStep {
     }
 }
 
-impl NanoPlan {
-    fn new(header: &Header, nano: &Packing, kind: Kind) -> Result<Self, Error> {
-        let Kind { mask } = kind;
-        let problem = Problem {
-            layout: nano.layout(mask),
-            heads: header.heads,
-            element_bytes: wire_bytes(header.wire),
-            // A trainer is one processor, so heads could part; but a piece of the exchange is one
-            // range of bytes, and a group of heads would be a piece a row.
-            lanes: header.heads.kv,
-            slots: header.slots.clone(),
-            costs: header.costs,
-            links: Links::equal(),
-        };
+/// Sizes of the largest bundle that are tried, each an eighth less than the one before.
+const SMALLER_BUNDLES: usize = 10;
+
+/// The plans of a step, by nano-batch and then by kind of layers. Whoever plans for a job asks here: its workers, and
+/// `cadre plan -f`. A slot holds two phases, of whichever plans, and the largest bundle of all plans: that is what fits it.
+///
+/// # Errors
+///
+/// The planner's.
+pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, cadre_planner::Error> {
+    let kinds = header.layers.kinds();
+    let problems = header.nanos.iter().flat_map(|nano| kinds.iter().map(move |kind| (nano, *kind)));
+    let planned = problems.map(|(nano, kind)| {
+        let problem = problem(header, nano, kind)?;
         let plan = match header.placement {
             Placement::Pool => plan(&problem),
             Placement::Local => plan_at_home(&problem),
+        };
+        Ok((problem, plan?))
+    });
+    let mut plans = planned.collect::<Result<Vec<_>, _>>()?;
+    if header.placement == Placement::Pool && plans.len() > 1 {
+        fit_together(&mut plans)?;
+    }
+    Ok(plans)
+}
+
+/// Makes plans anew, with ever smaller bundles, until a slot holds two phases of any of them beside the largest bundle of all.
+fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), cadre_planner::Error> {
+    let largest = |plans: &[(Problem, Plan)]| {
+        plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)
+    };
+    let check = |plans: &[(Problem, Plan)]| {
+        let reserve = largest(plans);
+        plans.iter().try_for_each(|(problem, plan)| check_beside(problem, plan, reserve))
+    };
+    let mut reserve = largest(plans);
+    let Err(unfit) = check(plans) else { return Ok(()) };
+    for _ in 0..SMALLER_BUNDLES {
+        let anew = |(problem, plan): &(Problem, Plan)| {
+            let is_small = largest_bundle(problem, plan) <= reserve;
+            let plan = match check_beside(problem, plan, reserve) {
+                Ok(()) if is_small => plan.clone(),
+                Ok(()) | Err(_) => plan_beside(problem, reserve)?,
+            };
+            Ok((problem.clone(), plan))
+        };
+        let made = plans.iter().map(anew).collect::<Result<Vec<_>, cadre_planner::Error>>();
+        if let Ok(made) = made.and_then(|made| check(&made).map(|()| made)) {
+            plans.clone_from_slice(&made);
+            return Ok(());
         }
-        .map_err(|source| Error::Plan { step: header.step, source })?;
+        reserve -= reserve / 8;
+    }
+    // What is missing, not what smaller and smaller bundles came to.
+    Err(unfit)
+}
+
+fn problem(header: &Header, nano: &Packing, kind: Kind) -> Result<Problem, cadre_planner::Error> {
+    Ok(Problem {
+        layout: nano.layout(kind)?,
+        heads: header.heads,
+        element_bytes: wire_bytes(header.wire),
+        // A trainer is one processor, so heads could part; but a piece of the exchange is one
+        // range of bytes, and a group of heads would be a piece a row.
+        lanes: header.heads.kv,
+        slots: header.slots.clone(),
+        costs: header.costs,
+        links: Links::equal(),
+    })
+}
+
+/// Digest of a step's plans, by nano-batch and then by kind of layers.
+pub fn plans_digest<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> u64 {
+    let bytes: Vec<u8> = plans.into_iter().flat_map(|it| it.digest().to_le_bytes()).collect();
+    xxh3_64(&bytes)
+}
+
+impl NanoPlan {
+    fn new(problem: Problem, plan: Plan) -> Result<Self, Error> {
         let lists = Lists::new(&problem, &plan);
         let forward = Arc::new(lists.shape(&problem, &plan, Direction::Forward)?);
         let backward = Arc::new(lists.shape(&problem, &plan, Direction::Backward)?);
@@ -239,84 +329,4 @@ pub fn filler(member: &Member) -> Filler {
 }
 
 #[cfg(test)]
-mod tests {
-    use cadre_planner::{DocumentId, Mask, Slot as Place, Stretch};
-
-    use super::*;
-    use crate::layers::Layers;
-
-    /// Two nano-batches of one document each, over two trainers and three servers.
-    fn header(masks: &[Mask]) -> Header {
-        let any: Header = serde_json::from_str(include_str!("../../testing/header.json")).unwrap();
-        let nano = |rows: u32| {
-            let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
-            Packing::new(&[rows], vec![stretch(0, rows / 2), stretch(rows / 2, rows)]).unwrap()
-        };
-        let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
-        let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
-        Header {
-            layers: Layers::new(masks.iter().map(|&mask| Kind { mask })).unwrap(),
-            nanos: vec![nano(3_000), nano(5_000)],
-            slots: vec![slot; 3],
-            fillers: (0..3).map(|it| Some(server(it))).collect(),
-            ..any
-        }
-    }
-
-    fn planned(masks: &[Mask]) -> PlannedStep {
-        PlannedStep::new(Arc::new(header(masks))).unwrap()
-    }
-
-    #[test]
-    fn every_phase_has_the_plan_of_its_nano_batch_and_of_its_layers_kind() {
-        let near = Mask::Window { left: 99 };
-        let masks = [near, Mask::Causal, near, Mask::Full, near];
-        let planned = planned(&masks);
-        assert_eq!(planned.plans.len(), 2 * 3, "a plan is made once for all layers of a kind");
-        let step = planned.protocol_step(&planned.assign(None, &[true; 3]).unwrap()).unwrap();
-        for phase in (0..planned.order.count() as u32).map(Phase) {
-            let at = planned.order.at(phase);
-            let (nano, direction) = planned.nano_of(phase);
-            let document = nano.problem.layout.documents()[0];
-            assert_eq!((document.mask, direction), (masks[at.layer], at.direction));
-            assert_eq!(document.rows, [3_000, 5_000][at.nano]);
-            // The machines wait for what this phase's own plan says.
-            let shape = nano.lists.shape(&nano.problem, &nano.plan, direction).unwrap();
-            assert_eq!(**step.shape(phase), shape, "{at:?}");
-            assert_eq!(planned.works(phase), shape.works().len());
-        }
-    }
-
-    #[test]
-    fn the_plans_of_a_kind_are_those_of_a_model_that_has_no_other() {
-        let near = Mask::Window { left: 99 };
-        let mixed = planned(&[near, Mask::Causal, near]);
-        for (kind, mask) in [near, Mask::Causal].into_iter().enumerate() {
-            let alone = planned(&[mask; 3]);
-            for nano in 0..2 {
-                assert_eq!(mixed.plans[2 * nano + kind].plan, alone.plans[nano].plan, "{mask}");
-            }
-        }
-        assert_ne!(mixed.digest, planned(&[Mask::Causal, near, near]).digest);
-    }
-
-    #[test]
-    fn bundles_of_all_kinds_go_to_survivors() {
-        let planned = planned(&[Mask::Window { left: 99 }, Mask::Causal]);
-        let alive = [true, false, true];
-        let first = planned.assign(None, &[true; 3]).unwrap();
-        let moved = planned.assign(Some(&first), &alive).unwrap();
-        let table = planned.table(Round(1), vec![None; 3], &moved);
-        assert_eq!(table.assignments.len(), 2 * planned.plans.len());
-        let lost = Some(Slot(1));
-        let before = planned.table(Round(0), vec![None; 3], &first);
-        for (index, plan) in planned.plans.iter().enumerate() {
-            let shapes = 2 * index..2 * index + 2;
-            assert!(before.assignments[shapes.clone()].iter().all(|it| it.contains(&lost)));
-            for slots in &table.assignments[shapes] {
-                assert_eq!(slots.len(), plan.plan.bundles().len());
-                assert!(slots.iter().all(|it| it.is_some() && *it != lost));
-            }
-        }
-    }
-}
+mod tests;

@@ -223,10 +223,14 @@ struct Hearing {
 }
 
 impl Heard {
-    /// A word came. It is kept until those before it were taken, unless it is known or too far ahead. Whether it is of
-    /// another stream than those before it: then nothing of theirs is wanted any more.
+    /// A word came. It is kept until those before it were taken, unless it is known, too far ahead, or a copy of an older
+    /// stream that was long on its way. Whether it is of another stream than those before it: then nothing of theirs is wanted
+    /// any more.
     pub fn word(&mut self, from: Peer, stream: Stream, number: u64, body: Body) -> bool {
         let lane = self.lanes.entry(from).or_default();
+        if stream.life == lane.stream.life && stream.era < lane.stream.era {
+            return false;
+        }
         let anew = lane.stream != stream;
         if anew {
             *lane = Hearing { stream, ..Hearing::default() };
@@ -492,5 +496,10 @@ mod tests {
         assert_eq!((due.stream.era, due.number), (1, 0));
         assert!(heard.word(ME, due.stream, due.number, (*due.body).clone()), "a stream of its own");
         assert_eq!(heard.take(ME), Some(Body::Here(vec![7])));
+        // A copy of before that comes late changes nothing, and what is said again is known.
+        let before = Stream { era: 0, ..due.stream };
+        assert!(!heard.word(ME, before, 3, (*due.body).clone()));
+        assert!(!heard.word(ME, due.stream, due.number, (*due.body).clone()));
+        assert_eq!(heard.take(ME), None, "once");
     }
 }

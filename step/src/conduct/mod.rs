@@ -6,14 +6,17 @@
 mod view;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Heads, RankId, Slot};
+use cadre_planner::{Costs, DocumentId, Heads, RankId, Slot, Stretch};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, Log, Member, Placement, ViewNumber};
 use crate::layers::Layers;
 use crate::packing::Packing;
+use crate::phases::PhaseOrder;
+use crate::turns::{self, Turns};
 
 pub use self::view::{Offer, Roster, View};
 
@@ -22,7 +25,7 @@ const MAX_ENTRIES: usize = 4_000_000;
 /// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
 const MAX_PLANS: usize = u16::MAX as usize / 2;
 /// Weight of a slot that nothing is known about.
-const NOMINAL: u32 = 100;
+pub const NOMINAL_WEIGHT: u32 = 100;
 
 /// What all headers of a job have in common, and the one in the making.
 #[derive(Debug)]
@@ -93,6 +96,16 @@ pub enum Error {
         /// The other.
         other: u32,
     },
+    /// Rows of a document whose length nobody tells.
+    #[error(
+        "step {step}: a trainer holds rows of document {document} and tells no length of it; list every document that it holds"
+    )]
+    Untold {
+        /// The step.
+        step: u64,
+        /// The document.
+        document: u32,
+    },
     /// A header that is too long.
     #[error(
         "step {step} has {entries} documents and stretches, more than {MAX_ENTRIES}; pack fewer documents, or let ranks hold longer stretches of them"
@@ -109,20 +122,41 @@ pub enum Error {
         /// The step.
         step: u64,
     },
-    /// A step with more plans or phases than can be numbered.
+    /// A step with more plans than can be numbered.
     #[error(
-        "step {step} has {nanos} nano-batches, {layers} layers and {kinds} kinds of them; at most {MAX_PLANS} nano-batches × kinds and {} phases are supported, so make nano-batches longer",
-        u32::MAX
+        "step {step} has {nanos} nano-batches and {kinds} kinds of layers; at most {MAX_PLANS} nano-batches × kinds are supported, so make nano-batches longer"
     )]
-    Phases {
+    Plans {
         /// The step.
         step: u64,
         /// Nano-batches that the trainers announced.
         nanos: usize,
-        /// Layers with core attention.
-        layers: u16,
-        /// Kinds of them.
+        /// Kinds of layers.
         kinds: usize,
+    },
+    /// Turns that no step of this model can have.
+    #[error("step {step}: {source}")]
+    Turns {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        source: turns::Error,
+    },
+    /// Trainers want phases in another order.
+    #[error(
+        "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}; give all ranks the same turns"
+    )]
+    OtherTurns {
+        /// The step.
+        step: u64,
+        /// A trainer.
+        one: u16,
+        /// Its turns.
+        its: String,
+        /// Another trainer.
+        other: u16,
+        /// Those of that one.
+        theirs: String,
     },
     /// The header log is of another run.
     #[error(transparent)]
@@ -147,7 +181,9 @@ impl Draft {
             return Err(Error::TooMany { step, entries });
         }
         let count = lengths.values().map(|it| it.nanos.len()).max().unwrap_or(0);
-        let phases = self.phases(step, count)?;
+        let turns = self.turns(step, count, lengths)?;
+        let order = PhaseOrder::new(&turns, self.layers.count(), count)
+            .map_err(|source| Error::Turns { step, source })?;
         let nanos = (0..count).map(|nano| packing(step, nano, lengths.values()));
         let nanos = nanos.collect::<Result<Vec<_>, Error>>()?;
         let slots = self.slots(view);
@@ -161,6 +197,7 @@ impl Draft {
             placement: self.placement,
             slots,
             costs: self.costs,
+            turns,
             nanos,
             view: view.number,
             fillers: Vec::new(),
@@ -169,19 +206,31 @@ impl Draft {
             Some(log) => log.replay(fresh)?,
             None => fresh,
         });
-        Ok(phases)
+        Ok(order.count() as u32)
     }
 
-    /// Phases of a step of so many nano-batches.
-    fn phases(&self, step: u64, nanos: usize) -> Result<u32, Error> {
-        if nanos == 0 {
-            return Err(Error::Empty { step });
+    /// The turns of a step of so many nano-batches, which every trainer has announced.
+    fn turns(
+        &self,
+        step: u64,
+        nanos: usize,
+        lengths: &BTreeMap<u16, Lengths>,
+    ) -> Result<Turns, Error> {
+        let kinds = self.layers.kinds().len();
+        if nanos.saturating_mul(kinds) > MAX_PLANS {
+            return Err(Error::Plans { step, nanos, kinds });
         }
-        let (layers, kinds) = (self.layers.count(), self.layers.kinds().len());
-        let phases = u32::try_from(2 * u64::from(layers) * nanos as u64);
-        match phases {
-            Ok(phases) if nanos.saturating_mul(kinds) <= MAX_PLANS => Ok(phases),
-            Ok(_) | Err(_) => Err(Error::Phases { step, nanos, layers, kinds }),
+        // No number above `MAX_PLANS` came so far.
+        let held = NonZeroU16::new(nanos as u16).ok_or(Error::Empty { step })?;
+        let together = Turns::together(held);
+        let mut each = lengths.iter().map(|it| (*it.0, it.1.turns.as_ref().unwrap_or(&together)));
+        let Some((one, turns)) = each.next() else { return Ok(together) };
+        match each.find(|it| it.1 != turns) {
+            None => Ok(turns.clone()),
+            Some((other, theirs)) => {
+                let (its, theirs) = (turns.to_string(), theirs.to_string());
+                Err(Error::OtherTurns { step, one, its, other, theirs })
+            }
         }
     }
 
@@ -202,7 +251,7 @@ impl Draft {
         let at_home =
             |weight: u32| move |home| Slot { weight, head_start: 0, home: Some(home), memory };
         if self.placement == Placement::Local {
-            return trainers.map(at_home(NOMINAL)).collect();
+            return trainers.map(at_home(NOMINAL_WEIGHT)).collect();
         }
         for (index, offer) in view.slots.iter().enumerate() {
             if let Some(memory) = offer.memory {
@@ -230,87 +279,34 @@ impl Draft {
     }
 }
 
-/// One packed stream from the stretches of all trainers.
+/// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
+/// numbers follow each other, in the same order.
 fn packing<'a>(
     step: u64,
     nano: usize,
-    lengths: impl Iterator<Item = &'a Lengths>,
+    lengths: impl Iterator<Item = &'a Lengths> + Clone,
 ) -> Result<Packing, Error> {
     let mut rows: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut ranks = Vec::new();
-    for trainer in lengths {
-        let own = trainer.nanos.get(nano);
+    let of_nano = lengths.map(|it| it.nanos.get(nano));
+    for own in of_nano.clone() {
         for &(document, length) in own.map_or(&[][..], |it| &it.documents) {
             let one = *rows.entry(document).or_insert(length);
             if one != length {
                 return Err(Error::Lengths { step, document, one, other: length });
             }
         }
-        ranks.push(own.map_or_else(Vec::new, |it| it.stretches.clone()));
     }
+    let numbers: BTreeMap<u32, u32> = rows.keys().copied().zip(0..).collect();
+    let numbered = |it: &Stretch| match numbers.get(&it.document.0) {
+        Some(&number) => Ok(Stretch { document: DocumentId(number), ..*it }),
+        None => Err(Error::Untold { step, document: it.document.0 }),
+    };
+    let stretches = of_nano.map(|own| own.map_or(&[][..], |it| &it.stretches));
+    let ranks: Result<_, _> =
+        stretches.map(|it| it.iter().map(numbered).collect::<Result<Vec<_>, _>>()).collect();
     let documents: Vec<u32> = rows.into_values().collect();
-    Packing::new(&documents, ranks).map_err(|source| Error::Layout { step, nano, source })
+    Packing::new(&documents, ranks?).map_err(|source| Error::Layout { step, nano, source })
 }
 
 #[cfg(test)]
-mod tests {
-    use cadre_planner::{DocumentId, Mask, Stretch};
-
-    use super::*;
-    use crate::envelope::NanoLengths;
-    use crate::layers::Kind;
-
-    /// Of a model whose layers are all of other windows.
-    fn draft(layers: u16) -> Draft {
-        let window = |left| Kind { mask: Mask::Window { left } };
-        Draft {
-            trainers: 1,
-            layers: Layers::new((0..layers.into()).map(window)).unwrap(),
-            heads: Heads { query: 2, kv: 1, dim: 8 },
-            wire: Wire::F32,
-            seed: 0,
-            numerics: "test".into(),
-            reproducible: true,
-            placement: Placement::Local,
-            costs: Costs::default(),
-            standby: Standby::No,
-            trainer_memory: 1 << 20,
-            replay: None,
-            header: None,
-            memories: BTreeMap::new(),
-        }
-    }
-
-    fn prepare(layers: u16, nanos: Vec<NanoLengths>) -> Result<u32, Error> {
-        let view = View { number: ViewNumber::default(), slots: Vec::new() };
-        draft(layers).prepare(7, &BTreeMap::from([(0, Lengths { step: 7, nanos })]), &view)
-    }
-
-    fn nano(documents: u32) -> NanoLengths {
-        let stretch = |it| Stretch { document: DocumentId(it), start: 0, end: 1 };
-        let documents = 0..documents;
-        NanoLengths {
-            documents: documents.clone().map(|it| (it, 1)).collect(),
-            stretches: documents.map(stretch).collect(),
-        }
-    }
-
-    #[test]
-    fn a_step_that_nothing_can_be_made_of_is_refused_by_its_number() {
-        assert_eq!(prepare(3, vec![nano(2), nano(1)]).unwrap(), 12);
-        let most = |layers: u16| vec![nano(1); MAX_PLANS / usize::from(layers)];
-        prepare(7, most(7)).unwrap();
-        for (layers, nanos, expected) in [
-            (2, Vec::new(), "step 7 has no nano-batch"),
-            (1, vec![nano(2_000_001)], "step 7 has 4000002 documents and stretches"),
-            (
-                7,
-                [most(7), most(7)].concat(),
-                "step 7 has 9362 nano-batches, 7 layers and 7 kinds of them",
-            ),
-        ] {
-            let refused = prepare(layers, nanos).unwrap_err().to_string();
-            assert!(refused.starts_with(expected), "{refused}");
-        }
-    }
-}
+mod tests;

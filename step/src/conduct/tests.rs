@@ -1,0 +1,108 @@
+//! Headers that are put together, and what trainers announce that cannot be.
+
+use cadre_planner::Mask;
+
+use super::*;
+use crate::envelope::NanoLengths;
+use crate::layers::Kind;
+
+/// Of a model whose layers are all of other windows.
+fn draft(layers: u16) -> Draft {
+    let window = |left| Kind { mask: Mask::Window { left }, ..Kind::CAUSAL };
+    Draft {
+        trainers: 1,
+        layers: Layers::new((0..layers.into()).map(window)).unwrap(),
+        heads: Heads { query: 2, kv: 1, dim: 8 },
+        wire: Wire::F32,
+        seed: 0,
+        numerics: "test".into(),
+        reproducible: true,
+        placement: Placement::Local,
+        costs: Costs::default(),
+        standby: Standby::No,
+        trainer_memory: 1 << 20,
+        replay: None,
+        header: None,
+        memories: BTreeMap::new(),
+    }
+}
+
+fn prepare(layers: u16, nanos: Vec<NanoLengths>) -> Result<u32, Error> {
+    let view = View { number: ViewNumber::default(), slots: Vec::new() };
+    let lengths = Lengths { step: 7, turns: None, nanos };
+    draft(layers).prepare(7, &BTreeMap::from([(0, lengths)]), &view)
+}
+
+fn nano(documents: u32) -> NanoLengths {
+    let stretch = |it| Stretch { document: DocumentId(it), start: 0, end: 1 };
+    let documents = 0..documents;
+    NanoLengths {
+        documents: documents.clone().map(|it| (it, 1)).collect(),
+        stretches: documents.map(stretch).collect(),
+    }
+}
+
+#[test]
+fn trainers_number_their_documents_as_they_like() {
+    let whole = |documents: &[(u32, u32)]| {
+        let stretch = |&(it, end)| Stretch { document: DocumentId(it), start: 0, end };
+        let stretches = documents.iter().map(stretch).collect();
+        let nanos = vec![NanoLengths { documents: documents.to_vec(), stretches }];
+        Lengths { step: 7, turns: None, nanos }
+    };
+    let packed = |trainers: &[Lengths]| packing(7, 0, trainers.iter());
+    // A trainer with more documents than the other: numbers of the other's are missing.
+    let sparse = packed(&[whole(&[(0, 5), (2, 7), (4, 9), (6, 3)]), whole(&[(1, 4)])]).unwrap();
+    let dense = packed(&[whole(&[(0, 5), (2, 7), (3, 9), (4, 3)]), whole(&[(1, 4)])]).unwrap();
+    assert_eq!(sparse, dense);
+    let mut untold = whole(&[(3, 5)]);
+    untold.nanos[0].documents.clear();
+    let refused = packed(&[untold]).unwrap_err().to_string();
+    assert!(refused.starts_with("step 7: a trainer holds rows of document 3"), "{refused}");
+}
+
+#[test]
+fn a_step_that_nothing_can_be_made_of_is_refused_by_its_number() {
+    assert_eq!(prepare(3, vec![nano(2), nano(1)]).unwrap(), 12);
+    let most = |layers: u16| vec![nano(1); MAX_PLANS / usize::from(layers)];
+    prepare(7, most(7)).unwrap();
+    for (layers, nanos, expected) in [
+        (2, Vec::new(), "step 7 has no nano-batch"),
+        (1, vec![nano(2_000_001)], "step 7 has 4000002 documents and stretches"),
+        (7, [most(7), most(7)].concat(), "step 7 has 9362 nano-batches and 7 kinds of layers;"),
+    ] {
+        let refused = prepare(layers, nanos).unwrap_err().to_string();
+        assert!(refused.starts_with(expected), "{refused}");
+    }
+}
+
+#[test]
+fn trainers_agree_on_turns_that_go_over_what_they_hold() {
+    let number = |it| NonZeroU16::new(it).unwrap();
+    let summed = Turns::accumulated(number(2), number(1)).ok();
+    let prepare = |turns: [Option<Turns>; 2], held: usize| {
+        let view = View { number: ViewNumber::default(), slots: Vec::new() };
+        let stretch = Stretch { document: DocumentId(9), start: 0, end: 1 };
+        let other = NanoLengths { documents: vec![(9, 1)], stretches: vec![stretch] };
+        let nanos = [vec![nano(1); held], vec![other; held]];
+        let told =
+            turns.into_iter().zip(nanos).map(|(turns, nanos)| Lengths { step: 7, turns, nanos });
+        let mut draft = Draft { trainers: 2, ..draft(3) };
+        let phases = draft.prepare(7, &(0..).zip(told).collect(), &view)?;
+        Ok::<_, Error>((phases, draft.header.unwrap().turns.to_string()))
+    };
+    assert_eq!(prepare([None, None], 2).unwrap(), (12, "F0,1 B0,1".into()));
+    let written = Some(Turns::together(number(2)));
+    assert_eq!(prepare([None, written], 2).unwrap(), (12, "F0,1 B0,1".into()));
+    let both = [summed.clone(), summed.clone()];
+    assert_eq!(prepare(both.clone(), 2).unwrap(), (12, "F0 B0 F1 B1".into()));
+    let forward = Some(Turns::forward(number(1)));
+    assert_eq!(prepare([forward.clone(), forward], 1).unwrap(), (3, "F0".into()));
+    let refused = |turns, held, expected: &str| {
+        let refused = prepare(turns, held).unwrap_err().to_string();
+        assert!(refused.starts_with(expected), "{refused}");
+    };
+    let theirs = "step 7: trainer 0 announced the turns F0 B0 F1 B1, trainer 1 F0,1 B0,1; give";
+    refused([summed, None], 2, theirs);
+    refused(both, 3, "step 7: turns take 2 nano-batches, and ranks announced the rows of 3;");
+}

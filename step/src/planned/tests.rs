@@ -1,0 +1,113 @@
+//! Plans by kind of layers, and which of them each phase runs.
+
+use std::num::NonZeroU16;
+
+use cadre_planner::{DocumentId, Mask, Slot as Place, SlotId, Stretch, memory_of_slot};
+
+use super::*;
+use crate::layers::Layers;
+use crate::turns::Turns;
+
+/// Two nano-batches of one document each, over two trainers and three servers.
+fn header(masks: &[Mask]) -> Header {
+    let any: Header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let nano = |rows: u32| {
+        let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
+        Packing::new(&[rows], vec![stretch(0, rows / 2), stretch(rows / 2, rows)]).unwrap()
+    };
+    let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
+    let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
+    Header {
+        turns: Turns::together(NonZeroU16::new(2).unwrap()),
+        layers: Layers::new(masks.iter().map(|&mask| Kind { mask, ..Kind::CAUSAL })).unwrap(),
+        nanos: vec![nano(3_000), nano(5_000)],
+        slots: vec![slot; 3],
+        fillers: (0..3).map(|it| Some(server(it))).collect(),
+        ..any
+    }
+}
+
+fn planned(masks: &[Mask]) -> PlannedStep {
+    PlannedStep::new(Arc::new(header(masks))).unwrap()
+}
+
+#[test]
+fn every_phase_has_the_plan_of_its_nano_batch_and_of_its_layers_kind() {
+    let near = Mask::Window { left: 99 };
+    let masks = [near, Mask::Causal, near, Mask::Full, near];
+    let planned = planned(&masks);
+    assert_eq!(planned.plans.len(), 2 * 3, "a plan is made once for all layers of a kind");
+    let step = planned.protocol_step(&planned.assign(None, &[true; 3]).unwrap()).unwrap();
+    for (phase, at) in (0..).map(Phase).zip(planned.order.iter()) {
+        let (nano, direction) = planned.nano_of(phase);
+        let document = nano.problem.layout.documents()[0];
+        assert_eq!((document.mask, direction), (masks[at.layer], at.direction));
+        assert_eq!(document.rows, [3_000, 5_000][at.nano]);
+        // The machines wait for what this phase's own plan says.
+        let shape = nano.lists.shape(&nano.problem, &nano.plan, direction).unwrap();
+        assert_eq!(**step.shape(phase), shape, "{at:?}");
+        assert_eq!(planned.works(phase), shape.works().len());
+    }
+}
+
+#[test]
+fn the_plans_of_a_kind_are_those_of_a_model_that_has_no_other() {
+    let near = Mask::Window { left: 99 };
+    let mixed = planned(&[near, Mask::Causal, near]);
+    for (kind, mask) in [near, Mask::Causal].into_iter().enumerate() {
+        let alone = planned(&[mask; 3]);
+        for nano in 0..2 {
+            assert_eq!(mixed.plans[2 * nano + kind].plan, alone.plans[nano].plan, "{mask}");
+        }
+    }
+    assert_ne!(mixed.digest, planned(&[Mask::Causal, near, near]).digest);
+}
+
+#[test]
+fn two_phases_of_any_plans_and_the_largest_bundle_of_all_fit_a_slot() {
+    // Many rows in small bundles, and few in large ones.
+    let stretch = |(document, end)| Stretch { document: DocumentId(document), start: 0, end };
+    let short = vec![128; 40];
+    let half = |first: u32| (first..first + 20).map(|it| stretch((it, 128))).collect();
+    let few = vec![vec![stretch((0, 2_500))], vec![stretch((1, 128))]];
+    let nanos = vec![
+        Packing::new(&short, vec![half(0), half(20)]).unwrap(),
+        Packing::new(&[2_500, 128], few).unwrap(),
+    ];
+    let needed = |plans: &[(Problem, Plan)], slot: SlotId| {
+        let of = plans.iter().map(|(problem, plan)| memory_of_slot(problem, plan, slot));
+        let (phases, reserves): (Vec<_>, Vec<_>) = of.map(|it| (it.phase, it.reserve)).unzip();
+        2 * phases.into_iter().max().unwrap() + reserves.into_iter().max().unwrap()
+    };
+    let mut made = 0;
+    for memory in (120..220_u64).map(|it| it << 14) {
+        let slots = vec![Place { weight: 100, head_start: 0, home: None, memory }; 3];
+        let header = Header { nanos: nanos.clone(), slots, ..header(&[Mask::Causal]) };
+        let Ok(plans) = plans(&header) else { continue };
+        made += 1;
+        for slot in (0..3).map(SlotId) {
+            assert!(needed(&plans, slot) <= memory, "slot {slot:?} of {memory} bytes");
+        }
+    }
+    assert!((1..100).contains(&made), "memory is short for some: {made} of 100");
+}
+
+#[test]
+fn bundles_of_all_kinds_go_to_survivors() {
+    let planned = planned(&[Mask::Window { left: 99 }, Mask::Causal]);
+    let alive = [true, false, true];
+    let first = planned.assign(None, &[true; 3]).unwrap();
+    let moved = planned.assign(Some(&first), &alive).unwrap();
+    let table = planned.table(Round(1), vec![None; 3], &moved);
+    assert_eq!(table.assignments.len(), 2 * planned.plans.len());
+    let lost = Some(Slot(1));
+    let before = planned.table(Round(0), vec![None; 3], &first);
+    for (index, plan) in planned.plans.iter().enumerate() {
+        let shapes = 2 * index..2 * index + 2;
+        assert!(before.assignments[shapes.clone()].iter().all(|it| it.contains(&lost)));
+        for slots in &table.assignments[shapes] {
+            assert_eq!(slots.len(), plan.plan.bundles().len());
+            assert!(slots.iter().all(|it| it.is_some() && *it != lost));
+        }
+    }
+}
