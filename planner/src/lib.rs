@@ -29,14 +29,16 @@ mod scale;
 mod traffic;
 mod weights;
 
-pub use balance::plan;
+pub use balance::{plan, plan_beside};
 pub use costs::Costs;
 pub use error::Error;
 pub use home::{imbalance_at_home, plan_at_home};
 pub use layout::{Document, DocumentId, Layout, Piece, RankId, Stretch};
 pub use links::{Distance, Link, Links, NOMINAL_RATE, Prices};
 pub use mask::Mask;
-pub use memory::{BundleMemory, SlotMemory, memory_of, memory_of_slot};
+pub use memory::{
+    BundleMemory, SlotMemory, check_beside, largest_bundle, memory_of, memory_of_slot,
+};
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
 pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, TableError};

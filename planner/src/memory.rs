@@ -90,9 +90,24 @@ pub(crate) fn most_needed(problem: &Problem, plan: &Plan, runs: &Runs) -> u64 {
     SlotMemory { phase, reserve }.needed()
 }
 
-/// Refuses a plan that a slot cannot hold; a slot without work is not asked.
-pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs) -> Result<(), Error> {
+/// Bytes of the largest bundle of a plan.
+pub fn largest_bundle(problem: &Problem, plan: &Plan) -> u64 {
+    phases(problem, plan, &Runs::of(plan)).1
+}
+
+/// Refuses a plan that a slot cannot hold beside a bundle of `reserve` bytes of another plan; a slot without work is not asked.
+///
+/// # Errors
+///
+/// [`Error::SlotFull`], of the first such slot.
+pub fn check_beside(problem: &Problem, plan: &Plan, reserve: u64) -> Result<(), Error> {
+    check(problem, plan, &Runs::of(plan), reserve)
+}
+
+/// As [`check_beside`].
+pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs, beside: u64) -> Result<(), Error> {
     let (phases, reserve) = phases(problem, plan, runs);
+    let reserve = reserve.max(beside);
     for ((slot, it), phase) in (0..).map(SlotId).zip(&problem.slots).zip(phases) {
         let needed = SlotMemory { phase, reserve }.needed();
         if phase > 0 && needed > it.memory {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::bins::Bins;
+use super::bins::{Bin, Bins};
 use super::shapes::root;
 use crate::DocumentId;
 
@@ -15,6 +15,8 @@ use crate::DocumentId;
 const OVER: (u64, u64) = (800, 520);
 /// Candidates for the first of two that fit together.
 const FIRST: usize = 8;
+/// The same, on a node.
+const NEAR: usize = 64;
 /// An amount of more than so many of the largest of the other side takes that.
 const MANY: u64 = 2;
 /// Part of the level that a room may leave unused.
@@ -42,8 +44,8 @@ pub(super) struct Sides<'a> {
     groups: BTreeMap<usize, Vec<usize>>,
     /// What is too little for an edge.
     worth: u64,
-    /// Bins of one node each; empty where links are equal.
-    nodes: Vec<Vec<usize>>,
+    /// The node of each bin; empty where links are equal.
+    nodes: Vec<u32>,
     /// What bins get that hold keys of a group's document already.
     holders: Vec<Edge>,
     /// Bits that amounts are shifted by before their root is taken.
@@ -91,17 +93,13 @@ impl<'a> Sides<'a> {
         }
         let members = |group: Side| (group[0].1, group.iter().map(|it| it.1).collect());
         let groups = donors.into_iter().map(members).collect();
-        let mut nodes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (bin, it) in bins.all.iter().enumerate() {
-            if let Some(link) = bins.problem.links.places.get(it.place()) {
-                nodes.entry(link.node).or_default().push(bin);
-            }
-        }
+        let links = &bins.problem.links.places;
+        let node = |bin: &Bin<'_>| links.get(bin.place()).map(|it| it.node);
+        let nodes = bins.all.iter().filter_map(node).collect();
         surplus.sort_unstable();
         room.sort_unstable();
         let most = surplus.last().max(room.last()).map_or(0, |it| it.0);
         let shift = (u64::BITS - most.leading_zeros()).saturating_sub(u32::BITS);
-        let nodes = nodes.into_values().collect();
         Self { bins, surplus, room, groups, worth, nodes, holders, shift }
     }
 
@@ -132,12 +130,12 @@ impl<'a> Sides<'a> {
         self.bins.problem.links.price(from, to).into()
     }
 
-    /// Entries of a side on a bin's node.
-    fn near(&self, side: &Side, bin: usize) -> Side {
-        let Some(node) = self.nodes.iter().find(|it| it.contains(&bin)) else {
-            return Side::new();
+    /// Entries of a side on a bin's node, by their index.
+    fn near(&self, side: &Side, bin: usize) -> Vec<usize> {
+        let Some(node) = self.nodes.get(bin) else {
+            return Vec::new();
         };
-        side.iter().filter(|it| node.contains(&it.1)).copied().collect()
+        (0..side.len()).filter(|at| self.nodes[side[*at].1] == *node).collect()
     }
 }
 
@@ -235,17 +233,14 @@ fn best_fit(
     };
     let price = |at: usize| sides.root(side[at].0) * way(at);
     let near = sides.near(side, bin);
-    let index = |it: &(u64, usize)| side.partition_point(|other| other < it);
     let mut best = (u64::MAX, [None; 2]);
-    for first in (0..side.len())
-        .rev()
-        .take(if blur.number % 3 == 2 { 4 * FIRST } else { FIRST })
-        .chain(near.iter().map(index))
-    {
+    let wide = if blur.number % 3 == 2 { 4 * FIRST } else { FIRST };
+    for first in firsts(side.len(), wide, &near) {
         let left = amount - side[first].0;
         let fits = side.partition_point(|it| it.0 <= left);
         let second = (0..fits).rev().find(|it| *it != first);
-        let close = near.iter().rev().find(|it| it.0 <= left && **it != side[first]).map(index);
+        let close = near[..near.partition_point(|at| *at < fits)].iter().rev();
+        let close = close.copied().find(|it| *it != first);
         let (one, far) = (price(first), way(first));
         let seconds = [second, close].into_iter().flatten().map(Some);
         for at in std::iter::once(None).chain(seconds) {
@@ -265,6 +260,12 @@ fn best_fit(
     }
     let [a, b] = best.1;
     if a < b { [b, a] } else { [a, b] }
+}
+
+/// The largest of a side of so many, and the largest near ones: a node may hold all places.
+fn firsts(all: usize, most: usize, near: &[usize]) -> impl Iterator<Item = usize> {
+    let largest = near[near.len().saturating_sub(NEAR)..].iter().copied();
+    (0..all).rev().take(most).chain(largest)
 }
 
 /// What makes tries differ.
@@ -296,5 +297,18 @@ impl Blur {
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
         self.state >> 58
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_looked_at_on_a_node_of_all_places_as_on_a_large_one() {
+        let all: Vec<usize> = (0..4_096).collect();
+        let looked_at = |near: &[usize]| firsts(all.len(), FIRST, near).count();
+        assert_eq!(looked_at(&all), looked_at(&all[..NEAR]));
+        assert_eq!(looked_at(&[7, 9]), FIRST + 2);
     }
 }

@@ -5,12 +5,14 @@
 //!
 //! Pieces of a few tiles are too coarse for moves that make a little better. The search walks the tiles of each document
 //! from the last to the first, so that the first tile a bin gets brings most of its keys. It leaves a way that cannot
-//! finish in time, costs more bytes than the best, or comes to a state that was reached as cheaply before. KV heads stay
+//! finish in time, costs more bytes than the best, or comes to a state that was reached as cheaply before. Of bins that are
+//! [`alike`] and hold as much it tries one, and states that differ by their order alone are one. KV heads stay
 //! together. It ends after a number of visits, so its time is bounded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::bins::{Bin, Bins};
 use super::groups::Span;
@@ -68,6 +70,8 @@ struct Tile {
     keys: Range<u32>,
     /// Whether it is the first of its document on the way.
     starts: bool,
+    /// By bin the first one that is like it for this tile and all behind it.
+    alike: Rc<[usize]>,
 }
 
 /// The dearest documents first, each from its last tile.
@@ -81,8 +85,11 @@ fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
         .map(|(id, it)| (Reverse(problem.cost(id, &heads, &(0..it.rows))), id))
         .collect();
     documents.sort_unstable();
+    let mut behind: Vec<DocumentId> = documents.iter().rev().map(|it| it.1).collect();
     let mut tiles = Vec::new();
     for (_, document) in documents {
+        let alike = alike(bins, &behind);
+        behind.pop();
         let whole = problem.document(document);
         for tile in (0..whole.rows.div_ceil(TILE_ROWS)).rev() {
             let rows = tile * TILE_ROWS..whole.rows.min((tile + 1) * TILE_ROWS);
@@ -93,11 +100,25 @@ fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
                 queries: queries.collect(),
                 keys: whole.mask.keys(whole.rows, rows.clone()),
                 starts: rows.end == whole.rows,
+                alike: Rc::clone(&alike),
                 span,
             });
         }
     }
     tiles
+}
+
+/// By bin the first one of the same speed and head start whose bytes of `documents` come as dearly.
+fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
+    let problem = bins.problem;
+    let ways = |bin: &Bin<'_>| -> Vec<u32> {
+        let pieces = documents.iter().flat_map(|it| problem.layout.pieces_of_document(*it));
+        pieces.map(|it| problem.links.price(it.rank.0.into(), bin.place())).collect()
+    };
+    let traits: Vec<_> =
+        bins.all.iter().map(|it| (it.slot.weight, it.slot.head_start, ways(it))).collect();
+    let first = |of| traits.iter().position(|it| it == of).unwrap_or(0);
+    traits.iter().map(first).collect()
 }
 
 struct Search<'a> {
@@ -118,8 +139,8 @@ struct Search<'a> {
     reached: BTreeMap<State, i128>,
 }
 
-/// Tile, loads, keys held of its document.
-type State = (usize, Vec<u64>, Vec<(u32, u32)>);
+/// Tile, and by bin which it is like, its load and the keys that it holds of the tile's document; like ones in order of load.
+type State = (usize, Vec<(usize, u64, u32, u32)>);
 
 /// A way through the tiles up to here.
 struct Way {
@@ -204,9 +225,14 @@ impl<'a> Search<'a> {
 
     /// Whether a state was not reached as cheaply before.
     fn is_new(&mut self, at: usize, way: &Way) -> bool {
-        let held = way.held.iter().map(|it| (it.start, it.end)).collect();
+        let of_bin = |bin: usize| {
+            let held = &way.held[bin];
+            (self.tiles[at].alike[bin], way.loads[bin], held.start, held.end)
+        };
+        let mut state: Vec<_> = (0..way.loads.len()).map(of_bin).collect();
+        state.sort_unstable();
         let bytes = if self.any { 0 } else { way.bytes };
-        let before = self.reached.entry((at, way.loads.clone(), held)).or_insert(i128::MAX);
+        let before = self.reached.entry((at, state)).or_insert(i128::MAX);
         let is_new = bytes < *before;
         *before = bytes.min(*before);
         is_new
@@ -216,7 +242,11 @@ impl<'a> Search<'a> {
     fn options(&self, tile: &Tile, way: &Way) -> Vec<(i128, usize)> {
         let mut options = Vec::with_capacity(way.loads.len());
         for (bin, it) in self.bins.all.iter().enumerate() {
-            if way.loads[bin] + tile.cost > self.most[bin] {
+            let is_same = |other: usize| {
+                tile.alike[other] == tile.alike[bin]
+                    && (way.loads[other], &way.held[other]) == (way.loads[bin], &way.held[bin])
+            };
+            if way.loads[bin] + tile.cost > self.most[bin] || (0..bin).any(is_same) {
                 continue;
             }
             let keys = |keys: &Range<u32>| {

@@ -39,7 +39,7 @@ use crate::balance::bins::{Bin, Bins};
 use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
 use crate::balance::room::Limits;
-use crate::memory::bytes;
+use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
 use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 
@@ -56,20 +56,35 @@ use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 /// What [`Problem::check`] refuses, a problem of standby slots only, or slots without the memory
 /// for a document, by name.
 pub fn plan(problem: &Problem) -> Result<Plan, Error> {
+    plan_beside(problem, 0)
+}
+
+/// As [`plan`], for slots that have other plans of the same step: a bundle of `reserve` bytes finds room beside two phases of this
+/// one, whose own bundles are made as small. With a reserve of 0 there is no other plan.
+///
+/// # Errors
+///
+/// As [`plan`].
+pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     problem.check()?;
     if problem.slots.iter().all(crate::Slot::is_standby) {
         return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
     }
     refuse_large_documents(problem)?;
     let digest = problem.digest();
+    let fits = |plan: &Plan| {
+        let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
+        is_small && check_beside(problem, plan, reserve).is_ok()
+    };
     match attempt(problem, digest, Limits::none()) {
-        Err(Error::SlotFull { .. }) => plan_within_memory(problem, digest),
-        plan => plan,
+        Ok(plan) if fits(&plan) => Ok(plan),
+        Ok(_) | Err(Error::SlotFull { .. }) => plan_within_memory(problem, digest, reserve),
+        Err(error) => Err(error),
     }
 }
 
 /// The plan that finishes first of those made under several limits.
-fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
+fn plan_within_memory(problem: &Problem, digest: u64, beside: u64) -> Result<Plan, Error> {
     let active = || problem.slots.iter().filter(|it| !it.is_standby()).map(|it| it.memory);
     let (least, most) = (active().min().unwrap_or(0), active().max().unwrap_or(0));
     // What is kept for the largest bundle is lost to the phases. A third is the most that it may have: two phases of it
@@ -79,11 +94,16 @@ fn plan_within_memory(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     let of_memory = [3, 4, 6, 10].iter().flat_map(|part| [most / part, least / part]);
     let mut reserves: Vec<u64> = of_tile.chain(of_memory).collect();
     reserves.retain(|it| *it <= most / 3);
+    if beside > 0 {
+        reserves.retain(|it| *it < beside);
+        reserves.push(beside);
+    }
     reserves.sort_unstable();
     reserves.dedup();
     let mut best: Result<Plan, Error> = Err(Error::NoSlot);
     for reserve in reserves {
-        let plan = attempt(problem, digest, Limits::with_reserve(reserve));
+        let plan = attempt(problem, digest, Limits::with_reserve(reserve, beside));
+        let plan = plan.and_then(|it| check_beside(problem, &it, beside).map(|()| it));
         best = match (best, plan) {
             (Ok(best), Ok(plan)) if is_better(problem, &plan, &best) => Ok(plan),
             (Err(_), plan) => plan,

@@ -143,7 +143,11 @@ fn counts(bins: &Bins<'_>, span: &Span) -> impl Iterator<Item = u16> {
 /// Pieces of a span that cost at most `most`, some of them empty.
 fn candidates(bins: &Bins<'_>, prices: &Prices, to: &Bin<'_>, span: &Span, most: u64) -> Vec<Span> {
     if bins.cost(span) <= most {
-        return vec![span.clone()];
+        let mask = bins.problem.document(span.document).mask;
+        let tail = prices.tail_of(mask, &span.rows);
+        let tail =
+            tail.map(|start| bins.tail(span, bins.cost(&span.with_rows(start..span.rows.end))));
+        return std::iter::once(span.clone()).chain(tail).collect();
     }
     let Range { start, end } = span.rows;
     let ends_at = |row: u32| {

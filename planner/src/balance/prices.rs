@@ -12,6 +12,9 @@ use crate::memory::bytes;
 use crate::plan::hull;
 use crate::{DocumentId, Mask, Stretch, TILE_ROWS};
 
+/// How much more a whole document has to cost than its tail for the tail to be tried, which leaves more pieces.
+const MUCH_CHEAPER: f64 = 1.25;
+
 /// Bytes of a row under one KV head, with the query heads that read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prices {
@@ -69,6 +72,25 @@ impl Prices {
     /// The same of pairs: a piece `[a, b)` has `(b² − a²) / 2`, and `b/a = 1 + key/query` is best.
     fn cheapest(&self, pairs: f64) -> f64 {
         (2.0 * pairs).sqrt() * self.stretch
+    }
+
+    /// Where the cheapest tail of a causal document begins, as a share of its rows.
+    pub(super) fn cheapest_tail(&self) -> f64 {
+        let ratio = self.key as f64 / self.query as f64;
+        1.0 + ratio - (ratio * ratio + 2.0 * ratio).sqrt()
+    }
+
+    /// How much more a whole causal document costs, for its work, than its cheapest tail.
+    fn whole_over_tail(&self) -> f64 {
+        let (ratio, start) = (self.key as f64 / self.query as f64, self.cheapest_tail());
+        (1.0 + ratio) * (1.0 - start * start) / (1.0 - start + ratio)
+    }
+
+    /// Where the cheapest tail of rows begins that all may go, if it is much cheaper than all of them.
+    pub(super) fn tail_of(&self, mask: Mask, rows: &Range<u32>) -> Option<u32> {
+        let start = (f64::from(rows.end) * self.cheapest_tail()) as u32;
+        let is_cheaper = mask == Mask::Causal && self.whole_over_tail() > MUCH_CHEAPER;
+        (is_cheaper && start > rows.start).then_some(start)
     }
 
     /// What the best piece of some rows, worth `all` pairs, costs under one head, about, if it has at most `most` pairs.

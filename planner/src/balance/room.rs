@@ -20,17 +20,19 @@ const FEW_SLOTS: usize = 6;
 /// What a bin may hold at most, so that the plan fits the memory.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Bytes of a bundle, and kept free in each slot.
+    /// Bytes of a bundle.
     pub(super) reserve: Option<u64>,
+    /// Bytes that are kept free in each slot: for a bundle of this plan, or of one beside it.
+    kept: u64,
 }
 
 impl Limits {
     pub(super) fn none() -> Self {
-        Self { reserve: None }
+        Self { reserve: None, kept: 0 }
     }
 
-    pub(super) fn with_reserve(reserve: u64) -> Self {
-        Self { reserve: Some(reserve) }
+    pub(super) fn with_reserve(reserve: u64, beside: u64) -> Self {
+        Self { reserve: Some(reserve), kept: reserve.max(beside) }
     }
 
     pub(super) fn are_none(self) -> bool {
@@ -43,7 +45,7 @@ impl Limits {
 
     /// Bytes of one of two phases.
     fn phase(self, slot: &Slot) -> u64 {
-        self.reserve.map_or(u64::MAX, |reserve| slot.memory.saturating_sub(reserve) / 2)
+        self.reserve.map_or(u64::MAX, |_| slot.memory.saturating_sub(self.kept) / 2)
     }
 }
 
@@ -88,6 +90,13 @@ impl Bins<'_> {
         let bytes = it.bytes - self.all_bytes(span.document, &before)
             + self.all_bytes(span.document, &after);
         largest.unwrap_or(0) <= self.limits().bundle() && bytes <= phase
+    }
+
+    /// Whether the first row of a span lies at a bin's rank.
+    pub(super) fn is_home(&self, bin: usize, span: &Span) -> bool {
+        let first = span.rows.start..span.rows.start + 1;
+        let mut pieces = self.problem.layout.locate(span.document, first);
+        pieces.any(|it| Some(it.rank) == self.all[bin].home())
     }
 
     /// How many KV heads of a group go into one bundle: where heads may part, a bundle is little of a slot's work, so that

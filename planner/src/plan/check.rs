@@ -46,7 +46,7 @@ impl Plan {
         let runs = Runs::of(self);
         self.check_cover(problem, &runs)?;
         self.check_reach(problem)?;
-        memory::check(problem, self, &runs)?;
+        memory::check(problem, self, &runs, 0)?;
         Ok(Bounds::of(problem, self, &runs))
     }
 

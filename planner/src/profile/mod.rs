@@ -1,8 +1,8 @@
 //! What attention costs on a kind of processor, as measured.
 //!
 //! In: a calibration file (JSON), or the name of a table that ships with Cadre. Out: the time of a task by
-//! interpolation, and the [`Costs`] that `cadre plan -f` plans with (a job's header has the default ones). Times are
-//! integers, and tables are refused unless they grow with rows and keys, so that interpolated times do too.
+//! interpolation, and the [`Costs`] that the job plans with. Times are integers, and tables are refused unless they grow
+//! with rows and keys, so that interpolated times do too.
 //!
 //! Plans depend on [`Costs`] alone: quantised, digested with the problem, the same on every machine.
 
@@ -75,6 +75,8 @@ pub enum ProfileError {
     Distance { index: usize, distance: String },
     #[error("there is no table for head dim {head_dim}, {direction:?}, {kept:?}; calibrate it")]
     Missing { head_dim: u16, direction: Direction, kept: Kept },
+    #[error("it is of {processor}, and attention is computed by {here}; calibrate {here}")]
+    Processor { processor: String, here: String },
 }
 
 impl Profile {
@@ -120,6 +122,27 @@ impl Profile {
             }
         }
         Ok(())
+    }
+
+    /// Checks that it is of the processor `here`, named as [`Self::processor`] is. A CPU may have other threads, and a table
+    /// that ships with Cadre is of every GPU of its kind.
+    ///
+    /// # Errors
+    ///
+    /// [`ProfileError::Processor`].
+    pub fn check_processor(&self, here: &str) -> Result<(), ProfileError> {
+        let kind = |it: &str| match it.rsplit_once('-') {
+            Some((cpu, _)) if it.starts_with("cpu-") => cpu.to_owned(),
+            _ => it.to_owned(),
+        };
+        let shipped = Self::BUILTIN.contains(&self.processor.as_str());
+        let gpu = self.processor.split('-').next().filter(|_| shipped);
+        let is_that_gpu = gpu.is_some_and(|gpu| here.split('-').skip(1).any(|it| it == gpu));
+        if is_that_gpu || kind(&self.processor) == kind(here) {
+            return Ok(());
+        }
+        let processor = self.processor.clone();
+        Err(ProfileError::Processor { processor, here: here.into() })
     }
 
     /// The table of a head dim, direction and mask.

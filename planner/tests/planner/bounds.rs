@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use cadre_planner::{
     Costs, Cuts, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, least,
-    least_memory,
+    least_memory, plan,
 };
 use proptest::prelude::*;
 
@@ -187,5 +187,27 @@ proptest! {
             owners[next] += 1;
             owners[..next].fill(0);
         }
+    }
+}
+
+/// Slots that a document needs are whole: where it is cut into equal runs, nothing is between the plan and the bound.
+#[test]
+fn bounds_are_what_equal_runs_of_a_document_move() {
+    for slots in [2, 3, 5, 9] {
+        let mut problem = crate::problems::problem(
+            vec![crate::problems::causal(131_072)],
+            131_072,
+            vec![crate::problems::dedicated(100); slots],
+        );
+        (problem.heads, problem.element_bytes, problem.lanes) =
+            (Heads { query: 32, kv: 8, dim: 128 }, 2, 8);
+        let bounds = plan(&problem).unwrap().bounds();
+        let gap = bounds.pulled as f64 / bounds.least_pulled as f64;
+        assert!((1.0..1.01).contains(&gap), "{slots} slots: {gap}, {bounds:?}");
+        // Whoever has the last rows needs all keys, and is full.
+        assert!(
+            bounds.least_memory as f64 > 0.6 * bounds.memory as f64,
+            "{slots} slots: {bounds:?}"
+        );
     }
 }

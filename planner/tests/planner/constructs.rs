@@ -260,3 +260,23 @@ fn a_document_stays_home_where_that_moves_less() {
         assert!(ratio <= most, "{place:?}, {kv} KV heads: {ratio:.3} of the construct");
     }
 }
+
+/// Slow and fast slots in place, the same short documents at each: the slow ones have to give half of theirs away. With few
+/// KV heads keys are cheap, and the upper rows of all documents cost less than half of the documents whole.
+#[test]
+fn tails_of_short_documents_move_where_they_are_cheaper_than_whole_ones() {
+    const ROWS: u32 = 2_048;
+    for (kv, count, most) in [(1, 64, 0.75), (2, 64, 0.80), (2, 8, 0.95), (8, 64, 0.95)] {
+        let layout = Layout::end_to_end(documents(vec![ROWS; 16 * count]), ROWS * count as u32);
+        let mut problem = case(layout.unwrap(), 16, Where::InPlace, kv, 1);
+        for (at, slot) in problem.slots.iter_mut().enumerate() {
+            slot.weight = [50, 150][at % 2];
+        }
+        let bounds = plan(&problem).unwrap().bounds();
+        let row = u64::from(problem.heads.dim) * u64::from(problem.element_bytes);
+        let whole = 8 * (count as u64 / 2) * u64::from(ROWS) * (32 + 2 * u64::from(kv)) * row;
+        let ratio = bounds.pulled as f64 / whole as f64;
+        println!("{kv} KV heads, {count} documents a rank: {ratio:.3} of whole ones");
+        assert!(ratio <= most && bounds.gap_ppm <= 2_100, "{kv}, {count}: {ratio:.3}, {bounds:?}");
+    }
+}

@@ -5,6 +5,8 @@
 mod bounds;
 mod cases;
 mod constructs;
+mod draws;
+mod known;
 mod links;
 mod optimal;
 mod problems;

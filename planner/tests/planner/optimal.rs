@@ -197,3 +197,46 @@ fn small_problems_are_near_their_optimum() {
     assert!(late[PROBLEMS - 1].0 <= 0.01, "finish");
     assert!(bytes[PROBLEMS * 95 / 100].0 <= 0.10, "bytes");
 }
+
+/// Sets of `size` lengths below 128 whose causal work is the same, no length in two.
+fn alike(size: usize, sets: usize, work: u32) -> Option<Vec<u32>> {
+    fn add(size: usize, work: u32, below: u32, taken: &mut Vec<u32>) -> bool {
+        if size == 0 {
+            return work == 0;
+        }
+        for rows in (1..below).rev() {
+            let of_row = rows * (rows + 1) / 2;
+            if of_row <= work && !taken.contains(&rows) {
+                taken.push(rows);
+                if add(size - 1, work - of_row, rows, taken) {
+                    return true;
+                }
+                taken.pop();
+            }
+        }
+        false
+    }
+    let mut taken = Vec::new();
+    (0..sets).all(|_| add(size, work, 128, &mut taken)).then_some(taken)
+}
+
+/// Twelve tiles that fit equal slots without a rest in few ways: whoever tries each slot anew does not find one in time.
+#[test]
+fn tiles_that_fit_equal_slots_exactly_are_laid_so() {
+    let (mut found, mut exact) = (0, 0);
+    for (slots, size) in [(6, 2), (4, 3), (3, 4)] {
+        for work in (4_000..9_000).step_by(397) {
+            let Some(lengths) = alike(size, slots, work) else { continue };
+            let documents: Vec<Document> = lengths.into_iter().map(causal).collect();
+            let slots =
+                vec![Slot { weight: 100, head_start: 0, home: None, memory: PLENTY }; slots];
+            let mut problem = crate::problems::problem(documents, 1 << 16, slots);
+            problem.lanes = problem.heads.kv;
+            found += 1;
+            // A thousandth is what the search ends at.
+            exact += usize::from(plan(&problem).unwrap().bounds().gap_ppm <= 1_000);
+        }
+    }
+    println!("{exact} of {found} fit exactly");
+    assert!(found > 15 && exact == found, "{exact} of {found} fit exactly");
+}

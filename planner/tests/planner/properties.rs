@@ -2,7 +2,8 @@
 
 use cadre_planner::{
     Costs, Document, DocumentId, Error, Heads, Layout, Mask, Plan, Problem, RankId, SlotId,
-    Stretch, TILE_ROWS, imbalance_at_home, memory_of_slot, plan, plan_at_home,
+    Stretch, TILE_ROWS, check_beside, imbalance_at_home, memory_of_slot, plan, plan_at_home,
+    plan_beside,
 };
 use proptest::prelude::*;
 
@@ -90,6 +91,24 @@ proptest! {
             Ok(plan) => {
                 prop_assert_eq!(plan.check(&problem), Ok(()));
                 assert_memory(&problem, &plan);
+            }
+            Err(error) => prop_assert!(
+                matches!(error, Error::DocumentTooLarge { .. } | Error::NoRoom { .. } | Error::SlotFull { .. }),
+                "{error}"
+            ),
+        }
+    }
+
+    #[test]
+    fn a_bundle_of_another_plan_finds_room(problem in problems(1_000_000_u64..60_000_000), beside in 0_u64..8_000_000) {
+        match plan_beside(&problem, beside) {
+            Ok(plan) => {
+                prop_assert_eq!(plan.check(&problem), Ok(()));
+                prop_assert_eq!(check_beside(&problem, &plan, beside), Ok(()));
+                for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
+                    let phase = memory_of_slot(&problem, &plan, slot).phase;
+                    prop_assert!(phase == 0 || 2 * phase + beside <= it.memory);
+                }
             }
             Err(error) => prop_assert!(
                 matches!(error, Error::DocumentTooLarge { .. } | Error::NoRoom { .. } | Error::SlotFull { .. }),

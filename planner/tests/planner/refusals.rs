@@ -1,8 +1,8 @@
 //! Problems and plans that are refused, each by name.
 
 use cadre_planner::{
-    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, RankId, Slot, SlotId, plan,
-    plan_at_home,
+    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, Profile, ProfileError, RankId, Slot,
+    SlotId, plan, plan_at_home,
 };
 use serde_json::{Value, json};
 
@@ -18,6 +18,32 @@ fn refused(change: impl FnOnce(&mut Problem), expected: Error) {
     let message = expected.to_string();
     assert!(!message.ends_with('.') && message.contains(';') || message.contains(':'), "{message}");
     assert_eq!(plan(&problem), Err(expected));
+}
+
+#[test]
+fn a_calibration_of_another_processor_is_refused() {
+    let of = |processor: &str| {
+        let shipped = Profile::builtin("h200-fa2").unwrap();
+        Profile { processor: processor.into(), ..shipped }
+    };
+    for (processor, here) in [
+        ("cpu-avx2-1", "cpu-avx2-8"),
+        ("gpu-nvidia-h200", "gpu-nvidia-h200"),
+        ("h200-fa2", "gpu-nvidia-h200"),
+    ] {
+        assert_eq!(of(processor).check_processor(here), Ok(()), "{processor} for {here}");
+    }
+    for (processor, here) in [
+        ("cpu-avx2-1", "cpu-avx512-1"),
+        ("gpu-nvidia-h200", "gpu-nvidia-h100"),
+        ("gpu-nvidia-h200", "cpu-avx2-1"),
+        ("h200-fa2", "cpu-avx2-1"),
+        ("h200-mine", "gpu-nvidia-h200"),
+    ] {
+        let (processor, here) = (processor.to_owned(), here.to_owned());
+        let refused = of(&processor).check_processor(&here);
+        assert_eq!(refused, Err(ProfileError::Processor { processor, here }));
+    }
 }
 
 #[test]

@@ -5,8 +5,9 @@
 //!
 //! **Why it holds.** Take a causal document of n rows. The work above row x is done by (slot, KV head) pairs whose rows
 //! reach beyond x, so that they need keys x, and none does more than a slot can: with W(x) that work under one head and c
-//! the most of a slot, at least `r(x) = max(1, W(x) / c)` pairs a head need key row x. So all pairs together need
-//! `∫ r(x) dx` keys a head, and every row of queries once. What lies at home already comes off: a pair of a slot with h
+//! the most of a slot, at least `r(x) = max(1, ⌈W(x) / c⌉)` pairs a head need key row x: pairs are whole. So all pairs
+//! together need `∫ r(x) dx` keys a head, and every row of queries once. The j-th pair more than the first needs the rows
+//! where `W(x) > j · c`. What lies at home already comes off: a pair of a slot with h
 //! rows of the document at its rank saves its keys and queries there, at most `(q + k) · h`, as much as the keys of the
 //! first `x₀ = (1 + q/k) · h` rows. So keys below x₀ are let go; and a pair that ends so early that it saves more than it
 //! asks for has that taken off.
@@ -15,12 +16,16 @@
 
 use std::ops::Range;
 
+use super::ROUNDING;
 use crate::{DocumentId, Mask, Problem};
+
+/// Pairs a head that are counted at most: more than there are slots.
+const MOST_PAIRS: u32 = 1 << 15;
 
 /// How many pairs need a key row at least, as a function of the row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cover {
-    /// Pairs a head at a row are `by · (last² − row²)`, and at least one.
+    /// Pairs a head at a row are `by · (last² − row²)`, rounded up, and at least one.
     by: f64,
     last: f64,
     shift: f64,
@@ -33,22 +38,28 @@ impl Cover {
         let heads = if problem.heads_may_part() { 1..2 } else { problem.all_heads() };
         let query_heads = problem.heads.query_count(&heads) as f64;
         let by = if whole.mask == Mask::Causal { query_heads / 2.0 / most } else { 0.0 };
+        let by = by.max(f64::MIN_POSITIVE);
         Self { by, last: f64::from(whole.rows) + shift, shift }
     }
 
     /// The sum over some rows of the pairs a head beyond `own` that need them.
-    pub(super) fn sum(&self, rows: &Range<f64>, own: f64) -> f64 {
-        let (start, end) = (rows.start + self.shift, rows.end + self.shift);
-        if end <= start {
-            return 0.0;
+    pub(super) fn sum(&self, rows: &Range<f64>, own: u32) -> f64 {
+        let Range { start, end } = *rows;
+        let mut sum = 0.0;
+        for pair in own..own.saturating_add(MOST_PAIRS) {
+            let needed = if pair == 0 { end } else { self.end_of(pair).min(end) };
+            if needed <= start {
+                break;
+            }
+            sum += needed - start;
         }
-        let least = own.max(1.0);
-        // Up to here there are more than the least.
-        let square = self.last * self.last - least / self.by.max(f64::MIN_POSITIVE);
-        let turn = square.max(0.0).sqrt().clamp(start, end);
-        let cube = |row: f64| row * row * row / 3.0;
-        let above = self.by * (self.last * self.last * (turn - start) - cube(turn) + cube(start));
-        above - own * (turn - start) + (1.0 - own).max(0.0) * (end - turn)
+        sum
+    }
+
+    /// Up to here rows need more than so many pairs.
+    fn end_of(&self, pairs: u32) -> f64 {
+        let square = self.last * self.last - f64::from(pairs) * (1.0 + ROUNDING) / self.by;
+        square.max(0.0).sqrt() - self.shift
     }
 }
 
@@ -87,7 +98,7 @@ pub(super) fn bytes(
     }
     let rows = f64::from(whole.rows);
     let first = ((1.0 + query / key) * most_own).min(rows);
-    (query * rows + key * cover.sum(&(first..rows), 0.0) - early).max(0.0)
+    (query * rows + key * cover.sum(&(first..rows), 0) - early).max(0.0)
 }
 
 #[cfg(test)]
@@ -97,16 +108,20 @@ mod tests {
     #[test]
     fn pairs_are_summed_as_row_by_row() {
         let cover = Cover { by: 3e-6, last: 1_000.5, shift: 0.5 };
-        for own in [0.0, 1.0, 2.0] {
+        for own in [0, 1, 2] {
             for (start, end) in [(0, 1_000), (0, 200), (300, 900), (950, 1_000)] {
-                // At the middle of each row, which is how a square is summed nearly exactly.
+                // Pairs that reach beyond a row, whole ones.
                 let of_row = |row: u32| {
-                    let row = f64::from(row) + 1.0;
-                    (3e-6_f64 * (1_000.5 * 1_000.5 - row * row)).max(1.0) - own
+                    let row = f64::from(row) + 0.5;
+                    let pairs = (3e-6_f64 * (1_000.5 * 1_000.5 - row * row)).ceil();
+                    (pairs.max(1.0) - f64::from(own)).max(0.0)
                 };
-                let by_row: f64 = (start..end).map(|it| of_row(it).max(0.0)).sum();
+                let by_row: f64 = (start..end).map(of_row).sum();
                 let sum = cover.sum(&(f64::from(start)..f64::from(end)), own);
-                assert!((sum - by_row).abs() < 0.01, "{sum} {by_row} of {start}..{end}, {own}");
+                assert!(
+                    sum <= by_row + 1e-6 && by_row < sum + 3.0,
+                    "{sum} {by_row} of {start}..{end}, {own}"
+                );
             }
         }
     }

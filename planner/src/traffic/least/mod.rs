@@ -66,7 +66,7 @@ pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
 /// no slot has begun.
 ///
 /// All slots that are not standby hold all rows, the keys that [`least`] counts, twice, and each the smallest bundle that
-/// the last row of a document may be in.
+/// the last row of a document may be in; one of them holds that bundle twice as well.
 pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
     let Some(all) = All::of(problem, finish) else {
         return 0;
@@ -76,7 +76,7 @@ pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
     let (mut forward, mut backward, mut reserve) = (0.0, 0.0, 0);
     for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
         let rows = f64::from(whole.rows);
-        let keys = all.covers[document.0 as usize].sum(&(0.0..rows), 0.0);
+        let keys = all.covers[document.0 as usize].sum(&(0.0..rows), 0);
         forward += rows * row.forward as f64 + keys * key.forward as f64;
         backward += rows * row.backward as f64 + keys * key.backward as f64;
         let last = match cuts {
@@ -90,7 +90,8 @@ pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
     let columns = f64::from(problem.heads.kv) / heads.len() as f64;
     let slots = problem.slots.iter().filter(|it| !it.is_standby()).count().max(1) as f64;
     let phases = 2.0 * forward.max(backward) * columns / slots * (1.0 - ROUNDING);
-    reserve.saturating_add(phases as u64)
+    // The slot that has that bundle holds it in two phases, too.
+    reserve.saturating_add(phases as u64).max(reserve.saturating_mul(3))
 }
 
 /// All that is known of what must travel.
@@ -179,10 +180,10 @@ impl All {
         stretches: &[crate::Stretch],
         prices: &Prices,
     ) -> f64 {
-        let own = f64::from(self.slots_at[rank]);
+        let own = self.slots_at[rank];
         let of = |it: &crate::Stretch| {
             let rows = f64::from(it.start)..f64::from(it.end);
-            let queries = if own > 0.0 { 0.0 } else { (rows.end - rows.start) * prices.query };
+            let queries = if own > 0 { 0.0 } else { (rows.end - rows.start) * prices.query };
             queries + self.covers[it.document.0 as usize].sum(&rows, own) * prices.key
         };
         stretches.iter().map(of).sum::<f64>() * f64::from(problem.heads.kv)
