@@ -3,6 +3,7 @@
 //! Bandwidth: an owner rings one doorbell per unit, the reader pulls the unit and rings back; 64 KiB, 1 MiB and 16 MiB
 //! a unit. The peer is a plain blocking writer and reader that move the same bytes between memory of the same size.
 //! Round trip: 32 bytes there and back, beside a blocking ping-pong with the same socket options.
+//! Encrypted: the same pulls, beside a blocking writer and reader of a plain rustls connection with the same cipher.
 //!
 //! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
 
@@ -14,7 +15,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Event, LandingId, Limits, PeerId, Piece, Provider, RegionKey, Tcp, TcpConfig,
+    Buffer, Encryption, Event, LandingId, Limits, PeerId, Piece, Provider, RegionKey, Tcp,
+    TcpConfig,
+};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
 };
 
 const RUNS: usize = 9;
@@ -29,12 +37,17 @@ fn main() {
     let mut rows = Vec::new();
     for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
         let name = format!("pull and ring, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes), raw_stream(unit_bytes)));
-        rows.push(Row::new(name, "MiB/s", rates, |ours, peer| ours / peer));
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, Encryption::Off), raw_stream(unit_bytes)));
+        rows.push(Row::new((name, "raw sockets"), "MiB/s", rates, |ours, peer| ours / peer));
+    }
+    for unit_bytes in [1 << 20, 16 << 20] {
+        let name = format!("encrypted, {} KiB a unit", unit_bytes >> 10);
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, Encryption::Tls), tls_stream(unit_bytes)));
+        rows.push(Row::new((name, "plain rustls"), "MiB/s", rates, |ours, peer| ours / peer));
     }
     let name = format!("round trip of a ring, {MESSAGE_BYTES} bytes");
     let times = (0..RUNS).map(|_| (rings(), raw_ping_pong()));
-    rows.push(Row::new(name, "us", times, |ours, peer| peer / ours));
+    rows.push(Row::new((name, "raw sockets"), "us", times, |ours, peer| peer / ours));
 
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&folder).expect("the target folder can be written");
@@ -46,6 +59,7 @@ fn main() {
 /// One case.
 struct Row {
     case: String,
+    peer_name: &'static str,
     unit: &'static str,
     ours: f64,
     peer: f64,
@@ -54,25 +68,26 @@ struct Row {
 
 impl Row {
     fn new(
-        case: String,
+        (case, peer_name): (String, &'static str),
         unit: &'static str,
         runs: impl Iterator<Item = (f64, f64)>,
         ratio: impl Fn(f64, f64) -> f64,
     ) -> Self {
         let (mut ours, mut peer): (Vec<_>, Vec<_>) = runs.unzip();
         let (ours, peer) = (median(&mut ours), median(&mut peer));
-        let row = Self { case, unit, ours: ours.0, peer: peer.0, ratio: ratio(ours.0, peer.0) };
+        let ratio = ratio(ours.0, peer.0);
+        let row = Self { case, peer_name, unit, ours: ours.0, peer: peer.0, ratio };
         println!(
-            "{:32} ours {:8.1} {unit} ({:.1} to {:.1})   raw sockets {:8.1} {unit} ({:.1} to {:.1})   ratio {:.3}",
+            "{:32} ours {:8.1} {unit} ({:.1} to {:.1})   {peer_name} {:8.1} {unit} ({:.1} to {:.1})   ratio {:.3}",
             row.case, ours.0, ours.1, ours.2, peer.0, peer.1, peer.2, row.ratio
         );
         row
     }
 
     fn json(&self) -> String {
-        let Self { case, unit, ours, peer, ratio } = self;
+        let Self { case, peer_name, unit, ours, peer, ratio } = self;
         format!(
-            r#"{{"case": "{case}", "ours": {ours:.1}, "peer": {peer:.1}, "peer_name": "raw sockets", "unit": "{unit}", "ratio": {ratio:.3}}}"#
+            r#"{{"case": "{case}", "ours": {ours:.1}, "peer": {peer:.1}, "peer_name": "{peer_name}", "unit": "{unit}", "ratio": {ratio:.3}}}"#
         )
     }
 }
@@ -87,16 +102,17 @@ fn mib_per_second(begin: Instant) -> f64 {
     TOTAL_BYTES as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64()
 }
 
-fn open(me: PeerId) -> Tcp {
+fn open(me: PeerId, encryption: Encryption) -> Tcp {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let limits = Limits::default();
-    Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, limits })
+    Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, encryption, limits })
         .expect("loopback is there")
 }
 
 /// Two providers with links both ways.
-fn pair() -> (Tcp, Tcp) {
-    let (mut owner, mut reader) = (open(PeerId::trainer(0, 0)), open(PeerId::server(0, 0)));
+fn pair(encryption: Encryption) -> (Tcp, Tcp) {
+    let mut owner = open(PeerId::trainer(0, 0), encryption);
+    let mut reader = open(PeerId::server(0, 0), encryption);
     owner.connect(PeerId::server(0, 0), &reader.address());
     reader.connect(PeerId::trainer(0, 0), &owner.address());
     let mut events = Vec::new();
@@ -108,8 +124,8 @@ fn pair() -> (Tcp, Tcp) {
 }
 
 /// Moves the total by doorbells, pulls and rings back; MiB/s as the owner sees it.
-fn pulls(unit_bytes: usize) -> f64 {
-    let (mut owner, reader) = pair();
+fn pulls(unit_bytes: usize, encryption: Encryption) -> f64 {
+    let (mut owner, reader) = pair(encryption);
     owner.publish(KEY, Arc::new(Buffer::from(vec![1.0; ARENA_BYTES / 4])));
     let units = TOTAL_BYTES / unit_bytes;
     let landing = Buffer::from(vec![0.0; ARENA_BYTES / 4]);
@@ -162,9 +178,47 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
     reader.poll(Duration::ZERO, &mut events);
 }
 
-/// A blocking writer and a blocking reader move the total; MiB/s as the reader sees it.
+/// The same over raw sockets.
 fn raw_stream(unit_bytes: usize) -> f64 {
-    let (mut writer, mut reader) = raw_pair();
+    let (writer, reader) = raw_pair();
+    stream(writer, reader, unit_bytes)
+}
+
+/// The same over rustls on raw sockets.
+fn tls_stream(unit_bytes: usize) -> f64 {
+    let (writer, reader) = raw_pair();
+    let name = "localhost".to_owned();
+    let made = rcgen::generate_simple_self_signed([name.clone()]).expect("a certificate");
+    let crypto = Arc::new(CryptoProvider {
+        cipher_suites: vec![TLS13_AES_128_GCM_SHA256],
+        ..rustls::crypto::ring::default_provider()
+    });
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).expect("our own");
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
+    let server = ServerConfig::builder_with_provider(Arc::clone(&crypto))
+        .with_safe_default_protocol_versions()
+        .expect("TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .expect("they fit");
+    let client = ClientConfig::builder_with_provider(crypto)
+        .with_safe_default_protocol_versions()
+        .expect("TLS 1.3")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(name).expect("a name");
+    let client = ClientConnection::new(Arc::new(client), name).expect("they fit");
+    let server = ServerConnection::new(Arc::new(server)).expect("they fit");
+    stream(StreamOwned::new(client, writer), StreamOwned::new(server, reader), unit_bytes)
+}
+
+/// A blocking writer and a blocking reader move the total; MiB/s as the reader sees it.
+fn stream(
+    mut writer: impl Write + Send + 'static,
+    mut reader: impl Read,
+    unit_bytes: usize,
+) -> f64 {
     let source = vec![1_u8; ARENA_BYTES];
     let mut target = vec![1_u8; ARENA_BYTES];
     let writing = thread::spawn(move || {
@@ -187,7 +241,7 @@ fn raw_stream(unit_bytes: usize) -> f64 {
 
 /// Microseconds of one ring there and one back, each side sleeping in its poll.
 fn rings() -> f64 {
-    let (mut owner, mut reader) = pair();
+    let (mut owner, mut reader) = pair(Encryption::Off);
     let echo = thread::spawn(move || {
         let mut events = Vec::new();
         for _ in 0..ROUND_TRIPS {

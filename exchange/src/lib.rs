@@ -29,5 +29,7 @@ pub use pool::Pool;
 pub use provider::{
     Error, Event, LandingId, MAX_MESSAGE_BYTES, MAX_PIECES, Provider, PullError, PullId, RingError,
 };
-pub use tcp::{Caller, GreetError, Greeter, Guest, Limits, Purpose, Tcp, TcpConfig};
+pub use tcp::{
+    Caller, Encryption, GreetError, Greeter, Guest, Limits, Purpose, Stream, Tcp, TcpConfig,
+};
 pub use waker::Waker;

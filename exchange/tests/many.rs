@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Buffer, Event, PeerId, Provider, Tcp, allow_links};
+use cadre_exchange::{Buffer, Encryption, Event, PeerId, Provider, Tcp, TcpConfig, allow_links};
 use common::{KEY, Node, config};
 
 const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
@@ -17,10 +17,17 @@ fn a_thousand_peers_that_start_at_once_are_all_let_in_and_served() {
         println!("skipped: {error}");
         return;
     }
-    let mut trainer = Node::new(TRAINER);
+    for encryption in [Encryption::Off, Encryption::Tls] {
+        all_are_served(encryption);
+    }
+}
+
+fn all_are_served(encryption: Encryption) {
+    let mut trainer = Node::with(TcpConfig { encryption, ..config(TRAINER) });
     let region = trainer.publish(KEY, ROW as usize, 1);
     let open = |index| {
-        let mut tcp = Tcp::open(config(PeerId::server(index, 0))).expect("loopback is there");
+        let config = TcpConfig { encryption, ..config(PeerId::server(index, 0)) };
+        let mut tcp = Tcp::open(config).expect("loopback is there");
         tcp.connect(TRAINER, &trainer.tcp.address());
         let landing = tcp.land(Buffer::zeroed(ROW as usize));
         let whole = cadre_exchange::Piece { remote: 0, local: 0, bytes: ROW };

@@ -2,31 +2,49 @@
 
 mod common;
 
-use std::io::Write as _;
-use std::net::TcpStream;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, Event, Limits, PeerId, Provider, TcpConfig};
+use cadre_exchange::{Buffer, Encryption, Event, Limits, PeerId, Provider, TcpConfig};
 use common::{KEY, Node, VERSION, config, hello, until};
 
 const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
 const STRANGERS: usize = 600;
+const BOTH: [Encryption; 2] = [Encryption::Off, Encryption::Tls];
+
+/// What an encrypted link begins with.
+fn beginning() -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let mut node = Node::with(TcpConfig { encryption: Encryption::Tls, ..config(TRAINER) });
+    node.tcp.connect(PeerId::server(0, 0), &listener.local_addr().expect("bound").to_string());
+    node.poll();
+    let (mut stream, _) = listener.accept().expect("it dials");
+    let mut said = vec![0; 4096];
+    let bytes = stream.read(&mut said).expect("it says something");
+    said.truncate(bytes);
+    said
+}
 
 /// What strangers say.
-fn kinds() -> [(&'static str, Vec<u8>); 4] {
+fn kinds() -> [(&'static str, Vec<u8>); 6] {
+    let encrypted = beginning();
     let whole = hello(VERSION, PeerId::server(7, 0), TRAINER, 9);
     [
         ("silence", Vec::new()),
         ("noise", b"GET / HTTP/1.1\r\nHost: cadre\r\n\r\n".repeat(20)),
         ("cut greetings", whole[..40].to_vec()),
         ("greetings without proof", whole),
+        ("cut beginnings of encryption", encrypted[..encrypted.len() / 2].to_vec()),
+        ("beginnings of encryption", encrypted),
     ]
 }
 
 /// Peers that have begun to dial, before the door has seen any of them.
-fn dial(trainer: &Node, peers: u16) -> Vec<Node> {
+fn dial(trainer: &Node, peers: u16, encryption: Encryption) -> Vec<Node> {
     let dial = |index| {
-        let mut server = Node::new(PeerId::server(index, 0));
+        let me = PeerId::server(index, 0);
+        let mut server = Node::with(TcpConfig { encryption, ..config(me) });
         server.tcp.connect(TRAINER, &trainer.tcp.address());
         server.poll();
         server
@@ -60,9 +78,10 @@ fn exchange(trainer: &mut Node, servers: &mut [Node]) {
 
 #[test]
 fn strangers_that_crowd_in_behind_peers_keep_none_of_them_out() {
-    for (kind, words) in kinds() {
-        println!("{kind}");
-        let mut trainer = Node::new(TRAINER);
+    let cases = kinds().into_iter().flat_map(|it| BOTH.map(|encryption| (it.clone(), encryption)));
+    for ((kind, words), encryption) in cases {
+        println!("{kind}, {encryption:?}");
+        let mut trainer = Node::with(TcpConfig { encryption, ..config(TRAINER) });
         let knock = |trainer: &Node| -> Vec<TcpStream> {
             let knock = |_| {
                 let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
@@ -73,7 +92,7 @@ fn strangers_that_crowd_in_behind_peers_keep_none_of_them_out() {
         };
         // Some are there before the peers, some come while these greet.
         let before = knock(&trainer);
-        let mut servers = dial(&trainer, 4);
+        let mut servers = dial(&trainer, 4, encryption);
         let behind = knock(&trainer);
         exchange(&mut trainer, &mut servers);
         drop((before, behind));
@@ -82,11 +101,13 @@ fn strangers_that_crowd_in_behind_peers_keep_none_of_them_out() {
 
 #[test]
 fn far_more_peers_than_places_wait_for_their_turn_and_no_link_breaks() {
-    // Far fewer places than peers that come at once.
-    let limits = Limits { strangers: 2, ..Limits::default() };
-    let mut trainer = Node::with(TcpConfig { limits, ..config(TRAINER) });
-    let mut servers = dial(&trainer, 64);
-    exchange(&mut trainer, &mut servers);
+    // Far fewer places than peers that come at once. A handshake takes more rounds, and here one thread polls all peers in turn.
+    for (encryption, strangers) in [(Encryption::Off, 2), (Encryption::Tls, 16)] {
+        let limits = Limits { strangers, ..Limits::default() };
+        let mut trainer = Node::with(TcpConfig { limits, encryption, ..config(TRAINER) });
+        let mut servers = dial(&trainer, 64, encryption);
+        exchange(&mut trainer, &mut servers);
+    }
 }
 
 #[test]

@@ -49,6 +49,10 @@ impl<M> Landings<M> {
         }
     }
 
+    pub(super) fn is_busy(&self, id: LandingId) -> bool {
+        self.held.get(&id).is_some_and(|it| it.outstanding > 0)
+    }
+
     pub(super) fn discard(&mut self, id: LandingId) {
         if let Some(landing) = self.held.get_mut(&id) {
             landing.discarded = true;
@@ -131,6 +135,7 @@ mod tests {
         }
         let second = pieces(&[(20, 30), (0, 10), (60, 40)]);
         landings.reserve(id, &second).unwrap();
+        assert!(landings.is_busy(id));
         assert!(matches!(landings.take(id), Err(Error::Busy { outstanding: 2, .. })));
         landings.release(id, &first);
         landings.reserve(id, &first).unwrap();

@@ -147,6 +147,11 @@ impl<D: Device> Node<D> {
         }
     }
 
+    /// Whether something is still copied to a landing: for a pull that has ended, where the device cannot be called back.
+    pub fn is_busy(&self, landing: LandingId) -> bool {
+        self.landings.is_busy(landing)
+    }
+
     /// The memory of a landing while pulls write to it: for work that is put behind their copies ([`Event::Begun`]), and for
     /// bytes that no pull writes. None where it was taken or discarded.
     pub fn landing(&mut self, landing: LandingId) -> Option<&mut D::Memory> {

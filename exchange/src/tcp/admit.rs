@@ -16,6 +16,7 @@ use super::greeting::{GreetingError, Verdict};
 use super::incoming::Incoming;
 use super::run::nonce;
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 use crate::peer::PeerId;
 use crate::provider::Event;
 
@@ -25,13 +26,16 @@ const DEAF: Duration = Duration::from_millis(100);
 const CROWD: Duration = Duration::from_millis(5);
 /// Links that are accepted before peers have their turn.
 const TURN_LINKS: usize = 256;
+/// The same where each costs a handshake.
+const TURN_HANDSHAKES: usize = 32;
 const CROWDED: &str = "too many links waited that had proved nothing, and it was the oldest";
 const LEFT: &str = "it left before it proved that it knows the job's secret";
 
 impl Tcp {
     /// Takes in strangers that wait, and hears what they have said already: who opens a link for us says its hello at once.
     pub(super) fn accept(&mut self) {
-        for _ in 0..TURN_LINKS {
+        let turn = if self.identity.tls.is_some() { TURN_HANDSHAKES } else { TURN_LINKS };
+        for _ in 0..turn {
             if self.strangers.is_crowded(self.clock.now()) {
                 return self.rest_ears(CROWD);
             }
@@ -51,6 +55,7 @@ impl Tcp {
             let ready = socket::prepare(&stream).and_then(|()| self.watch(&stream, token));
             match ready {
                 Ok(()) => {
+                    let stream = Stream::acceptor(stream, self.identity.tls.as_ref());
                     let stranger = Stranger::new(stream, address);
                     if let Some(other) = self.strangers.enter(token, stranger, address.ip(), now) {
                         self.turn_away(&other, CROWDED);
@@ -102,11 +107,11 @@ impl Tcp {
     }
 
     /// The stranger has proved to be `peer`.
-    fn admit(&mut self, token: u64, peer: PeerId, stranger: Stranger) {
+    fn admit(&mut self, token: u64, peer: PeerId, mut stranger: Stranger) {
         let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
         if newest > peer.incarnation {
             // It may not read the verdict; the link ends all the same.
-            let _ = socket::write_whole(&stranger.stream, &Verdict::Stale { newest }.encode());
+            let _ = socket::write_whole(&mut stranger.stream, &Verdict::Stale { newest }.encode());
             let error = GreetingError::Stale { peer, newest };
             return self.refuse(&stranger, &error.to_string());
         }
@@ -114,7 +119,7 @@ impl Tcp {
         if self.peers.get(&peer).is_some_and(|it| it.incoming.is_some()) {
             self.fail(peer, "the peer opened a new link in place of its old one");
         }
-        if let Err(error) = socket::write_whole(&stranger.stream, &Verdict::Welcome.encode()) {
+        if let Err(error) = socket::write_whole(&mut stranger.stream, &Verdict::Welcome.encode()) {
             return self.refuse(&stranger, &error.to_string());
         }
         self.peers.entry(peer).or_default().incoming = Some(token);

@@ -6,7 +6,7 @@
 //! Invariant: what begins to open has opened or failed when the time for a greeting is over, however often it was tried.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -15,6 +15,7 @@ use super::Tcp;
 use super::greeting::GreetingError;
 use super::outgoing::Outgoing;
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 use crate::peer::PeerId;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -40,8 +41,8 @@ impl Tcp {
         Ok(())
     }
 
-    fn open_stream(&self, target: SocketAddr, token: u64) -> io::Result<TcpStream> {
-        let stream = socket::dial(target)?;
+    fn open_stream(&self, target: SocketAddr, token: u64) -> io::Result<Stream> {
+        let stream = Stream::opener(socket::dial(target)?, self.identity.tls.as_ref());
         let flags = EventFlags::IN | EventFlags::OUT;
         epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)?;
         Ok(stream)

@@ -10,12 +10,13 @@
 //!                                          ◀───   Verdict
 //! ```
 //!
-//! A proof is BLAKE3 keyed with the job's secret over the side's name and both hellos, so it is good for this
-//! link, this direction and these two processes only. The secret itself is never sent. Both sides prove: the
+//! A proof is BLAKE3 keyed with the job's secret over the side's name, both hellos and, on an encrypted link, the channel's own
+//! secret, so it is good for this link, this direction and these two processes only. The secret itself is never sent. Both sides prove: the
 //! opener will pull data from whoever listens there now.
 //!
 //! Invariant: nothing about the opener is believed, and nothing of ours is changed, before its proof is right.
 
+use super::tls::{ChannelSecret, Tls};
 use crate::peer::{PeerId, Role};
 
 pub(super) const HELLO_BYTES: usize = 64;
@@ -62,6 +63,8 @@ pub(super) struct Identity {
     pub(super) secret: [u8; 32],
     pub(super) data_version: u32,
     pub(super) purpose: Purpose,
+    /// Absent where links are not encrypted.
+    pub(super) tls: Option<Tls>,
 }
 
 /// First words of either side.
@@ -77,7 +80,7 @@ pub(super) struct Hello {
 impl Hello {
     /// Of `me` to `to`.
     pub(super) fn new(me: &Identity, to: PeerId, nonce: [u8; 32]) -> Self {
-        let Identity { me: from, secret: _, data_version, purpose } = *me;
+        let Identity { me: from, data_version, purpose, .. } = *me;
         Self { data_version, from, to, purpose, nonce }
     }
 
@@ -112,6 +115,14 @@ pub(super) fn may_begin(input: &[u8]) -> bool {
     input[..bytes] == MAGIC[..bytes]
 }
 
+/// Whether these are first bytes of TLS: of a handshake, or of an alert.
+pub(super) fn is_encrypted(input: &[u8]) -> bool {
+    matches!(input.first(), Some(21 | 22))
+}
+
+/// The alert `handshake_failure` of TLS.
+pub(super) const REFUSAL_OF_TLS: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
+
 fn put_peer(out: &mut [u8], peer: PeerId) {
     out[0] = match peer.role {
         Role::Trainer => 0,
@@ -139,12 +150,12 @@ pub(super) enum Side {
     Acceptor,
 }
 
-/// What only a holder of the secret can say, about these two hellos.
+/// What only a holder of the secret can say, about these two hellos and this channel.
 pub(super) fn proof(
     secret: &[u8; 32],
     side: Side,
-    opener: &Hello,
-    acceptor: &Hello,
+    (opener, acceptor): (&Hello, &Hello),
+    channel: &ChannelSecret,
 ) -> blake3::Hash {
     let mut mac = blake3::Hasher::new_keyed(secret);
     mac.update(match side {
@@ -153,6 +164,9 @@ pub(super) fn proof(
     });
     mac.update(&opener.encode());
     mac.update(&acceptor.encode());
+    if let Some(channel) = channel {
+        mac.update(channel);
+    }
     mac.finalize()
 }
 
@@ -173,6 +187,7 @@ pub(super) fn check_acceptor(
     me: &Identity,
     sent: &Hello,
     answer: &[u8; ANSWER_BYTES],
+    channel: &ChannelSecret,
 ) -> Result<Hello, GreetingError> {
     let hello = Hello::decode(answer.first_chunk().expect("96 bytes"))?;
     if hello.data_version != me.data_version {
@@ -182,7 +197,8 @@ pub(super) fn check_acceptor(
     if hello.from != sent.to {
         return Err(GreetingError::OtherPeer { wanted: sent.to, found: hello.from });
     }
-    check_proof(me, Side::Acceptor, sent, &hello, answer.last_chunk().expect("96 bytes"))?;
+    let proven = answer.last_chunk().expect("96 bytes");
+    check_proof(me, Side::Acceptor, (sent, &hello), channel, proven)?;
     Ok(hello)
 }
 
@@ -197,12 +213,12 @@ fn check_purpose(me: &Identity, other: &Hello) -> Result<(), GreetingError> {
 pub(super) fn check_proof(
     me: &Identity,
     side: Side,
-    opener: &Hello,
-    acceptor: &Hello,
+    hellos: (&Hello, &Hello),
+    channel: &ChannelSecret,
     proven: &[u8; PROOF_BYTES],
 ) -> Result<(), GreetingError> {
     // Comparing with `blake3::Hash` takes constant time.
-    if proof(&me.secret, side, opener, acceptor) == *proven {
+    if proof(&me.secret, side, hellos, channel) == *proven {
         Ok(())
     } else {
         Err(GreetingError::Secret)
@@ -261,7 +277,13 @@ pub(super) enum GreetingError {
     OtherPeer { wanted: PeerId, found: PeerId },
     #[error("it greets for {theirs}, this link is for {ours}: the address is of another port")]
     Purpose { theirs: Purpose, ours: Purpose },
-    #[error("it does not know the job's secret: give all workers of a job the same one")]
+    #[error(
+        "it encrypts the link, and we do not: encryption has to be the same in all processes of a job"
+    )]
+    Encrypted,
+    #[error(
+        "it does not know the job's secret: give all workers of a job the same one; if they have it, somebody stands between us"
+    )]
     Secret,
     #[error("{peer} is stale: incarnation {newest} has taken its place")]
     Stale { peer: PeerId, newest: u32 },
@@ -274,7 +296,8 @@ mod tests {
     use super::*;
 
     fn identity(me: PeerId, secret: u8, data_version: u32) -> Identity {
-        Identity { me, secret: [secret; 32], data_version, purpose: Purpose::Exchange }
+        let (secret, purpose) = ([secret; 32], Purpose::Exchange);
+        Identity { me, secret, data_version, purpose, tls: None }
     }
 
     fn hello(from: PeerId, to: PeerId, data_version: u32) -> Hello {
@@ -286,7 +309,7 @@ mod tests {
         let hello = hello(acceptor.me, opener.from, acceptor.data_version);
         let mut out = [0; ANSWER_BYTES];
         out[..HELLO_BYTES].copy_from_slice(&hello.encode());
-        let proof = proof(&acceptor.secret, Side::Acceptor, opener, &hello);
+        let proof = proof(&acceptor.secret, Side::Acceptor, (opener, &hello), &None);
         out[HELLO_BYTES..].copy_from_slice(proof.as_bytes());
         out
     }
@@ -296,14 +319,18 @@ mod tests {
         let (a, b) = (PeerId::trainer(0, 1), PeerId::server(1, 2));
         let me = identity(a, 7, 3);
         let sent = hello(a, b, 3);
-        let check = |acceptor: Identity| check_acceptor(&me, &sent, &answer(&acceptor, &sent));
+        let check =
+            |acceptor: Identity| check_acceptor(&me, &sent, &answer(&acceptor, &sent), &None);
         assert_eq!(check(identity(b, 7, 3)), Ok(hello(b, a, 3)));
         assert_eq!(check(identity(b, 8, 3)), Err(GreetingError::Secret));
         assert_eq!(check(identity(b, 7, 4)), Err(GreetingError::Version { theirs: 4, ours: 3 }));
         let found = PeerId::server(1, 3);
         let expected = Err(GreetingError::OtherPeer { wanted: b, found });
         assert_eq!(check(identity(found, 7, 3)), expected);
-        assert_eq!(check_acceptor(&me, &sent, &[9; ANSWER_BYTES]), Err(GreetingError::NoPeer));
+        assert_eq!(
+            check_acceptor(&me, &sent, &[9; ANSWER_BYTES], &None),
+            Err(GreetingError::NoPeer)
+        );
     }
 
     #[test]
@@ -321,16 +348,22 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_good_for_one_side_and_one_pair_of_hellos() {
+    fn a_proof_is_good_for_one_side_one_pair_of_hellos_and_one_channel() {
         let (a, b) = (PeerId::trainer(0, 1), PeerId::server(1, 2));
         let (one, two) = (hello(a, b, 3), hello(b, a, 3));
-        let right = proof(&[7; 32], Side::Opener, &one, &two);
-        assert_ne!(right, proof(&[7; 32], Side::Acceptor, &one, &two));
-        assert_ne!(right, proof(&[7; 32], Side::Opener, &one, &Hello { nonce: [0; 32], ..two }));
+        let proof = |side, one, two, channel| proof(&[7; 32], side, (&one, &two), &channel);
+        let right = proof(Side::Opener, one, two, Some([5; 32]));
+        assert_ne!(right, proof(Side::Acceptor, one, two, Some([5; 32])));
+        let other = Hello { nonce: [0; 32], ..two };
+        assert_ne!(right, proof(Side::Opener, one, other, Some([5; 32])));
         let ring = |it| Hello { purpose: Purpose::Ring, ..it };
-        assert_ne!(right, proof(&[7; 32], Side::Opener, &ring(one), &ring(two)));
-        let me = identity(b, 7, 3);
-        assert_eq!(check_proof(&me, Side::Opener, &one, &two, right.as_bytes()), Ok(()));
+        assert_ne!(right, proof(Side::Opener, ring(one), ring(two), Some([5; 32])));
+        assert_ne!(right, proof(Side::Opener, one, two, Some([6; 32])));
+        assert_ne!(right, proof(Side::Opener, one, two, None));
+        let (me, proven) = (identity(b, 7, 3), right.as_bytes());
+        let check = |channel| check_proof(&me, Side::Opener, (&one, &two), &channel, proven);
+        assert_eq!(check(Some([5; 32])), Ok(()));
+        assert_eq!(check(Some([6; 32])), Err(GreetingError::Secret));
     }
 
     #[test]

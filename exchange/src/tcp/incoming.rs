@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::frame::{
@@ -16,6 +15,7 @@ use super::frame::{
     Status,
 };
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 
@@ -40,7 +40,7 @@ const MAX_SLICES: usize = 1024;
 /// The link.
 pub(super) struct Incoming {
     pub(super) peer: PeerId,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     /// Whether the poll waits for room to write.
     pub(super) wants_write: bool,
     input: Input,
@@ -49,7 +49,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(peer: PeerId, stream: TcpStream) -> Self {
+    pub(super) fn new(peer: PeerId, stream: Stream) -> Self {
         let (requests, reply) = (VecDeque::new(), None);
         Self { peer, stream, wants_write: false, input: Input::default(), requests, reply }
     }
@@ -57,10 +57,10 @@ impl Incoming {
     /// Reads what came, hands messages to `message`, queues pulls.
     pub(super) fn read(&mut self, mut message: impl FnMut(Vec<u8>)) -> Result<(), LinkError> {
         let mut turn = 0;
-        while turn < TURN_BYTES {
+        while turn < TURN_BYTES || self.stream.has_unread() {
             let space = self.input.space();
             let room = space.len();
-            let Some(bytes) = socket::read(&self.stream, space)? else { break };
+            let Some(bytes) = socket::read(&mut self.stream, space)? else { break };
             self.input.end += bytes;
             turn += bytes;
             while let Some(request) = self.input.next()? {
@@ -72,7 +72,7 @@ impl Incoming {
                     Request::Pull(pull) => self.requests.push_back(pull),
                 }
             }
-            if bytes < room {
+            if !self.stream.may_have_more(bytes, room) {
                 break;
             }
         }
@@ -87,7 +87,7 @@ impl Incoming {
 
     /// Whether replies wait to be written.
     pub(super) fn has_output(&self) -> bool {
-        self.reply.is_some() || !self.requests.is_empty()
+        self.reply.is_some() || !self.requests.is_empty() || self.stream.has_unsent()
     }
 
     /// Writes replies until the socket is full or the turn is over.
@@ -98,12 +98,15 @@ impl Incoming {
                 self.reply = self.requests.pop_front().map(|it| Reply::new(it, regions));
             }
             let Some(reply) = &mut self.reply else { break };
-            let Some(bytes) = socket::write_vectored(&self.stream, &reply.slices())? else { break };
+            let Some(bytes) = socket::write_vectored(&mut self.stream, &reply.slices())? else {
+                break;
+            };
             turn += bytes;
             if reply.advance(bytes) {
                 self.reply = None;
             }
         }
+        socket::flush(&mut self.stream)?;
         Ok(())
     }
 }

@@ -15,6 +15,8 @@ use super::greeting::{Identity, Purpose, Verdict};
 use super::opening::{Opened, Opening};
 use super::run::nonce;
 use super::socket::{self, LinkError};
+use super::stream::Stream;
+use super::tls::{Encryption, Tls};
 use crate::peer::PeerId;
 
 /// Who we are, and what proves it.
@@ -31,10 +33,17 @@ impl fmt::Debug for Greeter {
 }
 
 impl Greeter {
-    /// Greets as `me`, with what only processes of the job know, for links of one purpose; processes of another data
-    /// version are turned away.
+    /// Greets as `me`, with what only processes of the job know, for links of one purpose that are not encrypted; processes of
+    /// another data version are turned away.
     pub fn new(purpose: Purpose, me: PeerId, secret: [u8; 32], data_version: u32) -> Self {
-        Self { identity: Identity { me, secret, data_version, purpose } }
+        Self { identity: Identity { me, secret, data_version, purpose, tls: None } }
+    }
+
+    /// The same, for links that are encrypted or not.
+    #[must_use]
+    pub fn with(mut self, encryption: Encryption) -> Self {
+        self.identity.tls = Tls::of(encryption);
+        self
     }
 
     /// Who we are.
@@ -57,21 +66,21 @@ impl Greeter {
     ///
     /// What the system refuses at once.
     pub fn dial(&self, peer: PeerId, address: SocketAddr) -> io::Result<Caller> {
-        let stream = socket::dial(address)?;
+        let stream = Stream::opener(socket::dial(address)?, self.identity.tls.as_ref());
         Ok(Caller { stream, since: Instant::now(), opening: Opening::new(peer) })
     }
 }
 
 /// A link that we open.
 pub struct Caller {
-    stream: TcpStream,
+    stream: Stream,
     since: Instant,
     opening: Opening,
 }
 
 impl Caller {
     /// To be polled: until it is connected for output, then for input.
-    pub fn stream(&self) -> &TcpStream {
+    pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
@@ -91,12 +100,12 @@ impl Caller {
     ///
     /// It is no link to that peer, or broke.
     pub fn advance(&mut self, greeter: &Greeter) -> Result<bool, GreetError> {
-        let opened = self.opening.advance(&self.stream, &greeter.identity, nonce)?;
+        let opened = self.opening.advance(&mut self.stream, &greeter.identity, nonce)?;
         Ok(opened == Opened::Yes)
     }
 
-    /// The stream, which does not block; of use once the peer has let us in.
-    pub fn into_stream(self) -> TcpStream {
+    /// The stream, of use once the peer has let us in.
+    pub fn into_stream(self) -> Stream {
         self.stream
     }
 }
@@ -113,13 +122,14 @@ impl Guest {
     /// # Errors
     ///
     /// The stream broke.
-    pub fn new(stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
+    pub fn new(greeter: &Greeter, stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
         socket::prepare(&stream)?;
+        let stream = Stream::acceptor(stream, greeter.identity.tls.as_ref());
         Ok(Self { stranger: Stranger::new(stream, address), since: Instant::now() })
     }
 
     /// To be polled for input.
-    pub fn stream(&self) -> &TcpStream {
+    pub fn stream(&self) -> &Stream {
         &self.stranger.stream
     }
 
@@ -147,19 +157,19 @@ impl Guest {
         Ok(self.stranger.advance(&greeter.identity, nonce)?)
     }
 
-    /// Lets it in, who has proved who it is: the stream, which does not block.
+    /// Lets it in, who has proved who it is: the stream.
     ///
     /// # Errors
     ///
     /// The stream broke.
-    pub fn welcome(self) -> Result<TcpStream, GreetError> {
-        let stream = self.stranger.stream;
-        socket::write_whole(&stream, &Verdict::Welcome.encode())?;
+    pub fn welcome(self) -> Result<Stream, GreetError> {
+        let mut stream = self.stranger.stream;
+        socket::write_whole(&mut stream, &Verdict::Welcome.encode())?;
         Ok(stream)
     }
 
     /// Turns it away, who has proved to be `found`: `wanted` is expected.
-    pub fn turn_away(self, found: PeerId, wanted: PeerId) {
+    pub fn turn_away(mut self, found: PeerId, wanted: PeerId) {
         let same = PeerId { incarnation: wanted.incarnation, ..found } == wanted;
         let verdict = if same && found.incarnation < wanted.incarnation {
             Verdict::Stale { newest: wanted.incarnation }
@@ -167,7 +177,7 @@ impl Guest {
             Verdict::Unexpected
         };
         // It may not read it; the link ends all the same.
-        let _ = socket::write_whole(&self.stranger.stream, &verdict.encode());
+        let _ = socket::write_whole(&mut self.stranger.stream, &verdict.encode());
     }
 }
 

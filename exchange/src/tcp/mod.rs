@@ -10,8 +10,8 @@
 //! connect ──▶ outgoing: our rings and pulls ──▶ ledger: landings, events
 //! ```
 //!
-//! Nothing here is encrypted: peers prove that they know the job's secret when a link opens, and the network
-//! between them is trusted not to change it afterwards.
+//! Peers prove that they know the job's secret when a link opens. With [`Encryption::Tls`] the link is encrypted; without it the
+//! network between them is trusted not to change it afterwards.
 
 mod admit;
 mod dial;
@@ -30,8 +30,10 @@ mod pulls;
 mod replies;
 mod run;
 mod socket;
+mod stream;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -51,6 +53,9 @@ use self::lobby::Lobby;
 pub use self::meeting::{Caller, GreetError, Greeter, Guest};
 use self::outgoing::Outgoing;
 use self::pull::{Pull, Wish};
+pub use self::stream::Stream;
+pub use self::tls::Encryption;
+use self::tls::Tls;
 use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey, Role};
@@ -71,6 +76,8 @@ pub struct TcpConfig {
     pub secret: [u8; 32],
     /// Planner, exchange and numerics of this build; processes of another one are turned away.
     pub data_version: u32,
+    /// The same in all processes of the job.
+    pub encryption: Encryption,
     /// Bounds; the default fits most machines.
     pub limits: Limits,
 }
@@ -171,8 +178,9 @@ impl Tcp {
     ///
     /// As [`Self::open`].
     pub fn open_at(config: TcpConfig, clock: Clock) -> Result<Self, Error> {
-        let TcpConfig { bind, me, secret, data_version, limits } = config;
-        let identity = Identity { me, secret, data_version, purpose: Purpose::Exchange };
+        let TcpConfig { bind, me, secret, data_version, encryption, limits } = config;
+        let (purpose, tls) = (Purpose::Exchange, Tls::of(encryption));
+        let identity = Identity { me, secret, data_version, purpose, tls };
         Self::listen(bind, identity, limits, clock)
             .map_err(|source| Error::Open { address: bind.to_string(), source })
     }

@@ -8,10 +8,11 @@
 //!
 //! Invariant: open only once the acceptor has proved that it is the wanted peer, and has said that we are welcome.
 
-use std::net::TcpStream;
-
-use super::greeting::{self, ANSWER_BYTES, Hello, Identity, Side, VERDICT_BYTES, Verdict};
+use super::greeting::{
+    self, ANSWER_BYTES, GreetingError, Hello, Identity, Side, VERDICT_BYTES, Verdict,
+};
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 use crate::peer::PeerId;
 
 /// The greeting of a link that we open.
@@ -56,7 +57,7 @@ impl Opening {
     /// Goes on with whatever stage it is in.
     pub(super) fn advance(
         &mut self,
-        stream: &TcpStream,
+        stream: &mut Stream,
         me: &Identity,
         nonce: impl FnOnce() -> [u8; 32],
     ) -> Result<Opened, LinkError> {
@@ -72,8 +73,10 @@ impl Opening {
             Stage::Greeting(sent) => {
                 let sent = *sent;
                 if self.receive(stream, ANSWER_BYTES)? {
-                    let answered = greeting::check_acceptor(me, &sent, &self.input)?;
-                    let proof = greeting::proof(&me.secret, Side::Opener, &sent, &answered);
+                    let channel = stream.secret().map_err(LinkError::Io)?;
+                    let answered = greeting::check_acceptor(me, &sent, &self.input, &channel)?;
+                    let hellos = (&sent, &answered);
+                    let proof = greeting::proof(&me.secret, Side::Opener, hellos, &channel);
                     socket::write_whole(stream, proof.as_bytes())?;
                     self.stage = Stage::Proving;
                 }
@@ -89,9 +92,13 @@ impl Opening {
     }
 
     /// Reads towards `length` bytes of input; whether they are there.
-    fn receive(&mut self, stream: &TcpStream, length: usize) -> Result<bool, LinkError> {
+    fn receive(&mut self, stream: &mut Stream, length: usize) -> Result<bool, LinkError> {
         if let Some(bytes) = socket::read(stream, &mut self.input[self.filled..length])? {
             self.filled += bytes;
+            // Of another process's channel: what is read of ours is a hello or a verdict.
+            if greeting::is_encrypted(&self.input[..self.filled]) {
+                return Err(GreetingError::Encrypted.into());
+            }
         }
         if self.filled < length {
             return Ok(false);

@@ -12,7 +12,7 @@
 //! window's bytes are asked for, but always one small part; a reply that is not the next one closes the link.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::frame::{self, REQUEST_HEADER_BYTES};
@@ -22,6 +22,7 @@ use super::opening::{Opened, Opening};
 use super::pulls::Pulls;
 use super::replies::Replies;
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 use crate::peer::PeerId;
 use crate::provider::RingError;
 
@@ -30,7 +31,7 @@ pub(super) struct Outgoing {
     pub(super) peer: PeerId,
     /// Where it listens.
     pub(super) target: SocketAddr,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     /// When it was first dialled.
     pub(super) since: Instant,
     /// How often it was turned away.
@@ -67,7 +68,7 @@ impl Outgoing {
     /// `stream` is one that is being connected.
     pub(super) fn new(
         (peer, target): (PeerId, SocketAddr),
-        stream: TcpStream,
+        stream: Stream,
         since: Instant,
     ) -> Self {
         Self {
@@ -121,7 +122,7 @@ impl Outgoing {
     }
 
     /// Begins again with another stream.
-    pub(super) fn try_again(&mut self, stream: TcpStream) {
+    pub(super) fn try_again(&mut self, stream: Stream) {
         let opening = Opening::new(self.peer);
         (self.stream, self.stage) = (stream, Stage::Opening(Box::new(opening)));
         self.wants_write = true;
@@ -157,13 +158,16 @@ impl Outgoing {
         match &mut self.stage {
             Stage::Resting => {}
             Stage::Opening(opening) => {
-                if opening.advance(&self.stream, me, nonce)? == Opened::Yes {
+                if !opening.is_connecting() {
+                    socket::flush(&mut self.stream)?;
+                }
+                if opening.advance(&mut self.stream, me, nonce)? == Opened::Yes {
                     (self.stage, self.heard) = (Stage::Open, now);
                     return Ok(Progress::Opened);
                 }
             }
             Stage::Open => {
-                if self.replies.read(&self.stream, &mut self.pulls, ledger)? > 0 {
+                if self.replies.read(&mut self.stream, &mut self.pulls, ledger)? > 0 {
                     self.heard = now;
                 }
             }
@@ -181,9 +185,12 @@ impl Outgoing {
         let room = room.min(window.saturating_sub(self.pulls.asked_bytes()));
         self.pulls.ask(room, part, self.outbox.end());
         while !self.outbox.waiting().is_empty() {
-            let Some(bytes) = socket::write(&self.stream, self.outbox.waiting())? else { break };
+            let Some(bytes) = socket::write(&mut self.stream, self.outbox.waiting())? else {
+                break;
+            };
             self.outbox.written(bytes);
         }
+        socket::flush(&mut self.stream)?;
         Ok(())
     }
 
@@ -198,8 +205,8 @@ impl Outgoing {
     pub(super) fn has_output(&self) -> bool {
         match &self.stage {
             Stage::Resting => false,
-            Stage::Opening(opening) => opening.is_connecting(),
-            Stage::Open => !self.outbox.waiting().is_empty(),
+            Stage::Opening(opening) => opening.is_connecting() || self.stream.has_unsent(),
+            Stage::Open => !self.outbox.waiting().is_empty() || self.stream.has_unsent(),
         }
     }
 }

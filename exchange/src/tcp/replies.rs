@@ -6,13 +6,13 @@
 //! Invariant: a byte lands only where the pull whose reply it belongs to has spoken for it.
 
 use std::io::IoSliceMut;
-use std::net::TcpStream;
 
 use super::frame::{REPLY_HEADER_BYTES, ReplyHeader};
 use super::incoming::TURN_BYTES;
 use super::ledger::Ledger;
 use super::pulls::Pulls;
 use super::socket::{self, LinkError};
+use super::stream::Stream;
 
 /// Read at once of what nobody wants any more.
 const DRAIN_BYTES: usize = 64 << 10;
@@ -32,12 +32,12 @@ impl Replies {
     /// Reads what came, until nothing is left or the turn is over: how many bytes.
     pub(super) fn read(
         &mut self,
-        stream: &TcpStream,
+        stream: &mut Stream,
         pulls: &mut Pulls,
         ledger: &mut Ledger,
     ) -> Result<usize, LinkError> {
         let mut turn = 0;
-        while turn < TURN_BYTES {
+        while turn < TURN_BYTES || stream.has_unread() {
             let (asked, read) = match pulls.target() {
                 _ if self.left == 0 => {
                     let space = &mut self.header[self.header_read..];
@@ -62,7 +62,7 @@ impl Replies {
             let Some(read) = read else { break };
             turn += read;
             self.count(read, pulls, ledger)?;
-            if read < asked {
+            if !stream.may_have_more(read, asked) {
                 break;
             }
         }

@@ -268,7 +268,7 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::sync::Arc;
 
-    use super::super::TcpConfig;
+    use super::super::{Encryption, TcpConfig};
     use super::*;
     use crate::buffer::Buffer;
     use crate::peer::{Piece, RegionKey};
@@ -276,7 +276,8 @@ mod tests {
 
     fn open(me: PeerId) -> Tcp {
         let (bind, limits) = (Ipv4Addr::LOCALHOST.into(), Limits::default());
-        Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, limits })
+        let (secret, encryption) = ([1; 32], Encryption::Off);
+        Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits })
             .expect("loopback is there")
     }
 

@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::frame::FrameError;
 use super::greeting::GreetingError;
+use super::stream::Stream;
 
 /// Opens a listener on a free port.
 pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
@@ -50,34 +51,45 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Reads what is there: `None` when nothing is.
-pub(super) fn read(mut stream: &TcpStream, into: &mut [u8]) -> Result<Option<usize>, LinkError> {
+pub(super) fn read(stream: &mut Stream, into: &mut [u8]) -> Result<Option<usize>, LinkError> {
     progress(|| stream.read(into))
 }
 
 /// Reads what is there into several places, one after the other.
 pub(super) fn read_vectored(
-    mut stream: &TcpStream,
+    stream: &mut Stream,
     into: &mut [IoSliceMut<'_>],
 ) -> Result<Option<usize>, LinkError> {
     progress(|| stream.read_vectored(into))
 }
 
 /// Writes what there is room for: `None` when there is none.
-pub(super) fn write(mut stream: &TcpStream, from: &[u8]) -> Result<Option<usize>, LinkError> {
+pub(super) fn write(stream: &mut Stream, from: &[u8]) -> Result<Option<usize>, LinkError> {
     progress(|| stream.write(from))
 }
 
 /// Writes what there is room for from several places, one after the other.
 pub(super) fn write_vectored(
-    mut stream: &TcpStream,
+    stream: &mut Stream,
     from: &[IoSlice<'_>],
 ) -> Result<Option<usize>, LinkError> {
     progress(|| stream.write_vectored(from))
 }
 
 /// Writes the few bytes of a greeting, for which a fresh socket always has room.
-pub(super) fn write_whole(stream: &TcpStream, from: &[u8]) -> Result<(), LinkError> {
-    if write(stream, from)? == Some(from.len()) { Ok(()) } else { Err(LinkError::NoRoom) }
+pub(super) fn write_whole(stream: &mut Stream, from: &[u8]) -> Result<(), LinkError> {
+    let whole = write(stream, from)? == Some(from.len());
+    // What is written before a channel is there waits in it.
+    if whole && (stream.is_opening() || !stream.has_unsent()) {
+        Ok(())
+    } else {
+        Err(LinkError::NoRoom)
+    }
+}
+
+/// Sends what waits in the stream; whether that was all.
+pub(super) fn flush(stream: &mut Stream) -> Result<bool, LinkError> {
+    Ok(progress(|| stream.flush().map(|()| 1))?.is_some())
 }
 
 fn progress(mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, LinkError> {

@@ -12,6 +12,7 @@ use super::ledger::Ledger;
 use super::pull::{Pull, Wish};
 use super::pulls::Pulls;
 use super::replies::Replies;
+use super::stream::Stream;
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::Event;
@@ -21,13 +22,13 @@ const SERVER: PeerId = PeerId { role: crate::peer::Role::Server, index: 0, incar
 const TRAINER: PeerId = PeerId { role: crate::peer::Role::Trainer, index: 0, incarnation: 0 };
 
 /// Two ends of a link; ours does not block.
-fn link() -> (TcpStream, TcpStream) {
+fn link() -> (TcpStream, Stream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let theirs = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
     let (ours, _) = listener.accept().expect("just connected");
     ours.set_nonblocking(true).expect("a socket of ours");
     theirs.set_nodelay(true).expect("a socket of ours");
-    (theirs, ours)
+    (theirs, Stream::acceptor(ours, None))
 }
 
 /// Writes the input in portions, with a turn of the reader after each, until that one refuses.
@@ -46,7 +47,7 @@ fn feed(theirs: &mut TcpStream, input: &[u8], random: &mut Random, mut turn: imp
 #[test]
 fn greetings_are_read_or_refused() {
     let purpose = Purpose::Exchange;
-    let me = Identity { me: SERVER, secret: [3; 32], data_version: 7, purpose };
+    let me = Identity { me: SERVER, secret: [3; 32], data_version: 7, purpose, tls: None };
     let sent = Hello { data_version: 7, from: SERVER, to: TRAINER, purpose, nonce: [1; 32] };
     all("greeting", |input, _| {
         greeting::may_begin(input);
@@ -57,7 +58,7 @@ fn greetings_are_read_or_refused() {
             let _ = greeting::check_opener(&me, &hello);
         }
         if let Some(answer) = input.first_chunk::<ANSWER_BYTES>() {
-            let checked = greeting::check_acceptor(&me, &sent, answer);
+            let checked = greeting::check_acceptor(&me, &sent, answer, &None);
             assert!(checked.is_err(), "nobody here knows the secret");
         }
         let _ = Verdict::check(input, SERVER);
@@ -89,7 +90,7 @@ fn replies_land_where_they_belong_or_nowhere() {
     /// What pulls write to; there is as much before, between and behind.
     const RUNS: [(u64, u64); 2] = [(256, 256), (640, 100)];
     all("replies", |input, random| {
-        let (mut theirs, ours) = link();
+        let (mut theirs, mut ours) = link();
         let (mut ledger, mut pulls, mut replies) =
             (Ledger::default(), Pulls::default(), Replies::default());
         let mut memory = Buffer::zeroed(ROOM);
@@ -105,7 +106,7 @@ fn replies_land_where_they_belong_or_nowhere() {
         }
         pulls.ask(1 << 20, 1 << 20, &mut Vec::new());
         feed(&mut theirs, input, random, || {
-            let read = replies.read(&ours, &mut pulls, &mut ledger);
+            let read = replies.read(&mut ours, &mut pulls, &mut ledger);
             pulls.ask(1 << 20, 1 << 20, &mut Vec::new());
             read.is_ok()
         });

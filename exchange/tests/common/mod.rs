@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Clock, Event, LandingId, Limits, PeerId, Piece, Provider, PullError, PullId, RegionKey,
-    Role, Tcp, TcpConfig,
+    Buffer, Clock, Encryption, Event, LandingId, Limits, PeerId, Piece, Provider, PullError,
+    PullId, RegionKey, Role, Tcp, TcpConfig,
 };
 
 pub(crate) const SECRET: [u8; 32] = [42; 32];
@@ -28,7 +28,8 @@ pub(crate) struct Node {
 
 pub(crate) fn config(me: PeerId) -> TcpConfig {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    TcpConfig { bind, me, secret: SECRET, data_version: VERSION, limits: Limits::default() }
+    let (encryption, limits) = (Encryption::Off, Limits::default());
+    TcpConfig { bind, me, secret: SECRET, data_version: VERSION, encryption, limits }
 }
 
 impl Node {

@@ -112,7 +112,10 @@ impl Conductor {
             })
         };
         let mut there = self.doubts.servers.iter().filter(|it| there(it.1)).map(|it| *it.0);
-        if let (Some(first), Some(second)) = (there.next(), there.next()) {
+        // Who came in place of a server sits behind the same path.
+        let first = there.next();
+        let second = there.find(|it| first.is_some_and(|first| first.index != it.index));
+        if let (Some(first), Some(second)) = (first, second) {
             let (trainer, servers) = (TrainerId(0), [first, second]);
             out.push(Command::End(End::TrainerCutOff { trainer, servers }));
         }
