@@ -4,6 +4,8 @@ In: drawn lengths and plans in the folder. Out: `Spec`s, which name their group 
 only wants the groups needs no PyTorch. Heads are those of large models: 64:8, and 32:8.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ STEP = 128
 class Spec:
     group: str
     name: str
-    make: Callable[[], "Batch"]
+    make: Callable[[], Batch]
 
 
 def heads(dim: int, query: int = MANY):
@@ -34,7 +36,7 @@ def heads(dim: int, query: int = MANY):
     return Heads(query if dim < 256 else query // 2, 8, dim)
 
 
-def dense(dim: int, rows: int, count: int, causal: bool, query: int = MANY) -> "Batch":
+def dense(dim: int, rows: int, count: int, causal: bool, query: int = MANY) -> Batch:
     import cases
 
     batch = cases.dense(heads(dim, query), rows, count, cases.CAUSAL if causal else cases.FULL)
@@ -42,14 +44,14 @@ def dense(dim: int, rows: int, count: int, causal: bool, query: int = MANY) -> "
     return batch
 
 
-def planned(dim: int, name: str, ranks: list[list[int]], slot: int) -> "Batch":
+def planned(dim: int, name: str, ranks: list[list[int]], slot: int) -> Batch:
     import cases
 
     flat = [it for rank in ranks for it in rank]
     return cases.planned(heads(dim), name, HERE / "plans" / f"{name}.json", flat, slot)
 
 
-def as_long(make: Callable[[], "Batch"]) -> "Batch":
+def as_long(make: Callable[[], Batch]) -> Batch:
     """One causal document of as many pairs as a batch has, and so of as much work."""
     import cases
     from ours import kept_pairs
@@ -62,13 +64,13 @@ def as_long(make: Callable[[], "Batch"]) -> "Batch":
     return long
 
 
-def packed(dim: int, name: str, lengths: list[int]) -> "Batch":
+def packed(dim: int, name: str, lengths: list[int]) -> Batch:
     import cases
 
     return cases.packed(heads(dim), name, lengths)
 
 
-def short_tasks(dim: int, rows: int, every: int) -> "Batch":
+def short_tasks(dim: int, rows: int, every: int) -> Batch:
     import cases
 
     return cases.short_tasks(heads(dim), rows, every)

@@ -3,6 +3,8 @@
 In: lengths. Out: a `Batch`, its lines for Cadre and its sequences for peers. Tensors are random, fresh, never zero.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +93,7 @@ class Tensors:
     dout: torch.Tensor
 
     @staticmethod
-    def random(batch: Batch, device: torch.device, seed: int) -> "Tensors":
+    def random(batch: Batch, device: torch.device, seed: int) -> Tensors:
         generator = torch.Generator(device).manual_seed(seed)
 
         def rows(count: int, heads: int) -> torch.Tensor:
@@ -114,7 +116,7 @@ class Results:
     dv: torch.Tensor
 
     @staticmethod
-    def poisoned(batch: Batch, device: torch.device, gradients: bool = True) -> "Results":
+    def poisoned(batch: Batch, device: torch.device, gradients: bool = True) -> Results:
         def nan(rows: int, *rest: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.full((rows, *rest), float("nan"), device=device, dtype=dtype)
 

@@ -4,6 +4,8 @@ In: failed rows; what the diagnosis has found of kernels. Out: lines, causes wit
 the first row of each, how many others there are. Pure.
 """
 
+from __future__ import annotations
+
 import re
 
 INSIDE_A_PANEL = (
@@ -44,8 +46,14 @@ def told(failed: list[dict], content: dict) -> list[str]:
         lines += [f"  {line}" for line in wrong_lines(row)]
         if words := hint(row, failed):
             lines.append(f"  {words}")
-    for kernel, found in content.get("diagnosis", {}).items():
-        lines += [f"DIAGNOSIS {kernel}: {found[0]}", *(f"  {it}" for it in found[1:])]
+    alike: dict[str, list[str]] = {}
+    found = content.get("diagnosis", {})
+    for kernel, words in found.items():
+        alike.setdefault(re.sub(r"\d+", "#", "\n".join(words)), []).append(kernel)
+    for kernel, *others in alike.values():
+        lines += [f"DIAGNOSIS {kernel}: {found[kernel][0]}", *(f"  {it}" for it in found[kernel][1:])]
+        if others:
+            lines.append(f"  the same but for numbers: {', '.join(others)}")
     return lines
 
 
@@ -61,3 +69,11 @@ def wrong_lines(row: dict) -> list[str]:
     if it.get("operands"):
         lines.append("its operands: " + "; ".join(f"{k} {v}" for k, v in it["operands"].items())[:500])
     return lines
+
+
+def disagreement(case: str, kernel: str, off: dict[str, float]) -> dict:
+    """A failed row where peers run and none has Cadre's O: at such sizes nothing else says whether it is right."""
+    words = f"O of no peer is Cadre's: {', '.join(f'{name} is off by {it:.1e}' for name, it in off.items())}"
+    # One peer may be wrong itself; several are not.
+    more = {"kernel": kernel, "how": "wrong"} if len(off) > 1 else {}
+    return {"check": f"{case}, beside peers", "what": words, "error": min(off.values()), "passed": False, **more}

@@ -1,9 +1,12 @@
 """The side of a part that has the GPU: one child process, which may hang or die without harm to the others.
 
-In: a part's name, units that are done, units that ended a child in a peer. Out: lines of JSON for parts.py, appended
-one by one, so that what was told before the end is kept. A unit that raises is a failed row; where the GPU's context is
-lost with it, the process ends, because nothing that follows in it could be right.
+In: a part's name, units that are done, units that ended a child in a peer; or one unit, and a form of the kernels to
+run it with. Out: lines of JSON for parts.py, appended one by one, so that what was told before the end is kept. A unit
+that raises is a failed row; where the GPU's context is lost with it, the process ends, because nothing that follows in
+it could be right.
 """
+
+from __future__ import annotations
 
 import json
 import math
@@ -15,8 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import ours
 import torch
-from parts import CONTEXT_LOST, COPIES, NO_GPU, PAIRS, RATES
+from parts import CONTEXT_LOST, COPIES, HANGS, NO_GPU, NO_ROOM, PAIRS, RATES, kernels_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -32,28 +36,37 @@ class Unit:
 
 class Child:
     def __init__(self, asked: Namespace) -> None:
-        from ours import Library
-
         self.asked, self.peak = asked, asked.peak
         self.file = asked.lines.open("a", buffering=1)
         self.tell({"at": "the library"})
-        self.library = Library(HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda")
+        folder = asked.lines.parent.parent / "given"
+        self.library = ours.Library(
+            HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda", asked.form, folder, asked.patience
+        )
         self.broken = numbers(asked.broken)
+        self.kernel = kernels_of(asked.part)[0]
         self.tell({"facts": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}})
 
     def tell(self, line: dict) -> None:
-        self.file.write(json.dumps(line) + "\n")
+        try:
+            self.file.write(json.dumps(line) + "\n")
+        except OSError as why:
+            # Its silence would be taken for a launch that hangs.
+            print(f"the file of lines takes no more: {why}", flush=True)
+            leave(NO_ROOM)
 
     def run(self, units: list[Unit]) -> int:
         done = numbers(self.asked.done)
-        order = [it for it in range(len(units)) if it not in done]
+        order = [it for it in range(len(units)) if it not in done and self.asked.unit in (None, it)]
         # Last, what ended a child: it is measured without peers.
         for index in sorted(order, key=lambda it: it in self.broken):
             unit = units[index]
             self.tell({"begun": index, "name": unit.name})
             try:
                 for row in unit.rows():
-                    self.tell(row if {"at", "say", "facts", "absent"} & row.keys() else {"to": unit.to, "row": row})
+                    self.kernel = row.get("kernel", self.kernel) if "at" in row else self.kernel
+                    own = {"at", "say", "facts", "absent", "to"} & row.keys()
+                    self.tell(row if own else {"to": unit.to, "row": row})
             except Exception as why:
                 self.lost_with(unit, why)
             self.tell({"done": index})
@@ -66,7 +79,11 @@ class Child:
         """A failed row; ends the process where the GPU answers no more."""
         traceback.print_exc()
         what = f"{type(why).__name__}: {why}"
+        if waits := self.library.waits(self.kernel):
+            self.tell({"waits": waits})
         self.tell({"raised": what})
+        if isinstance(why, ours.HangsError):
+            leave(HANGS)
         try:
             self.library.wait()
             if not self.asked.dry:
@@ -134,7 +151,7 @@ def main(asked: Namespace) -> None:
     sys.path.append(str(asked.packages))
     try:
         if not asked.dry and not torch.cuda.is_available():
-            print("there is no GPU that PyTorch sees")
+            print(f"PyTorch {torch.__version__} sees no GPU: it was built for CUDA {torch.version.cuda}")
             leave(NO_GPU)
         child = Child(asked)
         leave(child.run(child.units()))

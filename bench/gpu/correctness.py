@@ -5,12 +5,15 @@ are NaN before a launch, so a number that is not written never passes. Bits are 
 the rows (O, LSE, and dQ in fixed order), over launches and over numbers of blocks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import elements
 import torch
 from cases import Batch, Results, Tensors, reference
+from given import Inputs
 from ours import FULL, Backward, Forward, Heads, Library, Line, window
 
 # Root mean square of the differences over that of the reference. P and dS are rounded to bf16, O too; LSE is not. The
@@ -92,8 +95,9 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def rows_of(
-    batch: Batch, tensors: Tensors, dtype: torch.dtype, names: tuple[str, ...], ours: Results, right: Results
+    inputs: Inputs, names: tuple[str, ...], ours: Results, right: Results, *words: str, kernel: str = ""
 ) -> list[dict]:
+    batch = inputs.batch
     tolerance = TOLERANCE_SOFTCAP if batch.softcap else TOLERANCE
     actual, expected = parts(ours), parts(right)
     rows = []
@@ -101,10 +105,10 @@ def rows_of(
         off = error(actual[what], expected[what])
         # NaN is not at most anything.
         passed = off <= tolerance[what]
-        row = {"check": title(batch, against(dtype)), "what": what, "error": off, "passed": passed}
-        row["kernel"] = kernel_of(batch, "forward" if names == FORWARD else "backward")
+        row = {"check": title(batch, *words), "what": what, "error": off, "passed": passed}
+        row["kernel"] = kernel or kernel_of(batch, "forward" if names == FORWARD else "backward")
         if not passed:
-            row["wrong"] = elements.wrong(batch, tensors, what, actual[what], expected[what], tolerance[what])
+            row["wrong"] = elements.wrong(inputs, what, actual[what], expected[what], tolerance[what])
         rows.append(row)
     return rows
 
@@ -122,28 +126,39 @@ def title(batch: Batch, *words: str) -> str:
     return ", ".join([str(batch.heads), batch.name, *words, *capped])
 
 
+def at(batch: Batch, direction: str, *words: str) -> dict:
+    """What comes next, and the kernel that it is about."""
+    return {"at": ", ".join([direction, title(batch), *words]), "kernel": kernel_of(batch, direction)}
+
+
 def compare_forward(library: Library, batch: Batch, seed: int, dtype: torch.dtype, **how: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, _ = reference(batch, tensors, dtype)
-    yield {"at": f"forward, {title(batch)}"}
-    yield from rows_of(batch, tensors, dtype, FORWARD, Runner(library, batch, tensors).forward(**how), right)
+    yield at(batch, "forward")
+    ours = Runner(library, batch, tensors).forward(**how)
+    inputs = Inputs(batch, tensors, segment=how.get("segment", 0), folder=library.given)
+    yield from rows_of(inputs, FORWARD, ours, right, against(dtype))
 
 
 def compare_backward(library: Library, batch: Batch, seed: int, dtype: torch.dtype) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, delta = reference(batch, tensors, dtype)
-    yield {"at": f"backward, {title(batch)}"}
+    yield at(batch, "backward")
     ours = Runner(library, batch, tensors).backward(right.lse, delta)
-    yield from rows_of(batch, tensors, dtype, BACKWARD, ours, right)
+    inputs = Inputs(batch, tensors, right.lse, delta, folder=library.given)
+    yield from rows_of(inputs, BACKWARD, ours, right, against(dtype))
 
 
-def equal(what: str, batch: Batch, first: Results, second: Results, names: tuple[str, ...]) -> Iterator[dict]:
+def equal(what: str, inputs: Inputs, first: Results, second: Results, names: tuple[str, ...]) -> Iterator[dict]:
+    """Rows of bits; `second` should have those of `first`."""
     a, b = parts(first), parts(second)
     for name in names:
-        # As integers: NaN is no excuse, and −0 is not 0.
-        kind = torch.int16 if a[name].dtype == torch.bfloat16 else torch.int32
-        differ = (a[name].view(kind) != b[name].view(kind)).sum().item()
-        yield {"check": title(batch, what), "what": f"bits of {name}", "error": differ, "passed": differ == 0}
+        differ = (elements.bits(a[name]) != elements.bits(b[name])).sum().item()
+        row = {"check": title(inputs.batch, what), "what": f"bits of {name}", "error": differ, "passed": differ == 0}
+        row["kernel"] = kernel_of(inputs.batch, "forward" if inputs.lse is None else "backward")
+        if differ:
+            row["wrong"] = elements.wrong(inputs, name, b[name], a[name], None)
+        yield row
 
 
 def cut(batch: Batch, size: int) -> Batch:
@@ -160,43 +175,47 @@ def cut(batch: Batch, size: int) -> Batch:
 
 def forward_bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
-    runner = Runner(library, batch, tensors)
-    yield {"at": f"forward, {title(batch)}"}
+    runner, inputs = Runner(library, batch, tensors), Inputs(batch, tensors, folder=library.given)
+    yield at(batch, "forward")
     first = runner.forward()
-    yield from repeated(batch, first, runner.forward, runs, FORWARD)
-    yield {"at": f"forward, {title(batch)}, other cuts"}
+    yield from repeated(inputs, first, runner.forward, runs, FORWARD)
+    yield at(batch, "forward", "other cuts")
     again = Runner(library, cut(batch, 90), tensors).forward()
-    yield from equal("other cuts of the rows", batch, first, again, FORWARD)
-    yield {"at": f"forward, {title(batch)}, two blocks"}
-    yield from equal("two blocks", batch, first, runner.forward(blocks=2), FORWARD)
+    yield from equal("other cuts of the rows", inputs, first, again, FORWARD)
+    yield at(batch, "forward", "two blocks")
+    yield from equal("two blocks", inputs, first, runner.forward(blocks=2), FORWARD)
 
 
 def backward_bits(library: Library, batch: Batch, seed: int, runs: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, delta = reference(batch, tensors, torch.float32)
-    runner = Runner(library, batch, tensors)
-    yield {"at": f"backward, {title(batch)}"}
+    runner, inputs = Runner(library, batch, tensors), Inputs(batch, tensors, right.lse, delta, folder=library.given)
+    yield at(batch, "backward")
     first = runner.backward(right.lse, delta)
-    yield from repeated(batch, first, lambda: runner.backward(right.lse, delta), runs, BACKWARD)
-    yield {"at": f"backward, {title(batch)}, other cuts"}
+    yield from repeated(inputs, first, lambda: runner.backward(right.lse, delta), runs, BACKWARD)
+    yield at(batch, "backward", "other cuts")
     again = Runner(library, cut(batch, 90), tensors).backward(right.lse, delta)
-    yield from equal("other cuts of the rows", batch, first, again, ("dQ",))
-    yield {"at": f"backward, {title(batch)}, three launches of two blocks"}
+    yield from equal("other cuts of the rows", inputs, first, again, ("dQ",))
+    yield at(batch, "backward", "three launches of two blocks")
     again = runner.backward(right.lse, delta, launches=3, blocks=2)
-    yield from equal("three launches of two blocks", batch, first, again, BACKWARD)
-    yield {"at": f"backward, {title(batch)}, dQ in order of arrival"}
+    yield from equal("three launches of two blocks", inputs, first, again, BACKWARD)
+    yield at(batch, "backward", "dQ in order of arrival")
     again = runner.backward(right.lse, delta, fixed=False)
-    yield from equal("dQ in order of arrival", batch, first, again, ("dK", "dV"))
+    yield from equal("dQ in order of arrival", inputs, first, again, ("dK", "dV"))
     off = error(again.dq, first.dq)
-    yield {"check": title(batch, "dQ in order of arrival"), "what": "dQ", "error": off, "passed": off <= 1e-5}
+    row = {"check": title(batch, "dQ in order of arrival"), "what": "dQ", "error": off, "passed": off <= 1e-5}
+    row["kernel"] = kernel_of(batch, "backward")
+    if not row["passed"]:
+        row["wrong"] = elements.wrong(inputs, "dQ", again.dq, first.dq, 1e-5)
+    yield row
 
 
 def repeated(
-    batch: Batch, first: Results, call: Callable[[], Results], runs: int, names: tuple[str, ...]
+    inputs: Inputs, first: Results, call: Callable[[], Results], runs: int, names: tuple[str, ...]
 ) -> Iterator[dict]:
     """Rows of the last run, and of those before it that differ."""
     for index in range(1, runs):
-        rows = list(equal(f"run {index + 1} of {runs}", batch, first, call(), names))
+        rows = list(equal(f"run {index + 1} of {runs}", inputs, first, call(), names))
         if index == runs - 1 or not all(it["passed"] for it in rows):
             yield from rows
 
@@ -206,17 +225,15 @@ def sinks(library: Library, batch: Batch, seed: int) -> Iterator[dict]:
     tensors = Tensors.random(batch, library.device, seed)
     right, _ = reference(batch, tensors, torch.float64)
     numbers = torch.linspace(-3, 8, batch.heads.query, device=library.device)
-    yield {"at": f"sinks, {title(batch)}"}
+    yield at(batch, "forward", "sinks") | {"kernel": "cadre_sink"}
     runner = Runner(library, batch, tensors)
     ours = runner.forward()
     runner.plan(Forward).sink(numbers, ours.out, ours.lse)
     library.wait()
-    lse = torch.logaddexp(right.lse, numbers.double())
-    out = right.out * torch.exp(right.lse - lse)[:, :, None]
-    for what, actual, expected in [("O", ours.out, out), ("LSE", ours.lse, lse)]:
-        off = error(actual, expected)
-        name = title(batch, "sinks", against(torch.float64))
-        yield {"check": name, "what": what, "error": off, "passed": off <= TOLERANCE[what]}
+    right.out *= torch.exp(right.lse - torch.logaddexp(right.lse, numbers.double()))[:, :, None]
+    right.lse = torch.logaddexp(right.lse, numbers.double())
+    inputs = Inputs(batch, tensors, sinks=numbers.tolist(), folder=library.given)
+    yield from rows_of(inputs, FORWARD, ours, right, "sinks", against(torch.float64), kernel="cadre_sink")
 
 
 def units(
@@ -234,30 +251,29 @@ def units(
         )
 
     compare = compare_backward if "backward" in what else compare_forward
-    match what:
-        case "forward" | "backward":
-            for heads in groups:
-                yield unit(compare, small(heads), dim + heads.query, f64)
+    if what in ("forward", "backward"):
+        for heads in groups:
+            yield unit(compare, small(heads), dim + heads.query, f64)
+        if not tiny:
+            yield unit(compare, middle, dim, f64)
+            yield unit(compare, large(Heads(4, 1, dim)), dim, f32)
+        if not tiny and what == "forward":
+            batch = Batch("segments of 256 keys", Heads(4, 2, dim))  # so that parts are merged
+            batch.document(1500, [(0, 1500)])
+            yield unit(compare, batch, 0, f64, segment=256)
+    elif what in ("softcap forward", "softcap backward"):
+        for heads in groups:
+            for cap in caps:
+                yield unit(compare, replace(small(heads), softcap=cap), dim + heads.query, f64)
+        if not tiny:
+            yield unit(compare, replace(middle, softcap=30.0), dim, f64)
+    elif what == "sinks and bits":
+        for heads in groups:
+            yield unit(sinks, small(heads), dim + heads.query)
+        for call in (forward_bits, backward_bits):
+            yield unit(call, small(groups[-1]), dim, 2 if tiny else 10)
             if not tiny:
-                yield unit(compare, middle, dim, f64)
-                yield unit(compare, large(Heads(4, 1, dim)), dim, f32)
-            if not tiny and what == "forward":
-                batch = Batch("segments of 256 keys", Heads(4, 2, dim))  # so that parts are merged
-                batch.document(1500, [(0, 1500)])
-                yield unit(compare, batch, 0, f64, segment=256)
-        case "softcap forward" | "softcap backward":
-            for heads in groups:
-                for cap in caps:
-                    yield unit(compare, replace(small(heads), softcap=cap), dim + heads.query, f64)
-            if not tiny:
-                yield unit(compare, replace(middle, softcap=30.0), dim, f64)
-        case "sinks and bits":
-            for heads in groups:
-                yield unit(sinks, small(heads), dim + heads.query)
-            for call in (forward_bits, backward_bits):
-                yield unit(call, small(groups[-1]), dim, 2 if tiny else 10)
-                if not tiny:
-                    yield unit(call, middle, 1, 10)
-                    yield unit(call, replace(middle, softcap=30.0), 2, 3)
-        case _:
-            raise ValueError(f"no part is called {what!r}; see run.py for those that there are")
+                yield unit(call, middle, 1, 10)
+                yield unit(call, replace(middle, softcap=30.0), 2, 3)
+    else:
+        raise ValueError(f"no part is called {what!r}; see run.py for those that there are")

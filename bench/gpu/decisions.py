@@ -4,11 +4,13 @@ In: rows of times, as cadre-gpu-probe tells them. Out: lines, each with the two 
 difference below the spread of either decides nothing and says so. Pure.
 """
 
+from __future__ import annotations
+
 BUILT = "as built"
-# What a form is there to decide.
+# What a form is there to decide, and the order of dQ in which it can differ.
 QUESTIONS = {
-    "poll": "turns at dQ are polled relaxed and with pauses, not acquired at once",
-    "panels": "dQ of head dim 64 by products over whole panels, not half a panel each",
+    "poll": ("turns at dQ are polled relaxed and with pauses, not acquired at once", ("fixed",)),
+    "panels": ("dQ of head dim 64 by products over whole panels, not half a panel each", ("fixed", "arrival")),
 }
 
 
@@ -26,9 +28,10 @@ def told(rows: list[dict]) -> list[str]:
             return found.get((case, direction, order, BUILT, most))
 
         base = beside()
-        if form != BUILT and base:
-            lines.append(f"{QUESTIONS.get(form, form)}: {case}, {direction} {order}: {compared(it, base)}")
-        elif blocks < most and base:
+        question, orders = QUESTIONS.get(form, (form, ("fixed", "arrival")))
+        if form != BUILT and base and order in orders:
+            lines.append(f"{question}: {case}, {direction} {order}: {compared(it, base)}")
+        elif form == BUILT and blocks < most and base:
             lines.append(f"{most - blocks} processors fewer: {case}, {direction} {order}: {compared(it, base)}")
         elif form == BUILT and order == "fixed" and (free := beside("arrival")):
             lines.append(f"dQ in one order instead of that of arrival: {case}: {compared(it, free)}")
@@ -41,6 +44,8 @@ def compared(it: dict, base: dict) -> str:
     times = it["seconds"] / base["seconds"]
     ours, theirs = it["seconds"] * 1e3, base["seconds"] * 1e3
     words = f"{ours:.3f} ms ({it['tflops']:.0f} TFLOP/s) beside {theirs:.3f}, {times:.3f} times"
+    if not (it.get("without_host", True) and base.get("without_host", True)):
+        words += ", with the host's work between runs"
     if abs(times - 1) <= max(it["spread"], base["spread"]):
         return f"{words}: undecided, the spread is {max(it['spread'], base['spread']):.1%}"
     return f"{words}: {'slower' if times > 1 else 'FASTER'}"

@@ -1,10 +1,13 @@
 """Of a wrong result the first wrong element: where it lies, which others are wrong, and what went into it.
 
-In: a table of results and what it should be, `[rows, heads, numbers]` or `[rows, heads]`; the batch and its tensors.
-Out: the `wrong` of a row, in the words of cadre-gpu-probe. An element is wrong if it is off by 16 times what the
-table may be; NaN is.
+In: a table of results and what it should be, `[rows, heads, numbers]` or `[rows, heads]`; what was launched. Out: the
+`wrong` of a row, in the words of cadre-gpu-probe, with a file of the element's inputs. An element is wrong if it is off
+by 16 times what the table may be, or where bits count if any differs; NaN is.
 """
 
+from __future__ import annotations
+
+import given
 import torch
 from cases import Batch, Tensors
 
@@ -25,12 +28,16 @@ def ranges(numbers: list[int]) -> str:
 
 
 def wrong(
-    batch: Batch, tensors: Tensors, what: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
+    inputs: given.Inputs, what: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None
 ) -> dict:
+    """Without a tolerance every other bit is wrong."""
+    batch, tensors = inputs.batch, inputs.tensors
     a, b = (it.double().reshape(*it.shape[:2], -1) for it in (actual, expected))
     size = torch.where(b.isfinite(), b, 0.0).square().mean().sqrt()
     off = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
-    places = (off > ONE * tolerance * size).nonzero()
+    if tolerance is None:
+        off = bits(actual).ne(bits(expected)).reshape(off.shape).double()
+    places = (off > (0 if tolerance is None else ONE * tolerance * size)).nonzero()
     if not len(places):
         # Many small ones: the one that is off most stands for them.
         places = (off == off.max()).nonzero()
@@ -41,24 +48,42 @@ def wrong(
         "ours": str(a[row, head, column].item()),
         "right": str(b[row, head, column].item()),
         "count": f"{len(places)} of {a.numel()}",
-        **dict(zip(("rows", "heads", "columns"), found, strict=True)),
-        "tile": tile(batch, what, row),
+        **dict(zip(("rows", "heads", "columns"), found)),
+        "tile": tile(batch, what, row, column),
         "operands": operands(batch, tensors, what, row, head),
+        "given": given.write(inputs, what, row, head, column),
     }
 
 
-def tile(batch: Batch, what: str, row: int) -> str:
-    """Document position and tile; warps and registers follow as in cadre-gpu-probe."""
+def bits(rows: torch.Tensor) -> torch.Tensor:
+    """As integers: NaN is no excuse, and −0 is not 0."""
+    return rows.view(torch.int16 if rows.dtype == torch.bfloat16 else torch.int32)
+
+
+def tile(batch: Batch, what: str, row: int, column: int) -> str:
+    """Who in the kernel holds an element, as `tile` of kernels/check/probe/compare.rs has it."""
     dim = batch.heads.dim
     for it in batch.lines:
         if what in ("dK", "dV"):
             if it.dkv_row <= row < it.dkv_row + it.keys_end - it.keys_begin:
                 position = it.keys_begin + row - it.dkv_row
-                return f"key {position}, key tile {position // (64 if dim == 256 else 128)}"
+                group, of_group = (column // 128, column % 128) if dim == 256 else (position % 128 // 64, column)
+                where = f"key {position}, key tile {position // (64 if dim == 256 else 128)}"
+                return f"{where}, warpgroup {group}, {fragment(position, of_group)}"
         elif it.q_row <= row < it.q_row + it.rows_end - it.rows_begin:
             position = it.rows_begin + row - it.q_row
-            return f"row {position}, tile of rows {position // (64 if what == 'dQ' else 128)}"
+            rows, group, of_group = 128, position % 128 // 64, column
+            if what == "dQ":
+                rows, group, of_group = 64, column // (dim // 2), column % (dim // 2)
+            where = f"row {position}, tile of rows {position // rows}"
+            return f"{where}, warpgroup {group}, {fragment(position, of_group)}"
     return "of no task"
+
+
+def fragment(row: int, column: int) -> str:
+    """Of a product of 64 rows, whose layout is that of wgmma's results."""
+    lane, register = row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row % 16 // 8 * 2 + column % 2
+    return f"warp {row % 64 // 16}, lane {lane}, register {register}"
 
 
 def operands(batch: Batch, tensors: Tensors, what: str, row: int, head: int) -> dict:

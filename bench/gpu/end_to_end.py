@@ -9,6 +9,8 @@ on the CPU says what losses should be near. Linear layers of the trainer are on 
 share one GPU, so the gain is that of balance alone, not of more processors.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import struct
@@ -16,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pack
 from sessions import Work, one
 
 JSON = re.compile(r"\{.*\}$")
@@ -34,7 +37,7 @@ class Runs:
 
     def run(self, name: str, end: float, engine: str, servers: int, trainers: int, *words: str) -> dict:
         """Losses as bits, seconds a step, or what went wrong; `end` is that of all."""
-        text = (self.folder / "job.yaml").read_text()
+        text = (self.folder / "job.yaml").read_text(encoding="utf-8")
         for key, value in [
             ("SERVERS", servers),
             ("TRAINERS", trainers),
@@ -47,7 +50,7 @@ class Runs:
         with tempfile.TemporaryDirectory() as out:
             job, stdout = Path(out) / "job.yaml", Path(out) / "stdout"
             job.write_text(text)
-            command = [str(self.folder / "cadre"), "run", "-f", str(job), "--out", f"{out}/run", "--json", *words]
+            command = [str(pack.program("cadre")), "run", "-f", str(job), "--out", f"{out}/run", "--json", *words]
             if name == TRACED and self.trace:
                 self.trace.unlink(missing_ok=True)
                 command += ["--trace", str(self.trace)]
@@ -76,7 +79,7 @@ TRACED = SHARED
 
 def runs_of(steps: int) -> dict[str, tuple]:
     """What matters most first: engine, servers, trainers, words."""
-    kill = f"--fault=kill-server@{max(1, steps // 2)}"
+    kill = f"--fault=kill-server@{steps // 2}"
     return {
         CPU: ("cpu", 0, 1),
         WHOLE: ("gpu", 2, 1),
@@ -116,11 +119,7 @@ def compared(it: dict, past: dict[str, dict]) -> dict:
     missing = [other for other in (CPU, same_as, first_as) if other and "failed" in past.get(other, {})]
     # Trainers that share their tokens differently have other losses.
     near = not (on_cpu or CPU in missing or name in (LOCAL, SHARED))
-    far = (
-        max((abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu["bits"]), strict=True)), default=0.0)
-        if near
-        else 0.0
-    )
+    far = max((abs(a - b) for a, b in zip(losses(it["bits"]), losses(cpu["bits"]))), default=0.0) if near else 0.0
     other, before = past.get(same_as or "", {}), past.get(first_as or "", {})
     same = "bits" not in other or it["bits"] == other["bits"]
     first = "bits" not in before or it["bits"][0] == before["bits"][0]

@@ -5,6 +5,8 @@ FlashAttention's own flash_api.cpp takes; equal documents go as a dense batch, o
 ImportError where the library is not packed, and ValueError for what it was not built for.
 """
 
+from __future__ import annotations
+
 import ctypes
 from pathlib import Path
 

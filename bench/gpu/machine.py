@@ -3,12 +3,16 @@ GPU.
 
 In: the search path, nvidia-smi. Out: facts; the clocks of the moment, read beside everything else by one nvidia-smi
 that runs all the time; paths of tools. What is missing is missing, not an error. Settings of the GPU are never
-touched.
+touched. Nothing here waits for nvidia-smi, which hangs where a driver is in trouble, and may not even be killed then.
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
 import datetime
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,10 +23,18 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 STATIC = ("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total")
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
 EVERY_MS = 500
+# Seconds that a killed program may take to be gone; then it is left behind.
+GONE = 0.3
+DRIVER = Path("/proc/driver/nvidia/version")
 # Where containers have the driver when it is on no search path.
 DRIVERS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 # Folders of tools that are on no search path.
-FOLDERS = ("usr/local/cuda*/bin", "opt/nvidia/nsight-compute/*")
+FOLDERS = (
+    "usr/local/cuda*/bin",
+    "usr/local/cuda*/compute-sanitizer",
+    "usr/local/nvidia/bin",
+    "opt/nvidia/nsight-compute/*",
+)
 
 
 def tool(name: str) -> str | None:
@@ -31,19 +43,22 @@ def tool(name: str) -> str | None:
 
 
 def facts() -> dict:
-    """Driver, power limit and date; `nvidia-smi` is there or not."""
-    found: dict = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")}
-    program = tool("nvidia-smi")
-    if not program:
-        return found | {"clocks": "unknown: there is no nvidia-smi"}
-    command = [program, f"--query-gpu={','.join(STATIC)}", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
-        words = [it.strip() for it in done.stdout.splitlines()[0].split(",")] if done.stdout.strip() else []
-        if len(words) == len(STATIC):
-            keys = ("gpu", "driver", "power_limit_w", "max_sm_mhz", "memory_mib")
-            return found | dict(zip(keys, words, strict=True))
-    return found | {"clocks": "unknown: nvidia-smi does not answer"}
+    """Date; the driver's version where its kernel module tells it."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    found = {"date": now.strftime("%Y-%m-%d %H:%M UTC")}
+    with contextlib.suppress(OSError):
+        if version := re.search(r"\s(\d{3}\.\d+(\.\d+)?)\s", DRIVER.read_text(errors="replace")):
+            found["driver"] = version[1]
+    return found
+
+
+def too_old(needed: str) -> str:
+    """Words where programs that name symbols of glibc `needed` do not start here; none where that is not known."""
+    has = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+    with contextlib.suppress(ValueError):
+        if [int(it) for it in has.split(".")] < [int(it) for it in needed.split(".")]:
+            return f"its programs need glibc {needed}, this machine has {has}: they do not start; pack on one as old"
+    return ""
 
 
 def libraries() -> list[str]:
@@ -56,35 +71,60 @@ def libraries() -> list[str]:
     return found
 
 
-class Clocks:
-    """The last line of an nvidia-smi that prints the clocks again and again; nothing without one."""
+class Beside:
+    """A program that runs beside everything else and dies with it; nothing where it cannot be started."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, command: list[str], file: Path) -> None:
         self.file, self.process = file, None
-        program = tool("nvidia-smi")
-        if program:
-            command = [program, f"--query-gpu={','.join(MOVING)}", "--format=csv,noheader,nounits", f"-lms={EVERY_MS}"]
-            with contextlib.suppress(OSError), file.open("wb") as out:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.DEVNULL,
-                    preexec_fn=die_with_parent,
-                )
+        with contextlib.suppress(OSError), file.open("wb") as out:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
-    def now(self) -> dict:
+    def lines(self) -> list[str]:
+        """Whole ones, so far."""
         with contextlib.suppress(OSError):
-            whole = self.file.read_text(errors="replace").rsplit("\n", 1)[0].splitlines()
-            words = [it.strip() for it in whole[-1].split(",")] if whole else []
-            if len(words) == len(MOVING):
-                return dict(zip(MOVING.values(), words, strict=True))
-        return {}
+            return self.file.read_text(errors="replace").rpartition("\n")[0].splitlines()
+        return []
 
     def end(self) -> None:
         if self.process:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GONE)
+
+
+class Card(Beside):
+    """What nvidia-smi says of the first GPU, once it does."""
+
+    def __init__(self, file: Path) -> None:
+        asked = [f"--query-gpu={','.join(STATIC)}", "--format=csv,noheader,nounits"]
+        super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
+
+    def now(self) -> dict:
+        words = [it.strip() for it in (self.lines() or [""])[0].split(",")]
+        if len(words) == len(STATIC):
+            return dict(zip(("gpu", "driver", "power_limit_w", "max_sm_mhz", "memory_mib"), words))
+        if self.process is None:
+            return {"clocks": "unknown: there is no nvidia-smi"}
+        return {"clocks": f"unknown: nvidia-smi {'does not answer' if self.process.poll() is None else 'fails'}"}
+
+
+class Clocks(Beside):
+    """The last line of an nvidia-smi that prints the clocks again and again; nothing without one."""
+
+    def __init__(self, file: Path) -> None:
+        asked = [f"--query-gpu={','.join(MOVING)}", "--format=csv,noheader,nounits", f"-lms={EVERY_MS}"]
+        super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
+
+    def now(self) -> dict:
+        words = [it.strip() for it in (self.lines() or [""])[-1].split(",")]
+        return dict(zip(MOVING.values(), words)) if len(words) == len(MOVING) else {}
 
 
 def die_with_parent() -> None:

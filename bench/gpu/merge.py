@@ -4,11 +4,13 @@ planner.
 Usage: merge.py DIR          DIR: gpu-check.json and calibration.json of a run
        merge.py --render     write the page and the calibration anew from what is recorded
 
-In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case; the table between the
-marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit is not that of the newest run is
-marked with its own. What was measured over an emulated driver, or with changes that are in no commit, is refused.
-Measures nothing.
+In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case and kind of GPU; the table
+between the marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit or GPU is not that of the
+newest run is marked with its own. What was measured over an emulated driver, or with changes that are in no commit, is
+refused. The planner ships the calibration of an H200; that of another GPU is recorded beside it. Measures nothing.
 """
+
+from __future__ import annotations
 
 import json
 import sys
@@ -39,7 +41,11 @@ class RefusedError(Exception):
 
 
 def key(row: dict) -> tuple:
-    return tuple(row.get(it) for it in KEYS)
+    return (*(row.get(it) for it in KEYS), gpu_of(row))
+
+
+def gpu_of(row: dict) -> str:
+    return row["provenance"].get("device", "unknown GPU")
 
 
 def merged(past: dict, content: dict) -> dict:
@@ -48,12 +54,29 @@ def merged(past: dict, content: dict) -> dict:
         raise RefusedError("it was measured over an emulated driver: it says nothing of a GPU")
     if content.get("dirty"):
         raise RefusedError("its pack was made with changes that are in no commit: commit, pack and run again")
+    if content.get("commit", "unknown") == "unknown":
+        raise RefusedError("its pack had no commit: pack in a clone and run again")
     wrong = {kernel for kernel, how in content.get("kernels", {}).items() if how != "right"}
     rows = {key(it): it for it in past.get("rows", [])}
     for row in [*content["speeds"], *content["forms"]]:
         if not any(kernel_of(kernel) in row["case"] for kernel in wrong):
             rows[key(row)] = {name: it for name, it in row.items() if name != "turns"}
-    return {"newest": content["commit"], "rows": list(rows.values())}
+    return past | {"newest": content["commit"], "rows": list(rows.values())}
+
+
+def with_calibration(store: dict, content: dict, text: str) -> dict:
+    """The store with the calibration of a run."""
+    try:
+        calibration = json.loads(text)
+        processor = calibration["processor"]
+    except (ValueError, KeyError, TypeError) as why:
+        raise RefusedError(f"calibration.json is not whole ({why}): remove it, or run again") from why
+    source = f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
+    calibration["source"] = source
+    if "h200" in processor:
+        return store | {"calibration": calibration}
+    print(f"the calibration of {processor} is recorded and not shipped: the planner ships that of an H200")
+    return store | {"calibrations_of_others": store.get("calibrations_of_others", {}) | {processor: calibration}}
 
 
 def kernel_of(kernel: str) -> str:
@@ -104,17 +127,20 @@ def bars(rows: list[dict]) -> list[str]:
 
 def render(store: dict) -> str:
     rows = store.get("rows", [])
-    lines = ["" if rows else NOTHING + "\n", "| bar on an H200 | milestone | target | measured |", "|---|---|---|---|"]
-    lines = [it for it in lines if it]
-    lines += [f"| {' | '.join(bar)} | {at} |" for bar, at in zip(BARS, bars(rows), strict=True)]
+    newest = store.get("newest")
+    of_newest = [it for it in rows if it["provenance"].get("commit") == newest]
+    gpu = gpu_of([*rows, *of_newest][-1]) if rows else ""
+    lines = [] if rows else [NOTHING + "\n"]
+    lines += [f"| bar on an H200 | milestone | target | measured{gpu and f' on {gpu}'} |", "|---|---|---|---|"]
+    at = bars([it for it in rows if gpu_of(it) == gpu])
+    lines += [f"| {' | '.join(bar)} | {number} |" for bar, number in zip(BARS, at, strict=True)]
     if not rows:
         return "\n".join(lines)
-    newest = store["newest"]
-    origin = next((it["provenance"] for it in rows if it["provenance"].get("commit") == newest), rows[-1]["provenance"])
+    origin = [*rows, *of_newest][-1]["provenance"]
     where = ", ".join(
         f"{name} {origin[name]}" for name in ("device", "driver", "torch", "cudnn", "date") if name in origin
     )
-    lines += ["", f"Commit `{newest}`; {where}. Rows of another commit name it.", ""]
+    lines += ["", f"Commit `{newest}`; {where}. Rows of another commit or GPU name it.", ""]
     lines += [
         "| case | pass | kernel | L2 | ms | spread | TFLOP/s | ratio | from |",
         "|---|---|---|---|---:|---:|---:|---:|---|",
@@ -122,10 +148,12 @@ def render(store: dict) -> str:
     for it in sorted(rows, key=lambda it: [str(part) for part in key(it)]):
         kernel = it.get("kernel") or f"Cadre, {it['form']}, {it['blocks']} blocks {it['order']}".strip()
         commit = it["provenance"].get("commit")
+        other = [] if commit == newest else [f"commit `{commit}`"]
+        other += [] if gpu_of(it) == gpu else [gpu_of(it)]
         ratio = f"{it['ratio']:.2f} {it.get('ratio_peer', '')}".strip() if "ratio" in it else ""
         lines.append(
             f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
-            f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {'' if commit == newest else f'commit `{commit}`'} |"
+            f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {', '.join(other)} |"
         )
     return "\n".join(lines)
 
@@ -149,29 +177,36 @@ def tables(calibration: dict | None) -> str:
             "use super::Profile;\n\n/// None was measured yet.\n"
             "pub(super) fn h200() -> Option<Profile> {\n    None\n}\n"
         )
-    used = "use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION};\n\n"
+    used = "use super::{Direction, Kept, Profile, Table, VERSION};\n\n"
     lines = [
-        head + used + "/// As measured.\n#[rustfmt::skip]\npub(super) fn h200() -> Option<Profile> {",
+        head + used + "/// As measured.\n#[rustfmt::skip]",
+        "#[allow(clippy::unnecessary_wraps)] // none where none was measured",
+        "pub(super) fn h200() -> Option<Profile> {",
         "    Some(Profile {",
     ]
     lines += ["        version: VERSION,", f"        processor: {rust(calibration['processor'])}.into(),"]
     lines += [f"        source: {rust(calibration['source'])}.into(),"]
-    lines += [f"        {it}: {calibration[it]}," for it in ("task_nanoseconds", "linear_operations")]
+    lines += [f"        {it}: {calibration[it]:_}," for it in ("task_nanoseconds", "linear_operations")]
     lines.append("        kernels: vec![")
     for it in calibration["kernels"]:
-        times = ", ".join(f"vec!{row}" for row in it["picoseconds"])
+        times = ", ".join(f"vec!{numbers(row)}" for row in it["picoseconds"])
         lines.append(
             f"            Table {{ head_dim: {it['head_dim']}, direction: Direction::{it['direction'].capitalize()}, "
-            f"kept: Kept::{it['kept'].capitalize()}, rows: vec!{it['rows']}, "
-            f"keys: vec!{it['keys']}, picoseconds: vec![{times}] }},"
+            f"kept: Kept::{it['kept'].capitalize()}, rows: vec!{numbers(it['rows'])}, "
+            f"keys: vec!{numbers(it['keys'])}, picoseconds: vec![{times}] }},"
         )
     lines.append("        ],\n        links: vec![")
     for it in calibration["links"]:
         lines.append(
-            f"            LinkTimes {{ distance: {rust(it['distance'])}.into(), "
-            f"rate: {it['rate']}, latency: {it['latency']} }},"
+            f"            super::LinkTimes {{ distance: {rust(it['distance'])}.into(), "
+            f"rate: {it['rate']:_}, latency: {it['latency']:_} }},"
         )
     return "\n".join([*lines, "        ],", "    })", "}", ""])
+
+
+def numbers(row: list[int]) -> str:
+    """As lint wants long ones."""
+    return f"[{', '.join(f'{it:_}' for it in row)}]"
 
 
 def rust(text: str) -> str:
@@ -181,22 +216,18 @@ def rust(text: str) -> str:
 def main(words: list[str]) -> int:
     store_path = ROOT / STORE
     store = json.loads(store_path.read_text()) if store_path.exists() else {}
-    calibration = store.get("calibration")
     if words != ["--render"]:
         if len(words) != 1:
             print(__doc__)
             return 2
         folder = Path(words[0])
-        content = json.loads((folder / "gpu-check.json").read_text())
+        content = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))
         store = merged(store, content)
         found = folder / "calibration.json"
         if found.exists():
-            calibration = json.loads(found.read_text())
-            calibration["source"] = (
-                f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
-            )
-        store["calibration"] = calibration
+            store = with_calibration(store, content, found.read_text(encoding="utf-8"))
         store_path.write_text(json.dumps(store, indent=1, sort_keys=True) + "\n")
+    calibration = store.get("calibration")
     page = ROOT / PAGE
     page.write_text(into_page(page.read_text(), render(store)))
     (ROOT / TABLES).write_text(tables(calibration))

@@ -4,7 +4,10 @@ In: tasks as `Line`s, tensors [rows, heads, dim]. Out: tensors that were given, 
 times.
 """
 
+from __future__ import annotations
+
 import ctypes
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,18 +65,28 @@ class Heads:
         return f"{self.query}:{self.kv} d{self.dim}"
 
 
+class HangsError(Exception):
+    """What was launched is not over after a time that none takes."""
+
+
 class Library:
     """The library with one GPU open; `device` is that of the tensors ("cpu" where the driver is an emulated one)."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self, path: Path, device: str, form: str = "", given: Path | None = None, patience: float = 10.0
+    ) -> None:
+        """With the kernels of the folder `form`, if any; inputs of wrong numbers go to the folder `given`."""
+        self.device, self.given, self.patience = torch.device(device), given, patience
         self.calls = ctypes.CDLL(str(path))
         pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
         for name, result, arguments in [
             ("cadre_error", ctypes.c_char_p, []),
             ("cadre_open", pointer, [ctypes.c_uint32]),
+            ("cadre_open_form", pointer, [ctypes.c_uint32, ctypes.c_char_p]),
+            ("cadre_watch", pointer, [pointer]),
+            ("cadre_told", ctypes.c_char_p, [pointer, ctypes.c_char_p]),
             ("cadre_processors", ctypes.c_uint32, [pointer]),
-            ("cadre_wait", ctypes.c_int32, [pointer, u64]),
+            ("cadre_wait", ctypes.c_int32, [pointer, u64, u64]),
             ("cadre_forward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             ("cadre_forward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
             ("cadre_forward_sink", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
@@ -88,7 +101,9 @@ class Library:
         ]:
             call = getattr(self.calls, name)
             call.restype, call.argtypes = result, arguments
-        self.gpu = self.check(self.calls.cadre_open(0))
+        opened = self.calls.cadre_open_form(0, form.encode()) if form else self.calls.cadre_open(0)
+        self.gpu = self.check(opened)
+        self.watch = self.calls.cadre_watch(self.gpu) if form else None
         self.processors = self.calls.cadre_processors(self.gpu)
 
     def check(self, result):
@@ -97,11 +112,17 @@ class Library:
             raise RuntimeError(self.calls.cadre_error().decode())
         return result
 
+    def waits(self, kernel: str) -> dict | None:
+        """Where the warps of a kernel wait that has told it before it trapped."""
+        told = self.calls.cadre_told(self.watch, kernel.encode()) if self.watch else b""
+        return json.loads(told) if told else None
+
     def stream(self) -> int:
         return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
 
     def wait(self) -> None:
-        self.check(self.calls.cadre_wait(self.gpu, self.stream()))
+        if self.check(self.calls.cadre_wait(self.gpu, self.stream(), int(self.patience * 1000))) == 1:
+            raise HangsError(f"a launch does not end in {self.patience:.0f} s")
 
 
 def places(tensors: list[torch.Tensor]) -> ctypes.Array:

@@ -5,6 +5,8 @@ begins and which it has done; when it hangs or dies, a new child goes on behind 
 Nothing here touches the GPU or imports PyTorch.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from collections import deque
@@ -20,9 +22,23 @@ from sessions import Ended, Work
 IMPORTS = 180.0
 HERE = Path(__file__).resolve().parent
 # Exit codes of a child.
-NO_GPU, CONTEXT_LOST, HANGS = 3, 5, 6
+NO_GPU, CONTEXT_LOST, HANGS, NO_ROOM = 3, 5, 6, 7
+DIMS = (128, 64, 256)
 # Parts beside "d128 forward" and its like, and "bench GROUP".
 PAIRS, COPIES, RATES = "pairs of the bench", "copies of rows", "rate of copies of rows"
+# The part that times forms of kernels, and how it calls those of this build.
+FORMS, BUILT = "forms", "as built"
+
+
+def kernels_of(part: str) -> tuple[str, ...]:
+    """Kernels that a part of the checks or of the bench launches."""
+    dim = next((it for it in DIMS if f"d{it} " in f"{part} "), 128)
+    both = (f"cadre_forward_{dim}", f"cadre_backward_{dim}")
+    if "softcap" in part:
+        return (f"{both['backward' in part]}_softcap",)
+    if part.startswith("bench") or "sinks" in part:
+        return both
+    return (both["backward" in part],) if "ward" in part else ("cadre_copy_rows_16", "cadre_copy_rows_4")
 
 
 @dataclass
@@ -38,11 +54,16 @@ class Part:
     place: str = ""  # the last thing that the child said it does
     with_peers: bool = False  # it may be a peer that does it
     row: str = ""
+    name_of_unit: str = ""
     of: str = ""  # the one kernel that all units are about
     kernel: str = ""  # that the unit under way is about
     refused: str = ""  # why there is no GPU for it
     program: list[str] = field(default_factory=list)  # instead of a child of Python
     words: list[str] = field(default_factory=list)
+
+    def blames(self) -> bool:
+        """Whether what happens is by a kernel as it is built, not by another form of it."""
+        return self.name != FORMS or self.name_of_unit.endswith(BUILT)
 
 
 class Parts:
@@ -84,29 +105,34 @@ class Parts:
         return work
 
     def heard(self, part: Part, line: dict) -> None:
-        match line:
-            case {"to": to, "row": row}:
-                self.report.add(to, row)
-                part.row = f"{row.get('check', row.get('case'))}: {row.get('what', row.get('kernel', ''))}"
-            case {"begun": unit, "name": name}:
-                part.unit, part.place, part.with_peers = unit, name, False
-                part.kernel = line.get("kernel", part.of)
-                self.report.say(f"{part.name}: {name}")
-            case {"at": place}:
-                part.place, part.with_peers = place, line.get("peers", False)
-            case {"raised": what}:
-                part.place += f", which raised {what}"
-            case {"refused": why}:
-                part.refused = why
-            case {"done": unit}:
-                part.done.add(unit)
-                part.unit = None
-            case {"say": words}:
-                self.report.say(f"  {part.name}: {words}")
-            case {"absent": peers}:
-                self.report.content["absent_peers"] |= peers
-            case {"facts": facts}:
-                self.report.content |= facts
+        if "row" in line:
+            row = line["row"]
+            if "check" in row and not part.program:
+                row = row | {"part": part.name, "unit": part.unit}
+            if not part.blames():
+                row = {key: it for key, it in row.items() if key != "kernel"}
+            self.report.add(line["to"], row)
+            part.row = f"{row.get('check', row.get('case'))}: {row.get('what', row.get('kernel', ''))}"
+        elif "begun" in line:
+            part.unit, part.place, part.with_peers = line["begun"], line["name"], False
+            part.kernel, part.name_of_unit = line.get("kernel", part.of), part.place
+            self.report.say(f"{part.name}: {part.place}")
+        elif "at" in line and "value" not in line:
+            part.place, part.with_peers = line["at"], line.get("peers", False)
+            part.kernel = line.get("kernel", part.kernel)
+        elif "raised" in line:
+            part.place += f", which raised {line['raised']}"
+        elif "refused" in line:
+            part.refused = line["refused"]
+        elif "done" in line:
+            part.done.add(line["done"])
+            part.unit = None
+        elif "say" in line:
+            self.report.say(f"  {part.name}: {line['say']}")
+        elif "absent" in line:
+            self.report.content["absent_peers"] |= line["absent"]
+        elif "facts" in line:
+            self.report.content |= line["facts"]
 
     def over(self, part: Part, ended: Ended) -> bool:
         """Makes rows of an end that is none of its own; true if another child should go on."""
@@ -116,13 +142,28 @@ class Parts:
         if ended.out_of_time:
             self.report.leave_out(f"{part.name}, rest{at}" if part.row or at else part.name)
             return False
-        if part.refused:
+        if part.refused and not self.report.content["checks"]:
             self.report.content["refused"] = part.refused
             return False
-        words = {CONTEXT_LOST: "the GPU answers no more", HANGS: "a launch does not end", NO_GPU: "it sees no GPU"}
-        what = words.get(ended.code, ended.why) + at
+        words = {
+            CONTEXT_LOST: "the GPU answers no more",
+            HANGS: "a launch does not end",
+            NO_GPU: "it sees no GPU",
+            NO_ROOM: "the disk that takes what it tells is full",
+        }
+        what = (part.refused or words.get(ended.code, ended.why)) + at
         what += f"; last row: {part.row or 'none'}"
-        more = {"kernel": part.kernel, "how": how(ended)} if part.kernel else {}
+        more: dict = {"probe": part.name} if part.program else {"part": part.name, "unit": part.unit}
+        # Before its first unit, or for want of a place to tell it, a part ends by no kernel's fault; nor by a peer's.
+        blamed = part.unit is not None and ended.code not in (NO_GPU, NO_ROOM) and not part.with_peers
+        if part.kernel and blamed and part.blames():
+            more |= {"kernel": part.kernel, "how": how(ended)}
+        if ended.code == NO_GPU and not part.refused:
+            more["cause"] = "PyTorch sees no GPU"
+            said = [it for it in ended.output.splitlines() if "sees no GPU" in it]
+            what = said[-1] if said else what
+        if ended.code == NO_ROOM:
+            more["cause"] = "the disk is full"
         if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)'", ended.output):
             more["cause"] = f"no {missing[1]}"
             what = f"this Python has no {missing[1]}"

@@ -6,6 +6,8 @@ comparison. A peer that cannot do a batch raises; who asks says so. Copies of ke
 anything is timed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -186,7 +188,7 @@ def cudnn_ragged(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
                 **common,
             )
             forms = [("dq", of_q, offset_q), ("dk", of_k, offset_k), ("dv", of_k, offset_k)]
-            for made, (name, form, offset) in zip(gradients, forms, strict=True):
+            for made, (name, form, offset) in zip(gradients, forms):
                 result(made, held[name], form, offset)
         else:
             out, stats = it.sdpa(q=q, k=keys_in, v=values, generate_stats=True, **common)

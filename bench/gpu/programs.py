@@ -4,6 +4,8 @@ own session.
 In: the folder with the programs. Out: rows in the report. A program that hangs, or that no time is left for, is named.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -11,8 +13,11 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import diagnosis
 import end_to_end
+import keep
 import machine
+import pack
 import sessions
 import smoke
 from report import Report
@@ -63,7 +68,7 @@ class Programs:
 
     def test(self, name: str, prefix: tuple[str, ...] = (), kind: str = "Rust face", limit: float = 40) -> Work:
         words = ["--ignored", "--test-threads=1", "--nocapture", f"emulated::{name}"]
-        return self.work(f"{kind}, {name}", [*prefix, str(HERE / "device-tests"), *words], limit)
+        return self.work(f"{kind}, {name}", [*prefix, str(pack.program("device-tests")), *words], limit)
 
     def all_of(self, works: list[Work], width: int, end: float) -> Iterator[Ended]:
         """Those that were not cut off by the end of all."""
@@ -83,7 +88,7 @@ class Programs:
 
     def tests(self, width: int, end: float) -> None:
         works = [self.test(it) for it in TESTS if not self.broken(it)]
-        exchange = self.work("rows between two processes", [str(HERE / "exchange-tests"), EXCHANGE], 40)
+        exchange = self.work("rows between two processes", [str(pack.program("exchange-tests")), EXCHANGE], 40)
         for ended in self.all_of([*works, exchange], width, end):
             ran = "test result: ok" in ended.output and " 0 passed" not in ended.output
             what = f"{ended.why or ('exit 0' if ran else 'exit 0, but no test ran')}, {ended.seconds:.0f} s"
@@ -105,6 +110,9 @@ class Programs:
             # As long as there is time: whether a kernel hangs was seen before.
             works += [self.test(it, prefix, tool, math.inf) for it in SANITIZED if not self.broken(it)]
         for ended in self.all_of(works, len(SANITIZED), end):
+            if "test result" not in ended.output and not diagnosis.first_report(ended.output):
+                self.report.not_run(ended.work.name, f"compute-sanitizer runs nothing ({diagnosis.last_words(ended)})")
+                continue
             count, deciding = findings(ended.output), ended.work.name.startswith("memcheck")
             what = f"{ended.why or 'exit 0'}, {count} findings, {ended.seconds:.0f} s"
             what += "" if deciding else " (information: known to find what is no race)"
@@ -135,7 +143,16 @@ class Programs:
                 "--launch-count",
                 "1",
             ]
-            probe = [str(smoke.PROBE), "--part", "time", "--profile", "--lines", str(lines), "--patience", "60"]
+            probe = [
+                str(pack.program(smoke.PROBE)),
+                "--part",
+                "time",
+                "--profile",
+                "--lines",
+                str(lines),
+                "--patience",
+                "60",
+            ]
             work = self.work(f"profile of {name}", [profiler, *asked, *words, *probe], 40)
             for ended in self.all_of([work], 1, end):
                 found = {
@@ -156,7 +173,7 @@ class Programs:
         bad = sorted(smoke.names(self.report.content, ("hang", "fault")) & {"cadre_forward_64", "cadre_backward_64"})
         if bad:
             return self.report.not_run("training runs", f"{', '.join(bad)} hang or fault")
-        trace = None if dry else self.out / "trace.json"
+        trace = None if dry else self.folder / "trace.json"
         runs = end_to_end.Runs(HERE, steps, tokens, 60 * self.slower, self.environment(), trace)
         for row in end_to_end.check(runs, end):
             if "note" in row:
@@ -166,17 +183,25 @@ class Programs:
             else:
                 self.report.add("checks", row)
             self.report.store()
+        self.hand_over(trace)
+
+    def hand_over(self, file: Path | None) -> None:
+        """What a program wrote, if it is whole."""
+        if file and file.exists() and (why := keep.whole(file, self.out)):
+            self.report.note(why)
 
     def calibrate(self, end: float) -> None:
         """The cost table of this GPU, as a file."""
-        path = self.out / "calibration.json"
-        path.unlink(missing_ok=True)
+        path = self.folder / "calibration.json"
         words = ["--engine=gpu", "--head-dim=128", f"--out={path}"]
         if peak := self.report.content.get("matmul_tflops"):
             words.append(f"--linear-tflops={peak:.0f}")
-        command = [str(HERE / "cadre"), "calibrate", *words]
+        command = [str(pack.program("cadre")), "calibrate", *words]
         for ended in self.all_of([self.work("cadre calibrate", command, 60)], 1, end):
-            self.report.check("cadre calibrate", ended.why or "exit 0", not ended.why and path.exists())
+            passed = not ended.why and path.exists()
+            self.report.check("cadre calibrate", ended.why or "exit 0", passed, tail=ended.output[-2000:])
+            if passed:
+                self.hand_over(path)
 
 
 def findings(output: str) -> str:

@@ -2,9 +2,9 @@
 behind it.
 
 In: CADRE_PACK, a pack with an emulated driver; `cargo test -p cadre-gpu-check --test rehearsal` makes one and runs
-this. Out: unittest's verdict. What is played by the emulated driver: a lost arrival at a barrier, an illegal address,
-operands read otherwise, an old driver, another GPU. Tools of the machine are played by programs that print what the
-real ones do. Nothing is judged by how long it takes.
+this, and rehearsal_larger.py. Out: unittest's verdict. What is played by the emulated driver: a lost arrival at a
+barrier, an illegal address, operands read otherwise, an old driver, another GPU. Tools of the machine are played by
+programs that print what the real ones do. Nothing is judged by how long it takes.
 """
 
 import contextlib
@@ -36,6 +36,14 @@ echo "=========     Address 0x7f3a00000010 is out of bounds"
 echo "=========     Saved host backtrace up to driver entry point at kernel launch time"
 exit 9
 """
+# Where the GPU is lent through a layer that it does not know.
+REFUSING = """#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+echo "========= Error: Device not supported. Please refer to the documentation for supported devices"
+echo "========= Error: process didn't terminate successfully"
+echo "========= Target application returned an error"
+exit 1
+"""
 DEBUGGER = """#!/bin/sh
 echo "Opening GPU coredump: somewhere"
 echo "CUDA Exception: Warp Illegal Address"
@@ -54,7 +62,9 @@ class Came:
     files: set[str]
 
 
-class Rehearsal(unittest.TestCase):
+class Play(unittest.TestCase):
+    """A run over the emulated driver."""
+
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.out = self.folder / "out"
@@ -66,19 +76,29 @@ class Rehearsal(unittest.TestCase):
         path.chmod(0o755)
 
     def start(
-        self, *words: str, kernels: str = f"{GOOD},{BAD}", packages: Path | None = None, **plays: str
+        self,
+        *words: str,
+        kernels: str = f"{GOOD},{BAD}",
+        packages: Path | None = None,
+        python: str = sys.executable,
+        before: tuple[str, ...] = (),
+        **plays: str,
     ) -> subprocess.Popen:
         # Without packages of the machine; with no tools but those that are played.
         path = {"PATH": f"{self.folder / 'tools'}:/nowhere", "LD_LIBRARY_PATH": str(PACK / "emulated")}
         play = {f"CADRE_EMULATED_{key}": value for key, value in plays.items()}
         other = {"PYTHONPATH": str(packages)} if packages else {}
-        command = [sys.executable, "-S", str(PACK / "run.py"), "--dry", "--seed", "7", "--out", str(self.out)]
+        command = [*before, python, "-S", str(PACK / "run.py"), "--dry", "--seed", "7", "--out", str(self.out)]
         command += ["--only", "smoke,diagnosis,kernels,decisions", "--kernels", kernels, *words]
         environment = {**path, **play, **other, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        # A terminal of long ago.
+        environment["PYTHONIOENCODING"] = "ascii"
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
     def came(self, process: subprocess.Popen) -> Came:
         printed, _ = process.communicate()
+        if not self.out.is_dir():
+            return Came(process.returncode, printed[-SEEN:], {}, set())
         with contextlib.suppress(OSError):
             content = json.loads((self.out / "gpu-check.json").read_text())
             return Came(process.returncode, printed[-SEEN:], content, {it.name for it in self.out.iterdir()})
@@ -99,6 +119,8 @@ class Rehearsal(unittest.TestCase):
         )
         return summary
 
+
+class Rehearsal(Play):
     def test_all_is_right(self) -> None:
         came = self.play(kernels="")
         kernels = came.content["kernels"]
@@ -138,11 +160,52 @@ class Rehearsal(unittest.TestCase):
         for words in ("faults: by its core dump", "Warp Illegal Address", "PC 0x7fd0e8c3a2d0", "block (2,0,0)"):
             self.assertIn(words, summary)
 
+    def test_a_kernel_faults_and_the_sanitizer_refuses_the_gpu(self) -> None:
+        self.tool("compute-sanitizer", REFUSING)
+        self.tool("cuda-gdb", DEBUGGER)
+        summary = self.summary(self.play(FAULT=BAD))
+        for words in ("faults: by its core dump; compute-sanitizer names no access", "PC 0x7fd0e8c3a2d0"):
+            self.assertIn(words, summary)
+
     def test_a_kernel_faults_and_there_are_no_tools(self) -> None:
         came = self.play(FAULT=BAD)
         words = "its address is not known: compute-sanitizer and cuda-gdb are not on this machine"
         self.assertIn(words, self.summary(came))
         self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "fault"})
+
+    def test_a_kernel_hangs_while_it_is_timed(self) -> None:
+        # No check launches it, the time does.
+        timed = "cadre_forward_128"
+        came = self.play("--only", "smoke,diagnosis", kernels=f"{GOOD},time of d128 forward", HANG=timed)
+        summary = self.summary(came)
+        self.assertIn("FAILED part smoke: a launch does not end, at: time of d128 forward", summary)
+        self.assertEqual(came.content["kernels"], {GOOD: "right", timed: "hang"})
+        self.assertRegex(summary, rf"DIAGNOSIS {timed}: hangs: block \d, thread \d+ waits too long")
+
+    def test_a_kernel_hangs_while_forms_are_timed(self) -> None:
+        came = self.play("--only", "decisions", HANG=BAD)
+        self.assertEqual(came.content["kernels"], {BAD: "hang"})
+        self.assertRegex(self.summary(came), rf"DIAGNOSIS {BAD}: hangs: block \d, thread \d+ waits too long")
+
+    def test_streams_wait_for_no_word_of_the_host(self) -> None:
+        came = self.play("--only", "smoke,decisions", GATES="0")
+        self.assertEqual({it["without_host"] for it in came.content["forms"]}, {False})
+        self.assertIn("with the host's work between runs", self.summary(came))
+        self.assertEqual(came.code, 0)
+
+    def test_the_machine_is_older_than_the_pack(self) -> None:
+        facts = json.loads((PACK / "pack.json").read_text())
+        (PACK / "pack.json").write_text(json.dumps(facts | {"glibc": "9.1"}))
+        self.addCleanup(lambda: (PACK / "pack.json").write_text(json.dumps(facts)))
+        came = self.play("--only", "smoke", kernels=GOOD)
+        self.assertRegex(
+            self.summary(came), r"FAILED pack: its programs need glibc 9\.1, this machine has 2\.\d+: they"
+        )
+
+    def test_programs_have_lost_their_modes(self) -> None:
+        (PACK / "cadre-gpu-probe").chmod(0o644)
+        came = self.play("--only", "smoke", kernels=GOOD)
+        self.assertEqual((came.code, came.content["kernels"]), (0, {GOOD: "right"}))
 
     def test_numbers_are_wrong_as_by_another_swizzle(self) -> None:
         came = self.play(WRONG=BAD)
@@ -181,6 +244,7 @@ class Rehearsal(unittest.TestCase):
         (packages / "torch" / "__init__.py").write_text("import no_such_library_of_torch\n")
         came = self.play(packages=packages)
         summary = self.summary(came)
+        self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "right"})
         # As many parts as there are end so; their cause is told once.
         self.assertRegex(summary, r"this Python has no no_such_library_of_torch \(and \d+ more rows of this cause\)")
         self.assertEqual(summary.count("FAILED"), 1)
@@ -215,12 +279,71 @@ class Rehearsal(unittest.TestCase):
         came = self.came(process)
         self.assertIn("a launch does not end", (printed + came.seen)[-SEEN:])
         self.assertEqual(came.content["checks"][-1]["kernel"], BAD)
-        self.assertIn("logs.tar.gz", came.files | {"logs.tar.gz"})
+        # A file may be there that was being written.
+        self.assertIn("gpu-check.json", came.files)
+        self.assertLessEqual(came.files, NAMES | {f".{it}.new" for it in NAMES})
         # What it had started dies with it.
         end = time.monotonic() + 60
         while names(str(self.out.parent)):
             self.assertLess(time.monotonic(), end, "a process was left behind")
             time.sleep(0.02)
+
+    def test_nvidia_smi_hangs(self) -> None:
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.tool("nvidia-smi", f"#!/bin/sh\ntrap '' TERM INT HUP\nread word < {pipe}\n")
+        came = self.play("--only", "smoke", kernels=GOOD)
+        self.assertEqual((came.code, came.content["kernels"]), (0, {GOOD: "right"}))
+        self.assertIn("clocks unknown: nvidia-smi does not answer", self.summary(came))
+        for row in came.content["checks"]:
+            self.assertEqual(row["provenance"]["clocks"], "unknown: nvidia-smi does not answer")
+
+    def test_there_are_two_at_once(self) -> None:
+        process = self.start(HANG=BAD)
+        printed = ""
+        while "smoke: backward d64, and finish_dq" not in printed:
+            printed += process.stdout.readline()
+            self.assertIsNone(process.poll(), printed)
+        second = self.start()
+        said, _ = second.communicate()
+        self.assertEqual(second.returncode, 2)
+        self.assertRegex(said, r"^error: another run uses .*: two at once disturb each other's times; wait for its end")
+        # The first goes on as if nothing had been.
+        came = self.came(process)
+        self.assertEqual((came.code, came.content["kernels"]), (1, {GOOD: "right", BAD: "hang"}))
+
+    def test_who_has_started_it_goes_away(self) -> None:
+        process = self.start("--only", "smoke", kernels=GOOD)
+        process.stdout.readline()
+        process.stdout.close()
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(process.wait(), 0)
+        content = json.loads((self.out / "gpu-check.json").read_text())
+        self.assertEqual(content["kernels"], {GOOD: "right"})
+        self.assertIn("logs.tar.gz", {it.name for it in self.out.iterdir()})
+
+    def test_the_output_cannot_be_made(self) -> None:
+        (self.folder / "file").write_text("")
+        self.out = self.folder / "file" / "out"
+        came = self.came(self.start(HANG=BAD))
+        self.assertEqual(came.code, 1)
+        self.assertRegex(came.seen, rf"DIAGNOSIS {BAD}: hangs: block")
+        self.assertEqual(came.seen.strip().splitlines()[-1], "gpu-check.json is not whole: Not a directory")
+
+    def test_the_disk_is_full(self) -> None:
+        small = self.folder / "small"
+        small.mkdir()
+        # A disk of one page, for whatever is written: logs, lines, output.
+        mount = f'/bin/mount -t tmpfs -o size=4k,nr_inodes=200 none {small} && exec "$@"'
+        inside = ("/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", mount, "sh")
+        path = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        possible = subprocess.run([*inside, "true"], capture_output=True, env=path, check=False)
+        if possible.returncode != 0:
+            self.skipTest("this machine makes no file system for a test")
+        self.out = small / "out"
+        came = self.came(self.start("--only", "smoke", kernels=GOOD, before=inside))
+        # Its lines go where there is room, and come back as words.
+        self.assertIn("gpu-check.json is not whole: No space left on device", came.seen)
 
     def test_its_time_is_over(self) -> None:
         came = self.play("--seconds", "0.5")

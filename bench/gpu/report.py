@@ -2,10 +2,17 @@
 
 In: rows, words. Out: gpu-check.json, and what is printed. Each row carries where its numbers are from (commit,
 digests of the kernels, GPU, driver, clocks, …). The file is replaced whole, so a reader never sees half; a folder
-that takes no more costs the file, not the run. Judges nothing; causes.py says which failures have one cause.
+that takes no more costs the file, not the run, and so does a reader of what is printed that has gone. Judges nothing;
+causes.py says which failures have one cause.
 """
 
+from __future__ import annotations
+
+import contextlib
 import json
+import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +35,9 @@ FAILURES = 6_000
 # Characters of the failures so far, behind each stage: of a run that is cut, they are the end.
 SO_FAR = 2_500
 # Facts that every row carries, where they are known.
-ORIGIN = ("commit", "dirty", "cubins", "device", "driver", "cudnn", "torch", "power_limit_w", "date")
+ORIGIN = ("commit", "dirty", "cubins", "device", "driver", "cudnn", "torch", "power_limit_w", "clocks", "date")
+# An error that is no number.
+NO_NUMBER = 1e30
 
 
 class Report:
@@ -36,10 +45,11 @@ class Report:
         self.path, self.began, self.stored = path, time.monotonic(), 0.0
         self.content: dict = {**facts, "absent_peers": {}, "kernels": {}, **{name: [] for name in LISTS}}
         self.clocks: Callable[[], dict] = dict  # what the GPU runs at now
+        self.card: Callable[[], dict] = dict  # what is known of it by now
         self.unwritable, self.told = "", 0
 
     @staticmethod
-    def read(path: Path) -> "Report":
+    def read(path: Path) -> Report:
         report = Report(path)
         report.content |= json.loads(path.read_text())
         return report
@@ -48,21 +58,26 @@ class Report:
         return time.monotonic() - self.began
 
     def say(self, text: str) -> None:
-        print(f"[{self.seconds():5.0f} s] {text}", flush=True)
+        tell(f"[{self.seconds():5.0f} s] {text}")
 
     def origin(self) -> dict:
+        if "power_limit_w" not in self.content:
+            self.content.pop("clocks", None)
+            self.content |= self.card()
         known = {key: self.content[key] for key in ORIGIN if key in self.content}
         return known | self.clocks()
 
     def add(self, to: str, row: dict) -> None:
         if to in MEASURED:
-            row = row | {"provenance": self.origin()}
+            # JSON has no word for what is no number.
+            row = {key: it for key, it in row.items() if not isinstance(it, float) or math.isfinite(it)}
+            row = ({"error": NO_NUMBER} if to == "checks" else {}) | row | {"provenance": self.origin()}
         self.content[to].append(row)
         if not row.get("passed", True):
             error = f" {row['error']:.2e}" if row["error"] != 1.0 else ""
             self.say(f"  FAILED {row['check']}: {row['what']}{error}")
             for line in row.get("tail", "").strip().splitlines()[-SHOWN:]:
-                print(f"          | {line[:300]}", flush=True)
+                tell(f"          | {line[:300]}")
         if time.monotonic() - self.stored > STORED_EVERY:
             self.store()
 
@@ -95,20 +110,21 @@ class Report:
                 self.say(f"  {self.path} cannot be written: {why.strerror}; what is printed is all that comes back")
             self.unwritable = str(why.strerror)
             # Its bytes may be what the file lacks.
-            whole.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                whole.unlink()
 
     def failed(self) -> list[dict]:
         return [it for it in self.content["checks"] if not it["passed"]]
 
     def passed(self) -> bool:
         whole = bool(self.content["checks"]) and "stopped" not in self.content and not self.unwritable
-        return whole and not self.failed()
+        return whole and not self.failed() and not self.content["left_out"]
 
     def so_far(self) -> None:
         """Failures behind a stage, if there are new ones."""
         if len(self.failed()) > self.told:
             self.told = len(self.failed())
-            print("so far:\n" + "\n".join(fit(causes.told(self.failed(), self.content), SO_FAR)), flush=True)
+            tell("so far:\n" + "\n".join(fit(causes.told(self.failed(), self.content), SO_FAR)))
 
     def table(self) -> None:
         """The summary, at most SUMMARY characters, failures and the verdict last."""
@@ -119,8 +135,8 @@ class Report:
             lines = fit(section, max(room // 2, 400))
             room -= sum(len(it) + 1 for it in lines)
             if lines:
-                print("\n".join(lines), flush=True)
-        print("\n".join(last), flush=True)
+                tell("\n".join(lines))
+        tell("\n".join(last))
 
     def sections(self) -> list[list[str]]:
         content = self.content
@@ -150,6 +166,14 @@ class Report:
         if self.unwritable:
             lines.append(f"{self.path.name} is not whole: {self.unwritable}")
         return lines
+
+
+def tell(text: str) -> None:
+    """Prints, if anybody still reads."""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError):
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def fit(lines: list[str], most: int) -> list[str]:
@@ -187,7 +211,7 @@ def table_of_speeds(speeds: list[dict]) -> list[str]:
         lines.append(
             f"{it['case'][:46]:<46} {it['direction'][:4]:<4} {it['kernel'].removeprefix('Cadre').strip()[:13]:<13} "
             f"{it.get('l2', '-'):<4} {it['seconds'] * 1e3:8.3f} {it.get('spread', 0):6.1%} {it['tflops']:7.0f} "
-            f"{it['share_of_matmul']:5.2f} {' '.join(ratios)}"
+            f"{it.get('share_of_matmul', 0):5.2f} {' '.join(ratios)}"
         )
     for it in speeds:
         if "times_plain" in it:

@@ -4,6 +4,8 @@ In: the library, a seed. Out: rows of a report. What the lists do not name keeps
 arrive, by the GPU's clock, with the copy of the list; the memcpy of as many bytes is one contiguous piece.
 """
 
+from __future__ import annotations
+
 import random
 import statistics
 from collections.abc import Iterator
@@ -49,11 +51,19 @@ def check(library: Library, seed: int, tiny: bool) -> Iterator[dict]:
         if library.device.type == "cuda":
             torch.cuda.synchronize()
         name = f"{len(lines)} copies of words of {word} bytes"
-        yield {"at": name}
+        kernel = f"cadre_copy_rows_{word}"
+        yield {"at": name, "kernel": kernel}
         rows.copy(source, ours, (RowLine * len(lines))(*lines))
         library.wait()
         wrong = (ours != right).sum().item()
-        yield {"check": name, "what": "bytes of copied rows", "error": wrong, "passed": wrong == 0}
+        row = {"check": name, "what": "bytes of copied rows", "error": wrong, "passed": wrong == 0, "kernel": kernel}
+        if wrong:
+            at = int((ours != right).nonzero()[0])
+            copy = next((it for it in lines if it.to <= at < it.to + it.to_stride * it.rows), None)
+            said = {name: getattr(copy, name) for name, _ in RowLine._fields_} if copy else "of no copy"
+            first = {"first": f"byte {at}", "ours": str(ours[at].item()), "right": str(right[at].item())}
+            row["wrong"] = first | {"count": f"{wrong} of {size}", "tile": f"copy {said}"}
+        yield row
 
 
 def cases(size: int) -> Iterator[tuple[str, list[RowLine]]]:
@@ -70,7 +80,7 @@ def cases(size: int) -> Iterator[tuple[str, list[RowLine]]]:
 
 
 def measure(library: Library) -> Iterator[dict]:
-    from speed import by_turns
+    from speed import by_turns, quarters
 
     size = 64 << 20
     rows = Rows(library)
@@ -82,7 +92,13 @@ def measure(library: Library) -> Iterator[dict]:
             "ours": lambda table=table: rows.copy(source, target, table),
             "memcpy": lambda: target[:size].copy_(source[:size]),
         }
-        seconds = {which: statistics.median(times) for which, times in by_turns(calls).items()}
-        rate = size / seconds["ours"] / 1e9
-        ratio = seconds["memcpy"] / seconds["ours"]
-        yield {"case": name, "seconds": seconds["ours"], "gigabytes": rate, "ratio": ratio}
+        times = by_turns(calls)
+        ours, theirs = (statistics.median(times[it].seconds) for it in ("ours", "memcpy"))
+        yield {
+            "case": name,
+            "seconds": ours,
+            "spread": quarters(times["ours"].seconds) / ours,
+            "without_host": times["ours"].without_host,
+            "gigabytes": size / ours / 1e9,
+            "ratio": theirs / ours,
+        }

@@ -7,46 +7,48 @@ Usage: run.py [--out DIR] [--seconds N] [--dry] [--seed N] [--only STAGE,…] [-
 In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libcadre_gpu.so, device-tests, cadre,
 forms, plans, data, wheels. Needs a Hopper GPU, and Python with PyTorch for what is compared with PyTorch; builds
 nothing. Out: DIR gets gpu-check.json, calibration.json, trace.json and logs.tar.gz, and nothing else; the last 12,000
-characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 3 if
-there is no GPU for it. --dry runs what can be run over an emulated driver that the library path names; it measures
-nothing.
+characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 2 if
+another run is under way, 3 if there is no GPU for it. --dry runs what can be run over an emulated driver that the
+library path names; it measures nothing.
 
 This process never touches the GPU. Whatever does is a process in a session of its own (parts.py, programs.py), so a
 kernel that hangs or faults costs its own rows and some seconds. After N seconds (540), what runs is killed and what
 has not begun is left out, aloud; the summary is printed whatever happens.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import math
 import os
+import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import batches
+import diagnosis
 import keep
 import machine
+import pack
 import sessions
 import smoke
-from parts import COPIES, NO_GPU, PAIRS, RATES, Part, Parts
+from parts import COPIES, DIMS, NO_GPU, PAIRS, RATES, Part, Parts, kernels_of
 from programs import Programs
 from report import Report
 
 HERE = Path(__file__).resolve().parent
 # Seconds behind the last end after which this process stops whatever it does.
-GRACE = 12.0
-# Seconds behind its end that a stage may take to diagnose what it alone has found.
+GRACE = 10.0
+# Seconds behind its end that the smoke test may take, and a stage to diagnose what it alone has found.
 MORE = 20.0
-DIMS = (128, 64, 256)
+TWO_RUNS = 2
 KINDS = (("forward", "backward"), ("softcap forward", "softcap backward"), ("sinks and bits",))
 
 
@@ -123,25 +125,24 @@ def attempt(stage: Stage, end: float, report: Report) -> None:
         report.check(stage.name, f"{type(why).__name__}: {why}", False, tail=traceback.format_exc())
 
 
-def kernels_of(part: str) -> tuple[str, ...]:
-    """Kernels that a part of the checks or of the bench launches."""
-    dim = next((it for it in DIMS if f"d{it} " in f"{part} "), 128)
-    both = (f"cadre_forward_{dim}", f"cadre_backward_{dim}")
-    if "softcap" in part:
-        return (f"{both['backward' in part]}_softcap",)
-    if part.startswith("bench") or "sinks" in part:
-        return both
-    return (both["backward" in part],) if "ward" in part else ("cadre_copy_rows_16", "cadre_copy_rows_4")
-
-
 class Plan:
     """What the stages do."""
 
-    def __init__(self, report: Report, parts: Parts, programs: Programs, smoke_test: smoke.Smoke, dry: bool) -> None:
+    def __init__(
+        self,
+        report: Report,
+        parts: Parts,
+        programs: Programs,
+        smoke_test: smoke.Smoke,
+        closer: diagnosis.Diagnosis,
+        dry: bool,
+    ) -> None:
         self.report, self.parts, self.programs, self.smoke, self.dry = report, parts, programs, smoke_test, dry
+        self.closer = closer
 
     def first(self, end: float) -> None:
-        self.smoke.run(end)
+        # Into the time of the diagnosis, where the driver was slow to open: without a row there is nothing to diagnose.
+        self.smoke.run(end + MORE)
         if "refused" in self.report.content:
             raise RefusedError
 
@@ -171,28 +172,39 @@ class Plan:
             return
         together = 2 if self.dry else 6
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
-        names = self.sound([*names, *extra], ("hang", "fault", "wrong"))
+        asked = {it for it in self.smoke.kernels.split(",") if it}
+        names = [it for it in [*names, *extra] if not asked or asked >= set(kernels_of(it))]
+        names = self.sound(names, ("hang", "fault", "wrong"))
         of = {it: kernels_of(it)[0] for it in names if len(kernels_of(it)) == 1}
         self.parts.run([Part(it, of=of.get(it, "")) for it in names], together, end, threads)
-        self.smoke.judge()
         # What only larger shapes show; the bench does not wait for it again.
-        self.smoke.diagnose(end + MORE)
+        self.judge(end + MORE)
+
+    def forms(self, end: float) -> None:
+        self.smoke.forms(end)
+        self.judge(end + MORE)
+
+    def judge(self, end: float) -> None:
+        """What each kernel does by now, and a closer look at those that are not right."""
+        self.smoke.judge()
+        self.closer.run(end)
 
     def bench(self, names: list[str], end: float, again: int) -> None:
         # Slow is no failure: it ends with the stage, or where nothing is told any more. One at a time, to be measured.
         if self.torch("bench beside peers"):
             names = self.sound(names, ("hang", "fault"))
             self.parts.run([Part(it, math.inf, again=again) for it in names], 1, end)
+            self.judge(end + MORE)
 
     def stages(self) -> list[Stage]:
-        """What matters most first. Budgets are 530 s together: `run.py` ends after 540."""
+        """What matters most first. Budgets are 540 s together: `run.py` ends after as many."""
         early, *rest = [f"bench {it}" for it in batches.groups()]
-        first = Stage("smoke: every kernel once", 35, self.first)
-        diagnosis = Stage("diagnosis", 55, self.smoke.diagnose)
+        first = Stage("smoke: every kernel once", 30, self.first)
+        diagnosis = Stage("diagnosis", 55, self.closer.run)
         checks = Stage("kernels against PyTorch", 100, self.checks)
         # Tests are processes with small tensors; nothing is measured.
         tests = Stage("tests of the Rust face", 30, lambda end: self.programs.tests(2 if self.dry else 4, end))
-        forms = Stage("decisions between forms", 45, self.smoke.forms)
+        forms = Stage("decisions between forms", 45, self.forms)
         training = Stage("training runs", 70, lambda end: self.programs.training(self.dry, end))
         if self.dry:
             return [first, diagnosis, checks, tests, forms, training]
@@ -203,22 +215,16 @@ class Plan:
             Stage("bench, the rest", 45, lambda end: self.bench(rest, end, 3)),
             Stage("cadre calibrate", 20, self.programs.calibrate),
             Stage("sanitizers", 25, self.programs.sanitizers),
-            Stage("profile", 20, self.programs.profile),
+            Stage("profile", 35, self.programs.profile),
         ]
 
 
-def unpack_wheels(folder: Path) -> None:
-    """Wheels of peers that the machine's Python may lack."""
-    for wheel in sorted((HERE / "wheels").glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-
-
 def found_here() -> dict:
-    """Facts of the pack and of Python's packages, without importing any."""
-    found = json.loads((HERE / "pack.json").read_text()) if (HERE / "pack.json").exists() else {"commit": "unknown"}
+    """Facts of the machine and of Python's packages, without importing any."""
+    found = {"python": sys.version.split()[0]}
     for key, package in (("torch", "torch"), ("cudnn", "nvidia-cudnn-cu13")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        # Whatever is wrong with a package that is there in part.
+        with contextlib.suppress(Exception):
             found[key] = importlib.metadata.version(package)
     if "torch" in found and not any((Path(it) / "torch").is_dir() for it in sys.path):
         del found["torch"]
@@ -227,7 +233,7 @@ def found_here() -> dict:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path.cwd() / "gpu-check-results")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check-results"))
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -235,14 +241,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", default="", help="the smoke test asks these alone, by commas")
     parser.add_argument("--table", type=Path)
     # A child's: see parts.py.
-    for name, kind in (("--part", str), ("--lines", Path), ("--packages", Path), ("--peak", float)):
+    kinds = {"--part": str, "--lines": Path, "--packages": Path, "--peak": float, "--unit": int}
+    parser.add_argument("--patience", type=float, default=10.0, help=argparse.SUPPRESS)
+    for name, kind in kinds.items():
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
-    for name in ("--done", "--broken"):
+    for name in ("--done", "--broken", "--form"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        # A terminal that cannot show a character gets its number.
+        stream.reconfigure(errors="backslashreplace")
     asked = arguments()
     if asked.table:
         Report.read(asked.table).table()
@@ -251,31 +262,62 @@ def main() -> int:
         import child
 
         return child.main(asked)
-    out = asked.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    for name in keep.NAMES:
-        with contextlib.suppress(OSError):
-            (out / name).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="cadre-gpu-check-", ignore_cleanup_errors=True) as folder:
-        return whole(asked, out, Path(folder))
+    # A stream that waits for a word of the host would wait for ever.
+    os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+    # Whoever has started it may go away: what is written is worth as much.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    out = asked.out.absolute()
+    with contextlib.suppress(OSError):
+        # What cannot be made cannot be written either, and the report says so.
+        out.mkdir(parents=True, exist_ok=True)
+    _held, why = pack.alone(HERE / "run.py", out)
+    if why:
+        print(f"error: {why}")
+        return TWO_RUNS
+    keep.clear(out)
+    folder = pack.working_folder()
+    if folder is None:
+        print("error: no folder takes a file: set TMPDIR to one that does; nothing was run")
+        return 1
+    try:
+        return whole(asked, out, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepared(report: Report, work: Path, packages: Path) -> list[str]:
+    """Facts, and a pack that runs; words of what is wrong with it."""
+    facts, why = pack.facts()
+    wrong = [why]
+    if those := pack.wrong_files(facts):
+        wrong.append(f"{'; '.join(those[:8])}{'; …' if len(those) > 8 else ''}: copy the pack again")
+    report.content |= facts | found_here() | machine.facts()
+    wrong += [machine.too_old(facts.get("glibc", "")), *pack.make_runnable(work), *pack.unpack_wheels(packages)]
+    report.content["libraries"] = machine.libraries()
+    return wrong
 
 
 def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
-    packages = work / "packages"
-    logs = work / "logs"
-    logs.mkdir()
-    report = Report(out / "gpu-check.json", seed=asked.seed, dry=asked.dry, **found_here())
-    unpack_wheels(packages)
-    clocks = machine.Clocks(logs / "clocks.csv")
-    report.clocks = clocks.now
-    report.say(f"seed {asked.seed}, commit {report.content['commit']}, {report.content.get('gpu', 'no nvidia-smi')}")
+    logs, packages = work / "logs", work / "packages"
+    report = Report(out / "gpu-check.json", seed=asked.seed, dry=asked.dry)
+    warm = machine.Beside([sys.executable, "-c", "import torch"], logs / "import-of-torch.log")
+    card, clocks = machine.Card(logs / "card.csv"), machine.Clocks(logs / "clocks.csv")
+    report.card, report.clocks = card.now, clocks.now
+    try:
+        wrong = list(filter(None, prepared(report, work, packages)))
+    except Exception as why:
+        wrong = [f"{type(why).__name__}: {why}"]
+    report.say(f"seed {asked.seed}, commit {report.content.get('commit')}")
+    for words in wrong:
+        report.check("pack", words, False)
     slower = 10.0 if asked.dry else 1.0
     words = ["--seed", str(asked.seed), "--packages", str(packages), *(["--dry"] if asked.dry else [])]
     parts = Parts(report, logs, words, slower)
     programs = Programs(report, logs, out, slower)
-    smoke_test = smoke.Smoke(report, parts, logs, programs.environment)
+    smoke_test = smoke.Smoke(report, parts, programs.environment)
     smoke_test.kernels = asked.kernels
-    stages = Plan(report, parts, programs, smoke_test, asked.dry).stages()
+    closer = diagnosis.Diagnosis(report, parts, logs, programs.environment)
+    stages = Plan(report, parts, programs, smoke_test, closer, asked.dry).stages()
     only = tuple(it for it in asked.only.split(",") if it)
     stages = [it for it in stages if it.name.startswith(only or "")]
 
@@ -287,10 +329,16 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
         go(stages, report, asked.seconds - report.seconds(), keep_logs)
     finally:
         clocks.end()
+        card.end()
+        warm.end()
     if "refused" in report.content:
         return NO_GPU
     return 0 if report.passed() else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Without the end of an interpreter, which may wait for a disk or a reader that is gone.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(code)

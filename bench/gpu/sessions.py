@@ -2,11 +2,14 @@
 
 In: `Work`s, the monotonic second at which all are over. Out: an `Ended` for every one, also for those that were never
 begun. A program may tell things in a file of JSON lines; each is handed on as soon as it is whole, and a program that
-tells nothing for longer than its silence is taken for hung. Does not judge what a program did.
+tells nothing for longer than its silence is taken for hung. Output is kept in part, however much there is; a disk that
+takes none of it costs the log, not the program. Does not judge what a program did.
 
 Invariant: whatever a program started dies with it, in whatever process group, because sessions are killed whole; and no
 wait here is longer than a tick.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -19,12 +22,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import machine
 
 TICK = 0.02
 KEPT = 1 << 16  # bytes of the end of an output
 LOGGED = 1 << 20  # bytes of its beginning that go to a log
+TOLD = 1 << 22  # bytes of lines that are read at once
+PRINTED = 16 << 20  # bytes of an output that goes to a file of its own
 # A GPU's driver may take a while to let go of a killed process.
 DYING = 8.0
 
@@ -52,7 +58,7 @@ class Ended:
     out_of_time: bool = False  # by the end of all, not by its own limit
 
 
-RUNNING: list["Session"] = []
+RUNNING: list[Session] = []
 
 
 def members(session: int) -> list[int]:
@@ -67,6 +73,30 @@ def members(session: int) -> list[int]:
     return found
 
 
+def chunks(pipe: IO[bytes]) -> Iterator[bytes]:
+    """What is in a pipe now, a few MiB at most."""
+    for _ in range(64):
+        try:
+            got = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        if not got:
+            return
+        yield got
+
+
+def append(file: Path | None, content: bytes) -> None:
+    if file and content:
+        with contextlib.suppress(OSError), file.open("ab") as kept:
+            kept.write(content)
+
+
+def name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return "of no name"
+
+
 class Session:
     """One running program."""
 
@@ -75,43 +105,39 @@ class Session:
         self.heard, self.end = self.began + work.first_silence, min(end, self.began + work.limit)
         self.tail, self.logged, self.dropped, self.offset = b"", 0, 0, 0
         self.over, self.killed_at, self.out_of_time = "", 0.0, False
-        for path in (work.lines, work.log):
+        for path in (work.lines, work.log, work.stdout):
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"")
-        out = work.stdout.open("wb") if work.stdout else None
         self.process = subprocess.Popen(
             work.command,
             stdin=subprocess.DEVNULL,
-            stdout=out or subprocess.PIPE,
-            stderr=subprocess.PIPE if out else subprocess.STDOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if work.stdout else subprocess.STDOUT,
             env={**os.environ, **work.environment},
             start_new_session=True,
             # Of a session of its own nobody else would take care where this process is killed.
             preexec_fn=machine.die_with_parent,
         )
-        if out:
-            out.close()
         self.pipe = self.process.stderr or self.process.stdout
-        os.set_blocking(self.pipe.fileno(), False)
+        self.printed = 0
+        for it in (self.process.stdout, self.pipe):
+            os.set_blocking(it.fileno(), False)
         RUNNING.append(self)
 
     def read(self) -> None:
         """Takes what has been printed; not without end, for others wait, too."""
-        for _ in range(64):
-            try:
-                got = os.read(self.pipe.fileno(), 1 << 16)
-            except BlockingIOError:
-                return
-            if not got:
-                return
+        for got in chunks(self.pipe):
             self.tail = (self.tail + got)[-KEPT:]
             fits = got[: max(0, LOGGED - self.logged)]
             self.logged += len(fits)
             self.dropped += len(got) - len(fits)
-            if self.work.log and fits:
-                with self.work.log.open("ab") as log:
-                    log.write(fits)
+            if fits:
+                append(self.work.log, fits)
+        if self.work.stdout:
+            for got in chunks(self.process.stdout):
+                append(self.work.stdout, got[: max(0, PRINTED - self.printed)])
+                self.printed += len(got)
 
     def listen(self) -> None:
         """Hands on whole lines since the last call; what is no JSON is none."""
@@ -119,8 +145,9 @@ class Session:
             return
         with self.work.lines.open("rb") as lines:
             lines.seek(self.offset)
-            new = lines.read()
-        whole = new[: new.rfind(b"\n") + 1]
+            new = lines.read(TOLD)
+        # A line without an end is none.
+        whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == TOLD else b"")
         self.offset += len(whole)
         for line in whole.splitlines():
             self.heard = time.monotonic()
@@ -158,18 +185,18 @@ class Session:
                 os.kill(it, signal.SIGKILL)
         self.read()
         code = self.process.poll()
-        self.pipe.close()
+        for it in (self.process.stdout, self.pipe):
+            it.close()
         RUNNING.remove(self)
         why = self.over
         if code is None:
             why += f" and still there {DYING:.0f} s later"
         elif not why and code < 0:
-            why = f"killed by signal {-code} ({signal.Signals(-code).name})"
+            why = f"killed by signal {-code} ({name_of(-code)})"
         elif not why and code:
             why = f"exit {code}"
-        if self.work.log and self.dropped:
-            with self.work.log.open("ab") as log:
-                log.write(b"\n[... %d bytes are not kept; the end:]\n" % self.dropped + self.tail)
+        if self.dropped:
+            append(self.work.log, b"\n[... %d bytes are not kept; the end:]\n" % self.dropped + self.tail)
         seconds = time.monotonic() - self.began
         return Ended(self.work, code, why, self.tail.decode(errors="replace"), seconds, self.out_of_time)
 

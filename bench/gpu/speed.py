@@ -9,11 +9,14 @@ includes Δ = rowsum(dO∘O), Cadre's takes it as an input, as its contract says
 peer whose O is not Cadre's is left out, and said.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import causes
 import torch
 from cases import Batch, Results, Tensors
 from correctness import error
@@ -66,7 +69,7 @@ class Clock:
     def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def by_turns(self, calls: dict[str, Callable[[], None]], cold: bool) -> dict[str, "Times"]:
+    def by_turns(self, calls: dict[str, Callable[[], None]], cold: bool) -> dict[str, Times]:
         """Each once unmeasured, then all by turns."""
         times = {name: Times([], True) for name in calls}
         first = {}
@@ -90,8 +93,9 @@ class Times:
     without_host: bool
 
 
-def by_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
-    return {name: it.seconds for name, it in Clock().by_turns(calls, False).items()}
+def by_turns(calls: dict[str, Callable[[], None]]) -> dict[str, Times]:
+    """Warm."""
+    return Clock().by_turns(calls, False)
 
 
 def quarters(times: list[float]) -> float:
@@ -105,7 +109,7 @@ def matmul_peak() -> float:
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     times = by_turns({"product": lambda: torch.mm(a, b, out=out)})["product"]
-    return 2 * 8192**3 / statistics.median(times) / 1e12
+    return 2 * 8192**3 / statistics.median(times.seconds) / 1e12
 
 
 def report(batch: Batch, direction: str, name: str, l2: str, times: Times, operations: float, peak: float) -> dict:
@@ -162,6 +166,7 @@ def with_softcap(library: Library, batch: Batch, t: Tensors) -> list[Callable[[]
 
 def working_peers(batch: Batch, tensors: Tensors, right: torch.Tensor, found: list[Peer]) -> Iterator[dict]:
     """Puts into `found` those that run here and whose O is `right`; yields what else there is to say."""
+    others: dict[str, float] = {}
     # Named once: the garbage of one peer must not be the other's shortage.
     for name, make in candidates(batch):
         yield {"at": f"{batch.heads}, {batch.name}, first run of {name}", "peers": True}
@@ -181,7 +186,11 @@ def working_peers(batch: Batch, tensors: Tensors, right: torch.Tensor, found: li
         if off <= 2e-2:
             found.append(peer)
         else:
+            others[name] = off
             yield {"say": f"{name} computes something else (O is off by {off:.1e}): left out"}
+    if others and not found:
+        case = f"{batch.heads}, {batch.name}"
+        yield {"to": "checks", "row": causes.disagreement(case, f"cadre_forward_{batch.heads.dim}", others)}
 
 
 def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> Iterator[dict]:
@@ -197,7 +206,8 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
     fixed = Backward(library, batch.heads, batch.lines, fixed=True)
     plan_seconds = time.monotonic() - begin
     run_forward = lambda: forward.run(t.q, t.k, t.v, r.out, r.lse)  # noqa: E731
-    yield {"at": f"{place}, first run of Cadre forward"}
+    kernels = {it: f"cadre_{it}_{batch.heads.dim}" for it in ("forward", "backward")}
+    yield {"at": f"{place}, first run of Cadre forward", "kernel": kernels["forward"]}
     run_forward()
     library.wait()
     delta = torch.empty_like(r.lse)
@@ -208,11 +218,11 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
     forwards = {"Cadre": run_forward}
     backwards = {"Cadre": lambda: free.run(*gradients), "Cadre fixed order": lambda: fixed.run(*gradients)}
     for name, call in backwards.items():
-        yield {"at": f"{place}, first run of {name} backward"}
+        yield {"at": f"{place}, first run of {name} backward", "kernel": kernels["backward"]}
         call()
         library.wait()
     if batch.softcap_too:
-        yield {"at": f"{place}, first run of {SOFTCAP}"}
+        yield {"at": f"{place}, first run of {SOFTCAP}", "kernel": f"{kernels['backward']}_softcap"}
         forwards[SOFTCAP], backwards[SOFTCAP] = with_softcap(library, batch, tensors)
     peers: list[Peer] = []
     if with_peers:
@@ -226,7 +236,8 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
     for direction, calls, operations in [("forward", forwards, 4 * pairs), ("backward", backwards, 10 * pairs)]:
         for cold in (False, True):
             l2 = "cold" if cold else "warm"
-            yield {"at": f"{place}, {direction} by turns, {l2} L2", "peers": bool(peers)}
+            at = f"{place}, {direction} by turns, {l2} L2"
+            yield {"at": at, "peers": bool(peers), "kernel": kernels[direction]}
             for name, times in clock.by_turns(calls, cold).items():
                 rows.append(report(batch, direction, name, l2, times, operations, peak))
     add_ratios(rows)

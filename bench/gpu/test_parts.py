@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from unittest import mock
 
 import run
 import sessions
+import smoke
 from parts import Part, Parts
 from report import Report
 from run import Stage
@@ -35,6 +37,9 @@ words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 lines = open(words["--lines"], "a", buffering=1)
 done, broken = ({int(it) for it in words.get(key, "").split(",") if it} for key in ("--done", "--broken"))
 print("here is", words["--part"], flush=True)
+if words["--part"] == "blind":
+    print("PyTorch 2.11.0 sees no GPU: it was built for CUDA None", flush=True)
+    sys.exit(3)
 for unit in sorted({0, 1, 2} - done, key=lambda it: it in broken):
     lines.write(json.dumps({"begun": unit, "name": f"unit {unit}"}) + "\\n")
     if unit == 1:
@@ -42,8 +47,19 @@ for unit in sorted({0, 1, 2} - done, key=lambda it: it in broken):
         lines.write('{"to": "checks", "row": {"che')
         lines.flush()
         match words["--part"]:
-            case "hangs":
+            case "is refused":
+                lines.write("\\n" + json.dumps({"refused": "the driver gives no GPU"}) + "\\n")
+                sys.exit(3)
+            case "hangs" | "forms":
                 signal.pause()
+            case "stubborn":
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
+                signal.pause()
+            case "no room":
+                sys.exit(7)
+            case "dies otherwise":
+                os.kill(os.getpid(), 40)
             case "dies" | "peer dies" if unit not in broken:
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "floods":
@@ -107,6 +123,12 @@ class Case(unittest.TestCase):
 
 
 class PartsTest(Case):
+    def test_a_gpu_that_is_refused_later_is_a_failure_and_not_none(self) -> None:
+        self.go(part("is refused", again=0))
+        (row,) = self.failed()
+        self.assertIn("the driver gives no GPU, at: the launch", row["what"])
+        self.assertNotIn("refused", self.report.content)
+
     def test_one_that_hangs_is_killed_and_goes_on_behind_the_unit(self) -> None:
         self.awaited = {("works", 2), ("hangs", "the launch"), ("works too", 2)}
         rows = self.go(part("works"), part("hangs", silence=1000), part("works too"))
@@ -116,6 +138,12 @@ class PartsTest(Case):
         self.assertEqual(row["check"], "part hangs")
         self.assertEqual(row["what"], "nothing new for 1000 s, killed, at: the launch; last row: hangs: unit 0")
         self.assertIn("here is hangs", row["tail"])
+
+    def test_one_that_hears_no_signal_is_killed_all_the_same(self) -> None:
+        self.awaited = {("stubborn", "the launch")}
+        self.go(part("stubborn", limit=1000, again=0))
+        self.assertIn("killed, at: the launch", self.failed()[0]["what"])
+        self.assertEqual(sessions.RUNNING, [])
 
     def test_one_that_takes_too_long_is_killed_and_is_not_begun_forever(self) -> None:
         self.awaited = {("hangs", "the launch")}
@@ -139,6 +167,25 @@ class PartsTest(Case):
         self.assertLess(len(log), sessions.LOGGED + 2 * sessions.KEPT)
         self.assertTrue(log.endswith(b"the last words\n"))
 
+    def test_a_disk_that_takes_no_log_costs_the_log_alone(self) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            # Of a file; the system says so as it does of a disk that is full.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+            rows = self.go(part("floods"), part("works"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        self.assertEqual(rows["floods"], ["unit 0", "unit 1", "unit 2"])
+        self.assertEqual((rows["works"], self.failed()), (rows["floods"], []))
+
+    def test_one_that_cannot_tell_anything_is_no_kernel_that_faults(self) -> None:
+        it = part("no room", again=0)
+        it.of = "cadre_forward_64"
+        self.go(it)
+        (row,) = self.failed()
+        self.assertRegex(row["what"], "the disk that takes what it tells is full")
+        self.assertNotIn("kernel", row)
+
     def test_what_a_part_leaves_behind_dies_with_it(self) -> None:
         self.assertEqual(self.go(part("leaves"))["leaves"], ["unit 0", "unit 1", "unit 2"])
         for which in ("left None", "left 0"):
@@ -146,10 +193,44 @@ class PartsTest(Case):
             while alive(pid):
                 os.sched_yield()
 
+    def test_a_signal_without_a_name_is_told_by_its_number(self) -> None:
+        self.go(part("dies otherwise", again=0))
+        self.assertIn("killed by signal 40 (of no name)", self.failed()[0]["what"])
+
     def test_one_that_cannot_be_started_is_a_row(self) -> None:
         self.parts.program = [str(self.out / "no such program")]
         self.go(part("works"))
         self.assertRegex(self.failed()[0]["what"], "could not be started")
+
+
+class BlameTest(Case):
+    """Which kernel a part's end is laid to."""
+
+    def kernels(self, name: str, **more: object) -> dict[str, str]:
+        it = part(name, silence=1000, again=more.pop("again", 0))
+        it.of = "cadre_backward_64"
+        for key, value in more.items():
+            setattr(it, key, value)
+        self.awaited = {(name, "the launch")}
+        self.go(it)
+        smoke.Smoke(self.report, self.parts, dict).judge()
+        return {key: how for key, how in self.report.content["kernels"].items() if how != "right"}
+
+    def test_a_kernel_that_was_launched_is_to_blame(self) -> None:
+        self.assertEqual(self.kernels("hangs"), {"cadre_backward_64": "hang"})
+        (row,) = self.failed()
+        self.assertEqual((row["part"], row["unit"]), ("hangs", 1))
+
+    def test_no_kernel_is_to_blame_for_a_framework_without_a_gpu(self) -> None:
+        self.assertEqual(self.kernels("blind"), {})
+        self.assertEqual(self.failed()[0]["what"], "PyTorch 2.11.0 sees no GPU: it was built for CUDA None")
+
+    def test_no_kernel_is_to_blame_for_a_peer(self) -> None:
+        self.assertEqual(self.kernels("peer dies", again=1), {})
+
+    def test_a_kernel_as_it_is_built_is_not_to_blame_for_another_form(self) -> None:
+        self.assertEqual(self.kernels("forms"), {})
+        self.assertIn("the launch", self.failed()[0]["what"])
 
 
 class WholeTest(Case):
@@ -221,6 +302,15 @@ def names(cmdline: Path, word: str) -> bool:
 
 
 class SessionsTest(unittest.TestCase):
+    def test_an_output_of_its_own_is_kept_in_part(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            program = f"print('begin'); print('x' * {3 * sessions.PRINTED}, flush=True)"
+            ended = sessions.one(Work("it", [sys.executable, "-c", program], 60, stdout=out), 1e18)
+            self.assertEqual((ended.why, out.stat().st_size), ("", sessions.PRINTED))
+            with out.open() as kept:
+                self.assertEqual(kept.readline(), "begin\n")
+
     def test_output_may_be_kept_apart_from_errors(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"

@@ -6,6 +6,7 @@ In: rows, made here. Out: unittest's verdict.
 import contextlib
 import io
 import json
+import math
 import resource
 import tarfile
 import tempfile
@@ -17,6 +18,7 @@ import causes
 import decisions
 import keep
 import merge
+import programs
 import run
 from report import SUMMARY, Report, fit
 from sessions import Ended, Work
@@ -149,6 +151,24 @@ class CausesTest(unittest.TestCase):
         other = failed("backward d64", "dK", kernel="cadre_backward_64")
         self.assertNotIn("panels", "\n".join(causes.told([row, other], {})))
 
+    def test_one_diagnosis_of_several_kernels_is_told_once(self) -> None:
+        def waits(block: int, what: str) -> list[str]:
+            return [
+                f"hangs: block {block}, thread 96 waits too long",
+                f"12 warps wait for {what}: block {block} warp 3",
+            ]
+
+        found = {"cadre_forward_64": waits(0, "k_full"), "cadre_forward_128": waits(2, "k_full")}
+        lines = causes.told([], {"diagnosis": found | {"cadre_merge": waits(0, "turn")}})
+        self.assertEqual(
+            [it for it in lines if it.startswith("DIAGNOSIS")],
+            [
+                "DIAGNOSIS cadre_forward_64: hangs: block 0, thread 96 waits too long",
+                "DIAGNOSIS cadre_merge: hangs: block 0, thread 96 waits too long",
+            ],
+        )
+        self.assertEqual(lines[2], "  the same but for numbers: cadre_forward_128")
+
 
 class DecisionsTest(unittest.TestCase):
     def test_a_form_is_beside_the_one_that_is_built(self) -> None:
@@ -160,6 +180,35 @@ class DecisionsTest(unittest.TestCase):
         self.assertRegex(text, r"polled relaxed.*1500\.000 ms .* beside 2000\.000, 0\.750 times: FASTER")
         self.assertRegex(text, r"4 processors fewer.*undecided, the spread is 1\.0%")
         self.assertEqual(decisions.told([]), [])
+
+    def test_what_a_form_does_not_change_is_not_told(self) -> None:
+        rows = [timed("as built", 2.0, order=it) for it in ("", "arrival", "fixed")]
+        rows += [timed("poll", 1.0, order=it) for it in ("", "arrival")]
+        self.assertNotIn("polled", "\n".join(decisions.told(rows)))
+
+
+class SanitizersTest(Folder):
+    def rows(self, printed: str, code: int) -> dict[str, bool]:
+        """What the stage makes of a sanitizer that prints and ends so."""
+        tool = self.out / "sanitizer"
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {code}\n")
+        tool.chmod(0o755)
+        with mock.patch.object(programs.machine, "tool", lambda _: str(tool)):
+            programs.Programs(self.report, self.out / "work", self.out, 1.0).sanitizers(math.inf)
+        return {it["check"]: it["passed"] for it in self.report.content["checks"]}
+
+    def test_one_that_refuses_the_gpu_is_no_failure(self) -> None:
+        rows = self.rows("========= Error: Device not supported\n========= ERROR SUMMARY: 1 error", 1)
+        self.assertEqual((rows, len(self.report.content["not_run"])), ({}, 2 * len(programs.SANITIZED)))
+
+    def test_what_memcheck_finds_decides_and_what_racecheck_finds_does_not(self) -> None:
+        found = "========= Invalid __global__ write of size 4 bytes\n=========     at cadre_forward_64+0x10"
+        rows = self.rows(f"{found}\ntest result: FAILED.\n========= ERROR SUMMARY: 1 error", 9)
+        self.assertEqual({it.split(",")[0]: ok for it, ok in rows.items()}, {"memcheck": False, "racecheck": True})
+
+    def test_reads_of_shared_memory_alone_decide_nothing_where_results_are_right(self) -> None:
+        found = "========= Invalid __shared__ read of size 16 bytes\n=========     at cadre_forward_64+0x10"
+        self.assertEqual(set(self.rows(f"{found}\ntest result: ok.", 9).values()), {True})
 
 
 class KeepTest(Folder):
@@ -180,7 +229,7 @@ class KeepTest(Folder):
 class BudgetTest(Folder):
     def test_budgets_fit_into_the_call(self) -> None:
         nobody = mock.MagicMock()
-        stages = run.Plan(self.report, nobody, nobody, nobody, dry=False).stages()
+        stages = run.Plan(self.report, nobody, nobody, nobody, nobody, dry=False).stages()
         self.assertLessEqual(sum(it.budget for it in stages), 540)
         # 540 s, the moment after which it stops whatever it does, and the death of what it started.
         self.assertLessEqual(540 + run.GRACE + 8, 560)
@@ -195,7 +244,7 @@ class BudgetTest(Folder):
             "sanitizers",
         ]
         self.assertEqual([it for it in names if it in order and it != "bench"], [it for it in order if it != "bench"])
-        self.assertLessEqual(next(it.budget for it in stages if it.name.startswith("smoke")), 35)
+        self.assertLessEqual(next(it.budget for it in stages if it.name.startswith("smoke")), 30)
 
     def test_a_stage_that_uses_all_its_time_leaves_the_others_theirs(self) -> None:
         ends = []
@@ -246,9 +295,31 @@ class MergeTest(unittest.TestCase):
         self.assertRegex(text, r"d64, causal 16K x1 .* 2000\.000 .* commit `aaa` \|")
 
     def test_what_says_nothing_of_a_gpu_is_refused(self) -> None:
-        for more in ({"dry": True}, {"dirty": "with changes that are not committed"}):
+        for more in ({"dry": True}, {"dirty": "with changes that are not committed"}, {"commit": "unknown"}):
             with self.assertRaises(merge.RefusedError):
-                merge.merged({}, self.content("aaa", 1.0, **more))
+                merge.merged({}, self.content("aaa", 1.0) | more)
+
+    def test_rows_of_another_gpu_stay_and_name_it(self) -> None:
+        store = merge.merged({}, self.content("aaa", 2.0))
+        later = self.content("aaa", 1.0)
+        for row in later["speeds"]:
+            row["provenance"] = {"commit": "aaa", "device": "H100"}
+        text = merge.render(merge.merged(store, later))
+        self.assertIn("measured on H100 |", text)
+        self.assertRegex(text, r"d64, causal 16K x1 .* 2000\.000 .*\| H200 \|")
+        self.assertRegex(text, r"d64, causal 16K x1 .* 1000\.000 .*\|  \|")
+
+    def test_a_calibration_ships_if_it_is_of_an_h200_and_whole(self) -> None:
+        content = self.content("aaa", 1.0)
+        table = {"processor": "gpu-nvidia-h100", "source": "measured"}
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            store = merge.with_calibration({}, content, json.dumps(table))
+        self.assertIn("gpu-nvidia-h100 is recorded and not shipped", printed.getvalue())
+        self.assertNotIn("calibration", store)
+        store = merge.with_calibration(store, content, json.dumps(table | {"processor": "gpu-nvidia-h200"}))
+        self.assertIn("commit aaa", store["calibration"]["source"])
+        with self.assertRaises(merge.RefusedError):
+            merge.with_calibration({}, content, json.dumps(table)[:-9])
 
     def test_times_of_wrong_kernels_are_not_taken(self) -> None:
         content = self.content("aaa", 1.0, kernels={"cadre_backward_64": "wrong", "cadre_backward_128": "right"})
@@ -270,7 +341,7 @@ class MergeTest(unittest.TestCase):
             "kept": "causal",
             "rows": [1, 2],
             "keys": [0, 5],
-            "picoseconds": [[1, 2], [3, 4]],
+            "picoseconds": [[1, 2], [3, 4_000_000]],
         }
         link = {"distance": "node", "rate": 3, "latency": 4}
         calibration = {"processor": 'gpu-"x"', "source": "measured", "task_nanoseconds": 8, "linear_operations": 9}
@@ -278,7 +349,7 @@ class MergeTest(unittest.TestCase):
         for words in (
             'processor: "gpu-\\"x\\"".into()',
             "Kept::Causal",
-            "picoseconds: vec![vec![1, 2], vec![3, 4]]",
+            "picoseconds: vec![vec![1, 2], vec![3, 4_000_000]]",
             "rate: 3",
         ):
             self.assertIn(words, text)

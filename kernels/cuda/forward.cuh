@@ -19,9 +19,9 @@
 // bits are the same either way, so a row's bits depend on its document alone: a key that is masked adds exactly 0, rows
 // of K or V that the task does not hold are never read as numbers (V's are cleared, the scores of K's replaced).
 //
-// Numerics: scores and sums f32, P rounded to bf16 for P·V. Tolerance against f64: O 4e-3 of the root mean square, LSE
-// 1e-5; with softcap LSE 5e-4, as the GPU's tanh is right to 2^-11. Not here: tile lists (host), parts of segments
-// (`merge`). Share of peak on a GPU: not measured.
+// Numerics: scores and sums f32, P rounded to bf16 for P·V. Against f64 O is right to 4e-3 of the root mean square, LSE
+// to 1e-5 of it; with softcap LSE to 2^-11 of the mean size of its row's scores, as the GPU's tanh is. Not here: tile
+// lists (host), parts of segments (`merge`). Share of peak on a GPU: not measured.
 #pragma once
 #include "operand.cuh"
 #include "table.cuh"

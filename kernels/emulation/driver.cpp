@@ -11,8 +11,8 @@
 // copies at which this process loses all its links: both as ROLE:COUNT. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
 // that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with head dim
 // 64 backward as if the swizzle counted from where an operand begins). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS:
-// version of the driver (13000), compute capability (90), number of GPUs (1). Says nothing of speed, of a real driver's
-// answers, or of memory that a real GPU would refuse.
+// version of the driver (13000), compute capability (90), number of GPUs (1). CADRE_EMULATED_GATES=0: streams wait for
+// no word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
 #include <chrono>
 #include <mutex>
 #include <thread>

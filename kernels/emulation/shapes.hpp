@@ -1,8 +1,7 @@
-// The shapes that kernels are checked on, with random rows, and attention in f64 from its definition.
+// The shapes that kernels are checked on, listed or drawn by a seed, with random rows.
 //
 // A shape is documents held in part, cut into tasks that belong to bundles. `Batch` lays it out as a launch wants it:
-// between the rows of documents lie rows of NaN that nobody may read as numbers. Out of `reference`: O, LSE, Δ and the
-// gradients of every row of the batch; dK and dV a bundle.
+// between the rows of documents lie rows of NaN that nobody may read as numbers.
 #pragma once
 #include <cmath>
 #include <string>
@@ -27,7 +26,9 @@ struct Shape {
     int kv_heads, group;
     std::vector<Document> documents;
     int segment = 1 << 16;
-    float scale = 0;  // 0: D^-½
+    float scale = 0;    // 0: D^-½
+    uint64_t data = 1;  // seed of the rows' numbers
+    bool drawn = false;
 };
 
 inline std::vector<Shape> all() {
@@ -56,6 +57,8 @@ inline std::vector<Shape> all() {
         {"segments under a window", 1, 1, {{0, 500, 100, 0, {{100, 290}}}}, 128},
         {"many key tiles", 1, 1, {{0, 640, kFree, 0, {{350, 640}}}}},
         {"large scores", 1, 1, {{0, 200, kFree, 0, {{0, 200}}}}, 1 << 16, 4.f},
+        // Drawn once: all that counts is one row of two keys, whose LSE is near 0.
+        {"rows without keys, and one of two", 1, 3, {{62, 294, 87, 0, {{4, 40}}}, {0, 2, kFree, 0, {{1, 2}}}}},
     };
 }
 
@@ -68,21 +71,49 @@ struct Random {
     float normal() { return (float)(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform())); }
 };
 
+// A shape that nobody chose: documents held and cut anyhow, rows before, among and behind the keys, under any mask.
+inline Shape drawn(uint64_t seed) {
+    Random random{(seed + 1) * 0x9E3779B97F4A7C15u};
+    auto below = [&](int n) { return (int)(random.uniform() * n); };
+    // Few heads: documents are what differs.
+    constexpr int kHeads[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {2, 1}, {2, 2}};
+    const int* heads = kHeads[below(7)];
+    Shape shape{"random " + std::to_string(seed), heads[0], heads[1], {}};
+    shape.segment = below(3) ? 1 << 16 : 128, shape.data = seed + 1, shape.drawn = true;
+    for (int documents = 1 + below(2); documents > 0; --documents) {
+        const int end = 1 + below(below(2) ? 300 : 40), begin = below(2) ? 0 : below(end + 1);
+        const int masks[][2] = {{kFree, 0}, {kFree, kFree}, {below(200), 0}, {below(200), below(60)}};
+        const int* mask = masks[below(4)];
+        Document document{begin, end, mask[0], mask[1], {}};
+        int bundle = 0;
+        for (int row = below(end); row < end + 30 && document.tasks.size() < 3; row += below(2) ? 0 : below(90)) {
+            const int rows = below(3) ? 1 + below(60) : 1;
+            bundle += !document.tasks.empty() && !below(3);
+            document.tasks.push_back({row, row + rows, bundle});
+            row += rows;
+        }
+        shape.documents.push_back(document);
+    }
+    return shape;
+}
+
 struct Batch {
     int dim, heads, kv_heads, group, q_rows = 0, kv_rows = 0, dkv_rows = 0, segment;
     float scale, softcap;  // 0: none
+    bool drawn;
     std::vector<cadre::Task> tasks;
     std::vector<cadre::Bundle> bundles;
     std::vector<uint16_t> q, k, v, dout;
     std::vector<char> q_held;
 
-    Batch(const Shape& shape, int dim, uint64_t seed, float softcap)
+    Batch(const Shape& shape, int dim, float softcap)
         : dim(dim),
           heads(shape.kv_heads * shape.group),
           kv_heads(shape.kv_heads),
           group(shape.group),
           segment(shape.segment),
-          softcap(softcap) {
+          softcap(softcap),
+          drawn(shape.drawn) {
         scale = (shape.scale ? shape.scale : 1.f) / std::sqrt((float)dim);
         q_rows = 3, kv_rows = 5;  // NaN before the first row
         int dq_tile = 0;
@@ -109,7 +140,7 @@ struct Batch {
             kv_held.insert(kv_held.end(), keys, 1), kv_held.insert(kv_held.end(), 3, 0);
             kv_rows += keys + 3;
         }
-        Random random{seed * 7919 + 1};
+        Random random{shape.data * 7919 + 1};
         auto fill = [&](const std::vector<char>& held, int row_heads) {
             std::vector<uint16_t> rows(held.size() * row_heads * dim, 0x7fff);
             for (size_t i = 0; i < rows.size(); ++i) {
@@ -126,69 +157,5 @@ struct Batch {
         return last.dq_tile + (last.q_offset + last.q_rows + 63) / 64 - last.q_offset / 64;
     }
 };
-
-struct Reference {
-    std::vector<double> o, lse, delta, dq, dk, dv;  // dk, dv: [dkv rows, kv heads, dim]
-};
-
-inline Reference reference(const Batch& it) {
-    const int D = it.dim;
-    Reference out;
-    out.o.assign((size_t)it.q_rows * it.heads * D, 0), out.dq = out.o;
-    out.lse.assign((size_t)it.q_rows * it.heads, -INFINITY), out.delta.assign(out.lse.size(), 0);
-    out.dk.assign((size_t)it.dkv_rows * it.kv_heads * D, 0), out.dv = out.dk;
-    auto wide = [](const std::vector<uint16_t>& rows) {
-        std::vector<double> numbers(rows.size());
-        for (size_t i = 0; i < rows.size(); ++i) numbers[i] = machine::widen(rows[i]);
-        return numbers;
-    };
-    const auto q = wide(it.q), k = wide(it.k), v = wide(it.v), dout = wide(it.dout);
-    auto dot = [D](const double* a, const double* b) {
-        double sum = 0;
-        for (int i = 0; i < D; ++i) sum += a[i] * b[i];
-        return sum;
-    };
-    for (const cadre::Task& task : it.tasks) {
-        const cadre::Bundle& bundle = it.bundles[task.bundle];
-        for (int row = 0; row < task.q_rows; ++row) {
-            const int position = task.q_offset + row;
-            const int first = std::max(position - task.left, task.kv_offset) - task.kv_offset;
-            const int end = std::min(position + task.right + 1, task.kv_offset + task.kv_rows) - task.kv_offset;
-            for (int head = 0; head < it.heads && first < end; ++head) {
-                const size_t at = (size_t)(task.q_row + row) * it.heads + head;
-                const double *mine = &q[at * D], *grad = &dout[at * D];
-                double *o = &out.o[at * D], *dq = &out.dq[at * D], largest = -INFINITY, sum = 0;
-                auto held = [&](int base, int key) {
-                    return ((size_t)(base + key) * it.kv_heads + head / it.group) * D;
-                };
-                std::vector<double> p(end - first), slope(p.size(), 1);
-                for (int key = first; key < end; ++key) {
-                    double& score = p[key - first] = dot(mine, &k[held(task.kv_row, key)]) * it.scale;
-                    if (it.softcap) {
-                        const double capped = std::tanh(score / it.softcap);
-                        score = it.softcap * capped, slope[key - first] = 1 - capped * capped;
-                    }
-                    largest = std::max(largest, score);
-                }
-                for (double& x : p) sum += x = std::exp(x - largest);
-                for (int key = first; key < end; ++key) {
-                    p[key - first] /= sum;
-                    for (int i = 0; i < D; ++i) o[i] += p[key - first] * v[held(task.kv_row, key) + i];
-                }
-                out.lse[at] = largest + std::log(sum), out.delta[at] = dot(o, grad);
-                for (int key = first; key < end; ++key) {
-                    const double x = p[key - first];
-                    const double dp = dot(grad, &v[held(task.kv_row, key)]) - out.delta[at];
-                    const double ds = x * dp * slope[key - first] * it.scale;
-                    double *dk = &out.dk[held(bundle.dkv_row, key)], *dv = &out.dv[held(bundle.dkv_row, key)];
-                    for (int i = 0; i < D; ++i) {
-                        dq[i] += ds * k[held(task.kv_row, key) + i], dk[i] += ds * mine[i], dv[i] += x * grad[i];
-                    }
-                }
-            }
-        }
-    }
-    return out;
-}
 
 }  // namespace shapes

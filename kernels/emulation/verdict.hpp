@@ -1,11 +1,14 @@
 // Comparison of results with the reference, and the count of failures that ends the program.
 //
-// `close`: root mean square of the differences over that of the reference, NaN and infinities never pass. `untouched`:
-// rows that nobody holds still carry the poison that was there before the launch.
+// `within`: no number is off by more than its own bound; NaN never passes. `close`: root mean square of the differences
+// over that of the reference, sharper where there are many numbers. `untouched`: rows that nobody holds still carry the
+// poison that was there before the launch.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,28 +16,44 @@ namespace verdict {
 
 inline int failures;
 inline std::string where;
+inline std::map<std::string, double> largest;  // share of its bound that a number of each table came to
 
 inline void refuse(const std::string& what) {
     ++failures;
     printf("FAILED %s: %s\n", where.c_str(), what.c_str());
 }
 
-// `result` and `reference` give number i of n.
-template <class Result, class Expected>
-double close(const char* what, size_t n, Result result, Expected reference, double tolerance) {
+// The numbers at `places` together.
+template <class Result>
+void close(const char* what, const std::vector<size_t>& places, Result result, const std::vector<double>& right,
+           double tolerance) {
     double difference = 0, size = 0;
-    for (size_t i = 0; i < n; ++i) {
-        const double x = result(i), y = reference(i);
-        if (std::isinf(y) && x == y) continue;
+    for (size_t i : places) {
+        const double x = result(i), y = right[i];
         difference += (x - y) * (x - y), size += y * y;
     }
     const double error = difference == 0 ? 0 : std::sqrt(difference / std::max(size, 1e-30));
-    if (!(error <= tolerance)) {
-        char text[160];
-        snprintf(text, sizeof text, "%s is off by %.2e, tolerance %.0e", what, error, tolerance);
-        refuse(text);
+    if (error <= tolerance) return;
+    char text[160];
+    snprintf(text, sizeof text, "%s is off by %.2e, tolerance %.0e", what, error, tolerance);
+    refuse(text);
+}
+
+// Each `result` of `expected`, for the numbers at `places`. An infinity is right or wrong.
+template <class Result, class Expected>
+void within(const char* what, const std::vector<size_t>& places, Result result, const Expected& expected) {
+    constexpr double kSmallest = 1e-30;  // below, f32 ends
+    for (size_t i : places) {
+        const double x = result(i), y = expected.right[i], off = expected.off[i] + kSmallest;
+        if (std::isinf(y) && x == y) continue;
+        const double share = std::abs(x - y) / off;
+        if (!(share <= 1)) {
+            char text[160];
+            snprintf(text, sizeof text, "%s, number %zu: %.9g, right is %.9g within %.2e", what, i, x, y, off);
+            return refuse(text);
+        }
+        largest[what] = std::max(largest[what], share);
     }
-    return error;
 }
 
 template <class T>

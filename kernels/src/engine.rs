@@ -144,6 +144,14 @@ impl Engine {
         format!("{cpu}, gpu sm_90a {:016x}", digest.digest())
     }
 
+    /// What computes rows with these heads, bf16 or not, by the name that a calibration of it has.
+    pub fn processor(&self, heads: Heads, bf16: bool) -> String {
+        match self.gpu() {
+            Some(gpu) if self.is_on_gpu(heads, bf16) => gpu.processor(),
+            Some(_) | None => crate::processor(self.threads),
+        }
+    }
+
     /// Whether rows with these heads, bf16 or not, are computed on the GPU.
     pub fn is_on_gpu(&self, heads: Heads, bf16: bool) -> bool {
         self.gpu.is_some() && bf16 && matches!(heads.dim, 64 | 128 | 256)

@@ -82,3 +82,8 @@ pub fn numerics_id() -> String {
 pub fn instruction_set() -> &'static str {
     cpu::instruction_set()
 }
+
+/// Names this machine's CPU with so many threads, as calibrations do.
+pub fn processor(threads: Threads) -> String {
+    format!("cpu-{}-{}", instruction_set(), threads.0)
+}

@@ -1,12 +1,15 @@
 //! The GPU kernels' own source, compiled for the CPU over emulated primitives, against attention in f64.
 //!
 //! In: `cuda/` and `emulation/`, a C++17 compiler (`c++`, or what `CXX` names). Out: every shape of
-//! `emulation/shapes.hpp` for every head dim, forward and backward, under several seeds of stalls. It sees no speed and no GPU.
+//! `emulation/shapes.hpp` for every head dim, forward and backward, under several seeds of stalls, and shapes that are drawn, half
+//! of them by the commit (`testing/seeds.rs`). It sees no speed and no GPU.
 //!
 //! Invariant: the checks have teeth: `scripts/planted kernels` plants the bugs of `planted/kernels.toml`, and each must be caught.
 
 #[path = "../emulation/built.rs"]
 mod built;
+#[path = "../../testing/seeds.rs"]
+mod seeds;
 
 use std::path::Path;
 use std::process::Command;
@@ -49,6 +52,20 @@ fn softcap_is_right_on_all_shapes() {
     check(&["backward-softcap", "64", "2"]);
     check(&["backward-softcap", "128", "1"]);
     check(&["backward-softcap", "256", "1"]);
+}
+
+/// Each number is within the bound that `emulation/reference.hpp` derives for it; no tolerance is fitted to shapes that were seen.
+#[test]
+fn shapes_that_are_drawn_are_within_the_bounds_of_their_roundings() {
+    let mut shapes = Vec::new();
+    for (first, cases) in seeds::first_seeds("shapes of kernels", 36, 8) {
+        shapes.extend((first..first + cases).map(|seed| format!("random {seed}")));
+    }
+    for part in ["forward", "backward", "forward-softcap", "backward-softcap"] {
+        // A seed of stalls each: odd ones sum dQ in one order, and compare bits over cuts and launches.
+        let words = [part, "0", "2"].into_iter().chain(shapes.iter().map(String::as_str));
+        check(&words.collect::<Vec<_>>());
+    }
 }
 
 #[test]

@@ -201,13 +201,15 @@ impl Case {
         let poison = |count, what| Buffer::of(&stream, &vec![f32::NAN; count], what);
         let mut dq = poison(self.q.len(), "dQ")?;
         let (mut dk, mut dv) = (poison(self.k.len(), "dK")?, poison(self.v.len(), "dV")?);
-        let bundle = |it: &Held| BackwardBundle {
-            mask: it.mask,
-            keys: Self::keys(it),
-            dkv_row: it.kv_row as u32,
-            parts: vec![Self::rows(it)],
+        // Rows of one document that share its keys are parts of one bundle.
+        let same = |a: &Held, b: &Held| a.kv_row == b.kv_row;
+        let bundle = |parts: &[Held]| BackwardBundle {
+            mask: parts[0].mask,
+            keys: Self::keys(&parts[0]),
+            dkv_row: parts[0].kv_row as u32,
+            parts: parts.iter().map(Self::rows).collect(),
         };
-        let bundles: Vec<_> = self.documents.iter().map(bundle).collect();
+        let bundles: Vec<_> = self.documents.chunk_by(same).map(bundle).collect();
         let mut plan = BackwardPlan::new(&stream, self.shape(), &bundles, order, 1)?;
         let tensors = BackwardTensors {
             q: q.slice(),

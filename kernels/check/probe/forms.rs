@@ -4,10 +4,11 @@
 //! Out: for head dims 128, 64 and 256 rows of times: forward; backward with dQ in both orders; on all processors and on four
 //! fewer. A form is compared with f64 before it is timed; one that is wrong is not.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use cadre_kernels::Heads;
-use cadre_kernels::device::{Gpu, Order};
+use cadre_kernels::device::{Gpu, Order, Watch};
 use serde_json::json;
 
 use crate::case::Case;
@@ -18,6 +19,8 @@ use crate::{Options, Trouble, smoke};
 /// A form of kernels that only tell where they wait.
 const WATCH: &str = "watch";
 const BUILT: &str = "as built";
+/// A form that changes one head dim alone.
+const PANELS: (&str, usize) = ("panels", 64);
 
 fn folders(options: &Options) -> Vec<(String, Option<PathBuf>)> {
     let mut all = Vec::new();
@@ -34,6 +37,7 @@ fn folders(options: &Options) -> Vec<(String, Option<PathBuf>)> {
 }
 
 pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(), Trouble> {
+    let watch = Watch::new(gpu)?;
     let mut unit = 0;
     for (form, folder) in folders(options) {
         for dim in [128, 64, 256] {
@@ -41,22 +45,28 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
             unit += 1;
             let kernel = format!("cadre_backward_{dim}");
             let wanted = options.kernels.is_empty() || options.kernels.contains(&kernel);
+            let wanted = wanted && (form != PANELS.0 || dim == PANELS.1);
             if options.done.contains(&index) || !wanted {
                 continue;
             }
             lines.tell(&json!({"begun": index, "name": name, "kernel": kernel}));
+            let mut launched = kernel;
             let done = match &folder {
-                None => one(gpu, options, (&form, dim), lines),
-                Some(folder) => Gpu::open_form(0, folder)
-                    .map_err(Trouble::from)
-                    .and_then(|gpu| one(&gpu, options, (&form, dim), lines)),
+                None => one(gpu, options, (&form, dim), &mut launched, lines),
+                Some(folder) => {
+                    Gpu::open_form(0, folder).map_err(Trouble::from).and_then(|gpu| {
+                        let done = one(&gpu, options, (&form, dim), &mut launched, lines);
+                        if done.is_err() {
+                            // To close it would wait for a launch that does not end.
+                            std::mem::forget(gpu);
+                        }
+                        done
+                    })
+                }
             };
             if let Err(trouble) = done {
-                let words = match &trouble {
-                    Trouble::Hangs => "the launch does not end".to_owned(),
-                    Trouble::Failed(why) => why.to_string(),
-                };
-                lines.tell(&json!({"raised": words, "kernel": kernel, "hangs": matches!(trouble, Trouble::Hangs)}));
+                smoke::tell_trouble(&trouble, &launched, watch.as_ref(), lines);
+                std::mem::forget(watch);
                 return Err(trouble);
             }
             lines.tell(&json!({"done": index}));
@@ -69,6 +79,7 @@ fn one(
     gpu: &Gpu,
     options: &Options,
     (form, dim): (&str, usize),
+    launched: &mut String,
     lines: &mut Lines,
 ) -> Result<(), Trouble> {
     let case = Case::new(smoke::heads(dim), None, options.seed, true);
@@ -76,7 +87,8 @@ fn one(
     smoke::backward(gpu, options, (&name, &kernel), &case, Order::Fixed, lines)?;
     let (query, kv) = if options.tiny { (2, 1) } else { (64 * 128 / dim.max(128), 8) };
     let (rows, runs) = if options.tiny { (256, 1) } else { (16_384, 7) };
-    let mut bed = Bed::new(gpu, Heads { query, kv, dim }, rows, options.seed)?;
+    let bed = Bed::new(gpu, Heads { query, kv, dim }, rows, options.seed)?;
+    let mut bed = ManuallyDrop::new(bed);
     let all = gpu.processors();
     let (free, fixed) = (Pass::Backward(Order::Arrival), Pass::Backward(Order::Fixed));
     // Only backward has forms beside that of the build; fewer blocks are no form of the kernel.
@@ -93,10 +105,14 @@ fn one(
         if !built && index > 2 {
             break;
         }
+        *launched = pass.kernel(dim);
+        let at = format!("d{dim}, {form}, time of {launched}, {blocks} blocks");
+        lines.tell(&json!({"at": at, "kernel": launched}));
         let times = bed.times(gpu, (pass, Some(blocks)), runs, options)?;
         for (l2, times) in ["warm", "cold"].into_iter().zip(&times) {
             lines.row("forms", &row(&bed, form, pass, blocks, l2, times));
         }
     }
+    drop(ManuallyDrop::into_inner(bed));
     Ok(())
 }

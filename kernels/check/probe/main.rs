@@ -1,21 +1,23 @@
 //! `cadre-gpu-probe`: every GPU kernel once against f64, and times of its forms, in a process that needs no Python.
 //!
 //! Usage: cadre-gpu-probe --part PART --lines FILE [--seed N] [--done I,…] [--form DIR] [--forms DIR] [--patience SECONDS]
-//!        [--at WHAT:ROW:HEAD:COLUMN] [--kernels NAME,…] [--profile] [--dry]
+//!        [--at WHAT:ROW:HEAD:COLUMN,…] [--case FILE] [--kernels NAME,…] [--profile] [--dry]
 //! PART: `smoke`, every kernel and one time of head dim 128; `probe KERNEL`, that kernel alone; `time`, the time alone; `forms`,
-//! times of the forms that the folders below `--forms` hold, beside those of this build.
+//! times of the forms that the folders below `--forms` hold, beside those of this build; `given`, one number from the inputs of
+//! `--case`.
 //!
 //! In: a GPU by the driver library that the process finds. Out: lines of JSON, appended to FILE one by one, as `bench/gpu` reads
 //! them: units begun and done, rows, and of a wrong result the first wrong element with its tile and operands; of a launch that
-//! does not end, where every warp waits, if `--form` names kernels that tell. `--at` adds one number of the results.
+//! does not end, where every warp waits, if `--form` names kernels that tell. `--at` adds numbers of the results.
 //!
 //! It judges nothing but correctness and repeats nothing. Exit code 3: no GPU that the kernels are for; 5: the GPU's context is
-//! lost; 6: a launch does not end. Invariant: inputs depend on the seed and the unit alone, so another driver gets the same.
+//! lost; 6: a launch does not end; 7: FILE cannot be written. Invariant: inputs depend on the seed and the unit alone, so another driver gets the same.
 
 mod case;
 mod compare;
 mod copies;
 mod forms;
+mod given;
 mod lines;
 mod smoke;
 mod timing;
@@ -37,7 +39,8 @@ struct Options {
     form: Option<PathBuf>,
     forms: Option<PathBuf>,
     patience: Duration,
-    at: Option<String>,
+    at: Vec<String>,
+    case: Option<PathBuf>,
     /// Units of other kernels are left out; none are where it is empty.
     kernels: Vec<String>,
     /// No gate before runs: a profiler lets one kernel run at a time, and waits for it.
@@ -62,6 +65,7 @@ impl From<Error> for Trouble {
 const NO_GPU: u8 = 3;
 const LOST: u8 = 5;
 const HANGS: u8 = 6;
+const NO_ROOM: u8 = 7;
 
 fn options() -> Result<(Options, PathBuf), String> {
     let mut options = Options {
@@ -71,7 +75,8 @@ fn options() -> Result<(Options, PathBuf), String> {
         form: None,
         forms: None,
         patience: Duration::from_secs(5),
-        at: None,
+        at: Vec::new(),
+        case: None,
         kernels: Vec::new(),
         profile: false,
         tiny: false,
@@ -100,7 +105,8 @@ fn options() -> Result<(Options, PathBuf), String> {
             "--form" => options.form = Some(value.into()),
             "--forms" => options.forms = Some(value.into()),
             "--patience" => options.patience = Duration::from_secs(number()?),
-            "--at" => options.at = Some(value),
+            "--at" => options.at = value.split(',').map(str::to_owned).collect(),
+            "--case" => options.case = Some(value.into()),
             "--kernels" => options.kernels = value.split(',').map(str::to_owned).collect(),
             // Of other parts of the check.
             "--broken" | "--packages" | "--peak" => {}
@@ -140,6 +146,7 @@ fn main() -> ExitCode {
     lines.tell(&json!({"facts": facts}));
     let done = match options.part.as_str() {
         "forms" => forms::run(&gpu, &options, &mut lines),
+        "given" => given::run(&gpu, &options, &mut lines),
         _ => smoke::run(&gpu, &options, &mut lines),
     };
     // What hangs would be waited for by who frees its memory.
@@ -154,9 +161,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Without destructors of the driver, which may wait for what never ends.
-fn leave(code: u8) -> ExitCode {
+/// Without what the driver does at the end of a process: it may wait for what never ends.
+#[allow(unsafe_code)]
+fn leave(code: u8) -> ! {
     use std::io::Write as _;
+    unsafe extern "C" {
+        fn _exit(code: i32) -> !;
+    }
     let _ = std::io::stdout().flush();
-    std::process::exit(code.into())
+    // SAFETY: ends the process, and reads nothing of it.
+    unsafe { _exit(code.into()) }
 }

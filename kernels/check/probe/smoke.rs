@@ -24,7 +24,14 @@ enum Work {
     Merge,
     Sink,
     Copies(u64),
-    Times,
+    Times(Direction),
+}
+
+/// Which of the two kernels of head dim 128 is timed.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
 }
 
 fn units(options: &Options) -> Vec<Unit> {
@@ -55,17 +62,21 @@ fn units(options: &Options) -> Vec<Unit> {
             unit("sinks".into(), "cadre_sink", Work::Sink);
             unit("copies of words of 16 bytes".into(), "cadre_copy_rows_16", Work::Copies(16));
             unit("copies of words of 4 bytes".into(), "cadre_copy_rows_4", Work::Copies(4));
-            unit("time of d128".into(), "", Work::Times);
+            let (forward, backward) = (Direction::Forward, Direction::Backward);
+            unit("time of d128 forward".into(), "cadre_forward_128", Work::Times(forward));
+            unit("time of d128 backward".into(), "cadre_backward_128", Work::Times(backward));
         }
     }
     if let Some(kernel) = options.part.strip_prefix("probe ") {
-        all.retain(|it| it.kernel == kernel);
+        // No emulated GPU ends a time of that size; a number of results is not in it.
+        let is_timed = options.at.is_empty();
+        all.retain(|it| it.kernel == kernel && (is_timed || !matches!(it.work, Work::Times(_))));
     }
     if options.part == "time" {
-        all.retain(|it| matches!(it.work, Work::Times));
+        all.retain(|it| matches!(it.work, Work::Times(_)));
     }
     if !options.kernels.is_empty() {
-        all.retain(|it| options.kernels.iter().any(|kernel| kernel == it.kernel));
+        all.retain(|it| options.kernels.iter().any(|name| name == it.kernel || *name == it.name));
     }
     all
 }
@@ -83,7 +94,7 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
         match done {
             Ok(()) => lines.tell(&json!({"done": index})),
             Err(trouble) => {
-                tell_trouble(&trouble, unit, watch.as_ref(), lines);
+                tell_trouble(&trouble, unit.kernel, watch.as_ref(), lines);
                 std::mem::forget(watch);
                 return Err(trouble);
             }
@@ -92,19 +103,27 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
     Ok(())
 }
 
-fn tell_trouble(trouble: &Trouble, unit: &Unit, watch: Option<&Watch>, lines: &mut Lines) {
-    let told = watch.and_then(|it| it.told(unit.kernel));
+/// What ended a unit of `kernel`; where its warps wait, if it is built to tell.
+pub(crate) fn tell_trouble(
+    trouble: &Trouble,
+    kernel: &str,
+    watch: Option<&Watch>,
+    lines: &mut Lines,
+) {
+    let told = watch.and_then(|it| it.told(kernel));
     if let Some(told) = told {
         let warp = |it: &cadre_kernels::device::WaitingWarp| json!({"block": it.block, "warp": it.warp, "waits_for": it.waits_for});
         let places: Vec<Value> = told.places.iter().map(warp).collect();
         let (block, thread) = told.first;
-        lines.tell(&json!({"waits": {"kernel": unit.kernel, "block": block, "thread": thread, "warps": places}}));
+        lines.tell(&json!({"waits": {"kernel": kernel, "block": block, "thread": thread, "warps": places}}));
     }
     let words = match trouble {
         Trouble::Hangs => "the launch does not end".to_owned(),
         Trouble::Failed(why) => why.to_string(),
     };
-    lines.tell(&json!({"raised": words, "kernel": unit.kernel, "hangs": matches!(trouble, Trouble::Hangs)}));
+    lines.tell(
+        &json!({"raised": words, "kernel": kernel, "hangs": matches!(trouble, Trouble::Hangs)}),
+    );
 }
 
 /// Heads of a dim: more than one of each, so that a wrong head shows.
@@ -141,7 +160,7 @@ fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(
             lines.row("checks", &row);
             Ok(())
         }
-        Work::Times => timing::smoke(gpu, options, lines),
+        Work::Times(direction) => timing::smoke(gpu, options, direction, lines),
     }
 }
 
@@ -183,14 +202,15 @@ fn tell<'a>(
 ) {
     for (ours, right) in tables {
         lines.row("checks", &compare::row(check, kernel, case, ours, right));
-        let Some((what, place)) = options.at.as_deref().and_then(|it| it.split_once(':')) else {
-            continue;
-        };
-        let place: Vec<usize> = place.split(':').filter_map(|it| it.parse().ok()).collect();
-        if let ([row, head, column], true) = (place.as_slice(), what == ours.what) {
-            let at = (row * ours.heads + head) * ours.numbers + column;
-            let value = ours.values.get(at).map(|it| f64::from(*it).to_string());
-            lines.tell(&json!({"value": value, "check": check}));
+        for at in &options.at {
+            let Some((what, place)) = at.split_once(':').filter(|it| it.0 == ours.what) else {
+                continue;
+            };
+            let place: Vec<usize> = place.split(':').filter_map(|it| it.parse().ok()).collect();
+            let [row, head, column] = place[..] else { continue };
+            let index = (row * ours.heads + head) * ours.numbers + column;
+            let value = ours.values.get(index).map(|it| f64::from(*it).to_string());
+            lines.tell(&json!({"value": value, "check": check, "at": format!("{what}:{row}:{head}:{column}")}));
         }
     }
 }

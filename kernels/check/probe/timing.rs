@@ -5,6 +5,7 @@
 //!
 //! The host puts everything on the stream while a gate holds it, then opens it: events stand between runs alone.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -18,12 +19,13 @@ use serde_json::{Value, json};
 
 use crate::case::{Random, wait};
 use crate::lines::Lines;
+use crate::smoke::Direction;
 use crate::{Options, Trouble};
 
 /// More than the L2 of any GPU that the kernels are for.
 const FLUSH_BYTES: usize = 128 << 20;
 
-/// One causal document on the GPU, forward and backward.
+/// One causal document on the GPU, forward and backward. Who makes one drops it only when all runs are over.
 pub(crate) struct Bed {
     pub(crate) heads: Heads,
     pub(crate) rows: u32,
@@ -37,6 +39,8 @@ pub(crate) struct Bed {
     delta: Buffer<f32>,
     gradients: [Buffer<f32>; 3],
     flush: Buffer<u32>,
+    /// Whether the last runs waited on the stream until all were there.
+    without_host: bool,
 }
 
 /// Which kernel, and how it is launched.
@@ -44,6 +48,13 @@ pub(crate) struct Bed {
 pub(crate) enum Pass {
     Forward,
     Backward(Order),
+}
+
+impl Pass {
+    pub(crate) fn kernel(self, dim: usize) -> String {
+        let direction = if self == Self::Forward { "forward" } else { "backward" };
+        format!("cadre_{direction}_{dim}")
+    }
 }
 
 impl Bed {
@@ -82,6 +93,7 @@ impl Bed {
             v,
             delta,
             gradients,
+            without_host: false,
         })
     }
 
@@ -145,6 +157,16 @@ impl Bed {
         })
     }
 
+    /// One run that nobody times.
+    fn once(&mut self, gpu: &Gpu, pass: Pass, options: &Options) -> Result<(), Trouble> {
+        let stream = ManuallyDrop::new(Stream::new(gpu)?);
+        let mut run = ManuallyDrop::new(self.runner(pass, None, options.patience)?);
+        run(&stream)?;
+        wait(&stream, options.patience)?;
+        drop((ManuallyDrop::into_inner(run), ManuallyDrop::into_inner(stream)));
+        Ok(())
+    }
+
     /// Seconds of `runs` runs, warm and cold. A backward pass wants a forward pass before.
     pub(crate) fn times(
         &mut self,
@@ -153,11 +175,13 @@ impl Bed {
         runs: usize,
         options: &Options,
     ) -> Result<[Vec<f64>; 2], Trouble> {
-        let stream = Stream::new(gpu)?;
+        // What a launch that does not end uses is not given back: that would wait for it.
+        let stream = ManuallyDrop::new(Stream::new(gpu)?);
         let mut flush = Buffer::new(gpu, 0, "what fills the L2")?;
         std::mem::swap(&mut flush, &mut self.flush);
+        let mut without_host = true;
         let done = (|| {
-            let mut run = self.runner(pass, blocks, options.patience)?;
+            let mut run = ManuallyDrop::new(self.runner(pass, blocks, options.patience)?);
             // What is loaded at the first launch is no part of a time.
             run(&stream)?;
             wait(&stream, options.patience)?;
@@ -168,8 +192,13 @@ impl Bed {
             }
             let mut times = [Vec::new(), Vec::new()];
             for (cold, times) in times.iter_mut().enumerate() {
-                let (gate, opener) = Gate::new(gpu)?;
-                gate.hold(&stream)?;
+                // A driver whose streams wait for no word of the host: its work is between the runs, and the row says so.
+                let held = Gate::new(gpu).and_then(|(gate, opener)| {
+                    gate.hold(&stream)?;
+                    Ok((ManuallyDrop::new(gate), opener))
+                });
+                let (gate, opener) = held.ok().unzip();
+                without_host &= gate.is_some();
                 let mut events = Vec::new();
                 for _ in 0..runs {
                     if cold == 1 {
@@ -180,15 +209,22 @@ impl Bed {
                     run(&stream)?;
                     events.push((begin, Event::record(&stream)?));
                 }
-                opener.open(Gate::DONE);
+                if let Some(opener) = opener {
+                    opener.open(Gate::DONE);
+                }
                 wait(&stream, options.patience)?;
+                drop(gate.map(ManuallyDrop::into_inner));
                 for (begin, end) in events {
                     times.push(end.seconds_since(&begin)?);
                 }
             }
+            drop(ManuallyDrop::into_inner(run));
             Ok(times)
         })();
-        self.flush = flush;
+        (self.flush, self.without_host) = (flush, without_host);
+        if done.is_ok() {
+            drop(ManuallyDrop::into_inner(stream));
+        }
         done
     }
 
@@ -229,23 +265,38 @@ pub(crate) fn row(
         "seconds": seconds,
         "spread": (at(3) - at(1)) / seconds,
         "runs": times.len(),
+        "without_host": bed.without_host,
         "tflops": bed.operations(pass) / seconds / 1e12,
     })
 }
 
-/// One time of head dim 128, forward and backward.
-pub(crate) fn smoke(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(), Trouble> {
+/// One time of a kernel of head dim 128.
+pub(crate) fn smoke(
+    gpu: &Gpu,
+    options: &Options,
+    direction: Direction,
+    lines: &mut Lines,
+) -> Result<(), Trouble> {
     let (heads, rows, runs) = if options.tiny {
         (Heads { query: 2, kv: 1, dim: 128 }, 256, 1)
     } else {
         (Heads { query: 64, kv: 8, dim: 128 }, 16_384, 5)
     };
-    let mut bed = Bed::new(gpu, heads, rows, options.seed)?;
-    for pass in [Pass::Forward, Pass::Backward(Order::Arrival), Pass::Backward(Order::Fixed)] {
+    let mut bed = ManuallyDrop::new(Bed::new(gpu, heads, rows, options.seed)?);
+    let passes = match direction {
+        Direction::Forward => vec![Pass::Forward],
+        Direction::Backward => {
+            // A backward pass wants LSE.
+            bed.once(gpu, Pass::Forward, options)?;
+            vec![Pass::Backward(Order::Arrival), Pass::Backward(Order::Fixed)]
+        }
+    };
+    for pass in passes {
         let times = bed.times(gpu, (pass, None), runs, options)?;
         for (l2, times) in ["warm", "cold"].into_iter().zip(&times).filter(|it| !it.1.is_empty()) {
             lines.row("forms", &row(&bed, "as built", pass, gpu.processors(), l2, times));
         }
     }
+    drop(ManuallyDrop::into_inner(bed));
     Ok(())
 }

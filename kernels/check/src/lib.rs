@@ -9,14 +9,16 @@
 #![allow(unsafe_code)]
 
 pub mod rows;
+pub mod watch;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use cadre_kernels::device::{
-    BackwardBundle, BackwardPlan, BackwardTensors, ForwardPlan, ForwardTask, ForwardTensors, Gpu,
-    Keys, Order, QueryGradients, Shape, Slice, SliceMut, Stream, TaskRows,
+    BackwardBundle, BackwardPlan, BackwardTensors, Event, ForwardPlan, ForwardTask, ForwardTensors,
+    Gpu, Keys, Order, QueryGradients, Shape, Slice, SliceMut, Stream, TaskRows,
 };
 use cadre_kernels::{Heads, Mask};
 
@@ -159,15 +161,27 @@ pub unsafe extern "C" fn cadre_processors(gpu: *const Gpu) -> u32 {
     unsafe { &*gpu }.processors()
 }
 
-/// Waits until a stream is done; −1 if something on it went wrong.
+/// Waits until what is on a stream now is done, so long; 1 if it is not, −1 if something on the stream went wrong.
 ///
 /// # Safety
 ///
 /// `gpu` comes from [`cadre_open`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64) -> i32 {
-    // SAFETY: the caller's promise.
-    guard(-1, || unsafe { Stream::foreign(&*gpu, stream) }.wait().map(|()| 0))
+pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: u64) -> i32 {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let event = Event::record(&unsafe { Stream::foreign(&*gpu, stream) })?;
+        let end = Instant::now() + Duration::from_millis(milliseconds);
+        while !event.is_over()? {
+            if Instant::now() > end {
+                // To free it could wait for what does not end.
+                std::mem::forget(event);
+                return Ok(1);
+            }
+            std::thread::yield_now();
+        }
+        Ok(0)
+    })
 }
 
 /// Makes a forward plan of `count` lines on a stream of the GPU; null on error.

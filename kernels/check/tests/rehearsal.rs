@@ -30,6 +30,9 @@ fn pack(place: &Path) -> PathBuf {
         }
     }
     copy(Path::new(env!("CARGO_BIN_EXE_cadre-gpu-probe")), "");
+    // Beside the test programs, where cargo puts a library before it links it elsewhere.
+    let programs = std::env::current_exe().expect("this program has a place");
+    copy(&programs.with_file_name("libcadre_gpu.so"), "");
     for cubin in CUBINS.iter().filter(|it| it.name != "rows") {
         let mut bytes = cubin.bytes.to_vec();
         std::fs::write(pack.join("forms/poll").join(format!("{}.cubin", cubin.name)), &bytes)
@@ -74,7 +77,7 @@ fn every_trouble_comes_back_with_the_right_word() {
     let pack = pack(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("rehearsal"));
     let python = std::env::var("GPU_CHECK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let output = Command::new(python)
-        .args(["-B", "-m", "unittest", "rehearsal"])
+        .args(["-B", "-m", "unittest", "rehearsal", "rehearsal_larger"])
         .current_dir(&pack)
         .env("CADRE_PACK", &pack)
         .output()

@@ -203,6 +203,11 @@ impl Gpu {
         &self.0.name
     }
 
+    /// Names its kind, as calibrations do.
+    pub fn processor(&self) -> String {
+        format!("gpu-{}", self.name().to_lowercase().replace(' ', "-"))
+    }
+
     /// Streaming multiprocessors: as many blocks of a kernel run at once.
     pub fn processors(&self) -> u32 {
         self.0.processors
