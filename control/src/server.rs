@@ -120,12 +120,13 @@ impl Link {
     }
 }
 
-/// Serves workers from `incoming` until `stop` resolves or the listener fails.
+/// Serves workers from `incoming` until `stop` resolves or the listener fails. Workers of another data version than
+/// `data_version` are refused; without one all are let through, and who reads the events compares.
 ///
 /// `events` is bounded: while nobody reads it, workers are not read from either.
 pub async fn serve<I, IO>(
     incoming: I,
-    data_version: u32,
+    data_version: Option<u32>,
     gate: Option<Arc<dyn Gate>>,
     events: mpsc::Sender<Event>,
     stop: impl Future<Output = ()>,
@@ -189,7 +190,8 @@ pub fn spawn(
                 };
                 let incoming = UnixListenerStream::new(listener);
                 let stopped = async { drop(stopped.await) };
-                if let Err(error) = serve(incoming, data_version, None, events, stopped).await {
+                if let Err(error) = serve(incoming, Some(data_version), None, events, stopped).await
+                {
                     tracing::error!(%error, "control service ended");
                 }
             });
@@ -200,7 +202,7 @@ pub fn spawn(
 
 /// The generated trait's implementation: one per server, cloned by reference.
 struct Service {
-    data_version: u32,
+    data_version: Option<u32>,
     gate: Option<Arc<dyn Gate>>,
     events: mpsc::Sender<Event>,
     next: Arc<AtomicU64>,

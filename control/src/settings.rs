@@ -11,10 +11,10 @@
 
 use std::path::PathBuf;
 
-use cadre_crds::{OnPoolLoss, Wire};
+use cadre_crds::{Encryption, OnPoolLoss, Wire};
 use cadre_planner::Direction;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::CONTROL_VERSION;
 use crate::proto;
@@ -66,6 +66,8 @@ pub struct Settings {
     pub wire: Wire,
     /// Nominal weights, servers of one numerics id.
     pub reproducible: bool,
+    /// Whether links between workers are encrypted.
+    pub encryption: Encryption,
     /// What to do when no server is left.
     pub on_pool_loss: OnPoolLoss,
     /// How long to wait for one.
@@ -74,6 +76,8 @@ pub struct Settings {
     pub suspect_after_milliseconds: u32,
     /// Silence after which a trainer, or the conductor, is dead.
     pub trainer_suspect_after_seconds: u32,
+    /// After so long without a call although it is its turn, a trainer's main thread stands still, and the job ends.
+    pub stalled_after_seconds: u32,
     /// Where checkpoints go; empty where the worker's environment says it.
     pub checkpoints: PathBuf,
     /// Checkpoints that stay.
@@ -99,10 +103,21 @@ struct Added {
     field: &'static str,
     /// The value that means what the version before did.
     before: fn() -> Value,
+    /// Whether a worker that does not know it is refused where the job says something else.
+    is_needed: bool,
 }
 
 /// Fields that control version 1 did not have.
-const ADDED: &[Added] = &[];
+const ADDED: &[Added] = &[
+    Added { since: 2, field: "encryption", before: || json!(Encryption::Off), is_needed: true },
+    // Workers of version 1 never notice a trainer that stands still; a job can do without.
+    Added {
+        since: 2,
+        field: "stalled_after_seconds",
+        before: || json!(u32::MAX),
+        is_needed: false,
+    },
+];
 
 impl Settings {
     /// The text of `Welcome.settings` for a worker that speaks `version`.
@@ -133,7 +148,8 @@ impl Settings {
 /// Takes away what a worker of `version` does not know.
 fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Result<(), Error> {
     for it in added.iter().filter(|it| it.since > version) {
-        if let Some(value) = fields.remove(it.field).filter(|value| *value != (it.before)()) {
+        let said = fields.remove(it.field).filter(|value| *value != (it.before)());
+        if let Some(value) = said.filter(|_| it.is_needed) {
             let (field, value) = (it.field, value.to_string());
             return Err(Error::Unknown { field, value, worker: version });
         }
@@ -176,8 +192,6 @@ pub enum Error {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn settings() -> Settings {
@@ -188,10 +202,12 @@ mod tests {
             attention: AttentionPlace::Local,
             wire: Wire::Bf16,
             reproducible: true,
+            encryption: Encryption::Tls,
             on_pool_loss: OnPoolLoss::Fail,
             pool_wait_seconds: 7,
             suspect_after_milliseconds: 900,
             trainer_suspect_after_seconds: 20,
+            stalled_after_seconds: 60,
             checkpoints: "out".into(),
             checkpoints_kept: 4,
             failovers: 5,
@@ -236,7 +252,8 @@ mod tests {
         check("{", "EOF");
     }
 
-    const LATER: &[Added] = &[Added { since: 2, field: "memory", before: || json!(4) }];
+    const LATER: &[Added] =
+        &[Added { since: 2, field: "memory", before: || json!(4), is_needed: true }];
 
     #[test]
     fn a_field_of_the_next_version_is_left_out_only_where_it_changes_nothing() {
@@ -252,6 +269,17 @@ mod tests {
         let mut known = with(json!(8));
         lower(&mut known, 2, LATER).unwrap();
         assert_eq!(known, with(json!(8)));
+    }
+
+    #[test]
+    fn workers_that_cannot_encrypt_are_told_so_where_it_is_asked_for() {
+        let refusal = settings().to_text(1).unwrap_err().to_string();
+        assert!(refusal.contains("encryption: \"Tls\""), "{refusal}");
+        let plain = Settings { encryption: Encryption::Off, ..settings() };
+        let text = plain.to_text(1).unwrap();
+        assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
+        let never = Settings { stalled_after_seconds: u32::MAX, ..plain };
+        assert_eq!(Settings::parse(&text, 1).unwrap(), never);
     }
 
     #[test]

@@ -2,19 +2,21 @@
 //!
 //! In: the versions a worker says in `Hello`. Out: a [`Mismatch`] that names both sides, or nothing.
 //! The control version may be one behind, so that an operator's upgrade restarts no worker; the data
-//! version has to be equal, since the bits and the frames between workers depend on it.
+//! version has to be equal among the workers of a job, since the bits and the frames between them depend
+//! on it. A controller of one job that started them compares it here; one of many jobs compares it within
+//! each.
 
 use crate::proto::Hello;
 
 /// Version of the messages of this crate.
-pub const CONTROL_VERSION: u32 = 1;
+pub const CONTROL_VERSION: u32 = 2;
 
 /// Version of planner, exchange, protocol and numerics together: raised when any of them changes
 /// what workers send each other or what they compute.
-pub const DATA_VERSION: u32 = 3;
+pub const DATA_VERSION: u32 = 5;
 
-/// Checks a worker's versions against the job's data version.
-pub fn check(hello: &Hello, data_version: u32) -> Result<(), Mismatch> {
+/// Checks a worker's versions, against the job's data version where it is known.
+pub fn check(hello: &Hello, data_version: Option<u32>) -> Result<(), Mismatch> {
     let oldest = CONTROL_VERSION.saturating_sub(1).max(1);
     if !(oldest..=CONTROL_VERSION).contains(&hello.control_version) {
         return Err(Mismatch::Control {
@@ -23,10 +25,12 @@ pub fn check(hello: &Hello, data_version: u32) -> Result<(), Mismatch> {
             newest: CONTROL_VERSION,
         });
     }
-    if hello.data_version != data_version {
-        return Err(Mismatch::Data { worker: hello.data_version, job: data_version });
+    match data_version {
+        Some(job) if hello.data_version != job => {
+            Err(Mismatch::Data { worker: hello.data_version, job })
+        }
+        Some(_) | None => Ok(()),
     }
-    Ok(())
 }
 
 /// Why a worker is refused.
@@ -68,12 +72,13 @@ mod tests {
 
     #[test]
     fn own_versions_are_accepted() {
-        assert_eq!(check(&hello(CONTROL_VERSION, 7), 7), Ok(()));
+        assert_eq!(check(&hello(CONTROL_VERSION, 7), Some(7)), Ok(()));
+        assert_eq!(check(&hello(CONTROL_VERSION, 7), None), Ok(()), "compared within each job");
     }
 
     #[test]
     fn another_data_version_is_refused_with_both_named() {
-        let refusal = check(&hello(CONTROL_VERSION, 6), 7).expect_err("6 is not 7");
+        let refusal = check(&hello(CONTROL_VERSION, 6), Some(7)).expect_err("6 is not 7");
         assert_eq!(
             refusal.to_string(),
             "worker has data version 6, the job 7; start all workers of a job from the same build"
@@ -82,7 +87,10 @@ mod tests {
 
     #[test]
     fn a_newer_control_version_is_refused() {
-        let refusal = check(&hello(CONTROL_VERSION + 1, 7), 7).expect_err("from the future");
-        assert!(refusal.to_string().contains("run worker and controller of the same release"));
+        for known in [Some(7), None] {
+            let refusal =
+                check(&hello(CONTROL_VERSION + 1, 7), known).expect_err("from the future");
+            assert!(refusal.to_string().contains("run worker and controller of the same release"));
+        }
     }
 }

@@ -69,7 +69,9 @@ fn serve(folder: &Path, listener: TcpListener) -> Service {
         let incoming = tls::accept(listener, certificate);
         let gate: Arc<dyn Gate> = Arc::new(Porter);
         let stopped = async { drop(stopped.await) };
-        server::serve(incoming, DATA_VERSION, Some(gate), sender, stopped).await.expect("serves");
+        server::serve(incoming, Some(DATA_VERSION), Some(gate), sender, stopped)
+            .await
+            .expect("serves");
     });
     let credentials = Credentials { issuers: folder.join("ca.crt"), token: folder.join("token") };
     let url = format!("https://127.0.0.1:{port}");

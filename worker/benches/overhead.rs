@@ -7,12 +7,15 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
 
+use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
-use cadre_exchange::{Buffer, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig};
+use cadre_exchange::{
+    Buffer, Encryption, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig,
+};
 use cadre_kernels::Engine;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
 use cadre_protocol::server::{Event, Host};
@@ -23,6 +26,7 @@ use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Tensor;
 use cadre_step::packing::Packing;
 use cadre_step::planned::PlannedStep;
+use cadre_step::turns::Turns;
 use cadre_worker::Threads;
 use cadre_worker::io::clock::Clock;
 use cadre_worker::io::output::Output;
@@ -136,8 +140,14 @@ fn one(shared: &mut Shared<Tcp>, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[
 
 fn open(me: PeerId) -> Tcp {
     let bind = std::net::Ipv4Addr::LOCALHOST.into();
-    let config =
-        TcpConfig { bind, me, secret: [7; 32], data_version: 1, limits: Limits::default() };
+    let config = TcpConfig {
+        bind,
+        me,
+        secret: [7; 32],
+        data_version: 1,
+        encryption: Encryption::Off,
+        limits: Limits::default(),
+    };
     Tcp::open(config).expect("loopback listens")
 }
 
@@ -154,6 +164,7 @@ fn header() -> Header {
         placement: Placement::Pool,
         slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
         costs: Costs::default(),
+        turns: Turns::together(NonZeroU16::MIN),
         nanos: vec![Packing::from(&layout)],
         view: ViewNumber::default(),
         fillers: vec![Some(Member::Server { index: 0, incarnation: 0, address: String::new() })],

@@ -5,6 +5,7 @@
 //!
 //! A real trainer has a loader where [`lengths`] is, a model where [`numbers`] is, and sums its gradients over all ranks.
 
+use std::num::NonZeroU16;
 use std::process::ExitCode;
 
 use cadre_control::proto::finished::Outcome as Kind;
@@ -12,14 +13,15 @@ use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
     Contract, Direction, Ending, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths, Next,
-    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
+    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone, Turns,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 use xxhash_rust::xxh3::xxh3_64;
 
 const STEPS: u64 = 3;
 /// Rows of the first layer keep their own key and the 99 before it.
-const LAYERS: [Layer; 2] = [Layer { mask: Mask::Window { left: 99 } }, Layer::CAUSAL];
+const LAYERS: [Layer; 2] =
+    [Layer { mask: Mask::Window { left: 99 }, ..Layer::CAUSAL }, Layer::CAUSAL];
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 16 };
 /// Rows of the document on each rank.
 const ROWS: usize = 160;
@@ -39,7 +41,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         Join {
             layers: Layers::new(LAYERS)?,
             heads: HEADS,
-            steps: STEPS,
+            steps: Some(STEPS),
             seed: 0,
             engine: Choice::Cpu,
             threads: Threads::ONE,
@@ -81,10 +83,15 @@ fn lengths(session: &Session, step: u64) -> Lengths {
     let rows = ROWS as u32;
     let stretch = Stretch { document: DocumentId(0), start: rank * rows, end: (rank + 1) * rows };
     let nano = NanoLengths { documents: vec![(0, ranks * rows)], stretches: vec![stretch] };
-    Lengths { step, nanos: vec![nano] }
+    Lengths { step, turns: turns(step), nanos: vec![nano] }
 }
 
-/// One step: every layer forward, then every layer backward.
+/// The second step goes forward alone, as an evaluation does; the others go as steps do of which nothing is said.
+fn turns(step: u64) -> Option<Turns> {
+    (step == 1).then(|| Turns::forward(NonZeroU16::MIN))
+}
+
+/// One step: every layer forward, then, where its turns say so, every layer backward.
 fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
     if step + 1 < STEPS {
         session.announce(lengths(session, step + 1))?;
@@ -101,17 +108,11 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
         println!("step {step} rank {rank} layer {layer} o {:016x}", digest(&[&o, &lse]));
         kept.push((q, k, v, o, lse));
     }
-    for (layer, (q, k, v, o, lse)) in kept.iter().enumerate().rev() {
+    let backward = kept.iter().enumerate().filter(|_| turns(step).is_none());
+    for (layer, (q, k, v, o, lse)) in backward.rev() {
         let dout = numbers([step, layer as u64, rank.into()], 3, QUERY);
-        let inputs = Inputs::Backward {
-            q: Rows::f32(q),
-            k: Rows::f32(k),
-            v: Rows::f32(v),
-            o: Rows::f32(o),
-            lse,
-            dout: Rows::f32(&dout),
-            dlse: None,
-        };
+        let [q, k, v, o, dout] = [q, k, v, o, &dout].map(|it| Rows::f32(it));
+        let inputs = Inputs::Backward { q, k, v, o, lse, dout, dlse: None };
         let phase = PhaseAt { layer, nano: 0, direction: Direction::Backward };
         let ticket = session.submit(phase, inputs)?;
         let (mut dq, mut dk, mut dv) = (vec![0.0; QUERY], vec![0.0; KV], vec![0.0; KV]);
@@ -122,16 +123,7 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
     }
     let tokens = (ROWS * usize::from(session.settings().trainers)) as u64;
     let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
-    let (loss, gradient_norm, learning_rate, seconds) = (0.0, 0.0, 0.0, 0.0);
-    session.done(StepDone {
-        step,
-        loss,
-        gradient_norm,
-        learning_rate,
-        tokens,
-        seconds,
-        exposed_wait_seconds,
-    })?;
+    session.done(StepDone { step, tokens, exposed_wait_seconds, ..StepDone::default() })?;
     Ok(())
 }
 

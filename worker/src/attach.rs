@@ -17,7 +17,7 @@ use std::time::Duration;
 use cadre_control::client::{self, Options};
 use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, Settings, proto};
 use cadre_crds::contract;
-use cadre_exchange::{Greeter, PeerId, Purpose, Role, Tcp, TcpConfig, Waker};
+use cadre_exchange::{Encryption, Greeter, PeerId, Purpose, Role, Tcp, TcpConfig, Waker};
 use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
 
@@ -42,6 +42,8 @@ pub struct Contract {
     pub trainers: u32,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
+    /// Calibration that plans are made with, if any.
+    pub profile: Option<String>,
     /// Where checkpoints go; empty where the controller says it.
     pub checkpoints: PathBuf,
 }
@@ -196,6 +198,7 @@ impl Contract {
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
             memory_mib: optional(contract::CADRE_MEMORY_MIB)?
                 .unwrap_or(contract::TRAINER_MEMORY_MIB),
+            profile: std::env::var(contract::CADRE_PROFILE).ok(),
             // The supervisor of `cadre run` says it in the settings.
             checkpoints: match file(contract::CADRE_CHECKPOINTS) {
                 None if in_pod && role == Role::Trainer => {
@@ -312,11 +315,19 @@ pub fn attach(
     // Servers are as many as trainers at most in any sensible job; more are let in while the machine has files.
     cadre_exchange::allow_links(2 * u64::from(settings.trainers))?;
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
+    let encryption = match settings.encryption {
+        cadre_crds::Encryption::Tls => {
+            tracing::info!("links between the job's workers are encrypted");
+            Encryption::Tls
+        }
+        cadre_crds::Encryption::Off => Encryption::Off,
+    };
     let links = TcpConfig {
         bind: contract.host,
         me,
         secret,
         data_version: DATA_VERSION,
+        encryption,
         limits: cadre_exchange::Limits::default(),
     };
     let provider = match on_gpu {
@@ -342,7 +353,7 @@ pub fn attach(
     }
     let conductor = welcome.conductor.filter(|it| !it.exchange_address.is_empty());
     let joined = Joined {
-        greeter: Greeter::new(Purpose::Ring, me, secret, DATA_VERSION),
+        greeter: Greeter::new(Purpose::Ring, me, secret, DATA_VERSION).with(encryption),
         sender,
         receiver,
         settings,
@@ -417,6 +428,7 @@ mod tests {
             attempt: 1,
             trainers: 0,
             memory_mib: 1,
+            profile: None,
             checkpoints: PathBuf::new(),
         };
         let engine = Engine::cpu(Threads::ONE);

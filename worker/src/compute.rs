@@ -100,6 +100,11 @@ impl Compute {
         self.queue.insert(place, work);
     }
 
+    /// Whether works are queued or under way.
+    pub fn has_works(&self) -> bool {
+        !self.queue.is_empty() || !self.flights.is_empty()
+    }
+
     /// Drops what nobody wants any more.
     pub fn cancel(&mut self, through: At) {
         self.cancelled = self.cancelled.max(Some(through));

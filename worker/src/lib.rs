@@ -18,6 +18,7 @@ pub mod launch;
 pub mod memory;
 pub mod merge;
 pub mod process;
+pub mod profile;
 pub mod server;
 pub mod session;
 pub mod trace;

@@ -188,8 +188,11 @@ fn not_finite(
             cadre_step::phases::Direction::Forward => Work(index as u32),
             cadre_step::phases::Direction::Backward => Work(task.bundle.0),
         };
-        let (rows, document) = (&task.rows, task.document.0);
-        tasks.push(format!("rows {}..{} of document {document}", rows.start, rows.end));
+        let of = planned.order.at(at.phase).nano;
+        let origin = planned.header.nanos[of].origin(planned.kind_of(at.phase), task.document);
+        let (document, first) = origin.expect("a task is of a document that was planned");
+        let (start, end) = (first + task.rows.start, first + task.rows.end);
+        tasks.push(format!("rows {start}..{end} of document {}", document.0));
         let server = makers.get(&work).map_or("an unknown server".into(), ToString::to_string);
         if !servers.contains(&server) {
             servers.push(server);
@@ -202,6 +205,8 @@ fn not_finite(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use cadre_crds::Wire;
     use cadre_exchange::Piece;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
@@ -210,6 +215,7 @@ mod tests {
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::phases::{Direction, PhaseAt};
+    use cadre_step::turns::Turns;
 
     use super::*;
     use crate::memory::copy;
@@ -231,6 +237,7 @@ mod tests {
             placement: Placement::Pool,
             slots: vec![slot, slot],
             costs: Costs { task_rows: 128, ..Costs::default() },
+            turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),
             fillers: vec![None, None],
@@ -239,7 +246,8 @@ mod tests {
     }
 
     fn at(planned: &PlannedStep, layer: usize, direction: Direction) -> At {
-        At { step: 5, phase: planned.order.index(PhaseAt { layer, nano: 0, direction }) }
+        let at = PhaseAt { layer, nano: 0, direction };
+        At { step: 5, phase: planned.order.index(at).unwrap() }
     }
 
     /// Each work made by the server of its number.

@@ -61,6 +61,9 @@ pub trait Exchange {
         own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error>;
 
+    /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended.
+    fn is_busy(&self, landing: LandingId) -> bool;
+
     /// Gives landed memory back.
     ///
     /// # Errors
@@ -211,6 +214,10 @@ impl Exchange for Tcp {
         Ok(None)
     }
 
+    fn is_busy(&self, _landing: LandingId) -> bool {
+        false
+    }
+
     fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
         Ok(Room::Host(Provider::take(self, landing)?))
     }
@@ -292,6 +299,10 @@ impl Exchange for OnGpu {
             self.place.copy_on_gpu(rows, pieces, room)?;
         }
         Ok(Some(Memory::Gpu(room.early())))
+    }
+
+    fn is_busy(&self, landing: LandingId) -> bool {
+        self.node.is_busy(landing)
     }
 
     fn take(&mut self, landing: LandingId) -> Result<Room, Error> {

@@ -37,17 +37,34 @@ impl<P: Exchange> Io<P> {
                     it.submit(shared, at, rows);
                 }
             }
-            Request::Lengths(lengths) if self.ended.is_none() => {
-                shared.tell_conductor(Said::Lengths(lengths));
+            Request::Lengths(lengths) => {
+                if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
+                    it.standing.announced(lengths.step);
+                    shared.tell_conductor(Said::Lengths(lengths));
+                }
             }
-            Request::Lengths(_) => {}
+            Request::Steps(steps) => {
+                if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
+                    it.standing.ends(steps);
+                    shared.tell_conductor(Said::Steps(steps));
+                }
+            }
+            Request::Busy(lease) => {
+                if let Some(it) = self.trainer.as_mut() {
+                    it.standing.busy(lease);
+                }
+            }
             Request::StepDone(done) => {
-                if self.ended.is_none() {
+                if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
+                    it.standing.done();
                     shared.tell_conductor(Said::StepDone(done));
                 }
                 shared.tracer.flush();
             }
             Request::Ran(done) => {
+                if let Some(it) = self.trainer.as_mut() {
+                    it.standing.moved();
+                }
                 self.load.ran(&done);
                 if let Some(it) = self.server.as_mut() {
                     it.ran(shared, done);
@@ -318,7 +335,11 @@ impl<P: Exchange> Io<P> {
                     it.stop(&mut self.shared, true);
                 }
             }
-            Said::Lengths(_) | Said::StepDone(_) | Said::ServerStep(_) => {
+            Said::Lengths(_)
+            | Said::Steps(_)
+            | Said::Standing(_)
+            | Said::StepDone(_)
+            | Said::ServerStep(_) => {
                 if let Some(it) = &mut self.conductor {
                     it.told(&mut self.shared, from, said);
                 }
@@ -403,6 +424,7 @@ impl<P: Exchange> Io<P> {
         }
         if let Some(it) = &mut self.trainer {
             it.handle(&mut self.shared, trainer::Event::Begin(step));
+            it.standing.begins(&planned);
             self.tell(Notice::Step(planned));
         }
     }

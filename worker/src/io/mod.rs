@@ -34,6 +34,7 @@ mod probe;
 pub mod queues;
 pub mod rows;
 pub mod shared;
+pub mod standing;
 pub mod tasks;
 pub mod telling;
 
@@ -53,7 +54,7 @@ use self::load::Load;
 use self::planning::{Headers, Plans, Ready};
 use self::probe::Probing;
 pub use self::queues::Handle;
-use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::planned::PlannedStep;
 
 use self::queues::Outlet;
@@ -75,6 +76,10 @@ pub enum Request {
     Submit(At, PhaseRows),
     /// What the trainer's stream of a step holds.
     Lengths(Lengths),
+    /// The trainer has so many steps.
+    Steps(u64),
+    /// The trainer's main thread is at work elsewhere, for so long at most.
+    Busy(Nanos),
     /// The trainer's step is over.
     StepDone(StepDone),
     /// A work ran.
@@ -346,6 +351,11 @@ impl<P: Exchange> Io<P> {
     fn tick(&mut self) {
         let now = self.shared.now();
         self.shared.tell_again();
+        let untaken = self.outlets.main.is_owed();
+        if let Some(stands) = self.trainer.as_mut().and_then(|it| it.standing.look(now, untaken)) {
+            tracing::warn!("the main thread stands still: {stands:?}");
+            self.shared.tell_conductor(Said::Standing(stands));
+        }
         let due = |at: Option<Nanos>| at.is_some_and(|it| it <= now);
         if let Some(it) = self.trainer.as_mut().filter(|it| due(it.next_deadline())) {
             it.handle(&mut self.shared, trainer::Event::Tick);

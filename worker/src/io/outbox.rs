@@ -51,7 +51,12 @@ impl<P: Exchange> Io<P> {
                     it.pulled(shared, pull, result);
                 }
             }
-            Output::Whole(whole) => self.tell(Notice::Whole(whole)),
+            Output::Whole(whole) => {
+                if let Some(it) = &mut self.trainer {
+                    it.standing.whole();
+                }
+                self.tell(Notice::Whole(whole));
+            }
             Output::Ready(work, planned) => self.give(work, planned),
             Output::Kept => self.load.queue += 1,
             Output::Cancelled(at) => self.tell_all(|| Notice::Cancelled(at)),
@@ -149,7 +154,10 @@ impl<P: Exchange> Io<P> {
         if self.ended.is_some() {
             return;
         }
-        if let Some(conductor) = &self.conductor {
+        if let Some(conductor) = &mut self.conductor {
+            if matches!(ending, Ending::Failed { .. }) {
+                conductor.report_rest(&mut self.shared);
+            }
             // Servers first: they have to know before a trainer leaves.
             let peers: Vec<_> =
                 conductor.servers().into_iter().chain(self.shared.trainers()).collect();
@@ -158,6 +166,14 @@ impl<P: Exchange> Io<P> {
                 self.shared.tell(peer, &body);
                 self.told_end.insert(peer);
             }
+        }
+        // A main thread that stands still says no last words: what ends it is the controller.
+        if let Ending::Failed { reason, .. } = &ending
+            && self.trainer.as_ref().is_some_and(|it| it.standing.is_still())
+        {
+            let outcome = proto::finished::Outcome::Failed.into();
+            let (message, sample) = (reason.clone(), String::new());
+            self.say(proto::Finished { outcome, message, exit_code: 3, sample });
         }
         self.tell_all(|| Notice::End(ending.clone()));
         if let Some(interrupt) = &self.outlets.interrupt {

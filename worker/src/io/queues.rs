@@ -11,7 +11,7 @@
 //! Invariant: notices arrive in the order they were told, each once, whatever was full meanwhile.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{
     Receiver, RecvError, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
 };
@@ -92,9 +92,17 @@ pub fn notices(waker: Waker) -> (Outlet, Notices) {
     let (sender, receiver) = sync_channel(MAX_NOTICES);
     let full = Arc::new(AtomicBool::new(false));
     let end = End::default();
-    let waiting = VecDeque::new();
-    let outlet = Outlet { sender, waiting, full: Arc::clone(&full), end: end.clone() };
-    (outlet, Notices { receiver, full, waker, end })
+    let (waiting, untaken) = (VecDeque::new(), Arc::<AtomicUsize>::default());
+    let owes = Arc::<AtomicBool>::default();
+    let outlet = Outlet {
+        sender,
+        waiting,
+        full: Arc::clone(&full),
+        untaken: Arc::clone(&untaken),
+        owes: Arc::clone(&owes),
+        end: end.clone(),
+    };
+    (outlet, Notices { receiver, full, untaken, owes, waker, end })
 }
 
 /// The IO thread's end of a queue of notices.
@@ -104,10 +112,19 @@ pub struct Outlet {
     waiting: VecDeque<Notice>,
     /// Whoever takes a notice is to wake the IO thread.
     full: Arc<AtomicBool>,
+    /// Notices that were told and not taken.
+    untaken: Arc<AtomicUsize>,
+    /// Whether the thread has taken works that it has not computed.
+    owes: Arc<AtomicBool>,
     end: End,
 }
 
 impl Outlet {
+    /// Whether something was told that the thread has not taken yet, or has taken and not computed.
+    pub fn is_owed(&self) -> bool {
+        self.untaken.load(Ordering::SeqCst) > 0 || self.owes.load(Ordering::SeqCst)
+    }
+
     /// Tells the thread, sooner or later. Nothing happens if it has ended.
     pub fn tell(&mut self, notice: Notice) {
         match &notice {
@@ -119,6 +136,7 @@ impl Outlet {
             | Notice::Work(_)
             | Notice::Cancelled(_) => {}
         }
+        self.untaken.fetch_add(1, Ordering::SeqCst);
         self.waiting.push_back(notice);
         self.flush();
     }
@@ -151,11 +169,18 @@ pub fn lost(reason: &str) -> Ending {
 pub struct Notices {
     receiver: Receiver<Notice>,
     full: Arc<AtomicBool>,
+    untaken: Arc<AtomicUsize>,
+    owes: Arc<AtomicBool>,
     waker: Waker,
     end: End,
 }
 
 impl Notices {
+    /// Says whether this thread has taken works that it has not computed.
+    pub fn owe(&self, owes: bool) {
+        self.owes.store(owes, Ordering::SeqCst);
+    }
+
     /// How the job ended, once it has.
     pub fn end(&self) -> End {
         self.end.clone()
@@ -189,6 +214,7 @@ impl Notices {
     }
 
     fn taken(&self) {
+        self.untaken.fetch_sub(1, Ordering::SeqCst);
         if self.full.swap(false, Ordering::SeqCst) {
             self.waker.wake();
         }
@@ -200,7 +226,7 @@ impl Notices {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use cadre_exchange::{Limits, PeerId, Provider as _, Tcp, TcpConfig};
+    use cadre_exchange::{Encryption, Limits, PeerId, Provider as _, Tcp, TcpConfig};
     use cadre_protocol::At;
 
     use super::*;
@@ -208,7 +234,8 @@ mod tests {
     fn links() -> Tcp {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
         let (me, secret, limits) = (PeerId::server(0, 0), [0; 32], Limits::default());
-        Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap()
+        let encryption = Encryption::Off;
+        Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap()
     }
 
     fn cancelled(notice: &Notice) -> u64 {
@@ -234,6 +261,7 @@ mod tests {
                 heard.send(cancelled(&notice)).unwrap();
             }
         });
+        assert!(outlet.is_owed());
         // As the IO thread does: poll until it is woken, then hand on. Without a wake this takes a minute each time.
         let begun = std::time::Instant::now();
         while !outlet.waiting.is_empty() {

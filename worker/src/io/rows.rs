@@ -4,7 +4,8 @@
 //! ([`Whole`]) to the main thread. It merges nothing: that is for the thread that computes.
 //!
 //! Invariant: the landing of a phase is reserved before its rows are announced, and handed on only when
-//! no pull can write to it any more.
+//! no pull can write to it any more. Where a device copies on for a pull that was given up, since another process has made the
+//! result, the phase waits for that copy.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -22,8 +23,12 @@ use cadre_step::planned::wire_bytes;
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::shared::{Shared, result_key, rows_key};
+use super::standing::Standing;
 use crate::launch::{PhaseRows, Results};
 use crate::memory::{Memory, Room};
+
+/// Between two looks at landings that are still copied to.
+const LOOK_EVERY: Nanos = Nanos::from_millis(2);
 
 /// A phase of which everything is here.
 #[derive(Debug)]
@@ -64,6 +69,16 @@ enum Landing {
     Backward { dq: LandingId, parts: BTreeMap<BundleId, (LandingId, BackwardResult)> },
 }
 
+impl Landing {
+    fn ids(&self) -> impl Iterator<Item = LandingId> {
+        let (all, parts) = match self {
+            Self::Forward { o, lse } => (vec![*o, *lse], None),
+            Self::Backward { dq, parts } => (vec![*dq], Some(parts)),
+        };
+        all.into_iter().chain(parts.into_iter().flat_map(|it| it.values().map(|it| it.0)))
+    }
+}
+
 #[derive(Debug)]
 struct Open {
     landing: Landing,
@@ -78,25 +93,34 @@ pub struct Rows {
     /// Submitted by the main thread, waiting for the window.
     queued: VecDeque<(At, PhaseRows)>,
     open: BTreeMap<At, Open>,
+    /// Phases that have all results, and landings that are still copied to; looked at then.
+    late: Vec<At>,
+    look_at: Nanos,
     /// Pulls of results from this process's own server.
     own: BTreeMap<PullId, Arc<Results>>,
+    /// Whether its main thread does what it has to.
+    pub standing: Standing,
 }
 
 impl Rows {
-    /// Of trainer `me`.
-    pub fn new(me: TrainerId, settings: Settings, now: Nanos) -> Self {
+    /// Of trainer `me`, whose main thread is watched by `standing`.
+    pub fn new(me: TrainerId, settings: Settings, standing: Standing, now: Nanos) -> Self {
         Self {
             me,
+            standing,
             machine: Trainer::new(me, settings, now),
             queued: VecDeque::new(),
             open: BTreeMap::new(),
+            late: Vec::new(),
+            look_at: now,
             own: BTreeMap::new(),
         }
     }
 
     /// When [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.machine.next_deadline()
+        let late = (!self.late.is_empty()).then_some(self.look_at);
+        self.machine.next_deadline().into_iter().chain(late).min()
     }
 
     /// Whether a step runs here.
@@ -106,6 +130,7 @@ impl Rows {
 
     /// Takes rows of a phase; they go out as soon as the window allows.
     pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {
+        self.standing.submitted();
         self.queued.push_back((at, rows));
         self.announce(shared);
     }
@@ -157,6 +182,11 @@ impl Rows {
         for command in commands {
             self.obey(shared, command);
         }
+        if self.look_at <= shared.now() {
+            for at in std::mem::take(&mut self.late) {
+                self.complete(shared, at);
+            }
+        }
         self.announce(shared);
     }
 
@@ -186,7 +216,10 @@ impl Rows {
             }
             Command::Complete(at) => self.complete(shared, at),
             Command::Release(at) => release(shared, at),
-            Command::StepOver(step) => shared.outputs.put(Output::Over(step)),
+            Command::StepOver(step) => {
+                self.standing.passed(step);
+                shared.outputs.put(Output::Over(step));
+            }
             Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
                 Ok(Some(table)) => self.round(shared, table),
                 Ok(None) => {}
@@ -260,6 +293,12 @@ impl Rows {
     }
 
     fn complete(&mut self, shared: &mut Shared<impl Exchange>, at: At) {
+        let busy = |it: &Open| it.landing.ids().any(|it| shared.provider.is_busy(it));
+        if self.open.get(&at).is_some_and(busy) {
+            self.late.push(at);
+            self.look_at = shared.now().after(LOOK_EVERY);
+            return;
+        }
         let Open { landing, own, makers } =
             self.open.remove(&at).expect("a phase completes once, while it is open");
         let provider = &mut shared.provider;

@@ -128,7 +128,7 @@ impl Resident {
     /// Tasks whose rows are in one memory.
     fn make_forward(&self, works: &[Work]) -> Result<Made, Error> {
         let first = view(&works[0]);
-        let (heads, scale) = (first.heads(), first.scale());
+        let shape = shape(&first);
         let placed: Vec<_> = works.iter().map(placed).collect();
         let span = span(placed.iter().map(|it| &it.1));
         let mut tasks = Vec::new();
@@ -144,7 +144,7 @@ impl Resident {
         let slices = |rows: &Range<u32>| Slices::Forward(row.map(|row| bytes_of(rows, &span, row)));
         let slices = placed.iter().map(|it| slices(&it.1)).collect();
         let (stream, scratch) = &self.streams[self.turn];
-        let plan = ForwardPlan::with(stream, Shape::new(heads, scale), &tasks, scratch)?;
+        let plan = ForwardPlan::with(stream, shape, &tasks, scratch)?;
         Ok(Made {
             weight: plan.list_bytes(),
             plan: Plan::Forward(plan),
@@ -186,7 +186,7 @@ impl Resident {
             slices.push(Slices::Backward(dq, bytes_of(&(dkv_row..end), &(0..0), dk_row)));
             dkv_row = end;
         }
-        let shape = Shape::new(first.heads(), first.scale());
+        let shape = shape(&first);
         let (stream, scratch) = &self.streams[self.turn];
         let plan = BackwardPlan::with(stream, shape, &bundles, (self.order, 1), scratch)?;
         let (dq, dkv) = (span.len() as u64 * q_row, u64::from(dkv_row) * dk_row);
@@ -298,6 +298,11 @@ fn view(work: &Work) -> View<'_> {
         Direction::Forward => task_of(work).0,
         Direction::Backward => View::of(work, BundleId(work.work)),
     }
+}
+
+/// Heads and scores of a launch.
+fn shape(view: &View<'_>) -> Shape {
+    Shape { softcap: view.softcap(), ..Shape::new(view.heads(), view.scale()) }
 }
 
 /// A task and its rows in the memory of its bundle.

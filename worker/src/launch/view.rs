@@ -1,6 +1,6 @@
 //! Where the rows of a work begin, in its bundle's landing or in the trainer's own rows.
 //!
-//! In: a [`Work`]. Out: heads, mask and keys of its bundle, and for every [`Part`] the memory, the bytes and the first row.
+//! In: a [`Work`]. Out: heads, mask, scores and keys of its bundle, and for every [`Part`] the memory, the bytes and the first row.
 //! It reads no row.
 //!
 //! Invariant: rows of one part follow one another as the lists of the plan say, whichever memory they are in.
@@ -10,6 +10,7 @@ use std::ops::Range;
 use cadre_crds::Wire;
 use cadre_kernels::{Heads, Mask};
 use cadre_planner::{BundleId, Task};
+use cadre_step::layers::{Factor, Kind};
 use cadre_step::phases::Direction;
 use cadre_step::planned::{NanoPlan, wire_bytes};
 
@@ -22,6 +23,7 @@ pub(super) struct View<'a> {
     pub(super) nano: &'a NanoPlan,
     pub(super) bundle: BundleId,
     direction: Direction,
+    kind: Kind,
     pub(super) wire: Wire,
 }
 
@@ -39,8 +41,8 @@ pub(super) enum Part {
 impl<'a> View<'a> {
     pub(super) fn of(work: &'a Work, bundle: BundleId) -> Self {
         let (nano, direction) = work.planned.nano_of(work.phase);
-        let wire = work.planned.header.wire;
-        Self { rows: &work.rows, nano, bundle, direction, wire }
+        let (kind, wire) = (work.planned.kind_of(work.phase), work.planned.header.wire);
+        Self { rows: &work.rows, nano, bundle, direction, kind, wire }
     }
 
     pub(super) fn heads(&self) -> Heads {
@@ -51,7 +53,11 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn scale(&self) -> f32 {
-        1.0 / f32::from(self.nano.problem.heads.dim).sqrt()
+        self.kind.scale_of(self.nano.problem.heads.dim.into())
+    }
+
+    pub(super) fn softcap(&self) -> Option<f32> {
+        self.kind.softcap.map(Factor::get)
     }
 
     pub(super) fn document(&self) -> (Mask, u32) {

@@ -229,6 +229,16 @@ pub enum Error {
         /// What it has instead.
         what: String,
     },
+    /// Turns that do not fit the rank's layers or nano-batches.
+    #[error("rank {rank} announced step {step}: {source}")]
+    Turns {
+        /// Who called.
+        rank: u16,
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        source: cadre_step::turns::Error,
+    },
     /// A step of a model with other layers.
     #[error(
         "rank {rank}: its layers are {own}, those of step {step} are {job}; give every rank the same model"
@@ -272,7 +282,7 @@ pub enum Error {
 }
 
 /// A phase of a step in words.
-pub(super) fn name(step: u64, at: PhaseAt) -> String {
+pub(crate) fn name(step: u64, at: PhaseAt) -> String {
     let direction = match at.direction {
         Direction::Forward => "forward",
         Direction::Backward => "backward",

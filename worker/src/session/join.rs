@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cadre_control::{AttentionPlace, Settings};
-use cadre_crds::OnPoolLoss;
+use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::Waker;
 use cadre_kernels::device;
 use cadre_kernels::{Choice, Engine, Threads};
@@ -33,9 +33,11 @@ use crate::io::planning::Guard;
 use crate::io::queues::notices;
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
+use crate::io::standing::Standing;
 use crate::io::tasks::Tasks;
 use crate::io::{Outlets, Request, start};
 use crate::launch::Resident;
+use crate::profile;
 
 /// What a rank brings to its job.
 pub struct Join<'a> {
@@ -43,8 +45,8 @@ pub struct Join<'a> {
     pub layers: Layers,
     /// Heads of every layer.
     pub heads: Heads,
-    /// Steps of the job.
-    pub steps: u64,
+    /// Steps of the job, if they are known: [`Rank::announce_end`] tells them later else.
+    pub steps: Option<u64>,
     /// Of weights and data; the same for every rank, recorded in the headers.
     pub seed: u64,
     /// What computes core attention in place.
@@ -82,6 +84,9 @@ pub enum JoinError {
     /// The headers to replay cannot be read.
     #[error(transparent)]
     Headers(#[from] cadre_step::header::Error),
+    /// The calibration that plans are to be made with.
+    #[error("{0}; or leave out spec.attention.profile and --profile")]
+    Profile(#[from] profile::Error),
     /// The GPU of this rank.
     #[error("the GPU of rank {rank}: {source}; look at its driver, or say --engine cpu")]
     Gpu {
@@ -121,7 +126,11 @@ impl JoinError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Attach(error) => error.is_bad_input(),
-            Self::Engine(_) | Self::First(_) | Self::Headers(_) | Self::Nothing { .. } => true,
+            Self::Engine(_)
+            | Self::First(_)
+            | Self::Headers(_)
+            | Self::Profile(_)
+            | Self::Nothing { .. } => true,
             Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
         }
     }
@@ -193,6 +202,10 @@ impl Session {
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
         let first = first(&settings, &engine).map_err(JoinError::First)?;
         let numerics = engine.numerics_id();
+        let Heads { query, kv, dim } = join.heads;
+        let [query, kv, elements] = [query, kv, dim].map(usize::from);
+        let heads = cadre_kernels::Heads { query, kv, dim: elements };
+        let processor = engine.processor(heads, settings.wire == Wire::Bf16);
         let gpu = |source| JoinError::Gpu { rank, source };
         let threads = |source| JoinError::Threads { rank, source };
         let engine = engine.reproducible(settings.reproducible).map_err(gpu)?;
@@ -210,10 +223,16 @@ impl Session {
             shared.know(id, &address);
         }
         let (me, protocol) = (TrainerId(rank), protocol_settings(&settings));
-        let rows = Rows::new(me, protocol, shared.now());
+        let stalled = Nanos::from_millis(u64::from(settings.stalled_after_seconds) * 1000);
+        let patience = [stalled.after(protocol.assemble_within), stalled];
+        let standing = Standing::new((me, first), patience, shared.now());
+        let rows = Rows::new(me, protocol, standing, shared.now());
         let tasks = Tasks::new(Host::InPlace(me), join.memory, protocol, shared.now());
         let conducting = if rank == 0 {
-            Some(conducting(&join, &settings, numerics, first, shared.now())?)
+            // A log of headers has its costs.
+            let profile = contract.profile.as_deref().filter(|_| settings.headers.is_none());
+            let costs = profile::costs_here(profile, dim, &processor)?;
+            Some(conducting(&join, &settings, (numerics, costs), first, shared.now())?)
         } else {
             None
         };
@@ -238,7 +257,7 @@ impl Session {
             .map_err(threads)?;
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let begins = (join.layers, first);
+        let begins = (join.layers, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let pod = contract.is_pod();
         let io = Some(io);
@@ -250,7 +269,7 @@ impl Session {
 fn conducting(
     join: &Join<'_>,
     settings: &Settings,
-    numerics: String,
+    (numerics, costs): (String, Costs),
     first: u64,
     now: Nanos,
 ) -> Result<Conducting, JoinError> {
@@ -266,7 +285,7 @@ fn conducting(
             AttentionPlace::Pool => Placement::Pool,
             AttentionPlace::Local => Placement::Local,
         },
-        costs: Costs::default(),
+        costs,
         standby: match settings.on_pool_loss {
             OnPoolLoss::Local => Standby::Yes,
             OnPoolLoss::Wait | OnPoolLoss::Fail => Standby::No,
@@ -276,5 +295,5 @@ fn conducting(
         header: None,
         memories: std::collections::BTreeMap::new(),
     };
-    Ok(Conducting::new(draft, protocol_settings(settings), (first, join.steps), settings, now))
+    Ok(Conducting::new(draft, protocol_settings(settings), first, settings, now))
 }

@@ -3,8 +3,10 @@
 //! ```text
 //! Session::join ─▶ announce(lengths of step 0)
 //!   begin(step) ─▶ announce(lengths of step + 1)
-//!     submit(phase, rows) ─▶ Ticket ─▶ wait(ticket, room for results)     for every phase, in the step's order
+//!     submit(phase, rows) ─▶ Ticket ─▶ wait(ticket, room for results)     for every phase, in the order of the step's turns
 //!   done(step) ─▶ begin(step + 1) …
+//! busy(how long), from any place, while the rank does something else: saves, evaluates
+//! announce_end(steps), where the number of steps was not known before
 //! leave(outcome)
 //! ```
 //!
@@ -41,6 +43,7 @@ use cadre_protocol::At;
 
 use crate::io::After;
 
+pub(crate) use self::call::name as phase_name;
 pub use self::call::{Error, Inputs, Outputs};
 use self::join::Once;
 pub use self::join::{First, Join, JoinError};
@@ -49,9 +52,10 @@ pub use self::rank::Rank;
 pub use self::rows::{Rows, RowsMut};
 pub use crate::attach::{ASSEMBLE, Contract};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
-pub use cadre_step::layers::{Kind, Layers};
+pub use cadre_step::layers::{Factor, Kind, Layers, Sinks};
 pub use cadre_step::phases::{Direction, PhaseAt};
 pub use cadre_step::planned::PlannedStep;
+pub use cadre_step::turns::{Turn, Turns, Which};
 
 /// What the conductor wants next.
 #[derive(Clone, Debug)]

@@ -11,10 +11,10 @@ use std::time::Duration;
 use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
 use cadre_planner::RankId;
-use cadre_protocol::{At, TrainerId};
+use cadre_protocol::{At, Nanos, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, StepDone};
 use cadre_step::layers::Layers;
-use cadre_step::phases::PhaseAt;
+use cadre_step::phases::{PhaseAt, PhaseOrder};
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
 use super::turn::{OutOfTurn, Turn};
@@ -25,6 +25,9 @@ use crate::io::queues::{End, Notices};
 use crate::io::{Handle, Request};
 use crate::memory::Place;
 use crate::trace::{Activity, Tracer};
+
+/// Longest time that [`Rank::busy`] grants: the most that a job may give its trainers.
+const LONGEST_LEASE: Duration = Duration::from_hours(24);
 
 /// See the module. [`super::Session`] is one with its threads and its controller.
 pub struct Rank {
@@ -43,17 +46,20 @@ pub struct Rank {
 
 impl Rank {
     /// Rank `me`, whose IO thread is behind `handle` and `notices`. `compute` runs what is planned for it in place and merges
-    /// into the first of `places`; rows are copied into the second, with `threads`. Its model has `layers`, and the job begins
-    /// with step `first`.
+    /// into the first of `places`; rows are copied into the second, with `threads`. Its model has `layers`; the job begins with
+    /// step `first`, and has `steps` steps if that is known.
     pub fn new(
         me: TrainerId,
         (handle, notices): (Handle, Notices),
         (compute, threads): (Compute, Threads),
         [merged, copied]: [Place; 2],
-        (layers, first): (Layers, u64),
+        (layers, first, steps): (Layers, u64, Option<u64>),
         tracer: Tracer,
     ) -> Self {
         let end = notices.end();
+        if let Some(steps) = steps {
+            handle.send(Request::Steps(steps));
+        }
         let waiting =
             Waiting::new(me, (handle.clone(), notices), (compute, merged), tracer.clone());
         Self {
@@ -62,23 +68,41 @@ impl Rank {
             handle,
             tracer,
             layers,
-            turn: Mutex::new(Turn::new(first)),
+            turn: Mutex::new(Turn::new(first, steps)),
             place: Mutex::new(copied),
             waiting: Mutex::new(waiting),
             end,
         }
     }
 
-    /// Tells the conductor what this rank holds of a step to come: of the first one, then of each one while the one before
-    /// it runs.
+    /// Tells the conductor what this rank holds of a step to come, and in which order its phases come: of the first one, then of
+    /// each one while the one before it runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfTurn`], [`Error::Turns`].
+    pub fn announce(&self, lengths: Lengths) -> Result<(), Error> {
+        if let Some(turns) = &lengths.turns {
+            let order = PhaseOrder::new(turns, self.layers.count(), lengths.nanos.len());
+            order.map_err(|source| {
+                self.refuse(Error::Turns { rank: self.me.0, step: lengths.step, source })
+            })?;
+        }
+        let mut turn = lock(&self.turn);
+        turn.announce(lengths.step).map_err(|it| self.out_of_turn(it))?;
+        self.handle.send(Request::Lengths(lengths));
+        Ok(())
+    }
+
+    /// Tells the conductor that no step follows those that were announced, from step 0 on `steps` in all. Not where
+    /// [`super::Join::steps`] has said it. Every rank says the same, or the job ends and names two that differ.
     ///
     /// # Errors
     ///
     /// [`Error::OutOfTurn`].
-    pub fn announce(&self, lengths: Lengths) -> Result<(), Error> {
-        let mut turn = lock(&self.turn);
-        turn.announce(lengths.step).map_err(|it| self.out_of_turn(it))?;
-        self.handle.send(Request::Lengths(lengths));
+    pub fn announce_end(&self, steps: u64) -> Result<(), Error> {
+        lock(&self.turn).end(steps).map_err(|it| self.out_of_turn(it))?;
+        self.handle.send(Request::Steps(steps));
         Ok(())
     }
 
@@ -191,6 +215,15 @@ impl Rank {
         Ok(())
     }
 
+    /// Tells that this rank is at work elsewhere, as when it saves or evaluates a model: it is not taken for one that stands
+    /// still for `lease` from now on, a day at most, and never for less than the job's `stalledAfterSeconds`. The next call of
+    /// [`Self::announce`], [`Self::announce_end`], [`Self::submit`] or [`Self::done`] ends that. Work that goes on in small parts
+    /// says so after each, with a lease of zero; then it is noticed when a part hangs. Any thread may call it.
+    pub fn busy(&self, lease: Duration) {
+        let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos());
+        self.handle.send(Request::Busy(Nanos(nanos.unwrap_or(u64::MAX))));
+    }
+
     /// Ends the job everywhere, for a reason of the caller's.
     pub fn fail(&self, reason: String) {
         self.handle.send(Request::Fail(reason));
@@ -230,6 +263,12 @@ impl Rank {
     /// The job ended before, or `deadline` is over.
     pub fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
         lock(&self.waiting).addresses(deadline)
+    }
+
+    /// What waits for the end of the job as [`Self::ending`] does, for a thread that outlives this session.
+    pub fn watcher(&self) -> impl Fn(Duration) -> Option<Ending> + Send + use<> + 'static {
+        let end = self.end.clone();
+        move |deadline| end.wait(deadline)
     }
 
     /// Waits for the reason why the job ends, at most for `deadline`. Any thread may, whatever others wait for meanwhile.

@@ -25,7 +25,7 @@ fn rank(first: u64) -> (Rank, Receiver<Request>, Outlet) {
     let compute = Compute::new(engine, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Place::Host, Place::Host];
-    let begins = (planned(first).header.layers.clone(), first);
+    let begins = (planned(first).header.layers.clone(), first, None);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }
@@ -39,7 +39,7 @@ fn planned(step: u64) -> Arc<PlannedStep> {
 }
 
 fn lengths(step: u64) -> Lengths {
-    Lengths { step, nanos: Vec::new() }
+    Lengths { step, turns: None, nanos: Vec::new() }
 }
 
 /// The one request that there is: the end of the job, for this reason.
@@ -93,18 +93,33 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
     assert!(refused.contains("LSE of step 3, layer 0"), "{refused}");
     assert_eq!(failed(&requests), refused);
-    let done = StepDone {
-        step: 3,
-        loss: 0.0,
-        gradient_norm: 0.0,
-        learning_rate: 0.0,
-        tokens: 0,
-        seconds: 0.0,
-        exposed_wait_seconds: 0.0,
-    };
+    let done = StepDone { step: 3, ..StepDone::default() };
     let refused = rank.done(done).unwrap_err().to_string();
     assert!(refused.contains("0 of its 4 phases were waited for"), "{refused}");
     assert_eq!(failed(&requests), refused);
+}
+
+#[test]
+fn turns_that_do_not_fit_are_refused_before_they_are_told() {
+    let (rank, requests, _outlet) = rank(3);
+    let nano = NanoLengths { documents: Vec::new(), stretches: Vec::new() };
+    let announce = |layers: &[u16], nanos: usize| {
+        let turn = |direction, layers| Turn { direction, nanos: vec![0], layers };
+        let backward = turn(Direction::Backward, Which::Only(layers.to_vec()));
+        let turns = vec![turn(Direction::Forward, Which::All), backward];
+        let turns = Some(Turns::new(turns).unwrap());
+        rank.announce(Lengths { step: 3, turns, nanos: vec![nano.clone(); nanos] })
+    };
+    for (layers, nanos, expected) in [
+        (&[7][..], 1, "rank 0 announced step 3: turn 1 lists layer 7, and there are 2 with core"),
+        (&[1][..], 2, "rank 0 announced step 3: turns take 1 nano-batches, and ranks announced"),
+    ] {
+        let refused = announce(layers, nanos).unwrap_err().to_string();
+        assert!(refused.starts_with(expected), "{refused}");
+        assert_eq!(failed(&requests), refused);
+    }
+    announce(&[1], 1).unwrap();
+    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.turns.is_some()));
 }
 
 #[test]
@@ -112,7 +127,7 @@ fn a_step_of_other_layers_than_the_ranks_is_refused_before_a_row_is_sent() {
     let (rank, requests, mut outlet) = rank(0);
     rank.announce(lengths(0)).unwrap();
     requests.try_recv().unwrap();
-    let near = Kind { mask: cadre_planner::Mask::Window { left: 63 } };
+    let near = Kind { mask: cadre_planner::Mask::Window { left: 63 }, ..Kind::CAUSAL };
     let layers = Layers::new([near, Kind::CAUSAL]).unwrap();
     let header = Header { layers, ..(*planned(0).header).clone() };
     outlet.tell(Notice::Step(Arc::new(PlannedStep::new(Arc::new(header)).unwrap())));

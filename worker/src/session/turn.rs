@@ -6,6 +6,8 @@
 //! announce(0) ─▶ begin(0) ─▶ announce(1) ─▶ submit, wait for each phase in the step's order ─▶ done(0) ─▶ begin(1) …
 //! ```
 //!
+//! Each step is announced before it is asked for, but the one behind the last: of that one it is said that it does not come.
+//!
 //! Invariant: a call that is refused changes nothing here.
 
 use std::sync::Arc;
@@ -22,6 +24,8 @@ pub(super) struct Turn {
     /// The step to announce next, and the step to begin next.
     announce: u64,
     begin: u64,
+    /// Steps of the job, once this rank has said so.
+    steps: Option<u64>,
     /// The step that runs.
     planned: Option<Arc<PlannedStep>>,
     /// Its phase to submit next, and how many were waited for.
@@ -41,9 +45,9 @@ fn refuse<T>(called: String, expected: String) -> Result<T, OutOfTurn> {
 }
 
 impl Turn {
-    /// Of a job that begins with step `first`.
-    pub(super) fn new(first: u64) -> Self {
-        Self { announce: first, begin: first, planned: None, next: 0, waited: 0 }
+    /// Of a job that begins with step `first`, and has so many if that is known.
+    pub(super) fn new(first: u64, steps: Option<u64>) -> Self {
+        Self { announce: first, begin: first, steps, planned: None, next: 0, waited: 0 }
     }
 
     /// Lengths of a step: each once, in order, and at most one step ahead of the one that runs.
@@ -51,6 +55,9 @@ impl Turn {
         let called = || format!("lengths of step {step} were announced");
         if step != self.announce {
             return refuse(called(), format!("those of step {} are next", self.announce));
+        }
+        if let Some(steps) = self.steps.filter(|it| step >= *it) {
+            return refuse(called(), format!("the rank has said that it has {steps} steps"));
         }
         if step > self.begin {
             return refuse(
@@ -62,7 +69,20 @@ impl Turn {
         Ok(())
     }
 
-    /// A step is asked for: the one before is done. The one after the last step is never announced.
+    /// No step follows those that were announced; said once.
+    pub(super) fn end(&mut self, steps: u64) -> Result<(), OutOfTurn> {
+        let called = || format!("{steps} steps were said to be all");
+        if let Some(before) = self.steps {
+            return refuse(called(), format!("{before} were said before"));
+        }
+        if steps != self.announce {
+            return refuse(called(), format!("{} were announced", self.announce));
+        }
+        self.steps = Some(steps);
+        Ok(())
+    }
+
+    /// A step is asked for: the one before is done, and it was announced or does not come.
     pub(super) fn check_begin(&self, step: u64) -> Result<(), OutOfTurn> {
         let called = format!("step {step} was asked for");
         match &self.planned {
@@ -70,6 +90,11 @@ impl Turn {
                 refuse(called, format!("step {} is not done: call done first", planned.header.step))
             }
             None if step != self.begin => refuse(called, format!("step {} is next", self.begin)),
+            None if step >= self.announce && self.steps.is_none_or(|it| step < it) => {
+                let expected =
+                    "it was not announced: call announce, or announce_end if it does not come";
+                refuse(called, expected.into())
+            }
             None => Ok(()),
         }
     }
@@ -172,7 +197,7 @@ mod tests {
     fn at_every_point_of_two_steps_the_calls_in_turn_alone_go_on() {
         let (first, second) = (planned(7), planned(8));
         let stranger = planned(7);
-        let mut turn = Turn::new(7);
+        let mut turn = Turn::new(7, None);
         let order = [
             phase(0, Direction::Forward),
             phase(1, Direction::Forward),
@@ -200,7 +225,7 @@ mod tests {
         };
         for (step, now) in [(7, &first), (8, &second)] {
             if step == 7 {
-                check(&mut turn, &[7], &[7], 4, &[]);
+                check(&mut turn, &[7], &[], 4, &[]);
                 turn.announce(7).unwrap();
             }
             check(&mut turn, &[], &[step], 4, &[]);
@@ -226,11 +251,40 @@ mod tests {
             turn.done(step).unwrap();
             turn.check_wait(now, order[0]).unwrap_err();
         }
+        // Step 9 is announced and has not begun: it is the last.
+        for steps in [8, 9, 11] {
+            turn.end(steps).unwrap_err();
+        }
+        turn.end(10).unwrap();
+        turn.end(10).unwrap_err();
+        check(&mut turn, &[], &[9], 4, &[]);
+        turn.begun(&planned(9));
+        turn.announce(10).unwrap_err();
+        (0..4).for_each(|_| turn.waited());
+        turn.done(9).unwrap();
+        check(&mut turn, &[], &[10], 4, &[]);
+    }
+
+    #[test]
+    fn a_rank_that_knows_its_steps_announces_no_further_one_and_asks_for_the_end() {
+        let mut turn = Turn::new(0, Some(1));
+        turn.end(0).unwrap_err();
+        turn.check_begin(0).unwrap_err();
+        turn.announce(0).unwrap();
+        turn.begun(&planned(0));
+        let refused = turn.announce(1).unwrap_err();
+        assert_eq!(refused.expected, "the rank has said that it has 1 steps");
+        (0..4).for_each(|_| turn.waited());
+        turn.done(0).unwrap();
+        turn.check_begin(1).unwrap();
+        // It resumes where all steps are done.
+        Turn::new(5, Some(5)).check_begin(5).unwrap();
+        Turn::new(7, Some(5)).check_begin(7).unwrap();
     }
 
     #[test]
     fn a_refusal_says_what_was_called_and_what_is_next() {
-        let mut turn = Turn::new(0);
+        let mut turn = Turn::new(0, None);
         let text = |it: OutOfTurn| format!("{}, but {}", it.called, it.expected);
         let early = turn.check_submit(phase(0, Direction::Forward), true).unwrap_err();
         assert_eq!(text(early), "a phase was submitted, but no step has begun: call begin first");

@@ -239,7 +239,10 @@ impl Waiting {
             self.take(notice);
             any = true;
         }
+        // Whoever waits for these works waits for this thread, wherever it stands.
+        self.notices.owe(self.compute.has_works());
         let progress = self.compute.run();
+        self.notices.owe(self.compute.has_works());
         if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {
             self.handle.send(Request::Fail(why.to_owned()));
         }

@@ -5,6 +5,7 @@
 //!
 //! Invariant: one seed gives the same rows, wherever they lie.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
@@ -18,6 +19,7 @@ use cadre_step::lowering::Lists;
 use cadre_step::packing::Packing;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
+use cadre_step::turns::Turns;
 use cadre_worker::io::rows::tensors;
 use cadre_worker::launch::{BundleRows, PhaseRows, Promise, Work};
 use cadre_worker::memory::{Memory, Place};
@@ -28,6 +30,15 @@ const HEADS: Heads = Heads { query: 2, kv: 1, dim: 64 };
 const ROWS: [u32; 2] = [200, 40];
 /// Of the layers.
 const MASKS: [Mask; 3] = [Mask::Causal, Mask::Window { left: 29 }, Mask::Causal];
+
+/// Layers with a window bound their scores, too.
+fn kind(mask: Mask) -> Kind {
+    let bound = match mask {
+        Mask::Causal | Mask::Full => "",
+        Mask::Window { .. } => "2",
+    };
+    Kind { mask, softcap: bound.parse().ok(), ..Kind::CAUSAL }
+}
 
 /// See the module.
 pub(super) struct Case {
@@ -44,7 +55,7 @@ impl Case {
         let packing = Packing::new(&ROWS, vec![vec![stretch(0), stretch(1)]]).expect("one rank");
         let header = Header {
             step: 3,
-            layers: Layers::new(MASKS.map(|mask| Kind { mask })).expect("three layers"),
+            layers: Layers::new(MASKS.map(kind)).expect("three layers"),
             heads: HEADS,
             wire: Wire::Bf16,
             seed: 0,
@@ -52,6 +63,7 @@ impl Case {
             placement: Placement::Pool,
             slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
             costs: Costs::default(),
+            turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![packing],
             view: ViewNumber::default(),
             fillers: vec![Some(Member::Server {
@@ -102,7 +114,8 @@ impl Case {
     }
 
     fn work(&self, layer: usize, direction: Direction, work: u32, rows: BundleRows) -> Work {
-        let phase = self.planned.order.index(PhaseAt { layer, nano: 0, direction });
+        let at = PhaseAt { layer, nano: 0, direction };
+        let phase = self.planned.order.index(at).expect("every phase comes");
         let planned = Arc::clone(&self.planned);
         Work { planned, phase, work, rows, promise: None }
     }
@@ -133,7 +146,8 @@ impl Case {
         (place, copies): (&Place, &Stream),
     ) -> Vec<Work> {
         let at = PhaseAt { layer, nano: 0, direction };
-        let (nano, _) = self.planned.nano_of(self.planned.order.index(at));
+        let phase = self.planned.order.index(at).expect("every phase comes");
+        let (nano, _) = self.planned.nano_of(phase);
         let rooms = place.rooms().expect("rows live on the GPU");
         let mut landings = Vec::new();
         for bundle in (0..nano.plan.bundles().len() as u32).map(BundleId) {

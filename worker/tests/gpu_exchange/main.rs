@@ -19,7 +19,7 @@ mod slow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use cadre_exchange::{PeerId, RegionKey, TcpConfig};
+use cadre_exchange::{Encryption, PeerId, RegionKey, TcpConfig};
 
 /// The region that is pulled.
 const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
@@ -39,6 +39,7 @@ fn links(me: PeerId) -> TcpConfig {
         me,
         secret: [42; 32],
         data_version: 7,
+        encryption: Encryption::Off,
         limits: cadre_exchange::Limits::default(),
     }
 }

@@ -169,6 +169,8 @@ impl World {
             }
             Some(worker_message::Message::Leaving(_)) => self.drain(life),
             Some(worker_message::Message::Progress(_)) => self.reports += 1,
+            // Of a trainer whose main thread stands still.
+            Some(worker_message::Message::Finished(_)) => self.end_standing(),
             _ => {}
         }
     }

@@ -5,7 +5,7 @@
 use cadre_exchange::Role;
 
 use crate::job::Job;
-use crate::random::Random;
+use crate::random::{Random, hash};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -35,6 +35,9 @@ pub(crate) enum Fault {
     Lend(u16),
     /// The controller is away for a while.
     Away(u64),
+    /// The main thread of a trainer stands still, for a while or for good. Its other threads do not. It has said so where it is
+    /// for longer than it may.
+    Stand(u16, Option<u64>),
 }
 
 /// How a scenario is broken.
@@ -81,10 +84,24 @@ impl Faults {
                 | Fault::Add
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
-                | Fault::Lend(_) => 0,
+                | Fault::Lend(_)
+                | Fault::Stand(..) => 0,
             };
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, fault));
+        }
+        // Beside the others, which stay what they were.
+        let mut aside = Random::new(hash(&[job.seed, 13]));
+        if aside.chance(15) {
+            let (when, rank) =
+                (aside.within(0, span), aside.within(0, u64::from(job.trainers) - 1));
+            let lasts = aside.within(1, 20 * SECOND);
+            let for_good = !job.stopped && aside.chance(50);
+            // Longer than it may without a word. A job that is stopped waits for the end of all faults.
+            let busy = !for_good && !job.stopped && aside.chance(20);
+            let lasts = if busy { lasts + job.stalled().0 } else { lasts };
+            faults.over = faults.over.max(when + lasts);
+            faults.list.push((when, Fault::Stand(rank as u16, (!for_good).then_some(lasts))));
         }
         faults
     }

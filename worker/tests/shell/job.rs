@@ -2,12 +2,15 @@
 //!
 //! In: random numbers. Out: a [`Job`]. Rows are hashes of where they are, so that everybody makes the same without asking.
 
+use std::num::NonZeroU32;
+
 use cadre_planner::{Costs, Document, Heads, Layout, Mask};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::Placement;
-use cadre_step::layers::{Kind, Layers};
+use cadre_step::layers::{Kind, Layers, Sinks};
+use cadre_step::turns::Turns;
 
 use crate::random::{Random, hash};
 
@@ -18,6 +21,7 @@ pub(crate) const MEMORY: u64 = 1 << 26;
 
 /// See the module.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "what is drawn of a job")]
 pub(crate) struct Job {
     pub(crate) seed: u64,
     pub(crate) trainers: u16,
@@ -25,7 +29,9 @@ pub(crate) struct Job {
     pub(crate) in_place: bool,
     pub(crate) steps: u64,
     pub(crate) layers: Layers,
+    /// Nano-batches of a step, and whether its turns are drawn.
     pub(crate) nanos: usize,
+    pub(crate) draws_turns: bool,
     pub(crate) heads: Heads,
     /// Rows of a trainer in a nano-batch.
     pub(crate) tokens: u32,
@@ -35,6 +41,8 @@ pub(crate) struct Job {
     pub(crate) linear: u64,
     /// The controller ends the job, once nothing is left of its last step: then nobody holds anything.
     pub(crate) stopped: bool,
+    /// Trainers learn that a step is the last when they begin it.
+    pub(crate) open_ended: bool,
 }
 
 impl Job {
@@ -53,6 +61,8 @@ impl Job {
         let settings = Settings { suspect_after, on_pool_loss, rules, ..Settings::default() };
         let slow = *random.pick(&[1, 1, 10, 100]);
         let kv = random.within(1, 2) as u16;
+        let mut own = Random::new(hash(&[seed, 19]));
+        let draws_turns = own.chance(50);
         Self {
             seed,
             trainers,
@@ -60,14 +70,26 @@ impl Job {
             in_place,
             steps: random.within(1, 4),
             layers: layers(seed, random.within(1, 3)),
-            nanos: random.within(1, 2) as usize,
+            nanos: random.within(1, if draws_turns { 3 } else { 2 }) as usize,
+            draws_turns,
             heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
             tokens: *random.pick(&[8, 24, 40, 150]),
             settings,
             launch: 200_000 * slow,
             linear: 300_000 * slow,
             stopped: random.chance(60),
+            open_ended: Random::new(hash(&[seed, 17])).chance(50),
         }
+    }
+
+    /// How many steps there are, if trainers know it from the first moment.
+    pub(crate) fn known_steps(&self) -> Option<u64> {
+        (!self.stopped && !self.open_ended).then_some(self.steps)
+    }
+
+    /// After so long a trainer stands still; in a job that is stopped they all do, at its end.
+    pub(crate) fn stalled(&self) -> Nanos {
+        Nanos::from_millis(if self.stopped { 600_000 } else { 60_000 })
     }
 
     /// The packed stream of a nano-batch, end to end over all trainers. What its documents let rows keep is the layers'.
@@ -84,6 +106,14 @@ impl Job {
         Layout::end_to_end(documents, self.tokens).expect("documents fill the ranks")
     }
 
+    /// The order of a step's phases, another one in each step.
+    pub(crate) fn turns(&self, step: u64) -> Option<Turns> {
+        let mut random = Random::new(hash(&[self.seed, step, 23]));
+        let (layers, nanos) = (self.layers.count(), self.nanos as u16);
+        let mut below = |bound| random.within(0, bound - 1);
+        self.draws_turns.then(|| crate::turns::drawn(layers, nanos, &mut below))
+    }
+
     /// What a trainer tells of its part of a step.
     pub(crate) fn lengths(&self, step: u64, rank: u16) -> Lengths {
         let nanos = (0..self.nanos).map(|nano| {
@@ -94,7 +124,7 @@ impl Job {
             };
             NanoLengths { documents: stretches.iter().map(rows).collect(), stretches }
         });
-        Lengths { step, nanos: nanos.collect() }
+        Lengths { step, turns: self.turns(step), nanos: nanos.collect() }
     }
 
     /// What the conductor knows.
@@ -124,15 +154,21 @@ impl Job {
 /// Half of the jobs are all causal; the others draw each layer's kind.
 fn layers(seed: u64, count: u64) -> Layers {
     let mut random = Random::new(hash(&[seed, 11]));
-    let near = |random: &mut Random| Mask::Window { left: *random.pick(&[0, 5, 70, 200]) };
     let mixed = random.chance(50);
     let kind = |_| {
         let mask = match random.within(0, 5) {
             0 => Mask::Full,
-            1..=3 => near(&mut random),
+            1..=3 => Mask::Window { left: *random.pick(&[0, 5, 70, 200]) },
             _ => Mask::Causal,
         };
-        if mixed { Kind { mask } } else { Kind::CAUSAL }
+        let kind = Kind {
+            mask,
+            chunk: NonZeroU32::new(*random.pick(&[0, 0, 1, 7, 32, 100])),
+            scale: random.pick(&["", "", "0.5"]).parse().ok(),
+            softcap: random.pick(&["", "", "1.5"]).parse().ok(),
+            sinks: *random.pick(&[Sinks::None, Sinks::None, Sinks::Learnt]),
+        };
+        if mixed { kind } else { Kind::CAUSAL }
     };
     Layers::new((0..count).map(kind)).expect("there is a layer")
 }

@@ -26,6 +26,7 @@ use cadre_worker::io::conducting::Conducting;
 use cadre_worker::io::queues::{self, Notices, Outlet};
 use cadre_worker::io::rows::Rows;
 use cadre_worker::io::shared::{Shared, peer_of};
+use cadre_worker::io::standing::Standing;
 use cadre_worker::io::tasks::Tasks;
 use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn, planning};
 use cadre_worker::memory::Place;
@@ -72,6 +73,8 @@ pub(crate) struct Process {
     control: Sender<proto::ControllerMessage>,
     role: Role,
     events: Vec<cadre_exchange::Event>,
+    /// Its main thread does nothing, and takes nothing that it is told.
+    pub(crate) stands: bool,
     /// Whether each thread runs soon, or would if the process were not paused.
     pub(crate) scheduled: [bool; 2],
     pub(crate) missed: [bool; 2],
@@ -128,14 +131,14 @@ impl Process {
         let (main, notices) = line();
         let (machines, rescue, role) = match me {
             Peer::Trainer(me) => {
-                let conducting = (me.0 == 0).then(|| {
-                    let steps = (0, job.steps + u64::from(job.stopped));
-                    Conducting::new(job.draft(), job.settings, steps, &told(job), now)
-                });
-                let rows = Rows::new(me, job.settings, now);
+                let conducting = (me.0 == 0)
+                    .then(|| Conducting::new(job.draft(), job.settings, 0, &told(job), now));
+                let standing = Standing::new((me, 0), [job.stalled(); 2], now);
+                let rows = Rows::new(me, job.settings, standing, now);
                 let tasks = Tasks::new(Host::InPlace(me), MEMORY, job.settings, now);
                 let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
-                let (main, begins) = ((compute("main"), Threads::ONE), (job.layers.clone(), 0));
+                let main = (compute("main"), Threads::ONE);
+                let begins = (job.layers.clone(), 0, job.known_steps());
                 let own = Rank::new(me, io, main, places, begins, Tracer::off());
                 let (rescue, notices) = line();
                 let worker = Worker { compute: compute("rescue"), notices, ended: false };
@@ -166,6 +169,7 @@ impl Process {
             control,
             role,
             events: Vec::new(),
+            stands: false,
             scheduled: [false; 2],
             missed: [false; 2],
             timer: None,
@@ -193,11 +197,17 @@ impl Process {
             Turn::Sleep(sleep) => turned.sleep = Some(sleep),
             Turn::Leave => turned.after = self.io.take().map(Io::leave),
         }
-        for (line, woken) in self.lines.iter_mut().zip(&mut turned.woken) {
+        let hears = [!self.stands, true];
+        let lines = self.lines.iter_mut().zip(&mut turned.woken).zip(hears);
+        for ((line, woken), _) in lines.filter(|it| it.1) {
             while let Ok(notice) = line.said.try_recv() {
                 *woken = true;
                 line.inbox.tell(notice);
             }
+        }
+        // What is on its way, or taken and not computed, is owed.
+        for line in &self.lines {
+            line.said.owe(line.inbox.is_owed());
         }
         for header in self.headers.try_iter() {
             turned.headers += 1;
@@ -251,6 +261,12 @@ impl Process {
         }
     }
 
+    /// Whether its job is over and its main thread does not notice: such a process of `cadre train` ends itself.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let is_over = matches!(&self.role, Role::Trainer(_, rescue) if rescue.ended);
+        self.stands && is_over
+    }
+
     /// The main thread has ended.
     pub(crate) fn leave(&self) {
         self.handle.send(Request::Leave);
@@ -271,10 +287,12 @@ fn told(job: &Job) -> Settings {
         attention: AttentionPlace::Pool,
         wire: cadre_crds::Wire::F32,
         reproducible: true,
+        encryption: cadre_crds::Encryption::Off,
         on_pool_loss: cadre_crds::OnPoolLoss::Fail,
         pool_wait_seconds: 0,
         suspect_after_milliseconds: 1_000,
         trainer_suspect_after_seconds: 30,
+        stalled_after_seconds: (job.stalled().millis() / 1000) as u32,
         checkpoints: std::path::PathBuf::new(),
         checkpoints_kept: 1,
         failovers: 0,

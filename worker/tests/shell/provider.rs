@@ -62,6 +62,10 @@ impl Exchange for Wires {
         Ok(None)
     }
 
+    fn is_busy(&self, landing: LandingId) -> bool {
+        self.net.borrow().is_busy(self.life, landing)
+    }
+
     fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
         self.net.borrow_mut().take(self.life, landing).map(Room::Host)
     }

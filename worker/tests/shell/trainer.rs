@@ -72,6 +72,24 @@ impl Main {
         matches!(self.state, State::Idle)
     }
 
+    /// Whether the step cannot end without phases that it has not submitted: while it is busy nobody else stands still.
+    pub(crate) fn is_awaited(&self) -> bool {
+        match &self.state {
+            State::Header => true,
+            State::Phases(planned, next, _) => (*next as usize) < planned.order.count(),
+            State::Joining | State::Reducing | State::Idle => false,
+        }
+    }
+
+    /// The next step is announced, or that there is none; where the controller stops the job, neither.
+    fn announce(&self, job: &Job, step: u64) {
+        if step < job.steps {
+            self.session.announce(job.lengths(step, self.rank)).expect(IN_TURN);
+        } else if job.open_ended && !job.stopped {
+            self.session.announce_end(job.steps).expect(IN_TURN);
+        }
+    }
+
     /// Where it is, in words.
     pub(crate) fn state(&self) -> String {
         match &self.state {
@@ -93,6 +111,7 @@ impl Main {
             step,
             loss: 1.0,
             gradient_norm: 1.0,
+            validation_loss: None,
             learning_rate: 1.0,
             tokens,
             seconds: 1.0,
@@ -108,7 +127,7 @@ impl Main {
         if matches!(self.state, State::Joining) {
             return Ok(match self.session.addresses(Duration::ZERO) {
                 Ok(_) => {
-                    self.session.announce(job.lengths(0, self.rank)).expect(IN_TURN);
+                    self.announce(job, 0);
                     self.state = State::Header;
                     Want::Linear
                 }
@@ -116,34 +135,30 @@ impl Main {
                 Err(None) => Want::News,
             });
         }
-        if matches!(self.state, State::Reducing) {
-            // Nothing is computed in place now; the ring of a job that is over breaks.
-            let ending = self.session.ending(Duration::ZERO);
-            return Ok(ending.map_or(Want::News, Want::Left));
+        if matches!(self.state, State::Header) && job.stopped && self.step == job.steps {
+            self.state = State::Idle;
+        }
+        if matches!(self.state, State::Reducing | State::Idle) {
+            // Nothing is computed in the all-reduce; the ring of a job that is over breaks.
+            if let Some(ending) = self.session.ending(Duration::ZERO) {
+                return Ok(Want::Left(ending));
+            }
+            let ran = self.is_idle() && self.session.advance();
+            return Ok(if ran { Want::Launch } else { Want::News });
         }
         let ran = self.session.advance();
         let idle = if ran { Want::Launch } else { Want::News };
         match &self.state {
-            State::Joining | State::Header | State::Idle | State::Reducing => {
+            State::Joining | State::Header | State::Reducing | State::Idle => {
                 match self.session.poll_begin(self.step) {
                     Some(Next::End(ending)) => Ok(Want::Left(ending)),
                     Some(Next::Step(planned)) => {
-                        if matches!(self.state, State::Idle) {
-                            return Err(format!(
-                                "trainer {} got a step that nobody wants",
-                                self.rank
-                            ));
+                        if job.turns(self.step).is_some_and(|it| it != planned.header.turns) {
+                            return Err(format!("the turns are {}", planned.header.turns));
                         }
-                        if self.step + 1 < job.steps {
-                            let lengths = job.lengths(self.step + 1, self.rank);
-                            self.session.announce(lengths).expect(IN_TURN);
-                        }
+                        self.announce(job, self.step + 1);
                         self.state = State::Phases(planned, 0, 0);
                         Ok(Want::Linear)
-                    }
-                    None if matches!(self.state, State::Header) && self.step == job.steps => {
-                        self.state = State::Idle;
-                        Ok(idle)
                     }
                     None => Ok(idle),
                 }

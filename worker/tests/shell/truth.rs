@@ -6,6 +6,8 @@
 //! Invariant: O and dQ depend on the documents alone; dK and dV also on where the plan cuts.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::ops::Range;
 use std::rc::Rc;
 
 use cadre_kernels::{
@@ -13,6 +15,7 @@ use cadre_kernels::{
     key_tiles,
 };
 use cadre_planner::{BundleId, Layout};
+use cadre_step::layers::Factor;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
 
@@ -21,6 +24,16 @@ use crate::random::hash;
 
 /// Which rows: step, layer, nano-batch.
 type Of = (u64, usize, usize);
+
+/// What becomes of the scores of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Scores {
+    mask: Mask,
+    scale: f32,
+    softcap: Option<f32>,
+    /// Rows after which a document is cut.
+    chunk: u32,
+}
 
 /// Rows of one document.
 #[derive(Debug)]
@@ -81,11 +94,19 @@ impl Truth {
     }
 
     /// Of a layer.
-    fn mask(&self, layer: usize) -> Mask {
-        match self.job.layers.kind_of(layer).mask {
+    fn scores(&self, layer: usize) -> Scores {
+        let kind = self.job.layers.kind_of(layer);
+        let mask = match kind.mask {
             cadre_planner::Mask::Causal => Mask::Causal,
             cadre_planner::Mask::Full => Mask::Full,
             cadre_planner::Mask::Window { left } => Mask::Window { left },
+        };
+        let scale = kind.scale.map_or(1.0 / f32::from(self.job.heads.dim).sqrt(), Factor::get);
+        Scores {
+            mask,
+            scale,
+            softcap: kind.softcap.map(Factor::get),
+            chunk: kind.chunk.map_or(u32::MAX, NonZeroU32::get),
         }
     }
 
@@ -99,12 +120,12 @@ impl Truth {
         if let Some(found) = self.documents.get(&of) {
             return Rc::clone(found);
         }
-        let (heads, mask, seed) = (self.heads(), self.mask(of.1), self.job.seed);
+        let (heads, scores, seed) = (self.heads(), self.scores(of.1), self.job.seed);
         let layout = self.layout(of.0, of.2);
         let documents = (0_u64..).zip(layout.documents());
         let make = |(index, document): (u64, &cadre_planner::Document)| {
             let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64, index]);
-            rowset(heads, mask, document.rows, seed)
+            rowset(heads, scores, document.rows, seed)
         };
         let made = Rc::new(documents.map(make).collect::<Vec<_>>());
         self.documents.insert(of, Rc::clone(&made));
@@ -148,7 +169,12 @@ impl Truth {
         if let Some(found) = self.sums.get(&(of, planned.digest)) {
             return Rc::clone(found);
         }
-        let (heads, mask, documents) = (self.heads(), self.mask(of.1), self.documents(of));
+        let (heads, scores, documents) = (self.heads(), self.scores(of.1), self.documents(of));
+        // A plan counts chunks, document after document.
+        let chunk_of = |(document, it): (usize, &Rowset)| {
+            (0..it.rows.div_ceil(scores.chunk)).map(move |chunk| (document, chunk * scores.chunk))
+        };
+        let chunks: Vec<_> = documents.iter().enumerate().flat_map(chunk_of).collect();
         let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
         let zeros = |it: &Rowset| vec![0.0; it.k.len()];
         let mut sums: Sums = documents.iter().map(|it| (zeros(it), zeros(it))).collect();
@@ -156,9 +182,10 @@ impl Truth {
         let plan = &planned.plans[planned.plan_index(at)].plan;
         for (index, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
             assert_eq!(bundle.kv_heads.len(), heads.kv, "heads stay together");
-            let from = &documents[bundle.document.0 as usize];
-            let part = |rows: &std::ops::Range<u32>, width: usize| {
-                rows.start as usize * width..rows.end as usize * width
+            let (document, first) = chunks[bundle.document.0 as usize];
+            let from = &documents[document];
+            let part = |rows: &Range<u32>, width: usize| {
+                (first + rows.start) as usize * width..(first + rows.end) as usize * width
             };
             let keys = part(&bundle.keys, narrow);
             let (mut dk, mut dv) = (vec![0.0; keys.len()], vec![0.0; keys.len()]);
@@ -175,10 +202,10 @@ impl Truth {
             });
             let whole = Backward {
                 heads,
-                mask,
-                scale: scale(heads),
-                softcap: None,
-                document_rows: from.rows,
+                mask: scores.mask,
+                scale: scores.scale,
+                softcap: scores.softcap,
+                document_rows: scores.chunk.min(from.rows - first),
                 keys: bundle.keys.clone(),
                 k: Rows::F32(&from.k[keys.clone()]),
                 v: Rows::F32(&from.v[keys.clone()]),
@@ -188,7 +215,7 @@ impl Truth {
                 key_tiles: 0..key_tiles(&bundle.keys),
             };
             backward(&mut [whole], Threads::ONE).expect("a sound bundle");
-            let (to_k, to_v) = &mut sums[bundle.document.0 as usize];
+            let (to_k, to_v) = &mut sums[document];
             let add = |to: &mut [f32], from: &[f32]| {
                 to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             };
@@ -199,10 +226,6 @@ impl Truth {
         self.sums.insert((of, planned.digest), Rc::clone(&sums));
         sums
     }
-}
-
-fn scale(heads: Heads) -> f32 {
-    1.0 / (heads.dim as f32).sqrt()
 }
 
 /// Numbers between -1 and 1 that depend on `seed` alone.
@@ -216,57 +239,74 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// A document's rows, and attention on all of them at once.
-fn rowset(heads: Heads, mask: Mask, rows: u32, seed: u64) -> Rowset {
+/// A document's rows, and attention on all of them at once, or chunk by chunk.
+fn rowset(heads: Heads, scores: Scores, rows: u32, seed: u64) -> Rowset {
     let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
     let of = |part: u64, width: usize| numbers(hash(&[seed, part]), rows as usize * width);
     let (q, k, v, dout) = (of(0, wide), of(1, narrow), of(2, narrow), of(3, wide));
-    let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; rows as usize * heads.query]);
-    forward(
-        &mut [Forward {
-            heads,
-            mask,
-            scale: scale(heads),
-            softcap: None,
-            document_rows: rows,
-            rows: 0..rows,
-            keys: 0..rows,
-            q: Rows::F32(&q),
-            k: Rows::F32(&k),
-            v: Rows::F32(&v),
-            out: RowsMut::F32(&mut o),
-            lse: &mut lse,
-        }],
-        Threads::ONE,
-    )
-    .expect("a sound document");
+    let [lse, delta] = [0; 2].map(|_| vec![0.0; rows as usize * heads.query]);
+    let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
+    let mut all = Rowset { rows, q, k, v, dout, o, lse, delta, dq };
+    let mut start = 0;
+    while start < rows {
+        let end = rows.min(start.saturating_add(scores.chunk));
+        attend(heads, scores, &(start..end), &mut all);
+        start = end;
+    }
+    all
+}
+
+/// Attention of the rows `chunk` to each other.
+fn attend(heads: Heads, scores: Scores, chunk: &Range<u32>, all: &mut Rowset) {
+    let Scores { mask, scale, softcap, chunk: _ } = scores;
+    let of = |width: usize| chunk.start as usize * width..chunk.end as usize * width;
+    let (wide, narrow, each) =
+        (of(heads.query * heads.dim), of(heads.kv * heads.dim), of(heads.query));
+    let (q, dout) = (&all.q[wide.clone()], &all.dout[wide.clone()]);
+    let (k, v) = (&all.k[narrow.clone()], &all.v[narrow]);
+    let (o, lse) = (&mut all.o[wide.clone()], &mut all.lse[each.clone()]);
+    let rows = chunk.end - chunk.start;
+    let task = Forward {
+        heads,
+        mask,
+        scale,
+        softcap,
+        document_rows: rows,
+        rows: 0..rows,
+        keys: 0..rows,
+        q: Rows::F32(q),
+        k: Rows::F32(k),
+        v: Rows::F32(v),
+        out: RowsMut::F32(o),
+        lse,
+    };
+    forward(&mut [task], Threads::ONE).expect("a sound document");
+    let (o, delta) = (&all.o[wide.clone()], &mut all.delta[each.clone()]);
     let dots = dout.chunks_exact(heads.dim).zip(o.chunks_exact(heads.dim));
-    let delta: Vec<f32> = dots.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum()).collect();
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    backward(
-        &mut [Backward {
-            heads,
-            mask,
-            scale: scale(heads),
-            softcap: None,
-            document_rows: rows,
-            keys: 0..rows,
-            k: Rows::F32(&k),
-            v: Rows::F32(&v),
-            parts: vec![BackwardRows {
-                rows: 0..rows,
-                q: Rows::F32(&q),
-                dout: Rows::F32(&dout),
-                lse: &lse,
-                delta: &delta,
-                dq: &mut dq,
-            }],
-            dk: &mut dk,
-            dv: &mut dv,
-            key_tiles: 0..key_tiles(&(0..rows)),
+    for (delta, (a, b)) in delta.iter_mut().zip(dots) {
+        *delta = a.iter().zip(b).map(|(a, b)| a * b).sum();
+    }
+    let (mut dk, mut dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
+    let bundle = Backward {
+        heads,
+        mask,
+        scale,
+        softcap,
+        document_rows: rows,
+        keys: 0..rows,
+        k: Rows::F32(k),
+        v: Rows::F32(v),
+        parts: vec![BackwardRows {
+            rows: 0..rows,
+            q: Rows::F32(q),
+            dout: Rows::F32(dout),
+            lse: &all.lse[each.clone()],
+            delta: &all.delta[each],
+            dq: &mut all.dq[wide],
         }],
-        Threads::ONE,
-    )
-    .expect("a sound document");
-    Rowset { rows, q, k, v, dout, o, lse, delta, dq }
+        dk: &mut dk,
+        dv: &mut dv,
+        key_tiles: 0..key_tiles(&(0..rows)),
+    };
+    backward(&mut [bundle], Threads::ONE).expect("a sound document");
 }

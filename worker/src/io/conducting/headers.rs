@@ -26,11 +26,13 @@ impl Conducting {
         if !self.clear || self.offered || self.ending.is_some() || !self.firing.is_empty() {
             return;
         }
-        if self.stop.is_some() || self.next >= self.steps {
+        let all = self.is_last_step_out();
+        if self.stop.is_some() || all {
             // Only when every trainer has told the end of its last step.
             if self.published.is_empty() {
-                let ending = self.stop.clone().unwrap_or(Ending::Completed);
-                self.close(shared, ending);
+                // A stop that comes when all steps are done stops nothing.
+                let stopped = self.stop.clone().filter(|_| !all);
+                self.close(shared, stopped.unwrap_or(Ending::Completed));
             }
             return;
         }

@@ -7,6 +7,7 @@
 //! together. Invariant: a header is published once, when every phase of the step before it is whole
 //! everywhere, so that it names who fills the slots now.
 
+mod agree;
 mod headers;
 mod progress;
 pub(crate) mod reports;
@@ -20,10 +21,11 @@ use cadre_exchange::PeerId;
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::{Fillers, Nanos, Peer};
 use cadre_step::conduct::{Draft, Roster, View};
-use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
+use cadre_step::envelope::{Ending, Lengths, Said, Stands, StepDone};
 use cadre_step::planned::{PlannedStep, filler};
 use cadre_step::words::Body;
 
+use self::agree::STANDING_TOGETHER;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::planning::Ready;
@@ -57,7 +59,11 @@ pub struct Conducting {
     draft: Draft,
     roster: Roster,
     view: Option<View>,
-    steps: u64,
+    /// How many steps each trainer has, as far as they have told.
+    steps: BTreeMap<u16, u64>,
+    /// Trainers whose main threads stand still, and what they have not done; the job ends then.
+    standing: BTreeMap<u16, String>,
+    standing_until: Option<Nanos>,
     /// Step whose header comes next.
     next: u64,
     /// Whether every phase of the step before `next` is whole.
@@ -90,19 +96,16 @@ pub struct Conducting {
     ending: Option<Ending>,
 }
 
-/// Steps whose lengths are kept ahead of their headers; trainers tell those of one.
-const LENGTHS_AHEAD: u64 = 4;
-
 /// Longest wait of the first header for servers that are still starting.
 const PATIENCE: Nanos = Nanos::from_millis(20_000);
 
 impl Conducting {
-    /// The conductor of the job of `draft`, from step `first` to before `steps`. Of what the controller says of the `job` it
-    /// takes the faults, and how many failovers there were.
+    /// The conductor of the job of `draft`, from step `first` on. Of what the controller says of the `job` it takes the faults, and
+    /// how many failovers there were.
     pub fn new(
         draft: Draft,
         settings: cadre_protocol::Settings,
-        (first, steps): (u64, u64),
+        first: u64,
         job: &Settings,
         now: Nanos,
     ) -> Self {
@@ -112,7 +115,9 @@ impl Conducting {
             roster: Roster::new(trainers),
             draft,
             view: None,
-            steps,
+            steps: BTreeMap::new(),
+            standing: BTreeMap::new(),
+            standing_until: None,
             next: first,
             clear: true,
             offered: false,
@@ -142,7 +147,8 @@ impl Conducting {
 
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.machine.next_deadline().into_iter().chain(self.patience).min()
+        let own = self.patience.into_iter().chain(self.standing_until);
+        self.machine.next_deadline().into_iter().chain(own).min()
     }
 
     /// Who the trainers are and where they listen.
@@ -217,7 +223,7 @@ impl Conducting {
 
     /// No step follows: every trainer is told.
     fn close(&mut self, shared: &mut Shared<impl Exchange>, ending: Ending) {
-        self.ending = Some(ending.clone());
+        self.ending.get_or_insert_with(|| ending.clone());
         shared.outputs.put(Output::Ending(ending));
     }
 
@@ -240,33 +246,17 @@ impl Conducting {
                 tracing::warn!("the job has no trainer {}: it is not believed", from.0);
             }
             (Said::Lengths(lengths), Peer::Trainer(from)) => self.lengths(shared, from, lengths),
+            (Said::Steps(steps), Peer::Trainer(from)) => self.counted(shared, from.0, steps),
+            (Said::Standing(Stands::Still(what)), Peer::Trainer(from)) => {
+                self.standing.insert(from.0, what);
+                self.standing_until.get_or_insert(shared.now().after(STANDING_TOGETHER));
+            }
+            (Said::Standing(Stands::No), Peer::Trainer(from)) => {
+                self.standing.remove(&from.0);
+            }
             (Said::StepDone(done), Peer::Trainer(from)) => self.step_done(shared, from, done),
             (said, _) => tracing::warn!("{from} told the conductor {}", said.name()),
         }
-    }
-
-    /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
-    /// would wait for ever, so the job ends by its name.
-    fn lengths(
-        &mut self,
-        shared: &mut Shared<impl Exchange>,
-        cadre_protocol::TrainerId(from): cadre_protocol::TrainerId,
-        lengths: Lengths,
-    ) {
-        let step = lengths.step;
-        if self.told_lengths.get(&from).is_some_and(|it| step <= *it) || self.ending.is_some() {
-            return;
-        }
-        self.told_lengths.insert(from, step);
-        if (self.next..self.next + LENGTHS_AHEAD).contains(&step) && step < self.steps {
-            self.lengths.entry(step).or_default().insert(from, lengths);
-            return self.proceed(shared);
-        }
-        let reason = format!(
-            "trainer {from} announced step {step}, and the job is at step {} of {}; give all ranks the same checkpoint and number of steps",
-            self.next, self.steps
-        );
-        self.close(shared, Ending::Failed { reason, bad_input: true });
     }
 
     /// Runs the machine on an event and does what it commands.
@@ -284,6 +274,9 @@ impl Conducting {
         if self.patience.is_some_and(|it| it <= shared.now()) {
             self.patience = None;
             self.proceed(shared);
+        }
+        if self.standing_until.is_some_and(|it| it <= shared.now()) {
+            self.stalled(shared);
         }
     }
 

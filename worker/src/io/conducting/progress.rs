@@ -20,11 +20,8 @@ impl Conducting {
         while let Some(&moment) = self.faults.first() {
             let cadre_control::Moment { step, direction } = moment;
             let Some(published) = self.published.get(&step) else { return };
-            let first = match direction {
-                Direction::Forward => 0,
-                Direction::Backward => published.planned.order.forward() as u32,
-            };
-            if watermark < At::new(step, first) {
+            let phase = published.planned.order.first(direction);
+            if watermark < (At { step, phase }) {
                 return;
             }
             self.faults.pop_first();
@@ -48,22 +45,40 @@ impl Conducting {
         let Some(published) = self.published.get_mut(&step) else { return };
         published.done.entry(from.0).or_insert(done);
         if published.done.len() == usize::from(self.draft.trainers) {
-            let published = self.published.remove(&step).expect("it was there a moment ago");
+            self.over(shared, step);
+            self.proceed(shared);
+        }
+    }
+
+    /// The job has failed. A step that some trainer has done is in the checkpoint that it writes: the controller is told of it,
+    /// though others will not say that they have done it.
+    pub fn report_rest(&mut self, shared: &mut Shared<impl Exchange>) {
+        let some = |it: &(&u64, &Published)| !it.1.done.is_empty();
+        let steps = self.published.iter().filter(some).map(|it| *it.0);
+        for step in steps.collect::<Vec<_>>() {
+            self.over(shared, step);
+        }
+    }
+
+    /// Reports a step that is over.
+    fn over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+        if let Some(published) = self.published.remove(&step) {
             let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
             let Published { planned, ready: _, word: _, done, servers } = published;
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
-            let report = reports::progress(&planned, &done, servers, failovers, self.steps);
+            let steps = self.steps.first_key_value().map_or(0, |it| *it.1);
+            let report = reports::progress(&planned, &done, servers, failovers, steps);
+            // Nobody may have said yet how many there are.
+            let of = if steps > 0 { format!(" of {steps}") } else { String::new() };
             tracing::info!(
-                "step {} of {}: loss {:.4}, bits {:08x}, {:.2} s",
+                "step {}{of}: loss {:.4}, bits {:08x}, {:.2} s",
                 step + 1,
-                self.steps,
                 f32::from_bits(report.loss_bits),
                 report.loss_bits,
                 report.seconds
             );
             shared.outputs.report(report);
-            self.proceed(shared);
         }
     }
 

@@ -7,6 +7,7 @@
 use cadre_control::proto;
 use cadre_planner::imbalance_at_home;
 use cadre_protocol::Peer;
+use cadre_step::certificate::Certificate;
 use cadre_step::conduct::{Offer, View};
 use cadre_step::envelope::{ServerStep, StepDone};
 use cadre_step::header::{Member, ViewNumber};
@@ -57,18 +58,17 @@ pub(crate) fn server_step(
     }
 }
 
-/// The most and the mean of the ranks' own attention cost in all layers of a step, if no row moved.
+/// The most and the mean of the ranks' own attention cost in all phases of a step, if no row moved.
 fn at_home(planned: &PlannedStep) -> (u128, u128) {
-    let layers = &planned.header.layers;
-    let kinds = (0..layers.kinds().len()).cycle();
-    planned.plans.iter().zip(kinds).fold((0, 0), |sum, (plan, kind)| {
+    planned.plans.iter().zip(planned.phases_of_plans()).fold((0, 0), |sum, (plan, phases)| {
         let cost = imbalance_at_home(&plan.problem).expect("a planned problem is sound");
-        let all_layers = |it: u64| u128::from(it) * u128::from(layers.having(kind));
-        (sum.0 + all_layers(cost.0), sum.1 + all_layers(cost.1))
+        let all_phases = |it: u64| u128::from(it) * u128::from(phases);
+        (sum.0 + all_phases(cost.0), sum.1 + all_phases(cost.1))
     })
 }
 
-/// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far.
+/// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far. Steps are those of the
+/// job, 0 while nobody has said how many.
 pub(crate) fn progress(
     planned: &PlannedStep,
     done: &[StepDone],
@@ -79,6 +79,7 @@ pub(crate) fn progress(
     let header = &planned.header;
     let worst = |of: fn(&StepDone) -> f64| done.iter().map(of).fold(0.0, f64::max);
     let (most, mean) = at_home(planned);
+    let Certificate { compute, link, bytes } = Certificate::of(planned);
     let busy: Vec<f64> = servers.iter().map(|it| it.busy_seconds).collect();
     let total: f64 = busy.iter().sum();
     let imbalance = if total > 0.0 {
@@ -91,6 +92,7 @@ pub(crate) fn progress(
         loss_bits: done.first().map_or(0, |it| it.loss.to_bits()),
         gradient_norm: done.first().map_or(0.0, |it| it.gradient_norm),
         learning_rate: done.first().map_or(0.0, |it| it.learning_rate),
+        validation_loss: done.first().and_then(|it| it.validation_loss),
         tokens: done.first().map_or(0, |it| it.tokens),
         seconds: worst(|it| it.seconds),
         exposed_wait_seconds: worst(|it| it.exposed_wait_seconds),
@@ -102,5 +104,60 @@ pub(crate) fn progress(
         servers,
         steps,
         failovers_so_far,
+        plans: planned.plans_digest(),
+        gap_compute: Some(compute),
+        gap_link: link,
+        gap_bytes: bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::sync::Arc;
+
+    use cadre_planner::{Costs, DocumentId, Mask, Stretch};
+    use cadre_step::header::Header;
+    use cadre_step::layers::{Kind, Layers};
+    use cadre_step::packing::Packing;
+    use cadre_step::phases::Direction;
+    use cadre_step::turns::{Turn, Turns, Which};
+
+    use super::*;
+
+    #[test]
+    fn imbalance_without_a_pool_is_of_all_phases_by_their_own_kinds() {
+        let any: Header =
+            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
+        let near = Kind { mask: Mask::Window { left: 9 }, ..Kind::CAUSAL };
+        let chunk = Kind { chunk: NonZeroU32::new(50), ..Kind::CAUSAL };
+        let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
+        let nano =
+            |rows: u32| Packing::new(&[rows], vec![stretch(0, 80), stretch(80, rows)]).unwrap();
+        // The second nano-batch goes forward alone.
+        let turn = |direction, nanos| Turn { direction, nanos, layers: Which::All };
+        let both = [turn(Direction::Forward, vec![0, 1]), turn(Direction::Backward, vec![0])];
+        let turns = Turns::new(both.to_vec()).unwrap();
+        let header = Header {
+            layers: Layers::new([near, Kind::CAUSAL, near, near, chunk]).unwrap(),
+            nanos: vec![nano(200), nano(100)],
+            turns,
+            costs: Costs { task_rows: any.costs.task_rows, ..Costs::pairs_only() },
+            ..any
+        };
+        let heads = u128::from(header.heads.query);
+        let planned = PlannedStep::new(Arc::new(header)).unwrap();
+        let (mut most, mut mean) = (0, 0);
+        for (end, ways) in [(200_u128, 2), (100, 1)] {
+            // Keys of each row, one by one.
+            let keys: [fn(u128) -> u128; 3] = [|it| it.min(9) + 1, |it| it + 1, |it| it % 50 + 1];
+            for (layers, keys) in [3, 1, 1].into_iter().zip(keys) {
+                let of = |rows: std::ops::Range<u128>| heads * rows.map(keys).sum::<u128>();
+                let (one, other) = (of(0..80), of(80..end));
+                most += ways * layers * one.max(other);
+                mean += ways * layers * one.midpoint(other);
+            }
+        }
+        assert_eq!(at_home(&planned), (most, mean));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cadre_control::AttentionPlace;
 use cadre_crds::{OnPoolLoss, Wire};
-use cadre_exchange::{Limits, Tcp, TcpConfig};
+use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_planner::{Costs, DocumentId, Heads, Stretch};
 use cadre_protocol::TrainerId;
 use cadre_step::conduct::{Offer, Standby};
@@ -16,6 +16,7 @@ use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{Header, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 
+use super::agree::LENGTHS_AHEAD;
 use super::*;
 use crate::io::Request;
 use crate::io::clock::Clock;
@@ -55,7 +56,9 @@ impl Job {
     fn new() -> Self {
         let (bind, me) = (std::net::Ipv4Addr::LOCALHOST.into(), PeerId::trainer(0, 0));
         let (secret, limits) = ([0; 32], Limits::default());
-        let links = Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap();
+        let encryption = Encryption::Off;
+        let links =
+            Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
         let nanos = Arc::<AtomicU64>::default();
         let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
         let shared = Shared::new(peer_of(me), (links, clock), Tracer::off());
@@ -67,10 +70,12 @@ impl Job {
             attention: AttentionPlace::Pool,
             wire: Wire::F32,
             reproducible: true,
+            encryption: cadre_crds::Encryption::Off,
             on_pool_loss: OnPoolLoss::Fail,
             pool_wait_seconds: 0,
             suspect_after_milliseconds: 1000,
             trainer_suspect_after_seconds: 30,
+            stalled_after_seconds: 600,
             checkpoints: "nowhere".into(),
             checkpoints_kept: 3,
             failovers: 0,
@@ -78,7 +83,7 @@ impl Job {
             headers: None,
             faults: Vec::new(),
         };
-        let conducting = Conducting::new(draft(), settings, (0, 10), &job, Nanos(0));
+        let conducting = Conducting::new(draft(), settings, 0, &job, Nanos(0));
         Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
     }
 
@@ -136,7 +141,7 @@ fn lengths(step: u64, rank: u16) -> Said {
     let half = u32::from(rank) * 50;
     let stretch = Stretch { document: DocumentId(0), start: half, end: half + 50 };
     let nano = NanoLengths { documents: vec![(0, 100)], stretches: vec![stretch] };
-    Said::Lengths(Lengths { step, nanos: vec![nano] })
+    Said::Lengths(Lengths { step, turns: None, nanos: vec![nano] })
 }
 
 #[test]
@@ -182,15 +187,109 @@ fn a_header_is_made_of_what_members_tell_and_planned_beside() {
 #[test]
 fn a_trainer_that_counts_the_steps_otherwise_ends_the_job_by_its_name() {
     for step in [LENGTHS_AHEAD, 10, u64::MAX] {
-        let mut job = Job::assembled();
-        job.tell(0, lengths(0, 0));
-        job.tell(1, lengths(step, 1));
-        let Some(Ending::Failed { reason, bad_input: true }) = &job.conducting.ending else {
-            panic!("the job waits for ever")
-        };
-        let expected = format!("trainer 1 announced step {step}, and the job is at step 0 of 10");
-        assert!(reason.starts_with(&expected), "{reason}");
+        let expected = format!("trainer 1 announced step {step}, and the job is at step 0;");
+        refused(&[(0, lengths(0, 0)), (1, lengths(step, 1))], &expected);
     }
+    let one = [(0, lengths(0, 0)), (1, lengths(0, 1))];
+    let more = [(0, lengths(1, 0)), (1, Said::Steps(1))];
+    refused(&[&one[..], &more].concat(), "trainer 1 has 1 steps, trainer 0 announced step 1; give");
+    let more = [(1, Said::Steps(1)), (0, lengths(1, 0))];
+    refused(&[&one[..], &more].concat(), "trainer 0 announced step 1, trainer 1 has 1 steps; give");
+    let uneven = [(0, Said::Steps(9)), (1, Said::Steps(3))];
+    refused(&uneven, "trainer 1 has 3 steps, trainer 0 has 9; give all ranks the same data");
+}
+
+/// What trainers tell ends the job as bad input.
+fn refused(told: &[(u16, Said)], expected: &str) {
+    let mut job = Job::assembled();
+    for (from, said) in told {
+        assert_eq!(job.conducting.ending, None);
+        job.tell(*from, said.clone());
+    }
+    let Some(Ending::Failed { reason, bad_input: true }) = &job.conducting.ending else {
+        panic!("the job waits for ever")
+    };
+    assert!(reason.starts_with(expected), "{reason}");
+}
+
+#[test]
+fn the_job_is_over_when_every_trainer_has_said_that_no_step_follows() {
+    let mut job = Job::assembled();
+    (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+    assert!(job.plan());
+    job.conducting.obey(&mut job.shared, Command::StepDone(0), &mut Vec::new());
+    job.tell(0, Said::Steps(1));
+    (0..2).for_each(|it| job.tell(it, done(0)));
+    assert_eq!(job.conducting.ending, None, "trainer 1 may have more");
+    job.tell(1, Said::Steps(1));
+    assert_eq!(job.conducting.ending, Some(Ending::Completed));
+}
+
+#[test]
+fn a_step_that_some_trainer_has_done_is_reported_when_the_job_fails() {
+    let mut job = Job::assembled();
+    (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+    assert!(job.plan());
+    job.take();
+    let reported = |job: &mut Job| {
+        job.conducting.report_rest(&mut job.shared);
+        let output = job.shared.outputs.take();
+        assert!(job.shared.outputs.take().is_none());
+        match output {
+            Some(Output::Report(it)) => match it.message {
+                Some(proto::worker_message::Message::Progress(it)) => Some(it.step),
+                other => panic!("{other:?}"),
+            },
+            Some(other) => panic!("{other:?}"),
+            None => None,
+        }
+    };
+    assert_eq!(reported(&mut job), None, "nobody has done it");
+    job.tell(1, done(0));
+    assert_eq!(reported(&mut job), Some(0));
+    assert_eq!(reported(&mut job), None, "it was told");
+}
+
+#[test]
+fn trainers_that_stand_still_end_the_job_and_all_of_them_are_named() {
+    let mut job = Job::assembled();
+    let after = |job: &mut Job, milliseconds| {
+        job.nanos.fetch_add(Nanos::from_millis(milliseconds).0, Ordering::Relaxed);
+        job.conducting.handle(&mut job.shared, Event::Tick);
+    };
+    let still = |what: &str| Said::Standing(Stands::Still(what.into()));
+    // One that moves again in time, and those who wait for the pool, end nothing.
+    job.tell(1, still("rank 1 is slow"));
+    job.tell(1, Said::Standing(Stands::No));
+    after(&mut job, 5_000);
+    job.conducting.pool_lost = true;
+    job.tell(1, still("rank 1 has not submitted a phase"));
+    after(&mut job, 5_000);
+    assert_eq!(job.conducting.ending, None);
+    job.conducting.pool_lost = false;
+    after(&mut job, 4_000);
+    job.tell(0, still("rank 0 has not come"));
+    after(&mut job, 999);
+    assert_eq!(job.conducting.ending, None);
+    after(&mut job, 1);
+    let Some(Ending::Failed { reason, bad_input: false }) = &job.conducting.ending else {
+        panic!("the job waits for ever")
+    };
+    let named = "rank 0 has not come; rank 1 has not submitted a phase; look where";
+    assert!(reason.starts_with(named), "{reason}");
+}
+
+fn done(step: u64) -> Said {
+    Said::StepDone(StepDone {
+        step,
+        loss: 1.0,
+        gradient_norm: 1.0,
+        validation_loss: None,
+        learning_rate: 1.0,
+        tokens: 100,
+        seconds: 1.0,
+        exposed_wait_seconds: 0.0,
+    })
 }
 
 #[test]
@@ -214,6 +313,27 @@ fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
         order(&mut job, lost.clone());
         assert_eq!(job.conducting.ending, Some(Ending::Stopped { checkpoint: true }));
     }
+}
+
+/// Both trainers run a step; the conductor is asked to stop before the second one has told its end.
+fn stopped_in(step: u64) -> Option<Ending> {
+    let mut job = Job::assembled();
+    job.conducting.next = step;
+    (0..2).for_each(|it| job.tell(it, lengths(step, it)));
+    assert!(job.plan());
+    (0..2).for_each(|it| job.tell(it, Said::Steps(10)));
+    job.conducting.obey(&mut job.shared, Command::StepDone(step), &mut Vec::new());
+    job.tell(0, done(step));
+    job.conducting.stop(&mut job.shared, true);
+    assert_eq!(job.conducting.ending, None);
+    job.tell(1, done(step));
+    job.conducting.ending
+}
+
+#[test]
+fn a_job_that_is_stopped_in_its_last_step_is_completed() {
+    assert_eq!(stopped_in(8), Some(Ending::Stopped { checkpoint: true }));
+    assert_eq!(stopped_in(9), Some(Ending::Completed));
 }
 
 #[test]

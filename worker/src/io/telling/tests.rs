@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Event, Limits, PeerId, Tcp, TcpConfig};
+use cadre_exchange::{Encryption, Event, Limits, PeerId, Tcp, TcpConfig};
 use cadre_protocol::{Peer, TrainerId};
 use cadre_step::envelope::{Lengths, NanoLengths};
 
@@ -30,7 +30,9 @@ impl Side {
     fn new(me: PeerId) -> Self {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
         let (secret, limits) = ([1; 32], Limits::default());
-        let links = Tcp::open(TcpConfig { bind, me, secret, data_version: 1, limits }).unwrap();
+        let encryption = Encryption::Off;
+        let links =
+            Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
         let shared = Shared::new(peer_of(me), (links, Clock::system()), Tracer::off());
         Self { shared, told: Vec::new(), parts: 0, failed: None }
     }
@@ -105,7 +107,8 @@ fn until(
 
 fn lengths(step: u64, documents: u32) -> Lengths {
     let documents = (0..documents).map(|it| (it, 4)).collect();
-    Lengths { step, nanos: vec![NanoLengths { documents, stretches: Vec::new() }] }
+    let nanos = vec![NanoLengths { documents, stretches: Vec::new() }];
+    Lengths { step, turns: None, nanos }
 }
 
 fn heard(side: &Side) -> Vec<Lengths> {

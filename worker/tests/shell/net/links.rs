@@ -112,7 +112,7 @@ impl Net {
             let ended = |it: &Pull| it.link == link;
             let pulls = self.endpoints[me].pulls.iter().filter(|it| ended(it.1));
             for id in pulls.map(|it| *it.0).collect::<Vec<_>>() {
-                self.finish(me, id, Err(result.clone()));
+                self.cut_off(me, id, Err(result.clone()));
             }
         }
     }

@@ -48,6 +48,8 @@ pub(crate) enum Happening {
     Fault(usize),
     /// A paused process goes on.
     Resume(Life),
+    /// A main thread that stood still goes on.
+    Moves(Life),
     /// On the wires.
     Signal(Signal),
 }
@@ -84,6 +86,8 @@ pub(crate) enum Signal {
     Ask(u64, Life, PullId),
     Copied(u64, Life, PullId),
     Late(Life, PullId),
+    /// A device has copied for a pull that had ended.
+    Freed(Life, PullId),
     /// An end of a link learns that it is closed.
     Farewell(Life, u64),
 }
@@ -118,6 +122,8 @@ struct Pull {
     landing: LandingId,
     /// It was reported; what comes only drains.
     ended: bool,
+    /// With its link, and the device writes what it had begun to copy.
+    cut_off: bool,
     asked: bool,
     data: Option<Arc<Buffer>>,
 }
@@ -168,6 +174,8 @@ pub(crate) struct Net {
     /// Nanoseconds of a byte of rows.
     pub(crate) byte: u64,
     pub(crate) rdma: bool,
+    /// What a device has begun to copy it writes, whatever became of the pull.
+    pub(crate) lasting: bool,
     /// Bytes that may wait for a peer.
     pub(crate) queue: usize,
     /// The moment of time 0, for whoever has a clock of the system.
@@ -192,6 +200,7 @@ impl Net {
             slowest: 1_000_000,
             byte: 1,
             rdma: false,
+            lasting: false,
             queue: 8 << 20,
             epoch: Instant::now(),
             wrong: None,
@@ -298,6 +307,7 @@ impl Net {
             Signal::Ask(link, life, id) => self.asked(link, life, id),
             Signal::Copied(link, life, id) => self.copied(link, life, id),
             Signal::Late(life, id) => self.late(life, id),
+            Signal::Freed(life, id) => self.freed(life, id),
             Signal::Farewell(life, link) => self.farewell(life, link),
         }
     }

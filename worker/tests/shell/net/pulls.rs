@@ -17,6 +17,10 @@ impl Net {
         id
     }
 
+    pub(crate) fn is_busy(&self, me: Life, landing: LandingId) -> bool {
+        self.endpoints[me].landings.get(&landing).is_some_and(|it| it.busy > 0)
+    }
+
     pub(crate) fn take(
         &mut self,
         me: Life,
@@ -68,16 +72,24 @@ impl Net {
                 || b.local + b.bytes <= a.local
         };
         let others = end.pulls.values().filter(|it| it.landing == landing);
-        let taken: Vec<Piece> = others.flat_map(|it| it.pieces.clone()).collect();
+        let taken: Vec<(Piece, bool)> =
+            others.flat_map(|it| it.pieces.iter().map(move |piece| (*piece, it.cut_off))).collect();
         let room = end.landings.get_mut(&landing).filter(|it| !it.discarded);
         let Some(room) = room else {
             self.wrong = Some(format!("{} pulls into a landing that is gone", end.me));
             return id;
         };
         let fits = pieces.iter().all(|it| inside(it, room));
-        if !fits || pieces.iter().any(|it| taken.iter().any(|other| !apart(it, other))) {
+        let clash = |cut_off: bool| {
+            let mut taken = taken.iter().filter(|it| it.1 == cut_off).map(|it| &it.0);
+            taken.any(|other| pieces.iter().any(|it| !apart(it, other)))
+        };
+        if !fits || clash(false) || clash(true) {
             let reason = format!("{} pulls where another pull writes, or outside", end.me);
-            self.wrong = Some(reason.clone());
+            // Nobody knows how long a device copies for a pull that has ended.
+            if !fits || clash(false) {
+                self.wrong = Some(reason.clone());
+            }
             self.say(me, Event::Pulled { pull: id, result: Err(PullError::Refused { reason }) });
             return id;
         }
@@ -86,7 +98,16 @@ impl Net {
             return id;
         };
         room.busy += 1;
-        let pull = Pull { link, key, pieces, landing, ended: false, asked: false, data: None };
+        let pull = Pull {
+            link,
+            key,
+            pieces,
+            landing,
+            ended: false,
+            cut_off: false,
+            asked: false,
+            data: None,
+        };
         end.pulls.insert(id, pull);
         self.at(when, Happening::Signal(Signal::Late(me, id)));
         let it = self.links.get_mut(&link).expect("ends know links that are there");
@@ -104,6 +125,30 @@ impl Net {
             let when = self.arrival(link, false, 0);
             self.at(when, Happening::Signal(Signal::Ask(link, me, id)));
         }
+    }
+
+    /// The link of a pull is gone, and so is the pull; a device goes on to write what it had begun to copy.
+    pub(super) fn cut_off(&mut self, me: Life, id: PullId, result: Result<u64, PullError>) {
+        let begun = |it: &&mut Pull| it.asked && !it.ended;
+        let pull = self.endpoints[me].pulls.get_mut(&id).filter(begun);
+        let Some(pull) = pull.filter(|_| self.lasting) else {
+            return self.finish(me, id, result);
+        };
+        (pull.ended, pull.cut_off) = (true, true);
+        self.say(me, Event::Pulled { pull: id, result });
+        self.soon(200_000_000, Happening::Signal(Signal::Freed(me, id)));
+    }
+
+    /// The device has written the last of a pull that had ended.
+    pub(super) fn freed(&mut self, me: Life, id: PullId) {
+        let Some(pull) = self.endpoints[me].pulls.get(&id) else { return };
+        let (pieces, landing) = (pull.pieces.clone(), pull.landing);
+        if let Some(Landing { buffer, .. }) = self.endpoints[me].landings.get_mut(&landing) {
+            for piece in pieces {
+                buffer.bytes_mut()[piece.local as usize..][..piece.bytes as usize].fill(0x43);
+            }
+        }
+        self.finish(me, id, Err(PullError::Cancelled));
     }
 
     /// A pull is over, its bytes of the landing are free.
@@ -140,7 +185,9 @@ impl Net {
 
     /// The last byte of a pull is there.
     pub(super) fn copied(&mut self, link: u64, life: Life, id: PullId) {
-        let Some(pull) = self.endpoints[life].pulls.get(&id) else { return };
+        let Some(pull) = self.endpoints[life].pulls.get(&id).filter(|it| !it.cut_off) else {
+            return;
+        };
         let owner = self.links.get(&link).and_then(|it| it.acceptor);
         let Some(began) = pull.data.clone() else {
             return self.finish(life, id, Err(PullError::Gone));

@@ -30,10 +30,14 @@ impl World {
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
                 | Fault::Lend(_)
+                | Fault::Stand(..)
                 | Fault::Away(_) => false,
             };
             let cut_off = self.faults.list.iter().any(|it| apart(&it.1));
-            let fine = if reason.contains("is dead") || reason.contains("conductor") {
+            let for_good = |it: &Fault| matches!(it, Fault::Stand(_, None));
+            let fine = if reason.contains("rank") && reason.contains("has not") {
+                self.faults.list.iter().any(|it| for_good(&it.1))
+            } else if reason.contains("is dead") || reason.contains("conductor") {
                 trainer_died || cut_off
             } else if reason.contains("cannot reach") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
@@ -46,7 +50,11 @@ impl World {
                 return Err(format!("{id} ended the job: {reason}"));
             }
         }
+        let failed = matches!(ending, Ending::Failed { .. });
         self.endings.insert(life, ending);
+        if failed {
+            self.end_standing();
+        }
         Ok(())
     }
 

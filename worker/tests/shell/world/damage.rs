@@ -2,6 +2,8 @@
 //!
 //! In: what was drawn. Out: processes that are gone or do nothing, links that are broken.
 
+use std::time::Duration;
+
 use cadre_exchange::Role;
 
 use super::{SECOND, World};
@@ -67,7 +69,55 @@ impl World {
             }
             Fault::Lend(index) => self.lend(index),
             Fault::Away(span) => self.controller.away_until = self.now() + span,
+            Fault::Stand(rank, span) => {
+                let newest = self.newest((Role::Trainer, rank));
+                let longest = self.job.stalled().0 / 3;
+                let Some(process) = newest.and_then(|it| self.processes.get_mut(&it)) else {
+                    return;
+                };
+                process.stands = true;
+                let main = process.main().filter(|it| it.is_awaited());
+                let span = match (span, main) {
+                    (Some(span), Some(main)) if span > longest => {
+                        main.session.busy(Duration::from_nanos(span));
+                        Some(span)
+                    }
+                    (span, _) => span.map(|it| it.min(longest)),
+                };
+                if let Some(span) = span {
+                    let when = self.now() + span;
+                    self.net.borrow_mut().at(when, Happening::Moves(newest.expect("just seen")));
+                }
+            }
         }
+    }
+
+    /// A main thread that stood still goes on.
+    pub(super) fn moves(&mut self, life: Life) {
+        if let Some(process) = self.processes.get_mut(&life) {
+            process.stands = false;
+            self.net.borrow_mut().wake(life);
+            self.schedule(life, Thread::Main, 20_000);
+        }
+    }
+
+    /// The job has failed: whoever has started the processes ends those that stand still.
+    pub(crate) fn end_standing(&mut self) {
+        let standing = self.processes.values().filter(|it| it.stands).map(|it| it.life);
+        for life in standing.collect::<Vec<_>>() {
+            self.kill(life, false);
+        }
+    }
+
+    /// Processes end that nobody else ends; whether there are any.
+    pub(super) fn end_stuck(&mut self) -> bool {
+        let stuck = self.processes.values().filter(|it| it.is_stuck()).map(|it| it.life);
+        let stuck: Vec<_> = stuck.collect();
+        for &life in &stuck {
+            self.kill(life, false);
+            self.progress = self.now();
+        }
+        !stuck.is_empty()
     }
 
     /// A process that is paused goes on; of two pauses that overlap the first end counts.

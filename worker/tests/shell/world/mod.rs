@@ -19,7 +19,7 @@ use crate::faults::Faults;
 use crate::job::Job;
 use crate::net::{Chore, Happening, Life, Net, Thread};
 use crate::process::Process;
-use crate::random::Random;
+use crate::random::{Random, hash};
 use crate::trainer::Want;
 use crate::truth::Truth;
 
@@ -76,6 +76,7 @@ impl World {
         let rdma = random.chance(50);
         let queue = *random.pick(&[8 << 20, 8 << 20, 64 << 10, 16 << 10]);
         let mut net = Net::new(random);
+        net.lasting = Random::new(hash(&[job.seed, 19])).chance(30);
         (net.slowest, net.byte, net.rdma, net.queue) = (slowest, byte, rdma, queue);
         let mut world = Self {
             truth: Truth::new(job.clone()),
@@ -123,7 +124,7 @@ impl World {
             };
             self.happenings += 1;
             let now = self.now();
-            if now > self.progress.max(self.faults.over) + PATIENCE {
+            if now > self.progress.max(self.faults.over) + PATIENCE && !self.end_stuck() {
                 return Err(format!("no progress at {} ms: {}", now / 1_000_000, self.state()));
             }
             self.happen(happening)?;
@@ -194,6 +195,10 @@ impl World {
                 self.resume(life);
                 Ok(())
             }
+            Happening::Moves(life) => {
+                self.moves(life);
+                Ok(())
+            }
             Happening::Signal(signal) => {
                 self.net.borrow_mut().signal(signal);
                 Ok(())
@@ -236,8 +241,9 @@ impl World {
         }
         let id = self.processes[&life].id;
         for report in turned.reports {
-            // How it fares a server says all the time.
-            if !matches!(report.message, Some(worker_message::Message::ServerReport(_))) {
+            // How it fares a server says all the time, and how fast rows come each that comes in place of another.
+            use worker_message::Message::{Probed, ServerReport};
+            if !matches!(report.message, Some(ServerReport(_) | Probed(_))) {
                 self.progress = self.progress.max(now);
             }
             self.reported(life, report);
@@ -269,6 +275,9 @@ impl World {
         let paused = self.is_paused(life);
         let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
         process.scheduled[thread as usize] = false;
+        if process.stands && thread == Thread::Main {
+            return Ok(());
+        }
         if paused {
             process.missed[thread as usize] = true;
             return Ok(());
