@@ -5,21 +5,22 @@
 //! `CADRE_BENCH_PYTHON` (default `python3`); without it only our side is measured, and said so.
 
 use std::io::{BufRead, BufReader, Write};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
 use cadre_kernels::Threads;
+use cadre_step::phases::PhaseOrder;
 use cadre_trainer::InProcess;
 use cadre_trainer::corpus::Corpus;
 use cadre_trainer::loader::{Lengths, Loader, Settings, Stream};
-use cadre_trainer::model::{Config, Model};
+use cadre_trainer::model::{Config, Model, Stack};
 use cadre_trainer::optimizer::{AdamW, Hyper, Schedule};
 use cadre_trainer::ring::Ring;
 use cadre_trainer::step::Trainer;
-use cadre_worker::session::{Kind, Layers};
+use cadre_worker::session::{Kind, Turns};
 use serde_json::{Value, json};
 
 const THREADS: usize = 2;
@@ -52,12 +53,14 @@ fn case(root: &Path, folder: &Path, corpus: &Arc<Corpus>, tokens: u32) -> Vec<Va
         .expect("the shipped text has targets");
     let config = Config::preset("small").expect("a preset");
     let schedule = Schedule { peak: 1e-3, warmup: 4, steps: 100 };
-    let layers = Layers::alike(Kind::CAUSAL, config.layers as u16).expect("a preset has layers");
-    let model = Model::new(config, layers.clone(), 4096, Threads::new(THREADS));
+    let stack = Stack::alike(Kind::CAUSAL, config.layers).expect("a preset has layers");
+    let model = Model::new(config, stack.clone(), 4096, Threads::new(THREADS));
     let parameters = model.parameters().initial(1);
     let mut peer = Peer::start(root, folder, &config, &parameters);
     let optimizer = AdamW::new(Hyper::new(schedule), model.parameters());
-    let mut attention = InProcess::new(model.heads(), layers, Threads::new(THREADS));
+    let mut attention = InProcess::new(model.heads(), stack.core().clone(), Threads::new(THREADS));
+    let order = PhaseOrder::new(&Turns::together(NonZeroU16::MIN), stack.core().count(), 1)
+        .expect("turns of one nano-batch");
     let mut trainer = Trainer::new(model, parameters, optimizer);
 
     let (mut ours, mut theirs, mut peer_peak) = (Vec::new(), Vec::new(), None);
@@ -68,7 +71,7 @@ fn case(root: &Path, folder: &Path, corpus: &Arc<Corpus>, tokens: u32) -> Vec<Va
         let rows = vec![stream.rows(0)];
         let targets = stream.count();
         let result = trainer
-            .step(step, rows, targets, &mut attention, &mut Ring::alone(), &mut ())
+            .step((step, &order), rows, targets, &mut attention, &mut Ring::alone(), &mut ())
             .expect("the step succeeds");
         let seconds = begin.elapsed().as_secs_f64();
         // The first step warms both sides up.

@@ -5,20 +5,17 @@
 //! Says nothing of where the attention is computed: [`super::Pool`] and [`super::InProcess`] both
 //! implement [`Attention`].
 //!
-//! Invariant: phases are submitted and waited for in the order of a step, with at most
+//! Invariant: phases are submitted and waited for in the order of a step's turns, with at most
 //! [`IN_FLIGHT`] submitted and not yet waited for.
-//!
-//! ```text
-//! forward:  for layer in 0..L,       for nano in 0..N
-//! backward: for layer in (0..L).rev(), for nano in 0..N
-//! ```
+
+use cadre_kernels::{RowsMut, Threads, apply_sinks, delta, sink_gradient};
 
 /// Phases that a trainer may have submitted without having waited for them.
 pub const IN_FLIGHT: usize = 2;
 
 /// Core attention of one trainer, phase by phase.
 ///
-/// All rows are those of this trainer's stretch of the packed stream of nano-batch `nano`, row-major
+/// Layers are counted among those with core attention. All rows are those of this trainer's stretch of the packed stream of nano-batch `nano`, row-major
 /// `[rows, heads, dim]`, f32. `tokens` is the same for all nano-batches.
 ///
 /// # Flow
@@ -44,8 +41,14 @@ pub trait Attention {
         v: Vec<f32>,
     ) -> Result<(), AttentionError>;
 
-    /// Returns O `[tokens, query heads, dim]`. Blocks; an in-place server computes in here.
-    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError>;
+    /// Returns O `[tokens, query heads, dim]` with the layer's `sinks`: one of each query head, or none. They are applied here,
+    /// to finished rows, and kept for the backward. Blocks; an in-place server computes in here.
+    fn wait_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        sinks: &[f32],
+    ) -> Result<Vec<f32>, AttentionError>;
 
     /// Starts the backward phase of (`layer`, `nano`). Waits as [`Self::submit_forward`] does.
     ///
@@ -58,7 +61,7 @@ pub trait Attention {
         out: Vec<f32>,
     ) -> Result<(), AttentionError>;
 
-    /// Returns the gradients of the rotated Q, K and V. Blocks as [`Self::wait_forward`] does.
+    /// Returns the gradients of the rotated Q, K and V, and of the sinks. Blocks as [`Self::wait_forward`] does.
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError>;
 }
 
@@ -71,6 +74,28 @@ pub struct Gradients {
     pub dk: Vec<f32>,
     /// `[tokens, KV heads, dim]`, parts of all bundles summed.
     pub dv: Vec<f32>,
+    /// Of the sinks, this trainer's rows summed in order; none without sinks.
+    pub dsinks: Vec<f32>,
+}
+
+/// Puts `sinks` into finished rows of O and LSE; changes nothing without any.
+pub(crate) fn sink(out: &mut [f32], lse: &mut [f32], sinks: &[f32]) {
+    if !sinks.is_empty() {
+        apply_sinks(&mut RowsMut::F32(out), lse, sinks);
+    }
+}
+
+/// The gradient of `sinks`, of what [`sink`] left in O and LSE.
+pub(crate) fn sunk(
+    (threads, dim): (Threads, usize),
+    (dout, out): (&[f32], &[f32]),
+    lse: &[f32],
+    sinks: &[f32],
+) -> Vec<f32> {
+    if sinks.is_empty() {
+        return Vec::new();
+    }
+    sink_gradient(lse, &delta(threads, dim, dout, out), sinks)
 }
 
 /// Why a phase has no result.

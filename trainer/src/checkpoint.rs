@@ -1,9 +1,9 @@
 //! Checkpoints: what a run needs to go on with the same bits.
 //!
 //! In: parameters, the optimizer's moments, a [`State`]. Out: a folder `step-N` with
-//! `model.safetensors` (tensors by name) and, if no layer has a window, `config.json`, named as transformers names a Llama's (no other
-//! program has read one yet),
-//! `optimizer.safetensors` (both moments of each) and `state.json`; back from it the same.
+//! `model.safetensors` (tensors by name) and, if all layers are those of a Llama, `config.json`, named as transformers names a
+//! Llama's, which loads the folder (`python/tests/test_checkpoint.py`),
+//! `optimizer.safetensors` (both moments of each), `last.json` ([`Last`]) and `state.json`; back from it the same.
 //!
 //! Does not decide when to write, nor which headers the resumed run uses.
 //!
@@ -13,17 +13,22 @@
 //! failure, a full disk too, nothing half written is left; what a writer that was killed has left goes with
 //! [`sweep`]. As many of the newest stay as the job says.
 
+mod error;
+mod last;
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cadre_worker::session::{Kind, Layers};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::model::{Config, Parameters};
+pub use self::error::CheckpointError;
+use self::last::LAST;
+pub use self::last::Last;
+use super::model::{Config, Parameters, Stack};
 
 /// What a checkpoint belongs to, and how far it is.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -33,12 +38,14 @@ pub struct State {
     pub step: u64,
     /// Sizes of the model.
     pub model: Config,
-    /// Kinds of its layers.
-    pub layers: Layers,
+    /// Its layers.
+    pub layers: Stack,
     /// Trainers of the job.
     pub trainers: u32,
-    /// Nano-batches of a step.
+    /// Nano-batches of a micro-batch.
     pub nano_batches: u32,
+    /// Micro-batches of a step, whose gradients are summed.
+    pub accumulate: u32,
     /// Rows of a trainer and nano-batch.
     pub tokens: u32,
     /// Longest document.
@@ -57,6 +64,17 @@ pub struct State {
     pub loss_bits: String,
     /// Digest of the last step's header, 16 hex digits; empty before the first step.
     pub header: String,
+}
+
+impl State {
+    /// Why the `config.json` of a Llama cannot say what the model is, in words.
+    pub fn beyond_llama(&self) -> Option<String> {
+        let Config { width, query_heads, .. } = self.model;
+        let sizes = (!width.is_multiple_of(query_heads)).then(|| {
+            format!("its width {width} is no multiple of its {query_heads} query heads, as transformers asks of a Llama")
+        });
+        self.layers.beyond_llama().or(sizes)
+    }
 }
 
 /// Parameters and moments, each in the flat layout of the model.
@@ -88,7 +106,7 @@ struct Format {
     format: u32,
 }
 
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 5;
 const MODEL: &str = "model.safetensors";
 /// Sizes, for other programs.
 const CONFIG: &str = "config.json";
@@ -109,13 +127,14 @@ pub struct Writer {
 }
 
 /// Writes the checkpoint `root/step-N` and removes the oldest beyond those that stay. One that is there already,
-/// whole, is left.
+/// whole, is left, and so are those of later steps. `busy` is called after each part, for whoever wonders whether this goes on.
 pub fn save(
     root: &Path,
-    state: &State,
+    (state, last): (&State, Option<&Last>),
     layout: &Parameters,
     values: &Values<&[f32]>,
     writer: Writer,
+    busy: &dyn Fn(),
 ) -> Result<PathBuf, CheckpointError> {
     let Writer { rank, keep } = writer;
     let target = root.join(format!("step-{}", state.step));
@@ -126,7 +145,7 @@ pub fn save(
     };
     fs::create_dir_all(root).map_err(failed(root))?;
     remove(&draft).map_err(failed(&draft))?;
-    let written = write_draft(&draft, state, layout, values)
+    let written = write_draft(&draft, (state, last), layout, values, busy)
         .and_then(|()| match fs::rename(&draft, &target) {
             Err(_) if target.join(STATE).is_file() => remove(&draft),
             renamed => renamed,
@@ -137,7 +156,10 @@ pub fn save(
         let _ = remove(&draft);
         return Err(failed(&target)(source));
     }
-    for old in steps(root)?.into_iter().rev().skip(keep.max(1)) {
+    // Of those up to this one: what is newer is not this run's to remove, and no reason to remove this one.
+    let older = steps(root)?.into_iter().rev().filter(|it| *it < state.step);
+    for old in older.skip(keep.saturating_sub(1)) {
+        busy();
         let dying = root.join(format!("{DYING}{old}-{rank}"));
         let path = root.join(format!("step-{old}"));
         match fs::rename(&path, &dying).and_then(|()| remove(&dying)) {
@@ -175,6 +197,19 @@ pub fn sweep(root: &Path, rank: u32) -> Result<usize, CheckpointError> {
     Ok(swept)
 }
 
+/// The newest checkpoint in the folder of a run like `wanted` that starts from the beginning: of an earlier run, which did the same.
+///
+/// # Errors
+///
+/// [`CheckpointError::Foreign`] where one there is of a run that did something else; others where that cannot be told.
+pub fn earlier(root: &Path, wanted: &State) -> Result<Option<PathBuf>, CheckpointError> {
+    for step in steps(root)? {
+        let folder = root.join(format!("step-{step}"));
+        fits(&folder, &load_state(&folder)?, wanted)?;
+    }
+    newest(root)
+}
+
 /// The newest checkpoint in `root`; `None` when there is none.
 pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     Ok(steps(root)?.last().map(|step| root.join(format!("step-{step}"))))
@@ -210,20 +245,24 @@ pub fn load(
 
 fn write_draft(
     draft: &Path,
-    state: &State,
+    (state, last): (&State, Option<&Last>),
     layout: &Parameters,
     values: &Values<&[f32]>,
+    busy: &dyn Fn(),
 ) -> io::Result<()> {
     fs::create_dir(draft)?;
     let model = tensors(layout, &[("", values.parameters)])?;
-    write_durable(File::create_new(draft.join(MODEL))?, &model)?;
-    // A Llama has no windows: who loads these tensors as one would compute something else.
-    if state.layers.kinds() == [Kind::CAUSAL] {
+    write_durable(File::create_new(draft.join(MODEL))?, &model, busy)?;
+    // Who loads the tensors of another model as a Llama would compute something else.
+    if state.beyond_llama().is_none() {
         let config = serde_json::to_vec_pretty(&state.model.as_llama(state.cap))?;
-        write_durable(File::create_new(draft.join(CONFIG))?, &config)?;
+        write_durable(File::create_new(draft.join(CONFIG))?, &config, busy)?;
+    }
+    if let Some(last) = last {
+        write_durable(File::create_new(draft.join(LAST))?, &last.text(), busy)?;
     }
     let moments = tensors(layout, &[("first.", values.first), ("second.", values.second)])?;
-    write_durable(File::create_new(draft.join(OPTIMIZER))?, &moments)?;
+    write_durable(File::create_new(draft.join(OPTIMIZER))?, &moments, busy)?;
     let mut sealed = Sealed {
         format: FORMAT,
         state: state.clone(),
@@ -233,12 +272,20 @@ fn write_draft(
     };
     sealed.seal = seal(&sealed);
     let text = serde_json::to_vec_pretty(&sealed)?;
-    write_durable(File::create_new(draft.join(STATE))?, &text)?;
+    write_durable(File::create_new(draft.join(STATE))?, &text, busy)?;
     File::open(draft)?.sync_all()
 }
 
-fn write_durable(mut file: File, bytes: &[u8]) -> io::Result<()> {
-    file.write_all(bytes)?;
+/// Bytes that are written between two calls of `busy`.
+const PART: usize = 16 << 20;
+
+fn write_durable(mut file: File, bytes: &[u8], busy: &dyn Fn()) -> io::Result<()> {
+    for part in bytes.chunks(PART) {
+        file.write_all(part)?;
+        // Else the last call makes all of it durable, and is silent meanwhile.
+        file.sync_data()?;
+        busy();
+    }
     file.sync_all()
 }
 
@@ -319,9 +366,10 @@ fn fits(folder: &Path, found: &State, wanted: &State) -> Result<(), CheckpointEr
     let shown = |model: &Config| format!("{model:?}");
     let pairs = [
         ("model", shown(&found.model), shown(&wanted.model)),
-        ("pattern of --layers", found.layers.to_string(), wanted.layers.to_string()),
+        ("list of layers", found.layers.to_string(), wanted.layers.to_string()),
         ("number of trainers", found.trainers.to_string(), wanted.trainers.to_string()),
         ("number of nano-batches", found.nano_batches.to_string(), wanted.nano_batches.to_string()),
+        ("number of micro-batches", found.accumulate.to_string(), wanted.accumulate.to_string()),
         ("tokens per trainer", found.tokens.to_string(), wanted.tokens.to_string()),
         ("cap of documents", found.cap.to_string(), wanted.cap.to_string()),
         ("seed", found.seed.to_string(), wanted.seed.to_string()),
@@ -374,58 +422,6 @@ fn seal(sealed: &Sealed) -> String {
     let Sealed { format, state, model, optimizer, seal: _ } = sealed;
     let text = serde_json::to_vec(&(format, state, model, optimizer));
     hex(&text.expect("numbers and strings are JSON"))
-}
-
-/// Why a checkpoint was not written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The system refused to write, as when the disk is full.
-    #[error("cannot write checkpoint {}: {source}; check the space and permissions", path.display())]
-    Write {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The system refused to read.
-    #[error("cannot read checkpoint {}: {source}; check the path and permissions", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It is damaged, or nothing that this program wrote.
-    #[error("checkpoint {} is damaged: {why}; remove its folder to resume from an older one", path.display())]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// Another version wrote it.
-    #[error(
-        "checkpoint {} has format {format}, this build knows {FORMAT}; resume with the build that wrote it, or choose another --out",
-        path.display()
-    )]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Its format.
-        format: u32,
-    },
-    /// It belongs to another run.
-    #[error("checkpoint {} has another {field}: {found}, the job has {wanted}; resume with the same, or choose another --out", path.display())]
-    Foreign {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What differs.
-        field: &'static str,
-        /// In the checkpoint.
-        found: String,
-        /// In the job.
-        wanted: String,
-    },
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //!
 //! Invariant: the same files under the same names give the same corpus and digest on every machine.
 
+mod held;
 mod lines;
 
 use std::fs;
@@ -17,6 +18,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
+
+pub(crate) use self::held::Piece;
+pub use self::held::{HeldOut, HeldOutError};
 
 /// Documents of a training run.
 #[derive(Clone, Debug)]
@@ -49,6 +53,21 @@ impl Corpus {
         }
         let mut documents = Vec::new();
         walk(root, root, &mut vec![(status.dev(), status.ino())], &mut documents)?;
+        Self::sorted(root, documents)
+    }
+
+    /// Reads one file, or every file below a folder.
+    fn read_any(path: &Path) -> Result<Self, CorpusError> {
+        if !fs::metadata(path).is_ok_and(|it| it.is_file()) {
+            return Self::read(path);
+        }
+        let mut documents = Vec::new();
+        let name = path.file_name().map_or_else(|| path.to_path_buf(), PathBuf::from);
+        read_file(path, name, &mut documents)?;
+        Self::sorted(path, documents)
+    }
+
+    fn sorted(root: &Path, mut documents: Vec<(PathBuf, Document)>) -> Result<Self, CorpusError> {
         // Lines of a file come in their order: it is a stable sort by the file's own path.
         documents.sort_by(|a, b| a.0.as_os_str().cmp(b.0.as_os_str()));
         let documents: Vec<_> = documents.into_iter().map(|it| it.1).collect();
@@ -140,19 +159,30 @@ fn walk(
             walk(root, &path, above, documents)?;
             above.pop();
         } else if status.is_file() {
-            let bytes = fs::read(&path).map_err(unreadable(&path))?;
             let below = path.strip_prefix(root).unwrap_or(&path).to_path_buf();
-            if path.extension().is_some_and(|it| it == "jsonl") {
-                for (number, bytes) in lines::read(&path, &bytes)? {
-                    let line = format!("{}:{number}", below.display()).into();
-                    documents.push((below.clone(), Document { path: line, bytes }));
-                }
-            } else if !bytes.is_empty() {
-                documents.push((below.clone(), Document { path: below, bytes }));
-            }
+            read_file(&path, below, documents)?;
         } else {
             return Err(CorpusError::Special { path });
         }
+    }
+    Ok(())
+}
+
+/// Adds a file, which is called `below`.
+fn read_file(
+    path: &Path,
+    below: PathBuf,
+    documents: &mut Vec<(PathBuf, Document)>,
+) -> Result<(), CorpusError> {
+    let unreadable = |source| CorpusError::Unreadable { path: path.to_path_buf(), source };
+    let bytes = fs::read(path).map_err(unreadable)?;
+    if path.extension().is_some_and(|it| it == "jsonl") {
+        for (number, bytes) in lines::read(path, &bytes)? {
+            let line = format!("{}:{number}", below.display()).into();
+            documents.push((below.clone(), Document { path: line, bytes }));
+        }
+    } else if !bytes.is_empty() {
+        documents.push((below.clone(), Document { path: below, bytes }));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 //!
 //! For tests and benches; a job with one trainer and no pool goes through the session as any other.
 //!
-//! Invariant: one task, and one bundle, per document: the bits are those of any plan (of dK and dV: of
+//! Invariant: one task, and one bundle, per document or chunk: the bits are those of any plan (of dK and dV: of
 //! a plan that cuts nothing).
 
 use std::collections::BTreeMap;
@@ -15,16 +15,15 @@ use cadre_kernels::{
     key_tiles,
 };
 
-use cadre_worker::session::Layers;
+use cadre_worker::session::{Factor, Layers};
 
-use super::attention::{Attention, AttentionError, Gradients};
+use super::attention::{Attention, AttentionError, Gradients, sink, sunk};
 
 /// Computes phases when they are waited for.
 #[derive(Debug)]
 pub struct InProcess {
     heads: Heads,
     layers: Layers,
-    scale: f32,
     threads: Threads,
     /// Rows of the documents of each nano-batch.
     documents: Vec<Vec<u32>>,
@@ -38,6 +37,7 @@ struct Phase {
     k: Vec<f32>,
     v: Vec<f32>,
     lse: Vec<f32>,
+    sinks: Vec<f32>,
     /// dO and O, once they are there.
     backward: Option<(Vec<f32>, Vec<f32>)>,
 }
@@ -45,8 +45,7 @@ struct Phase {
 impl InProcess {
     /// Attention of `heads` in every one of `layers`; [`Self::begin`] comes before every step.
     pub fn new(heads: Heads, layers: Layers, threads: Threads) -> Self {
-        let scale = 1.0 / (heads.dim as f32).sqrt();
-        Self { heads, layers, scale, threads, documents: Vec::new(), phases: BTreeMap::new() }
+        Self { heads, layers, threads, documents: Vec::new(), phases: BTreeMap::new() }
     }
 
     /// Begins a step whose nano-batches hold these documents; drops what is left of the last one.
@@ -55,8 +54,17 @@ impl InProcess {
         self.phases.clear();
     }
 
-    fn mask(&self, layer: usize) -> Mask {
-        cadre_worker::launch::mask(self.layers.kind_of(layer).mask)
+    /// Mask, scale and softcap of a layer.
+    fn scores(&self, layer: usize) -> (Mask, f32, Option<f32>) {
+        let kind = self.layers.kind_of(layer);
+        let softcap = kind.softcap.map(Factor::get);
+        (cadre_worker::launch::mask(kind.mask), kind.scale_of(self.heads.dim), softcap)
+    }
+
+    /// Rows that attention of a layer does not leave: of each document of a nano-batch, or of its chunks.
+    fn pieces(&self, layer: usize, nano: usize) -> Vec<u32> {
+        let kind = self.layers.kind_of(layer);
+        self.documents[nano].iter().flat_map(|&rows| kind.pieces(rows)).collect()
     }
 
     fn phase(&mut self, layer: usize, nano: usize) -> Result<&mut Phase, AttentionError> {
@@ -85,24 +93,29 @@ impl Attention for InProcess {
         Ok(())
     }
 
-    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
-        let (heads, mask, scale, threads) =
-            (self.heads, self.mask(layer), self.scale, self.threads);
-        let documents = self.documents[nano].clone();
+    fn wait_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        sinks: &[f32],
+    ) -> Result<Vec<f32>, AttentionError> {
+        let (heads, threads) = (self.heads, self.threads);
+        let ((mask, scale, softcap), pieces) = (self.scores(layer), self.pieces(layer, nano));
         let phase = self.phase(layer, nano)?;
+        phase.sinks = sinks.to_vec();
         let Phase { q, k, v, lse, .. } = phase;
         let mut out = vec![0.0; q.len()];
         lse.resize(q.len() / heads.dim, 0.0);
         let (mut q, mut k, mut v) = (&q[..], &k[..], &v[..]);
-        let (mut rest, mut lse) = (&mut out[..], &mut lse[..]);
-        let mut tasks = Vec::with_capacity(documents.len());
-        for rows in documents {
+        let (mut rest, mut left) = (&mut out[..], &mut lse[..]);
+        let mut tasks = Vec::with_capacity(pieces.len());
+        for rows in pieces {
             let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
             tasks.push(Forward {
                 heads,
                 mask,
                 scale,
-                softcap: None,
+                softcap,
                 document_rows: rows,
                 rows: 0..rows,
                 keys: 0..rows,
@@ -110,10 +123,12 @@ impl Attention for InProcess {
                 k: Rows::F32(take(&mut k, kv)),
                 v: Rows::F32(take(&mut v, kv)),
                 out: RowsMut::F32(rest.split_off_mut(..query * heads.dim).expect(DOCUMENTS)),
-                lse: lse.split_off_mut(..query).expect(DOCUMENTS),
+                lse: left.split_off_mut(..query).expect(DOCUMENTS),
             });
         }
         forward(&mut tasks, threads).map_err(failed)?;
+        drop(tasks);
+        sink(&mut out, lse, sinks);
         Ok(out)
     }
 
@@ -129,26 +144,27 @@ impl Attention for InProcess {
     }
 
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        let (heads, mask, scale, threads) =
-            (self.heads, self.mask(layer), self.scale, self.threads);
+        let (heads, threads) = (self.heads, self.threads);
+        let ((mask, scale, softcap), pieces) = (self.scores(layer), self.pieces(layer, nano));
         let phase = self.phases.remove(&(layer, nano)).ok_or_else(|| unknown(layer, nano))?;
-        let Phase { q, k, v, lse, backward: rows } = phase;
+        let Phase { q, k, v, lse, sinks, backward: rows } = phase;
         let (dout, out) = rows.ok_or_else(|| unknown(layer, nano))?;
         let delta = delta(threads, heads.dim, &dout, &out);
-        let mut gradients =
-            Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
+        let dsinks = sunk((threads, heads.dim), (&dout, &out), &lse, &sinks);
+        let [dq, dk, dv] = [&q, &k, &v].map(|it| vec![0.0; it.len()]);
+        let mut gradients = Gradients { dq, dk, dv, dsinks };
         let (mut q, mut k, mut v) = (&q[..], &k[..], &v[..]);
         let (mut dout, mut delta, mut lse) = (&dout[..], &delta[..], &lse[..]);
-        let Gradients { dq, dk, dv } = &mut gradients;
+        let Gradients { dq, dk, dv, dsinks: _ } = &mut gradients;
         let (mut dq, mut dk, mut dv) = (&mut dq[..], &mut dk[..], &mut dv[..]);
-        let mut bundles = Vec::with_capacity(self.documents[nano].len());
-        for &rows in &self.documents[nano] {
+        let mut bundles = Vec::with_capacity(pieces.len());
+        for rows in pieces {
             let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
             bundles.push(Backward {
                 heads,
                 mask,
                 scale,
-                softcap: None,
+                softcap,
                 document_rows: rows,
                 keys: 0..rows,
                 k: Rows::F32(take(&mut k, kv)),

@@ -119,7 +119,7 @@ impl AdamW {
         let bias2 = (1.0 / (1.0 - power(beta2, step + 1))) as f32;
         for tensor in layout.tensors() {
             let range = tensor.range.clone();
-            let kept = 1.0 - if tensor.is_gain() { 0.0 } else { rate * decay };
+            let kept = 1.0 - if tensor.is_vector() { 0.0 } else { rate * decay };
             let of = values[range.clone()].chunks_mut(CHUNK);
             let of = of.zip(gradients[range.clone()].chunks_mut(CHUNK));
             let of = of.zip(self.first[range.clone()].chunks_mut(CHUNK));
@@ -172,7 +172,9 @@ fn power(base: f32, mut exponent: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Config;
+    use cadre_worker::session::Kind;
+
+    use super::super::model::{Config, Stack};
     use super::*;
 
     #[test]
@@ -184,9 +186,14 @@ mod tests {
         assert!(Schedule { peak: 1.0, warmup: 0, steps: 0 }.rate(0).is_finite());
     }
 
+    fn layout() -> Parameters {
+        let stack = Stack::alike(Kind::CAUSAL, 2).unwrap();
+        Parameters::new(&Config::preset("tiny").unwrap(), &stack)
+    }
+
     #[test]
     fn updates_follow_the_formula_and_not_the_threads() {
-        let layout = Parameters::new(&Config::preset("tiny").unwrap());
+        let layout = layout();
         let schedule = Schedule { peak: 0.1, warmup: 0, steps: 10 };
         let hyper = Hyper { clip: f32::INFINITY, ..Hyper::new(schedule) };
         let run = |threads| {
@@ -218,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_gradient_that_is_not_finite_changes_nothing() {
-        let layout = Parameters::new(&Config::preset("tiny").unwrap());
+        let layout = layout();
         let mut optimizer =
             AdamW::new(Hyper::new(Schedule { peak: 0.1, warmup: 0, steps: 1 }), &layout);
         let (mut values, mut gradients) = (layout.initial(1), vec![1.0; layout.len()]);

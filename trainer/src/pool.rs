@@ -1,19 +1,20 @@
 //! Core attention of a trainer through the pool: the model's calls on a rank's [`Rank`].
 //!
 //! In: rows of the model's calls ([`Attention`]). Out: whole phases. Keeps Q, K, V and LSE of a phase from its forward to its
-//! backward, rounded to the job's wire type, since a session keeps no tensor of its caller's.
+//! backward, rounded to the job's wire type, since a session keeps no tensor of its caller's. Sinks are applied here, to whole rows.
 //!
 //! Invariant: Q, K and V are rounded once, so forward and backward read the same bits.
 
 use std::collections::BTreeMap;
 
 use cadre_crds::Wire;
-use cadre_kernels::wire;
+use cadre_kernels::{Threads, wire};
 use cadre_worker::session::{
     self, Direction, Inputs, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
 };
 use half::bf16;
 
+use super::attention::{sink, sunk};
 use super::{Attention, AttentionError, Gradients};
 
 /// See the module. For one step.
@@ -22,6 +23,8 @@ pub struct Pool<'a> {
     wire: Wire,
     /// Elements of a head.
     dim: usize,
+    /// For Δ of sinks.
+    threads: Threads,
     /// By layer and nano-batch.
     phases: BTreeMap<(usize, usize), Phase>,
 }
@@ -33,6 +36,9 @@ struct Phase {
     v: Kept,
     /// Empty until the forward is whole.
     lse: Vec<f32>,
+    /// Of the layer, and their gradient.
+    sinks: Vec<f32>,
+    dsinks: Vec<f32>,
     /// Of what was submitted last, until it is waited for.
     ticket: Option<Ticket>,
 }
@@ -73,9 +79,9 @@ impl Kept {
 
 impl<'a> Pool<'a> {
     /// For a step that has begun.
-    pub fn new(rank: &'a Rank, planned: &PlannedStep) -> Self {
+    pub fn new(rank: &'a Rank, planned: &PlannedStep, threads: Threads) -> Self {
         let (wire, dim) = (planned.header.wire, planned.header.heads.dim.into());
-        Self { rank, wire, dim, phases: BTreeMap::new() }
+        Self { rank, wire, dim, threads, phases: BTreeMap::new() }
     }
 }
 
@@ -105,12 +111,18 @@ impl Attention for Pool<'_> {
         let [q, k, v] = [q, k, v].map(|it| Kept::new(self.wire, it));
         let inputs = Inputs::Forward { q: q.rows(), k: k.rows(), v: v.rows() };
         let ticket = self.rank.submit(at(Direction::Forward, layer, nano), inputs)?;
-        let phase = Phase { q, k, v, lse: Vec::new(), ticket: Some(ticket) };
+        let [lse, sinks, dsinks] = [const { Vec::new() }; 3];
+        let phase = Phase { q, k, v, lse, sinks, dsinks, ticket: Some(ticket) };
         self.phases.insert((layer, nano), phase);
         Ok(())
     }
 
-    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
+    fn wait_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        sinks: &[f32],
+    ) -> Result<Vec<f32>, AttentionError> {
         let phase = self.phases.get_mut(&(layer, nano));
         let (Some(phase), dim) = (phase, self.dim) else {
             return Err(order(layer, nano, "waited for: it was not submitted"));
@@ -122,6 +134,8 @@ impl Attention for Pool<'_> {
         phase.lse = vec![0.0; phase.q.len() / dim];
         let to = Outputs::Forward { o: RowsMut::f32(&mut out), lse: &mut phase.lse };
         self.rank.wait(ticket, to)?;
+        sink(&mut out, &mut phase.lse, sinks);
+        phase.sinks = sinks.to_vec();
         Ok(out)
     }
 
@@ -146,18 +160,19 @@ impl Attention for Pool<'_> {
             dlse: None,
         };
         phase.ticket = Some(self.rank.submit(at(Direction::Backward, layer, nano), inputs)?);
+        phase.dsinks = sunk((self.threads, self.dim), (&dout, &out), &phase.lse, &phase.sinks);
         Ok(())
     }
 
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
         let phase = self.phases.remove(&(layer, nano));
-        let Some(Phase { q, k, v, lse, ticket: Some(ticket) }) = phase else {
+        let Some(Phase { q, k, v, lse, sinks: _, dsinks, ticket: Some(ticket) }) = phase else {
             return Err(order(layer, nano, "waited for: it was not submitted"));
         };
         drop(lse);
         let zeros = |it: Kept| vec![0.0; it.len()];
-        let mut to = Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v) };
-        let Gradients { dq, dk, dv } = &mut to;
+        let mut to = Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v), dsinks };
+        let Gradients { dq, dk, dv, dsinks: _ } = &mut to;
         let [dq, dk, dv] = [dq, dk, dv].map(|it| RowsMut::f32(it));
         self.rank.wait(ticket, Outputs::Backward { dq, dk, dv })?;
         Ok(to)

@@ -12,10 +12,10 @@
 mod meet;
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
-use cadre_exchange::{Greeter, PeerId, Waker};
+use cadre_exchange::{Greeter, PeerId, Stream, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// This trainer's place in the ring.
@@ -31,8 +31,8 @@ pub struct Ring {
 
 #[derive(Debug)]
 struct Links {
-    next: TcpStream,
-    previous: TcpStream,
+    next: Stream,
+    previous: Stream,
     interrupt: Waker,
 }
 
@@ -146,12 +146,18 @@ impl Ring {
     fn exchange(&mut self, mut send: &[u8], mut receive: &mut [u8]) -> Result<(), RingError> {
         let (to, from) = ((self.rank + 1) % self.world, (self.rank + self.world - 1) % self.world);
         let links = self.links.as_mut().expect("a ring of more than one has links");
-        while !send.is_empty() || !receive.is_empty() {
+        while !send.is_empty() || links.next.has_unsent() || !receive.is_empty() {
             let mut moved = false;
             if !send.is_empty() {
                 match links.next.write(send) {
                     Ok(0) => return Err(RingError::Closed { peer: to }),
                     Ok(count) => (send, moved) = (&send[count..], true),
+                    Err(error) => refused(to, "sending", error)?,
+                }
+            } else if links.next.has_unsent() {
+                match links.next.flush() {
+                    // That may have been all that there was to do.
+                    Ok(()) => moved = true,
                     Err(error) => refused(to, "sending", error)?,
                 }
             }
@@ -169,7 +175,7 @@ impl Ring {
             // broke down, that comes round through the previous one.
             let late = if receive.is_empty() { to } else { from };
             let mut wait = vec![PollFd::new(&links.interrupt, PollFlags::IN)];
-            if !send.is_empty() {
+            if !send.is_empty() || links.next.has_unsent() {
                 wait.push(PollFd::new(&links.next, PollFlags::OUT));
             }
             if !receive.is_empty() {

@@ -8,6 +8,7 @@
 //! Invariant: the same parameters, prompt, temperature and seed give the same text.
 
 use cadre_kernels::{Heads, device, math};
+use cadre_worker::session::{Factor, Kind};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
@@ -29,7 +30,7 @@ pub fn sample(
     seed: u64,
 ) -> Result<Vec<u8>, device::Error> {
     let mut random = random(seed, *b"sample");
-    let mut cache = vec![(Vec::new(), Vec::new()); model.config().layers];
+    let mut cache = vec![(Vec::new(), Vec::new()); model.stack().layers()];
     let mut kept = Activations::default();
     let prompt = if prompt.is_empty() { b"\n" } else { prompt };
     let mut text = prompt.to_vec();
@@ -41,13 +42,17 @@ pub fn sample(
         };
         model.embed(parameters, rows, &mut kept);
         for (layer, (keys, values)) in cache.iter_mut().enumerate() {
+            let Some(kind) = model.stack().kind_of(layer) else {
+                model.pass_by(parameters, &mut kept, layer)?;
+                continue;
+            };
             let [q, k, v] = model.before_attention(parameters, &mut kept, layer)?;
             keys.extend(k);
             values.extend(v);
             let width = model.heads().kv * model.heads().dim;
-            let (row, mask) = (position as u32, model.layers().kind_of(layer).mask);
-            let first = mask.keys(row + 1, row..row + 1).start as usize * width;
-            let out = attend(model.heads(), &q, &keys[first..], &values[first..]);
+            let first = first_key(kind, position as u32) as usize * width;
+            let sinks = model.sinks(parameters, layer);
+            let out = attend((model.heads(), kind, sinks), &q, &keys[first..], &values[first..]);
             model.after_attention(parameters, &mut kept, layer, out)?;
         }
         if position + 1 == text.len() && text.len() < prompt.len() + length {
@@ -58,19 +63,36 @@ pub fn sample(
     Ok(text.split_off(prompt.len()))
 }
 
-/// One row of attention over all keys.
-fn attend(heads: Heads, q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
+/// The oldest key that a row keeps.
+fn first_key(kind: Kind, row: u32) -> u32 {
+    let chunk = kind.chunk.map_or(0, |rows| row - row % rows);
+    let row = row - chunk;
+    chunk + kind.mask.keys(row + 1, row..row + 1).start
+}
+
+/// One row of attention over all keys, and the sinks of the layer if it has any.
+fn attend(
+    (heads, kind, sinks): (Heads, Kind, &[f32]),
+    q: &[f32],
+    keys: &[f32],
+    values: &[f32],
+) -> Vec<f32> {
     let Heads { query, kv, dim } = heads;
-    let scale = 1.0 / (dim as f32).sqrt();
+    let scale = kind.scale_of(dim);
+    let capped = |score: f32| match kind.softcap.map(Factor::get) {
+        Some(softcap) => softcap * (2.0 * math::sigmoid(2.0 * score / softcap) - 1.0),
+        None => score,
+    };
     let mut out = vec![0.0; q.len()];
     for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
         let first = head / (query / kv) * dim;
         let rows =
             |rows| <[f32]>::chunks_exact(rows, kv * dim).map(move |it| &it[first..first + dim]);
-        let score = |k: &[f32]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * scale;
+        let score = |k: &[f32]| capped(q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * scale);
         let scores: Vec<f32> = rows(keys).map(score).collect();
-        let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
+        let sink = sinks.get(head).copied().unwrap_or(f32::NEG_INFINITY);
+        let greatest = scores.iter().copied().fold(sink, f32::max);
+        let mut sum = if sink > f32::NEG_INFINITY { math::exp(sink - greatest) } else { 0.0 };
         for (score, value) in scores.iter().zip(rows(values)) {
             let weight = math::exp(score - greatest);
             sum += weight;

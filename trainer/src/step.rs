@@ -3,16 +3,22 @@
 //! In: this trainer's rows of every nano-batch. Out: the loss of all trainers, new parameters.
 //!
 //! ```text
-//! phases   F l0n0  F l0n1  F l1n0  …  F Ln1 | B Ln0  B Ln1  …  B l0n1
+//! phases   F l0n0  F l0n1  F l1n0  …  F Ln1 | B Ln0  B Ln1  …  B l0n1 | F l0n2 …
+//! in the order of the step's turns: all nano-batches go forward and backward, a few at a time where gradients are accumulated
+//! layers without core attention have no phase: they run behind the layer before them, in both directions
 //! submit(i) comes after wait(i - 2), so while phase i - 1 is computed elsewhere,
 //! the linear work between phases i - 2 and i is done here
 //! ```
 //!
 //! Does not make checkpoints and does not talk to the conductor.
 //!
-//! Invariant: stages, sums and updates come in one fixed order, whatever arrives first.
+//! Invariant: stages, sums and updates come in one fixed order, whatever arrives first. Activations are held of the nano-batches
+//! that have gone forward and not backward, and of no others.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 
 use super::attention::{Attention, AttentionError, IN_FLIGHT};
 use super::loader::Rows;
@@ -28,7 +34,10 @@ pub struct Trainer {
     optimizer: AdamW,
     /// As long as the parameters, and one more for the loss: one all-reduce sums both.
     gradients: Vec<f32>,
-    kept: Vec<Activations>,
+    /// Of nano-batches that are under way.
+    kept: BTreeMap<usize, Activations>,
+    /// Memory for others.
+    spare: Vec<Activations>,
 }
 
 /// What a step gave.
@@ -55,12 +64,6 @@ impl Track for () {
     fn span(&mut self, _: &'static str, _: Instant, _: Instant) {}
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Direction {
-    Forward,
-    Backward,
-}
-
 impl Trainer {
     /// # Panics
     ///
@@ -70,7 +73,7 @@ impl Trainer {
         assert_eq!(parameters.len(), length, "parameters of another model");
         assert_eq!(optimizer.moments().0.len(), length, "moments of another model");
         let gradients = vec![0.0; length + 1];
-        Self { model, parameters, optimizer, gradients, kept: Vec::new() }
+        Self { model, parameters, optimizer, gradients, kept: BTreeMap::new(), spare: Vec::new() }
     }
 
     /// The model.
@@ -88,7 +91,8 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// Does step number `step`, counted from 0.
+    /// Does step number `step`, counted from 0, whose phases come in `order`: every nano-batch forward and backward, through all
+    /// layers.
     ///
     /// `batch` has this trainer's rows of each nano-batch, `targets` counts those of all trainers and
     /// nano-batches.
@@ -99,45 +103,74 @@ impl Trainer {
     /// possible: the gradients hold a part of this one.
     pub fn step(
         &mut self,
-        step: u64,
+        (step, order): (u64, &PhaseOrder),
         batch: Vec<Rows>,
         targets: u64,
         attention: &mut dyn Attention,
         ring: &mut Ring,
         track: &mut dyn Track,
     ) -> Result<StepResult, StepError> {
-        let nano_batches = batch.len();
-        self.kept.resize_with(nano_batches, Activations::default);
-        let (layers, depth) = (self.model.config().layers, IN_FLIGHT.min(nano_batches));
-        let phases = 2 * layers * nano_batches;
+        let depth = IN_FLIGHT.min(order.together());
+        let phases: Vec<_> = order.iter().collect();
         self.model.begin(&self.parameters)?;
         let mut pass = Pass {
             trainer: self,
             attention,
             track,
+            losses: vec![0.0; batch.len()],
             rows: batch.into_iter().map(Some).collect(),
             weight: 1.0 / targets.max(1) as f32,
-            losses: vec![0.0; nano_batches],
             wait: Duration::ZERO,
         };
-        let place = |phase: usize| {
-            let (pass, nano) = (phase / nano_batches, phase % nano_batches);
-            match pass.checked_sub(layers) {
-                None => (Direction::Forward, pass, nano),
-                Some(back) => (Direction::Backward, layers - 1 - back, nano),
+        for next in 0..phases.len() + depth {
+            if let Some(done) = next.checked_sub(depth) {
+                pass.finish(step, phases[done])?;
             }
-        };
-        for phase in 0..phases + depth {
-            if let Some(done) = phase.checked_sub(depth) {
-                pass.finish(step, place(done))?;
-            }
-            if phase < phases {
-                pass.start(place(phase))?;
+            if let Some(phase) = phases.get(next) {
+                pass.start(*phase)?;
             }
         }
         let (wait, local) = (pass.wait, pass.losses.iter().sum::<f64>());
         self.model.end(&mut self.gradients)?;
         self.finish_step(step, local / targets.max(1) as f64, ring, wait, track)
+    }
+
+    /// Loss of `rows`, summed over their targets, in nats: forward alone, and nothing is learnt of it. `attention` has begun a
+    /// step of one nano-batch with their documents.
+    ///
+    /// # Errors
+    ///
+    /// [`StepError`]; a loss that is not finite is none.
+    pub fn forward(
+        &mut self,
+        rows: Rows,
+        attention: &mut dyn Attention,
+        kept: &mut Activations,
+    ) -> Result<f64, StepError> {
+        let Self { model, parameters, .. } = self;
+        model.embed(parameters, rows, kept);
+        let mut core = 0;
+        for layer in 0..model.stack().layers() {
+            if model.stack().kind_of(layer).is_none() {
+                model.pass_by(parameters, kept, layer)?;
+                continue;
+            }
+            let [q, k, v] = model.before_attention(parameters, kept, layer)?;
+            attention.submit_forward(core, 0, q, k, v)?;
+            let out = attention.wait_forward(core, 0, model.sinks(parameters, layer))?;
+            model.after_attention(parameters, kept, layer, out)?;
+            core += 1;
+        }
+        Ok(model.loss(parameters, kept)?.nats)
+    }
+
+    /// Gives the model its parameters, for [`Self::forward`]; a step does so itself.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's.
+    pub fn begin(&mut self) -> Result<(), StepError> {
+        Ok(self.model.begin(&self.parameters)?)
     }
 
     fn finish_step(
@@ -169,6 +202,8 @@ impl Trainer {
     }
 }
 
+const UNDER_WAY: &str = "a phase that is finished was started";
+
 /// The stages of a step between its phases.
 struct Pass<'a> {
     trainer: &'a mut Trainer,
@@ -183,26 +218,31 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn start(
-        &mut self,
-        (direction, layer, nano): (Direction, usize, usize),
-    ) -> Result<(), StepError> {
+    fn start(&mut self, PhaseAt { layer, nano, direction }: PhaseAt) -> Result<(), StepError> {
         let begin = Instant::now();
-        let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
-        let kept = &mut kept[nano];
+        let Trainer { model, parameters, gradients, kept, spare, .. } = &mut *self.trainer;
+        let kept = kept.entry(nano).or_insert_with(|| spare.pop().unwrap_or_default());
         match direction {
             Direction::Forward => {
                 if layer == 0 {
                     let rows = self.rows[nano].take().expect("a nano-batch starts once");
                     model.embed(parameters, rows, kept);
+                    for it in model.stack().before() {
+                        model.pass_by(parameters, kept, it)?;
+                    }
                 }
-                let [q, k, v] = model.before_attention(parameters, kept, layer)?;
+                let own = model.stack().layer_of(layer);
+                let [q, k, v] = model.before_attention(parameters, kept, own)?;
                 self.track.span("linear", begin, Instant::now());
                 self.attention.submit_forward(layer, nano, q, k, v)?;
             }
             Direction::Backward => {
+                for it in model.stack().behind(layer).rev() {
+                    model.pass_by_gradient(parameters, gradients, kept, it)?;
+                }
+                let own = model.stack().layer_of(layer);
                 let (dout, out) =
-                    model.after_attention_gradient(parameters, gradients, kept, layer)?;
+                    model.after_attention_gradient(parameters, gradients, kept, own)?;
                 self.track.span("linear", begin, Instant::now());
                 self.attention.submit_backward(layer, nano, dout, out)?;
             }
@@ -213,16 +253,23 @@ impl Pass<'_> {
     fn finish(
         &mut self,
         step: u64,
-        (direction, layer, nano): (Direction, usize, usize),
+        PhaseAt { layer, nano, direction }: PhaseAt,
     ) -> Result<(), StepError> {
         match direction {
             Direction::Forward => {
-                let out = self.waited(|attention| attention.wait_forward(layer, nano))?;
+                let Trainer { model, parameters, .. } = &*self.trainer;
+                let own = model.stack().layer_of(layer);
+                // A copy: the wait is of all of this.
+                let sinks = model.sinks(parameters, own).to_vec();
+                let out = self.waited(|attention| attention.wait_forward(layer, nano, &sinks))?;
                 let begin = Instant::now();
                 let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
-                let kept = &mut kept[nano];
-                model.after_attention(parameters, kept, layer, out)?;
-                if layer + 1 == model.config().layers {
+                let kept = kept.get_mut(&nano).expect(UNDER_WAY);
+                model.after_attention(parameters, kept, own, out)?;
+                for it in model.stack().behind(layer) {
+                    model.pass_by(parameters, kept, it)?;
+                }
+                if layer + 1 == usize::from(model.stack().core().count()) {
                     let loss = model.head(parameters, gradients, kept, self.weight)?;
                     if !loss.nats.is_finite() {
                         let value = loss.nats as f32;
@@ -235,11 +282,16 @@ impl Pass<'_> {
             Direction::Backward => {
                 let attention = self.waited(|attention| attention.wait_backward(layer, nano))?;
                 let begin = Instant::now();
-                let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
-                let kept = &mut kept[nano];
-                model.before_attention_gradient(parameters, gradients, kept, layer, attention)?;
+                let Trainer { model, parameters, gradients, kept, spare, .. } = &mut *self.trainer;
+                let own = model.stack().layer_of(layer);
+                let of = kept.get_mut(&nano).expect(UNDER_WAY);
+                model.before_attention_gradient(parameters, gradients, of, own, attention)?;
                 if layer == 0 {
-                    model.embed_gradient(gradients, kept);
+                    for it in model.stack().before().rev() {
+                        model.pass_by_gradient(parameters, gradients, of, it)?;
+                    }
+                    model.embed_gradient(gradients, of);
+                    spare.extend(kept.remove(&nano));
                 }
                 self.track.span("linear", begin, Instant::now());
             }
@@ -280,9 +332,47 @@ pub enum StepError {
     NotFinite {
         /// The step.
         step: u64,
-        /// `loss` or `gradient norm`.
+        /// `loss`, `gradient norm` or `validation loss`.
         what: &'static str,
         /// NaN or an infinity.
         value: f32,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ring::Ring;
+    use crate::tests::{accumulated, batch, in_process, loader, trainer};
+
+    /// Each of four nano-batches by itself, two at a time, or all together: gradients are sums of the same numbers, and
+    /// activations are held of those alone that are under way.
+    #[test]
+    fn accumulating_holds_one_micro_batch_and_learns_the_same() {
+        let loader = loader(4);
+        let run = |times: u16, nanos: u16| {
+            let mut trainer = trainer();
+            let order = accumulated(&trainer, times, nanos);
+            let mut attention = in_process(trainer.model());
+            let mut losses = Vec::new();
+            for step in 0..3 {
+                let (rows, targets, documents) = batch(&loader, step);
+                attention.begin(documents);
+                let ring = &mut Ring::alone();
+                let result =
+                    trainer.step((step, &order), rows, targets, &mut attention, ring, &mut ());
+                losses.push(result.unwrap().loss);
+            }
+            assert!(trainer.kept.is_empty());
+            assert_eq!(trainer.spare.len(), usize::from(nanos), "{times} times {nanos}");
+            losses
+        };
+        let together = run(1, 4);
+        for (times, nanos) in [(4, 1), (2, 2)] {
+            let losses = run(times, nanos);
+            assert_eq!(losses[0].to_bits(), together[0].to_bits());
+            for (loss, expected) in losses.iter().zip(&together) {
+                assert!((loss - expected).abs() < 1e-4, "{loss} {expected}");
+            }
+        }
+    }
 }

@@ -1,18 +1,20 @@
 //! Whole steps of the `tiny` model on real text, with attention in this process.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{Greeter, PeerId, Purpose, Waker};
 use cadre_kernels::Threads;
+use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
+use cadre_worker::session::{Sinks, Turns};
 
 use super::checkpoint::{self, State, Values, Writer};
 use super::corpus::{Corpus, Document};
 use super::loader::{Lengths, Loader, Rows, Settings, Stream};
-use super::model::{Config, Model, Pattern};
+use super::model::{Activations, Config, Model, Pattern, Scores};
 use super::optimizer::{AdamW, Hyper, Schedule};
 use super::ring::{Members, Ring};
 use super::sample::sample;
@@ -27,7 +29,7 @@ fn corpus() -> Arc<Corpus> {
     Arc::new(Corpus::from_documents(vec![Document { path: "01-Genesis.txt".into(), bytes }]))
 }
 
-fn loader(nano_batches: u32) -> Loader {
+pub(crate) fn loader(nano_batches: u32) -> Loader {
     let some = |it| NonZeroU32::new(it).unwrap();
     let settings = Settings {
         trainers: some(1),
@@ -45,22 +47,30 @@ fn hyper() -> Hyper {
 
 /// One layer with a window shorter than documents, one without.
 fn model() -> Model {
-    let layers = "window:40,full".parse::<Pattern>().unwrap().over(2).unwrap();
+    let layers = "window:40,full".parse::<Pattern>().unwrap().over(2, Scores::default()).unwrap();
     Model::new(Config::preset("tiny").unwrap(), layers, 256, Threads::ONE)
 }
 
-fn in_process(model: &Model) -> InProcess {
-    InProcess::new(model.heads(), model.layers().clone(), Threads::ONE)
+pub(crate) fn in_process(model: &Model) -> InProcess {
+    InProcess::new(model.heads(), model.stack().core().clone(), Threads::ONE)
 }
 
-fn trainer() -> Trainer {
+pub(crate) fn trainer() -> Trainer {
     let model = model();
     let parameters = model.parameters().initial(3);
     let optimizer = AdamW::new(hyper(), model.parameters());
     Trainer::new(model, parameters, optimizer)
 }
 
-fn batch(loader: &Loader, step: u64) -> (Vec<Rows>, u64, Vec<Vec<u32>>) {
+/// `times` times the next `nanos` nano-batches forward and backward.
+pub(crate) fn accumulated(trainer: &Trainer, times: u16, nanos: u16) -> PhaseOrder {
+    let number = |it| NonZeroU16::new(it).unwrap();
+    let turns = Turns::accumulated(number(times), number(nanos)).unwrap();
+    let layers = trainer.model().stack().core().count();
+    PhaseOrder::new(&turns, layers, (times * nanos).into()).unwrap()
+}
+
+pub(crate) fn batch(loader: &Loader, step: u64) -> (Vec<Rows>, u64, Vec<Vec<u32>>) {
     let nano_batches = loader.settings().nano_batches.get();
     let streams: Vec<Stream> = (0..nano_batches).map(|nano| loader.stream(step, nano)).collect();
     let rows = streams.iter().map(|it| it.rows(0)).collect();
@@ -71,10 +81,13 @@ fn batch(loader: &Loader, step: u64) -> (Vec<Rows>, u64, Vec<Vec<u32>>) {
 /// Steps of a lone trainer.
 fn run(trainer: &mut Trainer, loader: &Loader, steps: std::ops::Range<u64>) -> Vec<StepResult> {
     let mut attention = in_process(trainer.model());
+    let order = accumulated(trainer, 1, loader.settings().nano_batches.get() as u16);
     let step = |step| {
         let (rows, targets, documents) = batch(loader, step);
         attention.begin(documents);
-        trainer.step(step, rows, targets, &mut attention, &mut Ring::alone(), &mut ()).unwrap()
+        trainer
+            .step((step, &order), rows, targets, &mut attention, &mut Ring::alone(), &mut ())
+            .unwrap()
     };
     steps.map(step).collect()
 }
@@ -123,9 +136,10 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
     let state = State {
         step: 2,
         model: *half.model().config(),
-        layers: half.model().layers().clone(),
+        layers: half.model().stack().clone(),
         trainers: 1,
         nano_batches: 1,
+        accumulate: 1,
         tokens: 384,
         cap: 256,
         seed: 3,
@@ -137,9 +151,15 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
         header: String::new(),
     };
     let layout = half.model().parameters().clone();
-    let path =
-        checkpoint::save(folder.path(), &state, &layout, &values, Writer { rank: 0, keep: 1 })
-            .unwrap();
+    let path = checkpoint::save(
+        folder.path(),
+        (&state, None),
+        &layout,
+        &values,
+        Writer { rank: 0, keep: 1 },
+        &|| (),
+    )
+    .unwrap();
 
     let (state, values) = checkpoint::load(&path, &state, &layout).unwrap();
     let optimizer = AdamW::resume(hyper(), values.first, values.second);
@@ -172,7 +192,9 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
             let (mut rows, targets, mut documents) = batch(&loader, step);
             attention.begin(vec![documents.swap_remove(rank)]);
             let rows = vec![rows.swap_remove(rank)];
-            let result = trainer.step(step, rows, targets, &mut attention, &mut ring, &mut ());
+            let order = accumulated(&trainer, 1, 1);
+            let at = (step, &order);
+            let result = trainer.step(at, rows, targets, &mut attention, &mut ring, &mut ());
             losses.push(result.unwrap().loss);
         }
         (losses, trainer.parameters().to_vec())
@@ -191,8 +213,7 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
 /// Checks the order of phases, and may poison a result.
 struct Checked {
     inner: InProcess,
-    layers: usize,
-    nano_batches: usize,
+    phases: Vec<PhaseAt>,
     submitted: usize,
     waited: usize,
     poison: Option<usize>,
@@ -200,14 +221,14 @@ struct Checked {
 
 impl Checked {
     fn check(&mut self, submit: bool, back: bool, layer: usize, nano: usize) {
-        let layer = if back { 2 * self.layers - 1 - layer } else { layer };
-        let phase = layer * self.nano_batches + nano;
+        let direction = if back { Direction::Backward } else { Direction::Forward };
+        let phase = PhaseAt { layer, nano, direction };
         if submit {
-            assert_eq!(phase, self.submitted);
+            assert_eq!(phase, self.phases[self.submitted]);
             self.submitted += 1;
             assert!(self.submitted - self.waited <= IN_FLIGHT);
         } else {
-            assert_eq!(phase, self.waited);
+            assert_eq!(phase, self.phases[self.waited]);
             self.waited += 1;
         }
     }
@@ -226,9 +247,14 @@ impl Attention for Checked {
         self.inner.submit_forward(layer, nano, q, k, v)
     }
 
-    fn wait_forward(&mut self, layer: usize, nano: usize) -> Result<Vec<f32>, AttentionError> {
+    fn wait_forward(
+        &mut self,
+        layer: usize,
+        nano: usize,
+        sinks: &[f32],
+    ) -> Result<Vec<f32>, AttentionError> {
         self.check(false, false, layer, nano);
-        let mut out = self.inner.wait_forward(layer, nano)?;
+        let mut out = self.inner.wait_forward(layer, nano, sinks)?;
         if self.poison == Some(layer) {
             out[7] = f32::NAN;
         }
@@ -252,35 +278,105 @@ impl Attention for Checked {
     }
 }
 
-fn checked(nano_batches: u32, poison: Option<usize>) -> (Result<StepResult, StepError>, Checked) {
-    let (loader, mut trainer) = (loader(nano_batches), trainer());
+fn checked(
+    (times, nano_batches): (u16, u16),
+    poison: Option<usize>,
+) -> (Result<StepResult, StepError>, Checked) {
+    let (loader, mut trainer) = (loader((times * nano_batches).into()), trainer());
+    let order = accumulated(&trainer, times, nano_batches);
     let (rows, targets, documents) = batch(&loader, 5);
     let mut attention = Checked {
         inner: in_process(trainer.model()),
-        layers: trainer.model().config().layers,
-        nano_batches: nano_batches as usize,
+        phases: order.iter().collect(),
         submitted: 0,
         waited: 0,
         poison,
     };
     attention.inner.begin(documents);
     let ring = &mut Ring::alone();
-    (trainer.step(5, rows, targets, &mut attention, ring, &mut ()), attention)
+    (trainer.step((5, &order), rows, targets, &mut attention, ring, &mut ()), attention)
 }
 
 #[test]
 fn phases_come_in_order_with_at_most_two_in_flight() {
-    for nano_batches in 1..=3 {
-        let (result, attention) = checked(nano_batches, None);
+    for (times, nano_batches) in [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3), (3, 2)] {
+        let (result, attention) = checked((times, nano_batches), None);
         assert!(result.unwrap().loss.is_finite());
-        assert_eq!(attention.waited, 4 * nano_batches as usize);
+        assert_eq!(attention.waited, 4 * usize::from(times * nano_batches));
         assert_eq!(attention.waited, attention.submitted);
     }
 }
 
 #[test]
 fn a_loss_that_is_not_finite_stops_the_step_and_names_it() {
-    let (result, _) = checked(2, Some(0));
+    let (result, _) = checked((1, 2), Some(0));
     let error = result.unwrap_err().to_string();
     assert!(error.starts_with("the loss of step 5 is NaN"), "{error}");
+}
+
+/// What follows `prompt`, with every row's attention computed anew by the kernels.
+fn continued(model: &mut Model, parameters: &[f32], prompt: &[u8], length: usize) -> Vec<u8> {
+    let mut text = prompt.to_vec();
+    for _ in 0..length {
+        let count = text.len() as u32;
+        let (positions, targets) = ((0..count).collect(), vec![None; text.len()]);
+        let mut kept = Activations::default();
+        model.embed(parameters, Rows { ids: text.clone(), positions, targets }, &mut kept);
+        let mut attention = in_process(model);
+        attention.begin(vec![vec![count]]);
+        let mut core = 0;
+        for layer in 0..model.stack().layers() {
+            if model.stack().kind_of(layer).is_none() {
+                model.pass_by(parameters, &mut kept, layer).unwrap();
+                continue;
+            }
+            let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
+            attention.submit_forward(core, 0, q, k, v).unwrap();
+            let out = attention.wait_forward(core, 0, model.sinks(parameters, layer)).unwrap();
+            model.after_attention(parameters, &mut kept, layer, out).unwrap();
+            core += 1;
+        }
+        let logits = model.last_logits(parameters, &kept).unwrap();
+        text.push(
+            (0..=255)
+                .max_by(|a, b| logits[usize::from(*a)].total_cmp(&logits[usize::from(*b)]))
+                .unwrap(),
+        );
+    }
+    text.split_off(prompt.len())
+}
+
+#[test]
+fn a_sample_is_of_the_layers_that_were_trained() {
+    let (scale, softcap) = ("0.9".parse().ok(), "3".parse().ok());
+    let plain = Scores::default();
+    let mut texts = Vec::new();
+    for (pattern, scores) in [
+        ("full", plain),
+        ("window:2", plain),
+        ("chunk:5,full", plain),
+        ("none,full", plain),
+        ("full", Scores { scale, ..plain }),
+        ("full", Scores { scale, softcap, ..plain }),
+        ("window:9,chunk:6", Scores { sinks: Sinks::Learnt, ..plain }),
+    ] {
+        let stack = pattern.parse::<Pattern>().unwrap().over(2, scores).unwrap();
+        let mut model = Model::new(Config::preset("tiny").unwrap(), stack, 256, Threads::ONE);
+        let mut parameters = model.parameters().initial(3);
+        for tensor in model.parameters().tensors() {
+            // So that attention has much to say.
+            let by = if tensor.name.contains("self_attn") { 4.0 } else { 1.0 };
+            let values = &mut parameters[tensor.range.clone()];
+            for it in &mut *values {
+                *it *= by;
+            }
+            if tensor.name.ends_with("sinks") {
+                values.fill(2.5);
+            }
+        }
+        let text = sample(&mut model, &parameters, b"And the", 24, 0.0, 1).unwrap();
+        assert_eq!(text, continued(&mut model, &parameters, b"And the", 24), "{pattern}");
+        assert!(!texts.contains(&text), "{pattern}: as one before");
+        texts.push(text);
+    }
 }

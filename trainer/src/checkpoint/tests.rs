@@ -1,14 +1,14 @@
 //! Checkpoints on a real file system: written, damaged, foreign, crowded out.
 
 use super::*;
-use crate::model::Pattern;
+use crate::model::{Pattern, Scores};
 
 fn layout() -> Parameters {
-    Parameters::new(&Config::preset("tiny").unwrap())
+    Parameters::new(&Config::preset("tiny").unwrap(), &layers("full"))
 }
 
-fn layers(pattern: &str) -> Layers {
-    pattern.parse::<Pattern>().unwrap().over(2).unwrap()
+fn layers(pattern: &str) -> Stack {
+    pattern.parse::<Pattern>().unwrap().over(2, Scores::default()).unwrap()
 }
 
 fn state(step: u64) -> State {
@@ -18,6 +18,7 @@ fn state(step: u64) -> State {
         layers: layers("full"),
         trainers: 2,
         nano_batches: 2,
+        accumulate: 1,
         tokens: 64,
         cap: 64,
         seed: 1,
@@ -40,7 +41,7 @@ fn values() -> Values<Vec<f32>> {
 fn write(root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
     let Values { parameters, first, second } = values();
     let values = Values { parameters: &parameters[..], first: &first, second: &second };
-    save(root, &state(step), &layout(), &values, Writer { rank: 0, keep: 3 })
+    save(root, (&state(step), None), &layout(), &values, Writer { rank: 0, keep: 3 }, &|| ())
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn as_many_checkpoints_stay_as_the_job_says() {
     let values = Values { parameters: &parameters[..], first: &first, second: &second };
     let check = |step, keep, expected: &[u64]| {
         let writer = Writer { rank: 1, keep };
-        save(folder.path(), &state(step), &layout(), &values, writer).unwrap();
+        save(folder.path(), (&state(step), None), &layout(), &values, writer, &|| ()).unwrap();
         assert_eq!(steps(folder.path()).unwrap(), expected);
     };
     check(1, 5, &[1]);
@@ -60,6 +61,38 @@ fn as_many_checkpoints_stay_as_the_job_says() {
     check(5, 2, &[4, 5]);
     check(6, 1, &[6]);
     check(7, 0, &[7]);
+}
+
+#[test]
+fn a_checkpoint_that_was_just_written_stays_whatever_the_folder_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    for step in [100, 200, 300] {
+        write(root, step).unwrap();
+    }
+    let Values { parameters, first, second } = values();
+    let values = Values { parameters: &parameters[..], first: &first, second: &second };
+    for (step, expected) in [(20, [20, 100, 200, 300]), (40, [40, 100, 200, 300])] {
+        save(root, (&state(step), None), &layout(), &values, Writer { rank: 0, keep: 1 }, &|| ())
+            .unwrap();
+        assert_eq!(steps(root).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_run_from_the_beginning_is_told_of_earlier_checkpoints_and_refuses_foreign_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    assert_eq!(earlier(&root.join("none"), &state(0)).unwrap(), None);
+    write(root, 5).unwrap();
+    write(root, 6).unwrap();
+    assert_eq!(earlier(root, &state(0)).unwrap(), Some(root.join("step-6")));
+    let other = State { seed: 2, ..state(0) };
+    let refused = earlier(root, &other).unwrap_err().to_string();
+    assert!(refused.contains("step-5 has another seed: 1, the job has 2"), "{refused}");
+    fs::write(root.join("step-6").join(STATE), "{").unwrap();
+    assert!(matches!(earlier(root, &state(0)), Err(CheckpointError::Corrupt { .. })));
+    assert_eq!(steps(root).unwrap(), [5, 6]);
 }
 
 #[test]
@@ -95,6 +128,45 @@ fn what_a_killed_writer_left_goes_and_nothing_else() {
 }
 
 #[test]
+fn a_checkpoint_tells_of_its_last_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let Values { parameters, first, second } = values();
+    let values = Values { parameters: &parameters[..], first: &first, second: &second };
+    let header: cadre_step::header::Header =
+        serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let done = cadre_step::envelope::StepDone {
+        step: 3,
+        loss: 1.0 / 3.0,
+        validation_loss: Some(0.7),
+        ..Default::default()
+    };
+    let last = Last { header: header.clone().into(), done: done.clone() };
+    let writer = Writer { rank: 0, keep: 3 };
+    let of = (&state(4), Some(&last));
+    let path = save(folder.path(), of, &layout(), &values, writer, &|| ()).unwrap();
+    let found = Last::of(&path).unwrap();
+    assert_eq!((&*found.header, found.done), (&header, done));
+    fs::write(path.join("last.json"), "{").unwrap();
+    assert!(Last::of(&path).is_none());
+    load(&path, &state(0), &layout()).unwrap();
+    assert!(Last::of(&write(folder.path(), 5).unwrap()).is_none());
+}
+
+#[test]
+fn a_long_save_says_that_it_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, said) = (folder.path().join("large"), std::cell::Cell::new(0));
+    let busy = || {
+        // What has been said is there.
+        said.set(said.get() + 1);
+        let written = fs::metadata(&path).unwrap().len() as usize;
+        assert_eq!(written, (said.get() * PART).min(2 * PART + 1));
+    };
+    write_durable(File::create_new(&path).unwrap(), &vec![1; 2 * PART + 1], &busy).unwrap();
+    assert_eq!(said.get(), 3);
+}
+
+#[test]
 fn what_was_saved_is_loaded_bit_for_bit_and_three_stay() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("checkpoints");
@@ -114,15 +186,77 @@ fn what_was_saved_is_loaded_bit_for_bit_and_three_stay() {
 }
 
 #[test]
-fn only_a_model_without_windows_is_called_a_llama() {
+fn only_a_model_of_causal_layers_alone_is_called_a_llama() {
     let folder = tempfile::tempdir().unwrap();
     let Values { parameters, first, second } = values();
     let values = Values { parameters: &parameters[..], first: &first, second: &second };
-    for (step, pattern, is_llama) in [(1, "full", true), (2, "full,window:4096", false)] {
-        let state = State { layers: layers(pattern), ..state(step) };
+    let (plain, softcap) = (Scores::default(), "50".parse().ok());
+    for (step, pattern, scores, is_llama) in [
+        (1, "full", plain, true),
+        (2, "full,window:4096", plain, false),
+        (3, "full", Scores { softcap, ..plain }, false),
+    ] {
+        let layers = pattern.parse::<Pattern>().unwrap().over(2, scores).unwrap();
+        let state = State { layers, ..state(step) };
         let writer = Writer { rank: 0, keep: 3 };
-        let path = save(folder.path(), &state, &layout(), &values, writer).unwrap();
+        let path = save(folder.path(), (&state, None), &layout(), &values, writer, &|| ()).unwrap();
         assert_eq!(path.join(CONFIG).is_file(), is_llama, "{pattern}");
+    }
+    let state = state(4);
+    let uneven = State { model: Config { query_heads: 6, ..state.model }, ..state.clone() };
+    let expected =
+        "its width 64 is no multiple of its 6 query heads, as transformers asks of a Llama";
+    assert_eq!(uneven.beyond_llama().as_deref(), Some(expected));
+    assert_eq!(state.beyond_llama(), None);
+}
+
+/// Names and shapes of `LlamaForCausalLM.state_dict()` in transformers 5, for the sizes of `tiny`.
+#[test]
+fn tensors_have_the_names_and_shapes_of_a_llama_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), 4).unwrap();
+    let bytes = fs::read(path.join(MODEL)).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut expected = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![256, 64]),
+        ("model.norm.weight".to_owned(), vec![64]),
+        ("lm_head.weight".to_owned(), vec![256, 64]),
+    ];
+    for layer in 0..2 {
+        for (name, shape) in [
+            ("input_layernorm", &[64][..]),
+            ("self_attn.q_proj", &[64, 64]),
+            ("self_attn.k_proj", &[32, 64]),
+            ("self_attn.v_proj", &[32, 64]),
+            ("self_attn.o_proj", &[64, 64]),
+            ("post_attention_layernorm", &[64]),
+            ("mlp.gate_proj", &[176, 64]),
+            ("mlp.up_proj", &[176, 64]),
+            ("mlp.down_proj", &[64, 176]),
+        ] {
+            expected.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()));
+        }
+    }
+    let tensors = file.tensors();
+    let mut found: Vec<_> =
+        tensors.iter().map(|(name, it)| (name.clone(), it.shape().to_vec())).collect();
+    expected.sort();
+    found.sort();
+    assert_eq!(found, expected);
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(path.join(CONFIG)).unwrap()).unwrap();
+    assert_eq!(config["architectures"][0], "LlamaForCausalLM");
+    for (name, value) in [
+        ("vocab_size", 256),
+        ("hidden_size", 64),
+        ("intermediate_size", 176),
+        ("num_hidden_layers", 2),
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 1),
+        ("head_dim", 32),
+        ("max_position_embeddings", 64),
+    ] {
+        assert_eq!(config[name], value, "{name}");
     }
 }
 
@@ -151,10 +285,10 @@ fn damaged_checkpoints_are_refused() {
         let text = String::from_utf8(bytes.clone()).unwrap();
         // As it was before layers had kinds.
         let older =
-            text.replace("\"format\": 3", "\"format\": 2").replace("\"layers\"", "\"none\"");
+            text.replace("\"format\": 5", "\"format\": 2").replace("\"layers\"", "\"none\"");
         *bytes = older.into_bytes();
     };
-    check(STATE, &other_format, "has format 2, this build knows 3");
+    check(STATE, &other_format, "has format 2, this build knows 5");
     fs::remove_file(folder.path().join("step-4").join(MODEL)).unwrap();
     write(folder.path(), 5).unwrap();
     fs::remove_file(folder.path().join("step-5").join(STATE)).unwrap();
@@ -178,7 +312,7 @@ fn checkpoints_of_another_run_are_refused_by_field() {
     check(&|it| it.trainers = 3, Some("another number of trainers: 2, the job has 3"));
     check(&|it| it.model.layers = 3, Some("another model"));
     check(&|it| it.layers = layers("full,full"), None);
-    let expected = "another pattern of --layers: 2 × causal, the job has 1 × window:64, 1 × causal";
+    let expected = "another list of layers: 2 × causal, the job has 1 × window:64, 1 × causal";
     check(&|it| it.layers = layers("window:64,full"), Some(expected));
     check(&|it| it.seed = 2, Some("another seed"));
     check(&|it| it.corpus = "0".into(), Some("another corpus"));
@@ -189,7 +323,7 @@ fn checkpoints_of_another_run_are_refused_by_field() {
 #[test]
 fn a_full_disk_leaves_nothing_half_written() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let error = write_durable(full, b"x").unwrap_err();
+    let error = write_durable(full, b"x", &|| ()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
 
     // A file where the target has to be: the rename fails after everything was written.

@@ -44,6 +44,8 @@ impl Lengths {
         let mut documents = Vec::new();
         while left > 0 {
             let drawn = self.draw(&mut random);
+            // A loader draws the document's place in the corpus next.
+            random.next_u64();
             let rows = u64::from(drawn.get().min(settings.cap.get())).min(left);
             documents.push(rows as u32);
             left -= rows;

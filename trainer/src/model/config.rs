@@ -6,9 +6,11 @@
 
 use std::ops::Range;
 
+use cadre_worker::session::Sinks;
 use rand_chacha::rand_core::Rng;
 use serde::{Deserialize, Serialize};
 
+use super::stack::Stack;
 use crate::loader::random;
 
 /// Sizes of a model. The vocabulary is the 256 bytes.
@@ -91,11 +93,6 @@ impl Config {
             "torch_dtype": "float32",
         })
     }
-
-    /// Factor of the scores: 1/√dim.
-    pub fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
-    }
 }
 
 /// A model that is not a preset.
@@ -111,7 +108,7 @@ pub struct UnknownModel {
 pub struct Matrix {
     /// As in files of the Llama family, so that transformers finds it.
     pub name: String,
-    /// Output features; 1 for a gain of a norm.
+    /// Output features; 1 for a vector.
     pub rows: usize,
     /// Input features.
     pub columns: usize,
@@ -120,11 +117,18 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Gains of norms are vectors: they are not decayed and start at 1.
-    pub fn is_gain(&self) -> bool {
+    /// Vectors are not decayed: gains of norms, which start at 1, and sinks, which start at 0.
+    pub fn is_vector(&self) -> bool {
         self.rows == 1
     }
+
+    fn is_sinks(&self) -> bool {
+        self.name.ends_with(SINKS)
+    }
 }
+
+/// End of the name of a layer's sinks, as in gpt-oss.
+const SINKS: &str = "self_attn.sinks";
 
 /// Where everything lies in the flat buffer.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -136,13 +140,22 @@ pub struct Parameters {
     tensors: Vec<Matrix>,
 }
 
+/// Of the part of a layer that not every layer has.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct LayerParameters {
-    pub(super) attention_norm: Range<usize>,
+pub(super) struct AttentionParameters {
+    pub(super) norm: Range<usize>,
     pub(super) q: Range<usize>,
     pub(super) k: Range<usize>,
     pub(super) v: Range<usize>,
     pub(super) o: Range<usize>,
+    /// Empty without sinks.
+    pub(super) sinks: Range<usize>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct LayerParameters {
+    /// `None` without core attention.
+    pub(super) attention: Option<AttentionParameters>,
     pub(super) feed_norm: Range<usize>,
     /// Gate above up, `[2 · feed forward, width]`.
     pub(super) gate_up: Range<usize>,
@@ -150,8 +163,8 @@ pub(super) struct LayerParameters {
 }
 
 impl Parameters {
-    /// Lays out the tensors of `config`.
-    pub fn new(config: &Config) -> Self {
+    /// Lays out the tensors of `config` with these layers.
+    pub fn new(config: &Config, stack: &Stack) -> Self {
         let mut tensors: Vec<Matrix> = Vec::new();
         let mut place = |name: String, rows: usize, columns: usize| {
             let start = tensors.last().map_or(0, |it| it.range.end);
@@ -164,25 +177,40 @@ impl Parameters {
         let embedding = place("model.embed_tokens.weight".into(), VOCABULARY, width);
         let layers = (0..config.layers)
             .map(|layer| {
-                let mut of = |name: &str, rows, columns| {
-                    place(format!("model.layers.{layer}.{name}.weight"), rows, columns)
-                };
-                let attention_norm = of("input_layernorm", 1, width);
-                let q = of("self_attn.q_proj", query, width);
-                let k = of("self_attn.k_proj", kv, width);
-                let v = of("self_attn.v_proj", kv, width);
-                let o = of("self_attn.o_proj", width, query);
+                let name = |name: &str| format!("model.layers.{layer}.{name}");
+                let mut of = |it: &str, rows, columns| place(name(it) + ".weight", rows, columns);
+                let kind = stack.kind_of(layer);
+                let mut attention = kind.map(|_| AttentionParameters {
+                    norm: of("input_layernorm", 1, width),
+                    q: of("self_attn.q_proj", query, width),
+                    k: of("self_attn.k_proj", kv, width),
+                    v: of("self_attn.v_proj", kv, width),
+                    o: of("self_attn.o_proj", width, query),
+                    sinks: 0..0,
+                });
                 let feed_norm = of("post_attention_layernorm", 1, width);
                 // Two tensors by name, one matrix to multiply with.
                 let gate = of("mlp.gate_proj", feed_forward, width);
                 let gate_up = gate.start..of("mlp.up_proj", feed_forward, width).end;
                 let down = of("mlp.down_proj", width, feed_forward);
-                LayerParameters { attention_norm, q, k, v, o, feed_norm, gate_up, down }
+                if let (Some(it), Some(Sinks::Learnt)) = (&mut attention, kind.map(|it| it.sinks)) {
+                    it.sinks = place(name(SINKS), 1, config.query_heads);
+                }
+                LayerParameters { attention, feed_norm, gate_up, down }
             })
             .collect();
         let norm = place("model.norm.weight".into(), 1, width);
         let head = place("lm_head.weight".into(), VOCABULARY, width);
         Self { embedding, layers, norm, head, tensors }
+    }
+
+    /// Tensors around core attention.
+    ///
+    /// # Panics
+    ///
+    /// The layer has none.
+    pub(super) fn attention(&self, layer: usize) -> &AttentionParameters {
+        self.layers[layer].attention.as_ref().expect("a layer with core attention")
     }
 
     /// All tensors in the order of the buffer.
@@ -193,9 +221,9 @@ impl Parameters {
     /// Where the matrices lie that rows are multiplied with: all but the embedding, gate and up as one.
     pub fn weights(&self) -> Vec<Range<usize>> {
         let of = |layer: &LayerParameters| {
-            let LayerParameters { attention_norm: _, q, k, v, o, feed_norm: _, gate_up, down } =
-                layer.clone();
-            [q, k, v, o, gate_up, down]
+            let LayerParameters { attention, feed_norm: _, gate_up, down } = layer.clone();
+            let four = |it: AttentionParameters| [it.q, it.k, it.v, it.o];
+            attention.map(four).into_iter().flatten().chain([gate_up, down])
         };
         self.layers.iter().flat_map(of).chain([self.head.clone()]).collect()
     }
@@ -210,7 +238,7 @@ impl Parameters {
         self.len() == 0
     }
 
-    /// Starting values: gains 1, matrices normal with deviation 1/√columns (embedding 1), what adds to
+    /// Starting values: gains 1, sinks 0, matrices normal with deviation 1/√columns (embedding 1), what adds to
     /// the residual stream smaller by √(2 · layers).
     pub fn initial(&self, seed: u64) -> Vec<f32> {
         let mut random = random(seed, *b"parameters");
@@ -218,8 +246,8 @@ impl Parameters {
         let residual = 1.0 / ((2 * self.layers.len()) as f32).sqrt();
         for tensor in &self.tensors {
             let values = &mut values[tensor.range.clone()];
-            if tensor.is_gain() {
-                values.fill(1.0);
+            if tensor.is_vector() {
+                values.fill(if tensor.is_sinks() { 0.0 } else { 1.0 });
                 continue;
             }
             let adds = tensor.name.ends_with("o_proj.weight") || tensor.name.contains("down_proj");
@@ -246,12 +274,16 @@ fn normal(low: u64, high: u64) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use cadre_worker::session::Kind;
+
     use super::*;
 
     #[test]
     fn tensors_follow_one_another_and_start_as_documented() {
         let (_, config) = Config::PRESETS[0];
-        let parameters = Parameters::new(&config);
+        let kind = Kind { sinks: Sinks::Learnt, ..Kind::CAUSAL };
+        let stack = Stack::new(vec![None, Some(kind)]).unwrap();
+        let parameters = Parameters::new(&config, &stack);
         let mut end = 0;
         for tensor in parameters.tensors() {
             assert_eq!(tensor.range.start, end);
@@ -262,6 +294,21 @@ mod tests {
         let values = parameters.initial(3);
         assert_eq!(values, parameters.initial(3));
         assert_ne!(values, parameters.initial(4));
+        let names = parameters.tensors().iter().map(|it| (&it.name[..], it));
+        let tensors: std::collections::BTreeMap<_, _> = names.collect();
+        let filled = |name: &str, with: f32| {
+            let all = &values[tensors[name].range.clone()];
+            assert!(
+                !all.is_empty() && all.iter().all(|it| it.to_bits() == with.to_bits()),
+                "{name}"
+            );
+        };
+        filled("model.layers.1.self_attn.sinks", 0.0);
+        filled("model.layers.1.input_layernorm.weight", 1.0);
+        filled("model.layers.0.post_attention_layernorm.weight", 1.0);
+        for part in ["input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.sinks"] {
+            assert!(!tensors.contains_key(&format!("model.layers.0.{part}")[..]), "{part}");
+        }
         let embedding = &values[parameters.embedding.clone()];
         let mean = embedding.iter().sum::<f32>() / embedding.len() as f32;
         let variance = embedding.iter().map(|it| it * it).sum::<f32>() / embedding.len() as f32;

@@ -9,6 +9,7 @@
 
 use cadre_kernels::{LinearRows, device};
 
+use super::config::AttentionParameters;
 use super::math::{norm_again, norm_gradient, swiglu_gradient};
 use super::rope::Turn;
 use super::stages::{Activations, Model, Scratch, fit};
@@ -23,6 +24,25 @@ impl Model {
         kept: &mut Activations,
         layer: usize,
     ) -> Result<(Vec<f32>, Vec<f32>), device::Error> {
+        self.pass_by_gradient(parameters, gradients, kept, layer)?;
+        let count = kept.positions().len();
+        let AttentionParameters { o, .. } = self.parameters.attention(layer);
+        let Activations { stream: dx, layers, .. } = kept;
+        let it = &mut layers[layer];
+        let mut dout = vec![0.0; it.out.len()];
+        let rows = LinearRows::new(&it.out, count);
+        self.linear.gradients((parameters, gradients), rows, &[(o, &dx[..])], &mut dout)?;
+        Ok((dout, std::mem::take(&mut it.out)))
+    }
+
+    /// Goes back through the part of a layer that every layer has: all of one without core attention.
+    pub fn pass_by_gradient(
+        &mut self,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        kept: &mut Activations,
+        layer: usize,
+    ) -> Result<(), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
         let inner = self.config.feed_forward;
         let at = self.parameters.layers[layer].clone();
@@ -48,18 +68,10 @@ impl Model {
         )?;
         let forward = (&it.middle[..], gain, &it.middle_factors[..]);
         norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.feed_norm]);
-
-        let mut dout = vec![0.0; it.out.len()];
-        linear.gradients(
-            (parameters, gradients),
-            LinearRows::new(&it.out, count),
-            &[(&at.o, &dx[..])],
-            &mut dout,
-        )?;
-        Ok((dout, std::mem::take(&mut it.out)))
+        Ok(())
     }
 
-    /// Goes back through the layer's part before attention.
+    /// Goes back through the layer's part before attention, and adds the gradient of its sinks.
     pub fn before_attention_gradient(
         &mut self,
         parameters: &[f32],
@@ -69,8 +81,11 @@ impl Model {
         attention: Gradients,
     ) -> Result<(), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
-        let at = self.parameters.layers[layer].clone();
-        let Gradients { mut dq, mut dk, dv } = attention;
+        let at = self.parameters.attention(layer).clone();
+        let Gradients { mut dq, mut dk, dv, dsinks } = attention;
+        for (sum, of) in gradients[at.sinks].iter_mut().zip(dsinks) {
+            *sum += of;
+        }
         let (query, kv) = (self.config.query_width(), self.config.kv_width());
         self.rotation.turn(threads, &mut dq, query, kept.positions(), Turn::Back);
         self.rotation.turn(threads, &mut dk, kv, kept.positions(), Turn::Back);
@@ -79,13 +94,13 @@ impl Model {
         let it = &mut layers[layer];
         let Scratch { normed, dnormed, .. } = &mut self.scratch;
         let (normed, dnormed) = (fit(normed, dx.len()), fit(dnormed, dx.len()));
-        let gain = &parameters[at.attention_norm.clone()];
+        let gain = &parameters[at.norm.clone()];
         norm_again(threads, &it.x, gain, &it.factors, normed);
         let inputs = [(&at.q, &dq[..]), (&at.k, &dk[..]), (&at.v, &dv[..])];
         let normed = LinearRows::new(normed, count);
         self.linear.gradients((parameters, gradients), normed, &inputs, dnormed)?;
         let forward = (&it.x[..], gain, &it.factors[..]);
-        norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.attention_norm]);
+        norm_gradient(threads, forward, dnormed, dx, &mut gradients[at.norm]);
         Ok(())
     }
 

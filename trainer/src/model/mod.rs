@@ -8,21 +8,27 @@
 //!          norm, QKV, RoPE      elsewhere           O, norm, SwiGLU        norm, logits
 //! ```
 //!
+//! A layer without core attention is its norm and SwiGLU alone: `pass_by` in place of the two stages around attention.
+//!
 //! Each stage is a plain call, so a step may do other work between the stages of a nano-batch. Core
 //! attention itself is not here.
 //!
 //! Invariant: the bits of every stage depend on its inputs alone, not on the number of threads.
 
 mod config;
+mod design;
 mod gradient;
 mod math;
 mod pattern;
 mod rope;
+mod stack;
 mod stages;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Config, Matrix, Parameters, UnknownModel};
+pub use design::{Design, DesignError, Sizes};
 pub(super) use math::{share, trigonometry};
-pub use pattern::{Pattern, PatternError};
+pub use pattern::{Pattern, PatternError, Scores};
+pub use stack::{Stack, StackError};
 pub use stages::{Activations, Loss, Model};

@@ -5,25 +5,25 @@
 //!
 //! The backward stages are in `gradient`.
 //!
-//! Invariant: the stages of a nano-batch run in the order embed, (before, after) per layer, head, then
-//! the gradients backwards; nano-batches share nothing but the gradient buffer.
+//! Invariant: the stages of a nano-batch run in the order embed, (before, after) per layer (without core attention: pass by),
+//! head, then the gradients backwards; nano-batches share nothing but the gradient buffer.
 
 use std::ops::Range;
 
 use cadre_kernels::matmul::Accumulate;
 use cadre_kernels::{Heads, Linear, LinearRows, Threads, device};
-use cadre_worker::session::Layers;
 
-use super::config::{Config, Parameters, VOCABULARY};
+use super::config::{AttentionParameters, Config, Parameters, VOCABULARY};
 use super::math::{blocks, cross_entropy, norm, norm_gradient, share, swiglu};
 use super::rope::{Rotation, Turn};
+use super::stack::Stack;
 use crate::loader::Rows;
 
 /// The stages of one model; parameters and gradients are the caller's.
 #[derive(Debug)]
 pub struct Model {
     pub(super) config: Config,
-    pub(super) layers: Layers,
+    pub(super) stack: Stack,
     pub(super) parameters: Parameters,
     pub(super) rotation: Rotation,
     pub(super) threads: Threads,
@@ -79,17 +79,17 @@ pub struct Loss {
 }
 
 impl Model {
-    /// A model whose documents have at most `positions` rows, and whose layers have core attention of these kinds.
+    /// A model whose documents have at most `positions` rows, with these layers.
     ///
     /// # Panics
     ///
     /// The sizes are those of another number of layers.
-    pub fn new(config: Config, layers: Layers, positions: u32, threads: Threads) -> Self {
-        assert_eq!(usize::from(layers.count()), config.layers, "layers of another model");
-        let parameters = Parameters::new(&config);
+    pub fn new(config: Config, stack: Stack, positions: u32, threads: Threads) -> Self {
+        assert_eq!(stack.layers(), config.layers, "layers of another model");
+        let parameters = Parameters::new(&config, &stack);
         let rotation = Rotation::new(config.head_dim, positions);
         let linear = Linear::cpu(threads);
-        Self { config, layers, parameters, rotation, threads, linear, scratch: Scratch::default() }
+        Self { config, stack, parameters, rotation, threads, linear, scratch: Scratch::default() }
     }
 
     /// The same model with its linear layers computed by `linear`, which knows [`Parameters::weights`].
@@ -117,9 +117,14 @@ impl Model {
         &self.config
     }
 
-    /// The kinds of its layers.
-    pub fn layers(&self) -> &Layers {
-        &self.layers
+    /// Its layers.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// Sinks of a layer, one of each query head; none if it has none.
+    pub fn sinks<'a>(&self, parameters: &'a [f32], layer: usize) -> &'a [f32] {
+        &parameters[self.parameters.attention(layer).sinks.clone()]
     }
 
     /// Where its tensors lie.
@@ -162,12 +167,12 @@ impl Model {
     ) -> Result<[Vec<f32>; 3], device::Error> {
         let Self { config, threads, .. } = self;
         let (threads, count) = (*threads, kept.positions().len());
-        let at = &self.parameters.layers[layer];
+        let at = self.parameters.attention(layer);
         let it = &mut kept.layers[layer];
         std::mem::swap(&mut it.x, &mut kept.stream);
         fit(&mut it.factors, count);
         let normed = fit(&mut self.scratch.normed, it.x.len());
-        let gain = &parameters[at.attention_norm.clone()];
+        let gain = &parameters[at.norm.clone()];
         norm(threads, &it.x, gain, normed, &mut it.factors);
 
         let zeroed = |width: usize| vec![0.0; count * width];
@@ -191,20 +196,39 @@ impl Model {
         layer: usize,
         out: Vec<f32>,
     ) -> Result<(), device::Error> {
+        let count = kept.positions().len();
+        let AttentionParameters { o, .. } = self.parameters.attention(layer);
+        let it = &mut kept.layers[layer];
+        it.middle.clone_from(&it.x);
+        let rows = LinearRows::new(&out, count);
+        self.linear.apply(parameters, rows, &mut [(o, &mut it.middle)], Accumulate::Add)?;
+        it.out = out;
+        self.feed(parameters, kept, layer)
+    }
+
+    /// Does all of `layer`, which has no core attention.
+    pub fn pass_by(
+        &mut self,
+        parameters: &[f32],
+        kept: &mut Activations,
+        layer: usize,
+    ) -> Result<(), device::Error> {
+        std::mem::swap(&mut kept.layers[layer].middle, &mut kept.stream);
+        self.feed(parameters, kept, layer)
+    }
+
+    /// The part of a layer that every layer has: from its middle to the residual stream.
+    fn feed(
+        &mut self,
+        parameters: &[f32],
+        kept: &mut Activations,
+        layer: usize,
+    ) -> Result<(), device::Error> {
         let (threads, count) = (self.threads, kept.positions().len());
         let at = &self.parameters.layers[layer];
         let Activations { stream, layers, .. } = kept;
         let it = &mut layers[layer];
-        it.middle.clone_from(&it.x);
         let linear = &mut self.linear;
-        linear.apply(
-            parameters,
-            LinearRows::new(&out, count),
-            &mut [(&at.o, &mut it.middle)],
-            Accumulate::Add,
-        )?;
-        it.out = out;
-
         fit(&mut it.middle_factors, count);
         let normed = fit(&mut self.scratch.normed, it.middle.len());
         let gain = &parameters[at.feed_norm.clone()];
@@ -234,26 +258,13 @@ impl Model {
         weight: f32,
     ) -> Result<Loss, device::Error> {
         let threads = self.threads;
-        let Activations { rows, stream, .. } = kept;
-        let targets = &rows.as_ref().expect("embed comes first").targets;
-        let count = targets.len();
+        let (loss, factors) = self.cross_entropy(parameters, kept, weight)?;
+        let stream = &mut kept.stream;
+        let count = factors.len();
         let Scratch { normed, dnormed, wide } = &mut self.scratch;
         let (gain, head) = (self.parameters.norm.clone(), self.parameters.head.clone());
-        let mut factors = vec![0.0; count];
-        let normed = fit(normed, stream.len());
-        norm(threads, stream, &parameters[gain.clone()], normed, &mut factors);
-        let logits = fit(wide, count * VOCABULARY);
-        let mut outputs: [(&Range<usize>, &mut [f32]); 1] = [(&head, &mut *logits)];
-        self.linear.apply(
-            parameters,
-            LinearRows::new(normed, count),
-            &mut outputs,
-            Accumulate::Replace,
-        )?;
-        let nats = cross_entropy(threads, VOCABULARY, logits, targets, weight);
-
         let dnormed = fit(dnormed, stream.len());
-        let inputs = [(&head, &logits[..])];
+        let inputs = [(&head, &wide[..])];
         self.linear.gradients(
             (parameters, gradients),
             LinearRows::new(normed, count),
@@ -264,7 +275,36 @@ impl Model {
         *stream = vec![0.0; x.len()];
         let forward = (&x[..], &parameters[gain.clone()], &factors[..]);
         norm_gradient(threads, forward, dnormed, stream, &mut gradients[gain]);
-        Ok(Loss { nats })
+        Ok(loss)
+    }
+
+    /// The loss without any gradient: for documents that are held out.
+    pub fn loss(&mut self, parameters: &[f32], kept: &Activations) -> Result<Loss, device::Error> {
+        self.cross_entropy(parameters, kept, 0.0).map(|it| it.0)
+    }
+
+    /// The loss, and the factors of the last norm; leaves normed rows and the gradient of the logits times `weight`.
+    fn cross_entropy(
+        &mut self,
+        parameters: &[f32],
+        kept: &Activations,
+        weight: f32,
+    ) -> Result<(Loss, Vec<f32>), device::Error> {
+        let threads = self.threads;
+        let Activations { rows, stream, .. } = kept;
+        let targets = &rows.as_ref().expect("embed comes first").targets;
+        let count = targets.len();
+        let Scratch { normed, dnormed: _, wide } = &mut self.scratch;
+        let (gain, head) = (self.parameters.norm.clone(), self.parameters.head.clone());
+        let mut factors = vec![0.0; count];
+        let normed = fit(normed, stream.len());
+        norm(threads, stream, &parameters[gain], normed, &mut factors);
+        let logits = fit(wide, count * VOCABULARY);
+        let mut outputs: [(&Range<usize>, &mut [f32]); 1] = [(&head, &mut *logits)];
+        let normed = LinearRows::new(normed, count);
+        self.linear.apply(parameters, normed, &mut outputs, Accumulate::Replace)?;
+        let nats = cross_entropy(threads, VOCABULARY, logits, targets, weight);
+        Ok((Loss { nats }, factors))
     }
 
     /// Logits of the last row only, without any gradient: for samples.

@@ -3,10 +3,14 @@
 //! Everything naive is written from the formulas, tokens and heads one by one.
 
 use cadre_kernels::Threads;
-use cadre_worker::session::{Kind, Layers};
+use cadre_planner::Mask;
+use cadre_worker::session::{Factor, Kind, Sinks};
 
-use super::{Activations, Config, Model, Parameters, Pattern};
+use super::{Activations, Config, Model, Parameters, Pattern, Scores, Stack};
 use crate::loader::Rows;
+use crate::optimizer::{AdamW, Hyper, Schedule};
+use crate::ring::Ring;
+use crate::step::Trainer;
 use crate::{Attention, InProcess};
 
 const DOCUMENTS: [u32; 3] = [20, 1, 27];
@@ -21,32 +25,38 @@ fn rows() -> Rows {
 }
 
 /// Loss and gradients by the stages.
-fn stages(
-    config: Config,
-    layers: &Layers,
-    parameters: &[f32],
-    threads: Threads,
-) -> (f64, Vec<f32>) {
-    let mut model = Model::new(config, layers.clone(), 4, threads);
-    let mut attention = InProcess::new(model.heads(), layers.clone(), threads);
+fn stages(config: Config, stack: &Stack, parameters: &[f32], threads: Threads) -> (f64, Vec<f32>) {
+    let mut model = Model::new(config, stack.clone(), 4, threads);
+    let mut attention = InProcess::new(model.heads(), stack.core().clone(), threads);
     attention.begin(vec![DOCUMENTS.to_vec()]);
     let (mut kept, mut gradients) = (Activations::default(), vec![0.0; parameters.len()]);
     model.begin(parameters).unwrap();
     let rows = rows();
     let count = rows.targets.iter().flatten().count();
     model.embed(parameters, rows, &mut kept);
+    let mut core = 0;
     for layer in 0..config.layers {
+        if stack.kind_of(layer).is_none() {
+            model.pass_by(parameters, &mut kept, layer).unwrap();
+            continue;
+        }
         let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
-        attention.submit_forward(layer, 0, q, k, v).unwrap();
-        let out = attention.wait_forward(layer, 0).unwrap();
+        attention.submit_forward(core, 0, q, k, v).unwrap();
+        let out = attention.wait_forward(core, 0, model.sinks(parameters, layer)).unwrap();
         model.after_attention(parameters, &mut kept, layer, out).unwrap();
+        core += 1;
     }
     let loss = model.head(parameters, &mut gradients, &mut kept, 1.0 / count as f32).unwrap();
     for layer in (0..config.layers).rev() {
+        if stack.kind_of(layer).is_none() {
+            model.pass_by_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
+            continue;
+        }
+        core -= 1;
         let (dout, out) =
             model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
-        attention.submit_backward(layer, 0, dout, out).unwrap();
-        let back = attention.wait_backward(layer, 0).unwrap();
+        attention.submit_backward(core, 0, dout, out).unwrap();
+        let back = attention.wait_backward(core, 0).unwrap();
         model
             .before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back)
             .unwrap();
@@ -79,18 +89,26 @@ fn turned(row: &[f64], dim: usize, position: u32) -> Vec<f64> {
     turned
 }
 
-/// Attention of the last of `k` and `v`'s rows.
-fn attended(config: &Config, q: &[f64], k: &[Vec<f64>], v: &[Vec<f64>]) -> Vec<f64> {
+/// Attention of the last of `k` and `v`'s rows, and of a key without a value for each of `sinks`.
+fn attended(
+    (config, kind, sinks): (&Config, &Kind, &[f64]),
+    q: &[f64],
+    k: &[Vec<f64>],
+    v: &[Vec<f64>],
+) -> Vec<f64> {
+    let scale = kind.scale.map_or(1.0 / (config.head_dim as f64).sqrt(), |it| it.get().into());
+    let softcap = kind.softcap.map(|it| f64::from(it.get()));
+    let capped = |it: f64| softcap.map_or(it, |softcap| softcap * (it / softcap).tanh());
     let dim = config.head_dim;
     let mut out = Vec::new();
     for (head, q) in q.chunks_exact(dim).enumerate() {
         let of = head / (config.query_heads / config.kv_heads) * dim;
         let score = |k: &Vec<f64>| {
             let products = q.iter().zip(&k[of..of + dim]).map(|(q, k)| q * k);
-            (products.sum::<f64>() / (dim as f64).sqrt()).exp()
+            capped(products.sum::<f64>() * scale).exp()
         };
         let weights: Vec<f64> = k.iter().map(score).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum = weights.iter().sum::<f64>() + sinks.get(head).map_or(0.0, |it| it.exp());
         let value =
             |index| weights.iter().zip(v).map(|(w, v)| w * v[of + index]).sum::<f64>() / sum;
         out.extend((0..dim).map(value));
@@ -98,26 +116,42 @@ fn attended(config: &Config, q: &[f64], k: &[Vec<f64>], v: &[Vec<f64>]) -> Vec<f
     out
 }
 
-/// Mean loss, naive. A layer's window is how many of the newest keys its rows keep.
-fn reference(config: &Config, windows: &[usize], layout: &Parameters, p: &[f64]) -> f64 {
+/// The oldest key that the row at `position` keeps.
+fn oldest(kind: &Kind, position: u32) -> usize {
+    let keeps = |key: &u32| {
+        let near = match kind.mask {
+            Mask::Causal => true,
+            Mask::Window { left } => position - *key <= left,
+            Mask::Full => unreachable!("no layer of this model sees rows behind its own"),
+        };
+        near && kind.chunk.is_none_or(|rows| position / rows == *key / rows)
+    };
+    (0..=position).find(keeps).unwrap() as usize
+}
+
+/// Mean loss, naive.
+fn reference(config: &Config, stack: &Stack, layout: &Parameters, p: &[f64]) -> f64 {
     let (rows, width) = (rows(), config.width);
     let at = |range: &std::ops::Range<usize>| &p[range.clone()];
     let embed = |&id: &u8| at(&layout.embedding)[usize::from(id) * width..][..width].to_vec();
     let mut x: Vec<Vec<f64>> = rows.ids.iter().map(embed).collect();
-    for (layer, &window) in layout.layers.iter().zip(windows) {
+    for (number, layer) in layout.layers.iter().enumerate() {
+        let kind = stack.kind_of(number);
         let mut k = Vec::new();
         let mut v = Vec::new();
         for (x, &position) in x.iter_mut().zip(&rows.positions) {
             if position == 0 {
                 (k, v) = (Vec::new(), Vec::new());
             }
-            let h = normed(x, at(&layer.attention_norm));
-            let q = turned(&product(at(&layer.q), &h), config.head_dim, position);
-            k.push(turned(&product(at(&layer.k), &h), config.head_dim, position));
-            v.push(product(at(&layer.v), &h));
-            let first = k.len().saturating_sub(window);
-            let out = product(at(&layer.o), &attended(config, &q, &k[first..], &v[first..]));
-            x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+            if let (Some(kind), Some(own)) = (&kind, &layer.attention) {
+                let h = normed(x, at(&own.norm));
+                let q = turned(&product(at(&own.q), &h), config.head_dim, position);
+                k.push(turned(&product(at(&own.k), &h), config.head_dim, position));
+                v.push(product(at(&own.v), &h));
+                let (first, with) = (oldest(kind, position), (config, kind, at(&own.sinks)));
+                let out = product(at(&own.o), &attended(with, &q, &k[first..], &v[first..]));
+                x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+            }
             let h = normed(x, at(&layer.feed_norm));
             let gate_up = product(at(&layer.gate_up), &h);
             let (gate, up) = gate_up.split_at(config.feed_forward);
@@ -137,31 +171,94 @@ fn reference(config: &Config, windows: &[usize], layout: &Parameters, p: &[f64])
     loss / count
 }
 
+const PLAIN: Scores = Scores { scale: None, softcap: None, sinks: Sinks::None };
+
+fn factor(text: &str) -> Factor {
+    text.parse().unwrap()
+}
+
+fn stack(config: &Config, pattern: &str, scores: Scores) -> Stack {
+    pattern.parse::<Pattern>().unwrap().over(config.layers, scores).unwrap()
+}
+
 #[test]
 fn loss_and_gradients_are_those_of_a_naive_f64_model() {
-    gradients_are_those_of_a_naive_f64_model("full", &[usize::MAX; 2]);
+    gradients_are_those_of_a_naive_f64_model("full", PLAIN);
 }
 
 #[test]
 fn loss_and_gradients_of_windows_are_those_of_a_naive_f64_model() {
-    gradients_are_those_of_a_naive_f64_model("window:5,full", &[5, usize::MAX]);
-    gradients_are_those_of_a_naive_f64_model("window:9,window:1", &[9, 1]);
+    gradients_are_those_of_a_naive_f64_model("window:5,full", PLAIN);
+    gradients_are_those_of_a_naive_f64_model("window:9,window:1", PLAIN);
 }
 
-fn gradients_are_those_of_a_naive_f64_model(pattern: &str, windows: &[usize]) {
+#[test]
+fn loss_and_gradients_of_chunks_are_those_of_a_naive_f64_model() {
+    gradients_are_those_of_a_naive_f64_model("chunk:8,full", PLAIN);
+}
+
+#[test]
+fn loss_and_gradients_of_a_softcap_and_a_scale_are_those_of_a_naive_f64_model() {
+    // Low enough that it bends most scores.
+    let scores = Scores { scale: Some(factor("0.3")), softcap: Some(factor("1.5")), ..PLAIN };
+    gradients_are_those_of_a_naive_f64_model("full", scores);
+}
+
+#[test]
+fn loss_and_gradients_of_sinks_are_those_of_a_naive_f64_model() {
+    let sinks = Scores { sinks: Sinks::Learnt, ..PLAIN };
+    gradients_are_those_of_a_naive_f64_model("window:5,full", sinks);
+    let all = Scores { softcap: Some(factor("2")), scale: Some(factor("0.2")), ..sinks };
+    gradients_are_those_of_a_naive_f64_model("chunk:7,none", all);
+}
+
+#[test]
+fn loss_and_gradients_of_layers_without_attention_are_those_of_a_naive_f64_model() {
+    gradients_are_those_of_a_naive_f64_model("none,full", PLAIN);
+    gradients_are_those_of_a_naive_f64_model("full,none", PLAIN);
+}
+
+/// The same as the stages one by one, whichever layers have attention.
+#[test]
+fn a_step_goes_through_layers_without_attention_in_their_order() {
+    for pattern in ["none,none,full,none,none,none,window:5,none", "full,none,full", "none,full"] {
+        let config =
+            Config { layers: pattern.split(',').count(), ..Config::preset("tiny").unwrap() };
+        let stack = stack(&config, pattern, Scores { sinks: Sinks::Learnt, ..PLAIN });
+        let layout = Parameters::new(&config, &stack);
+        let parameters = layout.initial(5);
+        let (loss, gradients) = stages(config, &stack, &parameters, Threads::ONE);
+        let model = Model::new(config, stack.clone(), 4, Threads::ONE);
+        let mut attention = InProcess::new(model.heads(), stack.core().clone(), Threads::ONE);
+        attention.begin(vec![DOCUMENTS.to_vec()]);
+        let hyper = Hyper::new(Schedule { peak: 1.0, warmup: 0, steps: 1 });
+        let mut trainer = Trainer::new(model, parameters, AdamW::new(hyper, &layout));
+        let (rows, mut ring) = (rows(), Ring::alone());
+        let targets = rows.targets.iter().flatten().count() as u64;
+        let at = (0, &crate::tests::accumulated(&trainer, 1, 1));
+        let result =
+            trainer.step(at, vec![rows], targets, &mut attention, &mut ring, &mut ()).unwrap();
+        assert_eq!(result.loss.to_bits(), (loss as f32).to_bits(), "{pattern}");
+        let squares: f64 = gradients.iter().map(|it| f64::from(*it).powi(2)).sum();
+        let norm = squares.sqrt() as f32;
+        assert!((result.update.norm - norm).abs() < 1e-5 * norm, "{pattern}");
+    }
+}
+
+fn gradients_are_those_of_a_naive_f64_model(pattern: &str, scores: Scores) {
     let config = Config::preset("tiny").unwrap();
-    let layers = pattern.parse::<Pattern>().unwrap().over(config.layers).unwrap();
-    let layout = Parameters::new(&config);
+    let stack = stack(&config, pattern, scores);
+    let layout = Parameters::new(&config, &stack);
     let mut parameters = layout.initial(5);
-    // Gains other than 1, so that a forgotten gain shows.
-    for tensor in layout.tensors().iter().filter(|it| it.is_gain()) {
+    // Gains other than 1 and sinks other than 0, so that forgotten ones show.
+    for tensor in layout.tensors().iter().filter(|it| it.is_vector()) {
         for (index, gain) in parameters[tensor.range.clone()].iter_mut().enumerate() {
             *gain += 0.01 * (index % 21) as f32 - 0.1;
         }
     }
-    let (loss, gradients) = stages(config, &layers, &parameters, Threads::ONE);
+    let (loss, gradients) = stages(config, &stack, &parameters, Threads::ONE);
     let mut wide: Vec<f64> = parameters.iter().map(|&it| f64::from(it)).collect();
-    let expected = reference(&config, windows, &layout, &wide);
+    let expected = reference(&config, &stack, &layout, &wide);
     assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
 
     for tensor in layout.tensors() {
@@ -176,9 +273,9 @@ fn gradients_are_those_of_a_naive_f64_model(pattern: &str, windows: &[usize]) {
             let step = 1e-4;
             let at = wide[place];
             wide[place] = at + step;
-            let above = reference(&config, windows, &layout, &wide);
+            let above = reference(&config, &stack, &layout, &wide);
             wide[place] = at - step;
-            let below = reference(&config, windows, &layout, &wide);
+            let below = reference(&config, &stack, &layout, &wide);
             wide[place] = at;
             let numeric = (above - below) / (2.0 * step);
             let difference = (numeric - f64::from(gradients[place])).abs();
@@ -195,12 +292,12 @@ fn gradients_are_those_of_a_naive_f64_model(pattern: &str, windows: &[usize]) {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let config = Config::preset("tiny").unwrap();
-    let parameters = Parameters::new(&config).initial(5);
-    let layers = Layers::alike(Kind::CAUSAL, 2).unwrap();
-    let (loss, gradients) = stages(config, &layers, &parameters, Threads::ONE);
+    let stack = stack(&config, "full", PLAIN);
+    let parameters = Parameters::new(&config, &stack).initial(5);
+    let (loss, gradients) = stages(config, &stack, &parameters, Threads::ONE);
     let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
     for threads in [2, 3] {
-        let (again, same) = stages(config, &layers, &parameters, Threads::new(threads));
+        let (again, same) = stages(config, &stack, &parameters, Threads::new(threads));
         assert_eq!(loss.to_bits(), again.to_bits());
         assert!(bits(&gradients) == bits(&same), "{threads} threads");
     }

@@ -51,10 +51,10 @@ impl Process {
     }
 
     fn sample(&self) -> String {
-        let (config, layers) =
-            (*self.trainer.model().config(), self.trainer.model().layers().clone());
+        let (config, stack) =
+            (*self.trainer.model().config(), self.trainer.model().stack().clone());
         let positions = (self.args.prompt.len() + SAMPLE) as u32 + 1;
-        let mut model = Model::new(config, layers, positions, self.args.threads);
+        let mut model = Model::new(config, stack, positions, self.args.threads);
         let parameters = self.trainer.parameters();
         let prompt = self.args.prompt.as_bytes();
         // One row at a time is no work for a GPU.

@@ -11,35 +11,44 @@ mod closing;
 mod prepare;
 mod record;
 mod steps;
+mod stuck;
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use cadre_kernels::{Choice, Threads};
 use cadre_worker::ExchangeChoice;
 use cadre_worker::process::{Termination, last_words};
-use cadre_worker::session::Session;
+use cadre_worker::session::{Session, Turns};
 
 use self::prepare::Failure;
 use self::record::Record;
-use super::checkpoint::State;
+use self::stuck::Noticed;
+use super::checkpoint::{Last, State};
+use super::corpus::HeldOut;
 use super::loader::{Loader, Share};
-use super::model::Pattern;
+use super::model::Design;
 use super::step::Trainer;
+use super::validation::Validation;
 
 /// What `cadre train` is given.
 #[derive(Clone, Debug)]
 pub struct TrainArgs {
     /// Folder of documents, one a file.
     pub data: PathBuf,
-    /// Name of the model's sizes.
-    pub model: String,
-    /// How far its layers see.
-    pub layers: Pattern,
+    /// Documents that the model is evaluated on, and not trained.
+    pub validate: Option<HeldOut>,
+    /// Steps between two evaluations; 0: after the last step only.
+    pub validate_every: u64,
+    /// Rows of an evaluation, about.
+    pub validate_tokens: NonZeroU32,
+    /// The model.
+    pub design: Design,
     /// Steps of the job.
     pub steps: NonZeroU64,
     /// Rows of this trainer in each nano-batch.
@@ -48,8 +57,10 @@ pub struct TrainArgs {
     pub cap: NonZeroU32,
     /// Lengths that documents are cut at; the shipped list if absent.
     pub lengths: Option<PathBuf>,
-    /// Nano-batches of a step.
+    /// Nano-batches that go through the model together.
     pub nano_batches: NonZeroU32,
+    /// How often they do in a step, each time forward and backward; gradients are summed.
+    pub accumulate: NonZeroU16,
     /// Highest learning rate.
     pub lr: f32,
     /// Steps until it is reached.
@@ -93,11 +104,17 @@ pub fn trainer_main(args: TrainArgs) -> anyhow::Result<ExitCode> {
 struct Process {
     args: TrainArgs,
     loader: Loader,
+    /// Of every step.
+    turns: Turns,
     /// Of this trainer, by step and nano-batch: what was announced and has not begun, two steps at most.
     shares: BTreeMap<u64, Vec<Share>>,
     trainer: Trainer,
+    validation: Option<Validation>,
     state: State,
+    /// The step that was done last.
+    last: Option<Last>,
     session: Session,
+    noticed: Noticed,
     /// Where the neighbours of the ring dial; until it stands.
     listener: Option<TcpListener>,
     termination: Termination,
@@ -108,10 +125,18 @@ struct Process {
 impl Process {
     fn run(mut self) -> anyhow::Result<ExitCode> {
         self.termination.set(self.session.ender());
+        let wait = self.session.watcher();
+        let ended = move || while wait(Duration::MAX).is_none() {};
+        let patience = Duration::from_secs(self.session.settings().stalled_after_seconds.into());
+        stuck::watch(ended, patience, &self.noticed, || {
+            last_words("the job has ended and the main thread stands still");
+            std::process::exit(3);
+        })?;
         let ending = match self.connect_ring() {
             Ok(mut ring) => self.train(&mut ring),
             Err(ending) => ending,
         };
+        self.noticed.set();
         let outcome = self.close(ending);
         let (message, code) = (outcome.message.clone(), outcome.exit_code);
         self.session.leave(outcome)?;

@@ -6,7 +6,7 @@
 //! Invariant: bad input is refused before the session's threads start.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,17 +15,20 @@ use cadre_control::Settings;
 use cadre_control::proto::notice;
 use cadre_exchange::Greeter;
 use cadre_kernels::{Engine, Linear};
+use cadre_step::turns;
 use cadre_worker::process::Termination;
-use cadre_worker::session::{Contract, Join, JoinError, Layers, Session};
+use cadre_worker::session::{Contract, Join, JoinError, Session, Turns};
 
 use super::record::Record;
+use super::stuck::Noticed;
 use super::{Process, STOPPED, TrainArgs};
 use crate::checkpoint::{self, CheckpointError, State, Values};
 use crate::corpus::Corpus;
 use crate::loader::{self, Lengths, Loader};
-use crate::model::{Config, Model};
+use crate::model::{Config, Model, Stack};
 use crate::optimizer::{AdamW, Hyper, Schedule};
 use crate::step::Trainer;
+use crate::validation::Validation;
 
 /// Why a trainer does not start.
 pub(super) enum Failure {
@@ -56,9 +59,16 @@ impl From<JoinError> for Failure {
 impl Process {
     /// Reads the input and joins the job.
     pub(super) fn prepare(args: TrainArgs) -> Result<Self, Failure> {
-        let config = Config::preset(&args.model).map_err(bad_input)?;
-        let layers = args.layers.over(config.layers).map_err(bad_input)?;
-        let corpus = Arc::new(Corpus::read(&args.data).map_err(bad_input)?);
+        let (config, stack) = args.design.build().map_err(bad_input)?;
+        let turns = turns(&args).map_err(bad_input)?;
+        let corpus = Corpus::read(&args.data).map_err(bad_input)?;
+        let (corpus, held) = match &args.validate {
+            Some(it) => it.split(corpus).map(|(train, held)| (train, Some(held))),
+            None => Ok((corpus, None)),
+        }
+        .map_err(bad_input)?;
+        let corpus = Arc::new(corpus);
+        let validation = held.map(|it| Validation::new(it, args.cap, args.validate_tokens));
         let lengths = match &args.lengths {
             Some(path) => Lengths::read(path).map_err(bad_input)?,
             None => Lengths::shipped(),
@@ -80,20 +90,20 @@ impl Process {
         let memory = args.memory_mib.map_or(contract.memory_mib, NonZeroU32::get);
         let mut begun = None;
         let first = |settings: &Settings, engine: &Engine| {
-            let input = (&args, (config, layers.clone()), Arc::clone(&corpus));
+            let input = (&args, &turns, (config, stack.clone()), Arc::clone(&corpus));
             let it = Begun::new(input, &contract, settings, engine, lengths)?;
             let step = it.state.step;
             begun = Some(it);
             Ok(step)
         };
         let join = Join {
-            layers: layers.clone(),
+            layers: stack.core().clone(),
             heads: cadre_planner::Heads {
                 query: config.query_heads as u16,
                 kv: config.kv_heads as u16,
                 dim: config.head_dim as u16,
             },
-            steps: args.steps.get(),
+            steps: Some(args.steps.get()),
             seed: args.seed,
             engine: args.engine,
             threads: args.threads,
@@ -104,18 +114,45 @@ impl Process {
             first: Box::new(first),
         };
         let session = Session::join(&contract, join)?;
-        let Some(Begun { loader, trainer, state, record }) = begun else {
+        let Some(Begun { loader, trainer, state, record, earlier }) = begun else {
             return Err(anyhow!("the session did not ask for the first step").into());
         };
-        if session.rank() == 0
-            && let Some(text) = compare(session.settings(), &args)
-        {
+        let earlier = earlier.map(|it| {
+            let path = it.display();
+            format!("{path} is of an earlier run of this job, which starts from the beginning; remove it, or choose another folder for checkpoints")
+        });
+        let told = earlier.or_else(|| compare(session.settings(), &args));
+        if let Some(text) = told.filter(|_| session.rank() == 0) {
             tracing::warn!("{text}");
             session.tell(notice::Level::Warning, text, notice::Event::Unspecified);
         }
         let (shares, listener) = (BTreeMap::new(), Some(listener));
-        Ok(Self { args, loader, shares, trainer, state, session, listener, termination, record })
+        let noticed = Noticed::default();
+        Ok(Self {
+            args,
+            loader,
+            turns,
+            shares,
+            trainer,
+            validation,
+            state,
+            last: None,
+            session,
+            noticed,
+            listener,
+            termination,
+            record,
+        })
     }
+}
+
+/// The order of phases that the options say.
+fn turns(args: &TrainArgs) -> Result<Turns, String> {
+    let TrainArgs { nano_batches, accumulate, .. } = args;
+    let nanos = NonZeroU16::try_from(*nano_batches).map_err(|_| turns::Error::TooMany);
+    let turns = nanos.and_then(|nanos| Turns::accumulated(*accumulate, nanos));
+    turns
+        .map_err(|it| format!("--nano-batches {nano_batches} with --accumulate {accumulate}: {it}"))
 }
 
 /// The newest checkpoint; none where there is no folder yet.
@@ -129,12 +166,14 @@ struct Begun {
     trainer: Trainer,
     state: State,
     record: Option<Record>,
+    /// The newest checkpoint of an earlier run, where this one starts from the beginning in its folder.
+    earlier: Option<PathBuf>,
 }
 
 impl Begun {
     /// Made or loaded as the job says. A refusal is bad input of the user.
     fn new(
-        (args, (config, layers), corpus): (&TrainArgs, (Config, Layers), Arc<Corpus>),
+        (args, turns, (config, stack), corpus): (&TrainArgs, &Turns, (Config, Stack), Arc<Corpus>),
         contract: &Contract,
         settings: &Settings,
         engine: &Engine,
@@ -148,7 +187,7 @@ impl Begun {
         let shape = loader::Settings {
             trainers,
             tokens: args.tokens,
-            nano_batches: args.nano_batches,
+            nano_batches: NonZeroU32::new(turns.nanos().into()).unwrap_or(NonZeroU32::MIN),
             cap: args.cap,
             seed: args.seed,
         };
@@ -158,10 +197,15 @@ impl Begun {
             Ok(swept) => tracing::info!("{swept} folders of checkpoints half written are removed"),
             Err(error) => tracing::warn!("half written checkpoints stay: {error}"),
         }
-        let sizes = (config, layers.clone());
+        let sizes = (config, stack.clone());
         let fresh = state_of(args, sizes, trainers, &corpus, engine.numerics_id());
+        // Before anything is written there.
+        let earlier = match &settings.resume {
+            None => checkpoint::earlier(&settings.checkpoints, &fresh).map_err(text)?,
+            Some(_) => None,
+        };
         let loader = Loader::new(corpus, lengths, shape).map_err(text)?;
-        let model = Model::new(config, layers, args.cap.get(), args.threads);
+        let model = Model::new(config, stack, args.cap.get(), args.threads);
         let weights = model.parameters().weights();
         let linear = Linear::choose(args.engine, engine, args.threads, &weights)
             .map_err(|why| format!("--engine gpu: {why}"))?;
@@ -169,16 +213,17 @@ impl Begun {
         let (trainer, state) =
             begin(args, model.with_linear(linear), fresh, settings).map_err(text)?;
         let keeps = contract.is_pod() && contract.me.index == 0;
-        let record = keeps.then(|| Record::open(&settings.checkpoints, state.step));
+        let record = keeps
+            .then(|| Record::open(&settings.checkpoints, state.step, settings.resume.as_deref()));
         let record = record.transpose().map_err(text)?;
-        Ok(Self { loader, trainer, state, record })
+        Ok(Self { loader, trainer, state, record, earlier })
     }
 }
 
 /// The state before the first step.
 fn state_of(
     args: &TrainArgs,
-    (model, layers): (Config, Layers),
+    (model, layers): (Config, Stack),
     trainers: NonZeroU32,
     corpus: &Corpus,
     numerics: String,
@@ -189,6 +234,7 @@ fn state_of(
         layers,
         trainers: trainers.get(),
         nano_batches: args.nano_batches.get(),
+        accumulate: args.accumulate.get().into(),
         tokens: args.tokens.get(),
         cap: args.cap.get(),
         seed: args.seed,

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use cadre_step::header::Header;
 
+use crate::checkpoint::Last;
+
 /// Name of the log, in the folder of checkpoints.
 const NAME: &str = "headers.jsonl";
 
@@ -31,8 +33,9 @@ pub(super) struct Error {
 }
 
 impl Record {
-    /// Opens the log in a folder, made if it is not there, for a job that goes on with `step`.
-    pub(super) fn open(folder: &Path, step: u64) -> Result<Self, Error> {
+    /// Opens the log in a folder, made if it is not there, for a job that goes on with `step`, from a checkpoint if it is not the
+    /// first one. The step before is added where its trainer 0 died before it wrote it down.
+    pub(super) fn open(folder: &Path, step: u64, checkpoint: Option<&Path>) -> Result<Self, Error> {
         let path = folder.join(NAME);
         let opened = || {
             fs::create_dir_all(folder)?;
@@ -44,7 +47,15 @@ impl Record {
             let earlier = |line: &&str| {
                 serde_json::from_str::<Header>(line).is_ok_and(|header| header.step < step)
             };
-            let kept: String = whole.filter(earlier).collect();
+            let mut kept: String = whole.filter(earlier).collect();
+            let newest = kept.lines().last().and_then(|it| serde_json::from_str::<Header>(it).ok());
+            let newest = newest.map(|it| it.step);
+            if let Some(last) = checkpoint.and_then(Last::of)
+                && last.header.step + 1 == step
+                && newest < Some(last.header.step)
+            {
+                kept += &line(&last.header);
+            }
             // Under another name first: a process killed here loses nothing.
             let draft = path.with_extension("draft");
             fs::write(&draft, kept)?;
@@ -59,15 +70,19 @@ impl Record {
 
     /// Adds the header of the next step.
     pub(super) fn add(&mut self, header: &Header) -> Result<(), Error> {
-        let mut line = serde_json::to_string(header).expect("a header is plain data");
-        line.push('\n');
-        let written = self.file.write_all(line.as_bytes());
+        let written = self.file.write_all(line(header).as_bytes());
         written.map_err(|source| Error { path: self.path.clone(), source })
     }
 }
 
+fn line(header: &Header) -> String {
+    serde_json::to_string(header).expect("a header is plain data") + "\n"
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use cadre_worker::headers;
 
     use super::*;
@@ -82,7 +97,7 @@ mod tests {
     fn a_job_that_goes_on_drops_later_steps_and_torn_lines() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("checkpoints");
-        let mut record = Record::open(&folder, 0).unwrap();
+        let mut record = Record::open(&folder, 0, None).unwrap();
         for step in 0..4 {
             record.add(&header(step)).unwrap();
         }
@@ -90,11 +105,29 @@ mod tests {
         let path = folder.join(NAME);
         let torn = fs::read_to_string(&path).unwrap() + "{\"step\":";
         fs::write(&path, torn).unwrap();
-        let mut record = Record::open(&folder, 2).unwrap();
+        let mut record = Record::open(&folder, 2, None).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
         record.add(&header(2)).unwrap();
         let log = headers::read(&path).unwrap();
         log.covers(0..3).unwrap();
         assert!(log.covers(0..4).is_err());
+        drop(record);
+        // Trainer 0 died when it had done the step and not written its header; a survivor has.
+        let found = folder.join("step-4");
+        let last = |step| {
+            let header = Arc::new(header(step));
+            let done = cadre_step::envelope::StepDone { step, ..Default::default() };
+            fs::create_dir_all(&found).unwrap();
+            fs::write(found.join("last.json"), Last { header, done }.text()).unwrap();
+        };
+        last(3);
+        for _ in 0..2 {
+            drop(Record::open(&folder, 4, Some(&found)).unwrap());
+            assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4);
+            headers::read(&path).unwrap().covers(0..4).unwrap();
+        }
+        last(7);
+        drop(Record::open(&folder, 5, Some(&found)).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4, "it is of another step");
     }
 }

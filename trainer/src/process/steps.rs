@@ -8,6 +8,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_control::proto::notice;
@@ -18,7 +19,7 @@ use cadre_worker::trace::{Activity, Tracer};
 
 use super::Process;
 use crate::Pool;
-use crate::checkpoint::{self, Values, Writer};
+use crate::checkpoint::{self, Last, Values, Writer};
 use crate::ring::{Members, Ring, RingError};
 use crate::step::{StepError, Track};
 
@@ -29,7 +30,10 @@ impl Process {
     /// Joins the ring of the all-reduce.
     pub(super) fn connect_ring(&mut self) -> Result<Ring, Ending> {
         let failed = |reason: String| Ending::Failed { reason, bad_input: false };
-        let rings = self.session.addresses(ASSEMBLE).map_err(|ended| {
+        // All of it takes no longer than this: a rank has as long, and `stalledAfterSeconds`, until its first call.
+        let begun = Instant::now();
+        let left = || ASSEMBLE.saturating_sub(begun.elapsed());
+        let rings = self.session.addresses(left()).map_err(|ended| {
             let late =
                 || failed(format!("not all trainers were there after {} s", ASSEMBLE.as_secs()));
             ended.unwrap_or_else(late)
@@ -55,9 +59,12 @@ impl Process {
         }
         let interrupt = self.session.interrupt();
         let members = Members { greeter, listener: &listener, trainers: &trainers, interrupt };
-        // A step may wait for the pool, and for a trainer that computes bundles of lost servers.
-        let patience = Duration::from_secs(u64::from(settings.pool_wait_seconds) + 300);
-        Ring::connect(&members, ASSEMBLE, patience).map_err(|error| self.broken(&error))
+        Ring::connect(&members, left(), self.patience()).map_err(|error| self.broken(&error))
+    }
+
+    /// Longest wait in the ring. A step may wait for the pool, and for a trainer that computes bundles of lost servers.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(u64::from(self.session.settings().pool_wait_seconds) + 300)
     }
 
     /// Runs steps until the conductor says that none follows, or something fails.
@@ -92,7 +99,7 @@ impl Process {
 
     /// Makes this trainer's share of a step, and tells the conductor what it holds.
     fn announce(&mut self, step: u64) -> Result<(), Ending> {
-        let nanos = 0..self.args.nano_batches.get();
+        let nanos = 0..u32::from(self.turns.nanos());
         let shares: Vec<_> =
             nanos.map(|nano| self.loader.share(step, nano, self.session.rank().into())).collect();
         let told = shares.iter().map(|share| {
@@ -103,7 +110,7 @@ impl Process {
             });
             NanoLengths { documents: share.documents.clone(), stretches: stretches.collect() }
         });
-        let told = Told { step, nanos: told.collect() };
+        let told = Told { step, turns: Some(self.turns.clone()), nanos: told.collect() };
         self.session.announce(told).map_err(|error| self.failed(&error.into()))?;
         self.shares.insert(step, shares);
         Ok(())
@@ -120,8 +127,9 @@ impl Process {
         let targets = shares.iter().map(|it| it.targets).sum();
         let batch = shares.into_iter().map(|it| it.rows).collect();
         let mut track = Spans(self.session.tracer().clone());
-        let mut pool = Pool::new(&self.session, planned);
-        let result = self.trainer.step(step, batch, targets, &mut pool, ring, &mut track);
+        let mut pool = Pool::new(&self.session, planned, self.args.threads);
+        let result =
+            self.trainer.step((step, &planned.order), batch, targets, &mut pool, ring, &mut track);
         let result = match result {
             Ok(result) => result,
             Err(error) => return Err(self.failed(&error)),
@@ -130,24 +138,28 @@ impl Process {
         self.state.loss_bits = format!("{:08x}", result.loss.to_bits());
         self.state.header = format!("{:016x}", planned.header.digest());
         self.state.slots = slots_in_words(planned);
+        let tokens = u64::from(self.args.tokens.get())
+            * u64::from(self.turns.nanos())
+            * u64::from(self.session.settings().trainers);
+        let mut done = StepDone {
+            step,
+            loss: result.loss,
+            gradient_norm: result.update.norm,
+            learning_rate: result.update.rate,
+            validation_loss: None,
+            tokens,
+            seconds: since.elapsed().as_secs_f64(),
+            exposed_wait_seconds: self.session.exposed_wait().as_secs_f64(),
+        };
+        // Before anything that may fail: the checkpoint of a survivor tells of the step where trainer 0 cannot.
+        self.last = Some(Last { header: Arc::clone(&planned.header), done: done.clone() });
         let recorded = self.record.as_mut().map_or(Ok(()), |it| it.add(&planned.header));
         recorded.map_err(|error| self.cannot_write(&error))?;
-        let tokens = u64::from(self.args.tokens.get())
-            * u64::from(self.args.nano_batches.get())
-            * u64::from(self.session.settings().trainers);
-        let exposed_wait_seconds = self.session.exposed_wait().as_secs_f64();
-        let seconds = since.elapsed().as_secs_f64();
+        done.validation_loss = self.validate(step, ring, &mut track)?;
         *since = Instant::now();
-        let (loss, update) = (result.loss, result.update);
-        let done = StepDone {
-            step,
-            loss,
-            gradient_norm: update.norm,
-            learning_rate: update.rate,
-            tokens,
-            seconds,
-            exposed_wait_seconds,
-        };
+        if let Some(last) = &mut self.last {
+            last.done.validation_loss = done.validation_loss;
+        }
         self.session.done(done).map_err(|error| self.failed(&error.into()))?;
         // Told first: a process that is killed while it writes the checkpoint has said what it did.
         let every = self.args.checkpoint_every;
@@ -159,6 +171,37 @@ impl Process {
             self.save().map_err(|error| self.cannot_write(&error))?;
         }
         Ok(())
+    }
+
+    /// The loss of documents that are held out, in steps that compute it: every so many, and the last one.
+    fn validate(
+        &mut self,
+        step: u64,
+        ring: &mut Ring,
+        track: &mut Spans,
+    ) -> Result<Option<f32>, Ending> {
+        let (done, every) = (step + 1, self.args.validate_every);
+        let Some(validation) = self
+            .validation
+            .as_ref()
+            .filter(|_| done == self.args.steps.get() || every > 0 && done.is_multiple_of(every))
+        else {
+            return Ok(None);
+        };
+        let begin = Instant::now();
+        let (session, rank) = (&self.session, self.session.rank().into());
+        // At the end it waits for the slowest of them in the ring.
+        let patience = self.patience();
+        let noticed = &self.noticed;
+        let busy = || {
+            session.busy(patience);
+            noticed.busy();
+        };
+        let loss = validation.loss((step, rank), &mut self.trainer, ring, &busy);
+        let loss = loss.map_err(|error| self.failed(&error))?;
+        track.span("validation", begin, Instant::now());
+        tracing::info!("validation loss after {done} steps: {loss}");
+        Ok(Some(loss))
     }
 
     /// A file cannot be written: the job ends, for a user to make room.
@@ -202,8 +245,17 @@ impl Process {
         let settings = self.session.settings();
         let keep = settings.checkpoints_kept as usize;
         let writer = Writer { rank: self.session.rank().into(), keep };
-        let path = checkpoint::save(&settings.checkpoints, &self.state, layout, &values, writer)?;
-        let text = format!("checkpoint of {} steps is at {}", self.state.step, path.display());
+        let busy = || {
+            self.session.busy(Duration::ZERO);
+            self.noticed.busy();
+        };
+        let root = &settings.checkpoints;
+        let of = (&self.state, self.last.as_ref());
+        let path = checkpoint::save(root, of, layout, &values, writer, &busy)?;
+        let alone = self.state.beyond_llama();
+        let alone = alone.map(|why| format!(", for Cadre alone, with no config.json: {why}"));
+        let (step, alone) = (self.state.step, alone.unwrap_or_default());
+        let text = format!("checkpoint of {step} steps is at {}{alone}", path.display());
         let (level, event) = (notice::Level::Information, notice::Event::CheckpointWritten);
         self.session.tell(level, text, event);
         Ok(path)

@@ -15,10 +15,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Caller, Guest, PeerId};
+use cadre_exchange::{Caller, Guest, PeerId, Stream};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Links, Members, RingError, ready};
@@ -63,9 +62,9 @@ struct Meeting<'a> {
     to: usize,
     from: usize,
     next: Next,
-    previous: Option<TcpStream>,
+    previous: Option<Stream>,
     /// The previous trainer, which may not know yet that it was let in.
-    let_in: Option<TcpStream>,
+    let_in: Option<Stream>,
     /// The oldest first.
     guests: VecDeque<Guest>,
     deaf_until: Instant,
@@ -77,7 +76,7 @@ struct Meeting<'a> {
 enum Next {
     Resting { until: Instant, rest: Duration },
     Calling { caller: Caller, rest: Duration },
-    Stands(TcpStream),
+    Stands(Stream),
 }
 
 /// What a descriptor of the wait is.
@@ -247,7 +246,7 @@ impl Meeting<'_> {
                 self.guests.pop_front();
             }
             // One that broke already is nobody.
-            if let Ok(guest) = Guest::new(stream, address) {
+            if let Ok(guest) = Guest::new(self.members.greeter, stream, address) {
                 self.guests.push_back(guest);
                 self.advance_guest(self.guests.len() - 1);
             }

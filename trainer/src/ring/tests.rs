@@ -1,12 +1,12 @@
 //! Rings over real sockets: sums, neighbours that go, are late, or are somebody else, and strangers at the port.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use cadre_exchange::Purpose;
+use cadre_exchange::{Encryption, Purpose};
 use proptest::prelude::*;
 
 use super::*;
@@ -63,7 +63,20 @@ fn ring<T: Send>(
     deadline: Duration,
     run: impl Fn(usize, Ring) -> T + Sync,
 ) -> Vec<T> {
-    let (places, list) = places(world);
+    ring_of(Encryption::Off, world, deadline, run)
+}
+
+/// The same over links that are encrypted or not.
+fn ring_of<T: Send>(
+    encryption: Encryption,
+    world: usize,
+    deadline: Duration,
+    run: impl Fn(usize, Ring) -> T + Sync,
+) -> Vec<T> {
+    let (mut places, list) = places(world);
+    for place in &mut places {
+        place.greeter = greeter(place.greeter.me()).with(encryption);
+    }
     let start = |rank: usize| run(rank, places[rank].meet(&list, SOON, deadline).unwrap());
     together(world, start)
 }
@@ -92,7 +105,7 @@ fn sum(place: &Alone, list: &[(PeerId, SocketAddr)], value: f32) -> u32 {
 fn sums_have_the_same_bits_everywhere_and_every_time() {
     let value = |rank: usize, index: usize| ((rank * 31 + index * 7) as f32).sqrt() - 3.0;
     for (world, length) in [(1, 5), (2, 0), (2, 1), (2, 100_001), (3, 2), (3, 70_000), (5, 999)] {
-        let sums = ring(world, SOON, |rank, mut ring| {
+        let sum = |rank: usize, mut ring: Ring| {
             let mut bits = Vec::new();
             for _ in 0..2 {
                 let mut values: Vec<_> = (0..length).map(|it| value(rank, it)).collect();
@@ -101,12 +114,57 @@ fn sums_have_the_same_bits_everywhere_and_every_time() {
             }
             assert_eq!(bits[0], bits[1]);
             bits.remove(0)
-        });
+        };
+        let sums = ring(world, SOON, sum);
+        assert_eq!(ring_of(Encryption::Tls, world, SOON, sum), sums, "encrypted");
         assert!(sums.iter().all(|it| *it == sums[0]), "{world} trainers, {length} numbers");
         for (index, &sum) in sums[0].iter().enumerate() {
             let expected: f64 = (0..world).map(|it| f64::from(value(it, index))).sum();
             assert!((f64::from(f32::from_bits(sum)) - expected).abs() < 1e-3);
         }
+    }
+}
+
+/// Passes on a little at a time what callers say to the one behind it, and at once what it answers. Out: its address.
+fn slow_way(to: SocketAddr) -> SocketAddr {
+    let between = TcpListener::bind((HERE, 0)).unwrap();
+    let address = between.local_addr().unwrap();
+    let pass = |mut from: TcpStream, mut to: TcpStream, most: usize| {
+        let mut bytes = vec![0; most];
+        while let Ok(count) = from.read(&mut bytes)
+            && count > 0
+            && to.write_all(&bytes[..count]).is_ok()
+        {}
+    };
+    // It ends with its connections.
+    thread::spawn(move || {
+        let (caller, _) = between.accept().unwrap();
+        let callee = TcpStream::connect(to).unwrap();
+        let (back, to_caller) = (callee.try_clone().unwrap(), caller.try_clone().unwrap());
+        thread::spawn(move || pass(caller, callee, 1 << 10));
+        pass(back, to_caller, 1 << 16);
+    });
+    address
+}
+
+#[test]
+fn a_sum_ends_when_the_last_bytes_waited_for_a_slow_way() {
+    for encryption in [Encryption::Off, Encryption::Tls] {
+        let (mut places, list) = places(2);
+        for place in &mut places {
+            place.greeter = greeter(place.greeter.me()).with(encryption);
+        }
+        // Trainer 0 has all that it receives long before all that it sends is out.
+        let bent = [list[0], (list[1].0, slow_way(list[1].1))];
+        let lists = [&bent[..], &list[..]];
+        together(2, |rank| {
+            let mut values = vec![1.0; 1 << 22];
+            let mut ring = places[rank].meet(lists[rank], SOON, SOON).unwrap();
+            for _ in 0..2 {
+                ring.all_reduce(&mut values).unwrap_or_else(|it| panic!("{encryption:?}: {it}"));
+            }
+            assert!(values.iter().all(|it| *it as u32 == 4));
+        });
     }
 }
 
