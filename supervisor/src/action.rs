@@ -1,12 +1,12 @@
 //! What goes into the supervisor's decisions and what comes out.
 //!
 //! In: [`Input`]s, one at a time. Out: [`Action`]s, to be carried out in order. [`Worker`] is what is
-//! remembered about a process between the two. No behaviour here; that is in [`super::state`].
+//! remembered about a process between the two. No decision here; those are in [`super::state`].
 
 use std::time::Duration;
 
 use cadre_control::proto::{
-    self, Conductor, ControllerMessage, Finished, Hello, worker_message::Message,
+    self, Conductor, ControllerMessage, Finished, Hello, finished, worker_message::Message,
 };
 use cadre_control::server::LinkId;
 
@@ -73,12 +73,16 @@ pub(crate) enum Overdue {
     AtStart,
     /// Later.
     Since,
+    /// It had said its last words, and stayed.
+    Leaving,
 }
 
 /// A process that was started and has not ended.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) link: Option<LinkId>,
+    /// The process that speaks, as its hello says.
+    pub(crate) pid: u32,
     /// Since when it should have said something; none while it is attached and listens.
     pub(crate) silent_since: Option<Duration>,
     /// As its hello says.
@@ -90,10 +94,27 @@ pub(crate) struct Worker {
     pub(crate) speed: Option<u64>,
     /// What it said about its own end.
     pub(crate) account: Option<Finished>,
+    /// Until when it has to be gone after that.
+    pub(crate) leaves_by: Option<Duration>,
     /// What a fault of the user did to it: its end is no crash of its own.
     pub(crate) hit: Option<Hit>,
     /// The supervisor has killed it.
     pub(crate) killed: bool,
     /// It was ended because nothing was heard from it.
     pub(crate) overdue: Option<Overdue>,
+    /// Its process is gone, and its stream may still hold what it said: its end counts then at the latest.
+    pub(crate) gone: Option<(Exit, Duration)>,
+}
+
+impl Worker {
+    /// Whether it may be ended for what it has not done: it lives, and nothing else ends it.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.killed && self.hit.is_none() && self.gone.is_none()
+    }
+
+    /// Whether it ended well, if it has said anything of its end.
+    pub(crate) fn has_completed(&self) -> Option<bool> {
+        let account = self.account.as_ref();
+        account.map(|it| it.outcome() == finished::Outcome::Completed)
+    }
 }

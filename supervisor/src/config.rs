@@ -20,8 +20,8 @@ pub struct RunConfig {
     /// The job; options for the trainers (`--steps`, `--seed`, `--data` …) are already in the
     /// arguments of its container.
     pub job: TrainingJob,
-    /// Steps of the job, as its arguments say.
-    pub steps: u64,
+    /// Steps of the job, as its arguments say; `None` where only its own program knows.
+    pub steps: Option<u64>,
     /// Where files go. Must exist.
     pub out: PathBuf,
     /// Workers write time spans to `OUT/trace/`.
@@ -51,7 +51,9 @@ pub struct Limits {
     pub survivors: Duration,
     /// From the first interrupt until everything is killed.
     pub interrupt: Duration,
-    /// What servers have to leave once the job is done.
+    /// What a trainer has to leave after it has said its last words.
+    pub last_words: Duration,
+    /// What workers have to leave once the job is done.
     pub farewell: Duration,
     /// A server that dies three times within this time is not started again.
     pub crash_loop: Duration,
@@ -63,6 +65,7 @@ impl Default for Limits {
             register: Duration::from_secs(30),
             survivors: Duration::from_secs(10),
             interrupt: Duration::from_secs(30),
+            last_words: Duration::from_secs(10),
             farewell: Duration::from_secs(3),
             crash_loop: Duration::from_secs(10),
         }

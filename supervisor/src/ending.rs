@@ -2,7 +2,7 @@
 //! interrupts.
 //!
 //! ```text
-//!                    all completed               all servers gone
+//!           all trainers say so                   all gone
 //! Running ───────────────────────────► Farewell ──────────────────► Done(Ok)
 //!  │  │  first failure      all gone                     all gone
 //!  │  └───────────► Survivors ──┬──► Killing(Restart) ──────────► Running, next attempt
@@ -10,12 +10,13 @@
 //!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
 //! ```
 //!
-//! Every state but Running has an end in time: at its deadline everything that lives is killed.
+//! Every state but Running has an end in time: at its deadline everything that lives is killed. A job
+//! is done once all its trainers have said that they are: what their processes do then changes nothing.
 
 use std::fmt;
 use std::time::Duration;
 
-use cadre_control::proto::{Drain, Finished, Stop, finished};
+use cadre_control::proto::{Drain, Finished, Stop};
 use cadre_crds::FailureAction;
 
 use super::action::{Action, Overdue, Worker};
@@ -31,7 +32,7 @@ pub(crate) enum Mode {
     Survivors { until: Duration },
     /// The user has interrupted; trainers write a checkpoint and leave.
     Interrupted { until: Duration },
-    /// The job is done; servers leave.
+    /// The job is done; everybody leaves.
     Farewell { until: Duration },
     /// Everything has been killed.
     Killing(Next),
@@ -107,13 +108,15 @@ impl State {
         exit: Exit,
         out: &mut Vec<Action>,
     ) {
-        let outcome = worker.account.as_ref().map(Finished::outcome);
-        let completed = match outcome {
-            Some(outcome) => outcome == finished::Outcome::Completed,
-            // A program that does not speak with us says it by its exit code.
-            None => exit.code == Some(0),
-        };
+        // A program that does not speak with us says it by its exit code.
+        let completed = worker.has_completed().unwrap_or(exit.code == Some(0));
         if completed {
+            if !worker.killed && exit.code != Some(0) {
+                let text = format!(
+                    "{name} had said that it is done, and then ended otherwise: {exit}; see its log"
+                );
+                self.notice(Level::Warning, text, out);
+            }
             self.completed += 1;
             return;
         }
@@ -146,12 +149,13 @@ impl State {
 
     /// After an end: is it time for the next thing?
     pub(crate) fn settle(&mut self, now: Duration, out: &mut Vec<Action>) {
-        let trainers = self.workers.keys().any(|name| name.role == Role::Trainer);
-        let all_completed = self.completed == self.config.trainers();
+        let trainers = || self.workers.iter().filter(|(name, _)| name.role == Role::Trainer);
+        let said = trainers().filter(|(_, it)| it.has_completed() == Some(true)).count();
+        let all_completed =
+            said + usize::from(self.completed) == usize::from(self.config.trainers());
+        let trainers = trainers().count() > 0;
         match &self.mode {
-            Mode::Running | Mode::Interrupted { .. } if !trainers && all_completed => {
-                self.farewell(now, out);
-            }
+            Mode::Running | Mode::Interrupted { .. } if all_completed => self.farewell(now, out),
             Mode::Interrupted { .. } if !trainers => {
                 self.kill_all_then(Err(RunError::Interrupted), out);
             }
@@ -180,10 +184,11 @@ impl State {
         Outcome { attempts: self.attempt, sample: self.sample.clone() }
     }
 
-    /// All trainers are done: servers may leave.
+    /// All trainers are done: servers may leave, trainers do.
     fn farewell(&mut self, now: Duration, out: &mut Vec<Action>) {
         self.mode = Mode::Farewell { until: now + self.config.limits.farewell };
-        for (name, worker) in &mut self.workers {
+        let servers = self.workers.iter_mut().filter(|(name, _)| name.role == Role::Server);
+        for (name, worker) in servers {
             match worker.link {
                 Some(link) if worker.hit.is_none() => {
                     out.push(Action::Send { link, message: Drain::default().into() });
@@ -223,9 +228,11 @@ impl State {
         }
         let said = format!("{worker}: {exit}");
         let words = if words == said { said } else { format!("{said}: {words}") };
+        // Another program than `cadre train` has checkpoints of its own.
+        let remedy = if self.config.steps.is_some() { ", go on with --resume" } else { "" };
         let message = format!(
             "the job failed: {words}; {} of {allowed} restarts used \
-             (spec.failurePolicy.maxRestarts), go on with --resume",
+             (spec.failurePolicy.maxRestarts){remedy}",
             self.restarts
         );
         self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);

@@ -129,6 +129,9 @@ pub struct StepRecord {
     /// Norm of the summed gradient before clipping; 0 where it was not told.
     #[serde(default)]
     pub gradient_norm: f32,
+    /// Mean loss of the documents that are held out, after its update; none where it was not computed.
+    #[serde(default)]
+    pub validation_loss: Option<f32>,
     /// Rows of all trainers.
     pub tokens: u64,
     /// Wall time.
@@ -141,6 +144,18 @@ pub struct StepRecord {
     pub imbalance: f64,
     /// The same had every trainer computed its own rows.
     pub imbalance_unplanned: f64,
+    /// By what part the last slot of the plans finishes later than in any plan; none where no bound is known.
+    #[serde(default)]
+    pub gap_compute: Option<f64>,
+    /// By what part the busiest link is busier than in any plan that finishes then.
+    #[serde(default)]
+    pub gap_link: Option<f64>,
+    /// By what part slots pull more bytes of Q, K and V than in any plan that finishes then.
+    #[serde(default)]
+    pub gap_bytes: Option<f64>,
+    /// Digest of the plans, as `cadre plan -f` prints it, 16 hex digits.
+    #[serde(default)]
+    pub plans: String,
     /// Number of the view, `TERM.COUNTER`.
     pub view: String,
 }

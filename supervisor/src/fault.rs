@@ -105,8 +105,8 @@ impl fmt::Display for Fault {
 pub struct Reach {
     /// First step of the run; above 0 when it resumes.
     pub first_step: u64,
-    /// Steps of the job.
-    pub steps: u64,
+    /// Steps of the job, where they are known.
+    pub steps: Option<u64>,
     /// Trainers of the job.
     pub trainers: u16,
     /// Dedicated servers that the run starts with.
@@ -123,8 +123,8 @@ pub fn check(faults: &[Fault], reach: Reach) -> Result<(), Error> {
     let mut gone = Vec::new();
     for &fault in ordered {
         let Moment { step, .. } = fault.at();
-        if step >= reach.steps {
-            return Err(Error::AfterTheEnd { fault, steps: reach.steps });
+        if let Some(steps) = reach.steps.filter(|&steps| step >= steps) {
+            return Err(Error::AfterTheEnd { fault, steps });
         }
         if step < reach.first_step {
             return Err(Error::BeforeTheStart { fault, first: reach.first_step });
@@ -225,7 +225,8 @@ pub enum Error {
 mod tests {
     use super::*;
 
-    const REACH: Reach = Reach { first_step: 2, steps: 10, trainers: 2, servers: 2, replace: true };
+    const REACH: Reach =
+        Reach { first_step: 2, steps: Some(10), trainers: 2, servers: 2, replace: true };
 
     fn fault(text: &str) -> Fault {
         text.parse().expect("a fault of this test")
@@ -270,9 +271,11 @@ mod tests {
     fn faults_that_can_never_fire_are_refused() {
         let no_server = Reach { servers: 0, ..REACH };
         let vacant = Reach { replace: false, ..REACH };
+        let unknown = Reach { steps: None, ..REACH };
         for (faults, reach, expected) in [
             (vec!["kill-server@9"], REACH, ""),
             (vec!["kill-server@10"], REACH, "steps 0 to 9"),
+            (vec!["kill-server@10"], unknown, ""),
             (vec!["kill-server@1"], REACH, "resumes at step 2"),
             (vec!["kill-server:2@3"], REACH, "servers are 0 to 1"),
             (vec!["kill-server:2@3", "add-server@2"], REACH, ""),

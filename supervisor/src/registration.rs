@@ -48,7 +48,20 @@ impl State {
             out.push(Action::Refuse { link, reason });
             return;
         };
+        // A stream that broke is opened again by the process that had it.
+        if worker.link.is_some() && worker.pid != hello.pid {
+            let here = worker.pid;
+            let reason = format!("{name} is here already, as process {here}; start each rank once");
+            self.notice(
+                Level::Warning,
+                format!("process {} was refused: {reason}", hello.pid),
+                out,
+            );
+            out.push(Action::Refuse { link, reason });
+            return;
+        }
         worker.link = Some(link);
+        worker.pid = hello.pid;
         worker.silent_since = Some(now);
         worker.server = proto::Server {
             index: hello.index,
@@ -218,7 +231,9 @@ impl State {
                 }
                 if let Some(worker) = self.workers.get_mut(&name) {
                     worker.account = Some(account);
+                    worker.leaves_by.get_or_insert(now + self.config.limits.last_words);
                 }
+                self.settle(now, out);
             }
             // Who has drained or said goodbye ends by itself; its exit is what counts.
             Message::Drained(_)
@@ -248,6 +263,11 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         failovers_so_far: _,
         gradient_norm,
         learning_rate,
+        plans,
+        gap_compute,
+        gap_link,
+        gap_bytes,
+        validation_loss,
     } = progress;
     if !header.is_empty() {
         out.push(Action::Emit(RunEvent::Header { step, line: header }));
@@ -274,12 +294,17 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         loss_bits: format!("{loss_bits:08x}"),
         lr: learning_rate,
         gradient_norm,
+        validation_loss,
         tokens,
         seconds,
         exposed_wait_seconds,
         failovers,
         imbalance,
         imbalance_unplanned,
+        gap_compute,
+        gap_link,
+        gap_bytes,
+        plans: format!("{plans:016x}"),
         view: view.unwrap_or_default().to_string(),
     })));
 }

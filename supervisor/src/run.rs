@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cadre_control::proto::{self, Welcome};
 use cadre_control::server::{self, Event, Link, LinkId};
 use cadre_control::{CONTROL_VERSION, DATA_VERSION, Settings, job_secret};
-use cadre_crds::Wire;
+use cadre_crds::{Encryption, Wire};
 use rustix::process::Signal;
 
 use super::action::{Action, Input};
@@ -306,10 +306,12 @@ fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
         attention: config.attention,
         wire: attention.wire.unwrap_or(Wire::F32),
         reproducible: attention.reproducible,
+        encryption: attention.encryption.unwrap_or(Encryption::Off),
         on_pool_loss: attention.on_pool_loss,
         pool_wait_seconds: attention.pool_wait_seconds,
         suspect_after_milliseconds: config.pool.spec.health.suspect_after_milliseconds,
         trainer_suspect_after_seconds: config.job.spec.failure_policy.suspect_after_seconds,
+        stalled_after_seconds: config.job.spec.failure_policy.stalled_after_seconds,
         checkpoints,
         checkpoints_kept: config.job.spec.checkpoint.keep,
         // Each step tells of its own here.

@@ -80,6 +80,9 @@ impl Processes {
             (contract::WORLD_SIZE, config.trainers().to_string()),
             (contract::LOCAL_WORLD_SIZE, config.job.spec.procs_per_node.to_string()),
         ];
+        if let Some(profile) = &config.job.spec.attention.profile {
+            shared.push((contract::CADRE_PROFILE, profile.clone()));
+        }
         if config.trace {
             shared.push((contract::CADRE_TRACE, text(&config.out.join("trace"))));
         }

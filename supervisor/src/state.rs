@@ -108,6 +108,9 @@ impl State {
                 {
                     worker.link = None;
                     worker.silent_since = Some(now);
+                    if worker.gone.is_some() {
+                        self.ended(now, name, out);
+                    }
                 }
             }
             Input::SpawnFailed { worker, message } => {
@@ -115,14 +118,13 @@ impl State {
                 self.kill_all_then(Err(RunError::BadInput { message }), out);
             }
             Input::Exited { worker: name, exit } => {
-                let Some(worker) = self.workers.remove(&name) else { return };
-                let how = exit.to_string();
-                out.push(Action::Emit(RunEvent::ProcessEnded { worker: name, how }));
-                match name.role {
-                    Role::Trainer => self.trainer_ended(now, name, &worker, exit, out),
-                    Role::Server => self.server_ended(now, name, &worker, &exit, out),
+                let Some(worker) = self.workers.get_mut(&name) else { return };
+                // What a trainer said last decides whether the job is done.
+                let speaks = name.role == Role::Trainer && worker.link.is_some();
+                worker.gone = Some((exit, now + self.config.limits.farewell));
+                if !speaks {
+                    self.ended(now, name, out);
                 }
-                self.settle(now, out);
             }
             Input::Interrupt => self.interrupt(now, out),
             Input::Tick => {}
@@ -134,15 +136,30 @@ impl State {
     /// When [`Input::Tick`] is due at the latest.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let Limits { register, .. } = self.config.limits;
-        let silent = self.workers.values().filter(|it| !it.killed && it.hit.is_none());
-        let silent = silent.filter_map(|it| it.silent_since).min().map(|since| since + register);
+        let awaited = || self.workers.values().filter(|it| it.is_awaited());
+        let silent = awaited().filter_map(|it| it.silent_since).min().map(|since| since + register);
+        let leaving = awaited().filter_map(|it| it.leaves_by).min();
         let reshape = match (&self.mode, &self.view) {
             (Mode::Running, Some(_)) => self.slots.next_reshape(self.reshape_after()),
             _ => None,
         };
         let alive = self.workers.values().any(|it| !it.killed);
         let until = self.mode.until().filter(|_| alive);
-        [silent, reshape, until].into_iter().flatten().min()
+        let gone = self.workers.values().filter_map(|it| it.gone.as_ref().map(|it| it.1)).min();
+        [silent, leaving, reshape, until, gone].into_iter().flatten().min()
+    }
+
+    /// A process has ended, and all that it said was taken.
+    fn ended(&mut self, now: Duration, name: WorkerName, out: &mut Vec<Action>) {
+        let Some(mut worker) = self.workers.remove(&name) else { return };
+        let (exit, _) = worker.gone.take().unwrap_or_default();
+        let how = exit.to_string();
+        out.push(Action::Emit(RunEvent::ProcessEnded { worker: name, how }));
+        match name.role {
+            Role::Trainer => self.trainer_ended(now, name, &worker, exit, out),
+            Role::Server => self.server_ended(now, name, &worker, &exit, out),
+        }
+        self.settle(now, out);
     }
 
     fn reshape_after(&self) -> Duration {
@@ -173,26 +190,42 @@ impl State {
 
     /// Kills what is overdue, takes out slots that were vacant for too long.
     fn deadlines(&mut self, now: Duration, out: &mut Vec<Action>) {
+        let due = |it: &Worker| it.gone.as_ref().is_some_and(|it| it.1 <= now);
+        let gone = self.workers.iter().filter(|(_, it)| due(it)).map(|(name, _)| *name);
+        for name in gone.collect::<Vec<_>>() {
+            self.ended(now, name, out);
+        }
         if self.mode.until().is_some_and(|until| until <= now) {
             self.kill_all(out);
         }
         let Limits { register, .. } = self.config.limits;
-        let overdue = |it: &Worker| it.silent_since.is_some_and(|since| since + register <= now);
+        let overdue = |it: &Worker| {
+            let stays = it.leaves_by.is_some_and(|until| until <= now);
+            stays || it.silent_since.is_some_and(|since| since + register <= now)
+        };
         let late: Vec<WorkerName> = self
             .workers
             .iter()
-            .filter(|(_, it)| !it.killed && it.hit.is_none() && overdue(it))
+            .filter(|(_, it)| it.is_awaited() && overdue(it))
             .map(|(name, _)| *name)
             .collect();
         for name in late {
-            let text = format!("{name} has not registered within {register:?}; ending it");
+            let Some(worker) = self.workers.get_mut(&name) else { continue };
+            let late = match (worker.leaves_by, worker.listening) {
+                (Some(_), _) => Overdue::Leaving,
+                (None, true) => Overdue::Since,
+                (None, false) => Overdue::AtStart,
+            };
+            worker.overdue = Some(late);
+            worker.killed = true;
+            let text = match late {
+                Overdue::Leaving => format!("{name} has said its last words and stays; ending it"),
+                Overdue::AtStart | Overdue::Since => {
+                    format!("{name} has not registered within {register:?}; ending it")
+                }
+            };
             self.notice(Level::Warning, text, out);
-            if let Some(worker) = self.workers.get_mut(&name) {
-                let late = if worker.listening { Overdue::Since } else { Overdue::AtStart };
-                worker.overdue = Some(late);
-                worker.killed = true;
-                out.push(Action::Kill(name));
-            }
+            out.push(Action::Kill(name));
         }
         if let (Mode::Running, Some(_)) = (&self.mode, &self.view) {
             let after = self.reshape_after();

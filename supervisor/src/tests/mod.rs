@@ -8,10 +8,12 @@ mod script;
 use std::time::Duration;
 
 use cadre_control::proto::{
-    Kind, Notice, Progress, ServerName, ServerReport, finished, notice, worker_message::Message,
+    self, Finished, Hello, Kind, Notice, Progress, ServerName, ServerReport, finished::Outcome,
+    notice, worker_message::Message,
 };
+use cadre_control::server::LinkId;
 
-use self::script::{Run, config, link, name};
+use self::script::{Run, account, config, link, name};
 use super::action::Input;
 use super::config::RunConfig;
 
@@ -140,16 +142,56 @@ fn faults_fire_in_their_step_and_the_conductor_goes_on() {
 #[test]
 fn a_finished_job_lets_its_servers_leave() {
     let mut run = Run::registered(config(1, false, &[]));
-    assert_eq!(run.finish("t1", finished::Outcome::Completed), "");
-    assert_eq!(run.finish("t0", finished::Outcome::Completed), "drain s0");
+    assert_eq!(run.finish("t1", Outcome::Completed), "");
+    assert_eq!(run.finish("t0", Outcome::Completed), "drain s0");
     assert_eq!(run.exit("s0", Some(0), &[]), "done ok");
+}
+
+/// What is told of trainer 1 when it is killed after its job was done.
+const LATE: &str = "notice trainer 1 had said that it is done, and then ended otherwise: killed by SIGKILL; see its log";
+
+#[test]
+fn a_job_whose_trainers_have_said_that_they_are_done_is_done_whatever_they_do_then() {
+    // One is killed while it leaves, one is stopped and never ends.
+    let mut run = Run::registered(config(1, false, &[]));
+    let done = || Message::Finished(account(Outcome::Completed));
+    assert_eq!(run.say("t1", done()), "");
+    assert_eq!(run.say("t0", done()), "drain s0");
+    assert_eq!(run.exit("t1", None, &[]), LATE);
+    assert_eq!(run.exit("s0", Some(0), &[]), "");
+    assert_eq!(run.after(3000), "kill t0");
+    assert_eq!(run.exit("t0", None, &[]), "done ok");
+    // One that has not said it before it is killed is a failure.
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(run.say("t0", done()), "");
+    assert!(run.exit("t1", None, &[]).contains("the other trainers stop"));
+}
+
+#[test]
+fn what_a_trainer_said_counts_also_when_its_end_is_heard_first() {
+    let mut run = Run::registered(config(1, false, &[]));
+    run.finish("t0", Outcome::Completed);
+    assert_eq!(run.ended("t1", None, &[]), "");
+    let done = Message::Finished(account(Outcome::Completed));
+    assert_eq!(run.say("t1", done), "drain s0");
+    assert_eq!(run.input(Input::Detached { link: link("t1") }), LATE);
+    assert_eq!(run.exit("s0", Some(0), &[]), "done ok");
+    // Of one that has said nothing, the end counts when its stream ends, or after a while.
+    let failed = "notice trainer 1: killed by SIGKILL; the other trainers stop";
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(run.ended("t1", None, &[]), "");
+    assert_eq!(run.input(Input::Detached { link: link("t1") }), failed);
+    let mut run = Run::registered(config(1, false, &[]));
+    assert_eq!(run.ended("t1", None, &[]), "");
+    assert_eq!(run.state.next_deadline(), Some(Duration::from_secs(3)));
+    assert_eq!(run.after(3000), failed);
 }
 
 #[test]
 fn servers_that_do_not_leave_are_killed() {
     let mut run = Run::registered(config(1, false, &[]));
-    run.finish("t1", finished::Outcome::Completed);
-    run.finish("t0", finished::Outcome::Completed);
+    run.finish("t1", Outcome::Completed);
+    run.finish("t0", Outcome::Completed);
     assert_eq!(run.after(3000), "kill s0");
     assert_eq!(run.state.next_deadline(), None);
     assert_eq!(run.exit("s0", None, &[]), "done ok");
@@ -162,7 +204,7 @@ fn a_dead_trainer_fails_the_job_when_no_restart_is_allowed() {
         run.exit("t1", None, &[]),
         "notice trainer 1: killed by SIGKILL; the other trainers stop"
     );
-    assert_eq!(run.finish("t0", finished::Outcome::Failed), "kill s0");
+    assert_eq!(run.finish("t0", Outcome::Failed), "kill s0");
     assert_eq!(
         run.exit("s0", None, &[]),
         "done 3: the job failed: trainer 1: killed by SIGKILL; 0 of 0 restarts used \
@@ -194,6 +236,22 @@ fn survivors_have_a_grace_and_the_job_starts_again() {
 }
 
 #[test]
+fn a_trainer_that_fails_and_stays_is_ended_with_its_own_words() {
+    let mut run = Run::registered(config(0, true, &[]));
+    let words = Finished { message: "rank 1 has not come".into(), ..account(Outcome::Failed) };
+    assert_eq!(run.say("t1", Message::Finished(words)), "");
+    assert_eq!(run.state.next_deadline(), Some(Duration::from_secs(10)));
+    let kill = "notice trainer 1 has said its last words and stays; ending it; kill t1";
+    assert_eq!(run.after(10_000), kill);
+    run.exit("t1", None, &[]);
+    let end = run.exit("t0", Some(3), &["error: rank 1 has not come"]);
+    assert!(
+        end.starts_with("done 3: the job failed: trainer 1: killed by SIGKILL: rank 1"),
+        "{end}"
+    );
+}
+
+#[test]
 fn who_was_killed_is_the_cause() {
     let mut run = Run::registered(config(0, true, &[]));
     run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
@@ -216,8 +274,8 @@ fn bad_input_ends_everything_with_the_workers_words() {
 fn an_interrupt_waits_for_the_checkpoint_and_a_second_one_does_not() {
     let mut run = Run::registered(config(1, false, &[]));
     assert!(run.input(Input::Interrupt).starts_with("stop t0; notice interrupted"));
-    run.finish("t0", finished::Outcome::Stopped);
-    assert_eq!(run.finish("t1", finished::Outcome::Stopped), "kill s0");
+    run.finish("t0", Outcome::Stopped);
+    assert_eq!(run.finish("t1", Outcome::Stopped), "kill s0");
     assert!(run.exit("s0", None, &[]).starts_with("done 130"));
 
     let mut run = Run::registered(config(1, false, &[]));
@@ -246,6 +304,26 @@ fn a_conductor_that_attaches_again_gets_the_view_again() {
     let mut run = Run::registered(config(1, false, &[]));
     run.input(Input::Detached { link: link("t0") });
     assert_eq!(run.attach("t0"), "welcome t0; view 1.1 [0.0]");
+}
+
+#[test]
+fn a_second_process_of_a_rank_is_refused_and_the_first_one_stays() {
+    let mut run = Run::registered(config(1, false, &[]));
+    let hello =
+        |pid| Hello { role: proto::Role::Trainer.into(), index: 1, pid, ..Hello::default() };
+    let attach = |run: &mut Run, link, pid| {
+        run.input(Input::Attached { link: LinkId(link), hello: hello(pid) })
+    };
+    let refused = "notice process 77 was refused: trainer 1 is here already, as process 0; \
+                   start each rank once; refuse";
+    assert_eq!(attach(&mut run, 7_700, 77), refused);
+    assert_eq!(run.input(Input::Detached { link: LinkId(7_700) }), "");
+    assert_eq!(run.say("t1", Message::Finished(account(Outcome::Completed))), "");
+    assert_eq!(run.finish("t0", Outcome::Completed), "drain s0");
+    // A process that has come in the place of one that is gone.
+    let mut run = Run::registered(config(1, false, &[]));
+    run.input(Input::Detached { link: link("t1") });
+    assert_eq!(attach(&mut run, 100, 77), "welcome t1");
 }
 
 #[test]

@@ -60,8 +60,7 @@ impl Run {
         let exchange_address = format!("127.0.0.1:{index}");
         let listening = Listening { exchange_address, ring_address: String::new() };
         let listens = self.say(worker, Message::Listening(listening));
-        let lines = [attached, listens];
-        lines.iter().filter(|it| !it.is_empty()).cloned().collect::<Vec<_>>().join("; ")
+        joined([attached, listens])
     }
 
     pub(super) fn say(&mut self, worker: &str, message: Message) -> String {
@@ -74,13 +73,19 @@ impl Run {
     }
 
     pub(super) fn finish(&mut self, worker: &str, outcome: finished::Outcome) -> String {
-        let account = Finished { outcome: outcome.into(), ..Finished::default() };
-        self.say(worker, Message::Finished(account));
+        let said = self.say(worker, Message::Finished(account(outcome)));
         let code = i32::from(outcome == finished::Outcome::Failed) * 3;
-        self.exit(worker, Some(code), &[])
+        joined([said, self.exit(worker, Some(code), &[])])
     }
 
+    /// Its process ends, after all that it said was taken.
     pub(super) fn exit(&mut self, worker: &str, code: Option<i32>, log: &[&str]) -> String {
+        let detached = self.input(Input::Detached { link: link(worker) });
+        joined([detached, self.ended(worker, code, log)])
+    }
+
+    /// Its process ends; its stream may still hold what it said.
+    pub(super) fn ended(&mut self, worker: &str, code: Option<i32>, log: &[&str]) -> String {
         let signal = if code.is_none() { Some(9) } else { None };
         let log = log.iter().map(|&line| line.to_owned()).collect();
         self.input(Input::Exited { worker: name(worker), exit: Exit { code, signal, log } })
@@ -107,7 +112,7 @@ pub(super) fn config(servers: u32, in_place: bool, faults: &[&str]) -> RunConfig
     RunConfig {
         pool: serde_json::from_value(pool).expect("a pool"),
         job: serde_json::from_value(job).expect("a job"),
-        steps: 10,
+        steps: Some(10),
         out: "/nowhere".into(),
         trace: false,
         resume: false,
@@ -117,6 +122,19 @@ pub(super) fn config(servers: u32, in_place: bool, faults: &[&str]) -> RunConfig
         replace: true,
         program: "/nowhere".into(),
         limits: Limits::default(),
+    }
+}
+
+/// What a worker says of its end.
+pub(super) fn account(outcome: finished::Outcome) -> Finished {
+    Finished { outcome: outcome.into(), ..Finished::default() }
+}
+
+fn joined([first, second]: [String; 2]) -> String {
+    match (first.is_empty(), second.is_empty()) {
+        (false, false) => first + "; " + &second,
+        (_, true) => first,
+        (true, false) => second,
     }
 }
 

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use cadre_control::AttentionPlace;
 use cadre_supervisor::{Interrupt, Limits, RunConfig, RunError, run};
@@ -69,12 +70,17 @@ fn config(
         "spec": {
             "template": container("trainer"), "nodes": TRAINERS,
             "attention": {"poolRef": {"name": "pool"}, "onPoolLoss": "Fail"},
+            "failurePolicy": if mistake == Some("stands") {
+                json!({"suspectAfterSeconds": 2, "stalledAfterSeconds": 3})
+            } else {
+                json!({"stalledAfterSeconds": 600})
+            },
         },
     });
     RunConfig {
         pool: serde_json::from_value(pool).expect("a pool"),
         job: serde_json::from_value(job).expect("a job"),
-        steps: 3,
+        steps: Some(3),
         out: out.to_owned(),
         trace: false,
         resume: false,
@@ -83,7 +89,7 @@ fn config(
         faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
         replace: false,
         program: std::env::current_exe().expect("this program"),
-        limits: Limits::default(),
+        limits: Limits { survivors: Duration::from_secs(3), ..Limits::default() },
     }
 }
 
@@ -119,12 +125,12 @@ fn results_have_the_bits_of_a_calm_run_whatever_servers_die() {
     };
     let (result, calm) = ended(AttentionPlace::Pool, &[], None);
     result.expect("a calm run ends well");
-    // Steps, ranks, layers, directions.
-    assert_eq!(calm.len(), 3 * 2 * 2 * 2, "{calm:#?}");
+    // Ranks, layers, ways: the second step goes forward alone.
+    assert_eq!(calm.len(), 2 * 2 * (2 + 1 + 2), "{calm:#?}");
     let (result, local) = ended(AttentionPlace::Local, &[], None);
     result.expect("a local run ends well");
     assert_eq!(of(&local, " o "), of(&calm, " o "));
-    for fault in ["kill-server@1:fwd", "kill-server:1@2:bwd", "stop-server:0@1:bwd"] {
+    for fault in ["kill-server@1:fwd", "kill-server:1@2:bwd", "stop-server:0@0:bwd"] {
         let (result, lines) = ended(AttentionPlace::Pool, &[fault], None);
         result.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
         assert_eq!(lines, calm, "{fault}");
@@ -158,6 +164,23 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
              forward with its rows is next",
         ),
+        (
+            "unannounced",
+            "rank 1: step 0 was asked for, but it was not announced: call announce, or announce_end if it does not come",
+        ),
+        (
+            "stands",
+            "rank 1 has not submitted step 0, layer 0, nano-batch 0, forward for 3 s; look where",
+        ),
+        // What rank 1 sends beside it goes forward alone.
+        (
+            "turns",
+            "step 0: trainer 0 announced the turns F0 B0, trainer 1 F0; give all ranks the same turns",
+        ),
+        // Rank 0 has said that it has three.
+        ("steps", "; give all ranks the same data and number of steps"),
+        // It says so to rank 1, which tells it.
+        ("second", "refused by the controller: trainer 1 is here already, as process "),
     ] {
         let (result, _) = ended(AttentionPlace::Pool, &[], Some(mistake));
         let told = match result {

@@ -2,14 +2,15 @@
 //!
 //! In: which mistake. Out: the exit code of a failed job.
 
-use std::process::ExitCode;
+use std::num::NonZeroU16;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
     Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
-    Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session,
+    Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 
@@ -26,9 +27,9 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let session = Session::join(
         &contract,
         Join {
-            layers: Layers::alike(Layer { mask }, 2)?,
+            layers: Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?,
             heads: HEADS,
-            steps: 3,
+            steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
             seed: 0,
             engine: Choice::Cpu,
             threads: Threads::ONE,
@@ -40,17 +41,31 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
         },
     )?;
     let wrong = session.rank() == 1;
+    if wrong && mistake == "second" {
+        session.fail(second()?);
+    }
     let rank = u32::from(session.rank());
     let stretch = Stretch { document: DocumentId(rank), start: 0, end: ROWS as u32 };
     let nano = NanoLengths { documents: vec![(rank, ROWS as u32)], stretches: vec![stretch] };
-    session.announce(Lengths { step: 0, nanos: vec![nano] })?;
+    if !wrong || mistake != "unannounced" {
+        let other = wrong && mistake == "turns";
+        let turns = other.then(|| Turns::forward(NonZeroU16::MIN));
+        session.announce(Lengths { step: 0, turns, nanos: vec![nano] })?;
+    }
     let refused = if wrong && mistake == "early" {
         Some(phase(&session, mistake).expect_err("no step has begun"))
     } else {
         match session.begin(0) {
             Next::Step(_) => {
-                let called = phase(&session, if wrong { mistake } else { "none" });
-                if wrong { Some(called.expect_err("the mistake is seen")) } else { None }
+                // Its main thread does nothing more; its other threads go on.
+                if wrong && mistake == "stands" {
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                let seen = wrong && !["unannounced", "steps", "second", "turns"].contains(&mistake);
+                let called = phase(&session, if seen { mistake } else { "none" });
+                if seen { Some(called.expect_err("the mistake is seen")) } else { None }
             }
             Next::End(_) => None,
         }
@@ -63,6 +78,18 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let message = refused.map_or(told, |it| it.to_string());
     session.leave(Outcome { kind: Kind::Failed, message, exit_code: 3, sample: String::new() })?;
     Ok(ExitCode::from(3))
+}
+
+/// The last words of another process that joins as this rank, which is here.
+fn second() -> Result<String, Box<dyn std::error::Error>> {
+    let ended = Command::new(std::env::current_exe()?)
+        .args(["--exact", "acts_as_worker", "--nocapture"])
+        .env("CADRE_PARENT_PID", std::process::id().to_string())
+        .env("MISTAKE", "none")
+        .output()?;
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    let words = said.lines().rev().find_map(|it| it.strip_prefix("error: "));
+    Ok(words.unwrap_or("it was not refused").to_owned())
 }
 
 /// The first forward phase, with one mistake.

@@ -35,7 +35,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         Join {
             layers: Layers::alike(Layer::CAUSAL, 1)?,
             heads: HEADS,
-            steps: 1,
+            steps: Some(1),
             seed: 0,
             engine: Choice::Cpu,
             threads: Threads::ONE,
@@ -50,7 +50,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let stretch = Stretch { document: DocumentId(rank), start: 0, end: ROWS as u32 };
     let nano = NanoLengths { documents: vec![(rank, ROWS as u32)], stretches: vec![stretch] };
     let nanos = vec![nano; NANOS];
-    session.announce(Lengths { step: 0, nanos })?;
+    session.announce(Lengths { step: 0, turns: None, nanos })?;
     let Next::Step(_) = session.begin(0) else {
         return Err("the job ended before its step".into());
     };
@@ -59,6 +59,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         step: 0,
         loss: 0.0,
         gradient_norm: 0.0,
+        validation_loss: None,
         learning_rate: 0.0,
         tokens: 1,
         seconds: 0.0,

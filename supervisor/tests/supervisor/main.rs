@@ -74,7 +74,7 @@ fn config(out: &Path, at_step_3: &str, faults: &[&str], max_restarts: u32) -> Ru
     RunConfig {
         pool: serde_json::from_value(pool).expect("a pool"),
         job: serde_json::from_value(job).expect("a job"),
-        steps: STEPS,
+        steps: Some(STEPS),
         out: out.to_owned(),
         trace: false,
         resume: false,
