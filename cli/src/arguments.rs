@@ -9,13 +9,15 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use cadre_supervisor::Fault;
-use cadre_trainer::model::{Config, Pattern};
+use cadre_trainer::corpus::HeldOut;
+use cadre_trainer::model::Pattern;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::choices::{EngineChoice, ExchangeChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
+use crate::model_options::ModelOptions;
 use crate::simulate::SimulateOptions;
 
 /// Runs core attention of long-context training on a pool of attention servers.
@@ -85,6 +87,14 @@ pub(crate) struct RunOptions {
     /// Memory of each trainer for rows of others, as it serves in place or stands by.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory_mib: Option<NonZeroU32>,
+    /// Time without a call although it is its turn after which a trainer stands still, and the attempt ends; above
+    /// spec.failurePolicy.suspectAfterSeconds. Default: what the job's spec.failurePolicy.stalledAfterSeconds says.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) stalled_after_seconds: Option<NonZeroU32>,
+    /// Calibration that plans are made with: a file of `cadre calibrate`, or h200-hopper or h200-fa2; default: what the job's
+    /// spec.attention.profile says, or nominal costs.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
     /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -135,19 +145,24 @@ pub(crate) struct PlanOptions {
     /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
     #[arg(long, value_name = "FILE", requires = "files")]
     pub(crate) lengths: Option<String>,
-    /// With -f: calibration, a file of `cadre calibrate` or h200-hopper or h200-fa2.
-    #[arg(long, value_name = "NAME", default_value = "h200-hopper")]
-    pub(crate) profile: String,
+    /// With -f: calibration, a file of `cadre calibrate`, or h200-hopper or h200-fa2; default: the job's. Without one plans are
+    /// of nominal costs, and times those of h200-hopper.
+    #[arg(long, value_name = "NAME", requires = "files")]
+    pub(crate) profile: Option<String>,
     /// With -f: sizes of the model, if the job does not run `cadre train`: 8b, 34b, tiny, small, medium.
     #[arg(long, value_name = "NAME", requires = "files")]
     pub(crate) model: Option<String>,
+    /// With -f: what the layers are, if the job does not run `cadre train`: full, window:ROWS, chunk:ROWS or none, a list with
+    /// commas that repeats over the layers.
+    #[arg(long, value_name = "PATTERN", requires = "files")]
+    pub(crate) layers: Option<Pattern>,
     /// With -f: rows of each trainer in each nano-batch.
     #[arg(long, requires = "files")]
     pub(crate) tokens: Option<NonZeroU32>,
     /// With -f: longest document.
     #[arg(long, requires = "files")]
     pub(crate) cap: Option<NonZeroU32>,
-    /// With -f: nano-batches of a step.
+    /// With -f: nano-batches that go through the model together.
     #[arg(long, requires = "files")]
     pub(crate) nano_batches: Option<NonZeroU32>,
     /// With -f: memory of a server for rows and results, all lanes together.
@@ -223,13 +238,18 @@ pub(crate) struct TrainOptions {
     /// Directory of documents: one a file, or one a line of .jsonl files ("text": a string, or "tokens": a list of bytes).
     #[arg(long, value_name = "DIR")]
     pub(crate) data: PathBuf,
-    /// Size of the model: tiny, small or medium.
-    #[arg(long, default_value = "small", value_parser = model)]
-    pub(crate) model: String,
-    /// Which keys the rows of each layer keep: full (all before them, and their own) or window:ROWS (the newest ones, their
-    /// own among them); a list with commas repeats over the layers.
-    #[arg(long, value_name = "PATTERN", default_value_t)]
-    pub(crate) layers: Pattern,
+    /// Documents that are held out, and evaluated: a part of those in --data, such as 0.05, or the path of others.
+    #[arg(long, value_name = "PART|PATH")]
+    pub(crate) validate: Option<HeldOut>,
+    /// Steps between evaluations of documents that are held out; 0: after the last step only.
+    #[arg(long, default_value = "20")]
+    pub(crate) validate_every: u64,
+    /// Rows of an evaluation, about; where there are more, it takes pieces from all over the documents.
+    #[arg(long, default_value = "65536")]
+    pub(crate) validate_tokens: NonZeroU32,
+    /// The model.
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
     /// Steps of the job.
     #[arg(long)]
     pub(crate) steps: NonZeroU64,
@@ -242,9 +262,13 @@ pub(crate) struct TrainOptions {
     /// File with the lengths that documents are cut at; default: the list that ships with Cadre.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
-    /// Nano-batches of a step; two hide transfers behind work.
+    /// Nano-batches that go through the model together; two hide transfers behind work.
     #[arg(long, default_value = "2")]
     pub(crate) nano_batches: NonZeroU32,
+    /// How often in a step so many nano-batches go forward and backward; gradients are summed, and activations are held of one
+    /// time alone.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) accumulate: NonZeroU16,
     /// Highest learning rate.
     #[arg(long, default_value = "3e-3", value_parser = learning_rate)]
     pub(crate) lr: f32,
@@ -273,10 +297,6 @@ pub(crate) struct TrainOptions {
     /// Start of the text that the trained model goes on with.
     #[arg(long, default_value = "In the beginning")]
     pub(crate) prompt: String,
-}
-
-fn model(name: &str) -> Result<String, String> {
-    Config::preset(name).map(|_| name.to_owned()).map_err(|error| error.to_string())
 }
 
 fn learning_rate(text: &str) -> Result<f32, String> {
@@ -364,7 +384,16 @@ mod tests {
             (
                 &["--data=a", "--steps=1", "--layers=full,window:0"],
                 "invalid value 'full,window:0' for '--layers <PATTERN>': \"window:0\" is no kind of layers; \
-                 write full or window:ROWS, with at least 1 row, for each layer of the pattern",
+                 write full, window:ROWS, chunk:ROWS (with at least 1 row) or none for each layer of the pattern",
+            ),
+            (
+                &["--data=a", "--steps=1", "--softcap=0"],
+                "invalid value '0' for '--softcap <NUMBER>': \"0\" is no number from 2^-20 to 2^20; write one such as \
+                 0.0625 or 50",
+            ),
+            (
+                &["--data=a", "--steps=1", "--validate=1.5"],
+                "invalid value '1.5' for '--validate <PART|PATH>': \"1.5\" is no part of the documents; write a number above 0 and below 1, such as 0.05, or the path of documents",
             ),
             (&["--data=a", "--steps=1", "--what"], "unexpected argument '--what' found"),
         ] {

@@ -11,6 +11,7 @@ mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod face;
+mod model_options;
 mod out;
 mod plan;
 mod run;

@@ -80,7 +80,10 @@ fn bad_manifests_are_refused() {
     check(manifest("replicas: 1", "servers: 1"), &[], "m.yaml:4: AttentionPool p: spec.servers");
     check(manifest("replicas: 1", "replicas: 0"), &[], "so the pool has no server");
     check(manifest("poolRef: {name: p}", "poolRef: {name: q}"), &[], "the pool is called `p`");
-    check(manifest("command: [cadre, train]", "command: [bash]"), &[], "is [bash]");
+    let serve = manifest("command: [cadre, train]", "command: [cadre, serve]");
+    check(serve, &[], "is [cadre, serve]");
+    let other = manifest("command: [cadre, train]", "command: [bash]");
+    check(other, &["--steps=2"], "--steps is for cadre train, and the job's trainer is bash");
     check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
     let alone = "--exchange is node for trainers, tcp for servers; say the same in both";
     check(manifest("--model=tiny", "--exchange=node"), &[], alone);

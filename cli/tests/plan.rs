@@ -197,21 +197,55 @@ fn a_job_is_sized_and_drawn_before_it_runs() {
             && picture.contains("server 1")
             && picture.contains("trainer 0")
     );
-    // Windows are less attention than documents without.
+    // Windows are less attention than documents without, but each layer waits for its own.
     let manifest = folder.path().join("near.yaml");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
     let text = fs::read_to_string(demo).unwrap();
-    let near =
-        "            - --model=small\n            - --layers=window:64,window:64,window:64,full\n";
-    fs::write(&manifest, text.replace("            - --model=small\n", near)).unwrap();
+    let model = "            - --model=small\n";
+    let with = |layers: &str, args: &[&str]| -> Value {
+        let layers = format!("{model}            - --layers={layers}\n");
+        fs::write(&manifest, text.replace(model, &layers)).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(["plan", "--nodes", "9", "--profile", "p.json", "--json", "-f"])
+            .arg(&manifest)
+            .args(args)
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let mixed = with("window:64,window:64,chunk:64,full", &["--picture", "mixed.svg"]);
+    assert_eq!((&enough["servers_needed"], &mixed["servers_needed"]), (&json!(2), &json!(2)));
+    for less in ["window:64", "chunk:64", "none,none,none,chunk:64"] {
+        assert_eq!(with(less, &[])["servers_needed"], 1, "{less}");
+    }
+    assert_eq!(mixed["layers"], "2 × window:64, 1 × chunk:64, 1 × causal");
+    assert!(slowest(&mixed) >= slowest(&enough));
+    assert!(slowest(&with("none,none,none,full", &[])) > slowest(&mixed));
+    let picture = fs::read_to_string(folder.path().join("mixed.svg")).unwrap();
+    for kind in ["window:64", "chunk:64", "causal"] {
+        let planned = format!("attention as planned, {kind}<");
+        assert_eq!(picture.matches(&planned).count(), 1, "{kind}");
+    }
+    // What no slot can hold has no speed.
+    let small = text.replace("[--threads, \"1\"]", "[--memory-mib, \"1\"]");
+    fs::write(
+        &manifest,
+        small.replace(model, &format!("{model}            - --layers=window:1,full\n")),
+    )
+    .unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
         .args(["plan", "--nodes", "9", "--profile", "p.json", "--json", "-f"])
-        .arg(manifest)
+        .arg(&manifest)
         .current_dir(folder.path())
         .output()
         .unwrap();
-    let near: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&near["servers_needed"], &enough["servers_needed"]), (&json!(1), &json!(2)));
+    let small: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&small["fits"], &small["steps_per_second"]),
+        (&json!(false), &Value::Null),
+        "{small}"
+    );
 
     let (_, table, _) = sized(folder.path(), &["--nodes", "9"]);
     assert!(table.contains("steps a second") && table.contains("h200-hopper"), "{table}");

@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+#[path = "train/accumulate.rs"]
+mod accumulate;
+#[path = "train/encrypted.rs"]
+mod encrypted;
 #[path = "train/layers.rs"]
 mod layers;
 #[path = "train/trainers.rs"]

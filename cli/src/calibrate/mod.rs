@@ -95,7 +95,7 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
     let (processor, source, task_nanoseconds, linear_operations) = match &place {
         // A launch of this machine does its tasks one after the other; a call is what it costs.
         Place::Cpu(_) => (
-            format!("cpu-{}-{}", cadre_kernels::instruction_set(), options.threads),
+            cadre_kernels::processor(threads),
             measured,
             machine::call(threads),
             machine::linear(threads),
@@ -110,8 +110,7 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
                     "those of h200-hopper, not measured",
                 ),
             };
-            let name = it.name().to_lowercase().replace(' ', "-");
-            (format!("gpu-{name}"), format!("{measured}; linear layers: {whence}"), task, linear)
+            (it.processor(), format!("{measured}; linear layers: {whence}"), task, linear)
         }
     };
     let profile = Profile {

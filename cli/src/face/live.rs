@@ -11,7 +11,7 @@ use cadre_supervisor::{
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{restart, word};
+use super::{losses, restart, word};
 
 /// The display.
 #[derive(Debug)]
@@ -22,11 +22,14 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// An empty display of a job of so many steps.
-    pub(super) fn new(steps: u64) -> Self {
+    /// An empty display of a job of so many steps, where they are known.
+    pub(super) fn new(steps: Option<u64>) -> Self {
         let screen = MultiProgress::new();
-        let bar = screen.add(ProgressBar::new(steps));
-        bar.set_style(style("{bar:32.cyan/blue} {pos}/{len}  {elapsed} (left {eta})\n  {msg}"));
+        let bar = screen.add(steps.map_or_else(ProgressBar::no_length, ProgressBar::new));
+        bar.set_style(style(match steps {
+            Some(_) => "{bar:32.cyan/blue} {pos}/{len}  {elapsed} (left {eta})\n  {msg}",
+            None => "step {pos}  {elapsed}\n  {msg}",
+        }));
         bar.set_message("starting");
         bar.enable_steady_tick(Duration::from_millis(500));
         Self { screen, steps: bar, servers: BTreeMap::new() }
@@ -100,8 +103,8 @@ fn server(worker: WorkerName) -> String {
 fn message(step: &StepRecord) -> String {
     let seconds = step.seconds.max(1e-9);
     format!(
-        "loss {:.4}  {:.0} tokens/s  exposed wait {:.1} %  imbalance {:.2} (unplanned {:.2})",
-        step.loss,
+        "{}  {:.0} tokens/s  exposed wait {:.1} %  imbalance {:.2} (unplanned {:.2})",
+        losses(step),
         step.tokens as f64 / seconds,
         100.0 * step.exposed_wait_seconds / seconds,
         step.imbalance,
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_event_can_be_drawn() {
-        let mut live = Live::new(3);
+        let mut live = Live::new(Some(3));
         live.screen.set_draw_target(indicatif::ProgressDrawTarget::hidden());
         let worker = WorkerName { role: Role::Server, index: 0, incarnation: 0 };
         let load = LoadRecord {

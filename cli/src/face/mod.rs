@@ -24,8 +24,8 @@ pub(crate) enum Face {
     Live(Box<Live>),
     /// Lines for people.
     Plain {
-        /// Steps of the job.
-        steps: u64,
+        /// Steps of the job, where they are known.
+        steps: Option<u64>,
     },
     /// Lines for programs.
     Json,
@@ -33,7 +33,7 @@ pub(crate) enum Face {
 
 impl Face {
     /// The face for where stdout goes.
-    pub(crate) fn new(json: bool, steps: u64) -> Self {
+    pub(crate) fn new(json: bool, steps: Option<u64>) -> Self {
         match (json, std::io::stdout().is_terminal() && std::io::stderr().is_terminal()) {
             (true, _) => Self::Json,
             (false, true) => Self::Live(Box::new(Live::new(steps))),
@@ -94,21 +94,28 @@ impl Face {
 }
 
 /// `step 3/60  loss 4.1234  12345 tokens/s  exposed wait 3.1 %  imbalance 1.02 (unplanned 1.74)`.
-fn line(step: &StepRecord, steps: u64) -> String {
+fn line(step: &StepRecord, steps: Option<u64>) -> String {
     let lost = match step.failovers {
         0 => String::new(),
         lost => format!("  slots lost {lost}"),
     };
+    let of = steps.map_or_else(String::new, |steps| format!("/{steps}"));
     format!(
-        "step {}/{steps}  loss {:.4}  {:.0} tokens/s  exposed wait {:.1} %  imbalance {:.2} \
+        "step {}{of}  {}  {:.0} tokens/s  exposed wait {:.1} %  imbalance {:.2} \
          (unplanned {:.2}){lost}",
         step.step + 1,
-        step.loss,
+        losses(step),
         step.tokens as f64 / step.seconds.max(1e-9),
         100.0 * step.exposed_wait_seconds / step.seconds.max(1e-9),
         step.imbalance,
         step.imbalance_unplanned,
     )
+}
+
+/// `loss 4.1234`, and `  validation loss 4.2345` in a step that computed it.
+fn losses(step: &StepRecord) -> String {
+    let validation = step.validation_loss.map(|it| format!("  validation loss {it:.4}"));
+    format!("loss {:.4}{}", step.loss, validation.unwrap_or_default())
 }
 
 fn restart(number: u32, first_step: u64) -> String {
@@ -141,10 +148,14 @@ mod tests {
     #[test]
     fn a_step_is_a_line() {
         assert_eq!(
-            line(&step(0, 5.5), 60),
+            line(&step(0, 5.5), Some(60)),
             "step 1/60  loss 5.5000  50 tokens/s  exposed wait 25.0 %  imbalance 1.50 (unplanned \
              2.50)"
         );
-        assert!(line(&step(1, 5.5), 60).ends_with("  slots lost 1"));
+        assert!(line(&step(1, 5.5), Some(60)).ends_with("  slots lost 1"));
+        let evaluated = StepRecord { validation_loss: Some(5.75), ..step(0, 5.5) };
+        let expected = "step 1  loss 5.5000  validation loss 5.7500  50 tokens/s";
+        assert!(line(&evaluated, None).starts_with(expected), "{}", line(&evaluated, None));
+        assert!(line(&step(0, 5.5), None).starts_with("step 1  loss 5.5000"));
     }
 }

@@ -41,8 +41,15 @@ fn run(summary: &Summary, out: &Path) -> Table {
     row("steps", format!("{} in {:.1} s", summary.steps, summary.seconds));
     if let (Some(first), Some(last)) = (summary.first_loss, summary.last_loss) {
         row("loss", format!("{first:.4} at first, {last:.4} at last"));
-        let below = if summary.below_unigram_entropy { "yes" } else { "no" };
-        row("unigram entropy", format!("{:.4}, loss below it: {below}", summary.unigram_entropy));
+        if let Some(loss) = summary.last_validation_loss {
+            row("validation loss", format!("{loss:.4} at last"));
+        }
+        if let (Some(entropy), Some(below)) =
+            (summary.unigram_entropy, summary.below_unigram_entropy)
+        {
+            let below = if below { "yes" } else { "no" };
+            row("unigram entropy", format!("{entropy:.4}, loss below it: {below}"));
+        }
         row("tokens/s", format!("{:.0}", summary.tokens_per_second));
         row("exposed wait", format!("{:.1} % of the time", 100.0 * summary.exposed_wait_share));
         row(
@@ -104,12 +111,15 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cadre_supervisor::StepRecord;
+
     use super::*;
     use crate::out::summary::tests::{end, server, step};
 
     #[test]
     fn the_table_says_what_matters() {
-        let steps = [step(0, 5.5), step(1, 2.5)];
+        let validated = StepRecord { validation_loss: Some(2.75), ..step(0, 5.5) };
+        let steps = [validated, step(1, 2.5)];
         let servers = [server(0, "server-0", 0), server(1, "server-0", 0)];
         let summary = Summary::of(end(), &steps, &servers);
         let text = draw(&summary, Path::new("runs/bible"));
@@ -117,6 +127,7 @@ mod tests {
             "bible, completed",
             "2 in 4.0 s",
             "5.5000 at first, 2.5000 at last",
+            "2.7500 at last",
             "3.0000, loss below it: yes",
             "25.0 % of the time",
             "1.0 s, 25 %",

@@ -16,7 +16,8 @@ mod whole;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cadre_supervisor::{ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
+use cadre_supervisor::{Attempt, ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
+use cadre_trainer::checkpoint::Last;
 use serde::{Deserialize, Serialize};
 
 use directory::Directory;
@@ -113,7 +114,8 @@ impl Output {
             RunEvent::Attempt(attempt) => {
                 self.steps.drop_from(attempt.first_step)?;
                 self.servers.drop_from(attempt.first_step)?;
-                self.headers.drop_from(attempt.first_step)
+                self.headers.drop_from(attempt.first_step)?;
+                self.fill(attempt)
             }
             RunEvent::Process(process) => {
                 if self.processes.insert(process.worker, process.clone()).is_none() {
@@ -132,6 +134,44 @@ impl Output {
             }
             RunEvent::Load(_) | RunEvent::Notice { .. } | RunEvent::Finished(_) => Ok(()),
         }
+    }
+
+    /// Adds the step before an attempt from what its checkpoint tells of it, where nobody else did: the first trainer died before.
+    /// What was measured of the pool in it is lost.
+    fn fill(&mut self, attempt: &Attempt) -> Result<(), Error> {
+        let Some(Last { header, done }) = attempt.checkpoint.as_deref().and_then(Last::of) else {
+            return Ok(());
+        };
+        let step = header.step;
+        if step + 1 != attempt.first_step {
+            return Ok(());
+        }
+        if self.headers.rows().last().is_none_or(|it| it.step < step) {
+            let line = serde_json::to_string(&*header).expect("a header is plain data");
+            self.headers.push_line(HeaderStep { step }, &line)?;
+        }
+        if self.steps.rows().last().is_none_or(|it| it.step < step) {
+            self.steps.push(StepRecord {
+                step,
+                loss: done.loss,
+                loss_bits: format!("{:08x}", done.loss.to_bits()),
+                lr: done.learning_rate,
+                gradient_norm: done.gradient_norm,
+                validation_loss: done.validation_loss,
+                tokens: done.tokens,
+                seconds: done.seconds,
+                exposed_wait_seconds: done.exposed_wait_seconds,
+                failovers: 0,
+                imbalance: 1.0,
+                imbalance_unplanned: 1.0,
+                gap_compute: None,
+                gap_link: None,
+                gap_bytes: None,
+                plans: String::new(),
+                view: format!("{}.{}", header.view.term, header.view.counter),
+            })?;
+        }
+        Ok(())
     }
 
     /// Writes the summary and the picture.

@@ -16,7 +16,7 @@ const FONT: &str = "sans-serif";
 pub(super) fn draw(
     steps: &[StepRecord],
     servers: &[ServerRecord],
-    unigram_entropy: f64,
+    unigram_entropy: Option<f64>,
 ) -> Result<String, String> {
     let mut svg = String::new();
     {
@@ -34,17 +34,18 @@ pub(super) fn draw(
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn loss(area: &Area<'_>, steps: &[StepRecord], entropy: f64) -> Result<(), String> {
+fn loss(area: &Area<'_>, steps: &[StepRecord], entropy: Option<f64>) -> Result<(), String> {
     let points: Vec<(f64, f64)> =
         steps.iter().map(|it| (it.step as f64, f64::from(it.loss))).collect();
-    let highest = points.iter().map(|it| it.1).fold(entropy, f64::max);
+    let highest = points.iter().map(|it| it.1).fold(entropy.unwrap_or(0.0), f64::max);
     let last = last_step(steps);
-    let described = format!("unigram entropy {entropy:.2}");
-    let lines = [
-        (described.as_str(), GREEN.mix(0.7), vec![(0.0, entropy), (last, entropy)]),
-        ("loss", BLUE.to_rgba(), points),
-    ];
-    panel(area, "loss (nats a byte)", last, highest, &lines)
+    let described = entropy.map(|it| (it, format!("unigram entropy {it:.2}")));
+    let mut lines = vec![("loss", BLUE.to_rgba(), points)];
+    if let Some((entropy, words)) = &described {
+        lines.insert(0, (words.as_str(), GREEN.mix(0.7), vec![(0.0, *entropy), (last, *entropy)]));
+    }
+    let title = if described.is_some() { "loss (nats a byte)" } else { "loss" };
+    panel(area, title, last, highest, &lines)
 }
 
 fn busy(area: &Area<'_>, steps: &[StepRecord], rows: &[ServerRecord]) -> Result<(), String> {
@@ -134,10 +135,12 @@ mod tests {
         for count in [0, 1, 20] {
             let steps: Vec<_> = (0..count).map(|it| step(it, f32::NAN)).collect();
             let servers: Vec<_> = (0..count).map(|it| server(it, "server-0", 0)).collect();
-            let svg = draw(&steps, &servers, 3.0).unwrap();
+            let svg = draw(&steps, &servers, Some(3.0)).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             assert!(svg.contains("unigram entropy 3.00"));
-            assert_eq!(svg, draw(&steps, &servers, 3.0).unwrap());
+            let other = draw(&steps, &servers, None).unwrap();
+            assert!(other.contains("loss") && !other.contains("unigram"));
+            assert_eq!(svg, draw(&steps, &servers, Some(3.0)).unwrap());
         }
     }
 }

@@ -25,10 +25,12 @@ pub(crate) struct Summary {
     pub(crate) last_loss: Option<f32>,
     /// Bits of the last loss, 8 hex digits.
     pub(crate) last_loss_bits: Option<String>,
-    /// Mean surprise, in nats a byte, of who knows only how frequent each byte of the corpus is.
-    pub(crate) unigram_entropy: f64,
+    /// Loss of the documents that are held out, when it was last computed.
+    pub(crate) last_validation_loss: Option<f32>,
+    /// Mean surprise, in nats a byte, of who knows only how frequent each byte of the corpus is; of `cadre train` alone.
+    pub(crate) unigram_entropy: Option<f64>,
     /// Whether the last loss is below it, so that the model has learnt from context.
-    pub(crate) below_unigram_entropy: bool,
+    pub(crate) below_unigram_entropy: Option<bool>,
     /// Rows trained on.
     pub(crate) tokens: u64,
     /// Time of all steps.
@@ -89,7 +91,7 @@ pub(crate) struct End {
     pub(crate) outcome: Ending,
     pub(crate) message: Option<String>,
     pub(crate) attempts: u32,
-    pub(crate) unigram_entropy: f64,
+    pub(crate) unigram_entropy: Option<f64>,
     pub(crate) sample: Option<String>,
 }
 
@@ -110,8 +112,10 @@ impl Summary {
             first_loss: first.map(|it| it.loss),
             last_loss: last.map(|it| it.loss),
             last_loss_bits: last.map(|it| it.loss_bits.clone()),
+            last_validation_loss: steps.iter().rev().find_map(|it| it.validation_loss),
             unigram_entropy,
-            below_unigram_entropy: last.is_some_and(|it| f64::from(it.loss) < unigram_entropy),
+            below_unigram_entropy: unigram_entropy
+                .map(|entropy| last.is_some_and(|it| f64::from(it.loss) < entropy)),
             tokens,
             seconds,
             tokens_per_second: share(tokens as f64, seconds),
@@ -176,6 +180,7 @@ pub(crate) mod tests {
             loss,
             lr: 0.0,
             gradient_norm: 0.0,
+            validation_loss: None,
             loss_bits: format!("{:08x}", loss.to_bits()),
             tokens: 100,
             seconds: 2.0,
@@ -183,6 +188,10 @@ pub(crate) mod tests {
             failovers: u32::from(step == 1),
             imbalance: 1.5,
             imbalance_unplanned: 2.5,
+            gap_compute: Some(0.0),
+            gap_link: None,
+            gap_bytes: None,
+            plans: String::new(),
             view: "0.1".into(),
         }
     }
@@ -208,7 +217,7 @@ pub(crate) mod tests {
             outcome: Ending::Completed,
             message: None,
             attempts: 1,
-            unigram_entropy: 3.0,
+            unigram_entropy: Some(3.0),
             sample: Some("In the beginning".into()),
         }
     }
@@ -221,7 +230,9 @@ pub(crate) mod tests {
         let summary = Summary::of(end(), &steps, &servers);
         assert_eq!((summary.steps, summary.tokens, summary.failovers), (2, 200, 1));
         assert_eq!((summary.first_loss, summary.last_loss), (Some(5.5), Some(2.5)));
-        assert!(summary.below_unigram_entropy);
+        assert_eq!(summary.below_unigram_entropy, Some(true));
+        let other = Summary::of(End { unigram_entropy: None, ..end() }, &steps, &servers);
+        assert_eq!(other.below_unigram_entropy, None);
         let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-12, "{value}");
         near(summary.tokens_per_second, 50.0);
         near(summary.exposed_wait_share, 0.25);
@@ -234,7 +245,7 @@ pub(crate) mod tests {
     #[test]
     fn a_run_without_steps_has_a_summary() {
         let summary = Summary::of(end(), &[], &[]);
-        assert_eq!((summary.last_loss, summary.below_unigram_entropy), (None, false));
+        assert_eq!((summary.last_loss, summary.below_unigram_entropy), (None, Some(false)));
         let text = serde_json::to_string(&summary).unwrap();
         assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
     }

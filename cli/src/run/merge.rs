@@ -3,13 +3,14 @@
 //! In: a job or pool, [`RunOptions`]. Out: the job with its trainer's arguments completed, and what they
 //! mean, read by the rules of `cadre train` itself. A wrong argument is refused with its container.
 //!
-//! Only Cadre's own trainer and server are known; what another program's arguments mean is not.
+//! Only Cadre's own trainer and server are known. What the arguments of another trainer mean is its own affair, so options
+//! that `cadre train` would be given are refused with it.
 
 use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob, Wire};
-use cadre_trainer::model::Config;
+use cadre_trainer::model::Design;
 use clap::{Args, Parser};
 
 use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
@@ -18,13 +19,23 @@ use crate::choices::{EngineChoice, ExchangeChoice};
 /// Where the one container stands.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
 
-/// Completes the trainer's arguments and says what they mean.
+/// Completes the trainer's arguments and says what they mean; `None` for another program than `cadre train`.
 pub(super) fn trainer(
     job: &mut TrainingJob,
     options: &RunOptions,
-) -> Result<TrainOptions, Refusal> {
+) -> Result<Option<TrainOptions>, Refusal> {
     validate::container(&job.spec.template, TRAINER_CONTAINER)?;
+    if let Some(seconds) = options.stalled_after_seconds {
+        job.spec.failure_policy.stalled_after_seconds = seconds.get();
+        validate::patience("--stalled-after-seconds", &job.spec.failure_policy)?;
+    }
+    if options.profile.is_some() {
+        job.spec.attention.profile.clone_from(&options.profile);
+    }
     let container = only(&mut job.spec.template);
+    if let Some(program) = container.command.iter().flatten().next().filter(|it| *it != "cadre") {
+        return another(program, options).map(|()| None);
+    }
     let mut args = own_arguments(container, "train")?;
     if let Some(steps) = options.steps {
         args.push(format!("--steps={steps}"));
@@ -45,10 +56,31 @@ pub(super) fn trainer(
     }
     args.extend(exchange(options));
     let parsed: TrainOptions = parse(&args)?;
-    let config = Config::preset(&parsed.model).expect("its name was checked");
-    parsed.layers.over(config.layers).map_err(|error| misunderstood(&error.to_string()))?;
+    Design::from(parsed.model.clone())
+        .build()
+        .map_err(|error| misunderstood(&error.to_string()))?;
     container.args = Some(args);
-    Ok(parsed)
+    Ok(Some(parsed))
+}
+
+/// Refuses options that a trainer other than `cadre train` does not understand.
+fn another(program: &str, options: &RunOptions) -> Result<(), Refusal> {
+    let RunOptions { steps, seed, data, memory_mib, resume, .. } = options;
+    let given = [
+        ("--steps", steps.is_some(), "say it in the arguments of its container"),
+        ("--seed", seed.is_some(), "say it in the arguments of its container"),
+        ("--data", data.is_some(), "say it in the arguments of its container"),
+        ("--memory-mib", memory_mib.is_some(), "set spec.attention.inPlaceMemoryMebibytes"),
+        ("--resume", *resume, "let it find its own checkpoint"),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        None => Ok(()),
+        Some((option, _, remedy)) => Err(Refusal {
+            field: option.into(),
+            problem: format!("is for cadre train, and the job's trainer is {program}"),
+            remedy: remedy.into(),
+        }),
+    }
 }
 
 /// Completes the server's arguments and says what they mean.
@@ -79,11 +111,18 @@ fn exchange(options: &RunOptions) -> Option<String> {
 /// Refuses an exchange that the workers, or the rows of the job, are not for.
 pub(super) fn check_exchange(
     job: &TrainingJob,
-    trainer: &TrainOptions,
+    trainer: Option<&TrainOptions>,
     server: Option<&ServeOptions>,
 ) -> Result<(), Refusal> {
     let refuse = |field: &str, problem: &str, remedy: &str| {
         Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
+    };
+    let Some(trainer) = trainer else {
+        if server.is_some_and(|it| it.exchange == ExchangeChoice::Node) {
+            let problem = "is node for servers, and a trainer other than cadre train speaks tcp";
+            return refuse("--exchange", problem, "say --exchange=tcp in their arguments");
+        }
+        return Ok(());
     };
     if let Some(server) = server.filter(|it| it.exchange != trainer.exchange) {
         let of = |it: ExchangeChoice| if it == ExchangeChoice::Node { "node" } else { "tcp" };
@@ -109,10 +148,11 @@ pub(super) fn check_exchange(
             "is not Bf16, and --exchange node leaves rows where only GPU kernels read them";
         return refuse("spec.attention.wire", problem, "say wire: Bf16, or --exchange tcp");
     }
-    let config = Config::preset(&trainer.model).expect("its name was checked");
+    let design = Design::from(trainer.model.clone());
+    let (config, _) = design.build().expect("its arguments were checked");
     if !matches!(config.head_dim, 64 | 128 | 256) {
         let problem =
-            format!("is {}, whose head dim {} has no GPU kernel", trainer.model, config.head_dim);
+            format!("is {}, whose head dim {} has no GPU kernel", design.preset, config.head_dim);
         return refuse("--model", &problem, "take another model, or --exchange tcp");
     }
     Ok(())
@@ -209,8 +249,13 @@ mod tests {
     fn options_win_over_the_manifest() {
         let mut job =
             manifests("command: [cadre, train, --steps=9], args: ['--data=a', --seed, '4']").job;
-        let merged =
-            trainer(&mut job, &options(&["--steps=2", "--data", "b"])).expect("all is well");
+        let merged = trainer(
+            &mut job,
+            &options(&["--steps=2", "--data", "b", "--stalled-after-seconds=70"]),
+        )
+        .expect("all is well");
+        assert_eq!(job.spec.failure_policy.stalled_after_seconds, 70);
+        let merged = merged.expect("it is cadre train");
         assert_eq!((merged.steps.get(), merged.seed), (2, 4));
         assert_eq!(merged.data, PathBuf::from("b"));
         let container = only(&mut job.spec.template);
@@ -222,16 +267,49 @@ mod tests {
     }
 
     #[test]
+    fn another_program_keeps_its_arguments_and_takes_no_options() {
+        let mut job = manifests("command: [python, train.py], args: [--steps=9]").job;
+        assert_eq!(trainer(&mut job, &options(&["--trace=t"])).expect("all is well"), None);
+        assert_eq!(only(&mut job.spec.template).args.as_deref().unwrap(), ["--steps=9"]);
+        for (option, expected) in [
+            ("--steps=2", "say it in the arguments of its container"),
+            ("--seed=2", "say it in the arguments of its container"),
+            ("--data=b", "say it in the arguments of its container"),
+            ("--memory-mib=9", "set spec.attention.inPlaceMemoryMebibytes"),
+            ("--resume", "let it find its own checkpoint"),
+        ] {
+            let refusal = trainer(&mut job, &options(&[option])).unwrap_err().to_string();
+            let name = option.split('=').next().unwrap();
+            let told =
+                format!("{name} is for cadre train, and the job's trainer is python; {expected}");
+            assert_eq!(refusal, told);
+        }
+        let node = ServeOptions { exchange: ExchangeChoice::Node, ..super::parse(&[]).unwrap() };
+        check_exchange(&job, None, Some(&node)).unwrap_err();
+    }
+
+    #[test]
+    fn a_patience_below_that_with_a_silent_trainer_is_refused_by_its_option() {
+        let mut job = manifests("command: [cadre, train], args: ['--data=a', '--steps=1']").job;
+        let refusal = trainer(&mut job, &options(&["--stalled-after-seconds=30"])).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "--stalled-after-seconds is 30, not above spec.failurePolicy.suspectAfterSeconds, which is 30; write more \
+             than 30, or lower spec.failurePolicy.suspectAfterSeconds"
+        );
+    }
+
+    #[test]
     fn wrong_programs_and_arguments_are_refused() {
         for (command, expected) in [
             (
-                "command: [python, train.py]",
-                "spec.template.spec.containers[0].command is [python, train.py]; on one machine \
+                "command: [cadre, serve]",
+                "spec.template.spec.containers[0].command is [cadre, serve]; on one machine \
                  write [cadre, train]",
             ),
             (
                 "command: [cadre, train], args: [--data=a, --steps=1, --model=tiny, '--layers=full,full,window:8']",
-                "spec.template.spec.containers[0].args are not understood: the pattern full,full,window:8 has \
+                "spec.template.spec.containers[0].args are not understood: --layers: the pattern full,full,window:8 has \
                  3 layers, more than the 2 of the model; leave out those beyond, or take a larger model; correct them",
             ),
             (

@@ -15,19 +15,26 @@ mod signals;
 
 use std::path::Path;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_supervisor::{self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent};
 use cadre_trainer::corpus::Corpus;
+use cadre_trainer::model::Design;
+use cadre_worker::profile;
 
-use crate::arguments::RunOptions;
+use crate::arguments::{RunOptions, TrainOptions};
 use crate::choices::Place;
 use crate::face::Face;
 use crate::out::directory::Directory;
 use crate::out::summary::{End, Ending, Summary};
 use crate::out::{self, Output, trace};
+
+/// What a program of the user's has until it joins, and after its last step until it ends: it may load a framework, a model and a
+/// checkpoint first, and save and evaluate a model last.
+const OTHERS_PATIENCE: Duration = Duration::from_mins(30);
 
 /// Runs a job to its end.
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
@@ -82,7 +89,8 @@ struct Prepared {
     /// Its `out` is still to be chosen.
     config: RunConfig,
     job: String,
-    unigram_entropy: f64,
+    /// Of the corpus of `cadre train`.
+    unigram_entropy: Option<f64>,
     passed_over: Vec<String>,
 }
 
@@ -103,15 +111,25 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let trainer = merge::trainer(&mut job, options).map_err(&of_job)?;
     let server = merge::server(&mut pool, options).map_err(&of_pool)?;
     let pooled = options.attention == Place::Pool && pool.spec.replicas > 0;
-    merge::check_exchange(&job, &trainer, pooled.then_some(&server)).map_err(&of_job)?;
+    merge::check_exchange(&job, trainer.as_ref(), pooled.then_some(&server)).map_err(&of_job)?;
 
-    let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
-    if let Some(headers) = &options.headers {
-        // A run that goes on needs those from its checkpoint on, wherever that is.
-        let first = if options.resume { trainer.steps.get() - 1 } else { 0 };
-        cadre_worker::headers::read(headers)
-            .and_then(|log| log.covers(first..trainer.steps.get()))
+    // What another program's heads are, its first rank says when it joins. A log of headers has its costs.
+    if let Some(trainer) = trainer.as_ref().filter(|_| options.headers.is_none()) {
+        let built = Design::from(trainer.model.clone()).build();
+        let (config, _) = built.map_err(|error| refused(error.to_string()))?;
+        profile::costs(job.spec.attention.profile.as_deref(), config.head_dim as u16)
             .map_err(|error| refused(error.to_string()))?;
+    }
+    let corpus = trainer.as_ref().map(corpus).transpose()?;
+    let steps = trainer.as_ref().map(|it| it.steps.get());
+    if let Some(headers) = &options.headers {
+        let log = cadre_worker::headers::read(headers);
+        let covered = log.and_then(|log| match steps {
+            // A run that goes on needs those from its checkpoint on, wherever that is.
+            Some(steps) => log.covers(if options.resume { steps - 1 } else { 0 }..steps),
+            None => Ok(()),
+        });
+        covered.map_err(|error| refused(error.to_string()))?;
     }
     let name = job.metadata.name.clone().expect("manifests without a name are refused");
     let out = options.out.clone().unwrap_or_default();
@@ -123,7 +141,7 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let config = RunConfig {
         pool,
         job,
-        steps: trainer.steps.get(),
+        steps,
         out,
         trace: options.trace.is_some(),
         resume: options.resume,
@@ -132,11 +150,32 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
         faults: options.faults.clone(),
         replace: !options.no_replace,
         program,
-        limits: Limits::default(),
+        limits: match trainer {
+            Some(_) => Limits::default(),
+            None => Limits {
+                register: OTHERS_PATIENCE,
+                interrupt: OTHERS_PATIENCE,
+                last_words: OTHERS_PATIENCE,
+                farewell: OTHERS_PATIENCE,
+                ..Limits::default()
+            },
+        },
     };
     config.check(0).map_err(|error| refused(error.to_string()))?;
-    let unigram_entropy = corpus.unigram_entropy();
+    let unigram_entropy = corpus.map(|it| it.unigram_entropy());
     Ok(Prepared { config, job: name, unigram_entropy, passed_over: cluster_only })
+}
+
+/// The documents that a trainer learns from.
+fn corpus(trainer: &TrainOptions) -> Result<Corpus, Failure> {
+    let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
+    match &trainer.validate {
+        Some(held) => {
+            let split = held.split(corpus).map_err(|error| refused(error.to_string()));
+            split.map(|(train, _)| train)
+        }
+        None => Ok(corpus),
+    }
 }
 
 /// What came of the supervisor's run.

@@ -237,6 +237,57 @@ fn the_learning_rate_and_the_norm_of_the_gradient_of_each_step_are_told() {
 }
 
 #[test]
+fn a_step_that_nobody_told_of_is_in_the_logs_of_who_goes_on_from_its_checkpoint() {
+    let place = Place::new();
+    let calm = place.run("told", JOB, &["--steps=3"]);
+    assert_eq!(calm.code, Some(0), "{}", calm.said);
+    // As if trainer 0 had died when all had done the step, and had told nobody.
+    let files = ["steps.jsonl", "headers.jsonl"].map(|it| calm.out.join(it));
+    let whole = files.clone().map(|it| fs::read_to_string(it).expect("a log"));
+    for (path, text) in files.iter().zip(&whole) {
+        let two: String = text.split_inclusive('\n').take(2).collect();
+        fs::write(path, two).expect("a small file");
+    }
+    let resumed = place.run("told", JOB, &["--steps=4", "--resume"]);
+    assert_eq!(resumed.code, Some(0), "{}\n{}", resumed.said, resumed.logs());
+    let [steps, headers] = files.map(|it| super::rows(&it));
+    assert_eq!((steps.len(), headers.len()), (4, 4));
+    let line = |text: &str, at: usize| -> serde_json::Value {
+        serde_json::from_str(text.lines().nth(at).expect("a row")).expect("a line of JSON")
+    };
+    assert_eq!(headers[2], line(&whole[1], 2));
+    for field in ["step", "loss_bits", "lr", "gradient_norm", "tokens", "view"] {
+        assert_eq!(steps[2][field], line(&whole[0], 2)[field], "{field}");
+    }
+}
+
+#[test]
+fn documents_that_are_held_out_are_evaluated_alike_with_a_pool_and_without() {
+    let place = Place::new();
+    let every = "--checkpoint-every=2, --validate=0.3, --validate-every=4";
+    let job = Job { every, ..JOB };
+    let losses = |name: &str, args: &[&str]| {
+        let run = place.run(name, job, args);
+        assert_eq!(run.code, Some(0), "{name}: {}\n{}", run.said, run.logs());
+        let rows = super::rows(&run.out.join("steps.jsonl"));
+        rows.iter().map(|it| it["validation_loss"].as_f64()).collect::<Vec<_>>()
+    };
+    let calm = losses("calm", &[]);
+    // After four steps, and after the last one.
+    let [None, None, None, Some(first), None, Some(last)] = calm[..] else { panic!("{calm:?}") };
+    assert!(last < first && first < 6.0, "{calm:?}");
+    assert_eq!(losses("killed", &["--fault", "kill-server:0@3:bwd"]), calm);
+    let local = losses("local", &["--attention", "local"]);
+    for (pool, local) in calm.iter().flatten().zip(local.iter().flatten()) {
+        assert!((pool - local).abs() < 1e-4, "{calm:?} {local:?}");
+    }
+    // What is held out is not trained on.
+    let all = place.run("calm", Job { every: "--checkpoint-every=2", ..JOB }, &["--resume"]);
+    assert_eq!(all.code, Some(2), "{}", all.said);
+    assert!(all.said.contains("has another corpus"), "{}", all.said);
+}
+
+#[test]
 fn too_little_memory_in_place_is_refused_by_the_names_of_what_sets_it() {
     let place = Place::new();
     let job = Job { servers: 0, in_place: true, ..JOB };

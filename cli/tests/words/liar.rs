@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cadre_control::DATA_VERSION;
-use cadre_exchange::{Buffer, Limits, PeerId, Provider as _, RegionKey, Tcp, TcpConfig};
+use cadre_exchange::{
+    Buffer, Encryption, Limits, PeerId, Provider as _, RegionKey, Tcp, TcpConfig,
+};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Life, Stream};
 
@@ -37,7 +39,8 @@ impl Liar {
     pub(crate) fn new() -> Self {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
         let (secret, data_version, limits) = (SECRET, DATA_VERSION, Limits::default());
-        let links = Tcp::open(TcpConfig { bind, me: ME, secret, data_version, limits });
+        let encryption = Encryption::Off;
+        let links = Tcp::open(TcpConfig { bind, me: ME, secret, data_version, encryption, limits });
         Self { links: links.expect("a port"), envelopes: Vec::new(), words: 0 }
     }
 

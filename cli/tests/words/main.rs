@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use cadre_exchange::RegionKey;
 use cadre_protocol::{At, Message, Round, ServerId};
-use cadre_step::envelope::{Ending, Envelope, Lengths, Said, StepDone};
+use cadre_step::envelope::{Ending, Envelope, Lengths, Said, Stands, StepDone};
 use cadre_step::header::Header;
 use cadre_step::words::{Body, Published};
 
@@ -32,6 +32,7 @@ fn every_kind_of_word_may_be_lost_once() {
     let wanted = [
         "addresses",
         "a header",
+        "how many steps it has",
         "lengths",
         "that it heard",
         "the end of a step",
@@ -53,13 +54,14 @@ fn commands() -> [(Message, &'static str); 4] {
 }
 
 /// What a server may not say, and its name.
-fn words(header: &Header) -> [(Said, &'static str); 6] {
+fn words(header: &Header) -> [(Said, &'static str); 8] {
     let nowhere = vec![(cadre_exchange::PeerId::server(0, 0), "127.0.0.1:1".to_owned())];
     let (loss, seconds, exposed_wait_seconds) = (f32::NAN, 1.0, 0.0);
     let done = StepDone {
         step: 0,
         loss,
         gradient_norm: 1.0,
+        validation_loss: None,
         learning_rate: 1.0,
         tokens: 1,
         seconds,
@@ -67,9 +69,11 @@ fn words(header: &Header) -> [(Said, &'static str); 6] {
     };
     let header = Box::new(header.clone());
     [
-        (Said::Lengths(Lengths { step: 0, nanos: Vec::new() }), "lengths"),
+        (Said::Lengths(Lengths { step: 0, turns: None, nanos: Vec::new() }), "lengths"),
         (Said::Header { header, trainers: nowhere.clone() }, "a header"),
         (Said::Addresses(nowhere), "addresses"),
+        (Said::Steps(0), "how many steps it has"),
+        (Said::Standing(Stands::Still(String::new())), "whether its main thread stands still"),
         (Said::StepDone(done), "the end of a step"),
         (Said::End(Ending::Completed), "the end of the job"),
         (Said::Leaving, "that it leaves"),

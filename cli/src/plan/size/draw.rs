@@ -1,17 +1,24 @@
 //! One drawn nano-batch on a pool of some size: its plan, and what a layer of it takes.
 
+use std::collections::BTreeMap;
+
+use cadre_crds::OnPoolLoss;
 use cadre_planner::{
-    Costs, Direction, Document, Error, Kept, Layout, Links, NOMINAL_RATE, Plan, Problem, Profile,
-    ProfileError, RankId, Slot, SlotId, Traffic, memory_of_slot, plan,
+    Direction, Document, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile, ProfileError,
+    SlotId, Stretch, Traffic, memory_of_slot,
 };
-use cadre_worker::session::Kind;
+use cadre_step::conduct::{Draft, NOMINAL_WEIGHT, Offer, Standby, View};
+use cadre_step::envelope::{Lengths, NanoLengths};
+use cadre_step::header::{Header, Placement, ViewNumber};
+use cadre_step::planned;
 
 use super::{Job, SizeError};
 
 /// A processor's speed, as the model of a step needs it.
 pub(super) struct Machine {
-    pub(super) costs: Costs,
-    pub(super) lanes: u16,
+    /// Backward over forward.
+    pub(super) back: f64,
+    lanes: u16,
     /// Nanoseconds of a pair of one query head on one lane.
     pair: f64,
     /// Operations of linear layers a nanosecond on one lane.
@@ -27,7 +34,7 @@ impl Machine {
         let pairs = f64::from(rows) * (f64::from(keys) + f64::midpoint(f64::from(rows), 1.0));
         let slowest = profile.links.iter().map(|it| it.rate).min();
         Ok(Self {
-            costs: profile.costs(head_dim)?,
+            back: f64::from(profile.costs(head_dim)?.backward_percent) / 100.0,
             lanes,
             pair: table.picoseconds(rows, keys) as f64 / 1e3 / pairs,
             linear: profile.linear_operations as f64,
@@ -42,15 +49,24 @@ impl Machine {
 
     /// Nanoseconds that a trainer needs beside attention for its rows of a layer, forward.
     pub(super) fn linear(&self, job: &Job) -> f64 {
-        let super::Model { hidden, heads, feed_forward, .. } = job.model;
+        let super::Model { hidden, heads, .. } = job.model;
         let (dim, query) = (u64::from(heads.dim), u64::from(heads.query));
-        let weights = hidden * (2 * dim * query + 2 * dim * u64::from(heads.kv) + 3 * feed_forward);
+        let around = hidden * (2 * dim * query + 2 * dim * u64::from(heads.kv));
+        self.weights(job, around) + self.feed(job)
+    }
+
+    /// Nanoseconds that a trainer needs for its rows of a layer without core attention, forward.
+    pub(super) fn feed(&self, job: &Job) -> f64 {
+        self.weights(job, 3 * job.model.hidden * job.model.feed_forward)
+    }
+
+    fn weights(&self, job: &Job, weights: u64) -> f64 {
         let tokens = f64::from(job.settings.tokens.get());
         2.0 * weights as f64 * tokens / (self.linear * f64::from(self.lanes))
     }
 }
 
-/// A nano-batch's plan.
+/// The plan of a nano-batch for layers of one kind.
 pub(super) struct Drawn {
     pub(super) problem: Problem,
     pub(super) plan: Plan,
@@ -67,35 +83,61 @@ pub(super) struct Layer {
     pub(super) busiest: f64,
 }
 
+/// The header of a step, as the job's conductor makes it with `servers` dedicated servers.
+fn header(job: &Job, servers: u32, step: u64) -> Result<Header, SizeError> {
+    let trainers = job.settings.trainers.get() as u16;
+    let mut told: BTreeMap<u16, Lengths> = (0..trainers)
+        .map(|rank| (rank, Lengths { step, turns: Some(job.turns.clone()), nanos: Vec::new() }))
+        .collect();
+    for nano in 0..job.settings.nano_batches.get() {
+        let documents = job.lengths.documents(job.settings, step, nano);
+        let causal = documents.iter().map(|&rows| Document { rows, mask: Mask::Causal });
+        let layout = Layout::end_to_end(causal.collect(), job.settings.tokens.get())
+            .map_err(|source| SizeError::Planner { step, source })?;
+        for (stretches, told) in layout.ranks().iter().zip(told.values_mut()) {
+            let whole = |it: &Stretch| (it.document.0, documents[it.document.0 as usize]);
+            let documents = stretches.iter().map(whole).collect();
+            told.nanos.push(NanoLengths { documents, stretches: stretches.clone() });
+        }
+    }
+    let offer = |home, memory| Offer {
+        weight: NOMINAL_WEIGHT,
+        home,
+        memory: Some(memory),
+        member: None,
+        numerics: None,
+    };
+    let dedicated = (0..servers).map(|_| offer(None, job.memory));
+    let in_place = (0..trainers).filter(|_| job.in_place);
+    let in_place = in_place.map(|rank| offer(Some(rank), job.trainer_memory));
+    let slots = dedicated.chain(in_place).collect();
+    let mut draft = Draft {
+        trainers,
+        layers: job.stack.core().clone(),
+        heads: job.model.heads,
+        wire: job.wire,
+        seed: job.settings.seed,
+        numerics: String::new(),
+        reproducible: true,
+        placement: Placement::Pool,
+        costs: job.costs,
+        standby: if job.on_pool_loss == OnPoolLoss::Local { Standby::Yes } else { Standby::No },
+        trainer_memory: job.trainer_memory,
+        replay: None,
+        header: None,
+        memories: BTreeMap::new(),
+    };
+    let number = ViewNumber::default();
+    draft.prepare(step, &told, &View { number, slots })?;
+    Ok(draft.finish(number, Vec::new()))
+}
+
 impl Drawn {
-    /// Plans a nano-batch of a step, for layers of one kind, on `servers` dedicated ones, beside those in place.
-    pub(super) fn new(
-        job: &Job,
-        machine: &Machine,
-        servers: u32,
-        (step, nano): (u64, u32),
-        Kind { mask }: Kind,
-    ) -> Result<Self, SizeError> {
-        let refuse = |source: Error| SizeError::Planner { step, source };
-        let documents = job.lengths.documents(job.settings, step, nano).into_iter();
-        let documents = documents.map(|rows| Document { rows, mask }).collect();
-        let layout = Layout::end_to_end(documents, job.settings.tokens.get()).map_err(refuse)?;
-        let head_start = (machine.linear(job) / machine.attention(1.0)) as u64;
-        let slot = |home, head_start| Slot { weight: 100, head_start, home, memory: job.memory };
-        let ranks = if job.in_place { layout.ranks().len() as u16 } else { 0 };
-        let in_place = (0..ranks).map(|rank| slot(Some(RankId(rank)), head_start));
-        let dedicated = (0..servers).map(|_| slot(None, 0));
-        let problem = Problem {
-            layout,
-            heads: job.model.heads,
-            element_bytes: 2,
-            lanes: machine.lanes,
-            slots: in_place.chain(dedicated).collect(),
-            costs: machine.costs,
-            links: Links::equal(),
-        };
-        let plan = plan(&problem).map_err(refuse)?;
-        Ok(Self { problem, plan })
+    /// Plans a step on `servers` dedicated servers, beside those in place: by nano-batch, and then by kind of layers.
+    pub(super) fn all(job: &Job, servers: u32, step: u64) -> Result<Vec<Self>, SizeError> {
+        let plans = planned::plans(&header(job, servers, step)?);
+        let plans = plans.map_err(|source| SizeError::Planner { step, source })?;
+        Ok(plans.into_iter().map(|(problem, plan)| Self { problem, plan }).collect())
     }
 
     /// Cost of all attention, forward.
@@ -107,9 +149,9 @@ impl Drawn {
 
     /// Finish of the last slot over the mean of all.
     pub(super) fn balance(&self) -> f64 {
-        let finishes: Vec<f64> = (0..self.problem.slots.len() as u16)
-            .map(|slot| self.plan.finish(&self.problem, SlotId(slot)) as f64)
-            .collect();
+        let slots = (0..).map(SlotId).zip(&self.problem.slots).filter(|it| !it.1.is_standby());
+        let finishes: Vec<f64> =
+            slots.map(|it| self.plan.finish(&self.problem, it.0) as f64).collect();
         let mean = finishes.iter().sum::<f64>() / finishes.len().max(1) as f64;
         finishes.iter().copied().fold(0.0, f64::max) / mean.max(1.0)
     }
@@ -127,18 +169,20 @@ impl Drawn {
     pub(super) fn layer(&self, job: &Job, machine: &Machine) -> Layer {
         let linear = machine.linear(job);
         let finish = machine.attention(self.plan.bounds().finish as f64);
-        let back = f64::from(machine.costs.backward_percent) / 100.0;
-        // Slots in place finish after their linear layers, which take twice as long backward.
+        let back = finish * machine.back;
+        // Slots in place begin after their linear layers, which take twice as long backward.
         let (forward, backward) = if job.in_place {
-            (finish, (finish - linear).max(0.0) * back + 2.0 * linear)
+            (linear + finish, 2.0 * linear + back)
         } else {
-            (finish.max(linear), (finish * back).max(2.0 * linear))
+            (finish.max(linear), back.max(2.0 * linear))
         };
         let traffic = Traffic::of(&self.problem, &self.plan);
-        let scale = f64::from(NOMINAL_RATE) / f64::from(machine.rate);
+        // The plan shares a place's bytes among a lane for each KV head; the machine has its own number.
+        let share = f64::from(self.problem.lanes) / f64::from(machine.lanes);
+        let scale = share * f64::from(NOMINAL_RATE) / f64::from(machine.rate);
         let wires = [&traffic.forward, &traffic.backward].map(|it| it.busiest() as f64 * scale);
         let bytes = wires.iter().sum::<f64>() * f64::from(machine.rate) / 1e3;
-        let hides = job.settings.nano_batches.get() > 1;
+        let hides = job.together > 1;
         let mut layer = Layer { busiest: bytes, ..Layer::default() };
         for (work, wire, other) in [(forward, wires[0], linear), (backward, wires[1], 2.0 * linear)]
         {

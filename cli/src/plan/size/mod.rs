@@ -3,7 +3,8 @@
 //! In: manifests, a list of document lengths, a calibration, a number of nodes. Out: pool size, balance, bytes a second of
 //! each link, exposed communication, steps a second, memory, and whether it fits. Nothing is started.
 //!
-//! Documents are drawn as the reference trainer draws them. The model of a step is simple and stated: with two
+//! Documents are drawn as the reference trainer draws them, and headers are made and planned as a job's conductor does: the
+//! plans are those of the job, as long as all its slots are there and their weights nominal. The model of a step is simple and stated: with two
 //! nano-batches or more the servers, the links and the trainers' linear layers of one layer work at the same time, and the
 //! slowest of them sets the pace; with one they follow each other. Optimizer, loss and collectives are left out.
 
@@ -11,22 +12,25 @@ mod draw;
 mod picture;
 mod report;
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_planner::{Heads, Profile};
+use cadre_crds::{AttentionPool, OnPoolLoss, TrainingJob, Wire};
+use cadre_planner::{Costs, Heads};
+use cadre_step::turns::{self, Turns};
 use cadre_trainer::loader::{Lengths, Settings};
-use cadre_trainer::model::{Config, Pattern, PatternError};
-use cadre_worker::session::Layers;
+use cadre_trainer::model::{Config, Design, DesignError, PatternError, Scores, Stack};
+use cadre_worker::profile;
 
 use crate::arguments::{PlanOptions, ServeOptions, TrainOptions};
 use crate::run::merge;
 use draw::Machine;
 use report::Report;
 
+/// What times are told by where a job has no calibration.
+const NOMINAL_PROFILE: &str = "h200-hopper";
 /// Steps that are drawn.
 const STEPS: u64 = 8;
 
@@ -45,12 +49,18 @@ pub(crate) enum SizeError {
     Model { name: String },
     #[error("--layers: {0}")]
     Layers(#[from] PatternError),
+    #[error(transparent)]
+    Design(#[from] DesignError),
     #[error("--nodes is needed with -f: how many nodes may trainers and servers have together?")]
     Nodes,
     #[error("{0}")]
     Lengths(String),
-    #[error("--profile {name}: {why}; give a file of cadre calibrate or one of {}", Profile::BUILTIN.join(", "))]
-    Profile { name: String, why: String },
+    #[error(transparent)]
+    Profile(#[from] profile::Error),
+    #[error("nano-batches of the job: {0}")]
+    Turns(#[from] turns::Error),
+    #[error(transparent)]
+    Header(#[from] cadre_step::conduct::Error),
     #[error("step {step} as drawn: {source}")]
     Planner { step: u64, source: cadre_planner::Error },
     #[error("cannot write {}: {source}", path.display())]
@@ -66,14 +76,35 @@ struct Model {
     feed_forward: u64,
 }
 
+impl Model {
+    fn of(it: &Config) -> Self {
+        Self {
+            layers: it.layers,
+            hidden: it.width as u64,
+            heads: Heads {
+                query: it.query_heads as u16,
+                kv: it.kv_heads as u16,
+                dim: it.head_dim as u16,
+            },
+            feed_forward: it.feed_forward as u64,
+        }
+    }
+}
+
 /// Everything that is known of a job.
 #[derive(Clone)]
 struct Job {
     name: String,
     model: Model,
-    /// Kinds of its layers.
-    layers: Layers,
+    /// Its layers.
+    stack: Stack,
+    /// Nobody said them: they are taken as full.
+    layers_assumed: bool,
     settings: Settings,
+    /// Of every step.
+    turns: Turns,
+    /// Nano-batches that go through the model together.
+    together: u16,
     lengths: Lengths,
     nodes: u32,
     processes_per_node: u32,
@@ -82,39 +113,32 @@ struct Job {
     replicas: u32,
     /// Bytes of a server.
     memory: u64,
+    /// Bytes of a trainer, for rows of others.
+    trainer_memory: u64,
+    wire: Wire,
+    on_pool_loss: OnPoolLoss,
+    /// What plans are made with.
+    costs: Costs,
 }
 
 /// Sizes a job; returns what to print.
 pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
     let nodes = options.nodes.ok_or(SizeError::Nodes)?.get();
-    let profile = profile(&options.profile)?;
-    let job = job(options)?;
+    let (job, name) = job(options)?;
+    let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
+    let profile = profile::read(name)?;
     let machine = Machine::new(&profile, job.model.heads.dim, options.lanes.get())
-        .map_err(|source| refused(&options.profile, source.to_string()))?;
+        .map_err(|error| profile::Error::refused(name, error))?;
     let report = Report::new(&job, &machine, nodes, &profile)?;
     if let Some(path) = &options.picture {
-        std::fs::write(path, picture::draw(&job, &machine, report.servers())?)
+        std::fs::write(path, picture::draw(&job, report.servers())?)
             .map_err(|source| SizeError::Unwritable { path: path.clone(), source })?;
     }
     Ok(if options.json { report.json() } else { report.table() })
 }
 
-fn refused(name: &str, why: String) -> SizeError {
-    SizeError::Profile { name: name.into(), why }
-}
-
-fn profile(name: &str) -> Result<Profile, SizeError> {
-    if let Some(profile) = Profile::builtin(name) {
-        return Ok(profile);
-    }
-    let text = std::fs::read(name).map_err(|error| refused(name, error.to_string()))?;
-    let profile: Profile =
-        serde_json::from_slice(&text).map_err(|error| refused(name, error.to_string()))?;
-    profile.check().map_err(|error| refused(name, error.to_string()))?;
-    Ok(profile)
-}
-
-fn job(options: &PlanOptions) -> Result<Job, SizeError> {
+/// The job, and its calibration if it has one.
+fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
     let Manifests { pool, job, .. } = manifest::load(&options.files)?;
     let named = |kind, name: Option<&String>| {
         let name = name.cloned().unwrap_or_default();
@@ -134,9 +158,16 @@ fn job(options: &PlanOptions) -> Result<Job, SizeError> {
         given.or(own).ok_or(SizeError::Unknown { option })
     };
     let own = trainer.as_ref();
-    let model = options.model.clone().or_else(|| own.map(|it| it.model.clone()));
-    let model = model_of(&model.ok_or(SizeError::Unknown { option: "model" })?)?;
-    let pattern = own.map_or_else(Pattern::default, |it| it.layers.clone());
+    let design = own.map(|it| Design::from(it.model.clone()));
+    let model = match (&options.model, &design) {
+        (Some(name), _) => model_of(name)?,
+        (None, Some(design)) => Model::of(&design.build()?.0),
+        (None, None) => return Err(SizeError::Unknown { option: "model" }),
+    };
+    let said = options.layers.clone().or_else(|| design.as_ref().map(|it| it.layers.clone()));
+    let layers_assumed = said.is_none();
+    let pattern = said.unwrap_or_default();
+    let scores = design.map_or_else(Scores::default, |it| it.scores);
     let lengths = match options.lengths.as_deref() {
         None | Some("sampler") => Lengths::shipped(),
         Some(file) => {
@@ -144,29 +175,45 @@ fn job(options: &PlanOptions) -> Result<Job, SizeError> {
         }
     };
     let trainers = job.spec.trainers().try_into().expect("a job without trainers is refused");
-    let nano_batches = own.map(|it| it.nano_batches);
-    Ok(Job {
+    let together = options.nano_batches.or(own.map(|it| it.nano_batches)).unwrap_or(TWO);
+    let together = NonZeroU16::try_from(together).map_err(|_| turns::Error::TooMany)?;
+    let turns = Turns::accumulated(own.map_or(NonZeroU16::MIN, |it| it.accumulate), together)?;
+    let nano_batches = NonZeroU32::new(turns.nanos().into()).unwrap_or(NonZeroU32::MIN);
+    let attention = &job.spec.attention;
+    let profile = options.profile.clone().or_else(|| attention.profile.clone());
+    let trainer_mib = own.and_then(|it| it.memory_mib).map(NonZeroU32::get);
+    let trainer_mib = trainer_mib.unwrap_or(attention.in_place_memory_mebibytes);
+    let gib = options.memory_gib.map(|it| it.get() << 30);
+    let job = Job {
         name: job.metadata.name.clone().unwrap_or_default(),
         model,
-        layers: pattern.over(model.layers)?,
+        stack: pattern.over(model.layers, scores)?,
+        layers_assumed,
         settings: Settings {
             trainers,
             tokens: either(options.tokens, own.map(|it| it.tokens), "tokens")?,
             cap: either(options.cap, own.map(|it| it.cap), "cap")?,
-            nano_batches: options.nano_batches.or(nano_batches).unwrap_or(TWO),
+            nano_batches,
             seed: own.map_or(1, |it| it.seed),
         },
+        turns,
+        together: together.get(),
         lengths,
         nodes: job.spec.nodes,
         processes_per_node: job.spec.procs_per_node,
         in_place: pool.spec.in_place,
         replicas: pool.spec.replicas,
-        memory: match (options.memory_gib, server) {
-            (Some(gib), _) => gib.get() << 30,
+        memory: match (gib, server) {
+            (Some(gib), _) => gib,
             (None, Some(server)) if pool.spec.replicas > 0 => server.memory_mib.get() << 20,
             _ => 64 << 30,
         },
-    })
+        trainer_memory: gib.unwrap_or(u64::from(trainer_mib) << 20),
+        wire: attention.wire.unwrap_or(Wire::F32),
+        on_pool_loss: attention.on_pool_loss,
+        costs: profile::costs(profile.as_deref(), model.heads.dim)?,
+    };
+    Ok((job, profile))
 }
 
 /// What hides the wire.
@@ -184,12 +231,7 @@ fn model_of(name: &str) -> Result<Model, SizeError> {
         }
         other => {
             let it = Config::preset(other).map_err(|_| SizeError::Model { name: other.into() })?;
-            Ok(Model {
-                layers: it.layers,
-                hidden: it.width as u64,
-                heads: heads(it.query_heads as u16, it.kv_heads as u16, it.head_dim as u16),
-                feed_forward: it.feed_forward as u64,
-            })
+            Ok(Model::of(&it))
         }
     }
 }

@@ -1,13 +1,13 @@
 //! A picture of one nano-batch: slots as bars, documents as colours, before and after the plan.
 //!
 //! Out: SVG. A bar is as long as its slot is busy; what several documents share of a bar and none of them has much of
-//! is grey. The upper half is each trainer with its own rows, the lower half the plan.
+//! is grey. For each kind of layers the upper half is each trainer with its own rows, the lower half the plan.
 
 use std::fmt::Write as _;
 
 use cadre_planner::{DocumentId, RankId, SlotId};
 
-use super::draw::{Drawn, Machine};
+use super::draw::Drawn;
 use super::{Job, SizeError};
 
 const WIDTH: f64 = 960.0;
@@ -20,25 +20,27 @@ const SHARE: f64 = 0.01;
 /// A bar: its name and the cost of each document in it.
 type Bar = (String, Vec<(DocumentId, f64)>);
 
-/// Draws the first nano-batch of the first step, in the first layer.
-pub(super) fn draw(job: &Job, machine: &Machine, servers: u32) -> Result<String, SizeError> {
-    let drawn = Drawn::new(job, machine, servers, (0, 0), job.layers.kind_of(0))?;
-    let (before, after) = (at_home(&drawn), planned(&drawn));
-    let bars = before.len() + after.len();
-    let height = (360.0 / bars as f64).clamp(2.0, 22.0);
-    let total = 2.0 * TITLE + bars as f64 * height + 20.0;
-    let longest = |bars: &[Bar]| {
-        bars.iter().map(|(_, it)| it.iter().map(|it| it.1).sum::<f64>()).fold(0.0, f64::max)
-    };
-    let scale = BARS / longest(&before).max(longest(&after)).max(1.0);
+/// Draws the first nano-batch of the first step, in a layer of each kind; one scale for all of them.
+pub(super) fn draw(job: &Job, servers: u32) -> Result<String, SizeError> {
+    let kinds = job.stack.core().kinds();
+    let mut halves: Vec<(String, Vec<Bar>)> = Vec::new();
+    // The plans of the first nano-batch come first.
+    for (kind, drawn) in kinds.iter().zip(Drawn::all(job, servers, 0)?) {
+        let of = if kinds.len() > 1 { format!(", {kind}") } else { String::new() };
+        halves.push((format!("attention of each trainer's own rows{of}"), at_home(&drawn)));
+        halves.push((format!("attention as planned{of}"), planned(&drawn)));
+    }
+    let bars: Vec<&Bar> = halves.iter().flat_map(|it| &it.1).collect();
+    let height = (360.0 * kinds.len() as f64 / bars.len() as f64).clamp(2.0, 22.0);
+    let total = halves.len() as f64 * TITLE + bars.len() as f64 * height + 20.0;
+    let long = |bar: &&Bar| bar.1.iter().map(|it| it.1).sum::<f64>();
+    let scale = BARS / bars.iter().map(long).fold(1.0, f64::max);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {total:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let mut y = 0.0;
-    for (title, bars) in
-        [("attention of each trainer's own rows", &before), ("attention as planned", &after)]
-    {
+    for (title, bars) in &halves {
         let _ = writeln!(
             svg,
             "<text x=\"8\" y=\"{:.1}\" font-size=\"14\">{}: {title}</text>",

@@ -1,7 +1,6 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
 use cadre_planner::{Profile, servers_for};
-use cadre_worker::session::Kind;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
@@ -22,9 +21,27 @@ pub(super) struct Report {
     tokens_per_step: u64,
     /// Dedicated servers: those of the pool, or the least that keep up if it asks for none.
     servers: u32,
-    /// The least that keep up with the trainers, for the dearest step drawn.
+    /// The least that keep up with the trainers, for the dearest layer of the steps drawn: each waits for its own attention.
     servers_needed: u64,
     in_place: bool,
+    /// What its layers are, and whether that is a guess.
+    layers: String,
+    layers_assumed: bool,
+    /// None where memory does not hold every nano-batch drawn: a step of the others alone is no step.
+    #[serde(flatten)]
+    speeds: Option<Speeds>,
+    nodes: u32,
+    nodes_needed: u32,
+    fits: bool,
+    /// Why it does not fit.
+    because: Vec<String>,
+}
+
+/// What only plans of all steps tell.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Speeds {
+    /// Digest of the plans of each step drawn: those of the job, as long as its slots and their weights are these.
+    plans: Vec<String>,
     /// The worst of the nano-batches drawn, finishing times with head starts.
     max_over_mean: f64,
     max_over_mean_before: f64,
@@ -37,17 +54,12 @@ pub(super) struct Report {
     tokens_per_second: f64,
     /// Most that a slot needs, all its lanes together.
     memory_bytes: u64,
-    nodes: u32,
-    nodes_needed: u32,
-    fits: bool,
-    /// Why it does not fit.
-    because: Vec<String>,
 }
 
-/// Kinds of a job's layers, each with how many layers have it.
-fn kinds(job: &Job) -> impl Iterator<Item = (Kind, f64)> {
-    let having = |(number, kind): (usize, &Kind)| (*kind, f64::from(job.layers.having(number)));
-    job.layers.kinds().iter().enumerate().map(having)
+/// How many layers of a job have each kind.
+fn having(job: &Job) -> impl Iterator<Item = f64> + Clone {
+    let layers = job.stack.core();
+    (0..layers.kinds().len()).map(|it| f64::from(layers.having(it)))
 }
 
 impl Report {
@@ -61,20 +73,16 @@ impl Report {
         let linear = machine.linear(job);
         // One plan of each nano-batch and kind of layers tells all work; where it goes comes after the pool's size is known.
         let probe = job.replicas.max(u32::from(!job.in_place));
-        let roomy = Job { memory: u64::MAX >> 4, ..job.clone() };
+        let (memory, trainer_memory) = (u64::MAX >> 4, u64::MAX >> 4);
+        let roomy = Job { memory, trainer_memory, ..job.clone() };
         let mut dearest: f64 = 0.0;
         for step in 0..STEPS {
-            for nano in 0..nanos {
-                let mut work = 0.0;
-                for (kind, layers) in kinds(job) {
-                    let drawn = Drawn::new(&roomy, machine, probe, (step, nano), kind)?;
-                    work += drawn.work() as f64 * layers;
-                }
-                dearest = dearest.max(machine.attention(work / f64::from(job.layers.count())));
+            for drawn in Drawn::all(&roomy, probe, step)? {
+                dearest = dearest.max(machine.attention(drawn.work() as f64));
             }
         }
         // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
-        let back = (f64::from(machine.costs.backward_percent) / 200.0).max(1.0);
+        let back = (machine.back / 2.0).max(1.0);
         let needed = servers_for((dearest * back) as u64, linear as u64, 100, job.in_place);
         let most = u64::from(u16::MAX >> 2);
         let servers = if job.replicas > 0 { job.replicas } else { needed.min(most) as u32 };
@@ -104,72 +112,30 @@ impl Report {
             servers,
             servers_needed: needed,
             in_place: job.in_place,
-            max_over_mean: 0.0,
-            max_over_mean_before: 0.0,
-            link_bytes_per_second: 0.0,
-            exposed_communication: 0.0,
-            steps_per_second: [0.0; 2],
-            tokens_per_second: 0.0,
-            memory_bytes: 0,
+            layers: job.stack.to_string(),
+            layers_assumed: job.layers_assumed,
+            speeds: None,
             nodes,
             nodes_needed,
             fits: false,
             because,
         };
-        report.steps(job, machine)?;
-        if report.exposed_communication > EXPOSED {
-            report.because.push(format!(
-                "links are the bottleneck: {:.0} % of a step waits for them; use more nano-batches, faster links or more trainers in place",
-                100.0 * report.exposed_communication
-            ));
+        match Speeds::new(job, machine, (servers, report.tokens_per_step)) {
+            Ok(speeds) => {
+                if speeds.exposed_communication > EXPOSED {
+                    report.because.push(format!(
+                        "links are the bottleneck: {:.0} % of a step waits for them; use more nano-batches, faster links or more trainers in place",
+                        100.0 * speeds.exposed_communication
+                    ));
+                }
+                report.speeds = Some(speeds);
+            }
+            // What memory cannot hold is an answer, not an error.
+            Err(why @ SizeError::Planner { .. }) => report.because.push(why.to_string()),
+            Err(error) => return Err(error),
         }
         report.fits = report.because.is_empty();
         Ok(report)
-    }
-
-    /// Plans all steps drawn and fills in what they take.
-    fn steps(&mut self, job: &Job, machine: &Machine) -> Result<(), SizeError> {
-        let mut times = Vec::new();
-        let mut all = Layer::default();
-        for step in 0..STEPS {
-            let mut time = 0.0;
-            let nanos = 0..job.settings.nano_batches.get();
-            for (nano, (kind, layers)) in nanos.flat_map(|it| kinds(job).map(move |of| (it, of))) {
-                let drawn = match Drawn::new(job, machine, self.servers, (step, nano), kind) {
-                    Ok(drawn) => drawn,
-                    // What memory cannot hold is an answer, not an error.
-                    Err(SizeError::Planner { source, .. }) if self.memory_bytes < u64::MAX => {
-                        self.memory_bytes = u64::MAX;
-                        self.because.push(format!("step {step} as drawn: {source}"));
-                        continue;
-                    }
-                    Err(SizeError::Planner { .. }) => continue,
-                    Err(error) => return Err(error),
-                };
-                let layer = drawn.layer(job, machine);
-                time += layer.time * layers;
-                all.time += layer.time * layers;
-                all.exposed += layer.exposed * layers;
-                all.busiest += layer.busiest * layers;
-                self.max_over_mean = self.max_over_mean.max(drawn.balance());
-                if let Ok((most, mean)) = cadre_planner::imbalance_at_home(&drawn.problem) {
-                    let before = most as f64 / (mean as f64).max(1.0);
-                    self.max_over_mean_before = self.max_over_mean_before.max(before);
-                }
-                self.memory_bytes = self.memory_bytes.max(drawn.memory());
-            }
-            times.push(time / 1e9);
-        }
-        times.retain(|it| *it > 0.0);
-        times.sort_by(f64::total_cmp);
-        if let (Some(least), Some(most)) = (times.first(), times.last()) {
-            self.steps_per_second = [1.0 / most, 1.0 / least];
-            let mean = times.iter().sum::<f64>() / times.len() as f64;
-            self.tokens_per_second = self.tokens_per_step as f64 / mean;
-            self.link_bytes_per_second = all.busiest / all.time * 1e9;
-            self.exposed_communication = all.exposed / all.time;
-        }
-        Ok(())
     }
 
     /// Dedicated servers that were planned for.
@@ -205,9 +171,11 @@ impl Report {
                 self.servers, self.servers_needed
             ),
         );
+        let assumed = if self.layers_assumed { ", a guess: say --layers" } else { "" };
+        row("layers", format!("{}{assumed}", self.layers));
         row("nodes", format!("{} of {}", self.nodes_needed, self.nodes));
-        if self.memory_bytes < u64::MAX {
-            self.speeds(&mut row);
+        if let Some(speeds) = &self.speeds {
+            speeds.rows(&mut row);
         }
         let verdict = if self.fits {
             "fits".to_owned()
@@ -216,9 +184,51 @@ impl Report {
         };
         format!("{table}\n{verdict}\n")
     }
+}
 
-    /// What only plans of all steps tell.
-    fn speeds(&self, row: &mut impl FnMut(&str, String)) {
+impl Speeds {
+    /// Plans all steps drawn.
+    fn new(
+        job: &Job,
+        machine: &Machine,
+        (servers, tokens_per_step): (u32, u64),
+    ) -> Result<Self, SizeError> {
+        let nanos = job.settings.nano_batches.get();
+        // Layers without core attention are work of the trainers alone.
+        let others = job.stack.layers() - usize::from(job.stack.core().count());
+        let others = 3.0 * machine.feed(job) * others as f64;
+        let (mut speeds, mut times, mut all) = (Self::default(), Vec::new(), Layer::default());
+        for step in 0..STEPS {
+            let mut time = others * f64::from(nanos);
+            let plans = Drawn::all(job, servers, step)?;
+            for (drawn, layers) in plans.iter().zip(having(job).cycle()) {
+                let layer = drawn.layer(job, machine);
+                time += layer.time * layers;
+                all.exposed += layer.exposed * layers;
+                all.busiest += layer.busiest * layers;
+                speeds.max_over_mean = speeds.max_over_mean.max(drawn.balance());
+                if let Ok((most, mean)) = cadre_planner::imbalance_at_home(&drawn.problem) {
+                    let before = most as f64 / (mean as f64).max(1.0);
+                    speeds.max_over_mean_before = speeds.max_over_mean_before.max(before);
+                }
+                speeds.memory_bytes = speeds.memory_bytes.max(drawn.memory());
+            }
+            let digest = cadre_step::planned::plans_digest(plans.iter().map(|it| &it.plan));
+            speeds.plans.push(format!("{digest:016x}"));
+            all.time += time;
+            times.push(time / 1e9);
+        }
+        times.sort_by(f64::total_cmp);
+        let (least, most) = (times[0], times[times.len() - 1]);
+        speeds.steps_per_second = [1.0 / most, 1.0 / least];
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        speeds.tokens_per_second = tokens_per_step as f64 / mean;
+        speeds.link_bytes_per_second = all.busiest / all.time * 1e9;
+        speeds.exposed_communication = all.exposed / all.time;
+        Ok(speeds)
+    }
+
+    fn rows(&self, row: &mut impl FnMut(&str, String)) {
         let (after, before) = (self.max_over_mean, self.max_over_mean_before);
         row("max/mean", format!("{after:.3}, unplanned {before:.3}"));
         let [slow, fast] = self.steps_per_second;
