@@ -96,6 +96,8 @@ pub const CADRE_INCARNATION: &str = "CADRE_INCARNATION";
 pub const CADRE_MEMORY_MIB: &str = "CADRE_MEMORY_MIB";
 /// See [`CADRE_MEMORY_MIB`].
 pub const TRAINER_MEMORY_MIB: u32 = 4096;
+/// Calibration that plans are made with: a file, or a name that ships with Cadre; not set: nominal costs.
+pub const CADRE_PROFILE: &str = "CADRE_PROFILE";
 /// Number of the job's attempt, from 1.
 pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
 /// Name of the job.

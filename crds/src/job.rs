@@ -64,6 +64,7 @@ impl TrainingJob {
         {"rule": "self.suspend || oldSelf.suspend || self.nodes == oldSelf.nodes", "message": "spec.nodes changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.procsPerNode == oldSelf.procsPerNode", "message": "spec.procsPerNode changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.attention.poolRef == oldSelf.attention.poolRef", "message": "spec.attention.poolRef changes only while spec.suspend is true; suspend the job first"},
+        {"rule": "(self.suspend && oldSelf.suspend) || (has(self.attention.encryption) ? self.attention.encryption : 'Off') == (has(oldSelf.attention.encryption) ? oldSelf.attention.encryption : 'Off')", "message": "spec.attention.encryption changes only while spec.suspend is true and stays so; suspend the job, change it, then resume"},
         {"rule": "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)", "message": "spec.managedBy never changes; delete the job and create it anew"},
     ]))
 )]
@@ -133,6 +134,9 @@ pub struct Attention {
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
     #[serde(default)]
     pub reproducible: bool,
+    /// Whether workers of the job encrypt what they send each other. Default `Off`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// What happens when no server is left. Default `Wait`.
     #[serde(default)]
     pub on_pool_loss: OnPoolLoss,
@@ -144,6 +148,11 @@ pub struct Attention {
     #[serde(default = "trainer_memory")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 16_777_216)))]
     pub in_place_memory_mebibytes: u32,
+    /// Calibration that plans are made with: a file of `cadre calibrate` in the trainer's container, or `h200-hopper` or
+    /// `h200-fa2`. Default: nominal costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
+    pub profile: Option<String>,
 }
 
 fn trainer_memory() -> u32 {
@@ -158,9 +167,11 @@ impl Default for Attention {
             share: hundred(),
             wire: None,
             reproducible: false,
+            encryption: None,
             on_pool_loss: OnPoolLoss::default(),
             pool_wait_seconds: pool_wait_seconds(),
             in_place_memory_mebibytes: trainer_memory(),
+            profile: None,
         }
     }
 }
@@ -197,6 +208,16 @@ pub enum Wire {
     Bf16,
 }
 
+/// What links between the workers of a job are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Encryption {
+    /// TLS 1.3 with keys of the moment; the job's secret says whose they are.
+    Tls,
+    /// Readable for whoever is on the way.
+    Off,
+}
+
 /// What a job does when no server is left.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -213,6 +234,12 @@ pub enum OnPoolLoss {
 /// What a dead trainer does to the job.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.stalledAfterSeconds > self.suspectAfterSeconds", "message": "spec.failurePolicy.stalledAfterSeconds is not above spec.failurePolicy.suspectAfterSeconds; raise it, or lower spec.failurePolicy.suspectAfterSeconds"},
+    ]))
+)]
 #[serde(default, rename_all = "camelCase")]
 pub struct FailurePolicy {
     /// Restarts from the last checkpoint before the job fails. Default 0.
@@ -221,6 +248,10 @@ pub struct FailurePolicy {
     /// Silence after which a trainer is dead: it hangs, or its node is gone. Default 30 s.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3600)))]
     pub suspect_after_seconds: u32,
+    /// Time without a call although it is its turn after which a trainer stands still, and the attempt ends. Above
+    /// `suspectAfterSeconds`. Default 1800 s.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 86400)))]
+    pub stalled_after_seconds: u32,
     /// Exceptions, first match wins. At most 16.
     #[cfg_attr(feature = "schema", schemars(length(max = 16)))]
     pub rules: Vec<FailureRule>,
@@ -228,7 +259,12 @@ pub struct FailurePolicy {
 
 impl Default for FailurePolicy {
     fn default() -> Self {
-        Self { max_restarts: 0, suspect_after_seconds: 30, rules: Vec::new() }
+        Self {
+            max_restarts: 0,
+            suspect_after_seconds: 30,
+            stalled_after_seconds: 1800,
+            rules: Vec::new(),
+        }
     }
 }
 
@@ -308,7 +344,8 @@ pub struct TrainingJobStatus {
     pub start_time: Option<Time>,
     /// Servers lost in steps of the job.
     pub failovers: u32,
-    /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`.
+    /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`; while they are true also `Stalled`
+    /// and `Reconciling`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
 }

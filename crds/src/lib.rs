@@ -23,8 +23,8 @@ pub mod validate;
 #[cfg(feature = "schema")]
 pub use job::TrainingJobResource;
 pub use job::{
-    Attention, Checkpoint, FailureAction, FailurePolicy, FailureRule, OnPoolLoss, PoolRef,
-    Progress, TrainingJob, TrainingJobSpec, TrainingJobStatus, Wire,
+    Attention, Checkpoint, Encryption, FailureAction, FailurePolicy, FailureRule, OnPoolLoss,
+    PoolRef, Progress, TrainingJob, TrainingJobSpec, TrainingJobStatus, Wire,
 };
 pub use k8s_openapi;
 #[cfg(feature = "schema")]

@@ -307,7 +307,8 @@ pub struct AttentionPoolStatus {
     /// The last change of `replicas`, with what it was made from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_scale_decision: Option<ScaleDecision>,
-    /// `Available`, `Progressing`, `Balanced`, `ScalingActive`, `PlacementSatisfied`, `Degraded`.
+    /// `Available`, `Progressing`, `Balanced`, `ScalingActive`, `PlacementSatisfied`, `Degraded`, `Ready`; while they are
+    /// true also `Stalled` and `Reconciling`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER, is_reserved};
-use crate::{AttentionPool, ScalingMode, TrainingJob};
+use crate::{AttentionPool, FailurePolicy, ScalingMode, TrainingJob};
 
 /// Longest name of an object: leaves room for the suffixes of pods and their attempts within 63.
 pub const NAME_LENGTH: usize = 52;
@@ -112,10 +112,17 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
     positive("spec.attention.poolWaitSeconds", spec.attention.pool_wait_seconds)?;
     let memory = spec.attention.in_place_memory_mebibytes;
     within("spec.attention.inPlaceMemoryMebibytes", memory, 1, 16_777_216)?;
+    if spec.attention.profile.as_deref() == Some("") {
+        let remedy = "name a file of cadre calibrate, or leave the field out";
+        return refuse("spec.attention.profile", "is empty", remedy);
+    }
     positive_if_set("spec.activeDeadlineSeconds", spec.active_deadline_seconds)?;
     within("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 1000)?;
     let silence = spec.failure_policy.suspect_after_seconds;
     within("spec.failurePolicy.suspectAfterSeconds", silence, 1, 3600)?;
+    let stalled = spec.failure_policy.stalled_after_seconds;
+    within("spec.failurePolicy.stalledAfterSeconds", stalled, 1, 86400)?;
+    patience("spec.failurePolicy.stalledAfterSeconds", &spec.failure_policy)?;
     at_most("spec.failurePolicy.rules", spec.failure_policy.rules.len(), 16)?;
     for (at, rule) in spec.failure_policy.rules.iter().enumerate() {
         let field = format!("spec.failurePolicy.rules[{at}].exitCodes");
@@ -136,6 +143,27 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
         );
     }
     container(&spec.template, TRAINER_CONTAINER).map(|_| ())
+}
+
+/// Checks that a trainer that stands still is given more time than one that is silent: a process that was paused for as long
+/// is not one that stands still. `field` is where the time was said.
+///
+/// # Errors
+///
+/// That field.
+pub fn patience(field: &str, policy: &FailurePolicy) -> Result<(), Refusal> {
+    let FailurePolicy { suspect_after_seconds: silence, stalled_after_seconds: stalled, .. } =
+        *policy;
+    if stalled > silence {
+        return Ok(());
+    }
+    refuse(
+        field,
+        format!(
+            "is {stalled}, not above spec.failurePolicy.suspectAfterSeconds, which is {silence}"
+        ),
+        format!("write more than {silence}, or lower spec.failurePolicy.suspectAfterSeconds"),
+    )
 }
 
 /// Checks that a job and the pool at hand belong together.

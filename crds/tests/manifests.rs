@@ -258,9 +258,20 @@ fn values_that_mean_nothing_are_refused() {
         "spec.attention.poolRef.namespace is `far`, but the pool is in `default`; write `default`",
     );
     job(
+        "{name: p}",
+        "{name: p}\n    profile: ''",
+        "spec.attention.profile is empty; name a file of cadre calibrate, or leave the field out",
+    );
+    job(
         "  nodes: 2",
         "  failurePolicy: {rules: [{action: Restart, exitCodes: []}]}",
         "spec.failurePolicy.rules[0].exitCodes is empty; list the exit codes that the rule is about",
+    );
+    job(
+        "  nodes: 2",
+        "  failurePolicy: {suspectAfterSeconds: 40, stalledAfterSeconds: 40}",
+        "spec.failurePolicy.stalledAfterSeconds is 40, not above spec.failurePolicy.suspectAfterSeconds, which is 40; \
+         write more than 40, or lower spec.failurePolicy.suspectAfterSeconds",
     );
     job(
         "  nodes: 2",
@@ -349,6 +360,9 @@ fn shipped_examples_load() {
     assert_eq!(bible.job.spec.attention.wire, Some(Wire::F32));
     validate::pool_on_one_machine(&bible.pool).unwrap();
     validate::job_on_one_machine(&bible.job).unwrap();
+    let pytorch = example("pytorch.yaml");
+    validate::pool_on_one_machine(&pytorch.pool).unwrap();
+    validate::job_on_one_machine(&pytorch.job).unwrap();
     let in_place = example("bible-in-place.yaml");
     assert_eq!((in_place.pool.spec.replicas, in_place.pool.spec.in_place), (0, true));
     validate::pool_on_one_machine(&in_place.pool).unwrap();

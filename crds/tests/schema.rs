@@ -235,6 +235,21 @@ fn rules_of_jobs_refuse_and_let_pass() {
     assert_eq!(job_says(&[("/spec/checkpoint", json!({"claimName": "a"}))]), None);
     assert_eq!(job_says(&[("/spec/checkpoint", json!({"hostPath": "/b"}))]), None);
 
+    // What is left out is the default, 30 and 1800.
+    for (policy, is_fine) in [
+        (json!({"stalledAfterSeconds": 31}), true),
+        (json!({"stalledAfterSeconds": 30}), false),
+        (json!({"suspectAfterSeconds": 1800}), false),
+        (json!({"suspectAfterSeconds": 1799}), true),
+    ] {
+        let changes = [("/spec/failurePolicy", policy)];
+        if is_fine {
+            assert_eq!(job_says(&changes), None);
+        } else {
+            refused(job_says, &changes, "is not above spec.failurePolicy.suspectAfterSeconds");
+        }
+    }
+
     let name = "/spec/template/spec/containers/0/name";
     refused(job_says, &[(name, "server".into())], "exactly one container, named `trainer`");
     let variable = "/spec/template/spec/containers/0/env/0/name";
@@ -256,6 +271,15 @@ fn rules_about_changes_of_jobs_refuse_and_let_pass() {
         assert_eq!(job_update_says(&[], &[change.clone(), suspended.clone()]), None);
         assert_eq!(job_update_says(std::slice::from_ref(&suspended), &[change]), None);
     }
+    // The operator has to have seen the suspension before, so that no attempt has links of both sorts.
+    let tls = ("/spec/attention/encryption", Value::from("Tls"));
+    let at_once = [tls.clone(), suspended.clone()];
+    let says = "changes only while spec.suspend is true and stays so";
+    refused(|after| job_update_says(&[], after), &at_once[..1], says);
+    refused(|after| job_update_says(&[], after), &at_once, says);
+    refused(|after| job_update_says(&at_once[1..], after), &at_once[..1], says);
+    assert_eq!(job_update_says(&at_once[1..], &at_once), None);
+    assert_eq!(job_update_says(&at_once[..1], &at_once[..1]), None);
     let managed = ("/spec/managedBy", Value::from("kueue.x-k8s.io/multikueue"));
     let never = "spec.managedBy never changes";
     refused(|after| job_update_says(&[], after), std::slice::from_ref(&managed), never);
@@ -276,5 +300,5 @@ fn every_rule_is_tested_here() {
         });
     }
     // A new rule: write both of its cases above, then count it here.
-    assert_eq!(rules.len(), 13, "{rules:#?}");
+    assert_eq!(rules.len(), 15, "{rules:#?}");
 }

@@ -17,7 +17,9 @@ use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
+};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{Metadata as _, NamespaceResourceScope};
@@ -288,12 +290,18 @@ fn prune(meta: &mut ObjectMeta) {
     }
 }
 
-/// Of a pod's spec only its node counts.
+/// Of a pod's spec only its node counts, of its init containers those that have failed.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
     pod.spec = pod.spec.take().map(|it| PodSpec { node_name: it.node_name, ..PodSpec::default() });
     if let Some(status) = &mut pod.status {
-        status.init_container_statuses = None;
+        let failed = |it: &ContainerStatus| {
+            let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());
+            end.is_some_and(|it| it.exit_code != 0)
+        };
+        let began = status.init_container_statuses.take().unwrap_or_default();
+        let failed: Vec<_> = began.into_iter().filter(failed).collect();
+        status.init_container_statuses = (!failed.is_empty()).then_some(failed);
         status.ephemeral_container_statuses = None;
     }
 }

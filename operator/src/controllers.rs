@@ -96,21 +96,23 @@ async fn one<K, F>(
             };
             context.metrics.reconciled(&kind, failed.is_none(), began.elapsed());
             let uid = object.uid().unwrap_or_default();
-            let Some(error) = failed else {
-                locked(&failures).remove(&uid);
-                return Ok::<_, Error>(again.map_or_else(Action::await_change, Action::requeue));
-            };
-            let times = match error {
-                Error::Stale => locked(&failures).get(&uid).copied().unwrap_or(0),
-                error @ (Error::Api { .. } | Error::NameTaken { .. } | Error::Issuer { .. }) => {
+            let times = match failed {
+                None => {
+                    locked(&failures).remove(&uid);
+                    None
+                }
+                Some(Error::Stale) => Some(locked(&failures).get(&uid).copied().unwrap_or(0)),
+                Some(
+                    error @ (Error::Api { .. } | Error::NameTaken { .. } | Error::Issuer { .. }),
+                ) => {
                     tracing::warn!("{kind} {}: {error}", object.name_any());
                     let mut failures = locked(&failures);
                     let times = failures.entry(uid).or_default();
                     *times += 1;
-                    *times
+                    Some(*times)
                 }
             };
-            Ok(Action::requeue(again.unwrap_or(Duration::MAX).min(pause(times))))
+            Ok::<_, Error>(next(again, times))
         }
     };
     let never = |_: Arc<Readable<K>>, _: &Error, _| Action::await_change();
@@ -125,6 +127,15 @@ async fn one<K, F>(
         .await;
 }
 
+/// When to look next, after so many failures in a row. What was to be looked at earlier waits for the pause, too: it
+/// would meet the same failure.
+fn next(again: Option<Duration>, failures: Option<u32>) -> Action {
+    match failures {
+        None => again.map_or_else(Action::await_change, Action::requeue),
+        Some(times) => Action::requeue(pause(times)),
+    }
+}
+
 /// The pause after so many failures in a row.
 fn pause(times: u32) -> Duration {
     let [first, longest] = PAUSES;
@@ -133,4 +144,21 @@ fn pause(times: u32) -> Duration {
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_in_a_row_are_tried_again_ever_later_whatever_was_wanted_sooner() {
+        let soon = Some(Duration::from_secs(1));
+        assert_eq!(next(soon, None), Action::requeue(Duration::from_secs(1)));
+        assert_eq!(next(None, None), Action::await_change());
+        for again in [soon, None] {
+            assert_eq!(next(again, Some(1)), Action::requeue(Duration::from_secs(1)));
+            assert_eq!(next(again, Some(4)), Action::requeue(Duration::from_secs(8)));
+            assert_eq!(next(again, Some(u32::MAX)), Action::requeue(PAUSES[1]));
+        }
+    }
 }

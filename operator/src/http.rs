@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 
 use crate::context::Context;
+use crate::metrics::Seen;
 
 /// The type of the text that Prometheus reads.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -49,5 +50,14 @@ pub(crate) async fn serve(address: SocketAddr, context: Arc<Context>) -> anyhow:
 }
 
 async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS)], context.metrics.text(&context.told.live()))
+    let caches = &context.caches;
+    let leads = context.metrics.leader.get() == 1;
+    let seen = || Seen {
+        servers: context.told.live(),
+        pools: caches.pools.state(),
+        jobs: caches.trainings.state(),
+    };
+    // One alone tells of the objects, so that sums are right.
+    let seen = leads.then(seen).unwrap_or_default();
+    ([(header::CONTENT_TYPE, METRICS)], context.metrics.text(&seen))
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use cadre_crds::{Readable, TrainingJob, TrainingJobStatus};
 use cadre_desired::{Applied, job};
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
 
 use crate::context::Context;
 use crate::control::issuer;
@@ -21,12 +20,14 @@ pub(crate) async fn reconcile(
     let now = Timestamp::now();
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
-    let prepared = issuer::bring(&context, &object.namespace().unwrap_or_default()).await;
+    let prepared = issuer::bring(&context, object, &decision).await;
     let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
-    let status = job::status(&applied, now);
+    let Some(status) = job::status(&applied, now) else {
+        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), None, failed));
+    };
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());

@@ -9,31 +9,72 @@
 //! | `cadre_operator_leader` | | 1 while this process leads |
 //! | `cadre_operator_server_busy_ratio` | `namespace`, `pool`, `server` | share of the time in which a server computes |
 //! | `cadre_operator_server_time_ratio` | the same | its observed over its expected time |
+//! | `cadre_operator_pool_servers` | `namespace`, `pool`, `state` | servers, as the pool's status counts them |
+//! | `cadre_operator_job_steps` | `namespace`, `job` | steps that are done |
+//! | `cadre_operator_job_restarts` | the same | restarts that counted |
+//! | `cadre_operator_job_failovers` | the same | servers lost in its steps |
+//! | `cadre_operator_condition` | `kind`, `namespace`, `name`, `type`, `reason` | 1 for each condition that is true |
+//!
+//! What is told of pools, jobs and servers is as it is when somebody asks, and the one that leads tells it.
 
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
+use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use cadre_desired::Action;
 use cadre_desired::pool::Report;
-use prometheus_client::encoding::EncodeLabelSet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-/// All metrics.
+/// What this process has counted.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    registry: Registry,
     pub(crate) leader: Gauge<i64, AtomicI64>,
     reconciles: Family<Look, Counter>,
     seconds: Family<OfKind, Histogram>,
     actions: Family<Done, Counter>,
     status_writes: Family<OfKind, Counter>,
-    busy: Family<OfServer, Gauge<f64, AtomicU64>>,
-    time: Family<OfServer, Gauge<f64, AtomicU64>>,
+}
+
+/// What there is when somebody asks.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Pool, name and report of each server that is connected.
+    pub(crate) servers: Vec<((String, String), String, Report)>,
+    pub(crate) pools: Vec<Arc<Readable<AttentionPool>>>,
+    pub(crate) jobs: Vec<Arc<Readable<TrainingJob>>>,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct OfPool {
+    namespace: String,
+    pool: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct OfJob {
+    namespace: String,
+    job: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct True {
+    kind: &'static str,
+    namespace: String,
+    name: String,
+    r#type: String,
+    reason: String,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -61,25 +102,13 @@ struct Done {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("cadre_operator");
-        let leader = Gauge::default();
-        let reconciles = Family::default();
-        let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
-        let actions = Family::default();
-        let status_writes = Family::default();
-        registry.register("leader", "1 while this process leads", leader.clone());
-        registry.register("reconciles", "Looks at objects", reconciles.clone());
-        registry.register("reconcile_seconds", "Time of a look", seconds.clone());
-        registry.register("actions", "What was done to the cluster", actions.clone());
-        registry.register("status_writes", "Statuses written", status_writes.clone());
-        let (busy, time) = (Family::default(), Family::default());
-        registry.register(
-            "server_busy_ratio",
-            "Share of the time in which it computes",
-            busy.clone(),
-        );
-        registry.register("server_time_ratio", "Observed over expected time", time.clone());
-        Self { registry, leader, reconciles, seconds, actions, status_writes, busy, time }
+        Self {
+            leader: Gauge::default(),
+            reconciles: Family::default(),
+            seconds: Family::new_with_constructor(histogram as fn() -> Histogram),
+            actions: Family::default(),
+            status_writes: Family::default(),
+        }
     }
 }
 
@@ -112,11 +141,52 @@ impl Metrics {
         self.status_writes.get_or_create(&OfKind { kind: kind.into() }).inc();
     }
 
-    /// All of them in the text that Prometheus reads, with what servers report now.
-    pub(crate) fn text(&self, servers: &[((String, String), String, Report)]) -> String {
-        self.busy.clear();
-        self.time.clear();
-        for ((namespace, pool), server, report) in servers {
+    /// All of them in the text that Prometheus reads. What is told of objects is made anew for each that asks: two that ask
+    /// at once do not see each other's.
+    pub(crate) fn text(&self, seen: &Seen) -> String {
+        let mut registry = Registry::with_prefix("cadre_operator");
+        registry.register("leader", "1 while this process leads", self.leader.clone());
+        registry.register("reconciles", "Looks at objects", self.reconciles.clone());
+        registry.register("reconcile_seconds", "Time of a look", self.seconds.clone());
+        registry.register("actions", "What was done to the cluster", self.actions.clone());
+        registry.register("status_writes", "Statuses written", self.status_writes.clone());
+        Objects::new(&mut registry).tell(seen);
+        let mut text = String::new();
+        // Writing into memory does not fail; an empty page would say it.
+        if encode(&mut text, &registry).is_err() {
+            text.clear();
+        }
+        text
+    }
+}
+
+/// What is told of pools, jobs and servers.
+#[derive(Debug)]
+struct Objects {
+    busy: Family<OfServer, Gauge<f64, AtomicU64>>,
+    time: Family<OfServer, Gauge<f64, AtomicU64>>,
+    servers: Family<OfPool, Gauge>,
+    steps: Family<OfJob, Gauge>,
+    restarts: Family<OfJob, Gauge>,
+    failovers: Family<OfJob, Gauge>,
+    conditions: Family<True, Gauge>,
+}
+
+impl Objects {
+    fn new(registry: &mut Registry) -> Self {
+        Self {
+            busy: family(registry, "server_busy_ratio", "Share of the time in which it computes"),
+            time: family(registry, "server_time_ratio", "Observed over expected time"),
+            servers: family(registry, "pool_servers", "Servers of a pool"),
+            conditions: family(registry, "condition", "Conditions that are true"),
+            steps: family(registry, "job_steps", "Steps that are done"),
+            restarts: family(registry, "job_restarts", "Restarts that counted"),
+            failovers: family(registry, "job_failovers", "Servers lost in its steps"),
+        }
+    }
+
+    fn tell(&self, seen: &Seen) {
+        for ((namespace, pool), server, report) in &seen.servers {
             let of = OfServer {
                 namespace: namespace.clone(),
                 pool: pool.clone(),
@@ -129,45 +199,65 @@ impl Metrics {
                 self.time.get_or_create(&of).set(f64::from(report.slow_factor_percent) / 100.0);
             }
         }
-        let mut text = String::new();
-        // Writing into memory does not fail; an empty page would say it.
-        if encode(&mut text, &self.registry).is_err() {
-            text.clear();
+        for pool in &seen.pools {
+            self.pool(&pool.object);
         }
-        text
+        for job in &seen.jobs {
+            self.job(&job.object);
+        }
     }
+
+    fn pool(&self, pool: &AttentionPool) {
+        let Some(status) = &pool.status else { return };
+        let (namespace, name) = place(&pool.metadata);
+        for (state, count) in [
+            ("desired", status.desired),
+            ("ready", status.ready),
+            ("registered", status.registered),
+            ("draining", status.draining),
+            ("quarantined", status.quarantined),
+            ("in-place", status.in_place_servers),
+        ] {
+            let of = OfPool { namespace: namespace.clone(), pool: name.clone(), state };
+            self.servers.get_or_create(&of).set(count.into());
+        }
+        self.conditions("AttentionPool", &pool.metadata, &status.conditions);
+    }
+
+    fn job(&self, job: &TrainingJob) {
+        let Some(status) = &job.status else { return };
+        let (namespace, job_name) = place(&job.metadata);
+        let of = OfJob { namespace, job: job_name };
+        let steps = status.progress.as_ref().map_or(0, |it| it.step);
+        self.steps.get_or_create(&of).set(i64::try_from(steps).unwrap_or(i64::MAX));
+        self.restarts.get_or_create(&of).set(status.restarts.into());
+        self.failovers.get_or_create(&of).set(status.failovers.into());
+        self.conditions("TrainingJob", &job.metadata, &status.conditions);
+    }
+
+    fn conditions(&self, kind: &'static str, meta: &ObjectMeta, conditions: &[Condition]) {
+        for condition in conditions.iter().filter(|it| it.status == "True") {
+            let (namespace, name) = place(meta);
+            let (r#type, reason) = (condition.type_.clone(), condition.reason.clone());
+            self.conditions.get_or_create(&True { kind, namespace, name, r#type, reason }).set(1);
+        }
+    }
+}
+
+/// A family of gauges in the registry.
+fn family<L, G>(registry: &mut Registry, name: &str, help: &str) -> Family<L, G>
+where
+    L: Clone + Debug + EncodeLabelSet + Eq + Hash + Send + Sync + 'static,
+    G: Clone + Debug + Default + EncodeMetric + Send + Sync + TypedMetric + 'static,
+{
+    let family = Family::<L, G>::default();
+    registry.register(name, help, family.clone());
+    family
+}
+
+fn place(meta: &ObjectMeta) -> (String, String) {
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn documented_names_are_told() {
-        let page = include_str!("../../docs/operations.md");
-        let metrics = Metrics::default();
-        metrics.leader.set(1);
-        metrics.reconciled("AttentionPool", true, Duration::from_millis(3));
-        metrics.action(&Action::Guard);
-        metrics.wrote_status("TrainingJob");
-        let report =
-            Report { busy_ppm: Some(250_000), slow_factor_percent: 110, ..Report::default() };
-        let servers = [(("n".to_owned(), "p".to_owned()), "p-0-1".to_owned(), report)];
-        let text = metrics.text(&servers);
-        assert!(!metrics.text(&[]).contains("p-0-1"), "a server that has gone is told no more");
-        for line in [
-            "cadre_operator_leader 1",
-            "cadre_operator_reconciles_total{kind=\"AttentionPool\",result=\"ok\"} 1",
-            "cadre_operator_reconcile_seconds_count{kind=\"AttentionPool\"} 1",
-            "cadre_operator_actions_total{action=\"guard\"} 1",
-            "cadre_operator_status_writes_total{kind=\"TrainingJob\"} 1",
-            "cadre_operator_server_busy_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 0.25",
-            "cadre_operator_server_time_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 1.1",
-        ] {
-            assert!(text.lines().any(|it| it == line), "{line} in:\n{text}");
-            let name = line.split(['{', ' ']).next().unwrap_or_default();
-            let name = name.strip_suffix("_count").unwrap_or(name);
-            assert!(page.contains(&format!("`{name}`")), "{name} in docs/operations.md");
-        }
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use std::time::Instant;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use cadre_desired::pool::Node;
-use cadre_desired::{job, pool, servers_service, trainers_service};
+use cadre_desired::{job, pool, servers_budget, servers_service, trainers_service};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -40,12 +40,14 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let trainers =
         context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && may_join(it));
     let nodes = nodes(context, pods.iter().chain(&trainers));
-    let named = |it: &ObjectMeta| {
-        it.name.as_ref() == Some(&servers_service(&name)) && it.namespace.as_ref() == Some(&home)
+    let named = |it: &ObjectMeta, name: &String| {
+        it.name.as_ref() == Some(name) && it.namespace.as_ref() == Some(&home)
     };
-    let service = context.caches.services.find(|it| named(&it.metadata));
+    let of_servers = servers_service(&name);
+    let service = context.caches.services.find(|it| named(&it.metadata, &of_servers));
     let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
-    let budget = context.caches.budgets.find(|it| named(&it.metadata));
+    let of_servers = servers_budget(&name);
+    let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
     pool::Observed {
         pool: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -78,7 +80,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let JobFigures { progress, failovers, uid: _ } = context.told.job(&(of, name), uid);
+    let JobFigures { progress, failovers, last_words, uid: _ } = context.told.job(&(of, name), uid);
     job::Observed {
         job: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -88,6 +90,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         pods: plain(&pods),
         progress,
         failovers,
+        last_words,
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) async fn reconcile(
     let observed = observe::pool(&context, object);
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
-    let prepared = issuer::bring(&context, &object.namespace().unwrap_or_default()).await;
+    let prepared = issuer::bring(&context, object, &decision).await;
     let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
     // Whatever was refused: who is there is served, and the status tells what is missing.

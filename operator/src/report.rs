@@ -26,6 +26,8 @@ const APART: Duration = Duration::from_secs(10);
 const NOTE: usize = 1000;
 /// Conditions whose truth is bad news.
 const BAD: [&str; 2] = ["Degraded", "Failed"];
+/// Conditions that say for tools what others say for people.
+const REPEATS: [&str; 3] = ["Ready", "Stalled", "Reconciling"];
 
 /// When which status was written last, by uid.
 #[derive(Debug, Default)]
@@ -97,6 +99,7 @@ where
         let is_new = known
             .is_none_or(|it| (&it.status, &it.reason) != (&condition.status, &condition.reason));
         let tells = known.is_some() || condition.status == "True";
+        let tells = tells && !REPEATS.contains(&condition.type_.as_str());
         if is_new && tells && !condition.message.is_empty() {
             let bad = BAD.contains(&condition.type_.as_str()) == (condition.status == "True");
             let kind = if bad { EventType::Warning } else { EventType::Normal };

@@ -21,6 +21,8 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) facts: JobFacts,
+    /// Of the trainer that came first; other workers have the same.
+    pub(crate) data_version: u32,
     /// Jobs in the order of their arrival.
     pub(crate) arrival: u64,
     pub(crate) trainers: BTreeMap<u32, Rank>,
@@ -38,6 +40,8 @@ pub(crate) struct Job {
     /// Its pods were in the facts.
     pub(crate) seen: bool,
     pub(crate) over: bool,
+    /// It was told that all servers are of another build.
+    pub(crate) is_alone: bool,
 }
 
 /// A trainer.
@@ -49,9 +53,10 @@ pub(crate) struct Rank {
 }
 
 impl Job {
-    pub(crate) fn new(facts: JobFacts, arrival: u64) -> Self {
+    pub(crate) fn new(facts: JobFacts, data_version: u32, arrival: u64) -> Self {
         Self {
             facts,
+            data_version,
             arrival,
             trainers: BTreeMap::new(),
             secret: Vec::new(),
@@ -63,7 +68,28 @@ impl Job {
             settles: None,
             seen: false,
             over: false,
+            is_alone: false,
         }
+    }
+
+    /// Why a worker of this data version may not join, if it may not.
+    pub(crate) fn mismatch(&self, key: &JobKey, who: &Who, data_version: u32) -> Option<String> {
+        let own = self.data_version;
+        (data_version != own).then(|| {
+            format!(
+                "{who} has data version {data_version}, job {key} {own}; start all workers of a job \
+                 from the same build"
+            )
+        })
+    }
+
+    /// That no server of the pool can work for it.
+    pub(crate) fn alone(&self, key: &JobKey) -> String {
+        format!(
+            "no server of the pool has data version {}, that of job {key}, which waits; give spec.template the build of the \
+             job's image, or the job that of the servers",
+            self.data_version
+        )
     }
 
     /// A conductor is there and the job goes on: it may be given slots.

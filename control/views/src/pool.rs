@@ -101,11 +101,17 @@ impl Pool {
     pub fn reports(&self, now: Duration) -> BTreeMap<ServerId, ServerReport> {
         let Some(facts) = &self.facts else { return BTreeMap::new() };
         let present = self.servers.iter().filter(|(_, it)| it.away.is_none() || it.drained);
-        let report = |(&id, it): (&ServerId, &Member)| {
+        let report = |it: &Member| {
             let figure = it.load.figure(now, facts.health);
-            (id, ServerReport { figure, trouble: it.trouble, drained: it.drained })
+            ServerReport {
+                figure,
+                trouble: it.trouble,
+                drained: it.drained,
+                data_version: it.data_version(),
+                serves: it.job.is_some(),
+            }
         };
-        present.map(report).collect()
+        present.map(|(&id, it)| (id, report(it))).collect()
     }
 
     /// Whether nothing is connected, so that nothing has to be looked at.
@@ -180,8 +186,13 @@ impl Pool {
         let arrivals = &mut self.arrivals;
         let job = self.jobs.entry(key.clone()).or_insert_with(|| {
             *arrivals += 1;
-            Job::new(facts, *arrivals)
+            Job::new(facts, hello.data_version, *arrivals)
         });
+        let who = Who::Trainer(key.clone(), rank);
+        if let Some(reason) = job.mismatch(key, &who, hello.data_version) {
+            out.push(Command::Refuse(who, reason));
+            return;
+        }
         if rank == 0 {
             if !hello.secret.is_empty() {
                 job.secret.clone_from(&hello.secret);
@@ -211,7 +222,6 @@ impl Pool {
         let stale = hello.view.as_ref().map(|it| it.number);
         let known = !hello.session.is_empty();
         job.trainers.insert(rank, Rank { hello, attached: true, listens: false });
-        let who = Who::Trainer(key.clone(), rank);
         if known && let Some(job) = self.jobs.get(key) {
             let (secret, conductor) = (job.secret.clone(), job.conductor());
             let (to, job) = (who.clone(), key.clone());

@@ -91,9 +91,18 @@ impl Member {
         });
     }
 
+    pub(crate) fn data_version(&self) -> u32 {
+        self.hello.data_version
+    }
+
     /// It may be given a job.
     pub(crate) fn is_free(&self) -> bool {
         self.job.is_none() && self.away.is_none() && self.leave.is_none() && self.trouble.is_none()
+    }
+
+    /// It has a job, or may be given one.
+    pub(crate) fn may_work(&self) -> bool {
+        self.leave.is_none_or(|it| it.stays) && self.trouble.is_none()
     }
 
     /// What a view of this job may offer.

@@ -24,7 +24,7 @@ impl Pool {
         let Some(facts) = self.facts.clone() else { return };
         self.bury(&facts, now);
         self.quarantine(&facts, now, out);
-        self.give(&facts, now);
+        self.give(&facts, now, out);
         self.welcome(now, out);
         for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.offer(&key, &facts, now, out);
@@ -95,7 +95,7 @@ impl Pool {
     }
 
     /// Divides the slots among the jobs.
-    fn give(&mut self, facts: &Facts, now: Duration) {
+    fn give(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         // A new controller does not give away what a job holds that has not come back yet.
         let back = |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.over || it.is_active());
         let young = self.since.is_some_and(|it| now < it + SETTLE);
@@ -104,18 +104,34 @@ impl Pool {
         }
         let mut active: Vec<_> = self.jobs.iter().filter(|it| it.1.is_active()).collect();
         active.sort_by_key(|it| it.1.arrival);
-        let claims: Vec<Claim<JobKey>> = active
-            .iter()
-            .map(|(key, job)| Claim { job: (*key).clone(), share: job.facts.share, cap: facts.cap })
-            .collect();
+        let claim = |(key, job): &(&JobKey, &Job)| Claim {
+            job: (*key).clone(),
+            share: job.facts.share,
+            cap: facts.cap,
+            version: job.data_version,
+        };
+        let claims: Vec<Claim<JobKey>> = active.iter().map(claim).collect();
         let mut held = BTreeMap::new();
         for (key, job) in &active {
             let slots = job.slots.iter().flat_map(|it| it.dedicated().collect::<Vec<_>>());
             held.extend(slots.map(|slot| (slot, (*key).clone())));
         }
-        let given = divide(&facts.slots, &claims, &held);
+        let slots = self.versions(facts);
+        let mut given = divide(&slots, &claims, &held);
+        // A server of a build that no job has waits; its slot is the holder's still, who may have it back.
+        let strange = |slot: &u32| {
+            let own = slots.get(slot).copied().flatten();
+            own.is_some_and(|own| claims.iter().all(|it| it.version != own))
+        };
+        given.extend(held.into_iter().filter(|(slot, _)| strange(slot)));
         for (key, job) in self.jobs.iter_mut().filter(|it| it.1.is_active()) {
-            let own = given.iter().filter(|it| it.1 == key).map(|it| *it.0).collect();
+            let own: BTreeSet<u32> =
+                given.iter().filter(|it| it.1 == key).map(|it| *it.0).collect();
+            let others = slots.values().all(|it| it.is_some_and(|it| it != job.data_version));
+            if own.is_empty() && others && !slots.is_empty() && !job.is_alone {
+                job.is_alone = true;
+                out.push(Command::Notice("OtherBuild", job.alone(key)));
+            }
             job.give(&own, facts.in_place, now);
         }
         for (id, server) in &mut self.servers {
@@ -126,6 +142,19 @@ impl Pool {
                 server.dismiss(true);
             }
         }
+    }
+
+    /// The pool's slots with the data version of the newest server that may work in each.
+    fn versions(&self, facts: &Facts) -> BTreeMap<u32, Option<u32>> {
+        let mut slots: BTreeMap<u32, Option<u32>> =
+            facts.slots.iter().map(|&slot| (slot, None)).collect();
+        // In the order of their incarnations.
+        for (id, server) in self.servers.iter().filter(|it| it.1.may_work()) {
+            if let Some(version) = slots.get_mut(&id.index) {
+                *version = Some(server.data_version());
+            }
+        }
+        slots
     }
 
     /// Welcomes workers that wait: trainers once the conductor is there, servers once they have a job.
@@ -147,8 +176,12 @@ impl Pool {
             }
             let slots: BTreeSet<u32> =
                 job.slots.iter().flat_map(|it| it.dedicated().collect::<Vec<_>>()).collect();
+            // One of another build waits for a job of its own.
+            let free = |id: &ServerId, it: &Member| {
+                it.is_free() && it.data_version() == job.data_version && slots.contains(&id.index)
+            };
             for (&id, server) in &mut self.servers {
-                if server.is_free() && slots.contains(&id.index) {
+                if free(&id, server) {
                     server.job = Some(key.clone());
                     server.load.begin(now);
                     out.push(welcome(Who::Server(id), job.resume.clone()));

@@ -105,6 +105,8 @@ pub struct JobFacts {
 pub struct Hello {
     /// Which start of it.
     pub incarnation: u32,
+    /// What it computes and sends: the same among the workers of a job.
+    pub data_version: u32,
     /// Where it listens; empty while it does not.
     pub address: String,
     /// Trainers: where the rank before connects.
@@ -230,4 +232,8 @@ pub struct ServerReport {
     pub trouble: Option<Trouble>,
     /// It has handed over everything, or has nothing to hand over.
     pub drained: bool,
+    /// What it computes and sends: the same among the workers of a job.
+    pub data_version: u32,
+    /// It works for a job.
+    pub serves: bool,
 }

@@ -1,10 +1,18 @@
 //! Conditions of a status.
 //!
 //! In: what is true now. Out: the list with each condition once, in the order in which it was first
-//! set. The time of a condition is when its status last changed; a new reason or message alone leaves it.
+//! set, but without those that are only there while they are true. The time of a condition is when its status last changed; a new reason or message alone leaves it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
+
+/// Nothing goes on until somebody changes an object; only there while that is so.
+pub(crate) const STALLED: &str = "Stalled";
+/// On the way to what is asked for; only there while that is so, and not while it is stalled.
+pub(crate) const RECONCILING: &str = "Reconciling";
+/// Reasons that do not go away by themselves.
+const STALLS: [&str; 6] =
+    ["Invalid", "NameTaken", "NoCertificate", "PoolNotFound", "PoolRefuses", "Refused"];
 
 /// What a condition says.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -34,6 +42,13 @@ pub(crate) fn said(
     message: impl Into<String>,
 ) -> Said {
     Said { status: status.into(), reason, message: message.into() }
+}
+
+impl Said {
+    /// It does not go away by itself.
+    pub(crate) fn stalls(&self) -> bool {
+        STALLS.contains(&self.reason)
+    }
 }
 
 /// Conditions of one status, being written.
@@ -70,6 +85,18 @@ impl Conditions<'_> {
         match old {
             Some(at) => self.list[at] = condition,
             None => self.list.push(condition),
+        }
+    }
+
+    /// Tells what an object waits for, in the two conditions that tools know of any kind: what stalls it, or else what
+    /// is still to come.
+    pub(crate) fn waits(&mut self, stalled: Option<Said>, reconciling: Option<Said>) {
+        let reconciling = reconciling.filter(|_| stalled.is_none());
+        for (name, now) in [(STALLED, stalled), (RECONCILING, reconciling)] {
+            match now {
+                Some(it) => self.set(name, said(true, it.reason, it.message)),
+                None => self.list.retain(|it| it.type_ != name),
+            }
         }
     }
 }

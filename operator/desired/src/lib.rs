@@ -27,5 +27,5 @@ pub mod pool;
 mod settings;
 
 pub use action::{Action, Applied, Failure, Kind, Object, Reference};
-pub use names::{server as server_name, servers_service, trainers_service};
+pub use names::{server as server_name, servers_budget, servers_service, trainers_service};
 pub use settings::Settings;

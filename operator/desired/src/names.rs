@@ -6,11 +6,11 @@
 //! ```text
 //! attempt of a job    NAME-ATTEMPT            52 + 1 + 5; its pods NAME-ATTEMPT-INDEX, + 1 + 4
 //! server of a pool    NAME-SLOT-INCARNATION   52 + 1 + 3 + 1 + 6, the numbers in base 36
-//! services            NAME-trainers, NAME-servers   2 + 52 + 9
+//! services, budget    NAME-trainers, NAME-servers   2 + 52 + 9
 //! ```
 //!
 //! The name of a Service begins with a letter, before Kubernetes 1.36; where NAME begins with a digit, its Service's
-//! begins with `n-`.
+//! begins with `n-`. Its budget's does not.
 
 use std::collections::BTreeMap;
 
@@ -36,9 +36,14 @@ pub fn trainers_service(job: &str) -> String {
     format!("{}{job}-trainers", letter(job))
 }
 
-/// Name of the Service and the disruption budget of a pool's servers.
+/// Name of the Service of a pool's servers.
 pub fn servers_service(pool: &str) -> String {
     format!("{}{pool}-servers", letter(pool))
+}
+
+/// Name of the disruption budget of a pool's servers.
+pub fn servers_budget(pool: &str) -> String {
+    format!("{pool}-servers")
 }
 
 /// What a name lacks to begin with a letter.

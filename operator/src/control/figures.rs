@@ -29,8 +29,8 @@ impl Figures {
             None => failovers,
         };
         self.0.retain(|it, _| !of_job(it));
-        self.0
-            .insert(attempt.clone(), JobFigures { uid: uid.to_owned(), progress: None, failovers });
+        let figures = JobFigures { uid: uid.to_owned(), failovers, ..JobFigures::default() };
+        self.0.insert(attempt.clone(), figures);
     }
 
     /// Failovers of the job of an attempt so far.
@@ -73,6 +73,11 @@ mod tests {
         Progress { step, ..Progress::default() }
     }
 
+    fn of(uid: &str, progress: Progress, failovers: u32) -> JobFigures {
+        let (uid, progress) = (uid.to_owned(), Some(progress));
+        JobFigures { uid, progress, failovers, ..JobFigures::default() }
+    }
+
     #[test]
     fn an_attempt_that_crashed_is_not_told_of_again() {
         let mut figures = Figures::default();
@@ -84,7 +89,7 @@ mod tests {
         figures.begin(&attempt(1), "u", 0);
         figures.step(&attempt(2), at(30), 7);
         figures.begin(&attempt(2), "u", 0);
-        let expected = JobFigures { uid: "u".into(), progress: Some(at(30)), failovers: 7 };
+        let expected = of("u", at(30), 7);
         let all: Vec<_> =
             figures.of_those(|_| true).map(|(key, it)| (key.attempt, it.clone())).collect();
         assert_eq!(all, [(2, expected.clone())]);
@@ -99,7 +104,7 @@ mod tests {
         figures.begin(&attempt(1), "other", 0);
         figures.step(&attempt(3), at(9), 5);
         figures.step(&attempt(1), at(2), 1);
-        let expected = JobFigures { uid: "other".into(), progress: Some(at(2)), failovers: 1 };
+        let expected = of("other", at(2), 1);
         assert_eq!(
             figures.of_those(|_| true).map(|it| it.1.clone()).collect::<Vec<_>>(),
             [expected]

@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cadre_desired::job::Decision;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource, ResourceExt as _};
 use serde_json::json;
 
 use crate::context::{Context, MANAGER};
@@ -41,13 +42,20 @@ impl Issuer {
     }
 }
 
-/// Sees to it that a namespace has the certificate. Pods that are made after this find it when they start.
-pub(crate) async fn bring(context: &Context, namespace: &str) -> Result<(), Error> {
-    let Some(folder) = &context.issuer.folder else { return Ok(()) };
+/// Sees to it that an object's namespace has the certificate, if the object has workers. Pods that are made after this
+/// find it when they start.
+pub(crate) async fn bring<K: Resource>(
+    context: &Context,
+    object: &K,
+    decision: &Decision,
+) -> Result<(), Error> {
+    let folder = context.issuer.folder.as_ref().filter(|_| decision.has_workers);
+    let Some(folder) = folder else { return Ok(()) };
+    let namespace = object.namespace().unwrap_or_default();
     let path = folder.join(FILE);
     let certificate = tokio::fs::read_to_string(&path).await;
     let certificate = certificate.map_err(|source| Error::Issuer { path: path.clone(), source })?;
-    if context.issuer.is_written(namespace, &certificate) {
+    if context.issuer.is_written(&namespace, &certificate) {
         return Ok(());
     }
     let name = &context.settings.control_ca;
@@ -61,11 +69,11 @@ pub(crate) async fn bring(context: &Context, namespace: &str) -> Result<(), Erro
         },
         "data": {FILE: certificate},
     });
-    let api = Api::<ConfigMap>::namespaced(context.client.clone(), namespace);
+    let api = Api::<ConfigMap>::namespaced(context.client.clone(), &namespace);
     let parameters = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &parameters, &Patch::Apply(&object)).await;
     applied.map_err(|it| Error::api(format!("write ConfigMap {namespace}/{name}"), it))?;
     let mut written = context.issuer.written.lock().unwrap_or_else(PoisonError::into_inner);
-    written.insert(namespace.to_owned(), (Instant::now(), certificate));
+    written.insert(namespace, (Instant::now(), certificate));
     Ok(())
 }

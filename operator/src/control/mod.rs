@@ -28,8 +28,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
+use cadre_control::server;
 use cadre_control::tls::{self, Certificate, Files};
-use cadre_control::{DATA_VERSION, server};
 use cadre_views::Facts;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
@@ -92,8 +92,9 @@ pub(crate) async fn run(
     context.told.start();
     let service = Service::new(context, term);
     let incoming = tls::accept(listener, certificate);
+    // Of whatever build a job is: its workers are compared with each other.
     let serving =
-        server::serve(incoming, DATA_VERSION, Some(Arc::new(gate)), sender, std::future::pending());
+        server::serve(incoming, None, Some(Arc::new(gate)), sender, std::future::pending());
     tokio::select! {
         ended = serving => ended.context("control service"),
         () = service.run(events) => anyhow::bail!("the control service has no listener any more"),

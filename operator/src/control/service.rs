@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, identify, job_facts};
 use super::figures::Figures;
-use super::told::{FIGURES, JobFigures, progress};
+use super::told::{FIGURES, JobFigures, last_words, progress};
 use super::words;
 use crate::context::Context;
 use crate::report;
@@ -198,7 +198,8 @@ impl Service {
             (Message::Notice(it), Who::Trainer(job, _)) if conducts => self.notice(key, job, it),
             (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
                 tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
-                if let Some(figures) = self.jobs.end(job) {
+                if let Some(mut figures) = self.jobs.end(job) {
+                    figures.last_words = last_words(job.attempt, it);
                     tell_job(&self.context, job, &figures);
                 }
                 self.trainers.remove(job);
@@ -215,6 +216,8 @@ impl Service {
                     self.noted.insert(key.clone());
                 }
             }
+            // Who takes its leave ends by itself, however long that takes.
+            (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.context.told.leaves(job),
             // Only a conductor speaks for its job; the rest is of the local supervisor.
             (
                 Message::Hello(_)
@@ -247,6 +250,16 @@ impl Service {
         let (context, warns) = (self.context.clone(), notice.level() != notice::Level::Information);
         tokio::spawn(async move {
             report::say(&context, object.as_ref(), warns, reason, &notice.text).await;
+        });
+    }
+
+    /// What the decisions want people to read becomes an event of the pool.
+    fn say(&self, (namespace, name): &Key, reason: &'static str, text: String) {
+        let reference = ObjectRef::new(name).within(namespace);
+        let Some(object) = self.context.caches.pools.get(&reference) else { return };
+        let context = self.context.clone();
+        tokio::spawn(async move {
+            report::say(&context, object.as_ref(), true, reason, &text).await;
         });
     }
 
@@ -285,7 +298,7 @@ impl Service {
     fn obey(&mut self, key: &Key, command: Command) {
         if let Command::Notice(reason, text) = &command {
             tracing::warn!("pool {}/{}: {reason}: {text}", key.0, key.1);
-            return;
+            return self.say(key, reason, text.clone());
         }
         let Some(who) = words::to(&command).cloned() else { return };
         let worker = (key.clone(), who);
@@ -347,6 +360,8 @@ impl Service {
                 slow_factor_percent: it.figure.slow_factor_percent,
                 quarantined: it.trouble.is_some(),
                 drained: it.drained,
+                data_version: it.data_version,
+                serves: it.serves,
                 link: ways.get(&(key.clone(), id)).copied(),
             };
             (server_name(&key.1, id.index, id.incarnation), report)

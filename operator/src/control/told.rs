@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cadre_control::proto;
+use cadre_control::proto::{self, finished::Outcome};
 use cadre_crds::Progress;
+use cadre_desired::job::LastWords;
 use cadre_desired::pool::Report;
+use cadre_views::JobKey;
+use k8s_openapi::jiff::Timestamp;
 
 use crate::triggers::Key;
 
@@ -44,6 +47,8 @@ pub(crate) struct JobFigures {
     pub(crate) uid: String,
     pub(crate) progress: Option<Progress>,
     pub(crate) failovers: u32,
+    /// Of an attempt that has failed and whose conductor has not taken its leave.
+    pub(crate) last_words: Option<LastWords>,
 }
 
 impl Told {
@@ -102,6 +107,15 @@ impl Told {
         changed
     }
 
+    /// The conductor of an attempt ends by itself.
+    pub(super) fn leaves(&self, attempt: &JobKey) {
+        let key = (attempt.namespace.clone(), attempt.name.clone());
+        if let Some(figures) = self.locked().jobs.get_mut(&key) {
+            let is_other = |it: &LastWords| it.attempt != attempt.attempt;
+            figures.last_words = figures.last_words.take().filter(is_other);
+        }
+    }
+
     /// Forgets the jobs that are gone.
     pub(super) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
         self.locked().jobs.retain(|it, _| is_there(it));
@@ -110,6 +124,13 @@ impl Told {
     fn locked(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a conductor says last, if its attempt has failed.
+pub(super) fn last_words(attempt: u32, said: proto::Finished) -> Option<LastWords> {
+    let failed = said.outcome() == Outcome::Failed;
+    let since = Timestamp::now();
+    failed.then_some(LastWords { attempt, since, exit_code: said.exit_code, text: said.message })
 }
 
 /// A job's status from a step's report.

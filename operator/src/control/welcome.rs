@@ -19,7 +19,8 @@ impl Service {
         (job_secret, conductor): (Vec<u8>, Option<Conductor>),
     ) {
         let Some(link) = self.workers.get(worker) else { return };
-        match self.settings(&worker.0, &job, &resume).to_text(link.control_version()) {
+        let version = link.control_version();
+        match self.settings(&worker.0, &job, &resume).to_text(version) {
             Ok(settings) => {
                 let welcome = proto::Welcome {
                     job_secret,

@@ -3,7 +3,9 @@
 //! In and out: plain data on both sides; nothing is decided here.
 
 use cadre_control::{AttentionPlace, Settings, proto};
-use cadre_crds::{Attention, AttentionPool, Checkpoint, FailurePolicy, Health, TrainingJob, Wire};
+use cadre_crds::{
+    Attention, AttentionPool, Checkpoint, Encryption, FailurePolicy, Health, TrainingJob, Wire,
+};
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
@@ -11,6 +13,7 @@ use cadre_views::{
 pub(super) fn hello(hello: proto::Hello) -> Hello {
     Hello {
         incarnation: hello.incarnation,
+        data_version: hello.data_version,
         address: hello.exchange_address,
         ring: hello.ring_address,
         memory: hello.memory_bytes,
@@ -105,10 +108,12 @@ pub(super) fn settings(
         attention: AttentionPlace::Pool,
         wire: attention.wire.unwrap_or(Wire::F32),
         reproducible: attention.reproducible,
+        encryption: attention.encryption.unwrap_or(Encryption::Off),
         on_pool_loss: attention.on_pool_loss,
         pool_wait_seconds: attention.pool_wait_seconds,
         suspect_after_milliseconds: health.suspect_after_milliseconds,
         trainer_suspect_after_seconds: suspect.suspect_after_seconds,
+        stalled_after_seconds: suspect.stalled_after_seconds,
         // The pod's environment says where.
         checkpoints: std::path::PathBuf::new(),
         checkpoints_kept: checkpoint.keep,

@@ -2,9 +2,12 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod leading;
 mod pods;
 mod refusals;
 mod server;
+mod standing;
+mod versions;
 
 use std::sync::Arc;
 
@@ -15,6 +18,7 @@ use serde_json::{Value, json};
 use crate::context::Context;
 use crate::control::issuer::Issuer;
 use crate::leader::{self, Place};
+use crate::metrics::Seen;
 use crate::{controllers, release};
 use server::Server;
 
@@ -113,7 +117,7 @@ async fn a_pool_gets_its_servers_tells_of_them_and_shrinks() {
         })
         .await;
     assert_eq!(left, pods[..1], "the highest slots leave");
-    let text = context.metrics.text(&[]);
+    let text = context.metrics.text(&Seen::default());
     assert!(text.contains("cadre_operator_actions_total{action=\"drain\"} 2"), "{text}");
 }
 
@@ -158,6 +162,31 @@ async fn a_job_waits_for_its_pool_and_becomes_a_job_of_the_core_api() {
                 assert_eq!(it["type"], "Warning");
                 assert_eq!(it["regarding"]["name"], "j");
             })
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_trainer_never_began_says_what_failed_before() {
+    let server = Server::new();
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(1));
+    server.put("trainingjobs", "j", &job());
+    let made = server.until("an attempt", |all| all.get("jobs", "j-1").cloned()).await;
+    let ended = json!({"terminated": {"exitCode": 5, "message": "no room"}});
+    let pod = json!({
+        "metadata": made["spec"]["template"]["metadata"],
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Failed", "initContainerStatuses": [{"name": "prepare", "state": ended}]},
+    });
+    server.put("pods", "j-1-0", &pod);
+    let failed = json!({"status": {"conditions": [{"type": "Failed", "status": "True"}]}});
+    server.put("jobs", "j-1", &failed);
+    server
+        .until("what failed", |all| {
+            let message = said(all.get("trainingjobs", "j")?, "Failed", "message");
+            let why = "pod j-1-0: it failed before its trainer began: container prepare: exit code 5: no room";
+            message.starts_with(why).then_some(())
         })
         .await;
 }
@@ -245,6 +274,8 @@ async fn pools_and_jobs_may_have_names_that_begin_with_a_digit() {
             (well(pool) && all.of("pods").len() == 1).then_some(())
         })
         .await;
+    // Budgets may be called so, and were before Services had another name.
+    server.until("its budget", |all| all.get("poddisruptionbudgets", "8b-servers").map(drop)).await;
 }
 
 #[tokio::test]

@@ -8,19 +8,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use cadre_desired::Settings;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 
+use super::leading::leading;
 use super::server::Server;
 use super::{name, reason};
-use crate::context::Context;
-use crate::control::issuer::Issuer;
-use crate::control::{self, Place};
-use crate::controllers;
 
 /// Steps of the job: enough for a server to be killed in the middle.
 const STEPS: u32 = 24;
@@ -145,25 +139,6 @@ impl Node {
     }
 }
 
-/// Writes a certificate for 127.0.0.1 and its issuer. Out: the folder.
-fn certify(node: &Node) -> PathBuf {
-    let folder = node.path("certificates");
-    fs::create_dir(&folder).expect("a new folder");
-    let mut params = CertificateParams::new(Vec::new()).expect("no names");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("entropy");
-    let issuer = CertifiedIssuer::self_signed(params, key).expect("a good request");
-    let key = KeyPair::generate().expect("entropy");
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("an address");
-    let certificate = params.signed_by(&key, &issuer).expect("a good request");
-    for (file, text) in
-        [("ca.crt", issuer.pem()), ("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem())]
-    {
-        fs::write(folder.join(file), text).expect("room");
-    }
-    folder
-}
-
 fn objects(data: &Path) -> [Value; 2] {
     let pool = json!({
         "apiVersion": "cadre.dev/v1alpha1", "kind": "AttentionPool",
@@ -250,18 +225,7 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
 
     // The operator, which leads.
     let server = Server::new();
-    let certificates = certify(&node);
-    let place = Place { address: ([127, 0, 0, 1], 0).into(), certificates: certificates.clone() };
-    let listener = control::listen(&place).await.expect("a free port");
-    let port = listener.0.local_addr().expect("bound").port();
-    let settings = Settings { control: format!("https://127.0.0.1:{port}"), ..Settings::default() };
-    let issuer = Issuer::new(Some(certificates));
-    let context = Arc::new(Context::new(server.client(), settings, None, issuer));
-    context.caches.ready().await.expect("the server answers");
-    let own = context.clone();
-    tokio::spawn(async move { controllers::run(&own, 4).await });
-    let own = context.clone();
-    tokio::spawn(async move { control::run(own, listener, 1).await });
+    let _context = leading(&server, node.folder.path()).await.context;
 
     // Two servers wait; strangers do not get in.
     let [pool, job] = &objects;

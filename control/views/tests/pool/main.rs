@@ -6,7 +6,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
-use cadre_views::{Fate, ServerId, Trouble};
+use cadre_views::{Fate, ServerId, Trouble, Who};
 use world::{World, key};
 
 fn id(index: u32, incarnation: u32) -> ServerId {
@@ -61,6 +61,77 @@ fn a_new_controller_gives_nothing_away_before_all_jobs_are_back() {
     let before = (world.view("a"), world.view("b"));
     world.change_controller(2);
     assert_eq!((world.view("a"), world.view("b")), before);
+}
+
+#[test]
+fn trainers_of_another_data_version_are_refused_by_name_and_servers_wait_for_a_job_of_theirs() {
+    let mut world = World::new(1, 2);
+    world.start_job("older", 2, false);
+    let before = world.view("older");
+    assert_eq!(before, "1.3: D0.0 D1.0");
+    world.refused = Some(Vec::new());
+    // Another build: a server beside those of the job, and a trainer under its name.
+    world.data_version = 4;
+    world.kill(id(1, 0));
+    world.lose("older", id(1, 0));
+    world.start_server(id(1, 1));
+    world.come_as(&Who::Trainer(key("older"), 1));
+    let refused = world.refused.take().unwrap_or_default();
+    assert_eq!(
+        refused,
+        ["trainer 1 of n/older/1 has data version 4, job n/older/1 3; start all workers of a job \
+          from the same build"]
+    );
+    assert_eq!(world.view("older"), "1.4: D0.0 D-", "the others go on");
+    assert_eq!(world.waiting(), BTreeSet::from([id(1, 1)]));
+    // Another controller finds it as it is, and a job of the other build gets who waits.
+    world.change_controller(2);
+    assert_eq!(world.view("older"), "1.4: D0.0 D-");
+    world.start_job("newer", 1, false);
+    assert_eq!(
+        (world.view("older"), world.view("newer")),
+        ("2.1: D0.0".into(), "2.2: D1.1".into())
+    );
+    // Who is alone in its build gets its slot back with a server of it.
+    world.finish("newer");
+    world.kill(id(1, 1));
+    world.lose("newer", id(1, 1));
+    world.data_version = 3;
+    world.start_server(id(1, 2));
+    assert_eq!(world.view("older"), "2.3: D0.0 D1.2");
+}
+
+#[test]
+fn a_job_of_another_build_takes_no_server_from_one_that_trains() {
+    let mut world = World::new(1, 3);
+    world.start_job("older", 1, false);
+    let before = world.view("older");
+    world.refused = Some(Vec::new());
+    world.data_version = 4;
+    world.start_job("newer", 1, false);
+    world.step("older");
+    assert_eq!((world.view("older"), world.view("newer")), (before, "1.1:".into()));
+    let [told] = world.notices.as_slice() else { panic!("{:?}", world.notices) };
+    let expected =
+        "OtherBuild: no server of the pool has data version 4, that of job n/newer/1, which waits;";
+    assert!(told.starts_with(expected), "{told}");
+    // A server of its build comes into a slot of the other's.
+    world.kill(id(1, 0));
+    world.lose("older", id(1, 0));
+    world.start_server(id(1, 1));
+    assert_eq!(
+        (world.view("older"), world.view("newer")),
+        ("1.6: D0.0 D2.0".into(), "1.3: D1.1".into())
+    );
+    // Jobs of one build share what is of their build.
+    world.start_job("newest", 1, false);
+    world.finish("older");
+    for job in ["newer", "newest"] {
+        world.step(job);
+    }
+    assert_eq!(world.view("newer"), "1.3: D1.1", "nobody serves another build's job");
+    assert_eq!(world.waiting(), BTreeSet::from([id(0, 0), id(2, 0)]));
+    assert_eq!(world.refused, Some(Vec::new()), "nobody is sent away");
 }
 
 #[test]

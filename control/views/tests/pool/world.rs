@@ -5,7 +5,7 @@
 //! is offered only to the job that it was welcomed to, and is let go only after a step that has used a
 //! view without it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use cadre_views::{
@@ -34,6 +34,14 @@ pub(crate) struct World {
     /// The last view that a finished step has used, by job.
     stepped: BTreeMap<JobKey, View>,
     pub(crate) reproducible: bool,
+    /// Of the workers that start from now on.
+    pub(crate) data_version: u32,
+    /// Who was refused, and why; none may be, where there is no list.
+    pub(crate) refused: Option<Vec<String>>,
+    /// What is to be obeyed still, the first of them just now.
+    commands: VecDeque<Command>,
+    /// What people were told.
+    pub(crate) notices: Vec<String>,
 }
 
 impl World {
@@ -60,6 +68,10 @@ impl World {
             held_back: BTreeSet::new(),
             stepped: BTreeMap::new(),
             reproducible: false,
+            data_version: 3,
+            refused: None,
+            commands: VecDeque::new(),
+            notices: Vec::new(),
         };
         world.tell_facts();
         for index in 0..servers {
@@ -71,8 +83,12 @@ impl World {
     fn put(&mut self, input: Input) {
         let mut out = Vec::new();
         self.pool.handle(self.now, input, &mut out);
-        for command in out {
+        let is_first = self.commands.is_empty();
+        self.commands.extend(out);
+        // What follows from obeying one comes after those that were there before.
+        while let Some(command) = self.commands.front().filter(|_| is_first).cloned() {
             self.obey(command);
+            self.commands.pop_front();
         }
     }
 
@@ -153,9 +169,13 @@ impl World {
                     self.greet(&to);
                 }
             }
-            Command::Refuse(who, reason) => panic!("{who}: {reason}"),
+            Command::Refuse(who, reason) => {
+                self.workers.remove(&who);
+                self.refused.as_mut().unwrap_or_else(|| panic!("{who}: {reason}")).push(reason);
+            }
             Command::Postpone(who, reason) => panic!("{who}: {reason}"),
-            Command::Conductor(..) | Command::Trainers(..) | Command::Notice(..) => {}
+            Command::Notice(reason, text) => self.notices.push(format!("{reason}: {text}")),
+            Command::Conductor(..) | Command::Trainers(..) => {}
         }
     }
 
@@ -163,8 +183,17 @@ impl World {
         self.facts.servers.insert(id, Fate::Stays);
         self.tell_facts();
         let who = Who::Server(id);
-        self.workers.insert(who.clone(), Worker::default());
+        let hello = Hello { data_version: self.data_version, ..Hello::default() };
+        self.workers.insert(who.clone(), Worker { hello, ..Worker::default() });
         self.greet(&who);
+    }
+
+    /// Another process comes under the name of a worker.
+    pub(crate) fn come_as(&mut self, who: &Who) {
+        let hello = Hello { data_version: self.data_version, ..Hello::default() };
+        let own = self.workers.insert(who.clone(), Worker { hello, ..Worker::default() });
+        self.greet(who);
+        self.workers.insert(who.clone(), own.expect("the worker is there"));
     }
 
     pub(crate) fn start_job(&mut self, job: &str, trainers: u32, in_place: bool) {
@@ -174,7 +203,8 @@ impl World {
         self.tell_facts();
         for rank in 0..trainers {
             let secret = if rank == 0 { vec![7; 32] } else { Vec::new() };
-            let hello = Hello { secret, ..Hello::default() };
+            let data_version = self.data_version;
+            let hello = Hello { secret, data_version, ..Hello::default() };
             self.workers
                 .insert(Who::Trainer(key.clone(), rank), Worker { hello, ..Worker::default() });
         }

@@ -9,7 +9,7 @@
 //! | has an exit code of a rule | what the rule says |
 //! | anything else | again while `maxRestarts` allows it |
 //!
-//! Who ended first is the cause; who ends because a peer is gone is not.
+//! Who ended first is the cause; who ends because a peer is gone is not, nor who ends because the Job has failed.
 //!
 //! A pod that was taken away is soon gone, so the verdict rests on what stays, nearest first:
 //!
@@ -20,29 +20,28 @@
 
 use std::fmt;
 
-use cadre_crds::contract::{ANNOTATION_ENDED, LABEL_ATTEMPT, TRAINER_CONTAINER};
+use cadre_crds::contract::{ANNOTATION_ENDED, TRAINER_CONTAINER};
 use cadre_crds::{FailureAction, FailurePolicy};
 use k8s_openapi::api::batch::v1::{
     PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
     PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
 };
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Observed;
+use super::seen::{all_quiet, never_ends, pods, seen};
 use super::stage::Attempt;
-use crate::names::{annotation, label, name};
-use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
+use crate::names::{annotation, name};
 
 /// Exit code of a worker whose input is wrong, as the local supervisor knows it.
 const BAD_INPUT: i32 = 2;
 /// Exit code of a worker that could not go on without a peer, so that the peer is the cause.
-const COULD_NOT_GO_ON: i32 = 3;
+pub(super) const COULD_NOT_GO_ON: i32 = 3;
 /// Characters of a trainer's last words that a status holds.
-const WORDS: usize = 512;
+pub(super) const WORDS: usize = 512;
 /// Condition of a pod that the platform takes away.
-const DISRUPTED: &str = "DisruptionTarget";
+pub(super) const DISRUPTED: &str = "DisruptionTarget";
 
 /// What comes after a failed attempt.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,28 +80,48 @@ impl Cause {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Ended {
-    pod: String,
-    how: How,
+    pub(super) pod: String,
+    pub(super) how: How,
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    words: String,
+    pub(super) words: String,
 }
 
 /// How a trainer ended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum How {
+pub(super) enum How {
     /// The platform took the pod away, for this reason of its own.
     Disrupted(String),
     /// Somebody deleted the pod.
     Deleted,
+    /// The pod failed before its trainer began, for this reason.
+    NotBegun(String),
+    /// The trainer did not fail, another container of its pod did.
+    Beside(String),
+    /// It did not end, although its conductor says that the attempt has failed; the exit code that it should have had.
+    Stands(i32),
     /// Out of memory; the exit code.
     OutOfMemory(i32),
     /// By itself; the exit code.
     Exit(i32),
 }
 
+/// What the conductor says last of an attempt that has failed, unless it takes its leave: then its main thread stands still.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LastWords {
+    /// Number of the attempt.
+    pub attempt: u32,
+    /// When it was heard.
+    pub since: Timestamp,
+    /// The exit code that the conductor should end with.
+    pub exit_code: i32,
+    /// Why the attempt has failed.
+    pub text: String,
+}
+
 /// Lets the Job controller write down which pod ended an attempt, and how: one rule for pods that the platform takes
-/// away, one for every exit code that is not 0. Without them its condition says only that the attempt failed.
+/// away, one for every exit code of a trainer that is not 0, one for those of containers beside it. Without them its
+/// condition says only that the attempt failed.
 pub(crate) fn rules() -> PodFailurePolicy {
     let rule = || PodFailurePolicyRule {
         action: "FailJob".into(),
@@ -113,14 +132,16 @@ pub(crate) fn rules() -> PodFailurePolicy {
         status: Some("True".into()),
         type_: DISRUPTED.into(),
     };
-    let failed = PodFailurePolicyOnExitCodesRequirement {
-        container_name: Some(TRAINER_CONTAINER.into()),
-        operator: "NotIn".into(),
-        values: vec![0],
-    };
     let by_condition = PodFailurePolicyRule { on_pod_conditions: Some(vec![disrupted]), ..rule() };
-    let by_code = PodFailurePolicyRule { on_exit_codes: Some(failed), ..rule() };
-    PodFailurePolicy { rules: vec![by_condition, by_code] }
+    let by_code = |container: Option<&str>| {
+        let failed = PodFailurePolicyOnExitCodesRequirement {
+            container_name: container.map(str::to_owned),
+            operator: "NotIn".into(),
+            values: vec![0],
+        };
+        PodFailurePolicyRule { on_exit_codes: Some(failed), ..rule() }
+    };
+    PodFailurePolicy { rules: vec![by_condition, by_code(Some(TRAINER_CONTAINER)), by_code(None)] }
 }
 
 /// What the pods tell of an attempt's end and nothing on its Job does yet: to be noted there, as an annotation, before
@@ -133,9 +154,34 @@ pub(crate) fn unwritten(
     if noted(attempt).is_some() || attempt.is_complete() || attempt.is_suspended() {
         return None;
     }
-    let seen = seen(observed, attempt, now)?;
+    let overdue = || overdue(observed, attempt).filter(|it| it.0 <= now.as_second());
+    let seen = seen(observed, attempt, now).or_else(|| overdue().map(|it| it.1))?;
     let is_open = seen.how == How::Exit(COULD_NOT_GO_ON) && !all_quiet(observed, attempt, now);
     (!is_open).then(|| serde_json::to_string(&seen).expect("plain data"))
+}
+
+/// Seconds that the trainers of an attempt that has failed have left to end by themselves.
+pub(crate) fn patience(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Option<i64> {
+    let (until, _) = overdue(observed, attempt).filter(|_| !attempt.is_suspended())?;
+    Some((until - now.as_second()).max(1))
+}
+
+/// Until when an attempt that its conductor has given up may end by itself, and what is noted if it does not.
+fn overdue(observed: &Observed, attempt: &Attempt<'_>) -> Option<(i64, Ended)> {
+    let said = observed.last_words.as_ref().filter(|it| it.attempt == attempt.number)?;
+    let patience = observed.job.spec.failure_policy.suspect_after_seconds;
+    let ended = Ended {
+        pod: format!("{}-0", name(&attempt.job.metadata)),
+        how: How::Stands(said.exit_code),
+        words: said.text.chars().take(WORDS).collect(),
+    };
+    Some((said.since.as_second() + i64::from(patience), ended))
+}
+
+/// Whether it was noted of an attempt that it has failed and does not end.
+pub(crate) fn stands(attempt: &Attempt<'_>) -> bool {
+    let noted = noted(attempt).is_some_and(|it| matches!(it.how, How::Stands(_)));
+    noted && !attempt.is_suspended()
 }
 
 /// Whether an attempt will never end by itself: one of its pods is on a node that is lost, and the Job controller waits
@@ -173,6 +219,14 @@ impl Ended {
         let (reason, how) = match &self.how {
             How::Disrupted(reason) => (disruption(reason), String::new()),
             How::Deleted => ("Deleted", "it was deleted".to_owned()),
+            How::NotBegun(why) => {
+                ("TrainerFailed", format!("it failed before its trainer began: {why}"))
+            }
+            How::Beside(why) => ("TrainerFailed", format!("its trainer did not fail, but {why}")),
+            How::Stands(code) => {
+                let reason = if *code == BAD_INPUT { "BadInput" } else { "TrainerStalled" };
+                (reason, "the attempt has failed and did not end".to_owned())
+            }
             How::OutOfMemory(_) => {
                 ("OutOfMemory", "out of memory, raise its memory limit".to_owned())
             }
@@ -187,8 +241,11 @@ impl Ended {
         let mut cause = self.cause();
         let code = match self.how {
             How::Disrupted(_) | How::Deleted => return Verdict::Again { counted: false, cause },
-            How::Exit(BAD_INPUT) => return Verdict::End(cause),
-            How::OutOfMemory(code) | How::Exit(code) => u32::try_from(code).unwrap_or_default(),
+            How::NotBegun(_) | How::Beside(_) => return budget(policy, attempt, cause),
+            How::Exit(BAD_INPUT) | How::Stands(BAD_INPUT) => return Verdict::End(cause),
+            How::OutOfMemory(code) | How::Exit(code) | How::Stands(code) => {
+                u32::try_from(code).unwrap_or_default()
+            }
         };
         let rule = policy.rules.iter().find(|it| it.exit_codes.contains(&code));
         match rule.map(|it| it.action) {
@@ -223,8 +280,8 @@ fn noted(attempt: &Attempt<'_>) -> Option<Ended> {
 }
 
 /// What the Job controller says: `Pod NAMESPACE/NAME has condition DisruptionTarget …` or
-/// `Container trainer for pod NAMESPACE/NAME failed with exit code CODE …`.
-fn told(attempt: &Attempt<'_>) -> Option<Ended> {
+/// `Container NAME for pod NAMESPACE/NAME failed with exit code CODE …`.
+pub(super) fn told(attempt: &Attempt<'_>) -> Option<Ended> {
     let conditions = attempt.job.status.as_ref()?.conditions.as_ref()?;
     let said = conditions.iter().find(|it| {
         let by_rule = it.reason.as_deref() == Some("PodFailurePolicy");
@@ -235,74 +292,12 @@ fn told(attempt: &Attempt<'_>) -> Option<Ended> {
     let pod = word("Pod ").or_else(|| word(" for pod "))?;
     let pod = pod.split_once('/').map_or(pod, |it| it.1).to_owned();
     if let Some(code) = word(" failed with exit code ") {
+        if let Some(other) = word("Container ").filter(|it| *it != TRAINER_CONTAINER) {
+            let how = How::Beside(format!("container {other}: exit code {code}"));
+            return Some(Ended { pod, how, words: String::new() });
+        }
         return Some(Ended { pod, how: How::Exit(code.parse().ok()?), words: String::new() });
     }
     let how = How::Disrupted(String::new());
     message.contains(DISRUPTED).then(|| Ended { pod, how, words: "it was taken away".into() })
-}
-
-/// What the pods that are left say; nothing, if the one that ended the attempt is no more among them.
-fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Option<Ended> {
-    let own = |it: &Pod| name(&it.metadata).to_owned();
-    let mut all: Vec<_> = pods(observed, attempt).collect();
-    all.sort_by_key(|it| own(it));
-    // The one that the Job controller names was first; what its peers do when they are deleted is no cause.
-    let named = told(attempt);
-    if named.as_ref().is_some_and(|it| all.iter().all(|pod| own(pod) != it.pod)) {
-        return None;
-    }
-    if let Some(pod) = all.iter().find(|it| is_disrupted(it)) {
-        let said = condition(pod, DISRUPTED);
-        let words = said.and_then(|it| it.message.as_deref()).unwrap_or("it was taken away");
-        let reason = said.and_then(|it| it.reason.clone()).unwrap_or_default();
-        let how = How::Disrupted(reason);
-        return Some(Ended { pod: own(pod), how, words: words.to_owned() });
-    }
-    let failed = all.iter().filter(|it| state(it) == State::Ended).filter_map(|pod| {
-        let end = end(pod, TRAINER_CONTAINER).filter(|it| it.exit_code != 0)?;
-        let at = end.finished_at.as_ref().map_or(Timestamp::MIN, |it| it.0);
-        Some((at, *pod, end))
-    });
-    let Some((_, pod, end)) = failed.min_by_key(|it| it.0) else {
-        // Nobody ended by itself. Once the Job fails its controller deletes pods, before it may be anybody.
-        let leaves = all.iter().find(|it| state(it) == State::Leaving);
-        let deleted = leaves.filter(|_| !attempt.has_failed());
-        return deleted.map(|it| Ended { pod: own(it), how: How::Deleted, words: String::new() });
-    };
-    let lost = all.iter().find(|it| never_ends(it, now));
-    if let Some(lost) = lost.filter(|_| end.exit_code == COULD_NOT_GO_ON) {
-        let how = How::Disrupted("DeletionByPodGC".into());
-        return Some(Ended { pod: own(lost), how, words: "its node is lost".into() });
-    }
-    let was_first = !attempt.has_failed() || named.is_some_and(|it| it.pod == own(pod));
-    if pod.metadata.deletion_timestamp.is_some() && was_first {
-        return Some(Ended { pod: own(pod), how: How::Deleted, words: String::new() });
-    }
-    let words = end.message.as_deref().unwrap_or_default().trim();
-    let tail = words.chars().count().saturating_sub(WORDS);
-    let words = words.chars().skip(tail).collect();
-    let how = match end.reason.as_deref() {
-        Some("OOMKilled") => How::OutOfMemory(end.exit_code),
-        Some(_) | None => How::Exit(end.exit_code),
-    };
-    Some(Ended { pod: own(pod), how, words })
-}
-
-fn pods<'a>(observed: &'a Observed, attempt: &Attempt<'_>) -> impl Iterator<Item = &'a Pod> {
-    let number = attempt.number.to_string();
-    let of_attempt = move |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    observed.pods.iter().filter(of_attempt)
-}
-
-fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
-    pods(observed, attempt).all(|it| is_quiet(it, now))
-}
-
-/// It should be gone for long and has not ended: its node is lost.
-fn never_ends(pod: &Pod, now: Timestamp) -> bool {
-    state(pod) != State::Ended && is_overdue(pod, now)
-}
-
-fn is_disrupted(pod: &Pod) -> bool {
-    condition(pod, DISRUPTED).is_some_and(|it| it.status == "True")
 }

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
     ANNOTATION_RESTARTS, CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT,
-    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER,
-    WORLD_SIZE,
+    CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_PROFILE, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT,
+    LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR,
+    PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER,
+    TRAINER_CONTAINER, WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -142,6 +142,9 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         from_field(GROUP_RANK, INDEX),
         from_field(PET_NODE_RANK, INDEX),
     ];
+    if let Some(profile) = &spec.attention.profile {
+        variables.push(variable(CADRE_PROFILE, profile.as_str()));
+    }
     if spec.procs_per_node == 1 {
         variables.push(from_field(RANK, INDEX));
         variables.push(from_field(CADRE_INDEX, INDEX));

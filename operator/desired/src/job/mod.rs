@@ -19,6 +19,7 @@
 
 mod failure;
 mod manifest;
+mod seen;
 mod stage;
 mod status;
 
@@ -32,7 +33,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
 use crate::settings::Settings;
-pub use failure::Cause;
+pub use failure::{Cause, LastWords};
 use stage::{Attempt, Stage, attempts};
 pub use status::status;
 
@@ -58,6 +59,8 @@ pub struct Observed {
     pub progress: Option<Progress>,
     /// Servers lost in its steps, as its conductor counts them.
     pub failovers: u32,
+    /// What its conductor said of the end of an attempt that has failed.
+    pub last_words: Option<LastWords>,
 }
 
 /// What to do for an object.
@@ -67,14 +70,24 @@ pub struct Decision {
     pub actions: Vec<Action>,
     /// Seconds after which to look again although nothing has changed.
     pub again: Option<i64>,
+    /// Pods are there or come that talk to the control service: they mount its issuer's certificate.
+    pub has_workers: bool,
 }
 
 /// Decides what to do for a job.
 pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decision {
     let stage = stage::of(observed, now);
-    let mut decision = Decision::default();
+    let has_workers = matches!(
+        stage,
+        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+    );
     let all = attempts(observed);
+    let runs = |it: &Attempt<'_>| !it.has_failed() && !it.is_complete();
+    // What still runs of a job that has become invalid talks to the control service, too.
+    let is_invalid = matches!(stage, Stage::Invalid(_));
+    let has_workers = has_workers || is_invalid && all.iter().any(runs);
     let delete = |job: &Job| Action::Delete(Reference::new(Kind::Job, &job.metadata));
+    let mut decision = Decision { has_workers, ..Decision::default() };
     note(observed, &stage, &all, now, &mut decision);
     match &stage {
         Stage::Deleted
@@ -100,12 +113,16 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             decision.actions.extend(all.iter().map(|it| delete(it.job)));
         }
         Stage::Failing(_) => decision.again = Some(LOOK_AGAIN_SECONDS),
-        Stage::Waiting { .. } => {
+        Stage::Waiting { restarts, .. } => {
             // What the queue has taken back must not come back under the same number, and whose pod is on a lost node
             // runs on with the others for ever.
             let stays = |it: &Attempt<'_>| it.has_failed() && !it.is_suspended();
             let ends = all.iter().filter(|it| !stays(it));
-            decision.actions.extend(ends.map(|it| delete(it.job)));
+            // The attempt that shows that a restart counts goes when the status says it.
+            let counted = observed.job.status.as_ref().map_or(0, |it| it.restarts);
+            if counted >= *restarts {
+                decision.actions.extend(ends.map(|it| delete(it.job)));
+            }
             decision.again = Some(LOOK_AGAIN_SECONDS);
         }
         Stage::Start { number, restarts, .. } => {
@@ -121,7 +138,8 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             // A pod whose node is lost is never news again.
             let leaves = observed.pods.iter().any(|it| it.metadata.deletion_timestamp.is_some());
             let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
-            decision.again = late.into_iter().chain(leaves).min();
+            let patience = all.last().and_then(|it| failure::patience(observed, it, now));
+            decision.again = late.into_iter().chain(leaves).chain(patience).min();
         }
     }
     decision

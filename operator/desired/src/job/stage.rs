@@ -8,7 +8,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::failure::{Cause, Verdict, is_lost, judge};
+use super::failure::{Cause, Verdict, is_lost, judge, stands};
 use crate::conditions::is_true;
 use crate::names::{annotation, is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -133,7 +133,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
         Some(newest) if was_taken_back(observed, newest) => {
             (newest.restarts, Some(Cause::taken_back()))
         }
-        Some(newest) if newest.has_failed() || is_lost(observed, newest, now) => {
+        Some(newest) if newest.has_failed() || is_lost(observed, newest, now) || stands(newest) => {
             match judge(observed, newest, now) {
                 Verdict::End(cause) => return Stage::Failed(cause),
                 Verdict::Open(cause) => return Stage::Failing(cause),

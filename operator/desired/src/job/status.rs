@@ -1,8 +1,8 @@
 //! What a job's status says, with the one true reason of each condition.
 //!
 //! In: an observation made after the actions. Out: the status; equal to the old one when nothing that it
-//! tells has changed, so that it need not be written. `Running`'s reason is the word that
-//! `kubectl get cadjob` shows.
+//! tells has changed, so that it need not be written; none for a job that is deleted, or another
+//! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
 use cadre_crds::TrainingJobStatus;
 use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
@@ -17,19 +17,20 @@ use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
 use crate::pod::{State, node, state, stuck, unscheduled};
 
-/// The status of a job.
-pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus {
+/// The status of a job, unless it is not ours to write.
+pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJobStatus> {
     let observed: &Observed = applied;
     let mut status = observed.job.status.clone().unwrap_or_default();
     let stage = of(observed, now);
     let generation = observed.job.metadata.generation;
-    if let Stage::Deleted | Stage::Foreign | Stage::Finished { .. } = stage {
+    if let Stage::Deleted | Stage::Foreign = stage {
+        return None;
+    }
+    if let Stage::Finished { .. } = stage {
         // What it said at its end stays, but an end that cannot be carried out is told.
-        if let Some(Failure { reason, message }) = applied.failure() {
-            let mut conditions = Conditions { list: &mut status.conditions, generation, now };
-            conditions.set("Degraded", said(true, reason, message));
-        }
-        return status;
+        let mut conditions = Conditions { list: &mut status.conditions, generation, now };
+        conditions.set("Degraded", refused(applied.failure()));
+        return Some(status);
     }
     let newest = attempts(observed).last().copied();
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
@@ -40,6 +41,12 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
         status.restarts = status.restarts.max(newest.restarts);
+        // One that is ended though its Job has not failed is gone soon, and what counts with it.
+        if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
+            (&stage, newest.has_failed())
+        {
+            status.restarts = status.restarts.max(*restarts);
+        }
     }
     if stage == Stage::Suspended {
         status.start_time = None;
@@ -56,30 +63,41 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> TrainingJobStatus 
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
-    conditions.set("Running", running);
+    conditions.set("Running", running.clone());
     conditions.set("Degraded", degraded(observed, applied.failure()));
     let suspended = matches!(stage, Stage::Suspended);
     let (reason, message) =
         if suspended { ("Suspended", "spec.suspend is true") } else { ("NotSuspended", "") };
     conditions.set("Suspended", said(suspended, reason, message));
-    match stage {
-        Stage::Completed => {
-            conditions.set("Complete", said(true, "Completed", "every trainer has ended well"));
-        }
-        Stage::Failed(cause) => conditions.set("Failed", said(true, cause.reason, cause.what)),
-        Stage::Late { seconds } => conditions.set("Failed", late(seconds)),
+    let failed = match &stage {
+        Stage::Failed(cause) => Some(said(true, cause.reason, &cause.what)),
+        Stage::Late { seconds } => Some(late(*seconds)),
         Stage::Deleted
         | Stage::Foreign
         | Stage::Finished { .. }
         | Stage::Invalid(_)
         | Stage::Suspended
         | Stage::Blocked(_)
+        | Stage::Completed
         | Stage::Failing(_)
         | Stage::Waiting { .. }
         | Stage::Start { .. }
-        | Stage::Active { .. } => {}
+        | Stage::Active { .. } => None,
+    };
+    if stage == Stage::Completed {
+        conditions.set("Complete", said(true, "Completed", "every trainer has ended well"));
     }
-    status
+    if let Some(failed) = &failed {
+        conditions.set("Failed", failed.clone());
+    }
+    let comes = matches!(
+        stage,
+        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+    );
+    let comes = comes && running.status != Truth::Yes;
+    let stalled = failed.or_else(|| Some(running.clone()).filter(Said::stalls));
+    conditions.waits(stalled, Some(running).filter(|_| comes));
+    Some(status)
 }
 
 fn late(seconds: u32) -> Said {
@@ -195,12 +213,19 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
 
 /// Whether a job that runs has less than it should.
 fn degraded(observed: &Observed, failure: Option<&Failure>) -> Said {
-    match (obstacle(observed), failure) {
-        (Some(obstacle), _) => {
+    match obstacle(observed) {
+        Some(obstacle) => {
             let (reason, message) = words(obstacle);
             said(true, reason, message)
         }
-        (None, Some(Failure { reason, message })) => said(true, reason, message),
-        (None, None) => said(false, "AsItShould", ""),
+        None => refused(failure),
+    }
+}
+
+/// Whether something was tried for it and refused.
+fn refused(failure: Option<&Failure>) -> Said {
+    match failure {
+        Some(Failure { reason, message }) => said(true, reason, message),
+        None => said(false, "AsItShould", ""),
     }
 }

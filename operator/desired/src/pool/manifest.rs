@@ -247,7 +247,7 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 pub(crate) fn budget(pool: &AttentionPool, wanted: u32) -> PodDisruptionBudget {
     let least = i32::try_from(wanted.saturating_sub(1)).unwrap_or(i32::MAX);
     PodDisruptionBudget {
-        metadata: meta(pool, names::servers_service(name(&pool.metadata))),
+        metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
         spec: Some(PodDisruptionBudgetSpec {
             min_available: Some(IntOrString::Int(least)),
             selector: Some(LabelSelector {

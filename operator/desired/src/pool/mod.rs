@@ -98,6 +98,10 @@ pub struct Report {
     pub quarantined: bool,
     /// It is out of the view, the conductor has confirmed a step without it, and it has no work left.
     pub drained: bool,
+    /// What it computes and sends; equal among the workers of a job.
+    pub data_version: u32,
+    /// It works for a job.
+    pub serves: bool,
     /// The slowest way from one of its job's trainers to it, measured when it joined.
     pub link: Option<Link>,
 }
@@ -115,10 +119,10 @@ pub struct Link {
 
 /// Decides what to do for a pool; the memory is for the next time.
 pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Decision, Memory) {
-    let mut decision = Decision::default();
     let pool = &observed.pool;
     let all = servers(observed);
     let deleted = pool.metadata.deletion_timestamp.is_some();
+    let mut decision = Decision { has_workers: !deleted, ..Decision::default() };
     if !deleted && refusal(observed).is_some() {
         return (decision, observed.memory.clone());
     }

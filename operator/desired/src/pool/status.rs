@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::manifest::levels;
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
-use super::victims::near;
+use super::victims::{held_back, near};
 use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
@@ -73,15 +73,24 @@ pub fn status(
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
     if let Some(refusal) = refusal.filter(|_| !deleted) {
         conditions.set("Available", said(ready + in_place > 0, "Invalid", refusal.to_string()));
-        conditions.set("Degraded", said(true, "Invalid", refusal.to_string()));
+        let invalid = || said(true, "Invalid", refusal.to_string());
+        conditions.set("Degraded", invalid());
+        conditions.set("Ready", said(false, "Invalid", refusal.to_string()));
+        conditions.waits(Some(invalid()), None);
         return status;
     }
     conditions.set("Available", available(ready, in_place, desired));
-    conditions.set("Progressing", progressing(ready, draining, desired, deleted));
+    let held_back = held_back(observed, &all);
+    let progressing = progressing((ready, draining, desired), held_back, deleted);
+    conditions.set("Progressing", progressing.clone());
     conditions.set("Balanced", balanced(&all));
     conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
-    conditions.set("Degraded", degraded(observed, &all, applied.failure()));
+    let degraded = degraded(observed, &all, applied.failure());
+    conditions.set("Degraded", degraded.clone());
+    conditions.set("Ready", whole(&degraded, &progressing, desired));
+    let moves = progressing.status == Truth::Yes;
+    conditions.waits(Some(degraded).filter(Said::stalls), Some(progressing).filter(|_| moves));
     status
 }
 
@@ -115,7 +124,11 @@ fn available(ready: u32, in_place: u32, desired: u32) -> Said {
     }
 }
 
-fn progressing(ready: u32, draining: u32, desired: u32, deleted: bool) -> Said {
+fn progressing(
+    (ready, draining, desired): (u32, u32, u32),
+    held_back: usize,
+    deleted: bool,
+) -> Said {
     if deleted {
         return said(true, "Deleting", format!("{draining} servers drain"));
     }
@@ -125,7 +138,23 @@ fn progressing(ready: u32, draining: u32, desired: u32, deleted: bool) -> Said {
     if ready < desired {
         return said(true, "Starting", format!("{ready} of {desired} servers are ready"));
     }
+    if held_back > 0 {
+        let text = format!(
+            "{held_back} servers of the former template work for jobs of another build than the new one; they are \
+             replaced when these jobs end"
+        );
+        return said(true, "WaitsForJobs", text);
+    }
     said(false, "Settled", "")
+}
+
+/// Whether the pool has all that it asks for.
+fn whole(degraded: &Said, progressing: &Said, desired: u32) -> Said {
+    let missing = [degraded, progressing].into_iter().find(|it| it.status == Truth::Yes);
+    match missing {
+        Some(it) => said(false, it.reason, &it.message),
+        None => said(true, "Ready", format!("{desired} of {desired} servers are ready")),
+    }
 }
 
 fn balanced(all: &[Server<'_>]) -> Said {

@@ -2,10 +2,13 @@
 //!
 //! In: the servers and the wanted number. Out: the servers to drain now, each with its reason.
 //!
-//! A pool that shrinks gives up, in this order: who has no node, who is quarantined, who is not ready,
-//! the slowest, the farthest from the trainers, who sits most alone (the most fragmented place), the
+//! A pool that shrinks gives up, in this order: who has no node, who is quarantined, who is not ready, who works for no
+//! job, the slowest, the farthest from the trainers, who sits most alone (the most fragmented place), the
 //! highest slot. Replacements (quarantine, cordoned node, new template) take turns: at most a quarter
 //! of the pool at a time, and for a new template one after the other.
+//!
+//! A server that works for a job is replaced by one of a new template only while that one may work for the same job: where
+//! the first successor turns out to be of another data version, the others stay until their job has ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +78,26 @@ fn outdated<'s, 'a>(
         staying.iter().filter(|it| !is_old(it)).all(|it| it.state == State::Ready);
     let nobody_is_on_the_way =
         staying.len() == wanted && all.iter().all(|it| it.stays() || it.state == State::Ended);
-    let old = staying.iter().copied().find(|it| is_old(it))?;
+    let successors: Vec<_> = staying.iter().copied().filter(|it| !is_old(it)).collect();
+    let old = staying.iter().copied().find(|it| is_old(it) && may_follow(it, &successors))?;
     (new_ones_are_well && nobody_is_on_the_way).then_some(old)
+}
+
+/// Whether what this server does for a job can be done by those of the new template that are there; that is known once
+/// they have come.
+fn may_follow(server: &Server<'_>, successors: &[&Server<'_>]) -> bool {
+    let Some(own) = server.report.filter(|it| it.serves) else { return true };
+    let fits = |it: &&Server<'_>| it.report.is_some_and(|it| it.data_version == own.data_version);
+    successors.iter().all(fits)
+}
+
+/// Servers of an old template that work for jobs of another data version than the new template's.
+pub(crate) fn held_back(observed: &Observed, all: &[Server<'_>]) -> usize {
+    let current = revision(&observed.pool.spec);
+    let staying = all.iter().filter(|it| it.stays());
+    let (new, old): (Vec<_>, Vec<_>) = staying.partition(|it| it.revision() == Some(&current));
+    let came: Vec<_> = new.into_iter().filter(|it| it.report.is_some()).collect();
+    old.iter().filter(|it| !may_follow(it, &came)).count()
 }
 
 /// How near servers are to the trainers and to each other. Counted once for all servers: a pool may have
@@ -121,6 +142,7 @@ impl<'a> Places<'a> {
             server.state != State::Unscheduled,
             !report.quarantined,
             server.state == State::Ready,
+            report.serves,
             Reverse(report.slow_factor_percent),
             Reverse(distance),
             company,

@@ -1,10 +1,10 @@
 //! A job in a small cluster: what Kubernetes and users do to it, one look of the operator after the other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::job::{Observed, decide, status};
+use cadre_desired::job::{LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -25,9 +25,13 @@ pub(crate) struct World {
     pub(crate) pods: Vec<Pod>,
     /// Nodes whose kubelet is no more.
     pub(crate) dead: BTreeSet<String>,
+    /// What a conductor said last.
+    pub(crate) last_words: Option<LastWords>,
     /// Failures that may have counted: a disruption never does.
     pub(crate) may_count: u32,
     pub(crate) gone: bool,
+    /// Why Jobs fail, by name, as their controller has decided.
+    pub(crate) decided: BTreeMap<String, (String, String)>,
 }
 
 impl World {
@@ -57,8 +61,10 @@ impl World {
             jobs: vec![],
             pods: vec![],
             dead: BTreeSet::new(),
+            last_words: None,
             may_count: 0,
             gone: false,
+            decided: BTreeMap::new(),
         };
         world.make_pool();
         world
@@ -81,6 +87,7 @@ impl World {
             pods: self.pods.clone(),
             progress: None,
             failovers: 0,
+            last_words: self.last_words.clone(),
         }
     }
 
@@ -98,6 +105,7 @@ impl World {
         if whole && !self.gone {
             let before = self.job.status.as_ref().map_or(0, |it| it.attempt);
             let after = status(&Applied::new(self.observe(), None), self.clock.now());
+            let after = after.expect("the job is ours");
             assert!(after.attempt >= before, "attempts only rise");
             self.job.status = Some(after);
         }
@@ -165,6 +173,15 @@ impl World {
         self.collect_garbage();
     }
 
+    /// The conductor of the newest attempt says that it has failed; nobody ends.
+    pub(crate) fn give_up(&mut self, exit_code: i32, text: &str) -> bool {
+        let Some(job) = self.jobs.last() else { return false };
+        let attempt = attempt_of(&job.metadata).and_then(|it| it.parse().ok()).expect("a number");
+        let (since, text) = (self.clock.now(), text.to_owned());
+        self.last_words = Some(LastWords { attempt, since, exit_code, text });
+        true
+    }
+
     /// All trainers of the newest attempt end well.
     pub(crate) fn finish(&mut self) {
         self.end_trainer(0, 0);
@@ -182,6 +199,10 @@ impl World {
             Event::Disrupt { pod, reason } => {
                 self.disrupt(pod, REASONS[reason]);
             }
+            Event::GiveUp => self.may_count += u32::from(self.give_up(3, "it stands still")),
+            Event::Beside { pod, code } => self.may_count += u32::from(self.fail_beside(pod, code)),
+            Event::Spoil { pod, code } => self.may_count += u32::from(self.spoil(pod, code)),
+            Event::Nominate { pod, holds } => self.nominate(pod, holds),
             // Nobody may have seen who deleted it.
             Event::DeletePod(pod) => self.may_count += u32::from(self.delete_pod(pod)),
             Event::LoseNode(pod) => self.lose_node_of(pod),
@@ -239,6 +260,10 @@ pub(crate) enum Event {
     End { pod: usize, code: i32 },
     Finish,
     Disrupt { pod: usize, reason: usize },
+    Spoil { pod: usize, code: Option<i32> },
+    Beside { pod: usize, code: i32 },
+    GiveUp,
+    Nominate { pod: usize, holds: bool },
     DeletePod(usize),
     LoseNode(usize),
     Preempt,
@@ -261,6 +286,12 @@ pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(Event::Finish),
         3 => (pod.clone(), 0..REASONS.len())
             .prop_map(|(pod, reason)| Event::Disrupt { pod, reason }),
+        1 => (pod.clone(), prop::option::of(1..4))
+            .prop_map(|(pod, code)| Event::Spoil { pod, code }),
+        1 => (pod.clone(), 1..4).prop_map(|(pod, code)| Event::Beside { pod, code }),
+        1 => Just(Event::GiveUp),
+        1 => (pod.clone(), any::<bool>())
+            .prop_map(|(pod, holds)| Event::Nominate { pod, holds }),
         1 => pod.clone().prop_map(Event::DeletePod),
         1 => pod.prop_map(Event::LoseNode),
         1 => Just(Event::Preempt),

@@ -5,7 +5,7 @@
 //! * A pod that is deleted computes on until its kubelet has ended it; a kubelet whose node is dead never does.
 //! * A pod of a Job stays, by a finalizer, until the Job controller has counted it. If it was deleted it is gone then.
 //! * A Job with a `podFailurePolicy` counts pods that have ended, any other also those that are on their way out.
-//! * A Job that fails says so at once (`FailureTarget`, with pod and rule), deletes the pods that still run, and has
+//! * A Job that fails deletes the pods that still run, then says so (`FailureTarget`, with pod and rule), and has
 //!   failed when all of them have ended. That holds for the pods that go because it was suspended, too.
 
 use cadre_crds::contract::TRAINER_CONTAINER;
@@ -57,6 +57,45 @@ impl World {
         true
     }
 
+    /// The scheduler says that it preempts a pod of the newest attempt, and does not go on with it; or takes that back.
+    pub(crate) fn nominate(&mut self, index: usize, holds: bool) {
+        if let Some(pod) = self.running_pod(index) {
+            set_condition(pod, "DisruptionTarget", holds);
+        }
+    }
+
+    /// A pod of the newest attempt fails before its trainer has begun: its kubelet does not admit it, or, with a `code`,
+    /// an init container ends with it. Out: whether there was one.
+    pub(crate) fn spoil(&mut self, index: usize, code: Option<i32>) -> bool {
+        let clock = self.clock.clone();
+        let Some(pod) = self.running_pod(index) else { return false };
+        if let Some(code) = code {
+            end(pod, "prepare", code, 5, &clock);
+            let status = pod.status.get_or_insert_default();
+            status.init_container_statuses = status.container_statuses.take();
+        } else {
+            set_phase(pod, "Failed", false);
+            let status = pod.status.get_or_insert_default();
+            status.reason = Some("UnexpectedAdmissionError".into());
+            status.message = Some("no healthy device".into());
+        }
+        true
+    }
+
+    /// A container beside the trainer fails; the trainer of the newest attempt has ended well. Out: whether there was one.
+    pub(crate) fn fail_beside(&mut self, index: usize, code: i32) -> bool {
+        let clock = self.clock.clone();
+        let Some(pod) = self.running_pod(index) else { return false };
+        end(pod, "proxy", code, 5, &clock);
+        let mut failed = pod.status.clone();
+        end(pod, TRAINER_CONTAINER, 0, 5, &clock);
+        let own = pod.status.get_or_insert_default().container_statuses.take();
+        let beside = failed.as_mut().and_then(|it| it.container_statuses.as_mut());
+        beside.expect("it has ended").extend(own.into_iter().flatten());
+        pod.status = failed;
+        true
+    }
+
     fn running_pod(&mut self, index: usize) -> Option<&mut Pod> {
         let newest = self.jobs.last().and_then(|it| attempt_of(&it.metadata))?;
         let dead = &self.dead;
@@ -74,6 +113,13 @@ impl World {
     pub(crate) fn awaits_a_pod(&self) -> bool {
         let until = |it: &Pod| it.metadata.deletion_timestamp.as_ref().map(|it| it.0.as_second());
         self.pods.iter().filter_map(until).any(|it| it + 10 > self.clock.second)
+    }
+
+    /// Whether a conductor's words may still be followed by what it said.
+    pub(crate) fn awaits_an_end(&self) -> bool {
+        let patience = i64::from(self.job.spec.failure_policy.suspect_after_seconds);
+        let until = self.last_words.as_ref().map(|it| it.since.as_second() + patience);
+        until.is_some_and(|it| it >= self.clock.second)
     }
 
     /// Starts pods, and ends those that are to go.
@@ -97,7 +143,7 @@ impl World {
             if has(job, "Failed") || has(job, "Complete") {
                 continue;
             }
-            let number = attempt_of(&job.metadata);
+            let (number, own) = (attempt_of(&job.metadata), name(&job.metadata).clone());
             let of_job = |it: &Pod| attempt_of(&it.metadata) == number;
             let spec = job.spec.clone().expect("made with one");
             let policy = spec.pod_failure_policy.as_ref();
@@ -106,12 +152,26 @@ impl World {
                 self.make_pods(at);
             }
             let failed = |it: &Pod| {
-                let leaves = it.metadata.deletion_timestamp.is_some() && phase(it) != "Succeeded";
-                phase(it) == "Failed" || policy.is_none() && leaves
+                phase(it) == "Failed" || policy.is_none() && leaves(it) && phase(it) != "Succeeded"
             };
+            // What it decides when it first sees a failure it says once it has deleted the others.
             let first = self.pods.iter().find(|it| of_job(it) && failed(it));
-            if let Some(pod) = first.filter(|_| !has(&self.jobs[at], "FailureTarget")) {
-                let (reason, message) = verdict(policy, pod);
+            let now_decided = first.map(|it| verdict(policy, it));
+            let decided = self.decided.get(&own).cloned().or(now_decided);
+            if let Some((reason, message)) =
+                decided.filter(|_| !has(&self.jobs[at], "FailureTarget"))
+            {
+                self.decided.insert(own, (reason.clone(), message.clone()));
+                let now = self.clock.second;
+                let runs = |it: &&mut Pod| of_job(it) && !has_ended(it) && !leaves(it);
+                let mut deleted = false;
+                for pod in self.pods.iter_mut().filter(runs) {
+                    going(pod, now);
+                    deleted = true;
+                }
+                if deleted {
+                    continue;
+                }
                 say(&mut self.jobs[at], "FailureTarget", &reason, &message);
             }
             let failing = has(&self.jobs[at], "FailureTarget");
@@ -179,7 +239,10 @@ impl World {
 
 fn going(pod: &mut Pod, now: i64) {
     let at = k8s_openapi::jiff::Timestamp::from_second(now + GRACE_SECONDS).expect("a good second");
-    pod.metadata.deletion_timestamp.get_or_insert(Time(at));
+    if pod.metadata.deletion_timestamp.is_none() {
+        pod.metadata.deletion_timestamp = Some(Time(at));
+        pod.metadata.deletion_grace_period_seconds = Some(GRACE_SECONDS);
+    }
 }
 
 fn phase(pod: &Pod) -> &str {
@@ -188,6 +251,10 @@ fn phase(pod: &Pod) -> &str {
 
 fn has_ended(pod: &Pod) -> bool {
     matches!(phase(pod), "Failed" | "Succeeded")
+}
+
+fn leaves(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
 }
 
 fn is_lost(pod: &Pod, dead: &std::collections::BTreeSet<String>) -> bool {
@@ -217,7 +284,8 @@ fn say(job: &mut Job, condition: &str, reason: &str, message: &str) {
 fn verdict(policy: Option<&PodFailurePolicy>, pod: &Pod) -> (String, String) {
     let status = pod.status.clone().unwrap_or_default();
     let own = format!("n/{}", name(&pod.metadata));
-    let ends = status.container_statuses.iter().flatten().filter_map(|it| {
+    let containers = status.container_statuses.iter().chain(&status.init_container_statuses);
+    let ends = containers.flatten().filter_map(|it| {
         Some((it.name.clone(), it.state.as_ref()?.terminated.as_ref()?.exit_code))
     });
     let ends: Vec<_> = ends.filter(|it| it.1 != 0).collect();

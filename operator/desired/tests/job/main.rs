@@ -1,15 +1,18 @@
 //! Jobs: from any state to rest, never two attempts at once, no restart too many.
 
+mod causes;
 mod cluster;
 mod kubernetes;
 #[path = "../world/mod.rs"]
 mod world;
 
-use cadre_crds::contract::{ANNOTATION_ENDED, LABEL_QUEUE};
+use cadre_crds::contract::LABEL_QUEUE;
 use cadre_crds::{FailureAction, FailureRule};
-use cadre_desired::job::decide;
-use cluster::{Event, REASONS, World, events};
+use cadre_desired::job::{decide, status};
+use cadre_desired::{Applied, Failure};
+use cluster::{Event, World, events};
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use world::settings;
 
@@ -17,7 +20,7 @@ fn rest(world: &mut World) {
     for _ in 0..100 {
         world.calm();
         let before = (world.jobs.len(), world.job.status.clone());
-        if world.awaits_a_pod() {
+        if world.awaits_a_pod() || world.awaits_an_end() {
             world.reconcile(usize::MAX);
             continue;
         }
@@ -32,7 +35,7 @@ fn rest(world: &mut World) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2600, ..ProptestConfig::default() })]
 
     #[test]
     fn any_state_comes_to_rest(
@@ -49,6 +52,15 @@ proptest! {
         let status = world.job.status.clone().expect("it was reported");
         prop_assert!(status.restarts <= 2.min(world.may_count), "the budget holds, and no disruption counts");
         let over = world.is_true("Complete") || world.is_true("Failed");
+        let stalled = world.condition("Stalled").map(|it| it.reason);
+        let expected = if world.is_true("Failed") {
+            world.condition("Failed").map(|it| it.reason)
+        } else {
+            let waits = !over && !world.job.spec.suspend && !world.is_true("Running");
+            waits.then(|| "PoolNotFound".to_owned())
+        };
+        prop_assert_eq!(stalled, expected);
+        prop_assert!(!world.is_true("Reconciling"), "nothing is to come");
         let active = world.jobs.iter().filter(|it| it.status.as_ref()
             .is_none_or(|it| it.conditions.iter().flatten().all(|it| it.status != "True"))).count();
         if over {
@@ -110,126 +122,6 @@ fn what_is_not_the_programs_fault_does_not_count() {
     assert!(world.is_true("Running"));
 }
 
-/// What goes on beside an operator until all of it is over.
-fn calm(world: &mut World, looks: bool) {
-    for _ in 0..20 {
-        world.calm();
-        if looks {
-            world.reconcile(usize::MAX);
-        }
-    }
-}
-
-#[test]
-fn a_trainer_that_is_taken_away_costs_no_restart_whether_or_not_an_operator_watched() {
-    for taken in REASONS {
-        for watches in [true, false] {
-            let mut world = World::new(false);
-            world.job.spec.failure_policy.max_restarts = 0;
-            rest(&mut world);
-            for index in [1, 0] {
-                assert!(world.disrupt(index, taken), "a trainer runs");
-                calm(&mut world, watches);
-                rest(&mut world);
-            }
-            let status = world.job.status.clone().expect("it was reported");
-            let told = (status.attempt, status.restarts, reason(&world, "Running"));
-            assert_eq!(told, (3, 0, "Running".to_owned()), "{taken}, watched: {watches}");
-        }
-    }
-}
-
-#[test]
-fn the_cause_of_a_restart_is_told_and_stays_on_the_attempts_job() {
-    let check = |happens: fn(&mut World), expected: &str| {
-        let mut world = World::new(false);
-        rest(&mut world);
-        happens(&mut world);
-        world.reconcile(usize::MAX);
-        // The next attempt waits for the pool: nothing is made over what was seen.
-        world.pool = None;
-        calm(&mut world, true);
-        let job = world.jobs.first().cloned().expect("the attempt that ended");
-        let noted = job.metadata.annotations.and_then(|it| it.get(ANNOTATION_ENDED).cloned());
-        assert_eq!(noted.as_deref(), Some(expected));
-        world.make_pool();
-        rest(&mut world);
-        assert!(world.is_true("Running"));
-    };
-    check(
-        |it| {
-            it.disrupt(1, "EvictionByEvictionAPI");
-        },
-        r#"{"pod":"j-1-1","how":{"disrupted":"EvictionByEvictionAPI"},"words":"words of EvictionByEvictionAPI"}"#,
-    );
-    check(|it| assert!(it.delete_pod(0)), r#"{"pod":"j-1-0","how":"deleted"}"#);
-    check(|it| assert!(it.end_trainer(0, 7)), r#"{"pod":"j-1-0","how":{"exit":7}}"#);
-}
-
-#[test]
-fn a_deleted_trainer_costs_no_restart_where_an_operator_watched() {
-    let mut world = World::new(false);
-    world.job.spec.failure_policy.max_restarts = 0;
-    rest(&mut world);
-    world.delete_pod(0);
-    world.reconcile(usize::MAX);
-    // Its peer gives up before it has ended itself.
-    world.end_trainer(1, 3);
-    rest(&mut world);
-    let status = world.job.status.clone().expect("it was reported");
-    assert_eq!((status.attempt, status.restarts), (2, 0));
-    assert!(world.is_true("Running"));
-}
-
-#[test]
-fn a_lost_node_costs_no_restart_whoever_speaks_first() {
-    for peer_gives_up in [true, false] {
-        let mut world = World::new(false);
-        world.job.spec.failure_policy.max_restarts = 0;
-        rest(&mut world);
-        if peer_gives_up {
-            // Long before the controller of nodes takes the pod away.
-            world.dead.insert("node-0".into());
-            world.end_trainer(1, 3);
-            calm(&mut world, true);
-            assert!(!world.is_true("Failed"), "{:?}", world.condition("Failed"));
-        } else {
-            world.lose_node_of(0);
-        }
-        rest(&mut world);
-        let status = world.job.status.clone().expect("it was reported");
-        assert_eq!((status.attempt, status.restarts), (2, 0), "gave up: {peer_gives_up}");
-        assert!(world.is_true("Running"));
-    }
-}
-
-#[test]
-fn a_trainer_that_stands_still_counts_though_its_pod_is_deleted_in_the_end() {
-    let mut world = World::new(false);
-    rest(&mut world);
-    world.end_trainer(1, 3);
-    // The Job controller deletes the other one.
-    rest(&mut world);
-    let status = world.job.status.clone().expect("it was reported");
-    assert_eq!((status.attempt, status.restarts), (2, 1));
-}
-
-#[test]
-fn failures_end_the_job_with_their_reason() {
-    let check = |code: i32, rule: Option<FailureRule>, expected: &str| {
-        let mut world = World::new(false);
-        world.job.spec.failure_policy.rules = rule.into_iter().collect();
-        rest(&mut world);
-        world.end_trainer(0, code);
-        rest(&mut world);
-        assert_eq!(reason(&world, "Failed"), expected);
-        assert_eq!(world.job.status.as_ref().map(|it| it.attempt), Some(1));
-    };
-    check(2, None, "BadInput");
-    let rule = FailureRule { action: FailureAction::FailJob, exit_codes: vec![42] };
-    check(42, Some(rule), "FailureRule");
-}
-
 #[test]
 fn a_resumed_job_is_a_new_attempt_and_a_late_one_fails() {
     let mut world = World::new(false);
@@ -262,6 +154,51 @@ fn a_finished_job_goes_after_its_time() {
 }
 
 #[test]
+fn an_end_that_is_refused_is_told_until_it_is_carried_out() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    world.finish();
+    rest(&mut world);
+    let mut told = |failure: Option<Failure>| {
+        world.job.status = status(&Applied::new(world.observe(), failure), world.clock.now());
+        reason(&world, "Degraded")
+    };
+    let refused = Failure { reason: "Forbidden", message: "delete Job j-1: no".into() };
+    assert_eq!(told(Some(refused)), "Forbidden");
+    assert_eq!(told(None), "AsItShould");
+    assert!(world.is_true("Complete"));
+}
+
+#[test]
+fn a_job_that_is_not_ours_is_neither_written_nor_given_a_certificate() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    let look = |world: &World| {
+        let failure = Failure { reason: "Forbidden", message: "no".into() };
+        let written = status(&Applied::new(world.observe(), Some(failure)), world.clock.now());
+        let decision = decide(&world.observe(), &settings(), world.clock.now());
+        (written.is_some(), decision.has_workers)
+    };
+    assert_eq!(look(&world), (true, true));
+    let mut foreign = world.clone();
+    foreign.job.spec.managed_by = Some("example.com/another".into());
+    assert_eq!(look(&foreign), (false, false));
+    let mut deleted = world.clone();
+    deleted.job.metadata.deletion_timestamp = Some(Time(world.clock.now()));
+    assert_eq!(look(&deleted), (false, false));
+    // What runs of a job that has become invalid still talks to the control service.
+    let mut invalid = world.clone();
+    invalid.job.spec.failure_policy.max_restarts = 9999;
+    assert_eq!(look(&invalid), (true, true));
+    invalid.jobs.clear();
+    invalid.pods.clear();
+    assert_eq!(look(&invalid), (true, false));
+    world.finish();
+    rest(&mut world);
+    assert_eq!(look(&world), (true, false));
+}
+
+#[test]
 fn a_job_in_a_queue_waits_for_it_with_the_queues_label() {
     let mut world = World::new(true);
     world.reconcile(usize::MAX);
@@ -272,6 +209,7 @@ fn a_job_in_a_queue_waits_for_it_with_the_queues_label() {
         Some("team")
     );
     assert_eq!(reason(&world, "Running"), "Queued");
+    assert_eq!(reason(&world, "Reconciling"), "Queued");
     rest(&mut world);
     assert!(world.is_true("Running") && world.is_true("Admitted"));
     world.happen(&Event::Preempt);
@@ -313,6 +251,7 @@ fn obstacles_are_named() {
 #[test]
 fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
     let mut world = World::new(false);
+    world.job.spec.attention.profile = Some("/calibration/h200.json".into());
     world.reconcile(usize::MAX);
     let job = world.jobs.first().and_then(|it| it.spec.clone()).expect("it was made");
     let pod = job.template.spec.expect("it has a spec");
@@ -330,6 +269,7 @@ fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
         ("CADRE_ATTEMPT", "1"),
         ("CADRE_INCARNATION", "0"),
         ("CADRE_MEMORY_MIB", "4096"),
+        ("CADRE_PROFILE", "/calibration/h200.json"),
         ("CADRE_INDEX", "from the pod"),
         ("RANK", "from the pod"),
         ("WORLD_SIZE", "2"),

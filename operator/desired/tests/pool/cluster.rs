@@ -33,6 +33,8 @@ pub(crate) struct World {
     pub(crate) reports: BTreeMap<String, Report>,
     pub(crate) memory: Memory,
     pub(crate) gone: bool,
+    /// Data version of the job that all servers of that version work for.
+    pub(crate) job: Option<u32>,
 }
 
 impl World {
@@ -62,6 +64,7 @@ impl World {
             reports: BTreeMap::new(),
             memory: Memory::default(),
             gone: false,
+            job: None,
         }
     }
 
@@ -199,8 +202,17 @@ impl World {
         let serving = self.pods.iter().filter(|it| {
             it.status.as_ref().is_some_and(|it| it.phase.as_deref() == Some("Running"))
         });
+        // Images with even numbers are of one build.
+        let build = |pod: &Pod| {
+            let image = pod.spec.as_ref().and_then(|it| it.containers.first()?.image.clone());
+            let number = image.and_then(|it| it.strip_prefix("server:")?.parse::<u32>().ok());
+            number.unwrap_or(0) % 2
+        };
         let report = |pod: &Pod| {
-            let report = Report { busy_ppm: Some(0), drained: draining(pod), ..Report::default() };
+            let (data_version, drained) = (build(pod), draining(pod));
+            let serves = self.job == Some(data_version) && !drained;
+            let busy_ppm = Some(0);
+            let report = Report { busy_ppm, drained, data_version, serves, ..Report::default() };
             (name(&pod.metadata), report)
         };
         self.reports = serving.map(report).collect();

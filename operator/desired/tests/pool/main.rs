@@ -8,7 +8,7 @@ use cadre_crds::contract::{ANNOTATION_DRAIN, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode};
 use cadre_desired::pool::{Link, Report, decide, status};
-use cadre_desired::{Action, Applied};
+use cadre_desired::{Action, Applied, Failure};
 use cluster::{Event, World, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -55,6 +55,7 @@ proptest! {
                 prop_assert_eq!(&condition.status, "False", "{:?}", condition);
             }
         }
+        prop_assert_eq!(for_tools(&world), ["Ready True Ready"]);
         for _ in 0..20 {
             world.calm();
             prop_assert!(world.reconcile(usize::MAX), "rest stays rest");
@@ -76,6 +77,36 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.gone);
     }
+}
+
+/// The conditions that tools know of any kind.
+fn for_tools(world: &World) -> Vec<String> {
+    let conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+    let known = ["Ready", "Stalled", "Reconciling"];
+    let told = conditions.filter(|it| known.contains(&it.type_.as_str()));
+    told.map(|it| format!("{} {} {}", it.type_, it.status, it.reason)).collect()
+}
+
+#[test]
+fn tools_are_told_whether_a_pool_comes_is_there_or_waits_for_somebody() {
+    let mut world = World::new(2);
+    world.reconcile(usize::MAX);
+    assert_eq!(for_tools(&world), ["Ready False Starting", "Reconciling True Starting"]);
+    rest(&mut world);
+    assert_eq!(for_tools(&world), ["Ready True Ready"]);
+    let look = |world: &World, reason| {
+        let failure = Failure { reason, message: "words of the API server".into() };
+        let mut world = world.clone();
+        let applied = Applied::new(world.observe(), Some(failure));
+        world.pool.status = Some(status(&applied, &settings(), world.clock.now()));
+        for_tools(&world)
+    };
+    assert_eq!(look(&world, "Refused"), ["Ready False Refused", "Stalled True Refused"]);
+    // A quota may have room again.
+    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden"]);
+    world.pool.spec.replicas = 3;
+    world.reconcile(usize::MAX);
+    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden", "Reconciling True Starting"]);
 }
 
 #[test]
@@ -124,6 +155,7 @@ fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
     let degraded = status.conditions.iter().find(|it| it.type_ == "Degraded");
     let told = degraded.map(|it| (it.reason.as_str(), it.message.as_str()));
     assert_eq!(told, Some(("Invalid", "spec.template cannot be read; correct it")));
+    assert_eq!(for_tools(&world), ["Ready False Invalid", "Stalled True Invalid"]);
     assert_eq!((status.ready, status.registered), (3, 3));
     world.happen(&Event::Delete);
     rest(&mut world);
@@ -157,6 +189,11 @@ fn victims_leave_in_the_order_of_the_page() {
     set_phase(&mut world.pods[4], "Running", false);
     let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
     world.reports.get_mut(&names[0]).expect("it serves").slow_factor_percent = 180;
+    for (at, name) in names.iter().enumerate() {
+        if let Some(report) = world.reports.get_mut(name) {
+            report.serves = at != 2;
+        }
+    }
     let mut order = Vec::new();
     while world.pool.spec.replicas > 0 {
         world.pool.spec.replicas -= 1;
@@ -169,8 +206,8 @@ fn victims_leave_in_the_order_of_the_page() {
         order.push(names.iter().position(|it| *it == drained).expect("one of them"));
         world.pods.retain(|it| name(&it.metadata) != drained);
     }
-    // Unscheduled, not ready, slowest, farthest (another block), then another leaf, then the near one.
-    assert_eq!(order, [5, 4, 0, 3, 2, 1]);
+    // Unscheduled, not ready, without a job, slowest, farthest (another block), then the near one.
+    assert_eq!(order, [5, 4, 2, 0, 3, 1]);
 }
 
 #[test]
@@ -222,6 +259,35 @@ fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time()
     rest(&mut world);
     let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
     assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
+}
+
+#[test]
+fn servers_of_a_job_of_another_build_are_replaced_when_that_job_has_ended() {
+    let serving = |world: &World| world.reports.values().filter(|it| it.serves).count();
+    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
+    let mut world = World::new(4);
+    world.job = Some(0);
+    rest(&mut world);
+    // Of the same build: one after the other, under the job.
+    world.happen(&Event::Template(2));
+    let mut least = 4;
+    for _ in 0..60 {
+        world.calm();
+        world.reconcile(usize::MAX);
+        world.calm();
+        least = least.min(serving(&world));
+    }
+    assert_eq!(least, 3);
+    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:2")));
+    // Of another: the first one shows it.
+    world.happen(&Event::Template(1));
+    rest(&mut world);
+    assert_eq!(serving(&world), 3);
+    assert_eq!(for_tools(&world), ["Ready False WaitsForJobs", "Reconciling True WaitsForJobs"]);
+    world.job = None;
+    rest(&mut world);
+    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
+    assert_eq!(for_tools(&world), ["Ready True Ready"]);
 }
 
 #[test]

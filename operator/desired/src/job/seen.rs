@@ -1,0 +1,148 @@
+//! What the pods that are left of an attempt say about its end.
+//!
+//! In: the pods, what the Job controller has named. Out: the end of the trainer that ended first. What follows from it is
+//! [`failure`](super::failure)'s.
+
+use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Observed;
+use super::failure::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
+use super::stage::Attempt;
+use crate::names::{label, name};
+use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
+
+/// Exit codes of a trainer that was told to stop, by SIGTERM or then SIGKILL.
+const STOPPED: [i32; 2] = [143, 137];
+
+/// What the pods that are left say; nothing, if the one that ended the attempt is no more among them. Of one that only gave
+/// up, those who are left may still say why.
+pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Option<Ended> {
+    let own = |it: &Pod| name(&it.metadata).to_owned();
+    let mut all: Vec<_> = pods(observed, attempt).collect();
+    all.sort_by_key(|it| own(it));
+    // The one that the Job controller names was first; what its peers do when they are deleted is no cause.
+    let named = told(attempt);
+    let is_gone = named.as_ref().filter(|it| all.iter().all(|pod| own(pod) != it.pod));
+    if is_gone.is_some_and(|it| it.how != How::Exit(COULD_NOT_GO_ON)) {
+        return None;
+    }
+    let is_gone = is_gone.is_some();
+    if let Some(pod) = all.iter().find(|it| is_disrupted(it)) {
+        let said = condition(pod, DISRUPTED);
+        let words = said.and_then(|it| it.message.as_deref()).unwrap_or("it was taken away");
+        let reason = said.and_then(|it| it.reason.clone()).unwrap_or_default();
+        let how = How::Disrupted(reason);
+        return Some(Ended { pod: own(pod), how, words: words.to_owned() });
+    }
+    let is_named = |pod: &Pod| named.as_ref().is_some_and(|it| it.pod == own(pod));
+    let failed = all.iter().filter_map(|pod| Some((*pod, failure(pod)?)));
+    // Who was deleted since the one that is gone has given up says nothing by ending.
+    let obeys = |pod: &Pod, how: &How| is_gone && deleted_at(pod).is_some() && is_stopped(how);
+    let failed: Vec<_> = failed.filter(|(pod, (_, how, _))| !obeys(pod, how)).collect();
+    let by_itself = failed.iter().filter(|it| deleted_at(it.0).is_none()).map(|it| it.1.0).min();
+    // Once a pod has failed the Job controller deletes the others.
+    let after_failure = |at: Timestamp| is_gone || by_itself.is_some_and(|it| it <= at);
+    let order = |pod: &Pod, at: Timestamp, how: &How| {
+        let follows = deleted_at(pod).is_some_and(after_failure) && is_stopped(how);
+        let gave_up = *how == How::Exit(COULD_NOT_GO_ON);
+        (follows, gave_up, !is_named(pod), at, deleted_at(pod))
+    };
+    let first = failed.into_iter().min_by_key(|(pod, (at, how, _))| order(pod, *at, how));
+    let lost = all.iter().find(|it| never_ends(it, now)).map(|it| Ended {
+        pod: own(it),
+        how: How::Disrupted("DeletionByPodGC".into()),
+        words: "its node is lost".into(),
+    });
+    let Some((pod, (at, how, words))) = first else {
+        if is_gone {
+            return lost;
+        }
+        // Before the Job has failed its controller deletes nobody.
+        let leaves = all.iter().find(|it| state(it) == State::Leaving);
+        let deleted = leaves.filter(|_| !attempt.has_failed());
+        return deleted.map(|it| Ended { pod: own(it), how: How::Deleted, words: String::new() });
+    };
+    if let Some(lost) = lost.filter(|_| how == How::Exit(COULD_NOT_GO_ON)) {
+        return Some(lost);
+    }
+    if deleted_at(pod).is_some_and(|it| it <= at && !after_failure(it)) {
+        return Some(Ended { pod: own(pod), how: How::Deleted, words: String::new() });
+    }
+    Some(Ended { pod: own(pod), how, words })
+}
+
+/// When and how a pod failed, with its last words.
+fn failure(pod: &Pod) -> Option<(Timestamp, How, String)> {
+    let status = pod.status.as_ref()?;
+    if status.phase.as_deref() != Some("Failed") {
+        return None;
+    }
+    let ended = |it: &ContainerStateTerminated| it.finished_at.as_ref().map(|it| it.0);
+    if let Some(end) = end(pod, TRAINER_CONTAINER).filter(|it| it.exit_code != 0) {
+        let words = end.message.as_deref().unwrap_or_default().trim();
+        let tail = words.chars().count().saturating_sub(WORDS);
+        let words = words.chars().skip(tail).collect();
+        let how = match end.reason.as_deref() {
+            Some("OOMKilled") => How::OutOfMemory(end.exit_code),
+            Some(_) | None => How::Exit(end.exit_code),
+        };
+        return Some((ended(end).unwrap_or(Timestamp::MIN), how, words));
+    }
+    let failed = |it: &ContainerStatus| {
+        let end = it.state.as_ref()?.terminated.clone()?;
+        (end.exit_code != 0).then_some((it.name.clone(), end))
+    };
+    let has_begun = end(pod, TRAINER_CONTAINER).is_some();
+    let how = |why: String| if has_begun { How::Beside(why) } else { How::NotBegun(why) };
+    let containers = status.container_statuses.iter().chain(&status.init_container_statuses);
+    if let Some((name, end)) = containers.flatten().find_map(failed) {
+        let why = format!("container {name}: exit code {}", end.exit_code);
+        let words = end.message.as_deref().unwrap_or_default().trim().to_owned();
+        return Some((ended(&end).unwrap_or(Timestamp::MIN), how(why), words));
+    }
+    let why = status.reason.clone().unwrap_or_else(|| "nobody says why".into());
+    let words = status.message.clone().unwrap_or_default();
+    Some((deleted_at(pod).unwrap_or(Timestamp::MIN), how(why), words))
+}
+
+/// When somebody asked for a pod's deletion; its time is when it should be gone.
+fn deleted_at(pod: &Pod) -> Option<Timestamp> {
+    let gone_by = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+    Timestamp::from_second(gone_by.as_second().saturating_sub(grace)).ok()
+}
+
+/// Whether a pod may have ended so because it was deleted.
+fn is_stopped(how: &How) -> bool {
+    match how {
+        How::Exit(code) => STOPPED.contains(code),
+        How::NotBegun(_) | How::Beside(_) => true,
+        How::Disrupted(_) | How::Deleted | How::Stands(_) | How::OutOfMemory(_) => false,
+    }
+}
+
+pub(super) fn pods<'a>(
+    observed: &'a Observed,
+    attempt: &Attempt<'_>,
+) -> impl Iterator<Item = &'a Pod> {
+    let number = attempt.number.to_string();
+    let of_attempt = move |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
+    observed.pods.iter().filter(of_attempt)
+}
+
+pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
+    pods(observed, attempt).all(|it| is_quiet(it, now))
+}
+
+/// It should be gone for long and has not ended: its node is lost.
+pub(super) fn never_ends(pod: &Pod, now: Timestamp) -> bool {
+    state(pod) != State::Ended && is_overdue(pod, now)
+}
+
+/// The platform takes the pod away. What it only announces it may take back.
+fn is_disrupted(pod: &Pod) -> bool {
+    let goes = pod.metadata.deletion_timestamp.is_some() || state(pod) == State::Ended;
+    goes && condition(pod, DISRUPTED).is_some_and(|it| it.status == "True")
+}

@@ -1,0 +1,99 @@
+//! Jobs of other builds than the operator's.
+
+use std::fs;
+
+use cadre_control::client::{self, Attachment, Options, attach};
+use cadre_control::proto::{Hello, Role};
+use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint};
+use serde_json::{Value, json};
+
+use super::leading::{Leading, leading};
+use super::server::Server;
+use super::{job, name, pool, running};
+
+/// A worker of a build, as it comes first.
+pub(super) fn hello(role: Role, data_version: u32) -> Hello {
+    let secret = if role == Role::Trainer { vec![7; 32] } else { Vec::new() };
+    Hello {
+        role: role.into(),
+        control_version: CONTROL_VERSION,
+        data_version,
+        job_secret: secret,
+        ..Hello::default()
+    }
+}
+
+/// Attaches with the token of a pod, and waits until it is welcome.
+pub(super) async fn come(
+    operator: &Leading,
+    pod: &Value,
+    mut hello: Hello,
+) -> Result<Attachment, client::Error> {
+    let start = pod["metadata"]["annotations"]["cadre.dev/incarnation"].as_str();
+    hello.incarnation = start.and_then(|it| it.parse().ok()).unwrap_or_default();
+    let slot = pod["metadata"]["labels"]["cadre.dev/slot"].as_str();
+    hello.index = slot.and_then(|it| it.parse().ok()).unwrap_or_default();
+    let issuers = operator.certificates.join("ca.crt");
+    let token = operator.certificates.join(name(pod));
+    fs::write(&token, format!("token of {}", name(pod))).expect("room");
+    let endpoint = Endpoint::parse(&operator.url, Some(Credentials { issuers, token }));
+    let endpoint = endpoint.expect("a good URL");
+    let attached = tokio::task::spawn_blocking(|| attach(endpoint, hello, Options::default()));
+    attached.await.expect("no panic")
+}
+
+/// Makes the first trainer's pod of a job's first attempt. Out: it, running.
+pub(super) async fn trainer(server: &Server, job: &str) -> Value {
+    let made =
+        server.until("an attempt", |all| all.get("jobs", &format!("{job}-1")).cloned()).await;
+    let mut trainer = json!({"metadata": made["spec"]["template"]["metadata"]});
+    trainer["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = "0".into();
+    let own = format!("{job}-1-0");
+    server.put("pods", &own, &trainer);
+    server.put("pods", &own, &running());
+    server.until("the pod", |all| all.get("pods", &own).cloned()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_is_served_by_servers_of_its_build_and_others_wait_for_one_of_theirs() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    let operator = leading(&server, folder.path()).await;
+    server.put("attentionpools", "p", &pool(2));
+    let mut one = job();
+    one["spec"]["nodes"] = 1.into();
+    server.put("trainingjobs", "older", &one);
+    let first = trainer(&server, "older").await;
+    let role = |it: &Value| it["metadata"]["labels"]["cadre.dev/role"] == "server";
+    let servers = server
+        .until("two servers", |all| {
+            let found: Vec<_> = all.of("pods").into_iter().filter(|it| role(it)).cloned().collect();
+            (found.len() == 2).then_some(found)
+        })
+        .await;
+    for pod in &servers {
+        server.put("pods", &name(pod), &running());
+    }
+
+    let older = DATA_VERSION - 1;
+    let trained = come(&operator, &first, hello(Role::Trainer, older)).await;
+    let _trainer = trained.expect("it goes on");
+    let served = come(&operator, &servers[0], hello(Role::Server, older)).await;
+    let served = served.expect("it serves");
+    assert_eq!(served.welcome.session, "n/older/1");
+    let another = come(&operator, &servers[1], hello(Role::Server, DATA_VERSION));
+    let newer = async {
+        server
+            .until("both are there", |all| {
+                let pool = all.get("attentionpools", "p")?;
+                (pool["status"]["registered"] == 2).then_some(())
+            })
+            .await;
+        server.put("trainingjobs", "newer", &one);
+        let second = trainer(&server, "newer").await;
+        come(&operator, &second, hello(Role::Trainer, DATA_VERSION)).await
+    };
+    let (another, newer) = tokio::join!(another, newer);
+    let (another, _newer) = (another.expect("it serves"), newer.expect("it trains"));
+    assert_eq!(another.welcome.session, "n/newer/1");
+}
