@@ -3,18 +3,26 @@
 
 use anyhow::{Context as _, Result, ensure};
 use cadre_e2e::{Cluster, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 
+use crate::objects::all;
 use crate::training::{MIDDLE, Training};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "resumed").await?;
-    let expected = training.alone(2, &[])?;
+    training.job["spec"]["attention"]["encryption"] = "Tls".into();
+    let expected = training.alone(2)?;
     training.job["spec"]["failurePolicy"] = serde_json::json!({"maxRestarts": 1});
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
     suspend(&training, true)?;
-    until("no trainer", async || Ok(training.trainers().await?.is_empty().then_some(()))).await?;
+    // Those on their way out go on with steps until they end.
+    let trainers = ListParams::default().labels("cadre.dev/role=trainer");
+    let pods = all::<Pod>(training.cluster, training.here);
+    until("no trainer", async || Ok(pods.list(&trainers).await?.items.is_empty().then_some(())))
+        .await?;
     let stopped = training.steps();
     ensure!(stopped < expected.len() as u64, "suspended before the end");
     suspend(&training, false)?;

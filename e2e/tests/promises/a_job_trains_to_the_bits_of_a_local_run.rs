@@ -10,7 +10,7 @@ use crate::training::{MIDDLE, STEPS, Training};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "trains").await?;
-    let expected = training.alone(2, &[])?;
+    let expected = training.alone(2)?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;

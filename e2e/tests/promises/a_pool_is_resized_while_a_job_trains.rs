@@ -9,7 +9,7 @@ use crate::training::{MIDDLE, Training, loss};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "resized").await?;
-    let fixed = training.alone(2, &[])?;
+    let fixed = training.alone(2)?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
@@ -35,19 +35,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         let apart = (loss(one)? - loss(other)?).abs();
         ensure!(apart <= 1e-4, "step {step}: {one} and {other} are {apart} apart");
     }
-    let slots = slots(&training)?;
-    ensure!(slots.contains(&2) && slots.contains(&4), "plans were for {slots:?} slots");
-    let log = training.headers()?.display().to_string();
-    ensure!(training.alone(4, &["--headers", &log])? == losses, "a replay has other bits");
+    let servers = training.servers()?;
+    ensure!(servers.contains(&2) && servers.contains(&4), "plans were for {servers:?} servers");
+    ensure!(training.replayed(4)? == losses, "a replay has other bits");
     training.remove()
-}
-
-/// Numbers of slots that steps were planned for.
-fn slots(training: &Training<'_>) -> Result<std::collections::BTreeSet<usize>> {
-    let text = std::fs::read_to_string(training.headers()?)?;
-    let count = |line: &str| -> Result<usize> {
-        let header: serde_json::Value = serde_json::from_str(line)?;
-        Ok(header["slots"].as_array().map_or(0, Vec::len))
-    };
-    text.lines().map(count).collect()
 }

@@ -64,6 +64,10 @@ fn refusals(cluster: &Cluster) -> Result<()> {
         (job("").replace("nodes: 2", "nodes: 4096\n  procsPerNode: 2"), "more than 4096 trainers"),
         (job("").replace("name: trainer", "name: server"), "named `trainer`"),
         (job("").replace("nodes: 2", "nodes: 0"), "greater than or equal to 1"),
+        (
+            job("  failurePolicy: {suspectAfterSeconds: 40, stalledAfterSeconds: 40}\n"),
+            "stalledAfterSeconds is not above spec.failurePolicy.suspectAfterSeconds",
+        ),
         (job("  checkpoint: {claimName: a, hostPath: /b}\n"), "keep one of them"),
         (
             job("").replace("image:", "env: [{name: WORLD_SIZE, value: '2'}], image:"),

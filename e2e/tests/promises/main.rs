@@ -5,6 +5,7 @@
 //! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing. `CADRE_E2E_KUBECONFIG` names a cluster to take instead of
 //! our own: one to throw away, since definitions, rights and objects are put there.
 
+mod a_drained_trainer_costs_no_restart;
 mod a_job_becomes_pods_when_its_queue_says_so;
 mod a_job_resumes_from_its_checkpoint;
 mod a_job_trains_to_the_bits_of_a_local_run;
@@ -12,12 +13,15 @@ mod a_node_that_dies_in_a_step_costs_no_bits;
 mod a_pool_gets_its_servers_or_says_why_not;
 mod a_pool_is_resized_while_a_job_trains;
 mod a_pool_is_whole_again_on_another_node;
+mod a_quota_for_some_servers_is_told_and_lifts_by_itself;
 mod an_autoscaler_sizes_an_external_pool;
 mod an_operator_also_serves_a_cluster_of_the_user;
+mod an_uninstall_in_mid_training_ends;
 mod an_uninstall_never_hangs;
 mod another_operator_takes_over_and_changes_no_pod;
 mod bad_objects_are_refused_in_our_words;
 mod busy_servers_get_company;
+mod every_bad_field_is_refused_or_told;
 mod explain_names_the_cause_and_the_remedy;
 mod helm_installs_upgrades_and_uninstalls;
 mod objects;
@@ -62,6 +66,7 @@ macro_rules! promises {
 const PROMISES: &[Promise] = promises! {
     ControlPlane:
         bad_objects_are_refused_in_our_words
+        every_bad_field_is_refused_or_told
         the_chart_makes_the_recorded_manifests
         explain_names_the_cause_and_the_remedy
         a_pool_gets_its_servers_or_says_why_not
@@ -83,6 +88,9 @@ const PROMISES: &[Promise] = promises! {
         training_goes_on_when_a_gpu_is_taken
         plain_pods_join_a_pool_and_train
         busy_servers_get_company
+        a_drained_trainer_costs_no_restart
+        a_quota_for_some_servers_is_told_and_lifts_by_itself
+        an_uninstall_in_mid_training_ends
         a_node_that_dies_in_a_step_costs_no_bits
         a_pool_is_whole_again_on_another_node;
 };

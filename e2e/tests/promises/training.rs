@@ -4,6 +4,7 @@
 //! those of `cadre run` with the same data. Checkpoints and the header log lie on a volume that this process can read too,
 //! so looking at the progress asks nobody.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -40,6 +41,8 @@ pub(crate) struct Training<'a> {
     volume: PathBuf,
     /// Jobs that have made steps: one for each attempt.
     attempts: Vec<String>,
+    /// Steps of the job.
+    length: u64,
     /// The objects, before they are applied.
     pub(crate) pool: Value,
     pub(crate) job: Value,
@@ -51,6 +54,15 @@ impl<'a> Training<'a> {
         cluster.real_nodes().await?;
         clean(cluster)?;
         let release = install(cluster)?;
+        Self::within(cluster, here, release).await
+    }
+
+    /// Another one beside it, in a namespace of its own.
+    pub(crate) async fn beside(&self, here: &'static str) -> Result<Self> {
+        Self::within(self.cluster, here, self.release).await
+    }
+
+    async fn within(cluster: &'a Cluster, here: &'static str, release: Release) -> Result<Self> {
         cluster.namespace(here).await?;
         restricted(cluster, here)?;
         let data = cluster.folder().join("documents");
@@ -65,9 +77,16 @@ impl<'a> Training<'a> {
         // The trainers' user is not ours.
         fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).context("its rights")?;
         cluster.apply(here, &claim(here, &volume).to_string())?;
-        let (pool, job) = (pool(2), job("/documents"));
+        let (pool, job, length) = (pool(2), job("/documents", *STEPS), *STEPS);
         let attempts = Vec::new();
-        Ok(Self { cluster, here, release, data, volume, attempts, pool, job })
+        Ok(Self { cluster, here, release, data, volume, attempts, length, pool, job })
+    }
+
+    /// Gives the job so many times the steps: what the promise does to it takes the cluster its time, and a fast machine trains
+    /// on meanwhile.
+    pub(crate) fn longer(&mut self, times: u64) {
+        self.length = times * *STEPS;
+        self.job = job("/documents", self.length);
     }
 
     /// Makes the pool, waits for its servers, makes the job.
@@ -80,6 +99,7 @@ impl<'a> Training<'a> {
 
     /// Waits until so many steps are done, as long as it takes: only standing still is a failure.
     pub(crate) async fn at(&self, step: u64) -> Result<()> {
+        ensure!(step <= self.length, "{} is too fast: {step} of {} steps", self.here, self.length);
         let mut done = self.steps();
         while done < step {
             let next = step.min(done + MIDDLE);
@@ -89,6 +109,11 @@ impl<'a> Training<'a> {
             done = self.steps();
         }
         Ok(())
+    }
+
+    /// Steps of the job.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
     }
 
     /// Steps that are done.
@@ -102,6 +127,17 @@ impl<'a> Training<'a> {
         let mut jobs = fs::read_dir(&self.volume).context("the volume")?.flatten();
         let job = jobs.next().context("the job has a folder on the volume")?;
         Ok(job.path().join("headers.jsonl"))
+    }
+
+    /// Numbers of servers that steps were planned for: slots that are not vacant.
+    pub(crate) fn servers(&self) -> Result<BTreeSet<usize>> {
+        let text = fs::read_to_string(self.headers()?).context("the header log")?;
+        let count = |line: &str| -> Result<usize> {
+            let header: Value = serde_json::from_str(line).context("a header")?;
+            let fillers = header["fillers"].as_array().context("the header's fillers")?;
+            Ok(fillers.iter().filter(|it| !it.is_null()).count())
+        };
+        text.lines().map(count).collect()
     }
 
     /// What was made of the job.
@@ -127,7 +163,7 @@ impl<'a> Training<'a> {
 
     /// Waits for the end of the job.
     pub(crate) async fn ends(&self) -> Result<()> {
-        self.at(*STEPS).await?;
+        self.at(self.length).await?;
         let is =
             |job: &TrainingJob| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
         self.status("the end of the job", is).await
@@ -138,7 +174,7 @@ impl<'a> Training<'a> {
         self.ends().await?;
         let last = |job: &TrainingJob| {
             let progress = job.status.as_ref().and_then(|it| it.progress.as_ref());
-            progress.is_some_and(|it| it.step == *STEPS)
+            progress.is_some_and(|it| it.step == self.length)
         };
         self.status("the last step in the status", last).await
     }
@@ -150,7 +186,7 @@ impl<'a> Training<'a> {
 
     /// The bits of every step's loss, as the last attempt that made the step has them.
     pub(crate) fn losses(&self) -> Result<Vec<String>> {
-        let mut losses = vec![String::new(); *STEPS as usize];
+        let mut losses = vec![String::new(); self.length as usize];
         for attempt in &self.attempts {
             for (step, bits) in losses_of(&self.log(attempt)?) {
                 losses[step - 1] = bits;
@@ -161,20 +197,34 @@ impl<'a> Training<'a> {
 
     /// Removes everything.
     pub(crate) fn remove(self) -> Result<()> {
-        let all = ["delete", "cadre,jobs", "--all", "--namespace", self.here, "--timeout=120s"];
-        self.cluster.kubectl(&all)?;
+        self.remove_objects()?;
         self.release.uninstall(self.cluster)
     }
 
-    /// The same by `cadre run`, which needs no cluster; once for each pool and the arguments.
-    pub(crate) fn alone(&self, servers: u32, arguments: &[&str]) -> Result<Vec<String>> {
-        let words: Vec<_> = arguments.iter().filter_map(|it| it.rsplit('/').next()).collect();
-        let out = self.cluster.folder().join(format!("alone-{servers}{}", words.concat()));
+    /// Removes what is in the namespace.
+    pub(crate) fn remove_objects(&self) -> Result<()> {
+        let all = ["delete", "cadre,jobs", "--all", "--namespace", self.here, "--timeout=120s"];
+        self.cluster.kubectl(&all).map(drop)
+    }
+
+    /// The same by `cadre run`, which needs no cluster; once for each pool and length.
+    pub(crate) fn alone(&self, servers: u32) -> Result<Vec<String>> {
+        self.run_alone(servers, &format!("{servers}-{}", self.length), &[])
+    }
+
+    /// The same with the headers of this job.
+    pub(crate) fn replayed(&self, servers: u32) -> Result<Vec<String>> {
+        let log = self.headers()?.display().to_string();
+        self.run_alone(servers, self.here, &["--headers", &log])
+    }
+
+    fn run_alone(&self, servers: u32, name: &str, arguments: &[&str]) -> Result<Vec<String>> {
+        let out = self.cluster.folder().join(format!("alone-{name}"));
         let log = out.join("logs/trainer-0-0.log");
         if !log.exists() {
             let data = self.data.to_str().context("a path in UTF-8")?;
             let manifest = self.cluster.folder().join("alone.yaml");
-            let text = format!("{}\n---\n{}\n", pool(servers), job(data));
+            let text = format!("{}\n---\n{}\n", pool(servers), job(data, self.length));
             fs::write(&manifest, text).context("a manifest")?;
             let mut command = Command::new(self.cluster.programs().own("cadre")?);
             command.arg("run").arg("-f").arg(manifest).arg("--out").arg(&out).args(arguments);
@@ -183,7 +233,7 @@ impl<'a> Training<'a> {
         }
         let log = fs::read_to_string(log).context("its log")?;
         let losses: Vec<_> = losses_of(&log).into_iter().map(|it| it.1).collect();
-        ensure!(losses.len() == *STEPS as usize, "{} steps by itself", losses.len());
+        ensure!(losses.len() == self.length as usize, "{} steps by itself", losses.len());
         Ok(losses)
     }
 
@@ -250,15 +300,15 @@ fn pool(servers: u32) -> Value {
 }
 
 /// The trainer's container.
-pub(crate) fn trainer(data: &str) -> Value {
+pub(crate) fn trainer(data: &str, steps: u64) -> Value {
     json!({"name": "trainer", "image": cadre_e2e::IMAGE, "command": ["cadre", "train"],
-        "args": [format!("--data={data}"), "--model=tiny", format!("--steps={}", *STEPS),
+        "args": [format!("--data={data}"), "--model=tiny", format!("--steps={steps}"),
             format!("--tokens={TOKENS}"), "--cap=400", "--checkpoint-every=50", "--threads=1"],
         "volumeMounts": [{"name": "documents", "mountPath": "/documents"}]})
 }
 
-fn job(data: &str) -> Value {
-    let mut template = pod(&trainer(data));
+fn job(data: &str, steps: u64) -> Value {
+    let mut template = pod(&trainer(data, steps));
     template["spec"]["restartPolicy"] = "Never".into();
     template["spec"]["volumes"] =
         json!([{"name": "documents", "configMap": {"name": "documents"}}]);

@@ -19,7 +19,7 @@ const CLASSES: &str = "apiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nme
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "harvested").await?;
-    let expected = training.alone(2, &[])?;
+    let expected = training.alone(2)?;
     for node in NODES {
         claim_gpus(training.cluster, node, 1).await?;
     }

@@ -13,7 +13,7 @@ const ALL: &str = "cadre.dev/pool=p";
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "unattended").await?;
-    let expected = training.alone(2, &[])?;
+    let expected = training.alone(2)?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
