@@ -1,0 +1,34 @@
+"""Core attention of PyTorch models on a pool of attention servers.
+
+One line swaps the attention of a model, two lines tell the pool what comes:
+
+    cadre.init(model, steps=100)
+    for batch in cadre.batches(loader):
+        ...  # forward, backward and optimizer as ever
+
+Inside a step each call of attention is the next phase of the step that was announced, forward layer by layer, then
+backward in reverse. Outside of a step, under `local()`, and in a process that no job has started, it is computed
+here, by the kernels that the servers run, with the same bits of O, LSE and dQ.
+"""
+
+from ._attention import flash_attn_varlen_func
+from ._job import batches, begin_step, busy, finish, init, local, report
+from ._layout import Kind, Shape, Stretch
+from ._native import Session, Ticket, __version__
+
+__all__ = [
+    "Kind",
+    "Session",
+    "Shape",
+    "Stretch",
+    "Ticket",
+    "__version__",
+    "batches",
+    "begin_step",
+    "busy",
+    "finish",
+    "flash_attn_varlen_func",
+    "init",
+    "local",
+    "report",
+]

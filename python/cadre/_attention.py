@@ -1,0 +1,294 @@
+"""The operators of `torch.library`, and FlashAttention's face before them.
+
+In: rows of Q, K and V. Out: O and LSE, differentiable both. An operator decides at run time who computes, so that a
+compiled model is the same in and out of a job: the pool inside a step, this process elsewhere.
+
+A forward returns a ticket, a number in a tensor, which its backward hands in again: on the pool step times layers plus
+layer; -1 for what was computed here, -2 - step where its documents were that step's. Nothing that is not supported is
+ignored: it is refused by its name.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _job, _kept, _layout, _native
+
+_LOCAL_TICKET = -1
+_TYPES = (torch.float32, torch.bfloat16)
+
+_library = torch.library.Library("cadre", "DEF")
+# A session's calls are no work that a CUDA graph could hold.
+_tags = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
+_library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str kind, Tensor? layer)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_tags,
+)
+_library.define(
+    "attention_backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor ticket,"
+    " Tensor? cu_seqlens, str kind) -> (Tensor, Tensor, Tensor)",
+    tags=_tags,
+)
+
+
+def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[int] | None:
+    if cu_seqlens_q is None:
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k is there and cu_seqlens_q is not; pass both")
+        return None
+    lengths = _layout.differences("cu_seqlens_q", cu_seqlens_q)
+    same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q or cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
+    if not same:
+        raise NotImplementedError("cu_seqlens_q and cu_seqlens_k differ: queries and keys are of the same rows here")
+    return lengths
+
+
+def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
+    """Lengths for a forward that is computed here, and its ticket."""
+    step, ticket = _job.running(), _LOCAL_TICKET
+    if lengths is None:
+        if _job.under_local():
+            # Of an evaluation, whose rows are not the step's.
+            raise ValueError(
+                "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
+            )
+        if step is None:
+            raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
+        lengths, ticket = step.lengths, _LOCAL_TICKET - 1 - step.number
+    if step and not step.whole and lengths == step.lengths:
+        raise ValueError(
+            f"step {step.number}: a document of this rank goes on in another rank, and its keys are not here; "
+            "leave cadre.local() out (`cadre run --attention local` does without a pool)"
+        )
+    return lengths, ticket
+
+
+def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
+    """Lengths for the backward of a forward that was computed here, whatever step runs by now."""
+    if ticket == _LOCAL_TICKET:
+        return _lengths(cu_seqlens, None)
+    step, now = _LOCAL_TICKET - 1 - ticket, _job.running()
+    if now is None or now.number != step:
+        said = f"step {now.number} runs" if now else "no step runs"
+        raise RuntimeError(
+            f"backward of step {step} while {said}; call backward before the next step, or pass cu_seqlens"
+        )
+    return now.lengths
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Its rows as a session reads them: the elements of a row side by side."""
+    if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
+        return tensor
+    return tensor.contiguous()
+
+
+def _wire(tensor: Tensor) -> torch.dtype:
+    """What rows are rounded to: the job's wire type, if there is a job."""
+    job = _job.current()
+    return getattr(torch, job.session.wire) if job and job.session else tensor.dtype
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    kind: str,
+    layer: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32)
+    if pool := _job.pooled():
+        job, step = pool
+        named = None if layer is None else int(layer)
+        at, kept = job.forward_phase(step, kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+        number = step.number * len(job.shape.kinds) + at
+        if kept:
+            o, lse = kept.again((q, k, v), f"rank {job.rank}, step {step.number}, layer {at}")
+            return o, lse, torch.tensor(number)
+        o = torch.empty(q.shape, dtype=q.dtype)
+        ticket = job.session.submit(at, (_rows(q), _rows(k), _rows(v)))
+        step.forward += 1
+        job.session.wait(ticket, o, lse)
+        step.kept[at] = _kept.Kept((q, k, v), o, lse)
+        return o, lse, torch.tensor(number)
+    wire, o = _wire(q), torch.empty(q.shape, dtype=torch.float32)
+    qkv = tuple(it.to(wire).contiguous() for it in (q, k, v))
+    lengths, number = _whole(lengths)
+    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
+    return o.to(wire).to(q.dtype), lse, torch.tensor(number)
+
+
+def _backward(
+    dout: Tensor,
+    dlse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    ticket: Tensor,
+    cu_seqlens: Tensor | None,
+    kind: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if (number := int(ticket)) >= 0:
+        job = _job.current()
+        step, layer = job.backward_phase(number)
+        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
+        gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
+        handle = job.session.submit(layer, (_rows(q), _rows(k), _rows(v)), gradients)
+        step.backward += 1
+        step.kept.pop(layer, None)
+        job.session.wait(handle, *results)
+        return results
+    wire, settings = _wire(q), (kind, torch.get_num_threads())
+    qkv = tuple(it.to(wire).contiguous() for it in (q, k, v))
+    given = (o.float(), lse, dout.float(), dout.to(wire), dlse)
+    results = tuple(torch.empty(it.shape, dtype=torch.float32) for it in (q, k, v))
+    lengths = _same_as_forward(number, cu_seqlens)
+    _native.local_backward(settings, lengths, qkv, tuple(it.contiguous() for it in given), results)
+    # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
+    dq, dk, dv = results
+    return dq.to(wire).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+_library.impl("attention", _forward, "CPU")
+_library.impl("attention_backward", _backward, "CPU")
+
+
+@torch.library.register_fake("cadre::attention", lib=_library)
+def _fake_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):  # noqa: ARG001
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), torch.empty((), dtype=torch.int64)
+
+
+@torch.library.register_fake("cadre::attention_backward", lib=_library)
+def _fake_backward(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, kind):  # noqa: ARG001
+    return tuple(it.new_empty(it.shape) for it in (q, k, v))
+
+
+def _setup(ctx, inputs, output) -> None:
+    q, k, v, cu_seqlens, _, ctx.kind, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens)
+
+
+def _gradients(ctx, dout, dlse, _):
+    q, k, v, o, lse, ticket, cu_seqlens = ctx.saved_tensors
+    arguments = (dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind)
+    return (*torch.ops.cadre.attention_backward(*arguments), None, None, None, None)
+
+
+torch.library.register_autograd("cadre::attention", _gradients, setup_context=_setup, lib=_library)
+
+
+def _twice(_ctx, *_):
+    raise NotImplementedError(
+        "cadre::attention_backward has no gradient: a second derivative of attention is not there; "
+        "leave create_graph out, or detach what comes from attention"
+    )
+
+
+# Without it the second derivative would be zero, silently.
+torch.library.register_autograd("cadre::attention_backward", _twice, lib=_library)
+
+
+def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
+        if tensor.device.type != "cpu":
+            raise NotImplementedError(f"{name} is on {tensor.device}: so far the tensors lie on the CPU")
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
+        if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
+    return q, k, v
+
+
+def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
+    left, right = window_size
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
+    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
+        raise NotImplementedError(
+            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
+        )
+    if left >= 0 and (causal or right == 0):
+        return f"window:{left + 1}"
+    if left >= 0:
+        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
+    return "causal" if causal else "full"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *,
+    mask: str,
+    chunk: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    layer: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
+    q, k, v = _check_types(q, k, v)
+    kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
+    o, lse, _ = torch.ops.cadre.attention(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+    if sinks is None:
+        return o, lse
+    if sinks.shape != q.shape[1:2]:
+        raise ValueError(f"sinks are {tuple(sinks.shape)} and q has {q.shape[1]} heads; give a number a head")
+    # A sink is one more key of every row, whose value is zero. The pool knows nothing of it.
+    sinks = sinks.float()
+    return (o.float() * torch.sigmoid(lse - sinks)[..., None]).to(o.dtype), torch.logaddexp(lse, sinks)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    sinks: Tensor | None = None,
+    chunk: int | None = None,
+    layer: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """FlashAttention 2's function, in its order of arguments. `max_seqlen_q` and `max_seqlen_k` are not needed;
+    every result is deterministic. With `return_attn_probs`: O, LSE as `[heads, rows]`, and None in place of
+    probabilities. `sinks`: a learnt number a query head, one more key of every row whose value is zero; LSE counts it.
+    `chunk`: documents are cut after so many rows. `layer`: the number of the layer in a tensor, for activation
+    checkpointing of several layers at once."""
+    del max_seqlen_q, max_seqlen_k, deterministic
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    how = {"mask": mask_of(causal, tuple(window_size)), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+    o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
+    return (o, lse.transpose(0, 1), None) if return_attn_probs else o
+
+
+def refuse(**arguments: object) -> None:
+    """Refuses an argument that asks for what is not there."""
+    for name, value in arguments.items():
+        if value is not None and not (isinstance(value, (int, float)) and value == 0):
+            said = "a tensor" if isinstance(value, Tensor) else value
+            raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")

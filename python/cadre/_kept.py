@@ -1,0 +1,35 @@
+"""What a forward leaves for its recompute (activation checkpointing): O and LSE, and samples of Q, K and V.
+
+In: the inputs and results of a layer's forward. Out: the results again, or a refusal where the inputs are others.
+"""
+
+import torch
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, K and V."""
+
+
+class Kept:
+    """O and LSE of a forward, for a recompute (activation checkpointing): it sends nothing.
+
+    They are copies: a compiled model writes into memory that it does not need any more, and says so to nobody.
+    """
+
+    def __init__(self, inputs: Inputs, *results: torch.Tensor) -> None:
+        self.samples = _samples(inputs)
+        self.results = [it.detach().clone() for it in results]
+
+    def again(self, inputs: Inputs, where: str) -> list[torch.Tensor]:
+        for name, one, other in zip("qkv", self.samples, _samples(inputs), strict=True):
+            # Another order of sums may have changed the last bits.
+            if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())):
+                raise RuntimeError(
+                    f"{where}: {name} of a forward in the backward is not that of the layer's first one; attention "
+                    "that is no recompute belongs under cadre.local(), and a recompute needs the same random numbers"
+                )
+        return [it.clone() for it in self.results]
+
+
+def _samples(inputs: Inputs) -> list[torch.Tensor]:
+    """Some elements of each tensor, from all over it."""
+    return [it.detach().flatten()[:: max(1, it.numel() // 256)].float() for it in inputs]

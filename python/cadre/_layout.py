@@ -1,0 +1,140 @@
+"""What a model and its batches look like to the pool: layers, and where documents lie.
+
+In: a model of transformers, a batch, ends of documents. Out: a `Shape`; lengths. It knows of no job and no step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the core attention of a layer is. Sinks are no part of it: they are applied where the model is."""
+
+    mask: str = "causal"
+    """`causal`, `full` or `window:ROWS`: a row's own key and the ROWS - 1 before it."""
+    chunk: int | None = None
+    """Documents are cut after every so many rows."""
+    scale: float | None = None
+    """Factor of the scores; `None` is head_dim ** -0.5."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
+
+    @classmethod
+    def of(cls, mask: str) -> "Kind":
+        """A mask alone; `chunk:ROWS` is causal in chunks."""
+        rows = mask.removeprefix("chunk:")
+        return cls(mask) if rows == mask or not rows.isdigit() else cls(chunk=int(rows))
+
+
+def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, softcap: float | None) -> str:
+    """A kind as text, of as many digits as f32 has. The usual scale is left out, so that it is computed where the
+    servers compute it, to its last bit."""
+    told, usual = mask, head_dim**-0.5
+    if chunk is not None:
+        told += f" in chunks of {chunk}"
+    if scale is not None and not abs(scale - usual) <= 1e-6 * usual:
+        told += f" scale {scale:.9g}"
+    if softcap:
+        told += f" softcap {softcap:.9g}"
+    return told
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind too."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    kinds: tuple[str | Kind, ...]
+
+    def __post_init__(self) -> None:
+        kinds = (Kind.of(it) if isinstance(it, str) else it for it in self.kinds)
+        told = (kind_of(self.head_dim, it.mask, it.chunk, it.scale, it.softcap) for it in kinds)
+        object.__setattr__(self, "kinds", tuple(told))
+
+    @classmethod
+    def of(cls, model: Any) -> "Shape":
+        """Reads the configuration of a model of transformers."""
+        if isinstance(model, cls):
+            return model
+        config = getattr(model, "config", None)
+        if config is None or not hasattr(config, "num_attention_heads"):
+            raise TypeError(
+                f"init: {type(model).__name__} has no configuration of transformers; give a cadre.Shape in its place"
+            )
+        inner = model.modules() if isinstance(model, torch.nn.Module) else ()
+        causal = [getattr(it, "is_causal", True) for it in (config, *inner)]
+        if getattr(config, "is_encoder_decoder", False) or not all(causal):
+            raise NotImplementedError(
+                f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
+            )
+        heads, layers = config.num_attention_heads, config.num_hidden_layers
+        # Gemma's and Granite's names.
+        scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
+        scores = {
+            "scale": scalar**-0.5 if scalar is not None else scale,
+            "softcap": getattr(config, "attn_logit_softcapping", None),
+        }
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        masks = {"full_attention": "causal", "sliding_attention": f"window:{window}"}
+        # Without kinds all layers have the window, if there is one: Mistral, Phi3.
+        kinds = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
+        if unknown := sorted(set(kinds) - set(masks)):
+            raise NotImplementedError(f"init: layers of kind {unknown[0]} are not there yet; give a cadre.Shape")
+        if window is None and "sliding_attention" in kinds:
+            raise NotImplementedError("init: layers slide and sliding_window is None; give a cadre.Shape")
+        return cls(
+            query_heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kinds=tuple(Kind(masks[it], **scores) for it in kinds),
+        )
+
+
+def name_layers(model: Any, layers: int) -> None:
+    """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
+    tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    found = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
+    if sorted(it.layer_idx for it in found) == list(range(layers)):
+        for it in found:
+            it.cadre_layer = torch.tensor(it.layer_idx)
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows of a document that this rank holds. A document may go on in another rank, under the same
+    number."""
+
+    document: int
+    """Its number, the same on every rank that holds some of it, no other's in this step."""
+    rows: int
+    """Rows of the whole document."""
+    start: int
+    end: int
+
+
+Layout = Sequence[int] | Sequence[Stretch]
+"""Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
+
+
+def differences(name: str, ends: torch.Tensor) -> list[int]:
+    """Lengths of documents, from where they end."""
+    if ends.dim() != 1 or ends.is_floating_point():
+        raise ValueError(f"{name} is {tuple(ends.shape)} of {ends.dtype}; give integers in one dimension")
+    told, lengths = ends.tolist(), ends.diff().tolist()
+    if not lengths or told[0] != 0 or min(lengths) < 1:
+        raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before")
+    return lengths
+
+
+def lengths_of(batch: Any) -> list[int]:
+    """Lengths of a packed batch, from its `cu_seq_lens_q` (transformers' collator) or `cu_seqlens`."""
+    for name in ("cu_seq_lens_q", "cu_seqlens"):
+        if isinstance(batch, Mapping) and batch.get(name) is not None:
+            return differences(f"batches: {name}", torch.as_tensor(batch[name]))
+    raise TypeError("batches: a batch has no cu_seq_lens_q and no cu_seqlens; give `layout`, which says its documents")

@@ -1,0 +1,84 @@
+"""The native half: a rank's session, and core attention in this process (`python/src`)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+__version__: str
+
+class Ticket:
+    """A submitted phase, to be waited for once."""
+
+class Session:
+    """A rank's side of a job. `docs/trainers.md` says which call comes when; one out of turn ends the job everywhere.
+
+    `ValueError`: what the caller can correct. `RuntimeError`: the job ended, or a call was out of turn.
+    """
+
+    rank: int
+    ranks: int
+    wire: str
+    """Type of rows on the wire, `float32` or `bfloat16`: rows are rounded to it when they are submitted."""
+
+    @staticmethod
+    def join(*, kinds: Sequence[str], heads: tuple[int, int, int], steps: int, seed: int, threads: int) -> Session:
+        """Joins the job that the environment names. `kinds`: one a layer, such as `causal`, `full`,
+        `window:ROWS` or `window:128 in chunks of 512 scale 0.0625 softcap 50`; `heads`: query heads, KV heads, head
+        dim; all the same on every rank."""
+
+    def announce(
+        self, step: int, documents: Sequence[tuple[int, int]], stretches: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """What this rank holds of a step: `(document, its rows)`, and `(document, start, end)` in the order of its
+        rows."""
+
+    def begin(self, step: int) -> str:
+        """Waits for the step: `step`, or `completed` or `stopped` where none follows."""
+
+    def submit(
+        self,
+        layer: int,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    ) -> Ticket:
+        """Starts a phase: backward with `gradients` (O, LSE, dO, dLSE). `[rows, heads, dim]`, f32 or bf16, on the CPU,
+        rows at any distance; LSE `[rows, query heads]` in f32. The rows are the caller's again when it returns."""
+
+    def wait(self, ticket: Ticket, *results: Tensor) -> None:
+        """Waits for a phase, computing what is planned for this rank, and writes O and LSE, or dQ, dK and dV."""
+
+    def done(
+        self,
+        step: int,
+        *,
+        loss: float,
+        gradient_norm: float,
+        learning_rate: float,
+        validation_loss: float | None,
+        tokens: int,
+        seconds: float,
+    ) -> None:
+        """The step is over here."""
+
+    def busy(self, seconds: float) -> None:
+        """This rank is at work elsewhere for so long, at most: it does not stand still."""
+
+    def leave(self, how: str) -> None:
+        """Leaves the job, once: `completed`, `stopped`, or why the job fails, everywhere."""
+
+def local_forward(
+    settings: tuple[str, int],
+    documents: Sequence[int],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+) -> None:
+    """O and LSE in f32 of whole documents; settings: kind, threads."""
+
+def local_backward(
+    settings: tuple[str, int],
+    documents: Sequence[int],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """dQ, dK and dV in f32, from O, LSE and dO in f32, dO in the type of Q, and dLSE."""

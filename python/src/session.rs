@@ -1,0 +1,275 @@
+//! A rank's session for Python: the calls of `cadre_worker::session`, over tensors.
+//!
+//! In: the environment of a job, tensors, numbers. Out: what the session says. It adds no rule: who calls out of turn hears it
+//! from the session, and the job ends everywhere with that reason.
+//!
+//! Invariant: the session is taken only by `leave`, which waits until no other thread is inside a call.
+
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use cadre_control::proto::finished::Outcome as Kind;
+use cadre_planner::{DocumentId, Heads, Stretch};
+use cadre_worker::process::arm_parent_death;
+use cadre_worker::session::{
+    self, Contract, Direction, Ending, Error, Inputs, Join, JoinError, Layers, Lengths,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
+};
+use cadre_worker::{Choice, ExchangeChoice, Threads};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::tensor::{Given, Tensor, check_apart};
+
+/// Longest wait until a reason is out, before the session ends.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// See the module.
+#[pyclass(frozen, module = "cadre._native")]
+pub(crate) struct Session {
+    held: RwLock<Option<session::Session>>,
+    #[pyo3(get)]
+    rank: u16,
+    #[pyo3(get)]
+    ranks: u16,
+    /// Type of rows on the wire: `torch.float32` or `torch.bfloat16` without the `torch.`.
+    #[pyo3(get)]
+    wire: &'static str,
+}
+
+/// A submitted phase, to be waited for once.
+#[pyclass(frozen, module = "cadre._native")]
+pub(crate) struct Ticket(Mutex<Option<session::Ticket>>);
+
+#[pymethods]
+impl Session {
+    /// Joins the job that the environment names, with a kind for each layer.
+    #[staticmethod]
+    #[pyo3(signature = (*, kinds, heads, steps, seed, threads))]
+    #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
+    fn join(
+        py: Python<'_>,
+        kinds: Vec<String>,
+        heads: (u16, u16, u16),
+        steps: u64,
+        seed: u64,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let kinds: Result<Vec<session::Kind>, _> = kinds.iter().map(|it| it.parse()).collect();
+        let layers = Layers::new(kinds.map_err(refused)?).map_err(refused)?;
+        let (query, kv, dim) = heads;
+        arm_parent_death().map_err(failed)?;
+        let joined = py.detach(|| {
+            let contract = Contract::from_env().map_err(JoinError::from)?;
+            let join = Join {
+                layers,
+                heads: Heads { query, kv, dim },
+                steps: Some(steps),
+                seed,
+                engine: Choice::Cpu,
+                threads: Threads::new(threads),
+                memory: u64::from(contract.memory_mib) << 20,
+                exchange: ExchangeChoice::Tcp,
+                address: String::new(),
+                resume: None,
+                first: Box::new(|_, _| Ok(0)),
+            };
+            session::Session::join(&contract, join)
+        });
+        let joined = joined
+            .map_err(|error| if error.is_bad_input() { refused(error) } else { failed(error) })?;
+        let (rank, ranks) = (joined.rank(), joined.settings().trainers);
+        let wire = match joined.settings().wire {
+            cadre_crds::Wire::F32 => "float32",
+            cadre_crds::Wire::Bf16 => "bfloat16",
+        };
+        Ok(Self { held: RwLock::new(Some(joined)), rank, ranks, wire })
+    }
+
+    /// Tells the conductor which rows of which documents this rank holds of a step: `(document, its rows)`, and
+    /// `(document, start, end)` in the order of the rank's rows.
+    fn announce(
+        &self,
+        step: u64,
+        documents: Vec<(u32, u32)>,
+        stretches: Vec<(u32, u32, u32)>,
+    ) -> PyResult<()> {
+        let stretch =
+            |(document, start, end)| Stretch { document: DocumentId(document), start, end };
+        let stretches = stretches.into_iter().map(stretch).collect();
+        let nanos = vec![NanoLengths { documents, stretches }];
+        let lengths = Lengths { step, turns: None, nanos };
+        self.with(|session| session.announce(lengths).map_err(told))
+    }
+
+    /// Waits for a step: `step`, or `completed` or `stopped` where none follows.
+    fn begin(&self, py: Python<'_>, step: u64) -> PyResult<&'static str> {
+        let next = py.detach(|| self.with(|session| Ok(session.begin(step))))?;
+        match next {
+            Next::Step(_) => Ok("step"),
+            Next::End(Ending::Completed) => Ok("completed"),
+            Next::End(Ending::Stopped { .. }) => Ok("stopped"),
+            Next::End(Ending::Failed { reason, .. }) => Err(PyRuntimeError::new_err(reason)),
+        }
+    }
+
+    /// Starts a phase of the layer: backward if O, LSE, dO and dLSE are given. The rows are the caller's again at once.
+    #[pyo3(signature = (layer, qkv, gradients=None))]
+    #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        layer: usize,
+        qkv: Given<'_, 3>,
+        gradients: Option<Given<'_, 4>>,
+    ) -> PyResult<Ticket> {
+        let [q, k, v] = Tensor::all(["Q", "K", "V"], &qkv)?;
+        let names = ["O", "LSE", "dO", "dLSE"];
+        let gradients = gradients.map(|it| Tensor::all(names, &it)).transpose()?;
+        let ticket = py.detach(|| {
+            let (q, k, v) = (q.rows(), k.rows(), v.rows());
+            let (direction, inputs) = match &gradients {
+                None => (Direction::Forward, Inputs::Forward { q, k, v }),
+                Some([o, lse, dout, dlse]) => {
+                    let (o, lse, dout, dlse) =
+                        (o.rows(), lse.f32s()?, dout.rows(), Some(dlse.f32s()?));
+                    (Direction::Backward, Inputs::Backward { q, k, v, o, lse, dout, dlse })
+                }
+            };
+            let phase = PhaseAt { layer, nano: 0, direction };
+            self.with(|session| session.submit(phase, inputs).map_err(told))
+        })?;
+        Ok(Ticket(Mutex::new(Some(ticket))))
+    }
+
+    /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV.
+    #[pyo3(signature = (ticket, *results))]
+    #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        ticket: &Ticket,
+        results: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let names: &[&'static str] = match results.len() {
+            2 => &["O", "LSE"],
+            3 => &["dQ", "dK", "dV"],
+            _ => return Err(refused("wait takes O and LSE, or dQ, dK and dV")),
+        };
+        let tensors: PyResult<Vec<_>> =
+            names.iter().zip(&results).map(|(name, it)| Tensor::new(name, it)).collect();
+        let mut tensors = tensors?;
+        check_apart(&tensors.iter().collect::<Vec<_>>(), &[])?;
+        let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ticket =
+            ticket.ok_or_else(|| refused("this ticket was waited for; submit a phase again"))?;
+        py.detach(|| {
+            let outputs = match &mut tensors[..] {
+                [o, lse] => Outputs::Forward { o: o.rows_mut(), lse: lse.f32s_mut()? },
+                [dq, dk, dv] => {
+                    let (dq, dk, dv) = (dq.rows_mut(), dk.rows_mut(), dv.rows_mut());
+                    Outputs::Backward { dq, dk, dv }
+                }
+                _ => unreachable!("there are as many tensors as names"),
+            };
+            self.with(|session| session.wait(ticket, outputs).map_err(told))
+        })
+    }
+
+    /// Tells the conductor that a step is over here.
+    #[pyo3(signature = (step, *, loss, gradient_norm, learning_rate, validation_loss, tokens, seconds))]
+    #[allow(clippy::too_many_arguments, reason = "they are named in Python")]
+    fn done(
+        &self,
+        step: u64,
+        loss: f32,
+        gradient_norm: f32,
+        learning_rate: f32,
+        validation_loss: Option<f32>,
+        tokens: u64,
+        seconds: f64,
+    ) -> PyResult<()> {
+        self.with(|session| {
+            let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
+            let done = StepDone {
+                step,
+                loss,
+                gradient_norm,
+                learning_rate,
+                validation_loss,
+                tokens,
+                seconds,
+                exposed_wait_seconds,
+            };
+            session.done(done).map_err(told)
+        })
+    }
+
+    /// Says that this rank is at work elsewhere and not to be taken for one that stands still, for so many seconds.
+    fn busy(&self, seconds: f64) -> PyResult<()> {
+        let lease = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| refused(format!("busy for {seconds} s; say a time of 0 s or more")))?;
+        self.with(|session| {
+            session.busy(lease);
+            Ok(())
+        })
+    }
+
+    /// Leaves the job, once: `completed`, `stopped`, or any other text, which is why the job fails, everywhere. Calls of other
+    /// threads end first.
+    fn leave(&self, py: Python<'_>, how: &str) -> PyResult<()> {
+        let (kind, message, exit_code) = match how {
+            "completed" => (Kind::Completed, "", 0),
+            "stopped" => (Kind::Stopped, "", 0),
+            reason => (Kind::Failed, reason, 1),
+        };
+        let mut outcome =
+            Outcome { kind, message: message.to_owned(), exit_code, sample: String::new() };
+        py.detach(|| {
+            if exit_code != 0
+                && let Some(session) = self.read().as_ref()
+            {
+                session.fail(message.to_owned());
+                // Whoever is inside a call learns it too. If the job had ended before, this rank is not the cause.
+                if let Some(Ending::Failed { reason, .. }) = session.ending(FAREWELL) {
+                    outcome.message = reason;
+                }
+            }
+            let held = self.held.write().unwrap_or_else(PoisonError::into_inner).take();
+            held.map_or(Ok(()), |it| it.leave(outcome).map_err(failed))
+        })
+    }
+}
+
+impl Session {
+    fn read(&self) -> RwLockReadGuard<'_, Option<session::Session>> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&session::Session) -> PyResult<T>) -> PyResult<T> {
+        let held = self.read();
+        let session = held.as_ref();
+        call(session.ok_or_else(|| {
+            PyRuntimeError::new_err(format!("rank {} has left its job; join again", self.rank))
+        })?)
+    }
+}
+
+/// The session's own words; of a kind that says whether the caller can correct it.
+fn told(error: Error) -> PyErr {
+    match error {
+        Error::Rows { .. } | Error::Layers { .. } | Error::Turns { .. } => refused(error),
+        Error::OutOfTurn { .. }
+        | Error::NotFinite { .. }
+        | Error::Device { .. }
+        | Error::Ended { .. } => failed(error),
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn failed(error: impl std::fmt::Display) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}

@@ -1,0 +1,168 @@
+"""The operators without a job: computed in this process, by the kernels that servers run."""
+
+import unittest
+
+import cadre
+import torch
+from cadre import _native
+from torch.autograd import forward_ad
+
+DOCUMENTS = [30, 1, 130]
+CU_SEQLENS = torch.tensor([0, 30, 31, 161], dtype=torch.int32)
+
+
+def rows(heads: int = 4, kv_heads: int = 2, dim: int = 16, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(161, it, dim) for it in (heads, kv_heads, kv_heads)]
+    return [torch.randn(it, generator=generator).to(dtype).requires_grad_() for it in shapes]
+
+
+def call(q, k, v, causal: bool = True, **more):
+    return cadre.flash_attn_varlen_func(q, k, v, CU_SEQLENS, CU_SEQLENS, 130, 130, causal=causal, **more)
+
+
+def reference(
+    q, k, v, causal: bool, left: int, scale: float, softcap: float = 0.0, chunk: int = 1000, sinks=None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE as `call` gives them, by plain operators of torch."""
+    results = []
+    for document in zip(*(it.split(DOCUMENTS) for it in (q, k, v)), strict=True):
+        q, k, v = (it.transpose(0, 1) for it in document)
+        k, v = (it.repeat_interleave(q.shape[0] // k.shape[0], 0) for it in (k, v))
+        row = torch.arange(q.shape[1])
+        after = row[None] - row[:, None]
+        mask = (after <= 0) & (after >= -left) if causal else torch.ones_like(after, dtype=torch.bool)
+        mask &= row[None] // chunk == row[:, None] // chunk
+        scores = q @ k.transpose(1, 2) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, q.shape[1], 1)), 2)
+        o = scores.softmax(-1)[:, :, : q.shape[1]] @ v
+        results.append((o.transpose(0, 1), scores.logsumexp(-1)))
+    return torch.cat([it[0] for it in results]), torch.cat([it[1] for it in results], 1)
+
+
+class Operators(unittest.TestCase):
+    def test_gradients_are_those_of_torch_in_f64(self) -> None:
+        sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+        for causal, left, scale, heads, more in (
+            (True, 1000, None, (4, 2, 16), {}),
+            (True, 20, None, (4, 1, 64), {}),
+            (False, 1000, None, (3, 3, 8), {}),
+            (True, 1000, 0.4, (4, 2, 16), {}),
+            (True, 1000, None, (4, 2, 16), {"sinks": sinks}),
+            (True, 1000, 2.0, (4, 2, 16), {"softcap": 1.5}),
+            (True, 20, 0.4, (4, 2, 16), {"softcap": 3.0, "chunk": 33, "sinks": sinks}),
+        ):
+            with self.subTest(causal=causal, left=left, scale=scale, heads=heads, **more):
+                ours = rows(*heads)
+                window = (left, 0) if left < 1000 else (-1, -1)
+                learnt = [more["sinks"].clone().requires_grad_()] if "sinks" in more else []
+                given = more | ({"sinks": learnt[0]} if learnt else {})
+                arguments = {"window_size": window, "softmax_scale": scale, "return_attn_probs": True}
+                o, lse, none = call(*ours, causal, **arguments, **given)
+                self.assertIsNone(none)
+                theirs = [it.detach().double().requires_grad_() for it in (*ours, *learnt)]
+                given = more | ({"sinks": theirs[3]} if learnt else {})
+                wide = reference(*theirs[:3], causal, left, scale or heads[2] ** -0.5, **given)
+                weights = torch.randn(o.shape, generator=torch.Generator().manual_seed(2))
+                found = torch.autograd.grad((o * weights).sum() + lse.sum(), (*ours, *learnt))
+                wanted = torch.autograd.grad((wide[0] * weights).sum() + wide[1].sum(), theirs)
+                for a, b in zip((o, lse, *found), (*wide, *wanted), strict=True):
+                    self.assertLess((a.double() - b).abs().max() / b.abs().max(), 1e-5)
+
+    def test_the_operators_keep_torchs_rules(self) -> None:
+        q, k, v = rows()
+        apart = q.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+        half = rows(dtype=torch.bfloat16)
+        for arguments in (
+            (q, k, v, CU_SEQLENS, CU_SEQLENS, "causal", None),
+            (apart, k, v, CU_SEQLENS, None, "window:8 in chunks of 20 scale 0.3 softcap 2", torch.tensor(0)),
+            (*half, CU_SEQLENS, None, "full", None),
+        ):
+            torch.library.opcheck(torch.ops.cadre.attention.default, arguments)
+
+    def test_a_compiled_model_has_no_break_and_the_same_bits(self) -> None:
+        def model(q, k, v):
+            return call(q * 2, k, v).square().sum()
+
+        inputs = rows()
+        expected = torch.autograd.grad(model(*inputs), inputs)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_rows_at_a_distance_are_read_where_they_lie(self) -> None:
+        together = torch.randn(161, 8, 16, generator=torch.Generator().manual_seed(3))
+        q, k, v = together[:, :4], together[:, 4:6], together[:, 6:]
+        expected = call(*(it.contiguous() for it in (q, k, v)))
+        self.assertTrue(torch.equal(call(q, k, v), expected))
+
+    def test_what_is_not_there_is_refused_by_its_name(self) -> None:
+        q, k, v = rows()
+        for more, words in (
+            ({"dropout_p": 0.1}, "dropout_p is 0.1"),
+            ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is a tensor"),
+            ({"block_table": torch.zeros(4)}, "block_table is a tensor"),
+            ({"window_size": (3, 3)}, r"window_size \(3, 3\)"),
+            ({"window_size": (-1, 5), "causal": False}, r"window_size \(-1, 5\)"),
+        ):
+            with self.assertRaisesRegex(NotImplementedError, words):
+                call(q, k, v, **more)
+        for arguments, error, words in (
+            ((q.double(), k.double(), v.double()), TypeError, "q is torch.float64"),
+            ((q, k.bfloat16(), v), TypeError, "k is torch.bfloat16 and q torch.float32"),
+            ((q, k, v[0]), ValueError, "v is "),
+            ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
+            ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
+            ((q[:150], k[:150], v[:150]), ValueError, "documents have 161 rows and Q has 150"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                call(*arguments)
+        with self.assertRaisesRegex(NotImplementedError, "cu_seqlens_q and cu_seqlens_k differ"):
+            cadre.flash_attn_varlen_func(q, k, v, CU_SEQLENS, CU_SEQLENS + 1, 130, 130)
+
+    def test_a_second_derivative_and_a_tangent_are_refused(self) -> None:
+        q, k, v = rows()
+        found, expected = [], []
+        for results, create_graph in ((found, True), (expected, False)):
+            results += torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v), create_graph=create_graph)
+        for a, b in zip(found, expected, strict=True):
+            self.assertTrue(torch.equal(a, b))
+        for it in found:
+            with self.assertRaisesRegex(NotImplementedError, "cadre::attention_backward has no gradient"):
+                torch.autograd.grad(it.square().sum(), q, retain_graph=True)
+        with forward_ad.dual_level():
+            k = forward_ad.make_dual(k.detach(), torch.ones_like(k))
+            with self.assertRaisesRegex(NotImplementedError, "k has a tangent"):
+                call(q.detach(), k, v.detach())
+        with self.assertRaisesRegex(NotImplementedError, "q has a tangent"):
+            torch.func.jvp(lambda it: call(it, it, it), (q.detach()[:, :2],), (q.detach()[:, :2],))
+
+    def test_autocast_casts_all_three(self) -> None:
+        q, k, v = rows()
+        with torch.autocast("cpu", torch.bfloat16):
+            self.assertEqual(call(q, k.bfloat16(), v).dtype, torch.bfloat16)
+
+    def test_the_native_half_refuses_memory_that_it_cannot_use(self) -> None:
+        q, k, v = (it.detach() for it in rows())
+        settings, lse = ("causal", 1), torch.empty(161, 4)
+        for o, lse_, words in (
+            (torch.empty_like(q).double(), lse, "O is torch.float64"),
+            (torch.empty(4, 161, 16).transpose(0, 1), lse, "O does not have the elements of a row side by side"),
+            (torch.empty(160, 4, 16), lse, r"O is \[160, 4, 16\], not \[161, 4, 16\]"),
+            (q, lse, "O shares memory with Q"),
+            (torch.empty_like(q), torch.empty(161, 8)[:, ::2], "LSE does not have"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                _native.local_forward(settings, DOCUMENTS, (q, k, v), (o, lse_))
+        with self.assertRaisesRegex(RuntimeError, "init"):
+            cadre.begin_step([1])
+        with self.assertRaisesRegex(RuntimeError, "CADRE_CONTROL is not set"):
+            cadre.Session.join(kinds=["causal"], heads=(1, 1, 8), steps=1, seed=0, threads=1)
+
+
+if __name__ == "__main__":
+    unittest.main()

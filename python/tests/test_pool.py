@@ -1,0 +1,223 @@
+"""Jobs of `cadre run` whose ranks are Python: two ranks, two servers, real processes, one of them killed.
+
+In: the folder of the programs as CADRE_PROGRAMS. Each rank checks its own results too; see rank.py.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import cadre
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(EXAMPLES))
+from pytorch_llama import llama, packed  # noqa: E402
+
+PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
+TOKENS = 512
+
+
+def manifest(*arguments: str, wire: str = "F32") -> str:
+    """A job of rank.py. JSON is YAML."""
+
+    def of(name: str, command: list[str], args: list[str]) -> dict:
+        return {"spec": {"containers": [{"name": name, "command": command, "args": args}]}}
+
+    pool = {
+        "apiVersion": "cadre.dev/v1alpha1",
+        "kind": "AttentionPool",
+        "metadata": {"name": "pool"},
+        "spec": {"replicas": 2, "inPlace": False, "template": of("server", ["cadre", "serve"], ["--engine=cpu"])},
+    }
+    job = {
+        "apiVersion": "cadre.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "nodes": 2,
+            "attention": {"poolRef": {"name": "pool"}, "wire": wire, "onPoolLoss": "Fail", "reproducible": True},
+            "template": of("trainer", [sys.executable, str(HERE / "rank.py")], list(arguments)),
+        },
+    }
+    return f"{json.dumps(pool)}\n---\n{json.dumps(job)}\n"
+
+
+class RealProcesses(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder, self.runs = Path(folder.name), 0
+
+    def run_job(self, text: str, *options: str) -> tuple[int, str, Path]:
+        """Exit code, stderr and the folder of results."""
+        self.runs += 1
+        out, file = self.folder / f"run-{self.runs}", self.folder / f"{self.runs}.yaml"
+        file.write_text(text)
+        command = [PROGRAM, "run", "-f", file, "--out", out, *options]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        return ended.returncode, ended.stderr, out
+
+    def complete(self, text: str, *options: str) -> Path:
+        code, said, out = self.run_job(text, *options)
+        logs = "\n".join(f"== {it.name}\n{it.read_text()}" for it in sorted(out.glob("logs/*")))
+        self.assertEqual(code, 0, f"{said}\n{logs}")
+        return out
+
+
+class Ranks(RealProcesses):
+    def test_results_have_the_bits_of_a_calm_run_whatever_server_dies(self) -> None:
+        def results(out: Path) -> list[dict[str, torch.Tensor]]:
+            return [torch.load(out / f"rank-{it}.pt") for it in range(2)]
+
+        calm = results(self.complete(manifest()))
+        # Steps, layers; O, LSE and three gradients.
+        self.assertEqual([len(it) for it in calm], [3 * 3 * 5] * 2)
+        # Without a pool, keys pulled from their owners: all but the sums of dK and dV, whose parts a plan chooses.
+        local = results(self.complete(manifest(), "--attention", "local"))
+        for expected, found in zip(calm, local, strict=True):
+            for name in (it for it in expected if ".dk" not in it and ".dv" not in it):
+                self.assertTrue(torch.equal(expected[name], found[name]), name)
+        for fault in ("kill-server:0@1:fwd", "kill-server:1@2:bwd"):
+            out = self.complete(manifest(), "--fault", fault)
+            steps = [json.loads(it) for it in (out / "steps.jsonl").read_text().splitlines()]
+            self.assertEqual(sum(it["failovers"] for it in steps), 1, fault)
+            self.assertEqual([it["validation_loss"] for it in steps], [None, 1.5, 2.5])
+            for expected, found in zip(calm, results(out), strict=True):
+                for name, it in expected.items():
+                    self.assertTrue(torch.equal(it, found[name]), f"{fault}: {name}")
+
+    def test_a_recompute_sends_nothing_and_changes_no_bit(self) -> None:
+        def run(*arguments: str) -> tuple[list[dict[str, torch.Tensor]], int]:
+            out = self.complete(manifest(*arguments))
+            rows = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
+            return [torch.load(out / f"rank-{it}.pt") for it in range(2)], sum(it["bytes_pulled"] for it in rows)
+
+        expected, sent = run()
+        for how in ("layer", "reentrant", "all"):
+            found, again = run(f"--recompute={how}")
+            self.assertEqual(again, sent, how)
+            for one, other in zip(expected, found, strict=True):
+                for name, it in one.items():
+                    self.assertTrue(torch.equal(it, other[name]), f"{how}: {name}")
+
+    def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
+        for dtype in ("float32", "bfloat16"):
+            self.complete(manifest(f"--dtype={dtype}", "--bound=2e-2", wire="Bf16"))
+
+    def test_an_exception_in_a_rank_ends_the_job_with_its_words(self) -> None:
+        broke = "ValueError: the loader broke"
+        early = "0 of 3 forward phases and 0 of 3 backward phases were called"
+        for end, why in (("exit", broke), ("finish", broke), ("early", early)):
+            code, said, _ = self.run_job(manifest(f"--break={end}"))
+            self.assertEqual(code, 3, said)
+            self.assertIn(f"rank 1, step 1: {why}", said)
+
+
+class Transformers(RealProcesses):
+    def test_a_llama_trains_with_the_same_bits_whatever_server_dies(self) -> None:
+        shipped = (EXAMPLES / "pytorch.yaml").read_text()
+        text = shipped.replace("[--steps=30, --tokens=2048]", f"[--steps=4, --tokens={TOKENS}]")
+        self.assertNotEqual(text, shipped)
+
+        def losses(out: Path) -> list[str]:
+            return [json.loads(it)["loss_bits"] for it in (out / "steps.jsonl").read_text().splitlines()]
+
+        calm = losses(self.complete(text))
+        self.assertEqual(len(calm), 4)
+        self.assertEqual(losses(self.complete(text, "--fault", "kill-server:0@1:bwd")), calm)
+        again = text.replace("--steps=4, ", "--steps=4, --checkpointing, ")
+        self.assertEqual(losses(self.complete(again)), calm)
+        # Attention of transformers' own, in this process: another order of sums, the same loss but for that.
+        with torch.no_grad():
+            model = llama("sdpa")
+            first = sum(float(model(**next(packed(it, TOKENS))).loss) for it in range(2)) / 2
+        bits = struct.unpack(">f", bytes.fromhex(calm[0]))[0]
+        self.assertLess(abs(first - bits) / first, 1e-6)
+
+    def test_gradients_are_those_of_transformers_own_attention(self) -> None:
+        batch = next(packed(0, TOKENS))
+        self.assertEqual(cadre.Shape.of(qwen("cadre")).kinds, ("causal", "causal", "window:32", "window:32"))
+        gemma_kinds = ("window:32 scale 0.125 softcap 20", "causal scale 0.125 softcap 20") * 2
+        self.assertEqual(cadre.Shape.of(gemma("cadre")).kinds, gemma_kinds)
+        self.assertEqual(cadre.Shape.of(gpt_oss("cadre")).kinds, ("window:32", "causal") * 2)
+        for make, theirs in ((llama, "sdpa"), (qwen, "sdpa"), (gemma, "eager"), (gpt_oss, "eager")):
+            gradients = []
+            if make == gpt_oss:
+                # Its own attention lets packed documents see each other.
+                ends = torch.tensor([0, TOKENS], dtype=torch.int32)
+                batch |= {"position_ids": torch.arange(TOKENS)[None], "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+            for attention in ("cadre", theirs):
+                model = make(attention)
+                model(**batch).loss.backward()
+                gradients.append({name: it.grad for name, it in model.named_parameters()})
+            for name, it in gradients[1].items():
+                self.assertLess((gradients[0][name] - it).abs().max() / it.abs().max(), 1e-5, f"{make}: {name}")
+
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "use_cache": False,
+    "sliding_window": 32,
+}
+
+
+def gemma(attention: str) -> Gemma2ForCausalLM:
+    """Scores are capped, and scaled by another factor than the head dim's; each other layer has a window."""
+    torch.manual_seed(1)
+    scores = {"query_pre_attn_scalar": 64, "attn_logit_softcapping": 20.0}
+    return Gemma2ForCausalLM(Gemma2Config(**SMALL, **scores, attn_implementation=attention))
+
+
+def gpt_oss(attention: str) -> GptOssForCausalLM:
+    """Heads have sinks; each other layer has a window."""
+    torch.manual_seed(1)
+    config = GptOssConfig(**SMALL, num_local_experts=2, num_experts_per_tok=2, attn_implementation=attention)
+    model = GptOssForCausalLM(config)
+    for it in model.model.layers:
+        torch.nn.init.normal_(it.self_attn.sinks)
+    return model
+
+
+def qwen(attention: str) -> Qwen2ForCausalLM:
+    """Two layers of four have windows."""
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+        use_sliding_window=True,
+        sliding_window=32,
+        max_window_layers=2,
+        attn_implementation=attention,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,161 @@
+"""The adapter of transformers without a job: what it refuses, and the shapes it reads."""
+
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import cadre.transformers
+import torch
+from cadre import Kind, Shape
+from cadre._layout import name_layers
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    T5Config,
+    T5Model,
+)
+from transformers.masking_utils import create_causal_mask
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "use_cache": False,
+    "attn_implementation": "cadre",
+}
+TOKENS = torch.arange(64).view(2, 32)
+TWICE = torch.arange(16).repeat(2)[None]
+
+
+def llama(**more: Any) -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    return LlamaForCausalLM(LlamaConfig(**(SMALL | more)))
+
+
+def call(module: object = None, **more: Any) -> torch.Tensor:
+    q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(1))
+    return cadre.transformers.attention(module, q, q, q, None, **more)[0]
+
+
+def own_row(_batch: Any, _head: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return row == key
+
+
+class Arguments(unittest.TestCase):
+    def test_an_argument_that_nobody_knows_is_refused_by_its_name(self) -> None:
+        for name in ("position_bias", "indices", "block_indices", "sinks", "head_mask", "cache"):
+            with self.assertRaisesRegex(NotImplementedError, f"{name} is a tensor"):
+                call(**{name: torch.zeros(1)})
+            call(**{name: None})
+        for name in ("temperature", "dropout"):
+            with self.assertRaisesRegex(NotImplementedError, f"{name} is 0.5"):
+                call(**{name: 0.5})
+        call(position_ids=torch.zeros(1), max_length_q=5, output_attentions=False, num_items_in_batch=torch.tensor(3))
+
+    def test_a_t5_is_refused_for_the_bias_of_its_positions(self) -> None:
+        config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, dropout_rate=0.0)
+        config._attn_implementation = "cadre"
+        with self.assertRaisesRegex(NotImplementedError, "position_bias is a tensor"):
+            T5Model(config)(input_ids=TOKENS, decoder_input_ids=TOKENS)
+
+    def test_a_window_that_looks_both_ways_is_refused(self) -> None:
+        for rows in (1, 4):
+            with self.assertRaisesRegex(NotImplementedError, r"window_size .* with causal=False"):
+                call(SimpleNamespace(is_causal=False), sliding_window=rows)
+        call(SimpleNamespace(is_causal=True), sliding_window=4)
+
+
+class Masks(unittest.TestCase):
+    def test_a_mask_that_is_more_than_causal_is_refused(self) -> None:
+        model = llama()
+        given = {"attention_mask": None, "past_key_values": None, "inputs_embeds": torch.zeros(1, 32, 32)}
+        for more, name in (
+            ({"or_mask_function": own_row}, "or_masks"),
+            ({"and_mask_function": own_row}, "part `own_row"),
+            ({"block_sequence_ids": torch.zeros(1, 32, dtype=torch.int64)}, "or_masks"),
+        ):
+            with self.assertRaisesRegex(NotImplementedError, name):
+                create_causal_mask(config=model.config, **given, **more)
+        self.assertIsNone(create_causal_mask(config=model.config, **given))
+
+    def test_padding_is_refused(self) -> None:
+        padded = torch.ones_like(TOKENS)
+        model = llama()
+        self.assertTrue(torch.equal(model(TOKENS, attention_mask=padded).logits, model(TOKENS).logits))
+        padded[0, :3] = 0
+        with self.assertRaisesRegex(NotImplementedError, "padding"):
+            model(TOKENS, attention_mask=padded)
+
+    def test_position_ids_that_begin_again_want_cu_seq_lens(self) -> None:
+        model, twice = llama(), TWICE.expand(2, -1)
+        ends = torch.arange(0, 65, 16, dtype=torch.int32)
+        for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+            with self.assertRaisesRegex(RuntimeError, "position_ids begin again .* pass cu_seq_lens_q"):
+                run(TOKENS, position_ids=twice)
+            found = run(TOKENS, position_ids=twice, cu_seq_lens_q=ends, cu_seq_lens_k=ends).logits
+            expected = llama(attn_implementation="sdpa")(TOKENS, position_ids=twice).logits
+            self.assertLess((found - expected).abs().max(), 1e-5)
+            with self.assertRaisesRegex(ValueError, "pass cu_seqlens"):
+                run(TOKENS[:1], position_ids=TWICE)
+
+
+class Shapes(unittest.TestCase):
+    def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
+        model = llama()
+        name_layers(model, 2)
+        self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
+        twice = llama()
+        twice.model.layers[1].self_attn.layer_idx = 0
+        name_layers(twice, 2)
+        self.assertFalse(hasattr(twice.model.layers[0].self_attn, "cadre_layer"))
+
+    def test_windows_are_read_without_kinds_of_layers(self) -> None:
+        for config, model in ((MistralConfig, MistralForCausalLM), (Phi3Config, Phi3ForCausalLM)):
+            windowed = model(config(**SMALL, sliding_window=8))
+            self.assertEqual(Shape.of(windowed), Shape(4, 2, 8, ("window:8",) * 2))
+            # The layers of the model call with it.
+            torch.manual_seed(1)
+            found = windowed(TOKENS).logits
+            windowed.set_attn_implementation("sdpa")
+            self.assertLess((windowed(TOKENS).logits - found).abs().max(), 1e-5)
+            self.assertEqual(Shape.of(model(config(**SMALL, sliding_window=None))).kinds, ("causal",) * 2)
+        bare = {"num_attention_heads": 4, "num_hidden_layers": 1, "hidden_size": 32, "sliding_window": 8}
+        unused = SimpleNamespace(config=SimpleNamespace(**bare, use_sliding_window=False))
+        self.assertEqual(Shape.of(unused).kinds, ("causal",))
+
+    def test_kinds_are_written_in_one_way(self) -> None:
+        kinds = ("chunk:512", Kind(chunk=512), Kind(softcap=0.0, scale=8**-0.5), Kind(scale=float("nan")))
+        expected = ("causal in chunks of 512", "causal in chunks of 512", "causal", "causal scale nan")
+        self.assertEqual(Shape(4, 2, 8, kinds).kinds, expected)
+
+    def test_a_window_without_rows_is_refused(self) -> None:
+        with self.assertRaisesRegex(ValueError, "sliding_window is 0"):
+            call(sliding_window=0)
+        config = LlamaConfig(**SMALL)
+        config.layer_types = ["full_attention", "sliding_attention"]
+        with self.assertRaisesRegex(NotImplementedError, "sliding_window is None"):
+            Shape.of(SimpleNamespace(config=config))
+
+    def test_models_that_are_not_causal_are_refused(self) -> None:
+        small = {name: it for name, it in SMALL.items() if name != "num_key_value_heads"}
+        encoder = BertModel(BertConfig(**small))
+        both = T5Model(T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4))
+        for model in (encoder, both, llama(is_causal=False)):
+            with self.assertRaisesRegex(NotImplementedError, "not causal.*give a cadre.Shape"):
+                Shape.of(model)
+        self.assertEqual(Shape.of(llama()).kinds, ("causal",) * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
