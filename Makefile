@@ -8,7 +8,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format kernels gpu-check cluster bench soak clean
+.PHONY: help build demo demo-pytorch test lint format kernels gpu-check cluster bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
@@ -20,6 +20,11 @@ build: ## build target/release/cadre
 
 demo: build ## train a small model on the King James Bible with attention on two servers
 	$(TARGET)/release/cadre run -f examples/bible.yaml
+
+demo-pytorch: ## train a small Llama of transformers with PyTorch, attention on two servers (brings gigabytes, once)
+	@scripts/machine rust python
+	cargo build --release --locked -p cadre -p cadre-python
+	scripts/pytorch $(TARGET)/release/cadre run -f examples/pytorch.yaml
 
 test: ## lint, then every test; prints the seconds of each part, the slowest tests, what was skipped
 	@scripts/test
