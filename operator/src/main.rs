@@ -117,9 +117,11 @@ async fn main() -> anyhow::Result<()> {
             tracing::info!("caches are filled; waiting for the lease {}", place.name);
             leader::acquire(client, &place).await
         };
+        // One wait from the first moment on: a signal between two waits would be lost.
+        let mut ended = std::pin::pin!(terminated());
         let mut lease = tokio::select! {
             lease = leading => lease?,
-            result = terminated() => return result,
+            result = &mut ended => return result,
         };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
@@ -130,7 +132,7 @@ async fn main() -> anyhow::Result<()> {
             () = lease.lost() => {
                 anyhow::bail!("the lease {} is lost; another operator leads", place.name)
             }
-            result = terminated() => {
+            result = &mut ended => {
                 // Nothing is written any more, so the next one need not wait.
                 lease.give_back().await;
                 result
