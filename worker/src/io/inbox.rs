@@ -419,7 +419,7 @@ impl<P: Exchange> Io<P> {
         }
         self.shared.begin(Arc::clone(&planned), first);
         if let Some(it) = &mut self.server {
-            it.begin(&self.shared, number);
+            it.begin(number);
             it.handle(&mut self.shared, server::Event::Begin(Arc::clone(&step)));
         }
         if let Some(it) = &mut self.trainer {

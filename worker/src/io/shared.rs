@@ -74,8 +74,6 @@ pub struct Shared<P> {
     pub outputs: Outputs,
     /// What is said until it is heard.
     pub telling: Telling,
-    /// Bytes that the server side has pulled from other processes.
-    pub bytes_pulled: u64,
     /// Time spans.
     pub tracer: Tracer,
     addresses: BTreeMap<Peer, (PeerId, String)>,
@@ -104,7 +102,6 @@ impl<P: Exchange> Shared<P> {
             results: BTreeMap::new(),
             outputs: Outputs::default(),
             telling: Telling::new(life()),
-            bytes_pulled: 0,
             tracer,
             addresses: BTreeMap::new(),
             pulls: BTreeMap::new(),
@@ -286,9 +283,6 @@ impl<P: Exchange> Shared<P> {
         group.left -= 1;
         if group.left == 0 {
             let group = self.groups.remove(&id).expect("it was there a moment ago");
-            if group.side == Side::Server {
-                self.bytes_pulled += group.bytes;
-            }
             let span = (group.start, self.clock.moment());
             self.tracer
                 .span_between("pull", Activity::Pull, span, || format!("{} bytes", group.bytes));

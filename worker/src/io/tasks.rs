@@ -54,7 +54,16 @@ struct Held {
 struct Tally {
     tasks: u32,
     busy_seconds: f64,
-    bytes_before: u64,
+    bytes_pulled: u64,
+}
+
+/// What a pull brings.
+#[derive(Clone, Copy, Debug)]
+struct Brings {
+    at: At,
+    bundle: BundleId,
+    /// From another process.
+    bytes: u64,
 }
 
 /// See the module.
@@ -62,7 +71,7 @@ pub struct Tasks {
     host: Host,
     machine: Server,
     held: BTreeMap<(At, BundleId), Held>,
-    pulls: BTreeMap<PullId, (At, BundleId)>,
+    pulls: BTreeMap<PullId, Brings>,
     tallies: BTreeMap<u64, Tally>,
 }
 
@@ -117,7 +126,7 @@ impl Tasks {
         let Done { work, results, busy } = done;
         let (at, id) =
             (At { step: work.planned.header.step, phase: work.phase }, WorkId(work.work));
-        let tally = self.tally(shared, at.step);
+        let tally = self.tallies.entry(at.step).or_default();
         tally.tasks += 1;
         tally.busy_seconds += busy.as_secs_f64();
         for (tensor, memory) in named(&results) {
@@ -169,10 +178,14 @@ impl Tasks {
                 self.pull(shared, pull, (peer, deadline), at, parcel);
             }
             Command::Accept { pull, .. } => {
-                self.pulls.remove(&pull);
+                if let Some(Brings { at, bytes, .. }) = self.pulls.remove(&pull)
+                    && let Some(tally) = self.tallies.get_mut(&at.step)
+                {
+                    tally.bytes_pulled += bytes;
+                }
             }
             Command::Discard { pull } => {
-                if let Some((at, bundle)) = self.pulls.remove(&pull) {
+                if let Some(Brings { at, bundle, .. }) = self.pulls.remove(&pull) {
                     self.spoil((at, bundle), pull);
                     self.brought_nothing(shared, at, bundle);
                 }
@@ -210,8 +223,10 @@ impl Tasks {
         let (bundle, source) = nano.lists.parcel(parcel, direction);
         let held = self.held.entry((at, bundle)).or_default();
         held.parcels += 1;
-        self.pulls.insert(pull, (at, bundle));
-        if Peer::Trainer(from) == shared.me {
+        let mine = Peer::Trainer(from) == shared.me;
+        let all = source.pieces.iter().flat_map(|it| &it.1).map(|it| it.bytes).sum::<u64>();
+        self.pulls.insert(pull, Brings { at, bundle, bytes: if mine { 0 } else { all } });
+        if mine {
             let here = shared.rows.contains_key(&at);
             if here {
                 held.early.begin(pull);
@@ -260,7 +275,7 @@ impl Tasks {
 
     /// All copies of a pull are under way: if it was the last of its bundle's, works can be put behind them.
     pub fn begun(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId) {
-        let Some(&(at, bundle)) = self.pulls.get(&pull) else { return };
+        let Some(&Brings { at, bundle, .. }) = self.pulls.get(&pull) else { return };
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, direction) = planned.nano_of(at.phase);
         let held = self.held.get_mut(&(at, bundle)).expect("a pull has a bundle that is held");
@@ -349,22 +364,16 @@ impl Tasks {
         rows.sum::<u64>() + results.map(|it| it.1.len_bytes()).sum::<u64>()
     }
 
-    fn tally(&mut self, shared: &Shared<impl Exchange>, step: u64) -> &mut Tally {
-        let bytes_before = shared.bytes_pulled;
-        self.tallies.entry(step).or_insert(Tally { bytes_before, ..Tally::default() })
-    }
-
     /// Opens the account of a step.
-    pub fn begin(&mut self, shared: &Shared<impl Exchange>, step: u64) {
-        self.tally(shared, step);
+    pub fn begin(&mut self, step: u64) {
+        self.tallies.entry(step).or_default();
     }
 
     fn step_over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
         shared.tracer.flush();
         let tally = self.tallies.remove(&step);
         shared.outputs.put(Output::Over(step));
-        let Some(Tally { tasks, busy_seconds, bytes_before }) = tally else { return };
-        let bytes_pulled = shared.bytes_pulled - bytes_before;
+        let Some(Tally { tasks, busy_seconds, bytes_pulled }) = tally else { return };
         let done = ServerStep { step, tasks, busy_seconds, bytes_pulled };
         shared.tell_conductor(Said::ServerStep(done));
     }
