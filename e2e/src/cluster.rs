@@ -83,6 +83,11 @@ impl Cluster {
         Self { folder, programs, config, client, operator, nodes, images, names, fake, plane }
     }
 
+    /// Whether this is a control plane of our own.
+    pub fn is_ours(&self) -> bool {
+        self.plane.is_some()
+    }
+
     /// A client with all rights.
     pub fn client(&self) -> Client {
         self.client.clone()

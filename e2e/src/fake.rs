@@ -77,7 +77,10 @@ pub(crate) async fn remove(cluster: &Cluster) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client());
     for node in nodes.list(&ListParams::default()).await? {
         if node.annotations().contains_key(ANNOTATION) {
-            nodes.delete(&node.name_any(), &kube::api::DeleteParams::default()).await?;
+            match nodes.delete(&node.name_any(), &kube::api::DeleteParams::default()).await {
+                Err(kube::Error::Api(it)) if it.code == 404 => {}
+                result => drop(result?),
+            }
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::ListParams;
 
-use crate::objects::{all, find, job, of_job, pods, pool};
+use crate::objects::{SERVERS, all, find, job, of_job, pods, pool};
 
 const HERE: &str = "jobs";
 const TRAINERS: &str = "cadre.dev/job=j,cadre.dev/role=trainer";
@@ -50,6 +50,10 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     .await?;
     until("no trainer", async || trainers(cluster, 0).await).await?;
     queue(cluster).await?;
+    // Later promises have nodes: what stayed here would start there, and their operators would tell of it.
+    cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=60s"])?;
+    until("no server", async || Ok(pods(cluster, HERE, SERVERS).await?.is_empty().then_some(())))
+        .await?;
     ensure!(!operator.log().contains("Forbidden"), "the role suffices:\n{}", operator.log());
     operator.stop()
 }

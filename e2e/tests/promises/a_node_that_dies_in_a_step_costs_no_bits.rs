@@ -23,6 +23,10 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let expected = training.alone(2)?;
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;
+    // The scheduler only prefers to spread them; a strict rule would keep the lost one from coming back.
+    training.pool["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"cadre.dev/role": "server"}}}]);
     lead_from(training.cluster, LOST.0).await?;
     training.start(2).await?;
     training.attempted("j-1");

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use cadre_e2e::Cluster;
+use serde_json::json;
 
 use crate::training::{MIDDLE, Training};
 
@@ -10,6 +11,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "left").await?;
     // It must not end before its namespace does.
     training.longer(500);
+    training.pool["spec"]["drain"] = json!({"timeoutSeconds": 5});
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
@@ -25,6 +27,6 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     training.at(training.steps() + MIDDLE).await?;
     ensure!(training.trainers().await? == trainers, "no trainer was touched");
 
-    let gone = training.cluster.kubectl(&["delete", "namespace", training.here, "--timeout=120s"]);
+    let gone = training.cluster.kubectl(&["delete", "namespace", training.here, "--timeout=240s"]);
     training.explained(gone).map(drop)
 }

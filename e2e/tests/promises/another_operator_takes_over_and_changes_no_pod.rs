@@ -51,6 +51,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     settled(cluster, &fourth).await?;
     ensure!(pods(cluster, HERE, SERVERS).await? == grown, "an upgrade changes no pod");
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=60s"])?;
+    // The same is tried here again: what is left would be taken for the next pool's.
+    until("no pod", async || Ok(pods(cluster, HERE, ALL).await?.is_empty().then_some(()))).await?;
     fourth.stop()
 }
 

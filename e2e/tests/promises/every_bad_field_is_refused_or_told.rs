@@ -32,7 +32,7 @@ struct Bad {
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     cluster.definitions()?;
     cluster.namespace(HERE).await?;
-    let operator = Operator::leading(cluster, 8087).await?;
+    let operator = Operator::leading(cluster, 8093).await?;
     let kinds = [("attentionpools", good_pool("good")), ("trainingjobs", good_job("good"))];
     for (plural, good) in &kinds {
         let api = dynamic(cluster, plural);

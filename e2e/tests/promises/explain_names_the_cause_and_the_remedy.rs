@@ -18,7 +18,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let operators = ask(cluster, &["explain", "attnpool/p"])?;
     ensure!(operators.contains("operator"), "nobody looks at it yet:\n{operators}");
 
-    let operator = Operator::leading(cluster, 8081).await?;
+    let operator = Operator::leading(cluster, 8092).await?;
     cluster.apply(HERE, &job("").replace("name: p}}", "name: missing}}"))?;
     let pools = all::<AttentionPool>(cluster, HERE);
     until("the scheduler's word", async || {

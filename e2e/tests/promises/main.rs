@@ -205,6 +205,20 @@ fn show(cluster: &Cluster) {
     }
 }
 
+/// Takes away what a broken promise may have left and what would break others: parts of the API whose server is gone. A
+/// cluster of the user keeps its own.
+fn take_away(cluster: &Cluster) {
+    if !cluster.is_ours() {
+        return;
+    }
+    for it in ["apiservice/v1beta1.metrics.k8s.io", "crd/pods.metrics.k8s.io"] {
+        if let Err(error) = cluster.kubectl(&["delete", it, "--ignore-not-found", "--timeout=30s"])
+        {
+            println!("{it} stays: {error:#}");
+        }
+    }
+}
+
 async fn keep_all(
     cluster: &mut Cluster,
     chosen: &[&Promise],
@@ -219,6 +233,7 @@ async fn keep_all(
             Ok(Err(error)) => {
                 println!("promise {:<48} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
                 show(cluster);
+                take_away(cluster);
                 failed.push(promise.name.to_owned());
             }
             // The panic has said why.

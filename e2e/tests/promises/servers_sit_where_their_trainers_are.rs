@@ -62,6 +62,11 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         }
     }
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=100s"])?;
+    until("no pod", async || {
+        let left = all::<Pod>(cluster, HERE).list(&ListParams::default()).await?;
+        Ok(left.items.is_empty().then_some(()))
+    })
+    .await?;
     ensure!(!operator.log().contains("Forbidden"), "the role suffices:\n{}", operator.log());
     operator.stop()?;
     cluster.remove_fake_nodes().await
