@@ -23,6 +23,7 @@ kind: AttentionPool
 metadata: {name: pool}
 spec:
   replicas: 2
+  health: {suspectAfterMilliseconds: 30000}
   template: {spec: {containers: [{name: server, command: [cadre, serve]}]}}
 ---
 apiVersion: cadre.dev/v1alpha1
@@ -152,7 +153,9 @@ fn strangers_at_every_port_from_the_first_moment_change_no_bit() {
     let quiet = losses(folder, "quiet", quiet);
     let mut job = start(folder, "crowded");
     let (mut known, mut strangers) = (BTreeSet::new(), Vec::new());
+    let began = std::time::Instant::now();
     while job.try_wait().expect("a child of ours").is_none() {
+        assert!(began.elapsed() < Duration::from_mins(5), "the job stands still");
         for door in doors(job.id()) {
             if known.insert(door.clone()) {
                 strangers.push(std::thread::spawn(move || knock(&door)));

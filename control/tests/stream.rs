@@ -59,9 +59,17 @@ fn hello() -> Hello {
     }
 }
 
+/// What happens next, in bounded time.
+fn next(events: &mut mpsc::Receiver<Event>) -> Event {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let next = async { tokio::time::timeout(2 * PATIENCE, events.recv()).await };
+    let event = runtime.expect("a runtime").block_on(next);
+    event.expect("something happens in time").expect("the server lives")
+}
+
 fn attached(events: &mut mpsc::Receiver<Event>) -> (Link, Hello) {
     loop {
-        match events.blocking_recv().expect("the server lives") {
+        match next(events) {
             Event::Attached { link, hello, .. } => return (link, *hello),
             Event::Message { .. } | Event::Detached { .. } => {}
         }
@@ -98,7 +106,7 @@ fn both_sides_hear_each_other_in_order_and_part() {
     let leaving = std::thread::spawn(move || sender.leave(PATIENCE));
     let mut steps = Vec::new();
     loop {
-        match events.blocking_recv().expect("the server lives") {
+        match next(&mut events) {
             Event::Message { message: Message::ServerReport(report), .. } => {
                 steps.push(report.step);
             }
@@ -142,10 +150,7 @@ fn a_worker_finds_a_controller_that_comes_back_and_tells_its_address_again() {
     let Attachment { sender, receiver, .. } = joined(client).expect("welcome");
     let listening = Listening { exchange_address: "a:1".into(), ring_address: String::new() };
     sender.send(listening).expect("room");
-    while !matches!(
-        events.blocking_recv().expect("the server lives"),
-        Event::Message { message: Message::Listening(_), .. }
-    ) {}
+    while !matches!(next(&mut events), Event::Message { message: Message::Listening(_), .. }) {}
     drop((link, running, events));
 
     let (_running, mut events) = socket.serve();

@@ -100,7 +100,8 @@ fn attach(
 
 async fn attached(events: &mut mpsc::Receiver<Event>) -> (Link, Hello, Option<Caller>) {
     loop {
-        match events.recv().await.expect("the service lives") {
+        let next = tokio::time::timeout(2 * PATIENCE, events.recv()).await;
+        match next.expect("somebody comes in time").expect("the service lives") {
             Event::Attached { link, hello, caller } => return (link, *hello, caller),
             Event::Message { .. } | Event::Detached { .. } => {}
         }
@@ -140,13 +141,16 @@ async fn a_pod_is_let_in_by_its_token_and_tells_a_new_controller_what_it_got() {
     };
     drop((link, service));
     certify(folder.path(), &issuer());
-    let listener = loop {
-        // The first service ends at its own pace.
-        match TcpListener::bind(format!("127.0.0.1:{port}")).await {
-            Ok(listener) => break listener,
-            Err(_) => tokio::task::yield_now().await,
+    let bound = async {
+        loop {
+            // The first service ends at its own pace.
+            match TcpListener::bind(format!("127.0.0.1:{port}")).await {
+                Ok(listener) => break listener,
+                Err(_) => tokio::task::yield_now().await,
+            }
         }
     };
+    let listener = tokio::time::timeout(2 * PATIENCE, bound).await.expect("it ends in time");
     let mut service = serve(folder.path(), listener);
     let (_link, hello, _) = attached(&mut service.events).await;
     assert_eq!((hello.session.as_str(), hello.view), ("n/j/1", Some(view)));

@@ -232,7 +232,7 @@ fn one_that_encrypts_and_one_that_does_not_say_so() {
         assert!(trainer.refusals()[0].contains(said[1]), "{:?}", trainer.refusals());
     };
     // Short times, since who is closed without a word tries again.
-    let limits = Limits { greeting: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { greeting: Duration::from_secs(3), ..Limits::default() };
     let short = |it: TcpConfig| TcpConfig { limits, ..it };
     let both = (short(config(SERVER)), encrypted(TRAINER));
     check(both, ["it encrypts the link, and we do not", "is encryption the same in all processes"]);

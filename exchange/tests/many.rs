@@ -4,7 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Buffer, Encryption, Event, PeerId, Provider, Tcp, TcpConfig, allow_links};
+use cadre_exchange::{
+    Buffer, Encryption, Event, Limits, PeerId, Provider, Tcp, TcpConfig, allow_links,
+};
 use common::{KEY, Node, config};
 
 const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
@@ -26,7 +28,9 @@ fn all_are_served(encryption: Encryption) {
     let mut trainer = Node::with(TcpConfig { encryption, ..config(TRAINER) });
     let region = trainer.publish(KEY, ROW as usize, 1);
     let open = |index| {
-        let config = TcpConfig { encryption, ..config(PeerId::server(index, 0)) };
+        // One thread greets for all of them.
+        let limits = Limits { greeting: Duration::from_mins(2), ..Limits::default() };
+        let config = TcpConfig { encryption, limits, ..config(PeerId::server(index, 0)) };
         let mut tcp = Tcp::open(config).expect("loopback is there");
         tcp.connect(TRAINER, &trainer.tcp.address());
         let landing = tcp.land(Buffer::zeroed(ROW as usize));

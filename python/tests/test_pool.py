@@ -43,7 +43,13 @@ def manifest(*arguments: str, wire: str = "F32") -> str:
         "apiVersion": "cadre.dev/v1alpha1",
         "kind": "AttentionPool",
         "metadata": {"name": "pool"},
-        "spec": {"replicas": 2, "inPlace": False, "template": of("server", ["cadre", "serve"], ["--engine=cpu"])},
+        "spec": {
+            "replicas": 2,
+            "inPlace": False,
+            # Who is killed is found by its links; nobody is to be missed where the machine stands.
+            "health": {"suspectAfterMilliseconds": 10000},
+            "template": of("server", ["cadre", "serve"], ["--engine=cpu"]),
+        },
     }
     job = {
         "apiVersion": "cadre.dev/v1alpha1",
@@ -70,7 +76,7 @@ class RealProcesses(unittest.TestCase):
         out, file = self.folder / f"run-{self.runs}", self.folder / f"{self.runs}.yaml"
         file.write_text(text)
         command = [PROGRAM, "run", "-f", file, "--out", out, *options]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
         return ended.returncode, ended.stderr, out
 
     def complete(self, text: str, *options: str) -> Path:

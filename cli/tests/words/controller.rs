@@ -212,7 +212,7 @@ impl Job {
             encryption: cadre_crds::Encryption::Off,
             on_pool_loss: cadre_crds::OnPoolLoss::Wait,
             pool_wait_seconds: 30,
-            suspect_after_milliseconds: 1000,
+            suspect_after_milliseconds: 3000,
             trainer_suspect_after_seconds: 30,
             stalled_after_seconds: 600,
             checkpoints: self.folder.path().join("checkpoints"),

@@ -17,7 +17,7 @@ use super::server::Server;
 use super::{name, reason};
 
 /// Steps of the job: enough for a server to be killed in the middle.
-const STEPS: u32 = 24;
+const STEPS: u32 = 96;
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_mins(3);
 
@@ -152,7 +152,7 @@ fn objects(data: &Path) -> [Value; 2] {
         format!("--steps={STEPS}"),
         "--tokens=256".into(),
         "--cap=400".into(),
-        "--checkpoint-every=8".into(),
+        "--checkpoint-every=32".into(),
     ];
     let job = json!({
         "apiVersion": "cadre.dev/v1alpha1", "kind": "TrainingJob",
@@ -274,7 +274,7 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
             server.until("a pod", |all| all.get("pods", &format!("j-1-{index}")).cloned()).await;
         trainers.push(node.start(&pod, &authority, &token(&pod), &[]));
     }
-    trainers[0].says(&format!("step 4 of {STEPS}")).await;
+    trainers[0].says(&format!("step 2 of {STEPS}")).await;
     servers[1].child.kill().expect("it runs");
     for trainer in &mut trainers {
         let end = trainer.ended().await;

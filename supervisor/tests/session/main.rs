@@ -61,9 +61,13 @@ fn config(
             "env": env,
         }]}})
     };
+    // Only who is stopped has to be missed soon; nobody else is to be missed where the machine stands.
+    let stops = faults.iter().any(|it| it.starts_with("stop"));
+    let suspect = if stops { 1_000 } else { 10_000 };
     let pool = json!({
         "metadata": {"name": "pool"},
-        "spec": {"replicas": 2, "inPlace": false, "template": container("server")},
+        "spec": {"replicas": 2, "inPlace": false, "template": container("server"),
+            "health": {"suspectAfterMilliseconds": suspect}},
     });
     let job = json!({
         "metadata": {"name": "job"},
