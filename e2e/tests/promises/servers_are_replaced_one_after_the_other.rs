@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use cadre_crds::{AttentionPool, AttentionPoolStatus, TrainingJob};
 use cadre_e2e::{Cluster, Fake, Operator, until};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 
 use crate::objects::{SERVERS, all, find, job, of_job, of_pool, pods, pool, pool_with};
@@ -55,19 +55,17 @@ async fn status(
 /// A pool at rest is not written, though its object is looked at.
 async fn at_rest(cluster: &Cluster, operator: &Operator) -> Result<()> {
     let looks = operator.metric("cadre_operator_reconciles_total")?;
-    let version = "--output=jsonpath={.metadata.resourceVersion}";
-    let labelled =
-        cluster.kubectl(&["label", "attnpool/p", "looked=at", version, "--namespace", HERE])?;
+    let label = serde_json::json!({"metadata": {"labels": {"looked": "at"}}});
+    let pools = all::<AttentionPool>(cluster, HERE);
+    let labelled = pools.patch("p", &PatchParams::default(), &Patch::Merge(label)).await?;
+    let labelled = labelled.resource_version().unwrap_or_default();
     until("a look", async || {
         Ok((operator.metric("cadre_operator_reconciles_total")? > looks).then_some(()))
     })
     .await?;
-    let pool = all::<AttentionPool>(cluster, HERE).get("p").await?;
-    let now = pool.metadata.resource_version.clone().unwrap_or_default();
-    ensure!(
-        now == labelled.trim(),
-        "a look at rest writes nothing: {labelled} became {now}: {pool:?}"
-    );
+    let pool = pools.get("p").await?;
+    let now = pool.resource_version().unwrap_or_default();
+    ensure!(now == labelled, "a look at rest wrote the status: {:?}", pool.status);
     Ok(())
 }
 
