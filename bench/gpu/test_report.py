@@ -134,6 +134,16 @@ class CausesTest(unittest.TestCase):
         self.assertIn("(and 8 more rows of this cause)", lines[0])
         self.assertIn("(and 1 more rows of this cause)", lines[1])
 
+    def test_kernels_that_end_alike_are_named_in_one_line(self) -> None:
+        def ends(kernel: str, how: str) -> dict:
+            what = f"a launch does not end, at: {kernel}; last row: none"
+            return failed("part smoke", what, kernel=f"cadre_{kernel}", how=how)
+
+        lines = causes.told([ends("forward_64", "hang"), ends("merge", "hang"), ends("sink", "fault")], {})
+        self.assertIn("at: forward_64; last row: none, 5.00e-01 (and 1 more rows of this cause)", lines[0])
+        self.assertEqual(lines[1], "  so do: cadre_merge")
+        self.assertEqual((len(lines), "at: sink" in lines[2]), (3, True))
+
     def test_wrong_numbers_name_element_tile_and_operands(self) -> None:
         wrong = {"first": "dQ:3:1:32", "ours": "1", "right": "2", "count": "9 of 99", "rows": "3", "heads": "1"}
         wrong |= {"columns": "32-63", "tile": "row 3, tile of rows 0, warpgroup 1", "operands": {"Q of the row": [1.0]}}
@@ -318,10 +328,10 @@ class MergeTest(unittest.TestCase):
 
     def test_copies_of_rows_have_a_table(self) -> None:
         rate = {"case": "one piece", "gigabytes": 2000.4, "ratio": 0.5, "provenance": {"commit": "aaa"}}
+        wrong = self.content("ccc", 1.0, rates=[rate], kernels={"cadre_copy_rows_16": "wrong"})
         store = merge.merged({}, self.content("aaa", 1.0, rates=[rate]))
         store = merge.merged(store, self.content("bbb", 1.0))
         self.assertIn("| one piece | 2000 | 0.50 | commit `aaa`, unknown GPU |", merge.render(store))
-        wrong = self.content("ccc", 1.0, rates=[rate], kernels={"cadre_copy_rows_16": "wrong"})
         self.assertEqual(merge.merged({}, wrong)["rates"], [])
 
     def test_what_says_nothing_of_a_gpu_is_refused(self) -> None:

@@ -151,6 +151,9 @@ class Whole(Pack):
         printed, content = self.call(BROKEN)
         self.assertEqual(self.begun(printed), list(STAGES))
         self.assertEqual(set(content["kernels"].values()), {"hang"})
+        last = printed[printed.rindex("\nsummary: ") :]
+        self.assertEqual(last.count("FAILED part smoke: a launch does not end"), 1, last)
+        self.assertIn("  so do: cadre_kernel_1, ", last)
         self.assertIn("DIAGNOSIS cadre_kernel_0: hangs, but not so in the form that tells", printed[-SEEN:])
 
 
