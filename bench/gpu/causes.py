@@ -15,11 +15,17 @@ INSIDE_A_PANEL = (
 # Where something is wrong in dQ of head dim 64 alone, columns of the second half.
 HINTS = {("cadre_backward_64", "dQ"): INSIDE_A_PANEL}
 
+# What ends a part, by the kernel that it had launched.
+ENDS = ("hang", "fault")
+
 
 def cause_of(row: dict) -> str:
     """Equal for rows of one cause: a kernel's, a test's or, without numbers, the words."""
     if "cause" in row:
         return row["cause"]
+    if row.get("how") in ENDS:
+        # Of as many kernels as do so; what differs between them, their diagnosis says.
+        return f"{row['check']}: {row['how']}, {row['what'].split(', at: ')[0]}"
     if kernel := row.get("kernel"):
         return f"{kernel}: {row['what'] if len(row['what']) < 12 else 'ends otherwise'}"
     return re.sub(r"[0-9.]+", "#", f"{row['check'].split(',')[0]}: {row['what']}")
@@ -43,6 +49,8 @@ def told(failed: list[dict], content: dict) -> list[str]:
         more = f" (and {len(rows) - 1} more rows of this cause)" if len(rows) > 1 else ""
         error = f", {row['error']:.2e}" if row["error"] != 1.0 else ""
         lines.append(f"FAILED {row['check']}: {row['what']}{error}{more}")
+        if others := sorted({it["kernel"] for it in rows if it.get("how") in ENDS} - {row.get("kernel")}):
+            lines.append(f"  so do: {', '.join(others)}")
         lines += [f"  {line}" for line in wrong_lines(row)]
         if words := hint(row, failed):
             lines.append(f"  {words}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -21,6 +22,7 @@ STORE = Path("bench/gpu/measured.json")
 PAGE = Path("docs/benchmarks.md")
 TABLES = Path("planner/src/profile/measured.rs")
 BEGIN, END = "<!-- gpu-check: written by bench/gpu/merge.py -->", "<!-- gpu-check: end -->"
+NONE = "not measured"
 # What tells rows of one case from those of another.
 KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
 NOTHING = (
@@ -44,6 +46,11 @@ def key(row: dict) -> tuple:
     return (*(row.get(it) for it in KEYS), gpu_of(row))
 
 
+def run_of(row: dict) -> tuple:
+    """What tells rows of one run from those of another."""
+    return gpu_of(row), row["provenance"].get("commit"), row["provenance"].get("date")
+
+
 def gpu_of(row: dict) -> str:
     return row["provenance"].get("device", "unknown GPU")
 
@@ -61,7 +68,10 @@ def merged(past: dict, content: dict) -> dict:
     for row in [*content["speeds"], *content["forms"]]:
         if not any(kernel_of(kernel) in row["case"] for kernel in wrong):
             rows[key(row)] = {name: it for name, it in row.items() if name != "turns"}
-    return past | {"newest": content["commit"], "rows": list(rows.values())}
+    rates = {key(it): it for it in past.get("rates", [])}
+    if not any("copy" in kernel for kernel in wrong):
+        rates |= {key(it): it for it in content.get("rates", [])}
+    return past | {"newest": content["commit"], "rows": list(rows.values()), "rates": list(rates.values())}
 
 
 def with_calibration(store: dict, content: dict, text: str) -> dict:
@@ -87,11 +97,11 @@ def kernel_of(kernel: str) -> str:
 
 def least(rows: list[dict], field: str) -> str:
     found = [it[field] for it in rows if field in it]
-    return f"{min(found):.2f}" if found else "not measured"
+    return f"{min(found):.2f}" if found else NONE
 
 
-def bars(rows: list[dict]) -> list[str]:
-    """What each bar is at, the worst of its cases."""
+def bars(rows: list[dict]) -> list[tuple[str, ...]]:
+    """What each bar is at, the worst of its cases: a number a direction or a kind of peers."""
     warm = [it for it in rows if it.get("l2") == "warm" and "kernel" in it]
 
     def ours(direction: str, words: str, kernel: str = "Cadre") -> list[dict]:
@@ -101,10 +111,11 @@ def bars(rows: list[dict]) -> list[str]:
         found = []
         for it in ours(direction, "causal"):
             rows_of_case = int(it["case"].split("causal ")[1].split("K")[0]) if "K x" in it["case"] else 0
-            theirs = [p for p in warm if (p["case"], p["direction"], p["kernel"]) == (it["case"], direction, peer)]
+            wanted = (it["case"], direction, peer, run_of(it))
+            theirs = [p for p in warm if (p["case"], p["direction"], p["kernel"], run_of(p)) == wanted]
             if rows_of_case >= 16 and theirs:
                 found.append(theirs[0]["seconds"] / it["seconds"])
-        return f"{min(found):.2f}" if found else "not measured"
+        return f"{min(found):.2f}" if found else NONE
 
     tasks = [*ours("forward", ", tasks "), *ours("backward", ", tasks ")]
     short = {
@@ -115,14 +126,32 @@ def bars(rows: list[dict]) -> list[str]:
         for it in warm
         if "document of 32896 rows" in it["case"] and it["kernel"] == "Cadre"
     }
-    shares = [f"{short[it] / long[it]:.2f}" for it in ("forward", "backward") if it in short and it in long]
+    shares = [f"{short[it] / long[it]:.2f}" if it in short and it in long else NONE for it in ("forward", "backward")]
     fixed = [it for it in warm if it["kernel"] == "Cadre fixed order"]
     return [
-        f"{beside('forward', 'cuDNN')} / {beside('backward', 'cuDNN')}",
-        least(tasks, "ratio"),
-        " / ".join(shares) or "not measured",
-        f"{least(fixed, 'ratio_deterministic')} / {least(fixed, 'ratio')}",
+        (beside("forward", "cuDNN"), beside("backward", "cuDNN")),
+        (least(tasks, "ratio"),),
+        tuple(shares),
+        (least(fixed, "ratio_deterministic"), least(fixed, "ratio")),
     ]
+
+
+def bars_of(rows: list[dict], newest: list[dict]) -> list[str]:
+    """By the newest commit; what it did not measure, by all, which is said."""
+    found = []
+    for now, ever in zip(bars(newest), bars(rows), strict=True):
+        old = [f"{it} (another commit)" if it != NONE else it for it in ever]
+        found.append(" / ".join(b if a == NONE else a for a, b in zip(now, old, strict=True)))
+    return found
+
+
+def of_copies(rates: list[dict], other: Callable[[dict], str]) -> list[str]:
+    if not rates:
+        return []
+    lines = ["", "| copies of rows | GB/s | of the device's memcpy | from |", "|---|---:|---:|---|"]
+    for it in sorted(rates, key=lambda it: (it["case"], gpu_of(it))):
+        lines.append(f"| {it['case']} | {it['gigabytes']:.0f} | {it['ratio']:.2f} | {other(it)} |")
+    return lines
 
 
 def render(store: dict) -> str:
@@ -132,7 +161,7 @@ def render(store: dict) -> str:
     gpu = gpu_of([*rows, *of_newest][-1]) if rows else ""
     lines = [] if rows else [NOTHING + "\n"]
     lines += [f"| bar on an H200 | milestone | target | measured{gpu and f' on {gpu}'} |", "|---|---|---|---|"]
-    at = bars([it for it in rows if gpu_of(it) == gpu])
+    at = bars_of([it for it in rows if gpu_of(it) == gpu], [it for it in of_newest if gpu_of(it) == gpu])
     lines += [f"| {' | '.join(bar)} | {number} |" for bar, number in zip(BARS, at, strict=True)]
     if not rows:
         return "\n".join(lines)
@@ -140,6 +169,12 @@ def render(store: dict) -> str:
     where = ", ".join(
         f"{name} {origin[name]}" for name in ("device", "driver", "torch", "cudnn", "date") if name in origin
     )
+
+    def other(it: dict) -> str:
+        commit = it["provenance"].get("commit")
+        words = [] if commit == newest else [f"commit `{commit}`"]
+        return ", ".join([*words, *([] if gpu_of(it) == gpu else [gpu_of(it)])])
+
     lines += ["", f"Commit `{newest}`; {where}. Rows of another commit or GPU name it.", ""]
     lines += [
         "| case | pass | kernel | L2 | ms | spread | TFLOP/s | ratio | from |",
@@ -147,15 +182,12 @@ def render(store: dict) -> str:
     ]
     for it in sorted(rows, key=lambda it: [str(part) for part in key(it)]):
         kernel = it.get("kernel") or f"Cadre, {it['form']}, {it['blocks']} blocks {it['order']}".strip()
-        commit = it["provenance"].get("commit")
-        other = [] if commit == newest else [f"commit `{commit}`"]
-        other += [] if gpu_of(it) == gpu else [gpu_of(it)]
         ratio = f"{it['ratio']:.2f} {it.get('ratio_peer', '')}".strip() if "ratio" in it else ""
         lines.append(
             f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
-            f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {', '.join(other)} |"
+            f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {other(it)} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *of_copies(store.get("rates", []), other)])
 
 
 def into_page(page: str, text: str) -> str:
@@ -221,7 +253,12 @@ def main(words: list[str]) -> int:
             print(__doc__)
             return 2
         folder = Path(words[0])
-        content = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))
+        try:
+            content = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as why:
+            raise RefusedError(
+                f"{folder} holds no gpu-check.json of a run ({why}): name the folder that run.py filled"
+            ) from why
         store = merged(store, content)
         found = folder / "calibration.json"
         if found.exists():

@@ -21,6 +21,8 @@ from sessions import Ended, Work
 # Seconds until a child of Python has to say something: its imports read gigabytes where nothing is in memory yet.
 IMPORTS = 180.0
 HERE = Path(__file__).resolve().parent
+# The last line of a Python that ends by an exception.
+RAISED = re.compile(r"^[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 # Exit codes of a child.
 NO_GPU, CONTEXT_LOST, HANGS, NO_ROOM = 3, 5, 6, 7
 DIMS = (128, 64, 256)
@@ -167,6 +169,10 @@ class Parts:
         if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)'", ended.output):
             more["cause"] = f"no {missing[1]}"
             what = f"this Python has no {missing[1]}"
+        elif part.unit is None and (raised := RAISED.findall(ended.output)):
+            # A library that PyTorch does not find, or the like: of as many parts as there are.
+            more["cause"] = raised[-1]
+            what = f"it cannot begin: {raised[-1][:300]}"
         self.report.check(f"part {part.name}", what, False, tail=ended.output[-2000:], **more)
         if part.unit is None or part.again == 0:
             return False

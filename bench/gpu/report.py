@@ -24,6 +24,8 @@ LONG = "one document of 32896 rows"
 LISTS = ("checks", "speeds", "forms", "rates", "left_out", "not_run", "notes")
 # Lists whose rows say where they are from.
 MEASURED = ("checks", "speeds", "forms", "rates")
+# Names of what was not run for one reason.
+NAMED = 12
 # Lines of the output of what failed; the file has more.
 SHOWN = 6
 # Longest pause between a row and its place in the file.
@@ -150,7 +152,12 @@ class Report:
         ]
         other = [f"peer {name} is not compared with: {why}" for name, why in content["absent_peers"].items()]
         other += [f"note: {it}" for it in content["notes"]]
-        other += [f"not run: {it['name']}: {it['why']}" for it in content["not_run"]]
+        reasons: dict[str, list[str]] = {}
+        for it in content["not_run"]:
+            reasons.setdefault(it["why"], []).append(it["name"])
+        for why, those in reasons.items():
+            more = f"; {len(those) - NAMED} more" if len(those) > NAMED else ""
+            other.append(f"not run: {'; '.join(those[:NAMED])}{more}: {why}")
         if left_out := content["left_out"]:
             other.append(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
         return [head, decisions.told(content["forms"]), table_of_speeds(content["speeds"]), rates, other]

@@ -8,8 +8,8 @@ In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libc
 forms, plans, data, wheels. Needs a Hopper GPU, and Python with PyTorch for what is compared with PyTorch; builds
 nothing. Out: DIR gets gpu-check.json, calibration.json, trace.json and logs.tar.gz, and nothing else; the last 12,000
 characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 2 if
-another run is under way, 3 if there is no GPU for it. --dry runs what can be run over an emulated driver that the
-library path names; it measures nothing.
+another run is under way or a word is wrong, 3 if there is no GPU for it. --dry runs what can be run over an emulated
+driver that the library path names; it measures nothing.
 
 This process never touches the GPU. Whatever does is a process in a session of its own (parts.py, programs.py), so a
 kernel that hangs or faults costs its own rows and some seconds. After N seconds (540), what runs is killed and what
@@ -49,6 +49,7 @@ GRACE = 10.0
 # Seconds behind its end that the smoke test may take, and a stage to diagnose what it alone has found.
 MORE = 20.0
 TWO_RUNS = 2
+OLDEST = (3, 9)
 KINDS = (("forward", "backward"), ("softcap forward", "softcap backward"), ("sinks and bits",))
 
 
@@ -61,8 +62,8 @@ class Stage:
     run: Callable[[float], None]  # with its end, as `time.monotonic` counts
 
 
-class OverError(Exception):
-    """The time is over, or somebody wants this process to end."""
+class OverError(BaseException):
+    """The time is over, or somebody wants this process to end. Nobody takes it for an error of what was under way."""
 
 
 class RefusedError(Exception):
@@ -73,8 +74,15 @@ def stop(number: int, _frame: object) -> None:
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
-def go(stages: list[Stage], report: Report, seconds: float, behind: Callable[[], None] = lambda: None) -> None:
-    """Runs all stages, one after the other, `behind` after each; whatever happens, all is stored and printed."""
+def go(
+    stages: list[Stage],
+    report: Report,
+    seconds: float,
+    behind: Callable[[], None] = lambda: None,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs `before`, then all stages, one after the other, `behind` after each; whatever happens, all is stored and
+    printed."""
     begin = time.monotonic()
     handlers = {it: signal.signal(it, stop) for it in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)}
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
@@ -83,6 +91,7 @@ def go(stages: list[Stage], report: Report, seconds: float, behind: Callable[[],
     slower = min(1.0, seconds / sum(it.budget for it in stages)) if stages else 1.0
     due = 0.0
     try:
+        before()
         while left:
             stage = left[0]
             due += stage.budget * slower
@@ -119,7 +128,7 @@ def go(stages: list[Stage], report: Report, seconds: float, behind: Callable[[],
 def attempt(stage: Stage, end: float, report: Report) -> None:
     try:
         stage.run(end)
-    except (OverError, RefusedError):
+    except RefusedError:
         raise
     except Exception as why:
         report.check(stage.name, f"{type(why).__name__}: {why}", False, tail=traceback.format_exc())
@@ -231,9 +240,16 @@ def found_here() -> dict:
     return found | machine.facts() | {"libraries": machine.libraries()}
 
 
+def place(word: str) -> Path:
+    if not word:
+        # A variable that is not set would fill the folder where this is called.
+        raise argparse.ArgumentTypeError("names no folder")
+    return Path(word)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("gpu-check-results"))
+    parser.add_argument("--out", type=place, default=Path("gpu-check-results"))
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -254,9 +270,16 @@ def main() -> int:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         # A terminal that cannot show a character gets its number.
         stream.reconfigure(errors="backslashreplace")
+    if sys.version_info < OLDEST:
+        print(f"error: this is Python {sys.version.split()[0]}, it needs 3.9 or newer: start it with such a one")
+        return 1
     asked = arguments()
     if asked.table:
-        Report.read(asked.table).table()
+        try:
+            Report.read(asked.table).table()
+        except (OSError, ValueError) as why:
+            print(f"error: {asked.table} is no gpu-check.json of a run: {why}")
+            return 1
         return 0
     if asked.part:
         import child
@@ -300,16 +323,21 @@ def prepared(report: Report, work: Path, packages: Path) -> list[str]:
 def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
     logs, packages = work / "logs", work / "packages"
     report = Report(out / "gpu-check.json", seed=asked.seed, dry=asked.dry)
+    # Whoever is killed while it looks at the pack has a file that says so little.
+    report.store()
     warm = machine.Beside([sys.executable, "-c", "import torch"], logs / "import-of-torch.log")
     card, clocks = machine.Card(logs / "card.csv"), machine.Clocks(logs / "clocks.csv")
     report.card, report.clocks = card.now, clocks.now
-    try:
-        wrong = list(filter(None, prepared(report, work, packages)))
-    except Exception as why:
-        wrong = [f"{type(why).__name__}: {why}"]
-    report.say(f"seed {asked.seed}, commit {report.content.get('commit')}")
-    for words in wrong:
-        report.check("pack", words, False)
+
+    def before() -> None:
+        try:
+            wrong = list(filter(None, prepared(report, work, packages)))
+        except Exception as why:
+            wrong = [f"{type(why).__name__}: {why}"]
+        report.say(f"seed {asked.seed}, commit {report.content.get('commit')}")
+        for words in wrong:
+            report.check("pack", words, False)
+
     slower = 10.0 if asked.dry else 1.0
     words = ["--seed", str(asked.seed), "--packages", str(packages), *(["--dry"] if asked.dry else [])]
     parts = Parts(report, logs, words, slower)
@@ -319,6 +347,9 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
     closer = diagnosis.Diagnosis(report, parts, logs, programs.environment)
     stages = Plan(report, parts, programs, smoke_test, closer, asked.dry).stages()
     only = tuple(it for it in asked.only.split(",") if it)
+    for word in only:
+        if not any(it.name.startswith(word) for it in stages):
+            report.check("stages", f"none begins with {word}: {', '.join(it.name for it in stages)}", False)
     stages = [it for it in stages if it.name.startswith(only or "")]
 
     def keep_logs() -> None:
@@ -326,7 +357,7 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
             report.content.setdefault("unkept", why) or report.say(why)
 
     try:
-        go(stages, report, asked.seconds - report.seconds(), keep_logs)
+        go(stages, report, asked.seconds - report.seconds(), keep_logs, before)
     finally:
         clocks.end()
         card.end()
@@ -339,6 +370,6 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
 if __name__ == "__main__":
     code = main()
     # Without the end of an interpreter, which may wait for a disk or a reader that is gone.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     os._exit(code)

@@ -19,6 +19,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import causes
 import run
 import sessions
 import smoke
@@ -40,6 +41,8 @@ print("here is", words["--part"], flush=True)
 if words["--part"] == "blind":
     print("PyTorch 2.11.0 sees no GPU: it was built for CUDA None", flush=True)
     sys.exit(3)
+if words["--part"].startswith("unborn"):
+    raise ImportError("libcudart.so.13: cannot open shared object file")
 for unit in sorted({0, 1, 2} - done, key=lambda it: it in broken):
     lines.write(json.dumps({"begun": unit, "name": f"unit {unit}"}) + "\\n")
     if unit == 1:
@@ -192,6 +195,11 @@ class PartsTest(Case):
             pid = self.report.content[which]
             while alive(pid):
                 os.sched_yield()
+
+    def test_parts_that_cannot_begin_say_why_once(self) -> None:
+        self.go(part("unborn"), part("unborn too"))
+        (line,) = [it for it in causes.told(self.failed(), self.report.content) if it.startswith("FAILED")]
+        self.assertRegex(line, r"it cannot begin: ImportError: libcudart.so.13: cannot .* \(and 1 more rows of this")
 
     def test_a_signal_without_a_name_is_told_by_its_number(self) -> None:
         self.go(part("dies otherwise", again=0))

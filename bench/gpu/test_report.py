@@ -134,6 +134,16 @@ class CausesTest(unittest.TestCase):
         self.assertIn("(and 8 more rows of this cause)", lines[0])
         self.assertIn("(and 1 more rows of this cause)", lines[1])
 
+    def test_kernels_that_end_alike_are_named_in_one_line(self) -> None:
+        def ends(kernel: str, how: str) -> dict:
+            what = f"a launch does not end, at: {kernel}; last row: none"
+            return failed("part smoke", what, kernel=f"cadre_{kernel}", how=how)
+
+        lines = causes.told([ends("forward_64", "hang"), ends("merge", "hang"), ends("sink", "fault")], {})
+        self.assertIn("at: forward_64; last row: none, 5.00e-01 (and 1 more rows of this cause)", lines[0])
+        self.assertEqual(lines[1], "  so do: cadre_merge")
+        self.assertEqual((len(lines), "at: sink" in lines[2]), (3, True))
+
     def test_wrong_numbers_name_element_tile_and_operands(self) -> None:
         wrong = {"first": "dQ:3:1:32", "ours": "1", "right": "2", "count": "9 of 99", "rows": "3", "heads": "1"}
         wrong |= {"columns": "32-63", "tile": "row 3, tile of rows 0, warpgroup 1", "operands": {"Q of the row": [1.0]}}
@@ -293,6 +303,36 @@ class MergeTest(unittest.TestCase):
         self.assertIn("Commit `bbb`; device H200", text)
         self.assertRegex(text, r"d128, causal 16384 rows .* 1000\.000 .* \|  \|")
         self.assertRegex(text, r"d64, causal 16K x1 .* 2000\.000 .* commit `aaa` \|")
+
+    def test_a_bar_takes_numbers_of_the_newest_commit_and_of_one_run(self) -> None:
+        def run(commit: str, peers: tuple[str, ...], rows: int, seconds: float) -> dict:
+            content = self.content(commit, seconds)
+            row = content["speeds"][0] | {"case": f"64:8 d128, causal {rows}K x1", "direction": "forward", "ratio": 0.9}
+            content["speeds"] = [row, *(row | {"kernel": it, "seconds": 1.0} for it in peers)]
+            return content
+
+        def bar(store: dict) -> str:
+            return next(it for it in merge.render(store).splitlines() if it.startswith("| dense causal"))
+
+        store = merge.merged({}, run("aaa", ("cuDNN",), 16, 2.0))
+        self.assertIn("| 0.50 / not measured |", bar(store))
+        # Without cuDNN, its time of another run is none to compare with.
+        store = merge.merged(store, run("bbb", (), 16, 1.0))
+        self.assertIn("| not measured / not measured |", bar(store))
+        # A case that only the older commit has measured is in no bar of the newer one.
+        store = merge.merged({}, run("aaa", ("cuDNN",), 32, 2.0))
+        store = merge.merged(store, run("bbb", ("cuDNN",), 16, 1.0))
+        self.assertIn("| 1.00 / not measured |", bar(store))
+        store = merge.merged(store, run("ccc", ("FA3",), 16, 1.0))
+        self.assertIn("| 0.50 (another commit) / not measured |", bar(store))
+
+    def test_copies_of_rows_have_a_table(self) -> None:
+        rate = {"case": "one piece", "gigabytes": 2000.4, "ratio": 0.5, "provenance": {"commit": "aaa"}}
+        wrong = self.content("ccc", 1.0, rates=[rate], kernels={"cadre_copy_rows_16": "wrong"})
+        store = merge.merged({}, self.content("aaa", 1.0, rates=[rate]))
+        store = merge.merged(store, self.content("bbb", 1.0))
+        self.assertIn("| one piece | 2000 | 0.50 | commit `aaa`, unknown GPU |", merge.render(store))
+        self.assertEqual(merge.merged({}, wrong)["rates"], [])
 
     def test_what_says_nothing_of_a_gpu_is_refused(self) -> None:
         for more in ({"dry": True}, {"dirty": "with changes that are not committed"}, {"commit": "unknown"}):
