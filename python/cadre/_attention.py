@@ -242,6 +242,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _check_types(q, k, v)
+    if (watched := _job.watched()) is not None:
+        watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     o, lse, _ = torch.ops.cadre.attention(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import contextvars
 import ctypes
+import dataclasses
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ._layout import Layout, Shape, Stretch, name_layers
+from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
 from ._native import Session
 from ._step import Step
 
@@ -175,6 +176,7 @@ class Job:
 
 
 _JOB: Job | None = None
+_WATCHED: list[bool] | None = None
 _LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
 
 
@@ -201,6 +203,25 @@ def pooled() -> tuple[Job, Step] | None:
     return _JOB, _JOB.running
 
 
+def watched() -> list[bool] | None:
+    """Where calls say whether they have a gradient, while `init` looks for it."""
+    return _WATCHED
+
+
+def with_frozen(model: Any, shape: Shape) -> Shape:
+    """The shape, with how many first layers of the model have no backward."""
+    global _WATCHED
+    if not is_partly_frozen(model):
+        return shape
+    _WATCHED = []
+    try:
+        with local():
+            frozen = frozen_of(model, _WATCHED, len(shape.kinds))
+    finally:
+        _WATCHED = None
+    return dataclasses.replace(shape, frozen=frozen)
+
+
 def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
@@ -217,7 +238,7 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
             f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
             "spec.failurePolicy.maxRestarts"
         )
-    shape, session = Shape.of(model), None
+    shape, session = with_frozen(model, Shape.of(model)), None
     if "CADRE_CONTROL" in os.environ:
         heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()

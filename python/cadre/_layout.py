@@ -105,6 +105,37 @@ def _attention_modules(model: Any, layers: int) -> list[torch.nn.Module]:
     return found if [it.layer_idx for it in found] == list(range(layers)) else []
 
 
+def is_partly_frozen(model: Any) -> bool:
+    """Whether parameters of a model are not trained, so that first layers may have no backward."""
+    return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
+
+
+def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
+    """How many first layers have no backward, as a forward of two tokens shows: adapters and hooks decide it too.
+    `watched` gets whether Q, K or V of each call has a gradient."""
+    if any(it.is_meta for it in model.parameters()):
+        raise NotImplementedError(
+            "init: the model is on the meta device and partly frozen; call init when it has its weights"
+        )
+    training = [(it, it.training) for it in model.modules()]
+    ends = torch.tensor([0, 2], dtype=torch.int32)
+    try:
+        # Neither dropout nor checkpoints.
+        model.eval()
+        with torch.enable_grad():
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    finally:
+        for it, was in training:
+            it.training = was
+    if len(watched) != layers or watched != sorted(watched):
+        raise NotImplementedError(
+            f"init: layers have a backward as {watched}; give a cadre.Shape, whose frozen says how many first ones "
+            "have none"
+        )
+    return watched.count(False)
+
+
 def name_layers(model: Any, layers: int) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""

@@ -2,7 +2,8 @@
 next rank, a step of two micro-batches.
 
 In: the environment of a job; `--dtype` and `--bound` for other tensors and a coarser wire; `--recompute` for forwards
-that are called again in the backward, layer by layer or all three at once; `--break` makes rank 1 fail in step 1: by an
+that are called again in the backward, layer by layer or all three at once; `--frozen` for first layers without
+gradients; `--break` makes rank 1 fail in step 1: by an
 exception (`exit`), by one on whose way `finish` is called (`finish`), or by `finish` alone (`early`).
 Out: every result of this rank as `rank-N.pt` in the run's folder. An exception, if a result differs from that of
 `cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than the bound.
@@ -115,7 +116,10 @@ def expected(at: At, rank: int, ranks: int, dtype: torch.dtype) -> dict[str, tor
 def named(leaves: list[list[torch.Tensor]], found: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     results = {f"{'lse' if at % 2 else 'o'}{at // 2}": it.detach() for at, it in enumerate(found)}
     return results | {
-        f"d{name}{at}": it.grad for at, layer in enumerate(leaves) for name, it in zip(NAMES, layer, strict=True)
+        f"d{name}{at}": it.grad
+        for at, layer in enumerate(leaves)
+        for name, it in zip(NAMES, layer, strict=True)
+        if it.grad is not None
     }
 
 
@@ -140,7 +144,8 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
         return torch.cat(documents)
 
     def leaves() -> list[list[torch.Tensor]]:
-        return [[own(layer, what).requires_grad_() for what in range(3)] for layer in range(len(KINDS))]
+        trained = [layer >= options.frozen for layer in range(len(KINDS))]
+        return [[own(layer, it).requires_grad_(trained[layer]) for it in range(3)] for layer in range(len(KINDS))]
 
     q, k, v = leaves()[0]
     refused("cu_seqlens say [2]", lambda: ours(0, q, k, v, torch.tensor([0, 2])))
@@ -157,7 +162,7 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
 
     def forward(layer: int, q, k, v):
         o, lse = attention(layer, q, k, v)
-        if layer < len(KINDS) - 1:
+        if options.frozen <= layer < len(KINDS) - 1:
             refused(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
         return o, lse
 
@@ -171,20 +176,27 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
         found = checkpoint(stack, one, attention, use_reentrant=False)
     else:
         found = stack(one, again)
-    if options.recompute is None:
+    if options.recompute is None and not options.frozen:
         refused("it is the turn of layer 2", lambda: torch.autograd.grad(found[1].sum(), one[0][0], retain_graph=True))
-    for call in (lambda: cadre.begin_step([1]), cadre.next_micro_batch):
+    gradients = len(KINDS) - options.frozen
+    for call in (lambda: cadre.begin_step([1]), cadre.next_micro_batch) if gradients else ():
         last = at[1] + 1 == len(LAYOUTS[at[0]]) and call is cadre.next_micro_batch
-        refused("the last micro-batch" if last else "3 of 3 forward phases and 0 of 3 backward", call)
+        refused("the last micro-batch" if last else f"3 of 3 forward phases and 0 of {gradients} backward", call)
+    with cadre.local():
+        # Gradients beside those of the step; the call says its documents.
+        beside = ours(0, *(it.detach().requires_grad_() for it in (q, k, v)), torch.tensor([0, 1, len(q)]))[0].sum()
+    beside.backward()
     loss = loss_of(found, own(9, 9))
     refused("all 3 forward phases were called", lambda: attention(0, q, k, v))
     # Nobody promises that backward runs in the thread of the forward.
-    thread = threading.Thread(target=lambda: loss.backward(retain_graph=True))
-    thread.start()
-    thread.join()
+    if loss.requires_grad:
+        thread = threading.Thread(target=lambda: loss.backward(retain_graph=True))
+        thread.start()
+        thread.join()
     results = {name: it.clone() for name, it in named(one, found).items()}
     second = "layer 2, for a second time" if options.recompute is None else "recomputed, and its backward is over"
-    refused(second, loss.backward)
+    if loss.requires_grad:
+        refused(second, loss.backward)
     if (child := os.fork()) == 0:
         # Ends as a script does, with what Python does then.
         refused("this process was forked from rank", lambda: cadre.report(loss=0.0))
@@ -198,7 +210,8 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
         with cadre.local():
             other = leaves()
             found = stack(other, attention)
-            loss_of(found, own(9, 9)).backward()
+            if loss.requires_grad:
+                loss_of(found, own(9, 9)).backward()
         for name, it in named(other, found).items():
             # A plan may cut a document, and sums dK and dV in another order then.
             if name.startswith(("dk", "dv")):
@@ -216,12 +229,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--bound", type=float, default=1e-5)
     parser.add_argument("--recompute", choices=("layer", "reentrant", "all"))
+    parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS), steps=len(LAYOUTS))
+    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=len(LAYOUTS))
     results = {}
     held = [[it[rank] for it in step] for step in LAYOUTS]
     for step, layouts in enumerate(held):
@@ -243,6 +257,9 @@ def main() -> None:
             at = (step, micro_batch)
             found = micro_batch_of(at, rank, ranks, options)
             for name, it in expected(at, rank, ranks, dtype).items():
+                if name not in found:
+                    assert name[0] == "d" and int(name[-1]) < options.frozen, f"{name} is not there"
+                    continue
                 error = (found[name].double() - it).abs().max() / it.abs().max()
                 assert error <= options.bound, f"step, micro-batch {at}, rank {rank}: {name} is {error:.1e} off"
                 results[f"{step}.{micro_batch}.{name}"] = found[name]
