@@ -166,7 +166,8 @@ class Step:
             )
         if layer < self.shape.frozen:
             raise RuntimeError(
-                f"{where}, which was announced to have none; give init a cadre.Shape with frozen={layer}"
+                f"{where}, which was announced to have none; freeze parameters and enable checkpointing before init, "
+                f"or give it a cadre.Shape with frozen={layer}"
             )
         turn = layers - 1 - self.backward
         if layer > turn:

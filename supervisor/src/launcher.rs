@@ -80,8 +80,8 @@ pub fn refused(container: &Container) -> Option<(String, &'static str)> {
             return Some(refused);
         }
     }
-    let variables = container.env.iter().flatten().filter(|it| it.name == PET_MAX_RESTARTS);
-    variables.filter_map(|it| restarts(&it.name, it.value.as_deref()?)).next()
+    let mut variables = container.env.iter().flatten().filter(|it| it.name == PET_MAX_RESTARTS);
+    variables.find_map(|it| restarts(&it.name, it.value.as_deref()?))
 }
 
 #[cfg(test)]

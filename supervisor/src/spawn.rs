@@ -175,7 +175,9 @@ impl Processes {
                 node.yes = true;
                 let calls = std::mem::take(&mut node.calls);
                 drop(node);
-                calls.into_iter().for_each(|call| call());
+                for call in calls {
+                    call();
+                }
             })
             .map_err(|source| Error::Thread { source })?;
         Ok(id)
