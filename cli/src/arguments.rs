@@ -5,6 +5,7 @@
 //! The arguments of a trainer's container are read by the same [`TrainOptions`] as `cadre train`'s,
 //! so that a manifest with a wrong argument is refused before anything starts.
 
+use std::ffi::OsString;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -60,6 +61,13 @@ pub(crate) enum Command {
     /// Be one attention server of a pool (started by `cadre run` or in a pod).
     #[command(hide = true, args_override_self = true)]
     Serve(ServeOptions),
+    /// Be a program that starts the trainers of a node (started by `cadre run`), and end with `cadre run`.
+    #[command(hide = true)]
+    Launch {
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

@@ -11,6 +11,7 @@ mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod face;
+mod launch;
 mod model_options;
 mod out;
 mod plan;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Bundle(options) => answer(cluster::bundle(&options)),
         Command::Train(options) => worker(|| trainer_main(TrainArgs::from(options))),
         Command::Serve(options) => worker(|| server_main(ServerArgs::from(options))),
+        Command::Launch { words } => complain(&launch::launch(&words).to_string(), BAD_INPUT),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "cadre", &mut script);

@@ -12,11 +12,13 @@ here, by the kernels that the servers run, with the same bits of O, LSE and dQ.
 """
 
 from ._attention import flash_attn_varlen_func
-from ._job import batches, begin_step, busy, finish, init, local, report
+from ._batches import Batches, batches
+from ._job import begin_step, busy, finish, init, local, next_micro_batch, report
 from ._layout import Kind, Shape, Stretch
 from ._native import Session, Ticket, __version__
 
 __all__ = [
+    "Batches",
     "Kind",
     "Session",
     "Shape",
@@ -30,5 +32,6 @@ __all__ = [
     "flash_attn_varlen_func",
     "init",
     "local",
+    "next_micro_batch",
     "report",
 ]

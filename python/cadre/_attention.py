@@ -3,9 +3,9 @@
 In: rows of Q, K and V. Out: O and LSE, differentiable both. An operator decides at run time who computes, so that a
 compiled model is the same in and out of a job: the pool inside a step, this process elsewhere.
 
-A forward returns a ticket, a number in a tensor, which its backward hands in again: on the pool step times layers plus
-layer; -1 for what was computed here, -2 - step where its documents were that step's. Nothing that is not supported is
-ignored: it is refused by its name.
+A forward returns a ticket, a number in a tensor, which its backward hands in again: on the pool the number of the phase
+in all steps; -1 for what was computed here, -2 - micro-batch where its documents were that micro-batch's. Nothing that
+is not supported is ignored: it is refused by its name.
 """
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _job, _kept, _layout, _native
+from ._step import Step
 
 _LOCAL_TICKET = -1
 _TYPES = (torch.float32, torch.bfloat16)
@@ -55,8 +56,8 @@ def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
             )
         if step is None:
             raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
-        lengths, ticket = step.lengths, _LOCAL_TICKET - 1 - step.number
-    if step and not step.whole and lengths == step.lengths:
+        lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
+    if step and not step.whole() and lengths == step.lengths():
         raise ValueError(
             f"step {step.number}: a document of this rank goes on in another rank, and its keys are not here; "
             "leave cadre.local() out (`cadre run --attention local` does without a pool)"
@@ -68,13 +69,13 @@ def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
     """Lengths for the backward of a forward that was computed here, whatever step runs by now."""
     if ticket == _LOCAL_TICKET:
         return _lengths(cu_seqlens, None)
-    step, now = _LOCAL_TICKET - 1 - ticket, _job.running()
+    (step, at), now = Step.of_key(_LOCAL_TICKET - 1 - ticket), _job.running()
     if now is None or now.number != step:
         said = f"step {now.number} runs" if now else "no step runs"
         raise RuntimeError(
             f"backward of step {step} while {said}; call backward before the next step, or pass cu_seqlens"
         )
-    return now.lengths
+    return now.lengths(at)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -104,13 +105,13 @@ def _forward(
     if pool := _job.pooled():
         job, step = pool
         named = None if layer is None else int(layer)
-        at, kept = job.forward_phase(step, kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
-        number = step.number * len(job.shape.kinds) + at
+        at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+        number = step.ticket(at)
         if kept:
-            o, lse = kept.again((q, k, v), f"rank {job.rank}, step {step.number}, layer {at}")
+            o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
             return o, lse, torch.tensor(number)
         o = torch.empty(q.shape, dtype=q.dtype)
-        ticket = job.session.submit(at, (_rows(q), _rows(k), _rows(v)))
+        ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
         step.forward += 1
         job.session.wait(ticket, o, lse)
         step.kept[at] = _kept.Kept((q, k, v), o, lse)
@@ -139,7 +140,7 @@ def _backward(
         step, layer = job.backward_phase(number)
         results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
         gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
-        handle = job.session.submit(layer, (_rows(q), _rows(k), _rows(v)), gradients)
+        handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
         step.backward += 1
         step.kept.pop(layer, None)
         job.session.wait(handle, *results)
@@ -241,6 +242,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _check_types(q, k, v)
+    if (watched := _job.watched()) is not None:
+        watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     o, lse, _ = torch.ops.cadre.attention(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:

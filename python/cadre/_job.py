@@ -3,7 +3,7 @@
 In: a model's shape, and which documents the batches hold. Out: steps that have begun, or computing in this process
 where there is no job. One process is one rank of one job, so there is one `Job`.
 
-It checks what the session cannot know (kinds of layers, boundaries of documents) and whose turn it is before anything
+What the session cannot know (kinds of layers, boundaries of documents) and whose turn it is are checked before anything
 is sent, so that a step goes on after a refusal. An exception that ends the process ends the job everywhere with it. A
 forked child is no rank: its calls are refused.
 """
@@ -12,44 +12,18 @@ import atexit
 import contextlib
 import contextvars
 import ctypes
-import itertools
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
-from ._kept import Kept
-from ._layout import Layout, Shape, Stretch, lengths_of, name_layers
+from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
 from ._native import Session
-
-Batch = TypeVar("Batch")
-
-
-@dataclass
-class Step:
-    """The step that runs."""
-
-    number: int
-    lengths: list[int]
-    whole: bool
-    """Whether every document lies whole on this rank."""
-    began: float
-    forward: int = 0
-    """Phases that the pool was asked for; `backward` likewise."""
-    backward: int = 0
-    kept: dict[int, Kept] = field(default_factory=dict)
-    """By layer, until its backward."""
-    recomputed: int | None = None
-    """The layer that a call without a layer's number was taken for last, in a backward."""
-    loss: float = 0.0
-    gradient_norm: float = 0.0
-    learning_rate: float = 0.0
-    validation_loss: float | None = None
-    tokens: int | None = None
+from ._step import Step
 
 
 class Job:
@@ -63,7 +37,7 @@ class Job:
         self.running: Step | None = None
         self.ended = False
         # Of the step to begin next, if it was announced.
-        self.announced: list[Stretch] | None = None
+        self.announced: list[list[Stretch]] | None = None
 
     def check_process(self) -> None:
         """A forked process has the memory of a rank, and neither its threads nor its turn."""
@@ -73,8 +47,13 @@ class Job:
                 "or evaluate here under cadre.local()"
             )
 
-    def stretches(self, layout: Layout) -> list[Stretch]:
-        """Documents that lie whole on a rank are numbered so that no other rank has the number."""
+    def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
+        """By micro-batch. Documents that lie whole on a rank are numbered so that no other rank has the number."""
+        layouts = list(layouts)
+        several = layouts and all(isinstance(it, (list, tuple)) and not isinstance(it, Stretch) for it in layouts)
+        return [self.own_stretches(it) for it in (layouts if several else [layouts])]
+
+    def own_stretches(self, layout: Layout) -> list[Stretch]:
         whole = [
             it if isinstance(it, Stretch) else Stretch(self.rank + at * self.ranks, int(it), 0, int(it))
             for at, it in enumerate(layout)
@@ -85,12 +64,18 @@ class Job:
             raise ValueError(f"rank {self.rank}: layout {list(layout)}; give documents of 1 row or more")
         return whole
 
-    def announce(self, step: int, stretches: list[Stretch]) -> None:
-        documents = dict.fromkeys((it.document, it.rows) for it in stretches)
-        self.session.announce(step, list(documents), [(it.document, it.start, it.end) for it in stretches])
-        self.announced = stretches
+    def announce(self, step: int, layouts: list[list[Stretch]]) -> None:
+        told = [
+            (
+                list(dict.fromkeys((it.document, it.rows) for it in layout)),
+                [(it.document, it.start, it.end) for it in layout],
+            )
+            for layout in layouts
+        ]
+        self.session.announce(step, told, self.shape.frozen)
+        self.announced = layouts
 
-    def begin(self, layout: Layout, following: Layout | None) -> bool:
+    def begin(self, layouts: Layout | Sequence[Layout], following: Layout | Sequence[Layout] | None) -> bool:
         """Ends the step that runs and begins the next one; whether there is one."""
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
@@ -99,7 +84,7 @@ class Job:
         self.end_step()
         if self.next == self.steps:
             return self.end()
-        stretches = self.stretches(layout)
+        stretches = self.stretches(layouts)
         # Refused before the step begins, not when it is too late to say so.
         after = self.stretches(following) if following is not None and self.next + 1 < self.steps else None
         if self.session:
@@ -108,32 +93,34 @@ class Job:
             elif self.announced != stretches:
                 raise ValueError(
                     f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
-                    f"{stretches}; give begin_step the layout that was `next` before"
+                    f"{stretches}; give begin_step the layouts that were `next` before"
                 )
             if (state := self.session.begin(self.next)) != "step":
                 return self.leave(state)
             self.announced = None
             if after is not None:
                 self.announce(self.next + 1, after)
-        whole = all(it.end - it.start == it.rows for it in stretches)
-        self.running = Step(self.next, [it.end - it.start for it in stretches], whole, time.monotonic())
+        self.running = Step((self.rank, self.next), self.shape, stretches, pooled=self.session is not None)
         self.next += 1
         return True
 
     def missing(self) -> str | None:
         """What the step that runs lacks to be over."""
-        step, layers = self.running, len(self.shape.kinds)
-        if step is None or self.session is None or step.forward == step.backward == layers:
-            return None
-        return (
-            f"rank {self.rank}, step {step.number}: {step.forward} of {layers} forward phases and {step.backward} of "
-            f"{layers} backward phases were called; a step is over when all were"
-        )
+        return self.running.unfinished() if self.running else None
+
+    def unfinished(self) -> str | None:
+        """What the job lacks to be over."""
+        if (missing := self.missing()) is None and self.next < self.steps:
+            return (
+                f"rank {self.rank} left after {self.next} of {self.steps} steps; give every rank the same `steps`, and "
+                "loaders that last"
+            )
+        return missing
 
     def end_step(self) -> None:
         step, self.running = self.running, None
         if step and self.session:
-            tokens = sum(step.lengths) * self.ranks if step.tokens is None else step.tokens
+            tokens = step.rows() * self.ranks if step.tokens is None else step.tokens
             self.session.done(
                 step.number,
                 loss=step.loss,
@@ -158,7 +145,8 @@ class Job:
 
     def fail(self, error: BaseException | None) -> None:
         """Leaves because of what ends this process."""
-        why = f"{type(error).__name__}: {error}" if error else "its process ended; call cadre.finish() at the end"
+        own = self.unfinished() or "its process ended; call cadre.finish() at the end"
+        why = f"{type(error).__name__}: {error}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         self.leave(f"rank {self.rank}, {where}: {why}")
 
@@ -172,84 +160,23 @@ class Job:
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
 
-    def forward_phase(
-        self, step: Step, kind: str, lengths: list[int] | None, shapes: list[tuple[int, ...]], named: int | None
-    ) -> tuple[int, Kept | None]:
-        """The layer whose turn it is, or which one is recomputed, and what its forward came to; refuses what is not the
-        announced one's, before anything is sent."""
-        shape, layers = self.shape, len(self.shape.kinds)
-        where = f"rank {self.rank}, step {step.number}"
-        # Autograd is at work in this thread: a forward there is a recompute.
-        is_again = torch._C._current_graph_task_id() != -1
-        if is_again:
-            layer = self.recomputed_layer(step, named, where)
-        elif (layer := step.forward) == layers:
-            raise RuntimeError(
-                f"{where}: all {layers} forward phases were called; evaluate under cadre.local(), and begin a step for "
-                "each micro-batch"
-            )
-        elif named not in (None, layer):
-            raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}")
-        if kind != shape.kinds[layer]:
-            raise ValueError(
-                f"{where}: layer {layer} is {shape.kinds[layer]} and the call is {kind}; call layers in order"
-            )
-        if lengths is not None and lengths != step.lengths:
-            raise ValueError(
-                f"{where}: cu_seqlens say {lengths}, announced were {step.lengths}; pass those of the batch"
-            )
-        rows, dim = sum(step.lengths), shape.head_dim
-        wanted = [(rows, shape.query_heads, dim), *[(rows, shape.kv_heads, dim)] * 2]
-        for name, found, announced in zip("qkv", shapes, wanted, strict=True):
-            if found != announced:
-                raise ValueError(f"{where}, layer {layer}: {name} is {found}, announced was {announced}")
-        return layer, step.kept[layer] if is_again else None
-
-    def recomputed_layer(self, step: Step, named: int | None, where: str) -> int:
-        """Which layer's forward a call in a backward repeats. A call without a layer's number is the one whose backward
-        is next, which a segment of one layer is."""
-        layers, turn = len(self.shape.kinds), len(self.shape.kinds) - 1 - step.backward
-        if step.forward < layers:
-            raise RuntimeError(
-                f"{where}: a recompute after {step.forward} of {layers} forward phases; call backward when all layers "
-                "are forward"
-            )
-        layer = turn if named is None else named
-        if layer not in step.kept:
-            raise RuntimeError(f"{where}: layer {layer} is recomputed, and its backward is over")
-        if named is None:
-            if step.recomputed == turn:
-                raise RuntimeError(
-                    f"{where}: two forwards are recomputed before the backward of layer {turn}, and nothing says of "
-                    "which layers; checkpoint each layer by itself, or give init the model of transformers"
-                )
-            step.recomputed = turn
-        return layer
-
     def backward_phase(self, number: int) -> tuple[Step, int]:
         """Step and layer of a forward's ticket; refuses what is not the next backward, before anything is sent."""
         self.check_process()
-        of, layer = divmod(number, len(self.shape.kinds))
-        step, where = self.running, f"rank {self.rank}: backward of step {of}, layer {layer}"
+        key, layer = divmod(number, len(self.shape.kinds))
+        step, (of, _) = self.running, Step.of_key(key)
         if step is None or step.number != of:
             now = f"step {step.number} runs" if step else "no step runs"
-            raise RuntimeError(f"{where}, while {now}; call backward before the next step")
-        layers = len(self.shape.kinds)
-        if step.forward < layers:
             raise RuntimeError(
-                f"{where}, after {step.forward} of {layers} forward phases; call backward when all layers are forward"
+                f"rank {self.rank}: backward of step {of}, layer {layer}, while {now}; call backward before the next "
+                "step"
             )
-        turn = layers - 1 - step.backward
-        if layer > turn:
-            raise RuntimeError(f"{where}, for a second time; a step has one backward (leave retain_graph out)")
-        if layer < turn:
-            raise RuntimeError(
-                f"{where}, and it is the turn of layer {turn}; the loss depends on all layers, in their order"
-            )
+        step.backward_phase(key, layer)
         return step, layer
 
 
 _JOB: Job | None = None
+_WATCHED: list[bool] | None = None
 _LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
 
 
@@ -276,6 +203,25 @@ def pooled() -> tuple[Job, Step] | None:
     return _JOB, _JOB.running
 
 
+def watched() -> list[bool] | None:
+    """Where calls say whether they have a gradient, while `init` looks for it."""
+    return _WATCHED
+
+
+def with_frozen(model: Any, shape: Shape) -> Shape:
+    """The shape, with how many first layers of the model have no backward."""
+    global _WATCHED
+    if not is_partly_frozen(model):
+        return shape
+    _WATCHED = []
+    try:
+        with local():
+            frozen = frozen_of(model, _WATCHED, len(shape.kinds))
+    finally:
+        _WATCHED = None
+    return dataclasses.replace(shape, frozen=frozen)
+
+
 def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
@@ -287,7 +233,12 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
         raise RuntimeError("init was called before; a process is one rank of one job")
     if steps < 1:
         raise ValueError(f"init: steps is {steps}; a job has 1 or more")
-    shape, session = Shape.of(model), None
+    if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
+        raise ValueError(
+            f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
+            "spec.failurePolicy.maxRestarts"
+        )
+    shape, session = with_frozen(model, Shape.of(model)), None
     if "CADRE_CONTROL" in os.environ:
         heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()
@@ -300,63 +251,47 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
     os.register_at_fork(after_in_child=_JOB.in_child)
 
 
-def _joined(what: str) -> Job:
+def joined(what: str) -> Job:
     if _JOB is None:
         raise RuntimeError(f"{what} was called before cadre.init")
     _JOB.check_process()
     return _JOB
 
 
-def begin_step(layout: Layout, next: Layout | None = None) -> bool:  # noqa: A002
+def begin_step(
+    layouts: Layout | Sequence[Layout],
+    next: Layout | Sequence[Layout] | None = None,  # noqa: A002
+) -> bool:
     """Ends the step that runs, if any, and begins the one that holds these documents; `False` where the job is over.
 
-    `next` is the layout of the step after it, which is planned meanwhile; without it the next step begins with a
-    round trip.
+    `layouts` is a layout, or a list of one for each micro-batch. `next` is that of the step after it, which is planned
+    meanwhile; without it the next step begins with a round trip.
     """
-    return _joined("begin_step").begin(layout, next)
+    return joined("begin_step").begin(layouts, next)
+
+
+def next_micro_batch() -> None:
+    """The calls from here on are those of the step's next micro-batch."""
+    if (step := joined("next_micro_batch").running) is None:
+        raise RuntimeError("next_micro_batch was called outside of a step")
+    step.advance()
 
 
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
     exception is under way, as in `finally`, the job fails with it."""
-    job = _joined("finish")
+    job = joined("finish")
     if job.ended:
         return
     error = sys.exc_info()[1]
     if error and not (isinstance(error, SystemExit) and not error.code):
         return job.fail(error)
-    reason = job.missing()
-    if reason is None and job.next < job.steps:
-        reason = f"rank {job.rank} left after {job.next} of {job.steps} steps; give every rank the same steps"
+    reason = job.unfinished()
     if reason is not None:
         job.leave(reason)
         raise RuntimeError(f"finish: {reason}")
     job.end_step()
     job.end()
-
-
-def batches(loader: Iterable[Batch], layout: Callable[[Batch], Layout] = lengths_of) -> Iterator[Batch]:
-    """The batches of `loader`, a step each, as many as the job has steps. One batch is held back: its documents are
-    announced while the step before runs. The loop ends early when the job was asked to stop."""
-    job = _joined("batches")
-    iterator, first = iter(loader), job.next
-
-    def draw(step: int) -> Batch:
-        try:
-            return next(iterator)
-        except StopIteration:
-            raise ValueError(
-                f"rank {job.rank}: the loader has {step - first} batches for {job.steps - first} steps; "
-                "give every rank the same `steps`, and a loader that lasts"
-            ) from None
-
-    batch = draw(first) if first < job.steps else None
-    for step in itertools.count(first):
-        held = draw(step + 1) if step + 1 < job.steps else None
-        if not job.begin(layout(batch) if step < job.steps else (), None if held is None else layout(held)):
-            return
-        yield batch
-        batch = held
 
 
 def report(
@@ -369,7 +304,7 @@ def report(
 ) -> None:
     """Says what the step came to, for logs and live views: the mean loss and the tokens of all ranks (default: the
     rows of this rank times the ranks); `validation_loss` in steps that evaluate documents that are held out."""
-    if (step := _joined("report").running) is None:
+    if (step := joined("report").running) is None:
         raise RuntimeError("report was called outside of a step")
     step.loss, step.tokens = float(loss), tokens
     step.gradient_norm, step.learning_rate = float(gradient_norm), learning_rate
@@ -379,7 +314,7 @@ def report(
 def busy(seconds: float) -> None:
     """Says that this rank is at work elsewhere, for so long at most, as when it saves or evaluates the model, and that
     it does not stand still. Its next call of `cadre` ends that. Ranks that wait for it meanwhile say so, too."""
-    job = _joined("busy")
+    job = joined("busy")
     if job.session and not job.ended:
         job.session.busy(seconds)
 

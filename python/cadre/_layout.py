@@ -51,6 +51,8 @@ class Shape:
     kv_heads: int
     head_dim: int
     kinds: tuple[str | Kind, ...]
+    frozen: int = 0
+    """First layers that have no backward: nothing that is trained lies before their attention."""
 
     def __post_init__(self) -> None:
         kinds = (Kind.of(it) if isinstance(it, str) else it for it in self.kinds)
@@ -74,12 +76,11 @@ class Shape:
                 f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
             )
         heads, layers = config.num_attention_heads, config.num_hidden_layers
-        # Gemma's and Granite's names.
+        # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
-        scores = {
-            "scale": scalar**-0.5 if scalar is not None else scale,
-            "softcap": getattr(config, "attn_logit_softcapping", None),
-        }
+        told = scalar**-0.5 if scalar is not None else scale
+        scales = [it.scaling for it in _attention_modules(model, layers)] or [told] * layers
+        softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         masks = {"full_attention": "causal", "sliding_attention": f"window:{window}"}
         # Without kinds all layers have the window, if there is one: Mistral, Phi3.
@@ -92,18 +93,54 @@ class Shape:
             query_heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            kinds=tuple(Kind(masks[it], **scores) for it in kinds),
+            kinds=tuple(Kind(masks[it], scale=scale, softcap=softcap) for it, scale in zip(kinds, scales, strict=True)),
         )
+
+
+def _attention_modules(model: Any, layers: int) -> list[torch.nn.Module]:
+    """Those of a model of transformers, by layer; none where they are not one a layer."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    found = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
+    found.sort(key=lambda it: it.layer_idx)
+    return found if [it.layer_idx for it in found] == list(range(layers)) else []
+
+
+def is_partly_frozen(model: Any) -> bool:
+    """Whether parameters of a model are not trained, so that first layers may have no backward."""
+    return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
+
+
+def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
+    """How many first layers have no backward, as a forward of two tokens shows: adapters and hooks decide it too.
+    `watched` gets whether Q, K or V of each call has a gradient."""
+    if any(it.is_meta for it in model.parameters()):
+        raise NotImplementedError(
+            "init: the model is on the meta device and partly frozen; call init when it has its weights"
+        )
+    training = [(it, it.training) for it in model.modules()]
+    ends = torch.tensor([0, 2], dtype=torch.int32)
+    try:
+        # Neither dropout nor checkpoints.
+        model.eval()
+        with torch.enable_grad():
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    finally:
+        for it, was in training:
+            it.training = was
+    if len(watched) != layers or watched != sorted(watched):
+        raise NotImplementedError(
+            f"init: layers have a backward as {watched}; give a cadre.Shape, whose frozen says how many first ones "
+            "have none"
+        )
+    return watched.count(False)
 
 
 def name_layers(model: Any, layers: int) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    found = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
-    if sorted(it.layer_idx for it in found) == list(range(layers)):
-        for it in found:
-            it.cadre_layer = torch.tensor(it.layer_idx)
+    for it in _attention_modules(model, layers):
+        it.cadre_layer = torch.tensor(it.layer_idx)
 
 
 class Stretch(NamedTuple):
@@ -133,8 +170,13 @@ def differences(name: str, ends: torch.Tensor) -> list[int]:
 
 
 def lengths_of(batch: Any) -> list[int]:
-    """Lengths of a packed batch, from its `cu_seq_lens_q` (transformers' collator) or `cu_seqlens`."""
+    """Lengths of a packed batch, from its `cu_seq_lens_q` (transformers' collator) or `cu_seqlens`; of one that has
+    no position ids, its rows."""
+    told = batch if isinstance(batch, Mapping) else {}
     for name in ("cu_seq_lens_q", "cu_seqlens"):
-        if isinstance(batch, Mapping) and batch.get(name) is not None:
-            return differences(f"batches: {name}", torch.as_tensor(batch[name]))
+        if told.get(name) is not None:
+            return differences(f"batches: {name}", torch.as_tensor(told[name]))
+    ids = told.get("input_ids")
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and told.get("position_ids") is None:
+        return [ids.shape[1]] * ids.shape[0]
     raise TypeError("batches: a batch has no cu_seq_lens_q and no cu_seqlens; give `layout`, which says its documents")

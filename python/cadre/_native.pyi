@@ -27,22 +27,26 @@ class Session:
         dim; all the same on every rank."""
 
     def announce(
-        self, step: int, documents: Sequence[tuple[int, int]], stretches: Sequence[tuple[int, int, int]]
+        self,
+        step: int,
+        micro_batches: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int, int]]]],
+        frozen: int,
     ) -> None:
-        """What this rank holds of a step: `(document, its rows)`, and `(document, start, end)` in the order of its
-        rows."""
+        """What this rank holds of a step, by micro-batch: `(document, its rows)`, and `(document, start, end)` in the
+        order of its rows. Each goes forward and then backward, but for the first `frozen` layers, before the next."""
 
     def begin(self, step: int) -> str:
         """Waits for the step: `step`, or `completed` or `stopped` where none follows."""
 
     def submit(
         self,
-        layer: int,
+        phase: tuple[int, int],
         qkv: tuple[Tensor, Tensor, Tensor],
         gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     ) -> Ticket:
-        """Starts a phase: backward with `gradients` (O, LSE, dO, dLSE). `[rows, heads, dim]`, f32 or bf16, on the CPU,
-        rows at any distance; LSE `[rows, query heads]` in f32. The rows are the caller's again when it returns."""
+        """Starts a phase of `(micro-batch, layer)`: backward with `gradients` (O, LSE, dO, dLSE). `[rows, heads, dim]`,
+        f32 or bf16, on the CPU, rows at any distance; LSE `[rows, query heads]` in f32. The rows are the caller's again
+        when it returns."""
 
     def wait(self, ticket: Ticket, *results: Tensor) -> None:
         """Waits for a phase, computing what is planned for this rank, and writes O and LSE, or dQ, dK and dV."""

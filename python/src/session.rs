@@ -13,7 +13,7 @@ use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
     self, Contract, Direction, Ending, Error, Inputs, Join, JoinError, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone, Turn, Turns, Which,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -24,10 +24,14 @@ use crate::tensor::{Given, Tensor, check_apart};
 /// Longest wait until a reason is out, before the session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
+type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
+
 /// See the module.
 #[pyclass(frozen, module = "cadre._native")]
 pub(crate) struct Session {
     held: RwLock<Option<session::Session>>,
+    layers: u16,
     #[pyo3(get)]
     rank: u16,
     #[pyo3(get)]
@@ -57,6 +61,7 @@ impl Session {
     ) -> PyResult<Self> {
         let kinds: Result<Vec<session::Kind>, _> = kinds.iter().map(|it| it.parse()).collect();
         let layers = Layers::new(kinds.map_err(refused)?).map_err(refused)?;
+        let count = layers.count();
         let (query, kv, dim) = heads;
         arm_parent_death().map_err(failed)?;
         let joined = py.detach(|| {
@@ -83,22 +88,20 @@ impl Session {
             cadre_crds::Wire::F32 => "float32",
             cadre_crds::Wire::Bf16 => "bfloat16",
         };
-        Ok(Self { held: RwLock::new(Some(joined)), rank, ranks, wire })
+        Ok(Self { held: RwLock::new(Some(joined)), layers: count, rank, ranks, wire })
     }
 
-    /// Tells the conductor which rows of which documents this rank holds of a step: `(document, its rows)`, and
-    /// `(document, start, end)` in the order of the rank's rows.
-    fn announce(
-        &self,
-        step: u64,
-        documents: Vec<(u32, u32)>,
-        stretches: Vec<(u32, u32, u32)>,
-    ) -> PyResult<()> {
+    /// Tells the conductor what this rank holds of a step, by micro-batch. Each goes forward, then backward but for the first
+    /// `frozen` layers, before the next one does.
+    fn announce(&self, step: u64, micro_batches: Vec<MicroBatch>, frozen: u16) -> PyResult<()> {
+        let turns = turns(micro_batches.len(), frozen, self.layers)?;
         let stretch =
             |(document, start, end)| Stretch { document: DocumentId(document), start, end };
-        let stretches = stretches.into_iter().map(stretch).collect();
-        let nanos = vec![NanoLengths { documents, stretches }];
-        let lengths = Lengths { step, turns: None, nanos };
+        let nanos = micro_batches.into_iter().map(|(documents, stretches)| {
+            let stretches = stretches.into_iter().map(stretch).collect();
+            NanoLengths { documents, stretches }
+        });
+        let lengths = Lengths { step, turns, nanos: nanos.collect() };
         self.with(|session| session.announce(lengths).map_err(told))
     }
 
@@ -113,13 +116,13 @@ impl Session {
         }
     }
 
-    /// Starts a phase of the layer: backward if O, LSE, dO and dLSE are given. The rows are the caller's again at once.
-    #[pyo3(signature = (layer, qkv, gradients=None))]
+    /// Starts a phase, of a micro-batch and a layer: backward if O, LSE, dO and dLSE are given. The rows are the caller's again at once.
+    #[pyo3(signature = (phase, qkv, gradients=None))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
     fn submit(
         &self,
         py: Python<'_>,
-        layer: usize,
+        phase: (u16, usize),
         qkv: Given<'_, 3>,
         gradients: Option<Given<'_, 4>>,
     ) -> PyResult<Ticket> {
@@ -136,7 +139,8 @@ impl Session {
                     (Direction::Backward, Inputs::Backward { q, k, v, o, lse, dout, dlse })
                 }
             };
-            let phase = PhaseAt { layer, nano: 0, direction };
+            let (nano, layer) = phase;
+            let phase = PhaseAt { layer, nano: nano.into(), direction };
             self.with(|session| session.submit(phase, inputs).map_err(told))
         })?;
         Ok(Ticket(Mutex::new(Some(ticket))))
@@ -253,6 +257,24 @@ impl Session {
             PyRuntimeError::new_err(format!("rank {} has left its job; join again", self.rank))
         })?)
     }
+}
+
+/// The order of a step's phases; none where it is the usual one.
+fn turns(micro_batches: usize, frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
+    if micro_batches == 1 && frozen == 0 {
+        return Ok(None);
+    }
+    let back = match frozen {
+        0 => Some(Which::All),
+        frozen if frozen < layers => Some(Which::Only((frozen..layers).collect())),
+        _ => None,
+    };
+    let turn = |direction, nano, layers| Turn { direction, nanos: vec![nano], layers };
+    let turns = (0..u16::try_from(micro_batches).map_err(refused)?).flat_map(|it| {
+        let back = back.clone().map(|layers| turn(Direction::Backward, it, layers));
+        [turn(Direction::Forward, it, Which::All)].into_iter().chain(back)
+    });
+    Turns::new(turns.collect()).map(Some).map_err(refused)
 }
 
 /// The session's own words; of a kind that says whether the caller can correct it.

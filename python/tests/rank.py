@@ -1,8 +1,9 @@
 """A rank of the tests' job: three layers of three kinds without weights, whole documents and one that goes on in the
-next rank.
+next rank, a step of two micro-batches.
 
 In: the environment of a job; `--dtype` and `--bound` for other tensors and a coarser wire; `--recompute` for forwards
-that are called again in the backward, layer by layer or all three at once; `--break` makes rank 1 fail in step 1: by an
+that are called again in the backward, layer by layer or all three at once; `--frozen` for first layers without
+gradients; `--break` makes rank 1 fail in step 1: by an
 exception (`exit`), by one on whose way `finish` is called (`finish`), or by `finish` alone (`early`).
 Out: every result of this rank as `rank-N.pt` in the run's folder. An exception, if a result differs from that of
 `cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than the bound.
@@ -21,36 +22,39 @@ from torch.utils.checkpoint import checkpoint
 HEADS, KV_HEADS, DIM = 4, 2, 16
 CHUNK, SCALE, SOFTCAP = 100, 0.4, 3.0
 KINDS = ("causal", cadre.Kind("window:64", CHUNK, SCALE, SOFTCAP), "full")
-# By step and rank. The document of step 1 that both ranks hold is longer than one of them.
+# By step, micro-batch and rank. The document of step 1 that both ranks hold is longer than one of them.
 LAYOUTS = [
-    [[300, 1, 129], [70, 260]],
-    [[cadre.Stretch(0, 500, 0, 330)], [cadre.Stretch(0, 500, 330, 500), cadre.Stretch(1, 97, 0, 97)]],
-    [[64, 200], [257]],
+    [[[300, 1, 129], [70, 260]]],
+    [[[cadre.Stretch(0, 500, 0, 330)], [cadre.Stretch(0, 500, 330, 500), cadre.Stretch(1, 97, 0, 97)]]],
+    [[[64, 200], [257]], [[33], [80, 150, 7]]],
 ]
+# Step and micro-batch.
+At = tuple[int, int]
 NAMES = ("q", "k", "v")
 
 
-def whole(step: int, ranks: int) -> dict[int, int]:
-    """Rows of every document of a step, by its number, as cadre numbers those that lie whole on a rank."""
+def whole(at: At, ranks: int) -> dict[int, int]:
+    """Rows of every document of a micro-batch, by its number, as cadre numbers those that lie whole on a rank."""
     documents = {}
-    for rank, layout in enumerate(LAYOUTS[step]):
-        for at, it in enumerate(layout):
+    for rank, layout in enumerate(LAYOUTS[at[0]][at[1]]):
+        for place, it in enumerate(layout):
             stretch = isinstance(it, cadre.Stretch)
-            documents[it.document if stretch else rank + at * ranks] = it.rows if stretch else it
+            documents[it.document if stretch else rank + place * ranks] = it.rows if stretch else it
     return documents
 
 
-def rows_of(step: int, rank: int, ranks: int) -> list[tuple[int, int, int]]:
+def rows_of(at: At, rank: int, ranks: int) -> list[tuple[int, int, int]]:
     """What a rank holds: document, start, end."""
     return [
-        (it.document, it.start, it.end) if isinstance(it, cadre.Stretch) else (rank + at * ranks, 0, it)
-        for at, it in enumerate(LAYOUTS[step][rank])
+        (it.document, it.start, it.end) if isinstance(it, cadre.Stretch) else (rank + place * ranks, 0, it)
+        for place, it in enumerate(LAYOUTS[at[0]][at[1]][rank])
     ]
 
 
-def numbers(step: int, layer: int, what: int, document: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+def numbers(at: At, layer: int, what: int, document: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows of a whole document, the same in every process."""
-    seed = torch.Generator().manual_seed(((step * 10 + layer) * 10 + what) * 100 + document)
+    step, micro_batch = at
+    seed = torch.Generator().manual_seed((((step * 10 + micro_batch) * 10 + layer) * 10 + what) * 100 + document)
     heads = KV_HEADS if what in (1, 2) else HEADS
     return torch.randn(rows, heads, DIM, generator=seed).to(dtype)
 
@@ -93,16 +97,18 @@ def in_f64(layer: int, q, k, v):
     return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1).transpose(0, 1)
 
 
-def expected(step: int, rank: int, ranks: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def expected(at: At, rank: int, ranks: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """All results of a rank, in f64, from whole documents."""
     results = {}
-    for document, rows in whole(step, ranks).items():
-        told = [[numbers(step, at, it, document, rows, dtype).double() for it in range(3)] for at in range(len(KINDS))]
+    for document, rows in whole(at, ranks).items():
+        told = [
+            [numbers(at, layer, it, document, rows, dtype).double() for it in range(3)] for layer in range(len(KINDS))
+        ]
         leaves = [[it.requires_grad_() for it in layer] for layer in told]
         found = stack(leaves, in_f64)
-        loss_of(found, numbers(step, 9, 9, document, rows, dtype).double()).backward()
+        loss_of(found, numbers(at, 9, 9, document, rows, dtype).double()).backward()
         results[document] = named(leaves, found)
-    held = rows_of(step, rank, ranks)
+    held = rows_of(at, rank, ranks)
     names = results[held[0][0]]
     return {name: torch.cat([results[it][name][start:end] for it, start, end in held]) for name in names}
 
@@ -110,7 +116,10 @@ def expected(step: int, rank: int, ranks: int, dtype: torch.dtype) -> dict[str, 
 def named(leaves: list[list[torch.Tensor]], found: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     results = {f"{'lse' if at % 2 else 'o'}{at // 2}": it.detach() for at, it in enumerate(found)}
     return results | {
-        f"d{name}{at}": it.grad for at, layer in enumerate(leaves) for name, it in zip(NAMES, layer, strict=True)
+        f"d{name}{at}": it.grad
+        for at, layer in enumerate(leaves)
+        for name, it in zip(NAMES, layer, strict=True)
+        if it.grad is not None
     }
 
 
@@ -124,20 +133,19 @@ def refused(words: str, call) -> None:
         raise AssertionError(f"not refused: {words}")
 
 
-def step_of(step: int, rank: int, ranks: int, options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -> dict[str, torch.Tensor]:
     """All results of a rank, from the pool; compared with those of this process where documents lie whole on it."""
     dtype, bound = getattr(torch, options.dtype), options.bound
-    held = rows_of(step, rank, ranks)
+    held = rows_of(at, rank, ranks)
     cu_seqlens = torch.tensor([0] + [end - start for _, start, end in held]).cumsum(0).int()
 
     def own(layer: int, what: int) -> torch.Tensor:
-        documents = [
-            numbers(step, layer, what, it, whole(step, ranks)[it], dtype)[start:end] for it, start, end in held
-        ]
+        documents = [numbers(at, layer, what, it, whole(at, ranks)[it], dtype)[start:end] for it, start, end in held]
         return torch.cat(documents)
 
     def leaves() -> list[list[torch.Tensor]]:
-        return [[own(layer, what).requires_grad_() for what in range(3)] for layer in range(len(KINDS))]
+        trained = [layer >= options.frozen for layer in range(len(KINDS))]
+        return [[own(layer, it).requires_grad_(trained[layer]) for it in range(3)] for layer in range(len(KINDS))]
 
     q, k, v = leaves()[0]
     refused("cu_seqlens say [2]", lambda: ours(0, q, k, v, torch.tensor([0, 2])))
@@ -154,7 +162,7 @@ def step_of(step: int, rank: int, ranks: int, options: argparse.Namespace) -> di
 
     def forward(layer: int, q, k, v):
         o, lse = attention(layer, q, k, v)
-        if layer < len(KINDS) - 1:
+        if options.frozen <= layer < len(KINDS) - 1:
             refused(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
         return o, lse
 
@@ -168,41 +176,51 @@ def step_of(step: int, rank: int, ranks: int, options: argparse.Namespace) -> di
         found = checkpoint(stack, one, attention, use_reentrant=False)
     else:
         found = stack(one, again)
-    if options.recompute is None:
+    if options.recompute is None and not options.frozen:
         refused("it is the turn of layer 2", lambda: torch.autograd.grad(found[1].sum(), one[0][0], retain_graph=True))
-    refused("3 of 3 forward phases and 0 of 3 backward", lambda: cadre.begin_step([1]))
+    gradients = len(KINDS) - options.frozen
+    for call in (lambda: cadre.begin_step([1]), cadre.next_micro_batch) if gradients else ():
+        last = at[1] + 1 == len(LAYOUTS[at[0]]) and call is cadre.next_micro_batch
+        refused("the last micro-batch" if last else f"3 of 3 forward phases and 0 of {gradients} backward", call)
+    with cadre.local():
+        # Gradients beside those of the step; the call says its documents.
+        beside = ours(0, *(it.detach().requires_grad_() for it in (q, k, v)), torch.tensor([0, 1, len(q)]))[0].sum()
+    beside.backward()
     loss = loss_of(found, own(9, 9))
     refused("all 3 forward phases were called", lambda: attention(0, q, k, v))
     # Nobody promises that backward runs in the thread of the forward.
-    thread = threading.Thread(target=lambda: loss.backward(retain_graph=True))
-    thread.start()
-    thread.join()
+    if loss.requires_grad:
+        thread = threading.Thread(target=lambda: loss.backward(retain_graph=True))
+        thread.start()
+        thread.join()
     results = {name: it.clone() for name, it in named(one, found).items()}
     second = "layer 2, for a second time" if options.recompute is None else "recomputed, and its backward is over"
-    refused(second, loss.backward)
+    if loss.requires_grad:
+        refused(second, loss.backward)
     if (child := os.fork()) == 0:
         # Ends as a script does, with what Python does then.
         refused("this process was forked from rank", lambda: cadre.report(loss=0.0))
         refused("this process was forked from rank", lambda: attention(0, q, k, v))
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0, "a forked process broke"
-    if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[step][rank]):
+    if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[at[0]][at[1]][rank]):
         with cadre.local():
             refused("goes on in another rank", lambda: attention(0, q, k, v))
-    if all(start == 0 and end == whole(step, ranks)[it] for it, start, end in held):
+    if all(start == 0 and end == whole(at, ranks)[it] for it, start, end in held):
         with cadre.local():
             other = leaves()
             found = stack(other, attention)
-            loss_of(found, own(9, 9)).backward()
+            if loss.requires_grad:
+                loss_of(found, own(9, 9)).backward()
         for name, it in named(other, found).items():
             # A plan may cut a document, and sums dK and dV in another order then.
             if name.startswith(("dk", "dv")):
                 same = (it - results[name]).abs().max() <= bound * it.abs().max()
             else:
                 same = torch.equal(it, results[name])
-            assert same, f"step {step}, rank {rank}: {name} of the pool is not that of this process"
+            assert same, f"step, micro-batch {at}, rank {rank}: {name} of the pool is not that of this process"
     cadre.busy(60)
-    cadre.report(loss=loss.item(), validation_loss=step + 0.5 if step else None)
+    cadre.report(loss=loss.item(), validation_loss=at[0] + 0.5 if at[0] else None)
     return results
 
 
@@ -211,17 +229,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--bound", type=float, default=1e-5)
     parser.add_argument("--recompute", choices=("layer", "reentrant", "all"))
+    parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS), steps=len(LAYOUTS))
+    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=len(LAYOUTS))
     results = {}
-    for step, layout in enumerate(it[rank] for it in LAYOUTS):
-        following = LAYOUTS[step + 1][rank] if step + 1 < len(LAYOUTS) else None
-        # Each way to begin: announced ahead, and not.
-        assert cadre.begin_step(layout, next=following if step == 0 else None)
+    held = [[it[rank] for it in step] for step in LAYOUTS]
+    for step, layouts in enumerate(held):
+        following = held[step + 1] if step + 1 < len(held) else None
+        # Each way to begin: announced ahead, and not; a list of layouts, or one.
+        assert cadre.begin_step(layouts if step else layouts[0], next=following if step == 1 else None)
         if options.broken == "early" and step == rank == 1:
             cadre.finish()
         if options.broken and step == rank == 1:
@@ -230,11 +250,19 @@ def main() -> None:
             finally:
                 if options.broken == "finish":
                     cadre.finish()
-        found = step_of(step, rank, ranks, options)
-        for name, it in expected(step, rank, ranks, dtype).items():
-            error = (found[name].double() - it).abs().max() / it.abs().max()
-            assert error <= options.bound, f"step {step}, rank {rank}: {name} is {error:.1e} off"
-            results[f"{step}.{name}"] = found[name]
+        for micro_batch in range(len(layouts)):
+            if micro_batch:
+                refused(f"{micro_batch} of {len(layouts)} micro-batches were run", lambda: cadre.begin_step([1]))
+                cadre.next_micro_batch()
+            at = (step, micro_batch)
+            found = micro_batch_of(at, rank, ranks, options)
+            for name, it in expected(at, rank, ranks, dtype).items():
+                if name not in found:
+                    assert name[0] == "d" and int(name[-1]) < options.frozen, f"{name} is not there"
+                    continue
+                error = (found[name].double() - it).abs().max() / it.abs().max()
+                assert error <= options.bound, f"step, micro-batch {at}, rank {rank}: {name} is {error:.1e} off"
+                results[f"{step}.{micro_batch}.{name}"] = found[name]
     cadre.finish()
     torch.save(results, Path(os.environ["CADRE_OUT"]) / f"rank-{rank}.pt")
 

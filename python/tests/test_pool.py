@@ -3,8 +3,10 @@
 In: the folder of the programs as CADRE_PROGRAMS. Each rank checks its own results too; see rank.py.
 """
 
+import itertools
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -27,17 +29,21 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
+import pytorch_plain  # noqa: E402
 from pytorch_llama import llama, packed  # noqa: E402
 
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
 TOKENS = 512
 
 
-def manifest(*arguments: str, wire: str = "F32") -> str:
-    """A job of rank.py. JSON is YAML."""
+def manifest(*arguments: str, wire: str = "F32", program: str = sys.executable, script: Path = HERE / "rank.py") -> str:
+    """A job of rank.py, or of another script; torchrun starts both ranks. JSON is YAML."""
+    launches = program == "torchrun"
 
     def of(name: str, command: list[str], args: list[str]) -> dict:
-        return {"spec": {"containers": [{"name": name, "command": command, "args": args}]}}
+        # Ranks and servers share few processors, and some frameworks set torch's threads by it.
+        env = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+        return {"spec": {"containers": [{"name": name, "command": command, "args": args, "env": env}]}}
 
     pool = {
         "apiVersion": "cadre.dev/v1alpha1",
@@ -56,9 +62,10 @@ def manifest(*arguments: str, wire: str = "F32") -> str:
         "kind": "TrainingJob",
         "metadata": {"name": "job"},
         "spec": {
-            "nodes": 2,
+            "nodes": 1 if launches else 2,
+            "procsPerNode": 2 if launches else 1,
             "attention": {"poolRef": {"name": "pool"}, "wire": wire, "onPoolLoss": "Fail", "reproducible": True},
-            "template": of("trainer", [sys.executable, str(HERE / "rank.py")], list(arguments)),
+            "template": of("trainer", [program, str(script)], list(arguments)),
         },
     }
     return f"{json.dumps(pool)}\n---\n{json.dumps(job)}\n"
@@ -86,14 +93,36 @@ class RealProcesses(unittest.TestCase):
         return out
 
 
+def results(out: Path) -> list[dict[str, torch.Tensor]]:
+    """By rank."""
+    return [torch.load(out / f"rank-{it}.pt") for it in range(2)]
+
+
+def losses(out: Path) -> list[str]:
+    """The bits of each step's."""
+    return [json.loads(it)["loss_bits"] for it in (out / "steps.jsonl").read_text().splitlines()]
+
+
+def number(bits: str) -> float:
+    return struct.unpack(">f", bytes.fromhex(bits))[0]
+
+
+def by_document(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Torch's attention on packed rows."""
+
+    def one(*rows: torch.Tensor) -> torch.Tensor:
+        rows = (it.transpose(0, 1) for it in rows)
+        return torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True).transpose(0, 1)
+
+    documents = zip(*(it.split(ends.diff().tolist()) for it in (q, k, v)), strict=True)
+    return torch.cat([one(*it) for it in documents])
+
+
 class Ranks(RealProcesses):
     def test_results_have_the_bits_of_a_calm_run_whatever_server_dies(self) -> None:
-        def results(out: Path) -> list[dict[str, torch.Tensor]]:
-            return [torch.load(out / f"rank-{it}.pt") for it in range(2)]
-
         calm = results(self.complete(manifest()))
-        # Steps, layers; O, LSE and three gradients.
-        self.assertEqual([len(it) for it in calm], [3 * 3 * 5] * 2)
+        # Micro-batches, layers; O, LSE and three gradients.
+        self.assertEqual([len(it) for it in calm], [4 * 3 * 5] * 2)
         # Without a pool, keys pulled from their owners: all but the sums of dK and dV, whose parts a plan chooses.
         local = results(self.complete(manifest(), "--attention", "local"))
         for expected, found in zip(calm, local, strict=True):
@@ -112,7 +141,7 @@ class Ranks(RealProcesses):
         def run(*arguments: str) -> tuple[list[dict[str, torch.Tensor]], int]:
             out = self.complete(manifest(*arguments))
             rows = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
-            return [torch.load(out / f"rank-{it}.pt") for it in range(2)], sum(it["bytes_pulled"] for it in rows)
+            return results(out), sum(it["bytes_pulled"] for it in rows)
 
         expected, sent = run()
         for how in ("layer", "reentrant", "all"):
@@ -121,6 +150,16 @@ class Ranks(RealProcesses):
             for one, other in zip(expected, found, strict=True):
                 for name, it in one.items():
                     self.assertTrue(torch.equal(it, other[name]), f"{how}: {name}")
+
+    def test_layers_that_are_frozen_have_no_backward(self) -> None:
+        calm = results(self.complete(manifest()))
+        # One layer; all of them, a step that is forward alone.
+        for frozen, gradients in ((1, 2 * 3), (3, 0)):
+            found = results(self.complete(manifest(f"--frozen={frozen}"), "--fault", "kill-server:0@1:fwd"))
+            for expected, one in zip(calm, found, strict=True):
+                self.assertEqual(len(one), 4 * (3 * 2 + gradients))
+                for name, it in one.items():
+                    self.assertTrue(torch.equal(it, expected[name]), f"{frozen}: {name}")
 
     def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
         for dtype in ("float32", "bfloat16"):
@@ -134,15 +173,69 @@ class Ranks(RealProcesses):
             self.assertEqual(code, 3, said)
             self.assertIn(f"rank 1, step 1: {why}", said)
 
+    def test_torchrun_numbers_the_ranks_of_a_node(self) -> None:
+        calm = results(self.complete(manifest()))
+        out = self.complete(manifest(program="torchrun"), "--fault", "kill-server:0@1:bwd")
+        for expected, found in zip(calm, results(out), strict=True):
+            for name, it in expected.items():
+                self.assertTrue(torch.equal(it, found[name]), name)
+        code, said, _ = self.run_job(manifest("--break=exit", program="torchrun"))
+        self.assertEqual(code, 3, said)
+        self.assertIn("rank 1, step 1: ValueError: the loader broke", said)
+
 
 class Transformers(RealProcesses):
+    def without_cadre(self, script: str, options: tuple[str, ...]) -> list[float]:
+        """The losses that it has with transformers' own attention."""
+        command = ["torchrun", "--nproc-per-node=2", EXAMPLES / script, *options, "--attention=sdpa"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        return [float(it) for it in re.findall(r"'loss': '?([0-9.e+-]+)", ended.stdout)]
+
+    def test_a_trainer_sums_gradients_with_the_same_bits_whatever_server_dies(self) -> None:
+        # Each rank has 3 batches an epoch: an update of two, and one of the one that is left.
+        options = ("--documents=24", "--longest=200", "--epochs=2", f"--out={self.folder}")
+        text = manifest(*options, script=EXAMPLES / "pytorch_trainer.py")
+        calm = losses(self.complete(text))
+        self.assertEqual(losses(self.complete(text, "--fault", "kill-server:1@2:bwd")), calm)
+        theirs = self.without_cadre("pytorch_trainer.py", options)
+        self.assertEqual(len(theirs), 4)
+        for bits, loss in zip(calm, theirs, strict=True):
+            self.assertLess(abs(number(bits) - loss) / loss, 1e-3)
+
+    def test_packed_fine_tuning_of_trl_has_the_losses_of_its_own_attention(self) -> None:
+        options = ("--documents=20", "--longest=200", f"--out={self.folder}")
+        out = self.complete(manifest(*options, script=EXAMPLES / "pytorch_trl.py"), "--fault", "kill-server:0@1:fwd")
+        theirs = self.without_cadre("pytorch_trl.py", options)
+        self.assertGreater(len(theirs), 2)
+        for bits, loss in zip(losses(out), theirs, strict=True):
+            self.assertLess(abs(number(bits) - loss) / loss, 1e-3)
+
+    def test_a_model_of_ones_own_trains_under_ddp_and_fsdp2(self) -> None:
+        def run(sharding: str, *more: str) -> list[str]:
+            options = ("--steps=3", "--tokens=256", f"--sharding={sharding}")
+            return losses(self.complete(manifest(*options, script=EXAMPLES / "pytorch_plain.py"), *more))
+
+        calm = run("ddp")
+        self.assertEqual(run("ddp", "--fault", "kill-server:0@1:bwd"), calm)
+        for one, other in zip(calm, run("fsdp2"), strict=True):
+            self.assertLess(abs(number(one) - number(other)) / number(one), 1e-4)
+        # Torch's own attention, a document after the other, in one process.
+        models, first = (pytorch_plain.Model(), pytorch_plain.Model(by_document)), 0.0
+        for rank in range(2):
+            for batch in itertools.islice(packed(rank, 256), pytorch_plain.ACCUMULATE):
+                both = [it(batch) for it in models]
+                for it in both:
+                    it.backward()
+                first += both[1].item() / 2 / pytorch_plain.ACCUMULATE
+        self.assertLess(abs(number(calm[0]) - first) / first, 1e-6)
+        for found, expected in zip(*(it.parameters() for it in models), strict=True):
+            self.assertLess((found.grad - expected.grad).abs().max() / expected.grad.abs().max(), 1e-5)
+
     def test_a_llama_trains_with_the_same_bits_whatever_server_dies(self) -> None:
         shipped = (EXAMPLES / "pytorch.yaml").read_text()
         text = shipped.replace("[--steps=30, --tokens=2048]", f"[--steps=4, --tokens={TOKENS}]")
         self.assertNotEqual(text, shipped)
-
-        def losses(out: Path) -> list[str]:
-            return [json.loads(it)["loss_bits"] for it in (out / "steps.jsonl").read_text().splitlines()]
 
         calm = losses(self.complete(text))
         self.assertEqual(len(calm), 4)
@@ -153,8 +246,7 @@ class Transformers(RealProcesses):
         with torch.no_grad():
             model = llama("sdpa")
             first = sum(float(model(**next(packed(it, TOKENS))).loss) for it in range(2)) / 2
-        bits = struct.unpack(">f", bytes.fromhex(calm[0]))[0]
-        self.assertLess(abs(first - bits) / first, 1e-6)
+        self.assertLess(abs(first - number(calm[0])) / first, 1e-6)
 
     def test_gradients_are_those_of_transformers_own_attention(self) -> None:
         batch = next(packed(0, TOKENS))

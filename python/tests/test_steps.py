@@ -5,13 +5,15 @@ Each test begins with a process in which `init` was not called.
 
 import contextlib
 import io
+import os
 import unittest
 from unittest import mock
 
 import cadre
 import torch
-from cadre import _job, _kept, _layout
+from cadre import _job, _kept, _layout, _step
 from torch import Tensor
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 ROWS = 8
 ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
@@ -54,6 +56,20 @@ class Documents(Alone):
         # Without local() they are.
         self.assertTrue(torch.equal(attend(rows()), attend(rows(), ENDS)))
 
+    def test_micro_batches_have_documents_of_their_own(self) -> None:
+        self.join()
+        cadre.begin_step([[3, 5], [ROWS]])
+        q = rows()
+        first = attend(q).square().sum()
+        cadre.next_micro_batch()
+        self.assertTrue(torch.equal(attend(q), attend(q, torch.tensor([0, ROWS]))))
+        expected = torch.autograd.grad(attend(q, ENDS).square().sum(), q)[0]
+        self.assertTrue(torch.equal(torch.autograd.grad(first, q)[0], expected))
+        with self.assertRaisesRegex(RuntimeError, "micro-batch 1: it is the last"):
+            cadre.next_micro_batch()
+        with self.assertRaisesRegex(ValueError, r"layout \[\]; give documents"):
+            cadre.begin_step([[3], []])
+
     def test_a_backward_has_the_documents_of_its_forward(self) -> None:
         self.join()
         cadre.begin_step([3, 5])
@@ -87,20 +103,22 @@ class Documents(Alone):
 
 class Recomputes(unittest.TestCase):
     def test_a_forward_in_a_backward_is_that_of_the_layer_whose_backward_is_next(self) -> None:
-        job, step = _job.Job(cadre.Shape(2, 2, 8, ("causal",) * 3), None, 1), _job.Step(0, [ROWS], True, 0.0, forward=3)
+        shape, layout = cadre.Shape(2, 2, 8, ("causal",) * 3), [cadre.Stretch(0, ROWS, 0, ROWS)]
+        step = _step.Step((0, 0), shape, [layout], pooled=True)
+        step.forward = 3
         step.kept = dict.fromkeys(range(3))
-        self.assertEqual(job.recomputed_layer(step, None, "here"), 2)
+        self.assertEqual(step.recomputed_layer(None), 2)
         with self.assertRaisesRegex(RuntimeError, "two forwards are recomputed before the backward of layer 2"):
-            job.recomputed_layer(step, None, "here")
-        self.assertEqual([job.recomputed_layer(step, it, "here") for it in (0, 1, 2)], [0, 1, 2])
+            step.recomputed_layer(None)
+        self.assertEqual([step.recomputed_layer(it) for it in (0, 1, 2)], [0, 1, 2])
         step.backward = 1
         del step.kept[2]
-        self.assertEqual(job.recomputed_layer(step, None, "here"), 1)
+        self.assertEqual(step.recomputed_layer(None), 1)
         with self.assertRaisesRegex(RuntimeError, "layer 2 is recomputed, and its backward is over"):
-            job.recomputed_layer(step, 2, "here")
+            step.recomputed_layer(2)
         step.forward = 2
         with self.assertRaisesRegex(RuntimeError, "a recompute after 2 of 3 forward phases"):
-            job.recomputed_layer(step, None, "here")
+            step.recomputed_layer(None)
 
     def test_results_are_kept_apart_from_memory_that_others_write(self) -> None:
         q, o, lse = rows().detach(), torch.ones(2), torch.ones(2)
@@ -119,7 +137,99 @@ class Recomputes(unittest.TestCase):
             kept.again((q * torch.nan, q, q), "here")
 
 
+class Loader:
+    """Numbers, and where it stands."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.drawn = count, 0
+
+    def __iter__(self):
+        while self.drawn < self.count:
+            self.drawn += 1
+            yield self.drawn - 1
+        self.drawn = 0
+
+    def state_dict(self) -> dict:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.drawn = state["drawn"]
+
+
+class Loaders(Alone):
+    def batches(self, loader, **more):
+        return cadre.batches(loader, layout=lambda it: [ROWS + it], **more)
+
+    def test_an_update_is_held_back_and_the_last_of_an_epoch_may_have_fewer_batches(self) -> None:
+        self.join(steps=4)
+        loader, seen = Loader(5), []
+        for _ in range(3):
+            for batch in (feed := self.batches(loader, accumulate=2)):
+                step = _job.running()
+                seen.append((step.number, step.at, batch, step.lengths(), feed.is_last, loader.drawn))
+        self.assertEqual(
+            seen,
+            [
+                (0, 0, 0, [8], False, 4),
+                (0, 1, 1, [9], True, 4),
+                (1, 0, 2, [10], False, 0),
+                (1, 1, 3, [11], True, 0),
+                (2, 0, 4, [12], True, 0),
+                # The second epoch; the job has no further step.
+                (3, 0, 0, [8], False, 2),
+                (3, 1, 1, [9], True, 2),
+            ],
+        )
+        self.assertTrue(_job.current().ended)
+
+    def test_a_resume_repeats_and_skips_nothing(self) -> None:
+        def stateful():
+            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=0)
+
+        for make in (stateful, lambda: Loader(7)):
+            for taken in range(1, 8):
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=4)
+                    feed = self.batches(make(), accumulate=2)
+                    seen = [next(feed) for _ in range(taken)]
+                    state = feed.state_dict()
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=9)
+                    loader = make()
+                    again = self.batches(loader, accumulate=2)
+                    again.load_state_dict(state)
+                    self.assertEqual(again.state_dict(), state)
+                    seen += again
+                    self.assertEqual(seen, list(range(7)), f"{make}: {taken}")
+                    # The next epoch begins at the beginning.
+                    self.assertEqual(next(self.batches(loader)), 0)
+
+    def test_a_state_that_cannot_be_is_refused(self) -> None:
+        self.join()
+        with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
+            self.batches([1, 2]).state_dict()
+        with self.assertRaisesRegex(TypeError, "list has no load_state_dict"):
+            self.batches([1, 2]).load_state_dict({})
+        feed = self.batches(Loader(3))
+        next(feed)
+        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
+            feed.load_state_dict({"drawn": 1})
+        with self.assertRaisesRegex(ValueError, "accumulate is 0"):
+            self.batches([1], accumulate=0)
+
+    def test_rows_without_position_ids_are_documents(self) -> None:
+        batch = {"input_ids": torch.zeros(3, 7)}
+        self.assertEqual(_layout.lengths_of(batch), [7, 7, 7])
+        with self.assertRaisesRegex(TypeError, "no cu_seq_lens_q"):
+            _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
+
+
 class Ends(Alone):
+    def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
+        restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")
+        with restarts, self.assertRaisesRegex(ValueError, "torchrun restarts ranks by itself, 3 times"):
+            self.join()
+
     def test_finish_in_finally_does_not_hide_the_cause(self) -> None:
         self.join()
         with self.assertRaisesRegex(ValueError, "the loader broke"):

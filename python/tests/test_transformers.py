@@ -6,11 +6,13 @@ from typing import Any
 
 import cadre.transformers
 import torch
-from cadre import Kind, Shape
+from cadre import Kind, Shape, _job
 from cadre._layout import name_layers
 from transformers import (
     BertConfig,
     BertModel,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -110,6 +112,29 @@ class Masks(unittest.TestCase):
                 run(TOKENS[:1], position_ids=TWICE)
 
 
+class Frozen(unittest.TestCase):
+    def test_first_layers_before_which_nothing_is_trained_have_no_backward(self) -> None:
+        def frozen(trained: tuple[str, ...], prepare=lambda _: None) -> int:
+            model = llama().train()
+            for name, it in model.named_parameters():
+                it.requires_grad_(any(part in name for part in trained))
+            prepare(model)
+            found = _job.with_frozen(model, Shape.of(model)).frozen
+            self.assertTrue(all(it.training for it in model.modules()))
+            return found
+
+        self.assertEqual(frozen(("",)), 0)
+        self.assertEqual(frozen(("embed_tokens",)), 0)
+        self.assertEqual(frozen(("layers.0.self_attn.v_proj",)), 0)
+        self.assertEqual(frozen(("layers.0.self_attn.o_proj",)), 1)
+        self.assertEqual(frozen(("layers.1", "model.norm")), 1)
+        self.assertEqual(frozen(("lm_head",)), 2)
+        # Transformers gives the first layer's inputs a gradient then.
+        self.assertEqual(frozen(("lm_head",), lambda it: it.gradient_checkpointing_enable()), 0)
+        with self.assertRaisesRegex(NotImplementedError, "on the meta device and partly frozen"):
+            frozen(("lm_head",), lambda it: it.to("meta"))
+
+
 class Shapes(unittest.TestCase):
     def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
         model = llama()
@@ -133,6 +158,21 @@ class Shapes(unittest.TestCase):
         bare = {"num_attention_heads": 4, "num_hidden_layers": 1, "hidden_size": 32, "sliding_window": 8}
         unused = SimpleNamespace(config=SimpleNamespace(**bare, use_sliding_window=False))
         self.assertEqual(Shape.of(unused).kinds, ("causal",))
+
+    def test_a_scale_that_no_config_names_is_that_of_the_attention_modules(self) -> None:
+        small = SMALL | {"head_dim": 8, "intermediate_size": [32, 32], "sliding_window": 8}
+        own = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+        small["layer_types"] = ["sliding_attention", "full_attention"]
+        config = Gemma3nTextConfig(**small, **own, num_kv_shared_layers=0)
+        model = Gemma3nForCausalLM(config).eval()
+        self.assertEqual(Shape.of(model).kinds, ("window:8 scale 1", "causal scale 1"))
+        with torch.no_grad():
+            found = model(TOKENS).logits
+            model.set_attn_implementation("eager")
+            self.assertLess((model(TOKENS).logits - found).abs().max(), 1e-4)
+        yarn = llama()
+        yarn.model.layers[1].self_attn.scaling = 0.25
+        self.assertEqual(Shape.of(yarn).kinds, ("causal", "causal scale 0.25"))
 
     def test_kinds_are_written_in_one_way(self) -> None:
         kinds = ("chunk:512", Kind(chunk=512), Kind(softcap=0.0, scale=8**-0.5), Kind(scale=float("nan")))

@@ -12,6 +12,7 @@ pub mod config;
 mod ending;
 pub mod event;
 pub mod fault;
+pub mod launcher;
 mod registration;
 mod room;
 mod run;

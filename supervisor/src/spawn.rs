@@ -3,6 +3,9 @@
 //! In: a worker's name and the container of its pod template. Out: a process in a process group of
 //! its own, its log under `OUT/logs`, and a call when it has ended. Decides nothing.
 //!
+//! A launcher is started once a node, as the first of its ranks. It is all of them: its end is theirs, and a signal to one
+//! of them is for it.
+//!
 //! A process id stays this process's until [`Processes::bury`], so a signal never hits a stranger.
 
 use std::collections::BTreeMap;
@@ -12,6 +15,7 @@ use std::net::TcpListener;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_crds::contract;
 use cadre_crds::k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
@@ -20,6 +24,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use super::config::RunConfig;
 use super::ending::Exit;
 use super::event::{Role, WorkerName};
+use super::launcher;
 
 /// Bytes of a log that are looked at when its process has ended.
 const TAIL_BYTES: u64 = 16 << 10;
@@ -35,6 +40,9 @@ pub(crate) struct Processes {
     server: Container,
     shared: Vec<(&'static str, String)>,
     procs_per_node: u16,
+    /// Whether the trainers' program starts the ranks of a node by itself.
+    launches: bool,
+    /// By the first worker of each.
     children: BTreeMap<WorkerName, Running>,
 }
 
@@ -43,6 +51,25 @@ struct Running {
     child: Child,
     log: PathBuf,
     log_start: u64,
+    /// Workers that it is and that are not buried.
+    workers: u16,
+    /// How it ended, once it was reaped.
+    exit: Option<Exit>,
+    ended: Arc<Mutex<Ended>>,
+}
+
+/// Who is called when a process has ended.
+#[derive(Default)]
+struct Ended {
+    /// It has.
+    yes: bool,
+    calls: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl std::fmt::Debug for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ended").field("yes", &self.yes).finish_non_exhaustive()
+    }
 }
 
 impl Processes {
@@ -86,10 +113,12 @@ impl Processes {
         if config.trace {
             shared.push((contract::CADRE_TRACE, text(&config.out.join("trace"))));
         }
+        let trainer = container(Some(&config.job.spec.template), contract::TRAINER_CONTAINER);
         Ok(Self {
             program: config.program.clone(),
             out: config.out.clone(),
-            trainer: container(Some(&config.job.spec.template), contract::TRAINER_CONTAINER),
+            launches: launcher::is_launcher(&trainer),
+            trainer,
             server: container(config.pool.spec.template.as_ref(), contract::SERVER_CONTAINER),
             shared,
             procs_per_node: u16::try_from(config.job.spec.procs_per_node.max(1))
@@ -105,6 +134,17 @@ impl Processes {
         attempt: u32,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<u32, Error> {
+        let first = self.first(worker);
+        if let Some(running) = self.children.get_mut(&first) {
+            running.workers += 1;
+            let mut node = running.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            if node.yes {
+                ended();
+            } else {
+                node.calls.push(Box::new(ended));
+            }
+            return Ok(running.child.id());
+        }
         let (mut command, program) = self.command(worker);
         command.env(contract::CADRE_ATTEMPT, attempt.to_string());
         let WorkerName { role, index, incarnation } = worker;
@@ -120,17 +160,36 @@ impl Processes {
             .map_err(|source| Error::Start { worker, program, source })?;
         let id = child.id();
         let pid = Pid::from_raw(id.cast_signed()).expect("a child has a process id above 0");
-        self.children.insert(worker, Running { child, log: path, log_start });
+        let calls = Ended { yes: false, calls: vec![Box::new(ended)] };
+        let ended = Arc::new(Mutex::new(calls));
+        let (node, log) = (Arc::clone(&ended), path);
+        let running = Running { child, log, log_start, workers: 1, exit: None, ended };
+        self.children.insert(first, running);
         std::thread::Builder::new()
             .name(format!("wait-{role}-{index}"))
             .spawn(move || {
                 // Without reaping: the id stays taken until the supervisor has buried it.
                 let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                 while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
-                ended();
+                let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
+                node.yes = true;
+                let calls = std::mem::take(&mut node.calls);
+                drop(node);
+                for call in calls {
+                    call();
+                }
             })
             .map_err(|source| Error::Thread { source })?;
         Ok(id)
+    }
+
+    /// The first worker of the process that a worker is.
+    fn first(&self, worker: WorkerName) -> WorkerName {
+        if self.launches && worker.role == Role::Trainer {
+            let index = worker.index / self.procs_per_node * self.procs_per_node;
+            return WorkerName { index, ..worker };
+        }
+        worker
     }
 
     fn command(&self, worker: WorkerName) -> (Command, String) {
@@ -143,7 +202,11 @@ impl Processes {
         let words = words.unwrap_or_else(|| default.to_vec());
         let (first, rest) = words.split_first().expect("an empty command was replaced");
         let program = if first == "cadre" { self.program.clone() } else { PathBuf::from(first) };
-        let mut command = Command::new(&program);
+        let launches = self.launches && worker.role == Role::Trainer;
+        let mut command = Command::new(if launches { &self.program } else { &program });
+        if launches {
+            command.args(["launch", "--", first]);
+        }
         command.args(rest).args(container.args.iter().flatten());
         for variable in container.env.iter().flatten() {
             if let Some(value) = &variable.value
@@ -158,7 +221,12 @@ impl Processes {
             Role::Server => contract::ROLE_SERVER,
         };
         command.env(contract::CADRE_ROLE, role);
-        command.env(contract::CADRE_INDEX, worker.index.to_string());
+        // A launcher alone numbers its ranks.
+        if launches {
+            command.env_remove(contract::CADRE_INDEX);
+        } else {
+            command.env(contract::CADRE_INDEX, worker.index.to_string());
+        }
         command.env(contract::CADRE_INCARNATION, worker.incarnation.to_string());
         if worker.role == Role::Trainer {
             let node = worker.index / self.procs_per_node;
@@ -172,7 +240,8 @@ impl Processes {
 
     /// Sends a signal to a process and its children; nothing when it is gone.
     pub(crate) fn signal(&self, worker: WorkerName, signal: Signal) {
-        let Some(running) = self.children.get(&worker) else { return };
+        let running = self.children.get(&self.first(worker));
+        let Some(running) = running.filter(|it| it.exit.is_none()) else { return };
         let group = Pid::from_raw(running.child.id().cast_signed());
         let group = group.expect("a child has a process id above 0");
         // It may have ended a moment ago, which is what a signal would want.
@@ -182,13 +251,23 @@ impl Processes {
     /// Takes the end of a process that has ended, and ends what it has started.
     pub(crate) fn bury(&mut self, worker: WorkerName) -> Exit {
         self.signal(worker, Signal::KILL);
-        let Some(mut running) = self.children.remove(&worker) else { return Exit::default() };
-        let status = running.child.wait().ok();
-        Exit {
-            code: status.and_then(|it| it.code()),
-            signal: status.and_then(|it| it.signal()),
-            log: tail(&running.log, running.log_start).unwrap_or_default(),
+        let first = self.first(worker);
+        let Some(running) = self.children.get_mut(&first) else { return Exit::default() };
+        let Running { child, log, log_start, workers, exit, ended: _ } = running;
+        let exit = exit.get_or_insert_with(|| {
+            let status = child.wait().ok();
+            Exit {
+                code: status.and_then(|it| it.code()),
+                signal: status.and_then(|it| it.signal()),
+                log: tail(log, *log_start).unwrap_or_default(),
+            }
+        });
+        let exit = exit.clone();
+        *workers -= 1;
+        if *workers == 0 {
+            self.children.remove(&first);
         }
+        exit
     }
 }
 
@@ -196,7 +275,9 @@ impl Drop for Processes {
     fn drop(&mut self) {
         let names: Vec<WorkerName> = self.children.keys().copied().collect();
         for name in names {
-            self.bury(name);
+            while self.children.contains_key(&name) {
+                self.bury(name);
+            }
         }
     }
 }

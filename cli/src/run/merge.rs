@@ -10,6 +10,7 @@ use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob, Wire};
+use cadre_supervisor::launcher;
 use cadre_trainer::model::Design;
 use clap::{Args, Parser};
 
@@ -34,7 +35,13 @@ pub(super) fn trainer(
     }
     let container = only(&mut job.spec.template);
     if let Some(program) = container.command.iter().flatten().next().filter(|it| *it != "cadre") {
-        return another(program, options).map(|()| None);
+        another(program, options)?;
+        return match launcher::refused(container) {
+            None => Ok(None),
+            Some((problem, remedy)) => {
+                Err(Refusal { field: format!("{CONTAINER}.args"), problem, remedy: remedy.into() })
+            }
+        };
     }
     let mut args = own_arguments(container, "train")?;
     if let Some(steps) = options.steps {
@@ -284,6 +291,11 @@ mod tests {
                 format!("{name} is for cadre train, and the job's trainer is python; {expected}");
             assert_eq!(refusal, told);
         }
+        let mut job = manifests("command: [torchrun, --max-restarts=3], args: [train.py]").job;
+        let refusal = trainer(&mut job, &options(&[])).unwrap_err().to_string();
+        let told = "spec.template.spec.containers[0].args has --max-restarts 3: torchrun would restart ranks by itself; leave \
+                    it out and set spec.failurePolicy.maxRestarts";
+        assert_eq!(refusal, told);
         let node = ServeOptions { exchange: ExchangeChoice::Node, ..super::parse(&[]).unwrap() };
         check_exchange(&job, None, Some(&node)).unwrap_err();
     }

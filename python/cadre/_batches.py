@@ -1,0 +1,111 @@
+"""The batches of a loader, as steps of the job: an update is held back, so that its documents are announced early.
+
+In: a loader, and what says the documents of its batches. Out: its batches, the state of the loader as of each. Errors
+of the loader are its own.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from . import _job
+from ._layout import Layout, lengths_of
+
+Batch = TypeVar("Batch")
+
+
+class Batches(Generic[Batch]):
+    """See `batches`."""
+
+    def __init__(self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int) -> None:
+        self._loader, self._layout, self._accumulate = loader, layout, accumulate
+        self._iterator: Iterator[Batch] | None = None
+        # Batches of the update that runs, and of the one that is held back, each with the loader's state behind it.
+        self._left: deque[tuple[Batch, Any]] = deque()
+        self._held: list[tuple[Batch, Any]] = []
+        self._state: Any = None
+
+    def __iter__(self) -> "Batches[Batch]":
+        return self
+
+    def __next__(self) -> Batch:
+        job = _job.joined("batches")
+        if self._left:
+            _job.next_micro_batch()
+        else:
+            self._begin(job)
+        batch, self._state = self._left.popleft()
+        return batch
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch handed out is the last of its update: the time for `optimizer.step()`."""
+        return not self._left
+
+    def state_dict(self) -> Any:
+        """The loader's, as of the batch handed out: the batch held back comes again after a resume."""
+        return self._loader_state() if self._state is None else self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on behind the batch that was handed out when the state was taken; before the first batch."""
+        if self._iterator is not None:
+            raise RuntimeError("batches: load_state_dict was called after the first batch; call it before the loop")
+        if not hasattr(self._loader, "load_state_dict"):
+            raise TypeError(f"batches: {self._without('load_state_dict')}")
+        self._loader.load_state_dict(state)
+        self._state = state
+
+    def _begin(self, job: _job.Job) -> None:
+        """The next step, and what comes after it; `StopIteration` where the loader or the job ends."""
+        if job.ended:
+            raise StopIteration
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+            self._held = self._draw() if job.next < job.steps else []
+        update, self._held = self._held, []
+        if job.next < job.steps:
+            if not update:
+                raise StopIteration
+            if job.next + 1 < job.steps:
+                self._held = self._draw()
+        layouts, after = ([self._layout(batch) for batch, _ in it] for it in (update, self._held))
+        if not job.begin(layouts, after or None):
+            raise StopIteration
+        self._left.extend(update)
+
+    def _draw(self) -> list[tuple[Batch, Any]]:
+        """An update; what is left of the loader, at its end."""
+        stated = hasattr(self._loader, "state_dict")
+        drawn = []
+        for _ in range(self._accumulate):
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                break
+            # A loader may write on into what it told.
+            drawn.append((batch, copy.deepcopy(self._loader.state_dict()) if stated else None))
+        return drawn
+
+    def _loader_state(self) -> Any:
+        if not hasattr(self._loader, "state_dict"):
+            raise TypeError(f"batches: {self._without('state_dict')}")
+        return self._loader.state_dict()
+
+    def _without(self, what: str) -> str:
+        return f"{type(self._loader).__name__} has no {what}; take torchdata's StatefulDataLoader"
+
+
+def batches(
+    loader: Iterable[Batch], layout: Callable[[Batch], Layout] = lengths_of, *, accumulate: int = 1
+) -> Batches[Batch]:
+    """The batches of `loader`, `accumulate` of them a step, as many as the job has steps.
+
+    An update is held back: its documents are announced while the one before runs. Where the loader ends the loop ends,
+    with an update of the batches that are left; the next call goes on with the next epoch. The loop ends early when
+    the job was asked to stop.
+    """
+    _job.joined("batches")
+    if accumulate < 1:
+        raise ValueError(f"batches: accumulate is {accumulate}; an update has 1 batch or more")
+    return Batches(loader, layout, accumulate)

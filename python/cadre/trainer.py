@@ -1,0 +1,84 @@
+"""`Trainer` of transformers on the pool, and classes made of it (TRL's, one's own).
+
+    class Pooled(cadre.trainer.OnPool, transformers.Trainer):
+        pass
+
+In: a model with `attn_implementation="cadre"`, batches that say their documents (`cu_seq_lens_q`, or rows that are
+whole documents). Out: a training that joins the job when it begins and leaves it when it ends; an update is a step of
+the pool, announced while the one before runs. Evaluation is computed in this process. It joins with the steps that are
+left, so that a resume from Trainer's own checkpoint is a job of its own.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+# Registers the attention.
+from . import _job, transformers  # noqa: F401
+from ._layout import lengths_of
+
+
+class _Calls(TrainerCallback):
+    """Joins, reports and leaves."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        _job.init(self.trainer.model, steps=state.max_steps - state.global_step, seed=args.seed)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
+        if "loss" in logs and _job.running():
+            told = {"gradient_norm": logs.get("grad_norm", 0.0), "learning_rate": logs.get("learning_rate", 0.0)}
+            _job.report(loss=logs["loss"], **told)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        _job.finish()
+
+
+class OnPool:
+    """See the module; stands before the class that it makes a pooled one."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        # The epoch's iterator, and the update that was drawn from it ahead.
+        self._ahead: tuple[Iterator, tuple[list, Any]] | None = None
+        self._micro_batch = 0
+        self.add_callback(_Calls(self))
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Begins a step with the batches of an update, and announces those of the next one."""
+        job, ahead, self._ahead = _job.joined("get_batch_samples"), self._ahead, None
+        update = ahead[1] if ahead and ahead[0] is epoch_iterator else None
+        if update is None:
+            update = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not update[0]:
+            return update
+        following = None
+        if job.next + 1 < job.steps:
+            # At the end of an epoch there are fewer, or none.
+            after = super().get_batch_samples(epoch_iterator, self.args.gradient_accumulation_steps, device)
+            if after[0]:
+                self._ahead = (epoch_iterator, after)
+                following = [lengths_of(it) for it in after[0]]
+        self._micro_batch = 0
+        if _job.begin_step([lengths_of(it) for it in update[0]], next=following):
+            return update
+        # The job was asked to stop.
+        self.control.should_training_stop = True
+        return [], None
+
+    def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
+        if self._micro_batch:
+            _job.next_micro_batch()
+        self._micro_batch += 1
+        return super().training_step(*args, **more)
+
+    def prediction_step(self, *args: Any, **more: Any) -> Any:
+        if _job.current():
+            # A part of an evaluation that may be long.
+            _job.busy(0)
+        with _job.local():
+            return super().prediction_step(*args, **more)

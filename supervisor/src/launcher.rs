@@ -1,0 +1,139 @@
+//! A container whose command starts the ranks of its node by itself: torchrun.
+//!
+//! In: a container's command and arguments. Out: whether it is one, and what of it the job decides ([`refused`]). The
+//! supervisor starts it once a node; which ranks it starts it learns from variables (`PET_NNODES` and the like).
+//!
+//! Its options are read as torchrun reads them, up to the script; those of the script are its own.
+
+use std::path::Path;
+
+use cadre_crds::k8s_openapi::api::core::v1::Container;
+
+/// The module that torchrun is.
+const MODULE: [&str; 2] = ["-m", "torch.distributed.run"];
+/// Options without a value.
+const FLAGS: &[&str] = &[
+    "-m",
+    "--duplicate-stderr-filters",
+    "--duplicate-stdout-filters",
+    "--module",
+    "--no-python",
+    "--print-completion",
+    "--run-path",
+    "--standalone",
+    "--virtual-local-rank",
+];
+/// Which ranks there are and where they meet: the job says it.
+const OF_THE_JOB: &[&str] = &[
+    "--master-addr",
+    "--master-port",
+    "--nnodes",
+    "--node-rank",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--standalone",
+];
+const MAX_RESTARTS: &str = "--max-restarts";
+/// The variable that says it, too.
+const PET_MAX_RESTARTS: &str = "PET_MAX_RESTARTS";
+
+/// Command and arguments of a container, one after the other.
+pub(crate) fn words(container: &Container) -> Vec<String> {
+    [&container.command, &container.args].into_iter().flatten().flatten().cloned().collect()
+}
+
+/// Whether a container starts ranks by itself.
+pub fn is_launcher(container: &Container) -> bool {
+    let words = words(container);
+    let program = words.first().map(|it| Path::new(it).file_name() == Some("torchrun".as_ref()));
+    program.unwrap_or(false) || words.windows(2).any(|it| it == MODULE)
+}
+
+/// An option of a launcher that only the job decides: what is wrong, and the remedy.
+pub fn refused(container: &Container) -> Option<(String, &'static str)> {
+    if !is_launcher(container) {
+        return None;
+    }
+    let restarts = |name: &str, value: &str| {
+        let problem = format!("has {name} {value}: torchrun would restart ranks by itself");
+        (value != "0").then_some((problem, "leave it out and set spec.failurePolicy.maxRestarts"))
+    };
+    let words = words(container);
+    let own = words.windows(2).position(|it| it == MODULE).map_or(1, |at| at + MODULE.len());
+    let mut rest = words[own..].iter();
+    while let Some(word) = rest.next().filter(|it| it.starts_with('-')) {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word.as_str(), None),
+        };
+        let name = name.replace('_', "-");
+        let is_flag = FLAGS.contains(&name.as_str());
+        let value = value.or_else(|| if is_flag { None } else { rest.next().map(String::as_str) });
+        if OF_THE_JOB.contains(&name.as_str()) {
+            let problem = format!("has {name}, which the job says");
+            return Some((problem, "leave it out and set spec.nodes and spec.procsPerNode"));
+        }
+        if name == MAX_RESTARTS
+            && let Some(refused) = restarts(&name, value.unwrap_or_default())
+        {
+            return Some(refused);
+        }
+    }
+    let mut variables = container.env.iter().flatten().filter(|it| it.name == PET_MAX_RESTARTS);
+    variables.find_map(|it| restarts(&it.name, it.value.as_deref()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_crds::k8s_openapi::api::core::v1::EnvVar;
+
+    use super::*;
+
+    fn container(command: &str, args: &str) -> Container {
+        let words = |it: &str| Some(it.split_whitespace().map(str::to_owned).collect());
+        Container { command: words(command), args: words(args), ..Container::default() }
+    }
+
+    #[test]
+    fn torchrun_is_known_by_its_name_and_its_module() {
+        for (command, args, expected) in [
+            ("torchrun", "train.py", true),
+            ("/opt/bin/torchrun train.py", "", true),
+            ("python -m torch.distributed.run", "train.py", true),
+            ("python train.py", "torchrun", false),
+            ("cadre train", "", false),
+            ("", "", false),
+        ] {
+            assert_eq!(is_launcher(&container(command, args)), expected, "{command} {args}");
+        }
+    }
+
+    #[test]
+    fn what_the_job_decides_is_refused_up_to_the_script() {
+        let check = |command: &str, args: &str, expected: Option<&str>| {
+            let problem = refused(&container(command, args)).map(|(problem, _)| problem);
+            assert_eq!(problem.as_deref(), expected, "{command} {args}");
+        };
+        let restarts =
+            |value| format!("has --max-restarts {value}: torchrun would restart ranks by itself");
+        check("torchrun", "train.py --nnodes=2 --max-restarts 3", None);
+        check("torchrun", "--max-restarts=0 --log-dir --nnodes -m train --nnodes 2", None);
+        check("torchrun --max_restarts=3", "train.py", Some(&restarts("3")));
+        check("torchrun", "--log-dir=a --max-restarts 1 train.py", Some(&restarts("1")));
+        check(
+            "torchrun --nproc_per_node",
+            "2 train.py",
+            Some("has --nproc-per-node, which the job says"),
+        );
+        check("torchrun", "--standalone train.py", Some("has --standalone, which the job says"));
+        let module = "python -m torch.distributed.run --max-restarts=2";
+        check(module, "train.py", Some(&restarts("2")));
+        check("python train.py", "--max-restarts=2", None);
+        let value = Some("4".to_owned());
+        let env = EnvVar { name: PET_MAX_RESTARTS.into(), value, ..EnvVar::default() };
+        let by_variable = Container { env: Some(vec![env]), ..container("torchrun", "train.py") };
+        let (problem, _) = refused(&by_variable).unwrap();
+        assert_eq!(problem, "has PET_MAX_RESTARTS 4: torchrun would restart ranks by itself");
+    }
+}
