@@ -21,6 +21,8 @@ use crate::{DocumentId, Mask, Problem};
 
 /// Pairs a head that are counted at most: more than there are slots.
 const MOST_PAIRS: u32 = 1 << 15;
+/// Pairs a head that are counted at most since bundles are limited: a document that asks for more is counted as one of so many.
+const MORE_PAIRS: u32 = 64;
 
 /// How many pairs need a key row at least, as a function of the row.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +63,44 @@ impl Cover {
         let square = self.last * self.last - f64::from(pairs) * (1.0 + ROUNDING) / self.by;
         square.max(0.0).sqrt() - self.shift
     }
+}
+
+/// Bytes that a bundle of a document may have, and what a query row and a key row of it need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    pub(super) bundle: f64,
+    pub(super) row: f64,
+    pub(super) key: f64,
+}
+
+impl Limit {
+    /// Up to here rows need more than so many pairs, of a document of `rows` rows: the rows above x are in bundles that
+    /// hold keys `[0, x)`, so that none has more than `(bundle − key · x) / row` of them.
+    fn end_of(&self, mask: Mask, rows: f64, pairs: u32) -> f64 {
+        let Self { bundle, row, key } = *self;
+        let (pairs, all) = (f64::from(pairs) * (1.0 + ROUNDING), rows * row);
+        let left = row - pairs * key;
+        match mask {
+            Mask::Causal if left > 0.0 => ((all - pairs * bundle) / left).clamp(0.0, rows),
+            // Every bundle holds all keys.
+            Mask::Full if all > pairs * (bundle - key * rows) => rows,
+            Mask::Causal | Mask::Full | Mask::Window { .. } => 0.0,
+        }
+    }
+}
+
+/// Keys a head that all pairs of a document hold more since their bundles are limited.
+pub(super) fn more_keys(cover: &Cover, document: crate::Document, limit: Limit) -> f64 {
+    let rows = f64::from(document.rows);
+    let mut more = 0.0;
+    for pair in 1..MORE_PAIRS {
+        let limited = limit.end_of(document.mask, rows, pair);
+        if limited <= 0.0 {
+            break;
+        }
+        more += (limited - cover.end_of(pair).clamp(0.0, rows)).max(0.0);
+    }
+    more
 }
 
 /// Bytes of a document under one KV head that travel at least, with `query` and `key` bytes a row.
