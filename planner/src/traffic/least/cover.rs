@@ -10,7 +10,9 @@
 //! where `W(x) > j · c`. What lies at home already comes off: a pair of a slot with h
 //! rows of the document at its rank saves its keys and queries there, at most `(q + k) · h`, as much as the keys of the
 //! first `x₀ = (1 + q/k) · h` rows. So keys below x₀ are let go; and a pair that ends so early that it saves more than it
-//! asks for has that taken off.
+//! asks for has that taken off. Or, where a document needs many more slots than stand at its ranks: a head has one pair at
+//! each of those slots and no other saves anything, so that the sum of `(q + k) · h` over those slots is taken off. Of both the
+//! larger bound holds.
 //!
 //! Rows are counted as in [`super`]: half a row and the overhead of a tile further on.
 
@@ -119,7 +121,7 @@ pub(super) fn bytes(
         let rows: f64 = away.map(|it| f64::from(it.rows.end - it.rows.start)).sum();
         return rows * (query + key);
     }
-    let (mut most_own, mut early) = (0.0_f64, 0.0);
+    let (mut most_own, mut early, mut saved_by_all) = (0.0_f64, 0.0, 0.0);
     let mut at_rank: Vec<(u16, f64, f64)> = Vec::new();
     for piece in pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] > 0) {
         let rows = f64::from(piece.rows.end - piece.rows.start);
@@ -135,10 +137,13 @@ pub(super) fn bytes(
     for (rank, own, saved) in at_rank {
         most_own = most_own.max(own);
         early += saved * f64::from(slots_at[usize::from(rank)]);
+        saved_by_all += (query + key) * own * f64::from(slots_at[usize::from(rank)]);
     }
     let rows = f64::from(whole.rows);
     let first = ((1.0 + query / key) * most_own).min(rows);
-    (query * rows + key * cover.sum(&(first..rows), 0) - early).max(0.0)
+    let by_each = query * rows + key * cover.sum(&(first..rows), 0) - early;
+    let by_few = query * rows + key * cover.sum(&(0.0..rows), 0) - saved_by_all;
+    by_each.max(by_few).max(0.0)
 }
 
 #[cfg(test)]
