@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::groups::{Group, Span, put, take};
 use super::room::Limits;
 use crate::plan::{Draft, level};
-use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
+use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
 /// Documents held whole that are looked at when rows are to leave: the longest.
 pub(super) const LONGEST: usize = 8;
@@ -68,6 +68,11 @@ impl Bin<'_> {
 
     pub(super) fn finish(&self) -> u64 {
         self.slot.finish(self.load)
+    }
+
+    /// When it would finish with so much more.
+    pub(super) fn finish_with(&self, more: u64) -> u64 {
+        self.slot.finish(self.load + more)
     }
 
     /// Cost that it works off in `time` of a slot of weight 100.
@@ -142,6 +147,24 @@ impl<'a> Bins<'a> {
     /// What a bin may hold at most.
     pub(super) fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Sets other limits for bins that hold something; both limit bundles, so that bytes are counted under either.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// Gives empty bins what a plan has them hold.
+    pub(super) fn hold(&mut self, plan: &Plan) {
+        for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
+            let Ok(bin) = self.all.binary_search_by_key(&it.slot, |bin| bin.id) else {
+                continue;
+            };
+            for run in plan.runs_of(bundle) {
+                let Bundle { document, ref kv_heads, .. } = *it;
+                self.put(bin, &Span { document, heads: kv_heads.clone(), rows: run.rows });
+            }
+        }
     }
 
     /// Gives a bin a whole document that no bin holds rows of; `false` if limits ask to look at each.

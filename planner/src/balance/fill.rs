@@ -224,13 +224,22 @@ impl Filling {
         true
     }
 
-    /// Puts the last tile of a span where most capacity is left, though it is not enough.
+    /// Puts the last tile of a span (of one that finds no memory, which may be long, a sixteenth) where most capacity is left,
+    /// though it is not enough.
     fn place_one_tile(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
         let part = heads_for(bins, span, 0);
-        let cut = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
+        let sixteenth = if bins.limits().are_none() { 0 } else { span.rows.len() as u32 / 16 };
+        let cut = (span.rows.end - 1 - sixteenth) / TILE_ROWS * TILE_ROWS;
         let tile = part.with_rows(cut.max(span.rows.start)..span.rows.end);
-        let bin = self.order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, &tile));
-        let Some(bin) = bin else {
+        let place = |tile: &Span| {
+            self.order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, tile))
+        };
+        let last = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
+        let one = part.with_rows(last.max(span.rows.start)..span.rows.end);
+        let found =
+            place(&tile).map(|bin| (bin, tile)).or_else(|| Some((place(&one)?, one.clone())));
+        let Some((bin, tile)) = found else {
+            let tile = one;
             let Span { document, ref rows, .. } = tile;
             return Err(if (0..bins.all.len()).any(|bin| bins.reaches(bin, &tile)) {
                 Error::NoRoom { document }

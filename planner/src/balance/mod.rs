@@ -13,9 +13,10 @@
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
 //!    least bytes per cost, until the last finishes within 1/508 of the level.
 //!
-//! If the plan does not fit the slots' memory, the steps are repeated under limits for the bytes of
-//! a slot and of a bundle, and of the plans that fit the one that finishes first is taken.
+//! If the plan does not fit the slots' memory, it is bent ([`bend`]), and the steps are repeated under limits for the bytes of
+//! a slot and of a bundle; of the plans that fit the one that finishes first is taken.
 
+mod bend;
 mod bins;
 mod edges;
 mod even;
@@ -41,7 +42,8 @@ use crate::balance::prices::Prices;
 use crate::balance::room::Limits;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
-use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
+use crate::traffic::{Held, smallest_bundle};
+use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -76,45 +78,89 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
         let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
         is_small && check_beside(problem, plan, reserve).is_ok()
     };
-    match attempt(problem, digest, Limits::none()) {
+    match attempt(problem, digest) {
         Ok(plan) if fits(&plan) => Ok(plan),
         Ok(_) | Err(Error::SlotFull { .. }) => plan_within_memory(problem, digest, reserve),
         Err(error) => Err(error),
     }
 }
 
-/// The plan that finishes first of those made under several limits.
+/// The best plan of those within memory: one made as if slots held anything, bent until it fits, and one that keeps the limits
+/// from the start, each under several limits for a bundle.
 fn plan_within_memory(problem: &Problem, digest: u64, beside: u64) -> Result<Plan, Error> {
-    let active = || problem.slots.iter().filter(|it| !it.is_standby()).map(|it| it.memory);
-    let (least, most) = (active().min().unwrap_or(0), active().max().unwrap_or(0));
-    // What is kept for the largest bundle is lost to the phases. A third is the most that it may have: two phases of it
-    // and the reserve.
-    let (smallest, _) = largest_tile(problem);
-    let of_tile = RESERVES.iter().map(|eighths| smallest.saturating_mul(*eighths) / 8);
-    let of_memory = [3, 4, 6, 10].iter().flat_map(|part| [most / part, least / part]);
-    let mut reserves: Vec<u64> = of_tile.chain(of_memory).collect();
-    reserves.retain(|it| *it <= most / 3);
-    if beside > 0 {
-        reserves.retain(|it| *it < beside);
-        reserves.push(beside);
-    }
-    reserves.sort_unstable();
-    reserves.dedup();
+    let ample = |it: &crate::Slot| crate::Slot { memory: u64::MAX, ..*it };
+    let slots = problem.slots.iter().map(ample).collect();
+    let free = attempt(&Problem { slots, ..problem.clone() }, digest)?;
+    let enough = free.bounds().pulled + free.bounds().pulled / MORE;
     let mut best: Result<Plan, Error> = Err(Error::NoSlot);
-    for reserve in reserves {
-        let plan = attempt(problem, digest, Limits::with_reserve(reserve, beside));
-        let plan = plan.and_then(|it| check_beside(problem, &it, beside).map(|()| it));
-        best = match (best, plan) {
-            (Ok(best), Ok(plan)) if is_better(problem, &plan, &best) => Ok(plan),
-            (Err(_), plan) => plan,
-            (best, _) => best,
-        };
+    for reserve in reserves(problem, &free, beside) {
+        let limits = Limits::with_reserve(reserve, beside);
+        for is_bent in [true, false] {
+            let bins = if is_bent {
+                bend::bend(problem, &free, limits)
+            } else {
+                stay(Bins::new(problem, limits, least_work(problem))).map(bend::settle)
+            };
+            let plan = bins.and_then(|it| it.into_plan(digest));
+            let plan = plan.and_then(|it| check_beside(problem, &it, beside).map(|()| it));
+            best = match (best, plan) {
+                (Ok(best), Ok(plan)) if is_better(problem, &plan, &best) => Ok(plan),
+                // Fewer bytes for a bundle are more pieces.
+                (Ok(best), _) if !is_bent && is_even(&best) => return Ok(best),
+                (Ok(best), _) => Ok(best),
+                (Err(_), plan) => plan,
+            };
+            if let Ok(plan) = &best
+                && is_even(plan)
+                && plan.bounds().pulled <= enough
+            {
+                return best;
+            }
+        }
     }
     best
 }
 
-/// Eighths of the smallest bundle of the longest document that are tried as what is kept for a bundle.
-const RESERVES: [u64; 6] = [9, 10, 12, 16, 24, 40];
+/// Whether a plan finishes as early as is asked.
+fn is_even(plan: &Plan) -> bool {
+    let it = plan.bounds();
+    it.finish <= it.level.max(it.indivisible) + it.level / ENOUGH
+}
+
+/// Bytes that a bundle may have, the most that leave memory for what slots hold at least, then fewer.
+fn reserves(problem: &Problem, free: &Plan, beside: u64) -> Vec<u64> {
+    let active = problem.slots.iter().filter(|it| !it.is_standby());
+    let most = active.map(|it| it.memory).max().unwrap_or(0);
+    let smallest = smallest_bundle(problem, Cuts::Tiles);
+    let steps = std::iter::successors(Some(smallest), |it| Some(it + it / FINER + 1));
+    let steps = steps.take_while(|it| *it <= most / 3);
+    let mut all: Vec<u64> = steps.chain([most / 3, largest_bundle(problem, free)]).collect();
+    all.retain(|it| *it <= most / 3);
+    if beside > 0 {
+        all.retain(|it| *it < beside);
+        all.push(beside);
+    }
+    all.sort_unstable();
+    all.dedup();
+    let held = Held::of(problem, free.bounds().finish);
+    let needed = |it: u64| {
+        let phases = held.as_ref().map_or(0, |held| held.phases(Some(it)));
+        it.max(beside).saturating_add(phases)
+    };
+    let least = all.iter().copied().min_by_key(|it| (needed(*it), *it)).unwrap_or(0);
+    all.retain(|it| *it == least || (*it > least && needed(*it) <= most));
+    let steps = all.len().saturating_sub(1);
+    let mut some: Vec<u64> = (0..TRIED).map(|at| all[steps - at * steps / (TRIED - 1)]).collect();
+    some.dedup();
+    some
+}
+
+/// Limits of a bundle that are tried at most.
+const TRIED: usize = 6;
+/// Part by which a limit is larger than the one before.
+const FINER: u64 = 12;
+/// Part of the bytes of a plan without limits that one within them may move more to be good enough.
+const MORE: u64 = 10;
 
 /// Whether a plan is later by less, or puts less on its busiest link where links differ, or moves less.
 fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
@@ -126,15 +172,16 @@ fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
     order(plan) < order(other)
 }
 
-fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error> {
-    let known = search(problem, limits).and_then(|it| it.into_plan(digest));
+/// The plan without limits.
+fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
+    let known = search(problem).and_then(|it| it.into_plan(digest));
     if problem.links.are_equal() {
         return known;
     }
     // What is cheap byte by byte may end uneven, or on one busy link: to know links is never worse than to ignore them.
     let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
     let alike = Problem { links, ..problem.clone() };
-    let blind = search(&alike, limits).and_then(|mut it| {
+    let blind = search(&alike).and_then(|mut it| {
         it.problem = problem;
         it.into_plan(digest)
     });
@@ -145,8 +192,8 @@ fn attempt(problem: &Problem, digest: u64, limits: Limits) -> Result<Plan, Error
     }
 }
 
-fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
-    let start = Bins::new(problem, limits, least_work(problem));
+fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
+    let start = Bins::new(problem, Limits::none(), least_work(problem));
     let sets = pour::poured(&start);
     // What leaving saves is estimated too roughly to do without trying what stays.
     let mut best = stay(start.clone());
@@ -168,7 +215,7 @@ fn search(problem: &Problem, limits: Limits) -> Result<Bins<'_>, Error> {
         }
     }
     let mut bins = best?;
-    if limits.are_none() && problem.links.reach_all() {
+    if problem.links.reach_all() {
         exact::improve(&mut bins);
     }
     Ok(bins)

@@ -24,15 +24,17 @@ pub(super) struct Limits {
     pub(super) reserve: Option<u64>,
     /// Bytes that are kept free in each slot: for a bundle of this plan, or of one beside it.
     kept: u64,
+    /// Whether slots may hold more for now: bundles are limited alone.
+    are_open: bool,
 }
 
 impl Limits {
     pub(super) fn none() -> Self {
-        Self { reserve: None, kept: 0 }
+        Self { reserve: None, kept: 0, are_open: false }
     }
 
     pub(super) fn with_reserve(reserve: u64, beside: u64) -> Self {
-        Self { reserve: Some(reserve), kept: reserve.max(beside) }
+        Self { reserve: Some(reserve), kept: reserve.max(beside), are_open: false }
     }
 
     pub(super) fn are_none(self) -> bool {
@@ -43,9 +45,17 @@ impl Limits {
         self.reserve.unwrap_or(u64::MAX)
     }
 
+    /// The same for bundles, none for slots.
+    pub(super) fn opened(self) -> Self {
+        Self { are_open: true, ..self }
+    }
+
     /// Bytes of one of two phases.
     fn phase(self, slot: &Slot) -> u64 {
-        self.reserve.map_or(u64::MAX, |_| slot.memory.saturating_sub(self.kept) / 2)
+        if self.are_none() || self.are_open {
+            return u64::MAX;
+        }
+        slot.memory.saturating_sub(self.kept) / 2
     }
 }
 
@@ -74,22 +84,28 @@ impl Bins<'_> {
         if !self.reaches(bin, span) {
             return false;
         }
-        let phase = self.limits().phase(it.slot);
-        if phase == u64::MAX {
+        if self.limits().are_none() {
             return true;
         }
+        let phase = self.limits().phase(it.slot);
         let before = self.groups_of(it, span.document);
         let mut after = before.to_vec();
         put(&mut after, span);
-        let bundle = |group: &Group| {
-            let bytes = self.bytes(span.document, group);
-            let parts = if self.problem.heads_may_part() { group.heads.len() as u64 } else { 1 };
-            bytes / parts
-        };
-        let largest = after.iter().map(bundle).max();
         let bytes = it.bytes - self.all_bytes(span.document, &before)
             + self.all_bytes(span.document, &after);
-        largest.unwrap_or(0) <= self.limits().bundle() && bytes <= phase
+        bytes <= phase && after.iter().all(|it| self.fits_bundle(span.document, it))
+    }
+
+    /// Bytes that a bin may hold more; negative if it holds too many.
+    pub(super) fn free(&self, bin: usize) -> i128 {
+        let it = &self.all[bin];
+        i128::from(self.limits().phase(it.slot)) - i128::from(it.bytes)
+    }
+
+    /// Whether a group may be in bundles as they are allowed to be.
+    pub(super) fn fits_bundle(&self, document: DocumentId, group: &Group) -> bool {
+        let parts = if self.problem.heads_may_part() { group.heads.len() as u64 } else { 1 };
+        self.bytes(document, group) / parts <= self.limits().bundle()
     }
 
     /// Whether the first row of a span lies at a bin's rank.
@@ -129,7 +145,8 @@ impl Bins<'_> {
         groups.iter().map(|group| self.bytes(document, group)).sum()
     }
 
-    fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
+    /// Bytes of a group in a backward phase, which is the larger.
+    pub(super) fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
         let keys = self.keys(document, rows);
         let rows = rows.iter().map(|it| it.len() as u64).sum();
         bytes(self.problem, heads, rows, keys.len() as u64).most()

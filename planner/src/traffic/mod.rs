@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+pub(crate) use least::{Held, smallest_bundle};
 pub use least::{Least, least, least_memory};
 pub use pulls::{Pull, Pulls};
 

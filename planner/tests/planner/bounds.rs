@@ -211,3 +211,16 @@ fn bounds_are_what_equal_runs_of_a_document_move() {
         );
     }
 }
+
+/// A whole document a slot: the largest bundle is kept free in every slot, and smaller ones hold keys of their own.
+#[test]
+fn small_bundles_of_a_long_document_need_more_memory_together() {
+    let documents = vec![crate::problems::causal(65_536); 8];
+    let slots = (0..8).map(crate::problems::in_place).collect();
+    let mut problem = crate::problems::problem(documents, 65_536, slots);
+    (problem.heads, problem.element_bytes, problem.lanes) =
+        (Heads { query: 32, kv: 8, dim: 128 }, 2, 8);
+    let bounds = plan(&problem).unwrap().bounds();
+    let known = bounds.least_memory as f64 / bounds.memory as f64;
+    assert!((0.85..=1.0).contains(&known), "{known} of what is needed: {bounds:?}");
+}

@@ -48,6 +48,31 @@ fn surplus_goes_to_the_same_node() {
     }
 }
 
+/// Who is near is found among many that are as large.
+#[test]
+fn surplus_goes_to_the_same_node_among_many() {
+    let nodes = 96;
+    let lengths = (0..nodes).flat_map(|_| std::iter::once(8_192).chain([256; 32]));
+    let slots = (0..2 * nodes).map(in_place).collect();
+    let mut problem = problem(lengths.map(causal).collect(), 8_192, slots);
+    problem.lanes = problem.heads.kv;
+    // Every other rank has short documents; they stand on the nodes in another order.
+    let node = |rank: u16| {
+        u32::from(if rank.is_multiple_of(2) { rank / 2 } else { (rank / 2 * 7 + 3) % nodes })
+    };
+    problem.links = by_distance((0..2 * nodes).map(|rank| link(node(rank))).collect());
+    let plan = plan(&problem).unwrap();
+    let pulls = Pulls::of(&problem, &plan);
+    let (mut near, mut far) = (0, 0);
+    for slot in 0..2 * nodes {
+        for it in pulls.queries_of(SlotId(slot)) {
+            let rows = u64::from(it.rows.end - it.rows.start);
+            *if node(it.rank.0) == node(slot) { &mut near } else { &mut far } += rows;
+        }
+    }
+    assert!(near > 0 && far * 10 <= near, "{far} rows leave their node, {near} do not");
+}
+
 #[test]
 fn a_document_without_a_home_goes_near_its_rank() {
     let mut problem = two_long([0; 4]);

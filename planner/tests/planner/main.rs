@@ -8,6 +8,7 @@ mod constructs;
 mod draws;
 mod known;
 mod links;
+mod memory;
 mod optimal;
 mod problems;
 mod properties;

@@ -162,6 +162,10 @@ fn the_bound_of_documents_that_span_ranks_is_near_what_plans_reach() {
         ("16 dedicated", long(vec![dedicated(100); 16], 1 << 18), 1.15),
         ("8 dedicated", long(vec![dedicated(100); 8], 1 << 18), 1.01),
     ];
+    let few = (0..4).map(in_place).chain(vec![dedicated(100); 28]).collect();
+    let mut few = long(few, 1 << 16);
+    few.lanes = few.heads.kv;
+    let cases = cases.into_iter().chain([("32, of which 4 in place", few, 1.3)]);
     for (name, problem, most) in cases {
         let bounds = plan(&problem).unwrap().bounds();
         let ratio = bounds.pulled as f64 / bounds.least_pulled as f64;

@@ -26,6 +26,8 @@ const EXCHANGE_WITH: usize = 8;
 const NEAR: usize = 8;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 8;
+/// Receivers that are asked where memory binds: most are full, and to ask them all for everything takes long.
+const LIMITED: usize = 16;
 /// Spans under so many heads whose pieces are counted exactly.
 const TRIES: usize = 4;
 
@@ -46,8 +48,9 @@ pub(super) fn even(bins: &mut Bins<'_>) {
         if finish <= latest(bins) {
             return;
         }
-        let best = best(bins, &prices, &order, (finish, donor), DOCUMENTS)
-            .or_else(|| best(bins, &prices, &order, (finish, donor), usize::MAX));
+        let all = || best(bins, &prices, &order, (finish, donor), usize::MAX);
+        let best = best(bins, &prices, &order, (finish, donor), DOCUMENTS);
+        let best = if bins.limits().are_none() { best.or_else(all) } else { best };
         let Some((receiver, span, back)) = best else {
             return;
         };
@@ -74,7 +77,10 @@ fn best(
 ) -> Option<(usize, Span, Option<Span>)> {
     let near = if bins.problem.links.are_equal() { 1 } else { NEAR };
     let spans = bins.spans(donor, most);
-    let receivers = || order.iter().take_while(|it| it.0 < finish).map(|it| it.1);
+    let asked = if bins.limits().are_none() { usize::MAX } else { LIMITED };
+    let is_full = |bin: usize| !bins.limits().are_none() && bins.free(bin) <= 0;
+    let early = order.iter().take_while(|it| it.0 < finish).map(|it| it.1);
+    let receivers = || early.clone().filter(|bin| !is_full(*bin)).take(asked);
     let moved = |receiver| Some((receiver, best_move(bins, prices, donor, receiver, &spans)?));
     // The first to finish nearly always gains, so the others are seldom asked.
     let first = receivers().take(near).filter_map(moved).min_by(|a, b| a.1.order(&b.1));
@@ -111,7 +117,7 @@ fn best_move(
 }
 
 /// The cost that has to move so that the receiver finishes when the donor does then.
-fn levelling(from: &Bin<'_>, to: &Bin<'_>) -> u64 {
+pub(super) fn levelling(from: &Bin<'_>, to: &Bin<'_>) -> u64 {
     let both = u128::from(from.weight()) * u128::from(to.weight());
     let gap = u128::from(from.finish().saturating_sub(to.finish()));
     let cost = gap * both / (100 * (u128::from(from.weight()) + u128::from(to.weight())));

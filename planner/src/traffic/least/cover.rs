@@ -10,7 +10,9 @@
 //! where `W(x) > j · c`. What lies at home already comes off: a pair of a slot with h
 //! rows of the document at its rank saves its keys and queries there, at most `(q + k) · h`, as much as the keys of the
 //! first `x₀ = (1 + q/k) · h` rows. So keys below x₀ are let go; and a pair that ends so early that it saves more than it
-//! asks for has that taken off.
+//! asks for has that taken off. Or, where a document needs many more slots than stand at its ranks: a head has one pair at
+//! each of those slots and no other saves anything, so that the sum of `(q + k) · h` over those slots is taken off. Of both the
+//! larger bound holds.
 //!
 //! Rows are counted as in [`super`]: half a row and the overhead of a tile further on.
 
@@ -21,6 +23,8 @@ use crate::{DocumentId, Mask, Problem};
 
 /// Pairs a head that are counted at most: more than there are slots.
 const MOST_PAIRS: u32 = 1 << 15;
+/// Pairs a head that are counted at most since bundles are limited: a document that asks for more is counted as one of so many.
+const MORE_PAIRS: u32 = 64;
 
 /// How many pairs need a key row at least, as a function of the row.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +67,44 @@ impl Cover {
     }
 }
 
+/// Bytes that a bundle of a document may have, and what a query row and a key row of it need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    pub(super) bundle: f64,
+    pub(super) row: f64,
+    pub(super) key: f64,
+}
+
+impl Limit {
+    /// Up to here rows need more than so many pairs, of a document of `rows` rows: the rows above x are in bundles that
+    /// hold keys `[0, x)`, so that none has more than `(bundle − key · x) / row` of them.
+    fn end_of(&self, mask: Mask, rows: f64, pairs: u32) -> f64 {
+        let Self { bundle, row, key } = *self;
+        let (pairs, all) = (f64::from(pairs) * (1.0 + ROUNDING), rows * row);
+        let left = row - pairs * key;
+        match mask {
+            Mask::Causal if left > 0.0 => ((all - pairs * bundle) / left).clamp(0.0, rows),
+            // Every bundle holds all keys.
+            Mask::Full if all > pairs * (bundle - key * rows) => rows,
+            Mask::Causal | Mask::Full | Mask::Window { .. } => 0.0,
+        }
+    }
+}
+
+/// Keys a head that all pairs of a document hold more since their bundles are limited.
+pub(super) fn more_keys(cover: &Cover, document: crate::Document, limit: Limit) -> f64 {
+    let rows = f64::from(document.rows);
+    let mut more = 0.0;
+    for pair in 1..MORE_PAIRS {
+        let limited = limit.end_of(document.mask, rows, pair);
+        if limited <= 0.0 {
+            break;
+        }
+        more += (limited - cover.end_of(pair).clamp(0.0, rows)).max(0.0);
+    }
+    more
+}
+
 /// Bytes of a document under one KV head that travel at least, with `query` and `key` bytes a row.
 pub(super) fn bytes(
     problem: &Problem,
@@ -79,7 +121,7 @@ pub(super) fn bytes(
         let rows: f64 = away.map(|it| f64::from(it.rows.end - it.rows.start)).sum();
         return rows * (query + key);
     }
-    let (mut most_own, mut early) = (0.0_f64, 0.0);
+    let (mut most_own, mut early, mut saved_by_all) = (0.0_f64, 0.0, 0.0);
     let mut at_rank: Vec<(u16, f64, f64)> = Vec::new();
     for piece in pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] > 0) {
         let rows = f64::from(piece.rows.end - piece.rows.start);
@@ -95,10 +137,13 @@ pub(super) fn bytes(
     for (rank, own, saved) in at_rank {
         most_own = most_own.max(own);
         early += saved * f64::from(slots_at[usize::from(rank)]);
+        saved_by_all += (query + key) * own * f64::from(slots_at[usize::from(rank)]);
     }
     let rows = f64::from(whole.rows);
     let first = ((1.0 + query / key) * most_own).min(rows);
-    (query * rows + key * cover.sum(&(first..rows), 0) - early).max(0.0)
+    let by_each = query * rows + key * cover.sum(&(first..rows), 0) - early;
+    let by_few = query * rows + key * cover.sum(&(0.0..rows), 0) - saved_by_all;
+    by_each.max(by_few).max(0.0)
 }
 
 #[cfg(test)]

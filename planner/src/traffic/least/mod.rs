@@ -23,15 +23,17 @@
 //! tasks are let go. Masks other than causal have no sides; their rows that lie at no slot's place still travel.
 
 mod cover;
+mod memory;
 
 use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Row, rows};
-use crate::memory::bytes as memory_bytes;
-use crate::{Cuts, Document, DocumentId, Mask, Problem, RankId, TILE_ROWS};
+use crate::{Document, DocumentId, Mask, Problem, RankId, TILE_ROWS};
 use cover::Cover;
+pub use memory::least_memory;
+pub(crate) use memory::{Held, smallest_bundle};
 
 /// What no plan that finishes in time can avoid.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -60,38 +62,6 @@ pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
     // A plan's time is rounded down, forward and backward.
     let link = all.link(problem, &out, &back) * (1.0 - ROUNDING) - 2.0;
     Some(Least { pulled: (pulled * (1.0 - ROUNDING)) as u64, link: link as u64 })
-}
-
-/// Bytes that every slot needs if all have the same, below which no plan finishes by `finish`; zero for a finish at which
-/// no slot has begun.
-///
-/// All slots that are not standby hold all rows, the keys that [`least`] counts, twice, and each the smallest bundle that
-/// the last row of a document may be in; one of them holds that bundle twice as well.
-pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
-    let Some(all) = All::of(problem, finish) else {
-        return 0;
-    };
-    let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
-    let (row, key) = (memory_bytes(problem, &heads, 1, 0), memory_bytes(problem, &heads, 0, 1));
-    let (mut forward, mut backward, mut reserve) = (0.0, 0.0, 0);
-    for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {
-        let rows = f64::from(whole.rows);
-        let keys = all.covers[document.0 as usize].sum(&(0.0..rows), 0);
-        forward += rows * row.forward as f64 + keys * key.forward as f64;
-        backward += rows * row.backward as f64 + keys * key.backward as f64;
-        let last = match cuts {
-            Cuts::Tiles => (whole.rows - 1) / TILE_ROWS * TILE_ROWS,
-            Cuts::RankEdges => whole.rows - 1,
-        };
-        let last = last..whole.rows;
-        let needed = whole.mask.keys(whole.rows, last.clone()).len() as u64;
-        reserve = reserve.max(memory_bytes(problem, &heads, last.len() as u64, needed).most());
-    }
-    let columns = f64::from(problem.heads.kv) / heads.len() as f64;
-    let slots = problem.slots.iter().filter(|it| !it.is_standby()).count().max(1) as f64;
-    let phases = 2.0 * forward.max(backward) * columns / slots * (1.0 - ROUNDING);
-    // The slot that has that bundle holds it in two phases, too.
-    reserve.saturating_add(phases as u64).max(reserve.saturating_mul(3))
 }
 
 /// All that is known of what must travel.

@@ -1,0 +1,239 @@
+//! Bends a plan that asks for too much memory until it fits.
+//!
+//! In: a plan made as if slots held anything, and limits for what a slot and a bundle hold. Out: bins within the limits that
+//! are as even and move as little more as could be found; or a document for which no room was. Flow:
+//!
+//! 1. [`trim`]: of a bundle that is too large the tail stays; what is before becomes loose, in parts that fit a bundle each.
+//! 2. [`shed`]: a slot that holds too much lets go of what is much memory for little work: short documents, first rows of
+//!    long ones.
+//! 3. [`place`]: what is loose, the largest first, goes where memory is left: of few slots with most of it left to one that
+//!    finishes in time and has most of the keys.
+//! 4. [`even`], and [`trade`] where memory lacks at those that finish first: they let go of short documents for a piece of the
+//!    slot that finishes last.
+//!
+//! Every loop has a bound: nothing is tried more often than a number that grows with slots and documents.
+
+mod trade;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::ops::Range;
+
+use super::bins::Bins;
+use super::even::{even, latest};
+use super::groups::{Group, Span};
+use super::prices::Prices;
+use super::room::Limits;
+use super::tails::ends;
+use crate::plan::least_work;
+use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
+
+/// Bins with room that are compared for a loose span.
+const COMPARED: usize = 8;
+/// Times that a bin may trade, in the mean.
+const TRADES: usize = 2;
+
+/// Bins that hold what a plan has, but for what limits ask to move.
+///
+/// # Errors
+///
+/// A document of which a part found no room.
+pub(super) fn bend<'a>(
+    problem: &'a Problem,
+    plan: &Plan,
+    limits: Limits,
+) -> Result<Bins<'a>, Error> {
+    let mut bins = Bins::new(problem, limits, least_work(problem));
+    bins.hold(plan);
+    let mut loose = Vec::new();
+    for bin in 0..bins.all.len() {
+        trim(&mut bins, bin, &mut loose)?;
+        let over = -bins.free(bin);
+        for span in shed(&bins, bin, over, None) {
+            bins.take(bin, &span);
+            parts(&bins, span, &mut loose)?;
+        }
+    }
+    place(&mut bins, loose)?;
+    Ok(settle(bins))
+}
+
+/// Evens out bins within their limits.
+pub(super) fn settle(mut bins: Bins<'_>) -> Bins<'_> {
+    for _ in 0..TRADES * bins.all.len() {
+        even(&mut bins);
+        if !trade::trade(&mut bins) {
+            break;
+        }
+    }
+    bins
+}
+
+/// Takes from a bin what makes its bundles too large.
+fn trim(bins: &mut Bins<'_>, bin: usize, loose: &mut Vec<Span>) -> Result<(), Error> {
+    let large: Vec<(DocumentId, Group)> = bins.all[bin]
+        .touched()
+        .flat_map(|(document, groups)| groups.iter().map(move |it| (document, it)))
+        .filter(|(document, group)| !bins.fits_bundle(*document, group))
+        .map(|(document, group)| (document, group.clone()))
+        .collect();
+    for (document, group) in large {
+        let Some((last, others)) = group.rows.split_last() else {
+            continue;
+        };
+        let span =
+            |rows: &Range<u32>| Span { document, heads: group.heads.clone(), rows: rows.clone() };
+        let last = span(last);
+        let [kept, _] = ends(&last, |it| fits_alone(bins, it));
+        let rest = last.with_rows(last.rows.start..kept.rows.start);
+        let gone: Vec<Span> = others.iter().map(span).chain([rest]).collect();
+        for span in gone.into_iter().filter(|it| !it.rows.is_empty()) {
+            bins.take(bin, &span);
+            parts(bins, span, loose)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a span alone fits a bundle.
+fn fits_alone(bins: &Bins<'_>, span: &Span) -> bool {
+    span.rows.is_empty() || bins.fits_bundle(span.document, &alone(span))
+}
+
+fn alone(span: &Span) -> Group {
+    Group { heads: span.heads.clone(), rows: std::iter::once(span.rows.clone()).collect() }
+}
+
+/// Cuts a span into parts that fit a bundle each.
+fn parts(bins: &Bins<'_>, mut span: Span, loose: &mut Vec<Span>) -> Result<(), Error> {
+    while !span.rows.is_empty() {
+        let [tail, _] = ends(&span, |it| fits_alone(bins, it));
+        if tail.rows.is_empty() {
+            return Err(Error::NoRoom { document: span.document });
+        }
+        span.rows.end = tail.rows.start;
+        loose.push(tail);
+    }
+    Ok(())
+}
+
+/// What a bin lets go of to hold so many bytes less, not of one document: what is most memory for its work.
+fn shed(bins: &Bins<'_>, bin: usize, over: i128, but: Option<DocumentId>) -> Vec<Span> {
+    if over <= 0 {
+        return Vec::new();
+    }
+    let mut left = u64::try_from(over).unwrap_or(u64::MAX);
+    let mut held: Vec<(f64, u64, DocumentId, &Group)> = Vec::new();
+    for (document, groups) in bins.all[bin].touched().filter(|it| Some(it.0) != but) {
+        for group in groups {
+            let bytes = bins.bytes(document, group);
+            let work = bins.all_cost(document, std::slice::from_ref(group)).max(1);
+            held.push((bytes as f64 / work as f64, bytes, document, group));
+        }
+    }
+    held.sort_by(|a, b| {
+        b.0.total_cmp(&a.0).then((a.2, a.3.heads.start).cmp(&(b.2, b.3.heads.start)))
+    });
+    let mut gone = Vec::new();
+    for (_, bytes, document, group) in held {
+        if left == 0 {
+            break;
+        }
+        let mut heads = group.heads.clone();
+        if bins.problem.heads_may_part() {
+            let each = (bytes / heads.len() as u64).max(1);
+            let count = left.div_ceil(each).min(heads.len() as u64) as u16;
+            heads.start = heads.end - count;
+        }
+        let all: Vec<Span> = (group.rows.iter())
+            .map(|rows| Span { document, heads: heads.clone(), rows: rows.clone() })
+            .collect();
+        let freed = bytes / group.heads.len() as u64 * heads.len() as u64;
+        if freed > left
+            && let [span] = all.as_slice()
+            && let Some(part) = part_of(bins, span, freed - left)
+        {
+            gone.push(part);
+            break;
+        }
+        left = left.saturating_sub(freed);
+        gone.extend(all);
+    }
+    gone
+}
+
+/// Rows of a span without which it holds at most `most` bytes: its first or its last ones, whichever are less work.
+fn part_of(bins: &Bins<'_>, span: &Span, most: u64) -> Option<Span> {
+    let fits = |it: &Span| it.rows.is_empty() || bins.bytes(it.document, &alone(it)) <= most;
+    let [tail, head] = ends(span, fits);
+    let first = span.with_rows(span.rows.start..tail.rows.start);
+    let last = span.with_rows(head.rows.end..span.rows.end);
+    let parts = [(&tail, first), (&head, last)].into_iter();
+    let parts = parts.filter(|(kept, gone)| !kept.rows.is_empty() && !gone.rows.is_empty());
+    parts.map(|it| it.1).min_by_key(|it| bins.cost(it))
+}
+
+/// Puts loose spans where memory is left, the largest first.
+fn place(bins: &mut Bins<'_>, loose: Vec<Span>) -> Result<(), Error> {
+    let mut order: BTreeSet<(Reverse<i128>, usize)> =
+        (0..bins.all.len()).map(|bin| (Reverse(bins.free(bin)), bin)).collect();
+    let prices = Prices::of(bins);
+    let size = |bins: &Bins<'_>, span: &Span| bins.bytes(span.document, &alone(span));
+    let mut spans: Vec<Span> = loose;
+    let mut queue: BinaryHeap<(u64, Reverse<usize>)> =
+        spans.iter().enumerate().map(|(at, it)| (size(bins, it), Reverse(at))).collect();
+    while let Some((_, Reverse(at))) = queue.pop() {
+        let span = spans[at].clone();
+        if let Some(bin) = spot(bins, &prices, &order, &span, None) {
+            order.remove(&(Reverse(bins.free(bin)), bin));
+            bins.put(bin, &span);
+            order.insert((Reverse(bins.free(bin)), bin));
+            continue;
+        }
+        let Some(halves) = halves(bins, &span) else {
+            return Err(Error::NoRoom { document: span.document });
+        };
+        for half in halves {
+            queue.push((size(bins, &half), Reverse(spans.len())));
+            spans.push(half);
+        }
+    }
+    Ok(())
+}
+
+/// The bin for a span: of those with most memory left one that finishes in time and pulls least for it; none that would finish
+/// at or beyond `before`.
+fn spot(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    order: &BTreeSet<(Reverse<i128>, usize)>,
+    span: &Span,
+    before: Option<(u64, usize)>,
+) -> Option<usize> {
+    let cost = bins.cost(span);
+    let least = bins.bytes(span.document, &Group { heads: span.heads.clone(), rows: Vec::new() });
+    let wide = order.iter().take_while(|it| it.0.0 > i128::from(least)).map(|it| it.1);
+    let after = |bin: usize| bins.all[bin].finish_with(cost);
+    let with_room = wide.filter(|&bin| {
+        before.is_none_or(|(finish, but)| bin != but && after(bin) < finish)
+            && bins.has_room(bin, span)
+    });
+    let rated = with_room.take(COMPARED).map(|bin| {
+        let late = after(bin).saturating_sub(latest(bins));
+        (late, prices.added(bins, &bins.all[bin], span), bin)
+    });
+    rated.min().map(|it| it.2)
+}
+
+/// A span in two, by its heads or its rows; `None` of one tile under as few heads as may be.
+fn halves(bins: &Bins<'_>, span: &Span) -> Option<[Span; 2]> {
+    let Span { document, heads, rows } = span;
+    let of = |heads: Range<u16>, rows: Range<u32>| Span { document: *document, heads, rows };
+    if bins.problem.heads_may_part() && heads.len() > 1 {
+        let middle = heads.start.midpoint(heads.end);
+        return Some([of(heads.start..middle, rows.clone()), of(middle..heads.end, rows.clone())]);
+    }
+    let middle = rows.start.midpoint(rows.end).next_multiple_of(TILE_ROWS);
+    (middle > rows.start && middle < rows.end)
+        .then(|| [of(heads.clone(), rows.start..middle), of(heads.clone(), middle..rows.end)])
+}

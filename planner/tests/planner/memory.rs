@@ -1,0 +1,64 @@
+//! Memory bends a plan and does not break it.
+//!
+//! Each case is drawn from a seed that is printed. Its plan without limits says what it needs (`memory`), and less than what no
+//! plan needs (`least_memory`); then all slots get the middle of both, and 1.4 times the bound.
+
+use cadre_planner::{Bounds, Plan, Problem, plan};
+
+use crate::draws::{Where, draw};
+
+const SEEDS: std::ops::Range<u64> = 600..606;
+
+/// The plan where every slot has so many bytes.
+fn within(problem: &Problem, bytes: u64) -> Option<Plan> {
+    let mut problem = problem.clone();
+    problem.slots.iter_mut().for_each(|it| it.memory = bytes);
+    let plan = plan(&problem).ok()?;
+    plan.check(&problem).unwrap();
+    assert!(plan.bounds().memory <= bytes);
+    Some(plan)
+}
+
+fn late(it: &Bounds) -> f64 {
+    it.finish as f64 / it.level.max(it.indivisible) as f64
+}
+
+#[test]
+fn memory_bends_a_plan_and_does_not_break_it() {
+    let (mut bad, mut even, mut cases) = (Vec::new(), 0, 0);
+    for place in [Where::InPlace, Where::Dedicated, Where::Mixed] {
+        for one_lane in [false, true] {
+            for seed in SEEDS {
+                let problem = draw(seed, place, one_lane);
+                let free = plan(&problem).unwrap().bounds();
+                let need = free.memory as f64 / free.least_memory as f64;
+                let mut line =
+                    format!("{place:?}, {} lanes, seed {seed}: {need:.2}", problem.lanes);
+                // Where the plan needs hardly more than the bound, there is nothing to bend.
+                let middle = within(&problem, free.least_memory.midpoint(free.memory));
+                if let Some(middle) = &middle {
+                    let it = middle.bounds();
+                    let moved = it.pulled as f64 / free.pulled.max(1) as f64;
+                    line = format!("{line}, middle {:.4} moves {moved:.2}", late(&it));
+                    cases += 1;
+                    even += usize::from(late(&it) <= 1.002);
+                    let is_far = late(&it) > 1.03 || (place == Where::Dedicated && moved > 1.5);
+                    if is_far && need > 1.2 {
+                        bad.push(format!("{line}: far from the free plan"));
+                    }
+                } else if need > 1.1 {
+                    bad.push(format!("{line}: no plan in the middle"));
+                }
+                let more = within(&problem, free.least_memory / 5 * 7);
+                let more = more.map_or(f64::INFINITY, |it| late(&it.bounds()));
+                println!("{line}, 1.4 times the bound {more:.4}");
+                if more > 1.02 {
+                    bad.push(format!("{line}: {more:.4} with 1.4 times the bound"));
+                }
+            }
+        }
+    }
+    println!("{even} of {cases} finish within 1.002");
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    assert!(even * 3 >= cases * 2, "{even} of {cases} finish within 1.002");
+}
