@@ -16,14 +16,13 @@ use crate::header::{Header, Log, Member, Placement, ViewNumber};
 use crate::layers::Layers;
 use crate::packing::Packing;
 use crate::phases::PhaseOrder;
+use crate::planned::{TooManyPlans, check_plans};
 use crate::turns::{self, Turns};
 
 pub use self::view::{Offer, Roster, View};
 
 /// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
 const MAX_ENTRIES: usize = 4_000_000;
-/// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
-const MAX_PLANS: usize = u16::MAX as usize / 2;
 /// Weight of a slot that nothing is known about.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
@@ -123,16 +122,12 @@ pub enum Error {
         step: u64,
     },
     /// A step with more plans than can be numbered.
-    #[error(
-        "step {step} has {nanos} nano-batches and {kinds} kinds of layers; at most {MAX_PLANS} nano-batches × kinds are supported, so make nano-batches longer"
-    )]
+    #[error("step {step}: {source}")]
     Plans {
         /// The step.
         step: u64,
-        /// Nano-batches that the trainers announced.
-        nanos: usize,
-        /// Kinds of layers.
-        kinds: usize,
+        /// How many there are.
+        source: TooManyPlans,
     },
     /// Turns that no step of this model can have.
     #[error("step {step}: {source}")]
@@ -144,11 +139,13 @@ pub enum Error {
     },
     /// Trainers want phases in another order.
     #[error(
-        "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}; give all ranks the same turns"
+        "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}, other ones from turn {turn} on; give all ranks the same turns"
     )]
     OtherTurns {
         /// The step.
         step: u64,
+        /// The first that differs, counted from 0.
+        turn: usize,
         /// A trainer.
         one: u16,
         /// Its turns.
@@ -216,10 +213,7 @@ impl Draft {
         nanos: usize,
         lengths: &BTreeMap<u16, Lengths>,
     ) -> Result<Turns, Error> {
-        let kinds = self.layers.kinds().len();
-        if nanos.saturating_mul(kinds) > MAX_PLANS {
-            return Err(Error::Plans { step, nanos, kinds });
-        }
+        check_plans(nanos, &self.layers).map_err(|source| Error::Plans { step, source })?;
         // No number above `MAX_PLANS` came so far.
         let held = NonZeroU16::new(nanos as u16).ok_or(Error::Empty { step })?;
         let together = Turns::together(held);
@@ -228,8 +222,10 @@ impl Draft {
         match each.find(|it| it.1 != turns) {
             None => Ok(turns.clone()),
             Some((other, theirs)) => {
+                let same = turns.list().iter().zip(theirs.list()).take_while(|it| it.0 == it.1);
+                let turn = same.count();
                 let (its, theirs) = (turns.to_string(), theirs.to_string());
-                Err(Error::OtherTurns { step, one, its, other, theirs })
+                Err(Error::OtherTurns { step, turn, one, its, other, theirs })
             }
         }
     }
