@@ -11,9 +11,7 @@ pub(crate) mod plans;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{
-    Assignment, BundleId, Plan, Problem, reassign,
-};
+use cadre_planner::{Assignment, BundleId, Plan, Problem, RankId, reassign};
 use cadre_protocol::{
     Bundle, Filler, Fillers, Phase, Round, RoundTable, ServerId, Shape, ShapeError, Slot, Step,
     StepError, TrainerId,
@@ -120,7 +118,8 @@ impl PlannedStep {
             digest.extend(nano.plan.digest().to_le_bytes());
         }
         let mut next = 0..plans.len();
-        let numbers = plans::has_phases(&header).into_iter().map(|it| if it { next.next() } else { None });
+        let numbers =
+            plans::has_phases(&header).into_iter().map(|it| if it { next.next() } else { None });
         let numbers = numbers.collect();
         Ok(Self { header, order, plans, digest: xxh3_64(&digest), numbers })
     }
@@ -148,6 +147,11 @@ impl PlannedStep {
             phases[self.plan_index(at)] += 1;
         }
         phases
+    }
+
+    /// Whether a rank has rows in a nano-batch. One without has nothing to say of its phases.
+    pub fn has_rows(&self, nano: usize, rank: u16) -> bool {
+        self.header.nanos[nano].rank_rows(RankId(rank)) > 0
     }
 
     /// What the layer of a phase computes.

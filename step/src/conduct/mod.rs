@@ -115,6 +115,22 @@ pub enum Error {
         /// How many there are.
         entries: usize,
     },
+    /// Trainers that count nano-batches otherwise.
+    #[error(
+        "step {step}: trainer {one} announced {its} nano-batches, trainer {other} {theirs}; announce all of them at every rank, also those of which it has no rows"
+    )]
+    Nanos {
+        /// The step.
+        step: u64,
+        /// A trainer.
+        one: u16,
+        /// How many it told.
+        its: usize,
+        /// Another trainer.
+        other: u16,
+        /// How many that one told.
+        theirs: usize,
+    },
     /// A step without work.
     #[error("step {step} has no nano-batch; give every step at least one")]
     Empty {
@@ -177,7 +193,7 @@ impl Draft {
         if entries > MAX_ENTRIES {
             return Err(Error::TooMany { step, entries });
         }
-        let count = lengths.values().map(|it| it.nanos.len()).max().unwrap_or(0);
+        let count = nanos(step, lengths)?;
         let turns = self.turns(step, count, lengths)?;
         let order = PhaseOrder::new(&turns, self.layers.count(), count)
             .map_err(|source| Error::Turns { step, source })?;
@@ -272,6 +288,16 @@ impl Draft {
             slots.extend(trainers.map(at_home(0)));
         }
         slots
+    }
+}
+
+/// How many nano-batches every trainer has announced.
+fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
+    let mut each = lengths.iter().map(|it| (*it.0, it.1.nanos.len()));
+    let Some((one, its)) = each.next() else { return Ok(0) };
+    match each.find(|it| it.1 != its) {
+        Some((other, theirs)) => Err(Error::Nanos { step, one, its, other, theirs }),
+        None => Ok(its),
     }
 }
 

@@ -99,6 +99,12 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     assert_eq!(prepare(both.clone(), 2).unwrap(), (12, "F0 B0 F1 B1".into()));
     let forward = Some(Turns::forward(number(1)));
     assert_eq!(prepare([forward.clone(), forward], 1).unwrap(), (3, "F0".into()));
+    let one = Lengths { step: 7, turns: None, nanos: vec![nano(1)] };
+    let uneven = [one.clone(), Lengths { nanos: vec![nano(1); 2], ..one }];
+    let view = View { number: ViewNumber::default(), slots: Vec::new() };
+    let refused = draft(3).prepare(7, &(4..).zip(uneven).collect(), &view).unwrap_err().to_string();
+    let expected = "step 7: trainer 4 announced 1 nano-batches, trainer 5 2; announce all";
+    assert!(refused.starts_with(expected), "{refused}");
     let refused = |turns, held, expected: &str| {
         let refused = prepare(turns, held).unwrap_err().to_string();
         assert!(refused.starts_with(expected), "{refused}");
