@@ -258,6 +258,10 @@ fn what_a_job_cannot_be_sized_by_is_refused_by_name() {
     fs::write(folder.path().join("none.json"), "[]").unwrap();
     for (args, expected) in [
         (&["--nodes", "0"][..], "nodes"),
+        (
+            &["--nodes", "9", "--nano-batches", "40000"],
+            "--nano-batches 40000 with --accumulate 1: 40000 nano-batches and 1 kinds of layers have more than 32767 plans",
+        ),
         (&[], "--nodes"),
         (&["--nodes", "4", "--profile", "a100"], "h200-hopper"),
         (&["--nodes", "4", "--profile", "bad.json"], "bad.json"),

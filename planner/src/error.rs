@@ -24,9 +24,9 @@ pub enum Error {
     /// A document longer than positions can count.
     #[error("document {} has {rows} rows, more than {most}; cut it", document.0)]
     LongDocument { document: DocumentId, rows: u32, most: u32 },
-    /// A rank that holds nothing.
-    #[error("rank {} has no rows; give it a document or leave the rank out", rank.0)]
-    EmptyRank { rank: RankId },
+    /// Ranks that all hold nothing.
+    #[error("no rank has rows; give one of them a document, or leave this out")]
+    NoRows,
     /// More rows at one rank than its rows can be numbered.
     #[error("rank {} has {rows} rows, more than {}; give it fewer", rank.0, u32::MAX)]
     LongRank { rank: RankId, rows: u64 },

@@ -38,6 +38,7 @@ pub use links::{Distance, Link, Links, NOMINAL_RATE, Prices};
 pub use mask::Mask;
 pub use memory::{
     BundleMemory, SlotMemory, check_beside, largest_bundle, memory_of, memory_of_slot,
+    memory_of_slots,
 };
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};

@@ -68,6 +68,12 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
     SlotMemory { phase: phase(problem, plan, slot), reserve }
 }
 
+/// As [`memory_of_slot`], of all slots.
+pub fn memory_of_slots(problem: &Problem, plan: &Plan) -> Vec<SlotMemory> {
+    let (phases, reserve) = phases(problem, plan, &Runs::of(plan));
+    phases.into_iter().map(|phase| SlotMemory { phase, reserve }).collect()
+}
+
 /// The larger of a forward and a backward phase of each slot, and the largest bundle.
 fn phases(problem: &Problem, plan: &Plan, runs: &Runs) -> (Vec<u64>, u64) {
     let mut phases = vec![BundleMemory::default(); problem.slots.len()];

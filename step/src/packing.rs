@@ -10,7 +10,7 @@
 
 use std::num::NonZeroU32;
 
-use cadre_planner::{Document, DocumentId, Error, Layout, Mask, Stretch};
+use cadre_planner::{Document, DocumentId, Error, Layout, Mask, RankId, Stretch};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::Kind;
@@ -46,6 +46,11 @@ impl Packing {
     /// How many ranks hold it.
     pub fn ranks(&self) -> usize {
         self.rows.ranks().len()
+    }
+
+    /// Rows that a rank holds.
+    pub fn rank_rows(&self, rank: RankId) -> u32 {
+        self.rows.rank_rows(rank)
     }
 
     /// What a kind of layers is planned from: all documents, or their chunks, have its mask.
@@ -122,7 +127,6 @@ impl TryFrom<Parts> for Packing {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::RankId;
     use proptest::prelude::*;
 
     use super::*;

@@ -74,8 +74,8 @@ impl PhaseOrder {
                 Some(&layer) if layer >= layers => {
                     return Err(Error::NoSuchLayer { turn, layer, layers });
                 }
-                Some(&layer) if some.len() == usize::from(layers) => {
-                    return Err(Error::Listed { turn, layer });
+                Some(_) if some.len() == usize::from(layers) => {
+                    return Err(Error::All { turn, layers });
                 }
                 Some(_) | None => {}
             }
@@ -141,10 +141,10 @@ impl PhaseOrder {
         (0..self.count).map(|it| self.at(Phase(it)))
     }
 
-    /// The first phase that goes this way; the last of all phases where none does.
-    pub fn first(&self, direction: Direction) -> Phase {
+    /// The first phase that goes this way, if any does.
+    pub fn first(&self, direction: Direction) -> Option<Phase> {
         let turn = self.turns.iter().find(|it| it.turn.direction == direction);
-        Phase(turn.map_or(self.count.saturating_sub(1), |it| it.first))
+        turn.map(|it| Phase(it.first))
     }
 
     /// How many nano-batches go through the model together, so that one may compute while another travels: the least of all
@@ -209,17 +209,17 @@ mod tests {
         let number = |it| NonZeroU16::new(it).unwrap();
         let two = order(&Turns::together(number(2)), 2);
         assert_eq!(written(&two), "F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1");
-        assert_eq!((two.first(Direction::Backward), two.together()), (Phase(4), 2));
+        assert_eq!((two.first(Direction::Backward), two.together()), (Some(Phase(4)), 2));
         let summed = order(&Turns::accumulated(number(2), number(1)).unwrap(), 2);
         assert_eq!(written(&summed), "F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1");
-        assert_eq!((summed.first(Direction::Backward), summed.together()), (Phase(2), 1));
+        assert_eq!((summed.first(Direction::Backward), summed.together()), (Some(Phase(2)), 1));
         let forward = order(&Turns::forward(number(1)), 3);
         assert_eq!(written(&forward), "F0.0 F1.0 F2.0");
         let firsts = [Direction::Forward, Direction::Backward].map(|it| forward.first(it));
         assert_eq!(
             firsts,
-            [Phase(0), Phase(2)],
-            "a step that does not go back gets there at its end"
+            [Some(Phase(0)), None],
+            "a step that does not go back has no such phase"
         );
         let turn =
             |direction, nanos: &[u16], layers| Turn { direction, nanos: nanos.to_vec(), layers };
@@ -249,8 +249,14 @@ mod tests {
         let (turn, layers) = (1, 3);
         let listed = Error::NoSuchLayer { turn, layer: 3, layers };
         check(&[], &[1, 3], 1, listed, "turn 1 lists layer 3, and there are 3");
-        let all = Error::Listed { turn, layer: 2 };
-        check(&[], &[0, 1, 2], 1, all, "turn 1 lists layer 2 out of order");
+        let all = Error::All { turn, layers };
+        check(
+            &[],
+            &[0, 1, 2],
+            1,
+            all,
+            "turn 1 lists each of the 3 layers with core attention; say",
+        );
         let left = Error::NotForward { turn, nano: 0, layer: 1 };
         check(&[0, 2], &[], 1, left.clone(), "turn 1 takes nano-batch 0 backward through layer 1");
         check(&[0, 2], &[1, 2], 1, left, "turn 1 takes nano-batch 0 backward through layer 1");

@@ -6,25 +6,25 @@
 //! Pure but for the time it takes. Invariant: [`PlannedStep::digest`] is equal at two workers exactly
 //! if they made the same plans from the same header.
 
+pub(crate) mod plans;
+
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{
-    Assignment, BundleId, Links, Plan, Problem, check_beside, largest_bundle, plan, plan_at_home,
-    plan_beside, reassign,
-};
+use cadre_planner::{Assignment, BundleId, Plan, Problem, RankId, reassign};
 use cadre_protocol::{
     Bundle, Filler, Fillers, Phase, Round, RoundTable, ServerId, Shape, ShapeError, Slot, Step,
     StepError, TrainerId,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::header::{Header, Member, Placement};
+use crate::header::{Header, Member};
 use crate::layers::Kind;
 use crate::lowering::Lists;
-use crate::packing::Packing;
 use crate::phases::{Direction, PhaseAt, PhaseOrder};
 use crate::turns;
+
+pub use self::plans::{TooManyPlans, check_plans, needed, plans};
 
 /// A nano-batch in all layers of one kind.
 #[derive(Clone, Debug)]
@@ -46,10 +46,13 @@ pub struct PlannedStep {
     pub header: Arc<Header>,
     /// Numbers its phases.
     pub order: PhaseOrder,
-    /// By nano-batch, then by kind of layers: each is made once, and serves all layers of its kind.
+    /// By nano-batch, then by kind of layers: each is made once, and serves all layers of its kind. Those that no phase runs
+    /// are left out.
     pub plans: Vec<NanoPlan>,
     /// Of header and plans.
     pub digest: u64,
+    /// By nano-batch, then by kind of layers: the index in `plans`.
+    numbers: Vec<Option<usize>>,
 }
 
 /// Why a header cannot be run.
@@ -108,13 +111,17 @@ impl PlannedStep {
         let order = PhaseOrder::new(&header.turns, layers, nanos)
             .map_err(|source| Error::Turns { step: header.step, source })?;
         let made = plans(&header).map_err(|source| Error::Plan { step: header.step, source })?;
-        let plans = made.into_iter().map(|(problem, plan)| NanoPlan::new(problem, plan));
-        let plans = plans.collect::<Result<Vec<_>, Error>>()?;
+        let made = made.into_iter().map(|(problem, plan)| NanoPlan::new(problem, plan));
+        let plans = made.collect::<Result<Vec<_>, Error>>()?;
         let mut digest = header.digest().to_le_bytes().to_vec();
         for nano in &plans {
             digest.extend(nano.plan.digest().to_le_bytes());
         }
-        Ok(Self { header, order, plans, digest: xxh3_64(&digest) })
+        let mut next = 0..plans.len();
+        let numbers =
+            plans::has_phases(&header).into_iter().map(|it| if it { next.next() } else { None });
+        let numbers = numbers.collect();
+        Ok(Self { header, order, plans, digest: xxh3_64(&digest), numbers })
     }
 
     /// Digest of the plans alone, and of what each was made from: equal for two steps that plan the same work alike.
@@ -123,9 +130,14 @@ impl PlannedStep {
     }
 
     /// Which of [`Self::plans`] a phase runs: that of its nano-batch and of its layer's kind.
+    ///
+    /// # Panics
+    ///
+    /// The step has no such phase.
     pub fn plan_index(&self, at: PhaseAt) -> usize {
         let layers = &self.header.layers;
-        at.nano * layers.kinds().len() + layers.number_of(at.layer)
+        let number = self.numbers[at.nano * layers.kinds().len() + layers.number_of(at.layer)];
+        number.expect("what a phase runs is planned")
     }
 
     /// How many phases run each of [`Self::plans`].
@@ -135,6 +147,11 @@ impl PlannedStep {
             phases[self.plan_index(at)] += 1;
         }
         phases
+    }
+
+    /// Whether a rank has rows in a nano-batch. One without has nothing to say of its phases.
+    pub fn has_rows(&self, nano: usize, rank: u16) -> bool {
+        self.header.nanos[nano].rank_rows(RankId(rank)) > 0
     }
 
     /// What the layer of a phase computes.
@@ -220,78 +237,6 @@ impl PlannedStep {
     pub fn slot_of(&self, phase: Phase, bundle: Bundle) -> Slot {
         Slot(self.nano_of(phase).0.plan.bundles()[bundle.0 as usize].slot.0)
     }
-}
-
-/// Sizes of the largest bundle that are tried, each an eighth less than the one before.
-const SMALLER_BUNDLES: usize = 10;
-
-/// The plans of a step, by nano-batch and then by kind of layers. Whoever plans for a job asks here: its workers, and
-/// `cadre plan -f`. A slot holds two phases, of whichever plans, and the largest bundle of all plans: that is what fits it.
-///
-/// # Errors
-///
-/// The planner's.
-pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, cadre_planner::Error> {
-    let kinds = header.layers.kinds();
-    let problems = header.nanos.iter().flat_map(|nano| kinds.iter().map(move |kind| (nano, *kind)));
-    let planned = problems.map(|(nano, kind)| {
-        let problem = problem(header, nano, kind)?;
-        let plan = match header.placement {
-            Placement::Pool => plan(&problem),
-            Placement::Local => plan_at_home(&problem),
-        };
-        Ok((problem, plan?))
-    });
-    let mut plans = planned.collect::<Result<Vec<_>, _>>()?;
-    if header.placement == Placement::Pool && plans.len() > 1 {
-        fit_together(&mut plans)?;
-    }
-    Ok(plans)
-}
-
-/// Makes plans anew, with ever smaller bundles, until a slot holds two phases of any of them beside the largest bundle of all.
-fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), cadre_planner::Error> {
-    let largest = |plans: &[(Problem, Plan)]| {
-        plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)
-    };
-    let check = |plans: &[(Problem, Plan)]| {
-        let reserve = largest(plans);
-        plans.iter().try_for_each(|(problem, plan)| check_beside(problem, plan, reserve))
-    };
-    let mut reserve = largest(plans);
-    let Err(unfit) = check(plans) else { return Ok(()) };
-    for _ in 0..SMALLER_BUNDLES {
-        let anew = |(problem, plan): &(Problem, Plan)| {
-            let is_small = largest_bundle(problem, plan) <= reserve;
-            let plan = match check_beside(problem, plan, reserve) {
-                Ok(()) if is_small => plan.clone(),
-                Ok(()) | Err(_) => plan_beside(problem, reserve)?,
-            };
-            Ok((problem.clone(), plan))
-        };
-        let made = plans.iter().map(anew).collect::<Result<Vec<_>, cadre_planner::Error>>();
-        if let Ok(made) = made.and_then(|made| check(&made).map(|()| made)) {
-            plans.clone_from_slice(&made);
-            return Ok(());
-        }
-        reserve -= reserve / 8;
-    }
-    // What is missing, not what smaller and smaller bundles came to.
-    Err(unfit)
-}
-
-fn problem(header: &Header, nano: &Packing, kind: Kind) -> Result<Problem, cadre_planner::Error> {
-    Ok(Problem {
-        layout: nano.layout(kind)?,
-        heads: header.heads,
-        element_bytes: wire_bytes(header.wire),
-        // A trainer is one processor, so heads could part; but a piece of the exchange is one
-        // range of bytes, and a group of heads would be a piece a row.
-        lanes: header.heads.kv,
-        slots: header.slots.clone(),
-        costs: header.costs,
-        links: Links::equal(),
-    })
 }
 
 /// Digest of a step's plans, by nano-batch and then by kind of layers.

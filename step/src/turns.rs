@@ -15,7 +15,7 @@ use std::num::NonZeroU16;
 use cadre_planner::Direction;
 use serde::{Deserialize, Serialize};
 
-/// Turns that are written out in an error.
+/// Turns that are written out in an error, and numbers of each of their lists.
 const WRITTEN: usize = 16;
 
 /// See the module.
@@ -67,15 +67,25 @@ pub enum Error {
         /// Counts from 0.
         turn: usize,
     },
-    /// Layers that are not listed in their order, or all of them.
+    /// Layers that are not listed in their order.
     #[error(
-        "turn {turn} lists layer {layer} out of order; list some layers in ascending order, or say that it is all"
+        "turn {turn} lists layer {layer} out of order; list layers in ascending order, each once"
     )]
     Listed {
         /// Counts from 0.
         turn: usize,
         /// The layer.
         layer: u16,
+    },
+    /// Every layer in a list, which would be another way to say the same.
+    #[error(
+        "turn {turn} lists each of the {layers} layers with core attention; say that it takes all layers, without a list"
+    )]
+    All {
+        /// Counts from 0.
+        turn: usize,
+        /// How many there are.
+        layers: u16,
     },
     /// A layer that the model does not have.
     #[error(
@@ -260,12 +270,14 @@ impl From<Turns> for Vec<Turn> {
     }
 }
 
-/// As in the module; where there are many, how many more.
+/// As in the module; where turns, nano-batches or layers are many, how many more. So it is never longer than a few lines.
 impl fmt::Display for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |numbers: &[u16]| {
-            let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
-            numbers.join(",")
+            let written: Vec<_> = numbers.iter().take(WRITTEN).map(ToString::to_string).collect();
+            let more = numbers.len() - written.len();
+            let more = if more > 0 { format!(",… {more} more") } else { String::new() };
+            written.join(",") + &more
         };
         for (index, Turn { direction, nanos, layers }) in self.all.iter().enumerate().take(WRITTEN)
         {
@@ -317,6 +329,12 @@ mod tests {
         check(Turns::accumulated(number(2), number(2)).unwrap(), 4, "F0,1 B0,1 F2,3 B2,3");
         let many = Turns::accumulated(number(10), number(1)).unwrap();
         assert!(many.to_string().ends_with("F7 B7 and 4 more"), "{many}");
+        let wide = Turns::together(NonZeroU16::MAX);
+        let end = "B0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,… 65519 more";
+        assert!(wide.to_string().ends_with(end), "{wide}");
+        let long = |it| turn(Direction::Forward, &[it], Which::Only((50_000..u16::MAX).collect()));
+        let long = Turns::new((0..100).map(long).collect()).unwrap().to_string();
+        assert!(long.len() < 3_000, "{} bytes", long.len());
         let frozen = turn(Direction::Backward, &[1], Which::Only(vec![2, 3]));
         let mixed = vec![forward(&[1]), forward(&[0]), frozen, forward(&[2]), backward(&[0])];
         check(Turns::new(mixed).unwrap(), 3, "F1 F0 B1[2,3] F2 B0");

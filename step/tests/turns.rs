@@ -15,7 +15,7 @@ mod turns;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use cadre_planner::{DocumentId, Mask, Slot, SlotId, Stretch, memory_of_slot};
+use cadre_planner::{DocumentId, Mask, Slot, Stretch};
 use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
@@ -26,7 +26,7 @@ use cadre_step::header::{Header, Member};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::packing::Packing;
 use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::planned::{PlannedStep, filler, needed};
 use cadre_step::turns::{Turn, Turns, Which};
 use proptest::prelude::*;
 
@@ -63,13 +63,9 @@ fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
     let slots = vec![slot(1 << 30); servers.into()];
     let header = Header { layers, turns, nanos, fillers, slots, ..any };
     let roomy = PlannedStep::new(Arc::new(header.clone())).unwrap();
-    let slots = (0..servers).map(SlotId).map(|id| {
-        let of = roomy.plans.iter().map(|it| memory_of_slot(&it.problem, &it.plan, id));
-        let (phases, reserves): (Vec<_>, Vec<_>) = of.map(|it| (it.phase, it.reserve)).unzip();
-        let largest = |all: Vec<u64>| all.into_iter().max().unwrap_or(0);
-        slot(2 * largest(phases) + largest(reserves))
-    });
-    let header = Header { slots: slots.collect(), ..header };
+    let needed = needed(roomy.plans.iter().map(|it| (&it.problem, &it.plan)));
+    // A slot without work is not asked, but takes part.
+    let header = Header { slots: needed.into_iter().map(|it| slot(it.max(1))).collect(), ..header };
     // Plans of slots that just fit may be others, which fit as well.
     PlannedStep::new(Arc::new(header)).unwrap_or(roomy)
 }

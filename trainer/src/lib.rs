@@ -20,6 +20,7 @@ pub mod sample;
 pub mod step;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 mod validation;
 
 pub use attention::{Attention, AttentionError, Gradients, IN_FLIGHT};

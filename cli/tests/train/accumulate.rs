@@ -59,4 +59,7 @@ fn a_replay_or_a_resume_that_sums_otherwise_is_refused_by_name() {
         &[],
         "--nano-batches 256 with --accumulate 256: turns have more than 65535",
     );
+    let plans = Job { every: "--nano-batches=1, --accumulate=40000", ..JOB };
+    let expected = "--nano-batches 1 with --accumulate 40000: 40000 nano-batches and 1 kinds of layers have more than 32767 plans";
+    refused("plans", plans, &[], expected);
 }

@@ -42,21 +42,21 @@ pub use step::{Assignment, Filler, Fillers, RoundTable, Step, StepError, alive};
 /// one asked for; where memory is mapped (shared memory) it is the generation word read afterwards.
 pub type PullResult = Result<u32, PullFailure>;
 
-/// Why a pull brought nothing.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+/// Why a pull brought nothing; of two reasons the later one here says more of the path.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, thiserror::Error)]
 pub enum PullFailure {
     /// The far side no longer (or not yet) has it.
     #[error("the peer does not have it")]
     Gone,
+    /// The endpoint was closed by force.
+    #[error("the link was closed")]
+    Cancelled,
     /// The link broke.
     #[error("the link to the peer broke")]
     PeerFailed,
     /// The deadline passed.
     #[error("the deadline passed")]
     Deadline,
-    /// The endpoint was closed by force.
-    #[error("the link was closed")]
-    Cancelled,
 }
 
 /// Why a machine has ended: the last command that it gives. The job ends, unless it says otherwise.

@@ -145,6 +145,25 @@ fn two_steps_that_fit_alone_do_not_end_the_server_together() {
 }
 
 #[test]
+fn a_server_without_work_of_its_own_takes_over_what_it_can_hold() {
+    // Both bundles are planned for the other server, and one of them is larger than this one's memory.
+    let step = sized(7, &[500, 40], 1, 3);
+    let begin = || server::Event::Begin(Arc::clone(&step));
+    assert_eq!(server_end(100, vec![begin()]), None);
+    let moved = |to: [u16; 2]| {
+        let table = RoundTable {
+            round: Round(1),
+            assignments: vec![to.map(|it| Some(Slot(it))).to_vec()],
+            ..RoundTable::clone(step.table())
+        };
+        server::Event::Round(Arc::new(table))
+    };
+    assert_eq!(server_end(100, vec![begin(), moved([1, 0])]), None);
+    let end = End::Memory { step: 7, needed: 500, memory: 100 };
+    assert_eq!(server_end(100, vec![begin(), moved([0, 0])]), Some(end));
+}
+
+#[test]
 fn different_plans_end_the_server_and_name_both() {
     let end = Some(End::Digest { from: TrainerId(0), ours: 5, theirs: 6 });
     let begin = || server::Event::Begin(step());

@@ -4,7 +4,7 @@
 //! a [`Layout`] that finds the rows of a document ([`Layout::locate`]).
 //!
 //! Any loader fits: end to end, head and tail ([`packed`]), or other. What others rely on: every row of every
-//! document is at exactly one place, and no rank, document or stretch is empty.
+//! document is at exactly one place, no document or stretch is empty, and there is a document. A rank may hold nothing.
 
 mod packed;
 
@@ -81,7 +81,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Names the first document, rank or stretch that is empty, too long, missing or held twice.
+    /// Names the first document or stretch that is empty, or a document, rank or stretch that is too long, missing or held twice.
     pub fn new(documents: Vec<Document>, ranks: Vec<Vec<Stretch>>) -> Result<Self, Error> {
         check_counts(&documents, &ranks)?;
         let mut pieces: Vec<(DocumentId, Piece)> = Vec::new();
@@ -233,10 +233,7 @@ fn check_counts(documents: &[Document], ranks: &[Vec<Stretch>]) -> Result<(), Er
             return Err(Error::LongDocument { document, rows, most: MOST_ROWS });
         }
     }
-    match (0..).map(RankId).zip(ranks).find(|(_, stretches)| stretches.is_empty()) {
-        Some((rank, _)) => Err(Error::EmptyRank { rank }),
-        None => Ok(()),
-    }
+    if documents.is_empty() { Err(Error::NoRows) } else { Ok(()) }
 }
 
 /// Every row once; returns where each document's pieces begin.
@@ -297,6 +294,8 @@ mod tests {
         assert_eq!(layout.locate(DocumentId(9), 0..12).count(), 0);
         let pieces: Vec<_> = layout.pieces_of(RankId(0)).map(|(_, it)| it.local).collect();
         assert_eq!(pieces, [0..4, 4..9]);
+        let layout = Layout::new(vec![causal(4)], vec![vec![], vec![stretch(0, 0, 4)]]).unwrap();
+        assert_eq!([0, 1].map(|it| layout.rank_rows(RankId(it))), [0, 4]);
     }
 
     #[test]
@@ -312,7 +311,7 @@ mod tests {
         check(&[0], &[&[]], Error::EmptyDocument { document });
         let rows = MOST_ROWS + 1;
         check(&[rows], &[&[]], Error::LongDocument { document, rows, most: MOST_ROWS });
-        check(&[4], &[&[stretch(0, 0, 4)], &[]], Error::EmptyRank { rank: RankId(1) });
+        check(&[], &[&[], &[]], Error::NoRows);
         let bad = |document, start, end| Error::BadStretch { rank, document, start, end };
         check(&[4], &[&[stretch(0, 2, 2)]], bad(document, 2, 2));
         check(&[4], &[&[stretch(0, 2, 5)]], bad(document, 2, 5));

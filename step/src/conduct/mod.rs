@@ -16,14 +16,13 @@ use crate::header::{Header, Log, Member, Placement, ViewNumber};
 use crate::layers::Layers;
 use crate::packing::Packing;
 use crate::phases::PhaseOrder;
+use crate::planned::{TooManyPlans, check_plans};
 use crate::turns::{self, Turns};
 
 pub use self::view::{Offer, Roster, View};
 
 /// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
 const MAX_ENTRIES: usize = 4_000_000;
-/// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
-const MAX_PLANS: usize = u16::MAX as usize / 2;
 /// Weight of a slot that nothing is known about.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
@@ -116,6 +115,22 @@ pub enum Error {
         /// How many there are.
         entries: usize,
     },
+    /// Trainers that count nano-batches otherwise.
+    #[error(
+        "step {step}: trainer {one} announced {its} nano-batches, trainer {other} {theirs}; announce all of them at every rank, also those of which it has no rows"
+    )]
+    Nanos {
+        /// The step.
+        step: u64,
+        /// A trainer.
+        one: u16,
+        /// How many it told.
+        its: usize,
+        /// Another trainer.
+        other: u16,
+        /// How many that one told.
+        theirs: usize,
+    },
     /// A step without work.
     #[error("step {step} has no nano-batch; give every step at least one")]
     Empty {
@@ -123,16 +138,12 @@ pub enum Error {
         step: u64,
     },
     /// A step with more plans than can be numbered.
-    #[error(
-        "step {step} has {nanos} nano-batches and {kinds} kinds of layers; at most {MAX_PLANS} nano-batches × kinds are supported, so make nano-batches longer"
-    )]
+    #[error("step {step}: {source}")]
     Plans {
         /// The step.
         step: u64,
-        /// Nano-batches that the trainers announced.
-        nanos: usize,
-        /// Kinds of layers.
-        kinds: usize,
+        /// How many there are.
+        source: TooManyPlans,
     },
     /// Turns that no step of this model can have.
     #[error("step {step}: {source}")]
@@ -144,11 +155,13 @@ pub enum Error {
     },
     /// Trainers want phases in another order.
     #[error(
-        "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}; give all ranks the same turns"
+        "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}, other ones from turn {turn} on; give all ranks the same turns"
     )]
     OtherTurns {
         /// The step.
         step: u64,
+        /// The first that differs, counted from 0.
+        turn: usize,
         /// A trainer.
         one: u16,
         /// Its turns.
@@ -180,7 +193,7 @@ impl Draft {
         if entries > MAX_ENTRIES {
             return Err(Error::TooMany { step, entries });
         }
-        let count = lengths.values().map(|it| it.nanos.len()).max().unwrap_or(0);
+        let count = nanos(step, lengths)?;
         let turns = self.turns(step, count, lengths)?;
         let order = PhaseOrder::new(&turns, self.layers.count(), count)
             .map_err(|source| Error::Turns { step, source })?;
@@ -216,10 +229,7 @@ impl Draft {
         nanos: usize,
         lengths: &BTreeMap<u16, Lengths>,
     ) -> Result<Turns, Error> {
-        let kinds = self.layers.kinds().len();
-        if nanos.saturating_mul(kinds) > MAX_PLANS {
-            return Err(Error::Plans { step, nanos, kinds });
-        }
+        check_plans(nanos, &self.layers).map_err(|source| Error::Plans { step, source })?;
         // No number above `MAX_PLANS` came so far.
         let held = NonZeroU16::new(nanos as u16).ok_or(Error::Empty { step })?;
         let together = Turns::together(held);
@@ -228,8 +238,10 @@ impl Draft {
         match each.find(|it| it.1 != turns) {
             None => Ok(turns.clone()),
             Some((other, theirs)) => {
+                let same = turns.list().iter().zip(theirs.list()).take_while(|it| it.0 == it.1);
+                let turn = same.count();
                 let (its, theirs) = (turns.to_string(), theirs.to_string());
-                Err(Error::OtherTurns { step, one, its, other, theirs })
+                Err(Error::OtherTurns { step, turn, one, its, other, theirs })
             }
         }
     }
@@ -276,6 +288,16 @@ impl Draft {
             slots.extend(trainers.map(at_home(0)));
         }
         slots
+    }
+}
+
+/// How many nano-batches every trainer has announced.
+fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
+    let mut each = lengths.iter().map(|it| (*it.0, it.1.nanos.len()));
+    let Some((one, its)) = each.next() else { return Ok(0) };
+    match each.find(|it| it.1 != its) {
+        Some((other, theirs)) => Err(Error::Nanos { step, one, its, other, theirs }),
+        None => Ok(its),
     }
 }
 

@@ -5,6 +5,7 @@ use cadre_planner::Mask;
 use super::*;
 use crate::envelope::NanoLengths;
 use crate::layers::Kind;
+use crate::planned::plans::MAX_PLANS;
 
 /// Of a model whose layers are all of other windows.
 fn draft(layers: u16) -> Draft {
@@ -69,7 +70,7 @@ fn a_step_that_nothing_can_be_made_of_is_refused_by_its_number() {
     for (layers, nanos, expected) in [
         (2, Vec::new(), "step 7 has no nano-batch"),
         (1, vec![nano(2_000_001)], "step 7 has 4000002 documents and stretches"),
-        (7, [most(7), most(7)].concat(), "step 7 has 9362 nano-batches and 7 kinds of layers;"),
+        (7, [most(7), most(7)].concat(), "step 7: 9362 nano-batches and 7 kinds of layers have"),
     ] {
         let refused = prepare(layers, nanos).unwrap_err().to_string();
         assert!(refused.starts_with(expected), "{refused}");
@@ -98,11 +99,20 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     assert_eq!(prepare(both.clone(), 2).unwrap(), (12, "F0 B0 F1 B1".into()));
     let forward = Some(Turns::forward(number(1)));
     assert_eq!(prepare([forward.clone(), forward], 1).unwrap(), (3, "F0".into()));
+    let one = Lengths { step: 7, turns: None, nanos: vec![nano(1)] };
+    let uneven = [one.clone(), Lengths { nanos: vec![nano(1); 2], ..one }];
+    let view = View { number: ViewNumber::default(), slots: Vec::new() };
+    let refused = draft(3).prepare(7, &(4..).zip(uneven).collect(), &view).unwrap_err().to_string();
+    let expected = "step 7: trainer 4 announced 1 nano-batches, trainer 5 2; announce all";
+    assert!(refused.starts_with(expected), "{refused}");
     let refused = |turns, held, expected: &str| {
         let refused = prepare(turns, held).unwrap_err().to_string();
         assert!(refused.starts_with(expected), "{refused}");
     };
-    let theirs = "step 7: trainer 0 announced the turns F0 B0 F1 B1, trainer 1 F0,1 B0,1; give";
+    let theirs = "step 7: trainer 0 announced the turns F0 B0 F1 B1, trainer 1 F0,1 B0,1, other ones from turn 0 on; give";
     refused([summed, None], 2, theirs);
+    let forward = Some(Turns::forward(number(2)));
+    let theirs = "step 7: trainer 0 announced the turns F0,1 B0,1, trainer 1 F0,1, other ones from turn 1 on; give";
+    refused([None, forward], 2, theirs);
     refused(both, 3, "step 7: turns take 2 nano-batches, and ranks announced the rows of 3;");
 }

@@ -5,8 +5,10 @@ use std::num::NonZeroU16;
 use cadre_planner::{DocumentId, Mask, Slot as Place, SlotId, Stretch, memory_of_slot};
 
 use super::*;
+use crate::header::Placement;
 use crate::layers::Layers;
-use crate::turns::Turns;
+use crate::packing::Packing;
+use crate::turns::{Turn, Turns, Which};
 
 /// Two nano-batches of one document each, over two trainers and three servers.
 fn header(masks: &[Mask]) -> Header {
@@ -47,6 +49,53 @@ fn every_phase_has_the_plan_of_its_nano_batch_and_of_its_layers_kind() {
         let shape = nano.lists.shape(&nano.problem, &nano.plan, direction).unwrap();
         assert_eq!(**step.shape(phase), shape, "{at:?}");
         assert_eq!(planned.works(phase), shape.works().len());
+    }
+}
+
+#[test]
+fn plans_that_no_phase_runs_are_not_made() {
+    let near = Mask::Window { left: 99 };
+    let masks = [near, Mask::Causal, near, Mask::Full];
+    let turn =
+        |nano, layers: Which| Turn { direction: Direction::Forward, nanos: vec![nano], layers };
+    // Nano-batch 0 goes through layers of one kind alone, nano-batch 1 through those of the other two.
+    let some = vec![turn(0, Which::Only(vec![0, 2])), turn(1, Which::Only(vec![1, 3]))];
+    let turns = Turns::new(some).unwrap();
+    let few = PlannedStep::new(Arc::new(Header { turns, ..header(&masks) })).unwrap();
+    assert_eq!((few.plans.len(), few.order.count()), (3, 4));
+    let all = planned(&masks);
+    for at in few.order.iter() {
+        let (made, whole) = (few.plan_index(at), all.plan_index(at));
+        assert_eq!(few.plans[made].plan, all.plans[whole].plan, "{at:?}");
+        assert_eq!(few.plans[made].problem.layout.documents()[0].mask, masks[at.layer]);
+    }
+    assert_eq!(few.phases_of_plans(), [2, 1, 1]);
+    let step = few.protocol_step(&few.assign(None, &[true; 3]).unwrap()).unwrap();
+    assert_eq!((step.shapes().len(), step.phases()), (2 * 3, 4));
+}
+
+#[test]
+fn a_step_at_home_whose_plans_do_not_fit_together_is_refused_where_it_is_planned() {
+    let slot = |rank| Place {
+        weight: 100,
+        head_start: 0,
+        home: Some(cadre_planner::RankId(rank)),
+        memory: 1 << 30,
+    };
+    let roomy = Header {
+        placement: Placement::Local,
+        slots: (0..2).map(slot).collect(),
+        fillers: (0..2).map(|it| Some(Member::InPlace(it))).collect(),
+        ..header(&[Mask::Causal, Mask::Window { left: 9 }])
+    };
+    let sizes = needed(plans(&roomy).unwrap().iter().map(|it| (&it.0, &it.1)));
+    for (less, fits) in [(0, true), (1, false)] {
+        let slots = roomy.slots.iter().zip(&sizes);
+        let slots = slots.map(|(it, memory)| Place { memory: memory - less, ..*it }).collect();
+        let refused = plans(&Header { slots, ..roomy.clone() }).err();
+        let full = |it: &_| matches!(it, cadre_planner::Error::SlotFull { .. });
+        assert_eq!(refused.is_none(), fits);
+        assert!(refused.iter().all(full), "{refused:?}");
     }
 }
 

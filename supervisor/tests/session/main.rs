@@ -179,10 +179,14 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
         // What rank 1 sends beside it goes forward alone.
         (
             "turns",
-            "step 0: trainer 0 announced the turns F0 B0, trainer 1 F0; give all ranks the same turns",
+            "step 0: trainer 0 announced the turns F0 B0, trainer 1 F0, other ones from turn 1 on; give all ranks the same turns",
         ),
         // Rank 0 has said that it has three.
         ("steps", "; give all ranks the same data and number of steps"),
+        (
+            "again",
+            "rank 1 joins its job a second time; a process joins once: leave the first session, or start a process for each rank",
+        ),
         // It says so to rank 1, which tells it.
         ("second", "refused by the controller: trainer 1 is here already, as process "),
     ] {

@@ -24,23 +24,27 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let contract = Contract::from_env()?;
     let other = mistake == "layers" && contract.me.index == 1;
     let mask = if other { Mask::Window { left: 7 } } else { Mask::Causal };
-    let session = Session::join(
-        &contract,
-        Join {
-            layers: Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?,
-            heads: HEADS,
-            steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
-            seed: 0,
-            engine: Choice::Cpu,
-            threads: Threads::ONE,
-            memory: 1 << 28,
-            exchange: ExchangeChoice::Tcp,
-            address: String::new(),
-            resume: None,
-            first: Box::new(|_, _| Ok(0)),
-        },
-    )?;
+    let layers = Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?;
+    let join = || Join {
+        layers: layers.clone(),
+        heads: HEADS,
+        steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
+        seed: 0,
+        engine: Choice::Cpu,
+        threads: Threads::ONE,
+        memory: 1 << 28,
+        exchange: ExchangeChoice::Tcp,
+        address: String::new(),
+        resume: None,
+        first: Box::new(|_, _| Ok(0)),
+    };
+    let session = Session::join(&contract, join())?;
     let wrong = session.rank() == 1;
+    if wrong && mistake == "again" {
+        session.fail(
+            Session::join(&contract, join()).err().map_or_else(String::new, |it| it.to_string()),
+        );
+    }
     if wrong && mistake == "second" {
         session.fail(second()?);
     }
@@ -63,7 +67,8 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
                         std::thread::park();
                     }
                 }
-                let seen = wrong && !["unannounced", "steps", "second", "turns"].contains(&mistake);
+                let seen = wrong
+                    && !["unannounced", "steps", "again", "second", "turns"].contains(&mistake);
                 let called = phase(&session, if seen { mistake } else { "none" });
                 if seen { Some(called.expect_err("the mistake is seen")) } else { None }
             }

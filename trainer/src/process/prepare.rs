@@ -6,7 +6,7 @@
 //! Invariant: bad input is refused before the session's threads start.
 
 use std::collections::BTreeMap;
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +15,6 @@ use cadre_control::Settings;
 use cadre_control::proto::notice;
 use cadre_exchange::Greeter;
 use cadre_kernels::{Engine, Linear};
-use cadre_step::turns;
 use cadre_worker::process::Termination;
 use cadre_worker::session::{Contract, Join, JoinError, Session, Turns};
 
@@ -28,6 +27,7 @@ use crate::loader::{self, Lengths, Loader};
 use crate::model::{Config, Model, Stack};
 use crate::optimizer::{AdamW, Hyper, Schedule};
 use crate::step::Trainer;
+use crate::turns::accumulated;
 use crate::validation::Validation;
 
 /// Why a trainer does not start.
@@ -60,7 +60,8 @@ impl Process {
     /// Reads the input and joins the job.
     pub(super) fn prepare(args: TrainArgs) -> Result<Self, Failure> {
         let (config, stack) = args.design.build().map_err(bad_input)?;
-        let turns = turns(&args).map_err(bad_input)?;
+        let turns = accumulated(args.nano_batches, args.accumulate, stack.core());
+        let turns = turns.map_err(bad_input)?;
         let corpus = Corpus::read(&args.data).map_err(bad_input)?;
         let (corpus, held) = match &args.validate {
             Some(it) => it.split(corpus).map(|(train, held)| (train, Some(held))),
@@ -144,15 +145,6 @@ impl Process {
             record,
         })
     }
-}
-
-/// The order of phases that the options say.
-fn turns(args: &TrainArgs) -> Result<Turns, String> {
-    let TrainArgs { nano_batches, accumulate, .. } = args;
-    let nanos = NonZeroU16::try_from(*nano_batches).map_err(|_| turns::Error::TooMany);
-    let turns = nanos.and_then(|nanos| Turns::accumulated(*accumulate, nanos));
-    turns
-        .map_err(|it| format!("--nano-batches {nano_batches} with --accumulate {accumulate}: {it}"))
 }
 
 /// The newest checkpoint; none where there is no folder yet.

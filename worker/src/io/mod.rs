@@ -72,8 +72,8 @@ const FAREWELL: Nanos = Nanos::from_millis(2_000);
 /// What other threads want.
 #[derive(Debug)]
 pub enum Request {
-    /// The trainer's rows of a phase.
-    Submit(At, PhaseRows),
+    /// The trainer's rows of a phase, where it has any.
+    Submit(At, Option<PhaseRows>),
     /// What the trainer's stream of a step holds.
     Lengths(Lengths),
     /// The trainer has so many steps.

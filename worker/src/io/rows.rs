@@ -91,7 +91,7 @@ pub struct Rows {
     me: TrainerId,
     machine: Trainer,
     /// Submitted by the main thread, waiting for the window.
-    queued: VecDeque<(At, PhaseRows)>,
+    queued: VecDeque<(At, Option<PhaseRows>)>,
     open: BTreeMap<At, Open>,
     /// Phases that have all results, and landings that are still copied to; looked at then.
     late: Vec<At>,
@@ -128,8 +128,8 @@ impl Rows {
         self.machine.runs(step)
     }
 
-    /// Takes rows of a phase; they go out as soon as the window allows.
-    pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {
+    /// Takes rows of a phase, if this trainer has any; they go out as soon as the window allows.
+    pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: Option<PhaseRows>) {
         self.standing.submitted();
         self.queued.push_back((at, rows));
         self.announce(shared);
@@ -138,10 +138,12 @@ impl Rows {
     fn announce(&mut self, shared: &mut Shared<impl Exchange>) {
         while self.machine.may_submit() {
             let Some((at, rows)) = self.queued.pop_front() else { return };
-            if let Err(why) = self.reserve(shared, at) {
-                return shared.broke(&why);
+            if let Some(rows) = rows {
+                if let Err(why) = self.reserve(shared, at) {
+                    return shared.broke(&why);
+                }
+                publish(shared, at, rows);
             }
-            publish(shared, at, rows);
             self.handle(shared, Event::Submitted(at));
         }
     }
@@ -299,8 +301,10 @@ impl Rows {
             self.look_at = shared.now().after(LOOK_EVERY);
             return;
         }
-        let Open { landing, own, makers } =
-            self.open.remove(&at).expect("a phase completes once, while it is open");
+        let Some(Open { landing, own, makers }) = self.open.remove(&at) else {
+            // It has no rows of it, and nobody waits for it here.
+            return self.standing.whole();
+        };
         let provider = &mut shared.provider;
         let landed = match landing {
             Landing::Forward { o, lse } => {

@@ -3,7 +3,7 @@
 //!
 //! Protocol machines name pulls and peers in their own words; here they are translated to the
 //! provider's. A machine's pull may be several of the provider's, one a tensor: it ends when the last
-//! of them has, with the first failure.
+//! of them has, with the failure that says most of the path.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -262,7 +262,7 @@ impl<P: Exchange> Shared<P> {
             }
             Err(error) => {
                 tracing::debug!("a pull failed: {error}");
-                group.failure.get_or_insert(match error {
+                let failure = match error {
                     PullError::Gone => PullFailure::Gone,
                     PullError::PeerFailed => PullFailure::PeerFailed,
                     PullError::Deadline => PullFailure::Deadline,
@@ -277,7 +277,8 @@ impl<P: Exchange> Shared<P> {
                         tracing::error!("a pull was refused: {reason}");
                         PullFailure::Gone
                     }
-                });
+                };
+                group.failure = group.failure.max(Some(failure));
             }
         }
         group.left -= 1;

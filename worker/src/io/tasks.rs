@@ -347,7 +347,12 @@ impl Tasks {
             Host::Dedicated(me) => Filler::Server(me),
             Host::InPlace(me) => Filler::InPlace(me),
         };
-        let home = if member == Some(mine) { Planned::Here } else { Planned::Elsewhere };
+        // Nobody waits in a phase of which this rank has no rows.
+        let waits = match self.host {
+            Host::Dedicated(_) => true,
+            Host::InPlace(me) => planned.has_rows(planned.order.at(at.phase).nano, me.0),
+        };
+        let home = if member == Some(mine) && waits { Planned::Here } else { Planned::Elsewhere };
         let (planned, phase) = (Arc::clone(planned), at.phase);
         let work = Box::new(Work { planned, phase, work: work.0, rows, promise });
         shared.outputs.put(Output::Ready(work, home));

@@ -15,11 +15,14 @@
 //! plan gives to this rank's own processor is computed inside `begin` and `wait`, on the calling thread.
 //! One thread may submit while another waits.
 //!
+//! A rank may have no rows of a nano-batch: it announces it without documents, and makes no call for its phases. The session
+//! says of each that it is done here, and *rescue* computes what the plan gives to this rank in them.
+//!
 //! It sums no gradients, writes no checkpoint, installs no signal handler, and never ends the process. A call out of turn or
 //! with rows of another size is an [`Error`] that names rank, phase and remedy; nothing of it is sent, and the job ends
 //! everywhere with that reason.
 //!
-//! Invariant: `wait` returns only when the rank's rows are complete and every work of the phase that was planned for this
+//! Invariant: `wait` returns only when the rank's rows are complete and every work of that phase that was planned for this
 //! rank's in-place server has run, so no other rank waits for this one's next call. The session keeps no tensor of the
 //! caller's; its own copies of a phase's rows stay readable until every rank has all results of that phase.
 

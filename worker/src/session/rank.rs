@@ -68,7 +68,7 @@ impl Rank {
             handle,
             tracer,
             layers,
-            turn: Mutex::new(Turn::new(first, steps)),
+            turn: Mutex::new(Turn::new(me.0, first, steps)),
             place: Mutex::new(copied),
             waiting: Mutex::new(waiting),
             end,
@@ -140,8 +140,20 @@ impl Rank {
             let reason = self.refuse(Error::Layers { rank, step, own, job }).to_string();
             return Next::End(Ending::Failed { reason, bad_input: false });
         }
-        lock(&self.turn).begun(planned);
+        let mut turn = lock(&self.turn);
+        turn.begun(planned);
+        self.skip(&mut turn);
+        drop(turn);
         next
+    }
+
+    /// Submits the phases up to the next one of which this rank has rows: others wait for its word of each, and nobody calls for
+    /// them.
+    fn skip(&self, turn: &mut Turn) {
+        while let Some((planned, phase)) = turn.skip() {
+            let at = At { step: planned.header.step, phase };
+            self.handle.send(Request::Submit(at, None));
+        }
     }
 
     /// Starts a phase. Blocks for no peer: only for the copy of the rows, after which they are the caller's again.
@@ -162,9 +174,10 @@ impl Rank {
         let rows = rows.map_err(|source| self.refuse(self.device(step, phase, source)))?;
         let at = At { step, phase: number };
         let start = std::time::Instant::now();
-        self.handle.send(Request::Submit(at, rows));
+        self.handle.send(Request::Submit(at, Some(rows)));
         self.tracer.span("main", Activity::Doorbell, start, || name(step, phase));
         turn.submitted();
+        self.skip(&mut turn);
         Ok(Ticket { planned, at, phase })
     }
 

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! Each step is announced before it is asked for, but the one behind the last: of that one it is said that it does not come.
+//! Phases of nano-batches of which the rank has no rows are nobody's to call: they are skipped.
 //!
 //! Invariant: a call that is refused changes nothing here.
 
@@ -31,6 +32,8 @@ pub(super) struct Turn {
     /// Its phase to submit next, and how many were waited for.
     next: u32,
     waited: u32,
+    /// The rank.
+    rank: u16,
 }
 
 /// Another call is next.
@@ -45,9 +48,9 @@ fn refuse<T>(called: String, expected: String) -> Result<T, OutOfTurn> {
 }
 
 impl Turn {
-    /// Of a job that begins with step `first`, and has so many if that is known.
-    pub(super) fn new(first: u64, steps: Option<u64>) -> Self {
-        Self { announce: first, begin: first, steps, planned: None, next: 0, waited: 0 }
+    /// Of `rank`, whose job begins with step `first`, and has so many if that is known.
+    pub(super) fn new(rank: u16, first: u64, steps: Option<u64>) -> Self {
+        Self { announce: first, begin: first, steps, planned: None, next: 0, waited: 0, rank }
     }
 
     /// Lengths of a step: each once, in order, and at most one step ahead of the one that runs.
@@ -128,6 +131,18 @@ impl Turn {
         Ok((Arc::clone(planned), Phase(self.next)))
     }
 
+    /// The next phase, if the rank has no rows in it: then it counts as submitted and waited for.
+    pub(super) fn skip(&mut self) -> Option<(Arc<PlannedStep>, Phase)> {
+        let planned = self.planned.as_ref().filter(|it| (self.next as usize) < it.order.count())?;
+        let phase = Phase(self.next);
+        if planned.has_rows(planned.order.at(phase).nano, self.rank) {
+            return None;
+        }
+        self.next += 1;
+        self.waited += 1;
+        Some((Arc::clone(planned), phase))
+    }
+
     /// The next phase is under way.
     pub(super) fn submitted(&mut self) {
         self.next += 1;
@@ -197,7 +212,7 @@ mod tests {
     fn at_every_point_of_two_steps_the_calls_in_turn_alone_go_on() {
         let (first, second) = (planned(7), planned(8));
         let stranger = planned(7);
-        let mut turn = Turn::new(7, None);
+        let mut turn = Turn::new(0, 7, None);
         let order = [
             phase(0, Direction::Forward),
             phase(1, Direction::Forward),
@@ -267,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_knows_its_steps_announces_no_further_one_and_asks_for_the_end() {
-        let mut turn = Turn::new(0, Some(1));
+        let mut turn = Turn::new(0, 0, Some(1));
         turn.end(0).unwrap_err();
         turn.check_begin(0).unwrap_err();
         turn.announce(0).unwrap();
@@ -278,13 +293,13 @@ mod tests {
         turn.done(0).unwrap();
         turn.check_begin(1).unwrap();
         // It resumes where all steps are done.
-        Turn::new(5, Some(5)).check_begin(5).unwrap();
-        Turn::new(7, Some(5)).check_begin(7).unwrap();
+        Turn::new(0, 5, Some(5)).check_begin(5).unwrap();
+        Turn::new(0, 7, Some(5)).check_begin(7).unwrap();
     }
 
     #[test]
     fn a_refusal_says_what_was_called_and_what_is_next() {
-        let mut turn = Turn::new(0, None);
+        let mut turn = Turn::new(0, 0, None);
         let text = |it: OutOfTurn| format!("{}, but {}", it.called, it.expected);
         let early = turn.check_submit(phase(0, Direction::Forward), true).unwrap_err();
         assert_eq!(text(early), "a phase was submitted, but no step has begun: call begin first");

@@ -32,6 +32,8 @@ pub(crate) struct Job {
     /// Nano-batches of a step, and whether its turns are drawn.
     pub(crate) nanos: usize,
     pub(crate) draws_turns: bool,
+    /// Some nano-batches leave a trainer out.
+    pub(crate) leaves_out: bool,
     pub(crate) heads: Heads,
     /// Rows of a trainer in a nano-batch.
     pub(crate) tokens: u32,
@@ -72,6 +74,7 @@ impl Job {
             layers: layers(seed, random.within(1, 3)),
             nanos: random.within(1, if draws_turns { 3 } else { 2 }) as usize,
             draws_turns,
+            leaves_out: Random::new(hash(&[seed, 31])).chance(30),
             heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
             tokens: *random.pick(&[8, 24, 40, 150]),
             settings,
@@ -103,7 +106,17 @@ impl Job {
             documents.push(Document { rows, mask: Mask::Causal });
             left -= rows;
         }
-        Layout::end_to_end(documents, self.tokens).expect("documents fill the ranks")
+        let layout = Layout::end_to_end(documents, self.tokens).expect("documents fill the ranks");
+        // Of some jobs a rank has no rows of some nano-batches, and another one has them.
+        let mut own = Random::new(hash(&[self.seed, step, nano as u64, 29]));
+        if self.trainers == 1 || !self.leaves_out || own.chance(50) {
+            return layout;
+        }
+        let (documents, mut ranks) = (layout.documents().to_vec(), layout.ranks().to_vec());
+        let without = own.within(0, u64::from(self.trainers) - 1) as usize;
+        let moved = std::mem::take(&mut ranks[without]);
+        ranks[(without + 1) % usize::from(self.trainers)].extend(moved);
+        Layout::new(documents, ranks).expect("every row stays")
     }
 
     /// The order of a step's phases, another one in each step.

@@ -76,9 +76,15 @@ impl Main {
     pub(crate) fn is_awaited(&self) -> bool {
         match &self.state {
             State::Header => true,
-            State::Phases(planned, next, _) => (*next as usize) < planned.order.count(),
+            State::Phases(planned, next, _) => self.next_own(planned, *next).is_some(),
             State::Joining | State::Reducing | State::Idle => false,
         }
+    }
+
+    /// The next phase from `next` on of which it has rows: of the others the session speaks itself.
+    fn next_own(&self, planned: &PlannedStep, next: u32) -> Option<u32> {
+        let mut rest = next..planned.order.count() as u32;
+        rest.find(|&it| planned.has_rows(planned.order.at(Phase(it)).nano, self.rank))
     }
 
     /// The next step is announced, or that there is none; where the controller stops the job, neither.
@@ -188,9 +194,8 @@ impl Main {
         planned: &Arc<PlannedStep>,
         (next, done): (u32, u32),
     ) -> Result<Option<Want>, Wrong> {
-        let phases = planned.order.count() as u32;
-        let depth = IN_FLIGHT.min(job.nanos) as u32;
-        if next < phases && next < done + depth {
+        let depth = IN_FLIGHT.min(job.nanos);
+        if let Some(next) = self.next_own(planned, next).filter(|_| self.tickets.len() < depth) {
             let phase = planned.order.at(Phase(next));
             let own = truth.own((self.step, phase.layer, phase.nano), self.rank);
             let [q, k, v] = [&own.q, &own.k, &own.v].map(|it| Rows::f32(it));

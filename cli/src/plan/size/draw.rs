@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cadre_crds::OnPoolLoss;
 use cadre_planner::{
     Direction, Document, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile, ProfileError,
-    SlotId, Stretch, Traffic, memory_of_slot,
+    SlotId, Stretch, Traffic,
 };
 use cadre_step::conduct::{Draft, NOMINAL_WEIGHT, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
@@ -156,13 +156,10 @@ impl Drawn {
         finishes.iter().copied().fold(0.0, f64::max) / mean.max(1.0)
     }
 
-    /// Most bytes that a slot needs.
-    pub(super) fn memory(&self) -> u64 {
-        let slots = (0..self.problem.slots.len() as u16).map(SlotId);
-        slots
-            .map(|slot| memory_of_slot(&self.problem, &self.plan, slot).needed())
-            .max()
-            .unwrap_or(0)
+    /// Most bytes that a slot needs for a step of these plans.
+    pub(super) fn memory(step: &[Self]) -> u64 {
+        let plans = step.iter().map(|it| (&it.problem, &it.plan));
+        planned::needed(plans).into_iter().max().unwrap_or(0)
     }
 
     /// A layer's time.

@@ -19,9 +19,10 @@ use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, OnPoolLoss, TrainingJob, Wire};
 use cadre_planner::{Costs, Heads};
-use cadre_step::turns::{self, Turns};
+use cadre_step::turns::Turns;
 use cadre_trainer::loader::{Lengths, Settings};
 use cadre_trainer::model::{Config, Design, DesignError, PatternError, Scores, Stack};
+use cadre_trainer::turns;
 use cadre_worker::profile;
 
 use crate::arguments::{PlanOptions, ServeOptions, TrainOptions};
@@ -57,7 +58,7 @@ pub(crate) enum SizeError {
     Lengths(String),
     #[error(transparent)]
     Profile(#[from] profile::Error),
-    #[error("nano-batches of the job: {0}")]
+    #[error(transparent)]
     Turns(#[from] turns::Error),
     #[error(transparent)]
     Header(#[from] cadre_step::conduct::Error),
@@ -104,7 +105,7 @@ struct Job {
     /// Of every step.
     turns: Turns,
     /// Nano-batches that go through the model together.
-    together: u16,
+    together: u32,
     lengths: Lengths,
     nodes: u32,
     processes_per_node: u32,
@@ -176,8 +177,9 @@ fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
     };
     let trainers = job.spec.trainers().try_into().expect("a job without trainers is refused");
     let together = options.nano_batches.or(own.map(|it| it.nano_batches)).unwrap_or(TWO);
-    let together = NonZeroU16::try_from(together).map_err(|_| turns::Error::TooMany)?;
-    let turns = Turns::accumulated(own.map_or(NonZeroU16::MIN, |it| it.accumulate), together)?;
+    let stack = pattern.over(model.layers, scores)?;
+    let accumulate = own.map_or(NonZeroU16::MIN, |it| it.accumulate);
+    let turns = turns::accumulated(together, accumulate, stack.core())?;
     let nano_batches = NonZeroU32::new(turns.nanos().into()).unwrap_or(NonZeroU32::MIN);
     let attention = &job.spec.attention;
     let profile = options.profile.clone().or_else(|| attention.profile.clone());
@@ -187,7 +189,7 @@ fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
     let job = Job {
         name: job.metadata.name.clone().unwrap_or_default(),
         model,
-        stack: pattern.over(model.layers, scores)?,
+        stack,
         layers_assumed,
         settings: Settings {
             trainers,

@@ -211,8 +211,8 @@ impl Speeds {
                     let before = most as f64 / (mean as f64).max(1.0);
                     speeds.max_over_mean_before = speeds.max_over_mean_before.max(before);
                 }
-                speeds.memory_bytes = speeds.memory_bytes.max(drawn.memory());
             }
+            speeds.memory_bytes = speeds.memory_bytes.max(Drawn::memory(&plans));
             let digest = cadre_step::planned::plans_digest(plans.iter().map(|it| &it.plan));
             speeds.plans.push(format!("{digest:016x}"));
             all.time += time;

@@ -49,8 +49,14 @@ impl Doubts {
         self.servers.insert(server, Doubt { lost: now, reached: None });
     }
 
+    /// A server is heard, and so the path to its place is well. Whoever has heard the one that came in place of another hears
+    /// that other no more, though trainers that have not may still reach it.
     pub(super) fn heard(&mut self, server: ServerId) {
-        self.servers.remove(&server);
+        let older = ServerId { incarnation: 0, ..server }..=server;
+        let older: Vec<_> = self.servers.range(older).map(|it| *it.0).collect();
+        for it in older {
+            self.servers.remove(&it);
+        }
     }
 
     /// A trainer says that these servers answered when it was asked.

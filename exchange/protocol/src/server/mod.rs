@@ -17,6 +17,7 @@
 mod events;
 mod reach;
 mod room;
+mod share;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,7 +162,9 @@ impl Server {
             return self.end(end, out);
         }
         let table = Arc::clone(step.table());
-        self.take(&step, None, &table);
+        if let Err(end) = self.take(&step, None, &table) {
+            return self.end(end, out);
+        }
         for (&from, early) in &mut self.early {
             let rest = early.split_off(&At::new(number + 1, 0));
             let mut mine = std::mem::replace(early, rest);
@@ -181,33 +184,6 @@ impl Server {
         }
         self.steps.insert(number, Live { step, table });
         self.beat_at = now;
-    }
-
-    /// Takes on every bundle that `table` gives to this server and `before` did not. Only what the header
-    /// gives has planned room.
-    fn take(&mut self, step: &Step, before: Option<&RoundTable>, table: &RoundTable) {
-        let me = self.host.peer();
-        let first = match self.watermark {
-            // A round may come for a step that is passed and still held.
-            Some(at) if at.step > step.number() => step.phases(),
-            Some(at) if at.step == step.number() => at.phase.0.saturating_add(1),
-            Some(_) | None => 0,
-        };
-        for phase in first..step.phases() {
-            let at = At::new(step.number(), phase);
-            let index = step.shape_index(at.phase);
-            let shape = step.shape(at.phase);
-            for bundle in shape.bundle_ids() {
-                let mine = |it: &RoundTable| it.executor(index, bundle) == Some(me);
-                if !mine(table) || before.is_some_and(mine) {
-                    continue;
-                }
-                let slot = shape.bundles()[bundle.0 as usize].slot;
-                let home = table.assignments[index][bundle.0 as usize] == Some(slot);
-                let planned = before.is_none() && home;
-                self.rooms.expect(at, bundle, shape.bundle_bytes(bundle), planned);
-            }
-        }
     }
 
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
@@ -324,7 +300,9 @@ impl Server {
         if let (Host::Dedicated(id), true, false) = (host, fills(&before), fills(table)) {
             return self.end(End::DeclaredLost(id), out);
         }
-        self.take(&step, Some(&before), table);
+        if let Err(end) = self.take(&step, Some(&before), table) {
+            return self.end(end, out);
+        }
         self.beat_at = now;
     }
 

@@ -6,7 +6,7 @@
 //! only if it leaves the largest reserve of all steps up to its own; until it does, its bundles go
 //! through the reserve, like moved ones. So they do while a step older than theirs may still begin.
 //!
-//! Guarantees: a step whose two phases and reserve fit the memory runs, whatever the steps beside it need
+//! Guarantees: a step whose two phases and reserve fit the memory, or that plans nothing here, runs, whatever the steps beside it need
 //! and in whatever order they begin. Take the earliest phase that is not passed, of step S. Phases before
 //! it hold room only until their pulls end. A bundle in the reserve waits for nobody: its rows can be
 //! pulled, its readers have reserved their landing space; so the reserve is empty after a while. Later
@@ -93,19 +93,30 @@ impl Rooms {
         }
         self.sizes.insert(step.number(), sizes);
         let (needed, memory) = (AREAS as u64 * sizes.phase + sizes.reserve, self.memory);
-        if needed > memory {
+        // Without work of its own it takes over what it can hold: trainers have less memory than servers.
+        if sizes.phase > 0 && needed > memory {
             Err(End::Memory { step: step.number(), needed, memory })
         } else {
             Ok(())
         }
     }
 
-    pub(super) fn expect(&mut self, at: At, bundle: Bundle, bytes: u64, planned: bool) {
+    pub(super) fn expect(
+        &mut self,
+        at: At,
+        bundle: Bundle,
+        bytes: u64,
+        planned: bool,
+    ) -> Result<(), End> {
+        if bytes > self.memory {
+            return Err(End::Memory { step: at.step, needed: bytes, memory: self.memory });
+        }
         if planned {
             self.planned.entry(at).or_default().insert(bundle, bytes);
         } else {
             self.moved.insert((at, bundle));
         }
+        Ok(())
     }
 
     /// Whether every older step that may still run has begun here.

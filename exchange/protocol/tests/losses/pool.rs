@@ -60,6 +60,44 @@ fn a_pool_of_which_trainers_reach_one_server_at_most_is_lost() {
     assert!(matches!(ended, Some((16_000..17_000, End::PoolLost { step: 0 }))), "{ended:?}");
 }
 
+#[test]
+fn servers_whose_replacements_are_heard_cut_nobody_off() {
+    let new = SERVERS.map(|it| ServerId { incarnation: 1, ..it });
+    let mut conductor = Conductor::new(2, Settings::default(), Nanos(0));
+    let view = |ids: [ServerId; 2]| {
+        let mut view = ids.map(|it| Some(Filler::Server(it))).to_vec();
+        view.push(Some(Filler::InPlace(TrainerId(1))));
+        Event::View(view)
+    };
+    handle(&mut conductor, Nanos(0), view(SERVERS));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let silent = SERVERS.map(Peer::Server);
+    for peer in silent {
+        heard(&mut conductor, ms(100), peer);
+    }
+    let mut lost = 0;
+    for millis in (100..20_000).step_by(100) {
+        let mut said = quiet(&mut conductor, millis, millis + 1, &silent);
+        if millis == 2_000 {
+            said.extend(handle(&mut conductor, ms(millis), view(new)));
+        }
+        // Both were stopped, and wake beside those that came in their place: whoever has heard the new hears the old no more.
+        if millis > 2_000 {
+            for peer in new.map(Peer::Server) {
+                said.extend(heard(&mut conductor, ms(millis), peer));
+            }
+            let message =
+                Message::Heartbeat(Heartbeat { reached: SERVERS.to_vec(), ..Heartbeat::default() });
+            let from = Peer::Trainer(TrainerId(1));
+            said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+        }
+        lost += said.iter().filter(|it| matches!(it, Command::DeclareLost(_))).count();
+        let ends = |it: &&Command| matches!(it, Command::End(_));
+        assert_eq!(said.iter().find(ends), None, "at {millis} ms");
+    }
+    assert_eq!(lost, 2);
+}
+
 /// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
 fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
     let settings = Settings { assemble_within, ..Settings::default() };

@@ -49,6 +49,9 @@ impl Conducting {
         match self.draft.prepare(self.next, &lengths, view) {
             Ok(phases) => {
                 let fillers = self.draft.fillers(view);
+                if let Some(reason) = self.misses_a_fault() {
+                    return self.close(shared, Ending::Failed { reason, bad_input: true });
+                }
                 self.offered = true;
                 self.clear = false;
                 let step = self.next;

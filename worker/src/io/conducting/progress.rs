@@ -20,8 +20,9 @@ impl Conducting {
         while let Some(&moment) = self.faults.first() {
             let cadre_control::Moment { step, direction } = moment;
             let Some(published) = self.published.get(&step) else { return };
+            // Refused before the header was made, where there is none.
             let phase = published.planned.order.first(direction);
-            if watermark < (At { step, phase }) {
+            if phase.is_none_or(|phase| watermark < (At { step, phase })) {
                 return;
             }
             self.faults.pop_first();
@@ -33,6 +34,21 @@ impl Conducting {
             let direction = direction.into();
             shared.outputs.report(proto::PhaseReached { step, direction });
         }
+    }
+
+    /// Why a fault of the step in the making would never come: none of its phases goes that way.
+    pub(super) fn misses_a_fault(&self) -> Option<String> {
+        let header = self.draft.header.as_ref()?;
+        let (step, turns) = (header.step, &header.turns);
+        let goes = |way| turns.list().iter().any(|it| it.direction == way);
+        let missed = self.faults.iter().find(|it| it.step == step && !goes(it.direction))?;
+        let (word, other) = match missed.direction {
+            Direction::Forward => ("fwd", "bwd"),
+            Direction::Backward => ("bwd", "fwd"),
+        };
+        Some(format!(
+            "a fault is to come at {step}:{word}, but the turns of step {step} are {turns}: nothing goes that way; give the fault {step}:{other}, or another step"
+        ))
     }
 
     pub(super) fn step_done(

@@ -199,6 +199,33 @@ fn a_trainer_that_counts_the_steps_otherwise_ends_the_job_by_its_name() {
     refused(&uneven, "trainer 1 has 3 steps, trainer 0 has 9; give all ranks the same data");
 }
 
+#[test]
+fn a_fault_at_a_direction_that_the_turns_of_its_step_lack_ends_the_job_by_name() {
+    use cadre_step::phases::Direction;
+    use cadre_step::turns::Turns;
+
+    let forward = |step, rank| {
+        let Said::Lengths(lengths) = lengths(step, rank) else { unreachable!() };
+        let turns = Some(Turns::forward(std::num::NonZeroU16::MIN));
+        Said::Lengths(Lengths { turns, ..lengths })
+    };
+    let expected = "a fault is to come at 0:bwd, but the turns of step 0 are F0: nothing goes that way; give the fault 0:fwd, or another step";
+    for (step, direction, refused) in [
+        (0, Direction::Backward, Some(expected)),
+        (0, Direction::Forward, None),
+        (1, Direction::Backward, None),
+    ] {
+        let mut job = Job::assembled();
+        job.conducting.faults.insert(Moment { step, direction });
+        (0..2).for_each(|it| job.tell(it, forward(0, it)));
+        let reason = match &job.conducting.ending {
+            Some(Ending::Failed { reason, bad_input: true }) => Some(reason.as_str()),
+            _ => None,
+        };
+        assert_eq!(reason, refused);
+    }
+}
+
 /// What trainers tell ends the job as bad input.
 fn refused(told: &[(u16, Said)], expected: &str) {
     let mut job = Job::assembled();

@@ -1,0 +1,165 @@
+//! The plans of a step: which there are, what fits together, what memory they ask for.
+//!
+//! In: a [`Header`]. Out: a plan for each nano-batch and kind of layers that some phase runs. It lowers nothing.
+//!
+//! Invariant: every slot that a plan gives work has the memory that [`needed`] says.
+
+use cadre_planner::{
+    Error, Links, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle, memory_of_slots,
+    plan, plan_at_home, plan_beside,
+};
+
+use super::wire_bytes;
+use crate::header::{Header, Placement};
+use crate::layers::{Kind, Layers};
+use crate::packing::Packing;
+use crate::turns::Which;
+
+/// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
+pub(crate) const MAX_PLANS: usize = u16::MAX as usize / 2;
+
+/// A step with more plans than can be numbered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "{nanos} nano-batches and {kinds} kinds of layers have more than {MAX_PLANS} plans; make nano-batches longer and fewer"
+)]
+pub struct TooManyPlans {
+    /// Nano-batches of a step.
+    pub nanos: usize,
+    /// Kinds of layers.
+    pub kinds: usize,
+}
+
+/// Whether a step of so many nano-batches has plans that can be numbered: each nano-batch one for each kind of layers.
+///
+/// # Errors
+///
+/// [`TooManyPlans`].
+pub fn check_plans(nanos: usize, layers: &Layers) -> Result<(), TooManyPlans> {
+    let kinds = layers.kinds().len();
+    if nanos.saturating_mul(kinds) > MAX_PLANS {
+        Err(TooManyPlans { nanos, kinds })
+    } else {
+        Ok(())
+    }
+}
+
+/// Sizes of the largest bundle that are tried, each an eighth less than the one before.
+const SMALLER_BUNDLES: usize = 10;
+
+/// By nano-batch and then by kind of layers: whether the step has a phase of both.
+pub(super) fn has_phases(header: &Header) -> Vec<bool> {
+    let kinds = header.layers.kinds().len();
+    let mut has = vec![false; header.nanos.len() * kinds];
+    // What goes backward has gone forward.
+    for turn in header.turns.list() {
+        for &nano in &turn.nanos {
+            let of_nano = &mut has[usize::from(nano) * kinds..][..kinds];
+            match &turn.layers {
+                Which::All => of_nano.fill(true),
+                Which::Only(some) => {
+                    some.iter().for_each(|&it| of_nano[header.layers.number_of(it.into())] = true);
+                }
+            }
+        }
+    }
+    has
+}
+
+/// The plans of a step, by nano-batch and then by kind of layers, but for those that no phase runs. Whoever plans for a job asks
+/// here: its workers, and `cadre plan -f`. Each slot has the memory that [`needed`] says. The header's turns are of its layers
+/// and nano-batches.
+///
+/// # Errors
+///
+/// The planner's.
+pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
+    let kinds = header.layers.kinds();
+    let all = header.nanos.iter().flat_map(|nano| kinds.iter().map(move |kind| (nano, *kind)));
+    let problems = all.zip(has_phases(header)).filter(|it| it.1).map(|it| it.0);
+    let planned = problems.map(|(nano, kind)| {
+        let problem = problem(header, nano, kind)?;
+        let plan = match header.placement {
+            Placement::Pool => plan(&problem),
+            Placement::Local => plan_at_home(&problem),
+        };
+        Ok((problem, plan?))
+    });
+    let mut plans = planned.collect::<Result<Vec<_>, _>>()?;
+    match header.placement {
+        Placement::Pool => fit_together(&mut plans)?,
+        Placement::Local => check_memory(&plans)?,
+    }
+    Ok(plans)
+}
+
+/// Bytes that each slot needs for a step of these plans: two phases, of whichever plans, beside the largest bundle of all, since
+/// that may move there. Nothing where no plan gives the slot work: it takes over what it can hold. A server checks the same of
+/// the shapes that are made of the plans, and ends where it is not so.
+pub fn needed<'a>(plans: impl IntoIterator<Item = (&'a Problem, &'a Plan)>) -> Vec<u64> {
+    let mut slots: Vec<SlotMemory> = Vec::new();
+    let mut reserve = 0;
+    for (problem, plan) in plans {
+        slots.resize(problem.slots.len(), SlotMemory::default());
+        for (slot, of_plan) in slots.iter_mut().zip(memory_of_slots(problem, plan)) {
+            slot.phase = slot.phase.max(of_plan.phase);
+            reserve = of_plan.reserve.max(reserve);
+        }
+    }
+    let needed = |it: SlotMemory| SlotMemory { reserve, ..it }.needed();
+    slots.into_iter().map(|it| if it.phase > 0 { needed(it) } else { 0 }).collect()
+}
+
+/// Whether every slot has what it needs.
+fn check_memory(plans: &[(Problem, Plan)]) -> Result<(), Error> {
+    let Some((problem, _)) = plans.first() else { return Ok(()) };
+    let needed = needed(plans.iter().map(|(problem, plan)| (problem, plan)));
+    let mut slots = (0..).map(SlotId).zip(&problem.slots).zip(needed);
+    match slots.find(|((_, slot), needed)| *needed > slot.memory) {
+        Some(((slot, &cadre_planner::Slot { memory, .. }), needed)) => {
+            Err(Error::SlotFull { slot, needed, memory })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Makes plans anew, with ever smaller bundles, until a slot holds two phases of any of them beside the largest bundle of all.
+fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
+    let largest = |plans: &[(Problem, Plan)]| {
+        plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)
+    };
+    let Err(unfit) = check_memory(plans) else { return Ok(()) };
+    let mut reserve = largest(plans);
+    for _ in 0..SMALLER_BUNDLES {
+        let anew = |(problem, plan): &(Problem, Plan)| {
+            let is_small = largest_bundle(problem, plan) <= reserve;
+            let plan = match check_beside(problem, plan, reserve) {
+                Ok(()) if is_small => plan.clone(),
+                Ok(()) | Err(_) => plan_beside(problem, reserve)?,
+            };
+            Ok((problem.clone(), plan))
+        };
+        let made = plans.iter().map(anew).collect::<Result<Vec<_>, Error>>();
+        if let Ok(made) = made.and_then(|made| check_memory(&made).map(|()| made)) {
+            plans.clone_from_slice(&made);
+            return Ok(());
+        }
+        reserve -= reserve / 8;
+    }
+    // What is missing, not what smaller and smaller bundles came to.
+    Err(unfit)
+}
+
+fn problem(header: &Header, nano: &Packing, kind: Kind) -> Result<Problem, Error> {
+    Ok(Problem {
+        layout: nano.layout(kind)?,
+        heads: header.heads,
+        element_bytes: wire_bytes(header.wire),
+        // A trainer is one processor, so heads could part; but a piece of the exchange is one
+        // range of bytes, and a group of heads would be a piece a row.
+        lanes: header.heads.kv,
+        slots: header.slots.clone(),
+        costs: header.costs,
+        links: Links::equal(),
+    })
+}
