@@ -1,10 +1,13 @@
 """What the times of forms decide: which form of a kernel, which order of dQ, how many processors.
 
-In: rows of times, as cadre-gpu-probe tells them. Out: lines, each with the two times that decide, and by how much. A
-difference below the spread of either decides nothing and says so. Pure.
+In: a report, with rows of times as cadre-gpu-probe tells them. Out: lines, each with the two times that decide, and by
+how much. A difference below the spread of either decides nothing and says so. Times of a form that is wrong, or that
+was not compared with f64, decide nothing. Pure.
 """
 
 from __future__ import annotations
+
+import re
 
 BUILT = "as built"
 # What a form is there to decide, and the order of dQ in which it can differ.
@@ -14,13 +17,29 @@ QUESTIONS = {
 }
 
 
-def told(rows: list[dict]) -> list[str]:
+def unsound(row: dict, content: dict) -> str:
+    """Why a time decides nothing; empty if the form that was timed is known to be right."""
+    found = re.search(r" d(\d+),", row["case"])
+    dim = found[1] if found else "?"
+    checks = [it for it in content["checks"] if it["check"] == f"form {row['form']}, backward d{dim}"]
+    if not all(it["passed"] for it in checks):
+        return f"form {row['form']} of d{dim} is wrong: its times decide nothing"
+    # The build's own kernels were compared before, too.
+    known = row["form"] == BUILT and content["kernels"].get(f"cadre_{row['direction']}_{dim}") == "right"
+    if checks or known:
+        return ""
+    return f"form {row['form']} of d{dim} was not compared with f64: its times decide nothing"
+
+
+def told(content: dict) -> list[str]:
     """Of warm runs; a case once, as the last that was measured."""
     found: dict[tuple, dict] = {}
-    for it in rows:
-        if it["l2"] == "warm":
+    lines: list[str] = []
+    for it in content["forms"]:
+        if why := unsound(it, content):
+            lines += [] if why in lines else [why]
+        elif it["l2"] == "warm":
             found[it["case"], it["direction"], it["order"], it["form"], it["blocks"]] = it
-    lines = []
     for (case, direction, order, form, blocks), it in found.items():
         most = max(key[4] for key in found if key[0] == case)
 

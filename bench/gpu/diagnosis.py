@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import keep
 import machine
 import pack
 from parts import FORMS, Parts
@@ -31,6 +32,8 @@ TABLES = 3
 # Lines of the places of warps.
 PLACES = 12
 SANITIZER_FOUND = 9
+# How the emulated driver calls its GPU.
+EMULATED = "emulated"
 ORDER = ["hang", "fault", "wrong", "right"]
 
 
@@ -142,9 +145,11 @@ class Diagnosis:
             return [f"faults: by its core dump{nothing}", *exception_lines(read.output)]
         missing = [it for it in ("compute-sanitizer", "cuda-gdb") if not machine.tool(it)]
         what = f"{' and '.join(missing)} are not on this machine" if missing else "no core dump was written"
-        kept = (
-            [f"cuda-gdb elsewhere reads its core dump, diagnosis/{dump.name} of logs.tar.gz"] if dump.exists() else []
-        )
+        kept = []
+        if dump.exists() and keep.fits(dump):
+            kept = [f"cuda-gdb elsewhere reads its core dump, diagnosis/{dump.name}.gz of logs.tar.gz"]
+        elif dump.exists():
+            kept = [f"its core dump has {dump.stat().st_size >> 20} MiB: too large to come back"]
         return [f"faults; its address is not known: {what}{nothing}", *kept]
 
     def wrong(self, kernel: str, end: float) -> list[str]:
@@ -162,7 +167,7 @@ class Diagnosis:
             return [*lines, "the pack has no emulated driver to ask"]
         for row in list(tables.values())[:TABLES]:
             place = "there" if row["wrong"] is first else f"at {row['wrong']['first']}"
-            lines.append(f"the emulated GPU {self.emulated(kernel, row, place, emulated, end)}")
+            lines.append(self.emulated(kernel, row, place, emulated, end))
         return lines
 
     def emulated(self, kernel: str, row: dict, place: str, emulated: Path, end: float) -> str:
@@ -171,23 +176,29 @@ class Diagnosis:
         if it.get("given"):
             words = ["--part", "given", "--case", it["given"]]
         elif "part" in row and it["first"].count(":") == 3:
-            return "is not asked: there was no room for the inputs"
+            return "the emulated GPU is not asked: there was no room for the inputs"
         else:
             words = ["--at", it["first"]]
         # Not what the process was told to play.
         environment = {"LD_LIBRARY_PATH": str(emulated), "CADRE_EMULATED_WRONG": ""}
         ended, told = self.again(kernel, {}, end, *words, "--patience", "60", environment=environment, limit=60)
+        # The machine's own driver may be found first, by another name.
+        device = next((it["facts"]["device"] for it in told if "device" in it.get("facts", {})), None)
+        if device != EMULATED:
+            why = f"{device} answered" if device else ended.why or "nothing answered"
+            return f"the emulated driver could not be asked: {why}"
         values = [line["value"] for line in told if line.get("value") and line.get("check") in (None, row["check"])]
         if values:
             same = close(float(values[0]), float(it["right"]))
-            return f"has {values[0]} {place}: {meaning(same)}"
+            return f"the emulated GPU has {values[0]} {place}: {meaning(same)}"
         # What has no such place, as bytes have none.
         rows = [line["row"] for line in told if line.get("row", {}).get("what") == row["what"]]
         if not rows:
-            return f"does not say what it has {place} ({ended.why or 'no such element'})"
+            return f"the emulated GPU does not say what it has {place} ({ended.why or 'no such element'})"
         if rows[0]["passed"]:
-            return f"is right {place}: {meaning(True)}"
-        return f"has {rows[0]['wrong']['ours']} at {rows[0]['wrong']['first']}: {meaning(False)}"
+            return f"the emulated GPU is right {place}: {meaning(True)}"
+        it = rows[0]["wrong"]
+        return f"the emulated GPU has {it['ours']} at {it['first']}: {meaning(False)}"
 
 
 def meaning(is_right: bool) -> str:

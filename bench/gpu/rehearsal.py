@@ -187,6 +187,12 @@ class Rehearsal(Play):
         self.assertEqual(came.content["kernels"], {BAD: "hang"})
         self.assertRegex(self.summary(came), rf"DIAGNOSIS {BAD}: hangs: block \d, thread \d+ waits too long")
 
+    def test_a_form_that_is_wrong_is_not_timed(self) -> None:
+        came = self.play("--only", "decisions", WRONG=BAD)
+        self.assertEqual(came.content["forms"], [])
+        self.assertIn("form poll, backward d64: wrong: not timed", came.seen)
+        self.assertEqual(came.content["kernels"], {BAD: "wrong"})
+
     def test_streams_wait_for_no_word_of_the_host(self) -> None:
         came = self.play("--only", "smoke,decisions", GATES="0")
         self.assertEqual({it["without_host"] for it in came.content["forms"]}, {False})

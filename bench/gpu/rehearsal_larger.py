@@ -1,7 +1,8 @@
-"""What comes back where only shapes beside PyTorch show what is wrong: the emulated GPU's number, and where warps wait.
+"""What comes back where only shapes beside PyTorch show what is wrong: the emulated GPU's number, and where warps wait;
+and who is asked for that number.
 
 In: the pack of rehearsal.py; a Python with PyTorch, as `make test` keeps one in the user's cache. Without it what needs
-it is skipped. Out: unittest's verdict.
+it is skipped, and without a file system for a test what needs that. Out: unittest's verdict.
 """
 
 import json
@@ -40,6 +41,25 @@ class Larger(rehearsal.Play):
         command = [PACK / "cadre-gpu-probe", "--part", "given", "--case", path, "--lines", lines]
         subprocess.run(command, check=True, env={"LD_LIBRARY_PATH": str(PACK / "emulated")}, capture_output=True)
         return next(float(it["value"]) for it in map(json.loads, lines.read_text().splitlines()) if "value" in it)
+
+    def test_the_emulated_gpu_is_asked_where_the_driver_has_the_name_that_is_tried_first(self) -> None:
+        machine, cache = self.folder / "machine", self.folder / "ld.so.cache"
+        machine.mkdir()
+        driver = (PACK / "emulated" / "libcuda.so.1").read_bytes()
+        self.assertIn(b"emulated\0", driver)
+        (machine / "libcuda.so.1").write_bytes(driver.replace(b"emulated\0", b"machine!\0"))
+        (machine / "libcuda.so").symlink_to("libcuda.so.1")
+        (self.folder / "conf").write_text(f"{machine}\n")
+        made = ["/sbin/ldconfig", "-X", "-C", str(cache), "-f", str(self.folder / "conf")]
+        mount = f'/bin/mount --bind {cache} /etc/ld.so.cache && exec "$@"'
+        inside = ("/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", mount, "sh")
+        try:
+            subprocess.run(made, check=True, capture_output=True)
+            subprocess.run([*inside, "/bin/true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as why:
+            self.skipTest(f"this machine shows a test no other cache of libraries: {why}")
+        summary = self.summary(self.play("--only", "smoke,diagnosis", WRONG=BAD, before=inside))
+        self.assertRegex(summary, r"the emulated GPU has \S+ there: the kernel's source is right as we read")
 
     def torch(self) -> dict:
         """How to start a run with PyTorch, whose parts find what the smoke test is not asked for."""

@@ -160,7 +160,7 @@ class Report:
             other.append(f"not run: {'; '.join(those[:NAMED])}{more}: {why}")
         if left_out := content["left_out"]:
             other.append(f"left out for want of time: {len(left_out)}: {'; '.join(left_out)}")
-        return [head, decisions.told(content["forms"]), table_of_speeds(content["speeds"]), rates, other]
+        return [head, decisions.told(content), table_of_speeds(content["speeds"]), rates, other]
 
     def failures(self) -> list[str]:
         checks, failed = self.content["checks"], self.failed()

@@ -354,7 +354,9 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
 
     def keep_logs() -> None:
         if why := keep.archive(logs, out):
-            report.content.setdefault("unkept", why) or report.say(why)
+            if "unkept" not in report.content:
+                report.say(why)
+            report.content["unkept"] = why
 
     try:
         go(stages, report, asked.seconds - report.seconds(), keep_logs, before)

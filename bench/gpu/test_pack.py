@@ -344,7 +344,7 @@ class DiagnosisTest(Folder):
         with mock.patch.object(machine, "tool", lambda _: None):
             lines = it.fault("cadre_backward_64", 1e18)
         self.assertIn("its address is not known: compute-sanitizer and cuda-gdb are not on this machine", lines[0])
-        self.assertIn("diagnosis/cadre_backward_64.core of logs.tar.gz", lines[1])
+        self.assertIn("diagnosis/cadre_backward_64.core.gz of logs.tar.gz", lines[1])
 
 
 # Tells what the probe or the child of that name would, by what it is asked.
@@ -356,6 +356,7 @@ lines = open(value("--lines"), "a")
 tell = lambda line: lines.write(json.dumps(line) + "\\n")
 if value("--part") == "given":
     assert "emulated" in os.environ["LD_LIBRARY_PATH"]
+    tell({{"facts": {{"device": "emulated"}}}})
     tell({{"value": {{"/case/dQ": "2.0", "/case/dK": "7.5"}}[value("--case")]}})
 if (words[0], value("--part"), value("--unit")) == ("child", "d64 backward", "4"):
     if "watch" in (value("--form") or ""):

@@ -2,9 +2,11 @@
 //!
 //! In: a case, a table of results and what it should be. Out: a row of the report. The error is the root mean square of the
 //! differences over that of the reference; NaN never passes. An element is wrong if it is off by 16 times what the table may be.
+//! A table passes if the error of all of it does, and also of each row of a head, and of each tile of keys of a head: a few that
+//! are grossly wrong are few numbers of many.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -12,6 +14,11 @@ use crate::case::{Case, Held, Table};
 
 /// How many times the table's bound one element may be off.
 const ONE: f64 = 16.0;
+/// And a tile of keys of a head.
+const TILE: f64 = 4.0;
+const TILE_KEYS: usize = 64;
+/// Rows that are smaller than this share of the table's root mean square are taken for as large.
+const FLOOR: f64 = 1e-2;
 
 pub(crate) fn tolerance(what: &str, softcap: bool) -> f64 {
     // P and dS are rounded to bf16, O too; under a softcap a score is right to 2^-11 (docs/kernels.md).
@@ -41,13 +48,60 @@ pub(crate) fn row(
     }
     let count = right.values.len().max(1) as f64;
     let error = (differences / f64::max(size, 1e-30)).sqrt();
-    let passed = differences == 0.0 || error <= bound;
+    let worst = worst(case, ours, right, bound, size / count);
+    let passed = (differences == 0.0 || error <= bound) && worst.is_none();
     let told = if error.is_nan() { 1e30 } else { error };
     let mut row = json!({"check": check, "what": ours.what, "error": told, "passed": passed, "kernel": kernel});
+    if let Some(words) = worst {
+        row["worst"] = json!(words);
+    }
     if !passed {
         row["wrong"] = wrong(case, ours, right, ONE * bound * (size / count).sqrt());
     }
     row
+}
+
+/// The row, or tile of keys, of a head that is off most beyond what it may be; `square` is the table's mean square.
+fn worst(
+    case: &Case,
+    ours: &Table<f32>,
+    right: &Table<f64>,
+    bound: f64,
+    square: f64,
+) -> Option<String> {
+    // A logarithm is as exact near 0 as elsewhere.
+    let floor = square * if ours.what == "LSE" { 1.0 } else { FLOOR * FLOOR };
+    let of_keys = matches!(ours.what, "dK" | "dV");
+    // Sums of squares, of differences and of what is right, and numbers.
+    let mut rows = BTreeMap::<(bool, usize, usize), (f64, f64, f64, String)>::new();
+    for (at, (&x, &y)) in ours.values.iter().zip(&right.values).enumerate() {
+        let (row, head) = (at / ours.numbers / ours.heads, at / ours.numbers % ours.heads);
+        let x = f64::from(x);
+        let off = if is_same(x, y) { 0.0 } else { (x - y).powi(2) };
+        let size = if y.is_finite() { y * y } else { 0.0 };
+        let mut add = |key: (bool, usize, usize), name: &dyn Fn() -> String| {
+            let it = rows.entry(key).or_insert_with(|| (0.0, 0.0, 0.0, name()));
+            *it = (it.0 + off, it.1 + size, it.2 + 1.0, std::mem::take(&mut it.3));
+        };
+        add((false, row, head), &|| format!("row {row} of head {head}"));
+        let held = case.documents.iter().find(|it| of_keys && it.holds(ours.what, row));
+        if let Some(it) = held {
+            let begin = it.keys.start as usize;
+            let tile = (begin + row - it.kv_row) / TILE_KEYS * TILE_KEYS;
+            let first = it.kv_row + tile.max(begin) - begin;
+            add((true, first, head), &|| format!("tile of keys from row {first} of head {head}"));
+        }
+    }
+    let beyond =
+        |(key, (off, size, count, _)): (&(bool, usize, usize), &(f64, f64, f64, String))| {
+            let most = bound * if key.0 { TILE } else { ONE };
+            (off / count / f64::max(size / count, floor).max(1e-30)).sqrt() / most
+        };
+    // NaN is above all.
+    let it = rows.iter().max_by(|a, b| beyond(*a).total_cmp(&beyond(*b)))?;
+    let times = beyond(it);
+    let is_within = matches!(times.partial_cmp(&1.0), Some(Ordering::Less | Ordering::Equal));
+    (!is_within).then(|| format!("{} is off by {times:.1} times what it may be", it.1.3))
 }
 
 /// Infinities are too; NaN is the same as nothing.
@@ -189,4 +243,52 @@ fn operands(
         "V down the column": down(&case.v, kv, first, kept.len(), head / group),
         "keys kept": format!("{kept:?}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::row;
+    use crate::case::{Case, Table};
+    use cadre_kernels::Heads;
+
+    /// Rows of `heads` heads whose numbers fall with the row, as gradients of late keys do, and what rounding makes of them.
+    fn tables(case: &Case, what: &'static str, heads: usize) -> (Table<f32>, Table<f64>) {
+        let rows = if what == "dV" { case.v.len() } else { case.q.len() } / heads / 64;
+        let number = |at: usize| {
+            let sign = if at.wrapping_mul(2_654_435_761) >> 7 & 1 == 0 { 1.0 } else { -1.0 };
+            sign / (1.0 + (at / 64 / heads) as f64)
+        };
+        let right: Vec<f64> = (0..rows * heads * 64).map(number).collect();
+        let values = right
+            .iter()
+            .enumerate()
+            .map(|(at, it)| (it * (1.0 + 2e-3 * number(at).signum())) as f32);
+        let ours = Table { what, heads, numbers: 64, values: values.collect() };
+        (ours, Table { what, heads, numbers: 64, values: right })
+    }
+
+    #[test]
+    fn a_few_rows_that_are_grossly_wrong_do_not_pass() {
+        let case = Case::new(Heads { query: 2, kv: 1, dim: 64 }, None, 7, false);
+        for (what, heads) in [("dQ", 2), ("dV", 1)] {
+            let (mut ours, right) = tables(&case, what, heads);
+            let is_right =
+                |ours: &Table<f32>| row("it", "kernel", &case, ours, &right)["passed"] == true;
+            assert!(is_right(&ours), "{what}");
+            let end = ours.values.len();
+            let kept = ours.values[end - 64..].to_vec();
+            // The last row of the last head; with the rest it is 4e-3 off at most.
+            ours.values[end - 64..].fill(0.0);
+            let told = row("it", "kernel", &case, &ours, &right);
+            assert!(told["error"].as_f64().is_some_and(|it| it < 5e-3), "{told}");
+            assert!(told["passed"] == false, "{told}");
+            assert!(told["worst"].as_str().is_some_and(|it| it.starts_with("row ")), "{told}");
+            ours.values[end - 64..].copy_from_slice(&kept);
+            // A tile of keys that is off a little in every row: less than a row may be.
+            for it in &mut ours.values[end - 64 * 64 * heads..] {
+                *it *= 1.05;
+            }
+            assert_eq!(is_right(&ours), what == "dQ", "{what}");
+        }
+    }
 }

@@ -84,7 +84,10 @@ fn one(
 ) -> Result<(), Trouble> {
     let case = Case::new(smoke::heads(dim), None, options.seed, true);
     let (name, kernel) = (format!("form {form}, backward d{dim}"), format!("cadre_backward_{dim}"));
-    smoke::backward(gpu, options, (&name, &kernel), &case, Order::Fixed, lines)?;
+    if !smoke::backward(gpu, options, (&name, &kernel), &case, Order::Fixed, lines)? {
+        lines.tell(&json!({"say": format!("{name}: wrong: not timed")}));
+        return Ok(());
+    }
     let (query, kv) = if options.tiny { (2, 1) } else { (64 * 128 / dim.max(128), 8) };
     let (rows, runs) = if options.tiny { (256, 1) } else { (16_384, 7) };
     let bed = Bed::new(gpu, Heads { query, kv, dim }, rows, options.seed)?;

@@ -152,7 +152,7 @@ fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(
         }
         Work::Backward { dim, softcap, order } => {
             let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
-            backward(gpu, options, (&unit.name, unit.kernel), &case, order, lines)
+            backward(gpu, options, (&unit.name, unit.kernel), &case, order, lines).map(|_| ())
         }
         Work::Copies(word) => {
             let what = (unit.name.as_str(), unit.kernel, word);
@@ -177,6 +177,7 @@ fn forward(
     Ok(())
 }
 
+/// Whether all tables were right.
 pub(crate) fn backward(
     gpu: &Gpu,
     options: &Options,
@@ -184,24 +185,26 @@ pub(crate) fn backward(
     case: &Case,
     order: Order,
     lines: &mut Lines,
-) -> Result<(), Trouble> {
+) -> Result<bool, Trouble> {
     let [_, lse] = case.right_forward(&[]);
     let (right, delta) = case.right_backward();
     let ours = case.backward(gpu, order, (&lse.values, &delta), options.patience)?;
-    tell(options, names, case, ours.iter().zip(&right), lines);
-    Ok(())
+    Ok(tell(options, names, case, ours.iter().zip(&right), lines))
 }
 
-/// Rows of results, and the number that `--at` asks for.
+/// Rows of results, and the number that `--at` asks for; whether all are right.
 fn tell<'a>(
     options: &Options,
     (check, kernel): (&str, &str),
     case: &Case,
     tables: impl Iterator<Item = (&'a Table<f32>, &'a Table<f64>)>,
     lines: &mut Lines,
-) {
+) -> bool {
+    let mut is_right = true;
     for (ours, right) in tables {
-        lines.row("checks", &compare::row(check, kernel, case, ours, right));
+        let row = compare::row(check, kernel, case, ours, right);
+        is_right &= row["passed"] == json!(true);
+        lines.row("checks", &row);
         for at in &options.at {
             let Some((what, place)) = at.split_once(':').filter(|it| it.0 == ours.what) else {
                 continue;
@@ -213,4 +216,5 @@ fn tell<'a>(
             lines.tell(&json!({"value": value, "check": check, "at": format!("{what}:{row}:{head}:{column}")}));
         }
     }
+    is_right
 }
