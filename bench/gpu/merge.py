@@ -6,16 +6,21 @@ Usage: merge.py DIR          DIR: gpu-check.json and calibration.json of a run
 
 In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case and kind of GPU; the table
 between the marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit or GPU is not that of the
-newest run is marked with its own. What was measured over an emulated driver, or with changes that are in no commit, is
-refused. The planner ships the calibration of an H200; that of another GPU is recorded beside it. Measures nothing.
+newest run is marked with its own; so are rows of a run that was stopped, and times with the host's work, which are in
+no bar. What was measured over an emulated driver, with changes that are in no commit, or by a pack that was not whole,
+is refused; times of kernels and forms that are not known to be right are not taken, and no calibration by such. The
+planner ships the calibration of an H200; that of another GPU is recorded beside it. Measures nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import decisions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STORE = Path("bench/gpu/measured.json")
@@ -23,6 +28,8 @@ PAGE = Path("docs/benchmarks.md")
 TABLES = Path("planner/src/profile/measured.rs")
 BEGIN, END = "<!-- gpu-check: written by bench/gpu/merge.py -->", "<!-- gpu-check: end -->"
 NONE = "not measured"
+DIRECTIONS = ("forward", "backward")
+COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
 # What tells rows of one case from those of another.
 KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
 NOTHING = (
@@ -63,14 +70,18 @@ def merged(past: dict, content: dict) -> dict:
         raise RefusedError("its pack was made with changes that are in no commit: commit, pack and run again")
     if content.get("commit", "unknown") == "unknown":
         raise RefusedError("its pack had no commit: pack in a clone and run again")
-    wrong = {kernel for kernel, how in content.get("kernels", {}).items() if how != "right"}
+    for it in content.get("checks", []):
+        if it["check"] == "pack" and not it["passed"]:
+            raise RefusedError(f"its pack was not whole: {it['what']}")
+    forms = [it for it in content["forms"] if not decisions.unsound(it, content)]
+    of_run = {"stopped": True} if "stopped" in content else {}
     rows = {key(it): it for it in past.get("rows", [])}
-    for row in [*content["speeds"], *content["forms"]]:
-        if not any(kernel_of(kernel) in row["case"] for kernel in wrong):
-            rows[key(row)] = {name: it for name, it in row.items() if name != "turns"}
+    for row in [*content["speeds"], *forms]:
+        if not not_right(content, kernels_of(row)):
+            rows[key(row)] = {name: it for name, it in row.items() if name != "turns"} | of_run
     rates = {key(it): it for it in past.get("rates", [])}
-    if not any("copy" in kernel for kernel in wrong):
-        rates |= {key(it): it for it in content.get("rates", [])}
+    if not not_right(content, COPIES):
+        rates |= {key(it): it | of_run for it in content.get("rates", [])}
     return past | {"newest": content["commit"], "rows": list(rows.values()), "rates": list(rates.values())}
 
 
@@ -79,8 +90,11 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
     try:
         calibration = json.loads(text)
         processor = calibration["processor"]
+        dims = {it["head_dim"] for it in calibration["kernels"]}
     except (ValueError, KeyError, TypeError) as why:
         raise RefusedError(f"calibration.json is not whole ({why}): remove it, or run again") from why
+    if bad := not_right(content, [f"cadre_{it}_{dim}" for dim in sorted(dims) for it in DIRECTIONS]):
+        raise RefusedError(f"{bad[0]} is not known to be right: remove calibration.json, or run again with all stages")
     source = f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
     calibration["source"] = source
     if "h200" in processor:
@@ -89,10 +103,15 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
     return store | {"calibrations_of_others": store.get("calibrations_of_others", {}) | {processor: calibration}}
 
 
-def kernel_of(kernel: str) -> str:
-    """How a case names the head dim of a kernel, as in `64:8 d128, …`."""
-    digits = "".join(it for it in kernel if it.isdigit())
-    return f" d{digits}," if digits else "no case"
+def kernels_of(row: dict) -> list[str]:
+    """Kernels that have to be right for a time to count: a backward pass has LSE of the forward pass before."""
+    found = re.search(r" d(\d+),", row["case"])
+    names = [f"cadre_{it}_{found[1] if found else '?'}" for it in DIRECTIONS]
+    return [*names, *([f"{it}_softcap" for it in names] if "softcap" in row.get("kernel", "") else [])]
+
+
+def not_right(content: dict, kernels: Sequence[str]) -> list[str]:
+    return [it for it in kernels if content.get("kernels", {}).get(it) != "right"]
 
 
 def least(rows: list[dict], field: str) -> str:
@@ -102,7 +121,9 @@ def least(rows: list[dict], field: str) -> str:
 
 def bars(rows: list[dict]) -> list[tuple[str, ...]]:
     """What each bar is at, the worst of its cases: a number a direction or a kind of peers."""
-    warm = [it for it in rows if it.get("l2") == "warm" and "kernel" in it]
+    # Times with the host's work say nothing of kernels.
+    fair = [it for it in rows if it.get("without_host", True)]
+    warm = [it for it in fair if it.get("l2") == "warm" and "kernel" in it]
 
     def ours(direction: str, words: str, kernel: str = "Cadre") -> list[dict]:
         return [it for it in warm if (it["direction"], it["kernel"]) == (direction, kernel) and words in it["case"]]
@@ -173,7 +194,9 @@ def render(store: dict) -> str:
     def other(it: dict) -> str:
         commit = it["provenance"].get("commit")
         words = [] if commit == newest else [f"commit `{commit}`"]
-        return ", ".join([*words, *([] if gpu_of(it) == gpu else [gpu_of(it)])])
+        words += [] if gpu_of(it) == gpu else [gpu_of(it)]
+        words += [] if it.get("without_host", True) else ["with the host's work"]
+        return ", ".join([*words, *(["of a run that was stopped"] if it.get("stopped") else [])])
 
     lines += ["", f"Commit `{newest}`; {where}. Rows of another commit or GPU name it.", ""]
     lines += [

@@ -11,6 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import diagnosis
@@ -31,23 +32,29 @@ TESTS = (
 )
 # The small shapes of all kernels, with and without softcap.
 SANITIZED = ("forward", "backward", "softcap::softcap", "rows::copies")
-# Kernels that a test launches, by the beginning of their names; what hangs or faults is not launched again.
+EXCHANGE = "rows_go_from_one_process_to_another_by_copies_of_the_gpu"
+TRAINING, CALIBRATE = "training runs", "cadre calibrate"
+# Kernels that a program launches; what hangs or faults is not launched again.
 LAUNCHED = {
-    "forward": ("cadre_forward", "cadre_merge"),
-    "backward": ("cadre_backward",),
-    "plans": ("cadre_forward", "cadre_backward"),
-    "softcap::softcap": ("cadre_forward", "cadre_backward"),
-    "sinks::sinks": ("cadre_forward", "cadre_sink"),
-    "graphs::runs": ("cadre_forward", "cadre_backward"),
-    "rows::copies": ("cadre_copy",),
-    "rows::pieces": ("cadre_copy",),
+    "forward": ("cadre_forward_*", "cadre_merge"),
+    "backward": ("cadre_backward_*",),
+    "plans": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
+    "softcap::softcap": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
+    "sinks::sinks": ("cadre_forward_*", "cadre_merge", "cadre_sink"),
+    "graphs::runs": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
+    "rows::copies": ("cadre_copy_*",),
+    "rows::pieces": ("cadre_copy_*",),
+    EXCHANGE: ("cadre_copy_*", "cadre_merge", "cadre_forward_*", "cadre_backward_*"),
+    # Rows that stay on the GPU are copied there.
+    TRAINING: ("cadre_forward_64", "cadre_backward_64", "cadre_merge", "cadre_copy_*"),
 }
+# Kernels whose times are a calibration: they have to be right.
+CALIBRATED = ("cadre_forward_128", "cadre_backward_128")
 # What a profile shows of a kernel, by ncu's names.
 PROFILED = (
     *("Duration", "Compute (SM) Throughput", "Memory Throughput", "L2 Hit Rate", "Issued Warp Per Scheduler"),
     *("No Eligible", "Warp Cycles Per Issued Instruction", "Registers Per Thread"),
 )
-EXCHANGE = "rows_go_from_one_process_to_another_by_copies_of_the_gpu"
 FOUND = 9  # exit code of a sanitizer that found something
 
 
@@ -78,18 +85,20 @@ class Programs:
             else:
                 yield ended
 
-    def broken(self, test: str) -> bool:
+    def broken(self, test: str, name: str = "") -> bool:
         """Whether a kernel that `test` launches hangs or faults; then it is said once, and not launched."""
-        bad = smoke.names(self.report.content, ("hang", "fault"))
-        those = sorted(it for it in bad if it.startswith(LAUNCHED.get(test, ("none",))))
+        bad, patterns = smoke.names(self.report.content, ("hang", "fault")), LAUNCHED.get(test, ())
+        those = sorted(it for it in bad if any(fnmatchcase(it, pattern) for pattern in patterns))
         if those:
-            self.report.not_run(f"Rust face, {test}", f"{', '.join(those)} hang or fault")
+            self.report.not_run(name or f"Rust face, {test}", f"{', '.join(those)} hang or fault")
         return bool(those)
 
     def tests(self, width: int, end: float) -> None:
         works = [self.test(it) for it in TESTS if not self.broken(it)]
-        exchange = self.work("rows between two processes", [str(pack.program("exchange-tests")), EXCHANGE], 40)
-        for ended in self.all_of([*works, exchange], width, end):
+        exchange = "rows between two processes"
+        if not self.broken(EXCHANGE, exchange):
+            works.append(self.work(exchange, [str(pack.program("exchange-tests")), EXCHANGE], 40))
+        for ended in self.all_of(works, width, end):
             ran = "test result: ok" in ended.output and " 0 passed" not in ended.output
             what = f"{ended.why or ('exit 0' if ran else 'exit 0, but no test ran')}, {ended.seconds:.0f} s"
             passed = ran and not ended.why
@@ -170,9 +179,8 @@ class Programs:
 
     def training(self, dry: bool, end: float) -> None:
         steps, tokens = (1, 128) if dry else (4, 2048)
-        bad = sorted(smoke.names(self.report.content, ("hang", "fault")) & {"cadre_forward_64", "cadre_backward_64"})
-        if bad:
-            return self.report.not_run("training runs", f"{', '.join(bad)} hang or fault")
+        if self.broken(TRAINING, TRAINING):
+            return
         trace = None if dry else self.folder / "trace.json"
         runs = end_to_end.Runs(HERE, steps, tokens, 60 * self.slower, self.environment(), trace)
         for row in end_to_end.check(runs, end):
@@ -192,14 +200,16 @@ class Programs:
 
     def calibrate(self, end: float) -> None:
         """The cost table of this GPU, as a file."""
+        if bad := [it for it in CALIBRATED if self.report.content["kernels"].get(it) != "right"]:
+            return self.report.not_run(CALIBRATE, f"{', '.join(bad)}: not known to be right")
         path = self.folder / "calibration.json"
         words = ["--engine=gpu", "--head-dim=128", f"--out={path}"]
         if peak := self.report.content.get("matmul_tflops"):
             words.append(f"--linear-tflops={peak:.0f}")
         command = [str(pack.program("cadre")), "calibrate", *words]
-        for ended in self.all_of([self.work("cadre calibrate", command, 60)], 1, end):
+        for ended in self.all_of([self.work(CALIBRATE, command, 60)], 1, end):
             passed = not ended.why and path.exists()
-            self.report.check("cadre calibrate", ended.why or "exit 0", passed, tail=ended.output[-2000:])
+            self.report.check(CALIBRATE, ended.why or "exit 0", passed, tail=ended.output[-2000:])
             if passed:
                 self.hand_over(path)
 

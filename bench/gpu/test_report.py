@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest import mock
 
 import causes
-import decisions
 import keep
 import merge
 import programs
@@ -23,6 +22,8 @@ import run
 from report import SUMMARY, Report, fit
 from sessions import Ended, Work
 
+KERNELS = [f"{it}_{dim}" for it in ("forward", "backward") for dim in (64, 128)]
+RIGHT = {f"cadre_{it}": "right" for it in (*KERNELS, "copy_rows_16", "copy_rows_4")}
 # Characters of the end of what is printed that come back.
 SEEN = 12_000
 
@@ -64,9 +65,10 @@ class SummaryTest(Folder):
                 **timed("", 1.0),
             }
             self.report.content["speeds"].append(row | {"case": f"case {index}"})
-            self.report.content["forms"].append(timed("as built", 1.0, case=f"form {index}", direction="forward"))
+            self.report.content["forms"].append(timed("as built", 1.0, case=f" d128, {index}", direction="forward"))
             self.report.content["left_out"].append("left out " * 20)
             self.report.content["not_run"].append({"name": f"part {index}", "why": "y" * 300})
+        self.report.content["kernels"]["cadre_forward_128"] = "right"
         self.report.table()
         printed = self.printed.getvalue()
         self.assertLess(len(printed), SEEN)
@@ -180,23 +182,6 @@ class CausesTest(unittest.TestCase):
         self.assertEqual(lines[2], "  the same but for numbers: cadre_forward_128")
 
 
-class DecisionsTest(unittest.TestCase):
-    def test_a_form_is_beside_the_one_that_is_built(self) -> None:
-        rows = [timed("as built", 2.0), timed("as built", 1.0, order="arrival"), timed("poll", 1.5)]
-        rows += [timed("as built", 2.005, blocks=128), timed("poll", 9.0, l2="cold")]
-        text = "\n".join(decisions.told(rows))
-        self.assertIn("dQ in one order instead of that of arrival", text)
-        self.assertRegex(text, r"2000\.000 ms .* beside 1000\.000, 2\.000 times: slower")
-        self.assertRegex(text, r"polled relaxed.*1500\.000 ms .* beside 2000\.000, 0\.750 times: FASTER")
-        self.assertRegex(text, r"4 processors fewer.*undecided, the spread is 1\.0%")
-        self.assertEqual(decisions.told([]), [])
-
-    def test_what_a_form_does_not_change_is_not_told(self) -> None:
-        rows = [timed("as built", 2.0, order=it) for it in ("", "arrival", "fixed")]
-        rows += [timed("poll", 1.0, order=it) for it in ("", "arrival")]
-        self.assertNotIn("polled", "\n".join(decisions.told(rows)))
-
-
 class SanitizersTest(Folder):
     def rows(self, printed: str, code: int) -> dict[str, bool]:
         """What the stage makes of a sanitizer that prints and ends so."""
@@ -291,7 +276,7 @@ class MergeTest(unittest.TestCase):
             "", seconds, kernel="Cadre", ratio=1.25, ratio_peer="FA3", provenance={"commit": commit, "device": "H200"}
         )
         other = row | {"case": "64:8 d64, causal 16K x1"}
-        return {"commit": commit, "speeds": [row, other], "forms": [], "kernels": {}, **more}
+        return {"commit": commit, "speeds": [row, other], "forms": [], "checks": [], "kernels": dict(RIGHT), **more}
 
     def test_newer_rows_take_the_place_of_older_ones_and_others_name_their_commit(self) -> None:
         store = merge.merged({}, self.content("aaa", 2.0))
@@ -328,7 +313,7 @@ class MergeTest(unittest.TestCase):
 
     def test_copies_of_rows_have_a_table(self) -> None:
         rate = {"case": "one piece", "gigabytes": 2000.4, "ratio": 0.5, "provenance": {"commit": "aaa"}}
-        wrong = self.content("ccc", 1.0, rates=[rate], kernels={"cadre_copy_rows_16": "wrong"})
+        wrong = self.content("ccc", 1.0, rates=[rate], kernels=RIGHT | {"cadre_copy_rows_16": "wrong"})
         store = merge.merged({}, self.content("aaa", 1.0, rates=[rate]))
         store = merge.merged(store, self.content("bbb", 1.0))
         self.assertIn("| one piece | 2000 | 0.50 | commit `aaa`, unknown GPU |", merge.render(store))
@@ -351,7 +336,7 @@ class MergeTest(unittest.TestCase):
 
     def test_a_calibration_ships_if_it_is_of_an_h200_and_whole(self) -> None:
         content = self.content("aaa", 1.0)
-        table = {"processor": "gpu-nvidia-h100", "source": "measured"}
+        table = {"processor": "gpu-nvidia-h100", "source": "measured", "kernels": [{"head_dim": 64}]}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             store = merge.with_calibration({}, content, json.dumps(table))
         self.assertIn("gpu-nvidia-h100 is recorded and not shipped", printed.getvalue())
@@ -362,7 +347,7 @@ class MergeTest(unittest.TestCase):
             merge.with_calibration({}, content, json.dumps(table)[:-9])
 
     def test_times_of_wrong_kernels_are_not_taken(self) -> None:
-        content = self.content("aaa", 1.0, kernels={"cadre_backward_64": "wrong", "cadre_backward_128": "right"})
+        content = self.content("aaa", 1.0, kernels=RIGHT | {"cadre_backward_64": "wrong"})
         self.assertEqual([it["case"] for it in merge.merged({}, content)["rows"]], ["64:8 d128, causal 16384 rows"])
 
     def test_the_page_and_the_calibration_are_what_is_recorded(self) -> None:

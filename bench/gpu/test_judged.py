@@ -1,0 +1,255 @@
+"""What is taken for true, and what is not: the emulated driver's word, forms that are wrong, runs that are not whole.
+
+In: rows and programs, made here. Out: unittest's verdict. Needs no GPU.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import decisions
+import diagnosis
+import keep
+import merge
+import programs
+from parts import Part, Parts
+from report import Report
+from sessions import Ended, Work
+
+RIGHT = {f"cadre_{it}_{dim}": "right" for it in ("forward", "backward") for dim in (64, 128)}
+
+
+def timed(form: str, seconds: float, **more: object) -> dict:
+    row = {"case": "64:8 d128, causal 16384 rows", "direction": "backward", "order": "fixed", "blocks": 132}
+    row |= {"l2": "warm", "form": form, "seconds": seconds, "spread": 0.01, "tflops": 1 / seconds}
+    return row | {"provenance": {"commit": "aaa", "device": "H200"}} | more
+
+
+def checked(form: str, passed: bool, what: str = "dQ") -> dict:
+    return {"check": f"form {form}, backward d128", "what": what, "error": 0.0, "passed": passed}
+
+
+def compared(rows: list[dict]) -> dict:
+    """A report whose forms are right."""
+    checks = [{"check": f"form {it}, backward d128", "passed": True} for it in ("as built", "poll")]
+    return {"forms": rows, "checks": checks, "kernels": {}}
+
+
+class Folder(unittest.TestCase):
+    def setUp(self) -> None:
+        self.out = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.printed = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        self.report = Report(self.out / "gpu-check.json", seed=1)
+
+
+class EmulatedTest(Folder):
+    def said(self, device: str) -> str:
+        """What the diagnosis makes of a probe that has asked `device`."""
+        (self.out / "emulated").mkdir()
+        lines = [{"facts": {"device": device}}, {"value": "9", "check": "it"}]
+        text = "\n".join(map(json.dumps, lines))
+        probe = self.out / "cadre-gpu-probe"
+        # The file is the word behind --lines.
+        script = f'#!/bin/sh\nwhile [ "$1" != --lines ]; do shift; done\ncat > "$2" <<\'END\'\n{text}\nEND\n'
+        probe.write_text(script)
+        probe.chmod(0o755)
+        wrong = {"first": "dQ:3:1:32", "ours": "9", "right": "2"}
+        row = {"check": "it", "what": "dQ", "error": 1.0, "passed": False, "kernel": "cadre_backward_64"}
+        self.report.content["checks"].append(row | {"wrong": wrong})
+        self.report.content["kernels"]["cadre_backward_64"] = "wrong"
+        with mock.patch.object(diagnosis, "HERE", self.out), mock.patch.object(diagnosis.pack, "HERE", self.out):
+            closer = diagnosis.Diagnosis(
+                self.report, Parts(self.report, self.out, []), self.out, lambda: dict(os.environ)
+            )
+            return "\n".join(closer.wrong("cadre_backward_64", float("inf")))
+
+    def test_the_word_of_another_gpu_is_not_that_of_the_emulated_one(self) -> None:
+        said = self.said("NVIDIA H200")
+        self.assertIn("the emulated driver could not be asked: NVIDIA H200 answered", said)
+        self.assertNotIn("the kernel's source is", said)
+
+    def test_the_emulated_gpu_is_believed(self) -> None:
+        self.assertIn("the emulated GPU has 9 there: it is wrong there, too", self.said("emulated"))
+
+
+class DecisionsTest(unittest.TestCase):
+    def test_a_form_is_beside_the_one_that_is_built(self) -> None:
+        rows = [timed("as built", 2.0), timed("as built", 1.0, order="arrival"), timed("poll", 1.5)]
+        rows += [timed("as built", 2.005, blocks=128), timed("poll", 9.0, l2="cold")]
+        text = "\n".join(decisions.told(compared(rows)))
+        self.assertIn("dQ in one order instead of that of arrival", text)
+        self.assertRegex(text, r"2000\.000 ms .* beside 1000\.000, 2\.000 times: slower")
+        self.assertRegex(text, r"polled relaxed.*1500\.000 ms .* beside 2000\.000, 0\.750 times: FASTER")
+        self.assertRegex(text, r"4 processors fewer.*undecided, the spread is 1\.0%")
+        self.assertEqual(decisions.told(compared([])), [])
+
+    def test_what_a_form_does_not_change_is_not_told(self) -> None:
+        rows = [timed("as built", 2.0, order=it) for it in ("", "arrival", "fixed")]
+        rows += [timed("poll", 1.0, order=it) for it in ("", "arrival")]
+        self.assertNotIn("polled", "\n".join(decisions.told(compared(rows))))
+
+
+class FormsTest(unittest.TestCase):
+    def content(self, *checks: dict, kernels: dict | None = None) -> dict:
+        forms = [timed("as built", 2.0), timed("poll", 1.0)]
+        known = RIGHT if kernels is None else kernels
+        return {"commit": "aaa", "speeds": [], "forms": forms, "checks": list(checks), "kernels": known}
+
+    def taken(self, content: dict) -> set[str]:
+        return {it["form"] for it in merge.merged({}, content)["rows"]}
+
+    def test_a_form_that_is_wrong_decides_nothing_and_is_not_merged(self) -> None:
+        content = self.content(checked("as built", True), checked("poll", True), checked("poll", False, "dK"))
+        told = "\n".join(decisions.told(content))
+        self.assertNotIn("FASTER", told)
+        self.assertIn("form poll of d128 is wrong: its times decide nothing", told)
+        self.assertEqual(self.taken(content), {"as built"})
+
+    def test_a_form_that_nobody_has_compared_decides_nothing(self) -> None:
+        content = self.content(checked("as built", True))
+        told = "\n".join(decisions.told(content))
+        self.assertNotIn("FASTER", told)
+        self.assertIn("form poll of d128 was not compared with f64", told)
+        self.assertEqual(self.taken(content), {"as built"})
+
+    def test_a_form_that_is_right_decides(self) -> None:
+        content = self.content(checked("as built", True), checked("poll", True))
+        self.assertIn("FASTER", "\n".join(decisions.told(content)))
+        self.assertEqual(self.taken(content), {"as built", "poll"})
+
+    def test_times_of_the_build_need_a_kernel_that_is_right(self) -> None:
+        # The smoke test's, where no form was compared.
+        bad = RIGHT | {"cadre_backward_128": "wrong"}
+        self.assertEqual(self.taken(self.content()), {"as built"})
+        self.assertEqual(self.taken(self.content(kernels=bad)), set())
+        self.assertEqual(self.taken(self.content(checked("as built", False))), set())
+
+
+class LaunchedTest(Folder):
+    """No later stage launches a kernel that hangs or faults."""
+
+    def launched(self, **kernels: str) -> tuple[set[str], set[str]]:
+        """Names of programs that tests, training and calibration start; of those that are not run."""
+        self.report.content |= {"kernels": {f"cadre_{key}": it for key, it in kernels.items()}, "not_run": []}
+        started: set[str] = set()
+
+        def start(works: object, *_: object) -> list:
+            started.update(it.name for it in works)
+            return []
+
+        of = programs.Programs(self.report, self.out, self.out, 1.0)
+        runs = mock.patch.object(programs.end_to_end, "check", lambda *_: started.add("training runs") or [])
+        with mock.patch.object(programs.sessions, "run", start), runs:
+            of.tests(1, 9)
+            of.training(True, 9)
+            of.calibrate(9)
+        return started, {it["name"] for it in self.report.content["not_run"]}
+
+    def test_what_hangs_in_copies_or_parts_is_not_launched_again(self) -> None:
+        for kernel in ("copy_rows_16", "copy_rows_4", "merge"):
+            started, left = self.launched(**{kernel: "hang"})
+            self.assertNotIn("rows between two processes", started, kernel)
+            self.assertNotIn("training runs", started, kernel)
+            self.assertLessEqual({"rows between two processes", "training runs"}, left, kernel)
+        # Of a head dim that no training run has.
+        self.assertIn("training runs", self.launched(forward_64_softcap="hang", forward_128="fault")[0])
+
+    def test_a_calibration_needs_kernels_that_are_right(self) -> None:
+        right = {"forward_128": "right", "backward_128": "right"}
+        self.assertIn("cadre calibrate", self.launched(**right)[0])
+        for bad in ({}, right | {"backward_128": "wrong"}, right | {"forward_128": "fault"}):
+            started, left = self.launched(**bad)
+            self.assertEqual(("cadre calibrate" in started, "cadre calibrate" in left), (False, True), bad)
+
+
+class RefusedTest(Folder):
+    def test_there_is_no_gpu_though_the_pack_has_a_failure(self) -> None:
+        self.report.check("pack", "a wheel cannot be unpacked", False)
+        it = Part("smoke", refused="there is no GPU 0")
+        self.assertFalse(Parts(self.report, self.out, []).over(it, Ended(Work("smoke", [], 1), 3, "exit 3")))
+        self.assertEqual(self.report.content.get("refused"), "there is no GPU 0")
+        self.assertEqual(len(self.report.content["checks"]), 1)
+
+
+class KeepTest(Folder):
+    def archived(self) -> dict[str, bytes]:
+        self.assertEqual(keep.archive(self.out / "work", self.out), "")
+        with tarfile.open(self.out / "logs.tar.gz") as pack:
+            return {it: pack.extractfile(it).read() for it in pack.getnames()}
+
+    def test_what_a_program_wrote_comes_back_whole_or_not_at_all(self) -> None:
+        (self.out / "work").mkdir()
+        core, noise = bytes(range(256)) * (keep.ONE // 64), os.urandom(keep.LARGEST + 1)
+        for name, content in (("it.core", core), ("it.given", core), ("large.core", noise), ("it.log", core)):
+            (self.out / "work" / name).write_bytes(content)
+        found = self.archived()
+        self.assertEqual({gzip.decompress(found[it]) == core for it in ("it.core.gz", "it.given.gz")}, {True})
+        self.assertNotIn("large.core.gz", found)
+        self.assertIn("large.core", found["left-out.txt"].decode())
+        self.assertLess(len(found["it.log"]), keep.ONE + 100)
+        self.assertLess((self.out / "logs.tar.gz").stat().st_size, keep.LARGEST)
+        self.assertTrue(keep.fits(self.out / "work" / "it.core"))
+        self.assertFalse(keep.fits(self.out / "work" / "large.core"))
+
+    def test_the_archive_stays_below_what_comes_back(self) -> None:
+        (self.out / "work").mkdir()
+        for index in range(4):
+            (self.out / "work" / f"{index}.core").write_bytes(os.urandom(keep.LARGEST // 3))
+        found = self.archived()
+        self.assertEqual(sum(it.endswith(".core.gz") for it in found), 2)
+        self.assertEqual(found["left-out.txt"].decode().count(".core"), 2)
+        self.assertLess((self.out / "logs.tar.gz").stat().st_size, keep.LARGEST)
+
+
+class MergeTest(unittest.TestCase):
+    def content(self, **more: object) -> dict:
+        row = timed("", 1.0, kernel="Cadre", ratio=1.5, ratio_peer="FA3", case="64:8 d128, causal 16K x1")
+        peer = row | {"kernel": "cuDNN", "seconds": 2.0}
+        return {"commit": "aaa", "speeds": [row, peer], "forms": [], "checks": [], "kernels": dict(RIGHT), **more}
+
+    def test_a_pack_that_is_not_whole_gives_nothing(self) -> None:
+        pack = {"check": "pack", "what": "forms/x has other bytes: copy the pack again", "passed": False}
+        with self.assertRaisesRegex(merge.RefusedError, "its pack was not whole: forms/x has other bytes"):
+            merge.merged({}, self.content(checks=[pack]))
+
+    def test_rows_are_taken_of_kernels_that_are_right(self) -> None:
+        for kernels in ({}, RIGHT | {"cadre_forward_128": "wrong"}, {"cadre_backward_128": "right"}):
+            self.assertEqual(merge.merged({}, self.content(kernels=kernels))["rows"], [], kernels)
+        rate = {"case": "one piece", "gigabytes": 1.0, "ratio": 0.5, "provenance": {"commit": "aaa"}}
+        self.assertEqual(merge.merged({}, self.content(rates=[rate]))["rates"], [])
+        content = self.content()
+        content["speeds"].append(content["speeds"][0] | {"kernel": "Cadre softcap"})
+        self.assertEqual({it["kernel"] for it in merge.merged({}, content)["rows"]}, {"Cadre", "cuDNN"})
+
+    def test_a_calibration_needs_kernels_that_are_right(self) -> None:
+        tables = [{"head_dim": 128}]
+        text = json.dumps({"processor": "gpu-nvidia-h200", "source": "measured", "kernels": tables})
+        self.assertIn("calibration", merge.with_calibration({}, self.content(), text))
+        for kernels in ({}, RIGHT | {"cadre_backward_128": "hang"}):
+            with self.assertRaisesRegex(merge.RefusedError, r"cadre_\w+_128 is not known to be right"):
+                merge.with_calibration({}, self.content(kernels=kernels), text)
+
+    def test_times_with_the_hosts_work_are_in_no_bar_and_marked(self) -> None:
+        content = self.content()
+        for it in content["speeds"]:
+            it["without_host"] = False
+        text = merge.render(merge.merged({}, content))
+        self.assertRegex(text, r"causal 16K x1 \| backward \| Cadre .*\| with the host's work \|")
+        self.assertIn("| not measured / not measured |", next(it for it in text.splitlines() if "dense causal" in it))
+        text = merge.render(merge.merged({}, self.content()))
+        self.assertIn("| not measured / 2.00 |", next(it for it in text.splitlines() if "dense causal" in it))
+
+    def test_a_run_that_was_stopped_is_marked(self) -> None:
+        text = merge.render(merge.merged({}, self.content(stopped="stopped by SIGTERM")))
+        self.assertRegex(text, r"causal 16K x1 .*\| of a run that was stopped \|")
+
+
+if __name__ == "__main__":
+    unittest.main()
