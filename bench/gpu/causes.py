@@ -69,7 +69,8 @@ def wrong_lines(row: dict) -> list[str]:
     it = row.get("wrong")
     if not it:
         return []
-    lines = [f"first wrong: {it['first']}: {it['ours']}, right is {it['right']}; wrong are {it['count']}"]
+    lines = [row["worst"]] if "worst" in row else []
+    lines += [f"first wrong: {it['first']}: {it['ours']}, right is {it['right']}; wrong are {it['count']}"]
     if "columns" in it:
         lines.append(f"wrong rows {it['rows']}; heads {it['heads']}; columns {it['columns']}")
     if it.get("tile"):

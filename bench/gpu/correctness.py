@@ -19,6 +19,10 @@ from ours import FULL, Backward, Forward, Heads, Library, Line, window
 # Root mean square of the differences over that of the reference. P and dS are rounded to bf16, O too; LSE is not. The
 # GPU's tanh, and so every score under a softcap, is right to 2^-11.
 TOLERANCE = {"O": 5e-3, "LSE": 1e-5, "dQ": 5e-3, "dK": 5e-3, "dV": 5e-3}
+# How many times that a row of a head may be off, and a tile of keys; smaller ones than this share of the table's root
+# mean square are taken for as large.
+ROW, TILE, FLOOR = 16, 4, 1e-2
+TILE_KEYS = 64
 FORWARD, BACKWARD = ("O", "LSE"), ("dQ", "dK", "dV")
 TOLERANCE_SOFTCAP = TOLERANCE | {"LSE": 5e-4, "dQ": 6e-3, "dK": 6e-3}
 
@@ -94,6 +98,38 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return (difference.square().mean() / size).sqrt().item()
 
 
+def worst(batch: Batch, what: str, actual: torch.Tensor, expected: torch.Tensor, bound: float) -> str:
+    """The row of a head, or of dK and dV also the tile of keys, that is off most beyond what it may be; else nothing.
+
+    A few that are grossly wrong are few numbers of many: the error of the whole table does not show them.
+    """
+    a, b = (it.double().reshape(*it.shape[:2], -1) for it in (actual, expected))
+    off = torch.where(a == b, 0.0, a - b).square().mean(-1)
+    size = torch.where(b.isfinite(), b, 0.0).square().mean(-1)
+    # A logarithm is as exact near 0 as elsewhere.
+    floor = (size.mean() * (1 if what == "LSE" else FLOOR**2)).clamp_min(1e-30)
+    found = [("row", torch.arange(len(off), device=off.device), off, size, ROW)]
+    if what in ("dK", "dV"):
+        begins, tiles = [], torch.zeros(len(off), dtype=torch.long, device=off.device)
+        for row, begin, end in sorted({(it.dkv_row, it.keys_begin, it.keys_end) for it in batch.lines}):
+            for tile in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+                first, last = max(tile, begin) - begin, min(tile + TILE_KEYS, end) - begin
+                tiles[row + first : row + last] = len(begins)
+                begins.append(row + first)
+        counts = torch.bincount(tiles, minlength=len(begins))[:, None]
+        sums = [torch.zeros(len(begins), it.shape[1]).to(it).index_add_(0, tiles, it) / counts for it in (off, size)]
+        found.append(("tile of keys from row", torch.tensor(begins), *sums, TILE))
+    beyond = []
+    for name, begins, of, sizes, most in found:
+        # NaN is above all.
+        times = (of / sizes.maximum(floor)).sqrt().div(bound * most).nan_to_num(nan=torch.inf)
+        at = int(times.argmax())
+        row, head = int(begins[at // times.shape[1]]), at % times.shape[1]
+        beyond.append((times.max().item(), f"{name} {row} of head {head}"))
+    times, name = max(beyond)
+    return f"{name} is off by {times:.1f} times what it may be" if times > 1 else ""
+
+
 def rows_of(
     inputs: Inputs, names: tuple[str, ...], ours: Results, right: Results, *words: str, kernel: str = ""
 ) -> list[dict]:
@@ -103,11 +139,13 @@ def rows_of(
     rows = []
     for what in names:
         off = error(actual[what], expected[what])
+        where = worst(batch, what, actual[what], expected[what], tolerance[what])
         # NaN is not at most anything.
-        passed = off <= tolerance[what]
+        passed = off <= tolerance[what] and not where
         row = {"check": title(batch, *words), "what": what, "error": off, "passed": passed}
         row["kernel"] = kernel or kernel_of(batch, "forward" if names == FORWARD else "backward")
         if not passed:
+            row |= {"worst": where} if where else {}
             row["wrong"] = elements.wrong(inputs, what, actual[what], expected[what], tolerance[what])
         rows.append(row)
     return rows

@@ -1,15 +1,19 @@
 """What the times of forms decide: which form of a kernel, which order of dQ, how many processors.
 
 In: a report, with rows of times as cadre-gpu-probe tells them. Out: lines, each with the two times that decide, and by
-how much. A difference below the spread of either decides nothing and says so. Times of a form that is wrong, or that
-was not compared with f64, decide nothing. Pure.
+how much: by the differences of rounds in which both were timed, one behind the other. A difference below their spread,
+or below 1 %, decides nothing and says so. Times of a form that is wrong, or that was not compared with f64, decide
+nothing. Pure.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 
 BUILT = "as built"
+# A smaller difference decides nothing.
+LEAST = 0.01
 # What a form is there to decide, and the order of dQ in which it can differ.
 QUESTIONS = {
     "poll": ("turns at dQ are polled relaxed and with pauses, not acquired at once", ("fixed",)),
@@ -60,11 +64,23 @@ def told(content: dict) -> list[str]:
 
 
 def compared(it: dict, base: dict) -> str:
-    times = it["seconds"] / base["seconds"]
-    ours, theirs = it["seconds"] * 1e3, base["seconds"] * 1e3
-    words = f"{ours:.3f} ms ({it['tflops']:.0f} TFLOP/s) beside {theirs:.3f}, {times:.3f} times"
+    """By the differences of rounds, where both took turns; else by the medians of all runs."""
+    ours = it.get("rounds", [])
+    theirs = it.get("base_rounds") or (base.get("rounds", []) if it["form"] == base["form"] else [])
+    paired = sorted(a / b for a, b in zip(ours, theirs) if a and b)
+    if len(paired) > 1:
+        times, beside = statistics.median(paired), statistics.median(theirs)
+        spread = paired[len(paired) * 3 // 4] - paired[len(paired) // 4]
+        rounds = f" in {len(paired)} rounds"
+    else:
+        times, beside = it["seconds"] / base["seconds"], base["seconds"]
+        spread, rounds = max(it["spread"], base["spread"]), ""
+    mine = it["seconds"] * 1e3
+    words = f"{mine:.3f} ms ({it['tflops']:.0f} TFLOP/s) beside {beside * 1e3:.3f}, {times:.3f} times{rounds}"
     if not (it.get("without_host", True) and base.get("without_host", True)):
         words += ", with the host's work between runs"
-    if abs(times - 1) <= max(it["spread"], base["spread"]):
-        return f"{words}: undecided, the spread is {max(it['spread'], base['spread']):.1%}"
+    if abs(times - 1) <= spread:
+        return f"{words}: undecided, the spread is {spread:.1%}"
+    if abs(times - 1) < LEAST:
+        return f"{words}: undecided, less than {LEAST * 100:.0f} %"
     return f"{words}: {'slower' if times > 1 else 'FASTER'}"

@@ -3,8 +3,9 @@
 In: the folder where everything is written, which is none of the output. Out: DIR/logs.tar.gz, whole at any moment, at
 most LARGEST bytes: of large logs the beginning and the end, small ones first, at most MOST bytes of them; then core
 dumps and inputs (*.core, *.given), small ones first, each whole and compressed as NAME.gz, or left out and named in
-left-out.txt. What else a program wrote comes back whole or not at all. A folder that takes no more costs the file, not the run. A run that is killed while it writes may leave the file
-that it wrote, `.NAME.new`; the next run in that folder removes it.
+left-out.txt. What else a program wrote comes back whole or not at all. A folder that takes no more costs the file, not
+the run. A run that is killed while it writes may leave the file that it wrote, `.NAME.new`; the next run in that folder
+removes it.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 //!
 //! In: the kernels of this build; folders below `--forms` with others, each named by what is different (that of the watch is none).
 //! Out: for head dims 128, 64 and 256 rows of times: forward; backward with dQ in both orders; on all processors and on four
-//! fewer. A form is compared with f64 before it is timed; one that is wrong is not.
+//! fewer. What is compared takes turns, another form with the build's own beside it; a row has the median of each round, and of
+//! a form also that of the build's own. A form is compared with f64 before it is timed; one that is wrong is not.
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use cadre_kernels::Heads;
 use cadre_kernels::device::{Gpu, Order, Watch};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::case::Case;
 use crate::lines::Lines;
@@ -19,6 +20,8 @@ use crate::{Options, Trouble, smoke};
 /// A form of kernels that only tell where they wait.
 const WATCH: &str = "watch";
 const BUILT: &str = "as built";
+/// All that are compared are timed once in each, one behind the other.
+const ROUNDS: usize = 5;
 /// A form that changes one head dim alone.
 const PANELS: (&str, usize) = ("panels", 64);
 
@@ -52,13 +55,13 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
             lines.tell(&json!({"begun": index, "name": name, "kernel": kernel}));
             let mut launched = kernel;
             let done = match &folder {
-                None => one(gpu, options, (&form, dim), &mut launched, lines),
+                None => one((gpu, gpu), options, (&form, dim), &mut launched, lines),
                 Some(folder) => {
-                    Gpu::open_form(0, folder).map_err(Trouble::from).and_then(|gpu| {
-                        let done = one(&gpu, options, (&form, dim), &mut launched, lines);
+                    Gpu::open_form(0, folder).map_err(Trouble::from).and_then(|of| {
+                        let done = one((&of, gpu), options, (&form, dim), &mut launched, lines);
                         if done.is_err() {
                             // To close it would wait for a launch that does not end.
-                            std::mem::forget(gpu);
+                            std::mem::forget(of);
                         }
                         done
                     })
@@ -76,7 +79,7 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
 }
 
 fn one(
-    gpu: &Gpu,
+    (gpu, built): (&Gpu, &Gpu),
     options: &Options,
     (form, dim): (&str, usize),
     launched: &mut String,
@@ -89,33 +92,73 @@ fn one(
         return Ok(());
     }
     let (query, kv) = if options.tiny { (2, 1) } else { (64 * 128 / dim.max(128), 8) };
-    let (rows, runs) = if options.tiny { (256, 1) } else { (16_384, 7) };
-    let bed = Bed::new(gpu, Heads { query, kv, dim }, rows, options.seed)?;
-    let mut bed = ManuallyDrop::new(bed);
+    let (rows, runs) = if options.tiny { (256, 1) } else { (16_384, 3) };
+    let shape = Heads { query, kv, dim };
+    // Beside another form lies the build's own, so that both take turns.
+    let mut beds = vec![(gpu, ManuallyDrop::new(Bed::new(gpu, shape, rows, options.seed)?))];
+    if form != BUILT {
+        beds.push((built, ManuallyDrop::new(Bed::new(built, shape, rows, options.seed)?)));
+    }
     let all = gpu.processors();
+    let fewer = all - 4.min(all - 1);
     let (free, fixed) = (Pass::Backward(Order::Arrival), Pass::Backward(Order::Fixed));
     // Only backward has forms beside that of the build; fewer blocks are no form of the kernel.
-    let built = form == BUILT;
-    let passes = [
-        (Pass::Forward, all),
-        (free, all),
-        (fixed, all),
-        (Pass::Forward, all - 4.min(all - 1)),
-        (fixed, all - 4.min(all - 1)),
-    ];
-    for (index, (pass, blocks)) in passes.into_iter().enumerate() {
-        // LSE is wanted by all that follow.
-        if !built && index > 2 {
-            break;
-        }
-        *launched = pass.kernel(dim);
-        let at = format!("d{dim}, {form}, time of {launched}, {blocks} blocks");
-        lines.tell(&json!({"at": at, "kernel": launched}));
-        let times = bed.times(gpu, (pass, Some(blocks)), runs, options)?;
-        for (l2, times) in ["warm", "cold"].into_iter().zip(&times) {
-            lines.row("forms", &row(&bed, form, pass, blocks, l2, times));
+    let turns = if form == BUILT {
+        vec![
+            (0, Pass::Forward, all),
+            (0, free, all),
+            (0, fixed, all),
+            (0, Pass::Forward, fewer),
+            (0, fixed, fewer),
+        ]
+    } else {
+        vec![(0, free, all), (1, free, all), (0, fixed, all), (1, fixed, all)]
+    };
+    for (gpu, bed) in &mut beds {
+        // A backward pass wants LSE.
+        *launched = Pass::Forward.kernel(dim);
+        lines.tell(&json!({"at": format!("d{dim}, {form}, {launched}"), "kernel": launched}));
+        bed.once(gpu, Pass::Forward, options)?;
+    }
+    let mut times = vec![[Vec::new(), Vec::new()]; turns.len()];
+    let mut without_host = true;
+    for round in 1..=if options.tiny { 2 } else { ROUNDS } {
+        for (index, &(bed, pass, blocks)) in turns.iter().enumerate() {
+            *launched = pass.kernel(dim);
+            let at = format!("d{dim}, {form}, round {round}, time of {launched}, {blocks} blocks");
+            lines.tell(&json!({"at": at, "kernel": launched}));
+            let (gpu, bed) = &mut beds[bed];
+            let found = bed.times(gpu, (pass, Some(blocks)), runs, options)?;
+            without_host &= bed.without_host;
+            for (of, found) in times[index].iter_mut().zip(found) {
+                of.push(found);
+            }
         }
     }
-    drop(ManuallyDrop::into_inner(bed));
+    for (index, &(bed, pass, blocks)) in turns.iter().enumerate().filter(|(_, it)| it.0 == 0) {
+        for (at, l2) in ["warm", "cold"].into_iter().enumerate() {
+            let all: Vec<f64> = times[index][at].concat();
+            let mut row = row(&beds[bed].1, form, pass, blocks, l2, &all);
+            row["without_host"] = json!(without_host);
+            row["rounds"] = medians(&times[index][at]);
+            if form != BUILT {
+                row["base_rounds"] = medians(&times[index + 1][at]);
+            }
+            lines.row("forms", &row);
+        }
+    }
+    for (_, bed) in beds {
+        drop(ManuallyDrop::into_inner(bed));
+    }
     Ok(())
+}
+
+/// Of each round.
+fn medians(rounds: &[Vec<f64>]) -> Value {
+    let median = |round: &Vec<f64>| {
+        let mut sorted = round.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied()
+    };
+    json!(rounds.iter().map(median).collect::<Vec<_>>())
 }

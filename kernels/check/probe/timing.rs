@@ -40,7 +40,7 @@ pub(crate) struct Bed {
     gradients: [Buffer<f32>; 3],
     flush: Buffer<u32>,
     /// Whether the last runs waited on the stream until all were there.
-    without_host: bool,
+    pub(crate) without_host: bool,
 }
 
 /// Which kernel, and how it is launched.
@@ -158,7 +158,7 @@ impl Bed {
     }
 
     /// One run that nobody times.
-    fn once(&mut self, gpu: &Gpu, pass: Pass, options: &Options) -> Result<(), Trouble> {
+    pub(crate) fn once(&mut self, gpu: &Gpu, pass: Pass, options: &Options) -> Result<(), Trouble> {
         let stream = ManuallyDrop::new(Stream::new(gpu)?);
         let mut run = ManuallyDrop::new(self.runner(pass, None, options.patience)?);
         run(&stream)?;
