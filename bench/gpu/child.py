@@ -45,7 +45,10 @@ class Child:
         )
         self.broken = numbers(asked.broken)
         self.kernel = kernels_of(asked.part)[0]
-        self.tell({"facts": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}})
+        facts = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+        if not asked.dry and (uuid := getattr(torch.cuda.get_device_properties(0), "uuid", "")):
+            facts["uuid"] = str(uuid)
+        self.tell({"facts": facts})
 
     def tell(self, line: dict) -> None:
         try:

@@ -17,10 +17,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-STATIC = ("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total")
+UUID = "uuid"
+STATIC = ("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total", "compute_mode", UUID)
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
 EVERY_MS = 500
 # Seconds that a killed program may take to be gone; then it is left behind.
@@ -99,32 +101,54 @@ class Beside:
                 self.process.wait(GONE)
 
 
-class Card(Beside):
-    """What nvidia-smi says of the first GPU, once it does."""
+def own(rows: list[list[str]], uuid: str) -> list[str] | None:
+    """The newest row of the GPU that is used; each ends with its UUID. None where there are others, and none is known."""
+    those = [it for it in rows if uuid and it[-1].removeprefix("GPU-") == uuid.removeprefix("GPU-")]
+    if those:
+        return those[-1]
+    return rows[-1] if len({it[-1] for it in rows}) == 1 else None
 
-    def __init__(self, file: Path) -> None:
+
+class Card(Beside):
+    """What nvidia-smi says of the GPU that is used, once it does; `uuid` is empty until that is known."""
+
+    def __init__(self, file: Path, uuid: Callable[[], str] = str) -> None:
+        self.uuid = uuid
         asked = [f"--query-gpu={','.join(STATIC)}", "--format=csv,noheader,nounits"]
         super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
 
     def now(self) -> dict:
-        words = [it.strip() for it in (self.lines() or [""])[0].split(",")]
-        if len(words) == len(STATIC):
-            return dict(zip(("gpu", "driver", "power_limit_w", "max_sm_mhz", "memory_mib"), words))
         if self.process is None:
             return {"clocks": "unknown: there is no nvidia-smi"}
-        return {"clocks": f"unknown: nvidia-smi {'does not answer' if self.process.poll() is None else 'fails'}"}
+        if self.process.poll() is None:
+            return {"clocks": "unknown: nvidia-smi does not answer"}
+        rows = table(self.lines(), len(STATIC))
+        if row := own(rows, self.uuid()):
+            return dict(zip(("gpu", "driver", "power_limit_w", "max_sm_mhz", "memory_mib", "compute_mode"), row))
+        if rows:
+            return {"clocks": f"unknown: there are {len(rows)} GPUs, and it is not known which is used"}
+        return {"clocks": "unknown: nvidia-smi fails"}
 
 
 class Clocks(Beside):
-    """The last line of an nvidia-smi that prints the clocks again and again; nothing without one."""
+    """The last line of an nvidia-smi that prints the clocks again and again; nothing without one, or where it is not
+    known which of several GPUs is used."""
 
-    def __init__(self, file: Path) -> None:
-        asked = [f"--query-gpu={','.join(MOVING)}", "--format=csv,noheader,nounits", f"-lms={EVERY_MS}"]
+    def __init__(self, file: Path, uuid: Callable[[], str] = str) -> None:
+        self.uuid = uuid
+        asked = [f"--query-gpu={','.join([*MOVING, UUID])}", "--format=csv,noheader,nounits", f"-lms={EVERY_MS}"]
         super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
 
     def now(self) -> dict:
-        words = [it.strip() for it in (self.lines() or [""])[-1].split(",")]
-        return dict(zip(MOVING.values(), words)) if len(words) == len(MOVING) else {}
+        rows, uuid = table(self.lines(), len(MOVING) + 1), self.uuid()
+        # The first of several may be the only one that is printed yet.
+        row = own(rows, uuid) if uuid or len(rows) > 1 else None
+        return dict(zip(MOVING.values(), row)) if row else {}
+
+
+def table(lines: list[str], columns: int) -> list[list[str]]:
+    rows = [[word.strip() for word in it.split(",")] for it in lines]
+    return [it for it in rows if len(it) == columns]
 
 
 def die_with_parent() -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import decisions
+import report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STORE = Path("bench/gpu/measured.json")
@@ -30,6 +31,8 @@ BEGIN, END = "<!-- gpu-check: written by bench/gpu/merge.py -->", "<!-- gpu-chec
 NONE = "not measured"
 DIRECTIONS = ("forward", "backward")
 COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
+# What is not kept of a row.
+DROPPED = ("turns", "rounds", "base_rounds")
 # What tells rows of one case from those of another.
 KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
 NOTHING = (
@@ -78,7 +81,7 @@ def merged(past: dict, content: dict) -> dict:
     rows = {key(it): it for it in past.get("rows", [])}
     for row in [*content["speeds"], *forms]:
         if not not_right(content, kernels_of(row)):
-            rows[key(row)] = {name: it for name, it in row.items() if name != "turns"} | of_run
+            rows[key(row)] = {name: it for name, it in row.items() if name not in DROPPED} | of_run
     rates = {key(it): it for it in past.get("rates", [])}
     if not not_right(content, COPIES):
         rates |= {key(it): it | of_run for it in content.get("rates", [])}
@@ -198,14 +201,14 @@ def render(store: dict) -> str:
         words += [] if it.get("without_host", True) else ["with the host's work"]
         return ", ".join([*words, *(["of a run that was stopped"] if it.get("stopped") else [])])
 
-    lines += ["", f"Commit `{newest}`; {where}. Rows of another commit or GPU name it.", ""]
+    lines += ["", f"Commit `{newest}`; {where}. Rows of another commit or GPU name it. ~: nearer to 1 than spread.", ""]
     lines += [
         "| case | pass | kernel | L2 | ms | spread | TFLOP/s | ratio | from |",
         "|---|---|---|---|---:|---:|---:|---:|---|",
     ]
     for it in sorted(rows, key=lambda it: [str(part) for part in key(it)]):
         kernel = it.get("kernel") or f"Cadre, {it['form']}, {it['blocks']} blocks {it['order']}".strip()
-        ratio = f"{it['ratio']:.2f} {it.get('ratio_peer', '')}".strip() if "ratio" in it else ""
+        ratio = f"{report.ratio(it)} {it.get('ratio_peer', '')}".strip() if "ratio" in it else ""
         lines.append(
             f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
             f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {other(it)} |"

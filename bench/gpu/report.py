@@ -205,6 +205,13 @@ def largest_errors(checks: list[dict]) -> str:
     return "largest errors: " + ", ".join(f"{k} {worst[k]:.1e}" for k in ("O", "LSE", "dQ", "dK", "dV") if k in worst)
 
 
+def ratio(row: dict, key: str = "ratio") -> str:
+    """With a mark where it is nearer to 1 than its spread."""
+    if key not in row:
+        return "-"
+    return f"{'~' * (abs(row[key] - 1) <= row.get(f'{key}_spread', 0))}{row[key]:.2f}"
+
+
 def table_of_speeds(speeds: list[dict]) -> list[str]:
     ours = [it for it in speeds if it["kernel"].startswith("Cadre")]
     lines = []
@@ -214,12 +221,19 @@ def table_of_speeds(speeds: list[dict]) -> list[str]:
             f"{'ratio':>5} {'det.':>5}"
         )
     for it in ours:
-        ratios = [f"{it[key]:5.2f}" if key in it else "    -" for key in ("ratio", "ratio_deterministic")]
+        ratios = " ".join(f"{ratio(it, key):>5}" for key in ("ratio", "ratio_deterministic"))
+        by_host = "" if it.get("without_host", True) else " h"
         lines.append(
             f"{it['case'][:46]:<46} {it['direction'][:4]:<4} {it['kernel'].removeprefix('Cadre').strip()[:13]:<13} "
             f"{it.get('l2', '-'):<4} {it['seconds'] * 1e3:8.3f} {it.get('spread', 0):6.1%} {it['tflops']:7.0f} "
-            f"{it.get('share_of_matmul', 0):5.2f} {' '.join(ratios)}"
+            f"{it.get('share_of_matmul', 0):5.2f} {ratios}{by_host}"
         )
+    marks = {
+        "~": "by less than the spread of both times, which decides nothing",
+        "h": "with the host's work between runs",
+    }
+    found = [f"{mark}: {words}" for mark, words in marks.items() if any(mark in it[-14:] for it in lines[1:])]
+    lines += ["; ".join(found)] if found else []
     for it in speeds:
         if "times_plain" in it:
             lines.append(f"softcap, {it['case']}, {it['direction']}: {it['times_plain']:.2f} times the time without")

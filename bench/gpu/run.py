@@ -326,7 +326,9 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
     # Whoever is killed while it looks at the pack has a file that says so little.
     report.store()
     warm = machine.Beside([sys.executable, "-c", "import torch"], logs / "import-of-torch.log")
-    card, clocks = machine.Card(logs / "card.csv"), machine.Clocks(logs / "clocks.csv")
+    # Once PyTorch has told it: of several GPUs, clocks of another one would be written down.
+    used = lambda: str(report.content.get("uuid", ""))  # noqa: E731
+    card, clocks = machine.Card(logs / "card.csv", used), machine.Clocks(logs / "clocks.csv", used)
     report.card, report.clocks = card.now, clocks.now
 
     def before() -> None:

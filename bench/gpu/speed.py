@@ -130,7 +130,8 @@ def report(batch: Batch, direction: str, name: str, l2: str, times: Times, opera
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """`ratio` above 1: Cadre is faster than the best peer; fixed order is compared with both kinds of peers.
+    """`ratio` above 1: Cadre is faster than the best peer; fixed order is compared with both kinds of peers. A ratio that
+    is nearer to 1 than its spread decides nothing.
 
     Softcap is compared with Cadre's kernels without: `times_plain`, what it costs.
     """
@@ -149,6 +150,7 @@ def add_ratios(rows: list[dict]) -> None:
             if peers:
                 best = min(peers, key=lambda it: it["seconds"])
                 row[field], row[f"{field}_peer"] = best["seconds"] / row["seconds"], best["kernel"]
+                row[f"{field}_spread"] = max(best["spread"], row["spread"])
 
 
 def with_softcap(library: Library, batch: Batch, t: Tensors) -> list[Callable[[], None]]:

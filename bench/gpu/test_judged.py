@@ -17,10 +17,11 @@ from unittest import mock
 import decisions
 import diagnosis
 import keep
+import machine
 import merge
 import programs
 from parts import Part, Parts
-from report import Report
+from report import Report, table_of_speeds
 from sessions import Ended, Work
 
 RIGHT = {f"cadre_{it}_{dim}": "right" for it in ("forward", "backward") for dim in (64, 128)}
@@ -94,6 +95,53 @@ class DecisionsTest(unittest.TestCase):
         rows = [timed("as built", 2.0, order=it) for it in ("", "arrival", "fixed")]
         rows += [timed("poll", 1.0, order=it) for it in ("", "arrival")]
         self.assertNotIn("polled", "\n".join(decisions.told(compared(rows))))
+
+    def test_what_took_turns_decides_by_the_differences_of_its_rounds(self) -> None:
+        def told(ours: list[float], theirs: list[float]) -> str:
+            row = timed("poll", sorted(ours)[2], spread=0.5, rounds=ours, base_rounds=theirs)
+            return "\n".join(decisions.told(compared([timed("as built", 9.0), row])))
+
+        # A GPU that slows down slows both down.
+        found = told([1.0, 1.2, 1.4, 1.6, 1.8], [1.1, 1.32, 1.54, 1.76, 1.98])
+        self.assertRegex(found, r"beside 1540\.000, 0\.909 times in 5 rounds: FASTER")
+        # Less than 1 % is nothing that another run would find again.
+        self.assertIn("undecided, less than 1 %", told([1.0] * 5, [1.005] * 5))
+        found = told([1.0, 1.1, 1.0, 1.2, 0.9], [1.1, 1.0, 1.2, 1.0, 1.0])
+        self.assertRegex(found, r"undecided, the spread is \d+\.\d%")
+
+    def test_orders_of_one_form_took_turns_too(self) -> None:
+        rows = [timed("as built", 2.0, order=it, rounds=[at, at]) for it, at in (("fixed", 3.0), ("arrival", 2.0))]
+        self.assertIn("1.500 times in 2 rounds: slower", "\n".join(decisions.told(compared(rows))))
+
+
+class ClocksTest(Folder):
+    def beside(self, kind: type, printed: str, uuid: str) -> dict:
+        """What a nvidia-smi that prints so is taken to say."""
+        tool = self.out / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+        tool.chmod(0o755)
+        with mock.patch.object(machine, "tool", lambda _: str(tool)):
+            it = kind(self.out / "printed", lambda: uuid)
+        it.process.wait()
+        return it.now()
+
+    def test_of_several_gpus_that_which_is_used_is_asked(self) -> None:
+        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, Default, GPU-1\n"
+        card += "NVIDIA H200, 580.65.06, 350.00, 1980, 143771, Default, GPU-2"
+        found = self.beside(machine.Card, card, "2")
+        self.assertEqual((found["power_limit_w"], found["driver"]), ("350.00", "580.65.06"))
+        found = self.beside(machine.Card, card, "")
+        self.assertEqual(found, {"clocks": "unknown: there are 2 GPUs, and it is not known which is used"})
+        clocks = "345, 2619, 70.1, 30, GPU-1\n1980, 2619, 600.1, 60, GPU-2\n345, 2619, 70.2, 30, GPU-1"
+        self.assertEqual(self.beside(machine.Clocks, clocks, "GPU-2")["sm_mhz"], "1980")
+        self.assertEqual(self.beside(machine.Clocks, clocks, ""), {})
+
+    def test_a_gpu_that_is_alone_is_the_one_that_is_used(self) -> None:
+        clocks = "345, 2619, 70.1, 30, GPU-1\n1980, 2619, 600.1, 60, GPU-1"
+        self.assertEqual(self.beside(machine.Clocks, clocks, "")["sm_mhz"], "1980")
+        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, Exclusive_Process, GPU-1"
+        found = self.beside(machine.Card, card, "")
+        self.assertEqual((found["power_limit_w"], found["compute_mode"]), ("700.00", "Exclusive_Process"))
 
 
 class FormsTest(unittest.TestCase):
@@ -206,6 +254,21 @@ class KeepTest(Folder):
         self.assertEqual(sum(it.endswith(".core.gz") for it in found), 2)
         self.assertEqual(found["left-out.txt"].decode().count(".core"), 2)
         self.assertLess((self.out / "logs.tar.gz").stat().st_size, keep.LARGEST)
+
+
+class SpeedsTest(unittest.TestCase):
+    def test_a_ratio_within_the_spread_is_marked_and_so_is_the_hosts_work(self) -> None:
+        row = timed("", 1.0, kernel="Cadre", ratio=1.1, ratio_spread=0.2)
+        row |= {"ratio_deterministic": 2.0, "ratio_deterministic_spread": 0.01}
+        _, line, words = table_of_speeds([row])
+        self.assertRegex(line, r" ~1\.10 +2\.00$")
+        self.assertIn("~: by less than the spread of both times", words)
+        _, line, words = table_of_speeds([row | {"ratio_spread": 0.01, "without_host": False}])
+        self.assertRegex(line, r" 1\.10 +2\.00 h$")
+        self.assertIn("h: with the host's work between runs", words)
+        self.assertEqual(len(table_of_speeds([row | {"ratio_spread": 0.01}])), 2)
+        content = {"commit": "aaa", "speeds": [row], "forms": [], "checks": [], "kernels": RIGHT}
+        self.assertIn("| ~1.10 ", merge.render(merge.merged({}, content)))
 
 
 class MergeTest(unittest.TestCase):
