@@ -22,9 +22,21 @@ from pathlib import Path
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 UUID = "uuid"
-STATIC = ("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total", "compute_mode", UUID)
+STATIC = {
+    "name": "gpu",
+    "driver_version": "driver",
+    "power.limit": "power_limit_w",
+    "clocks.max.sm": "max_sm_mhz",
+    "memory.total": "memory_mib",
+    # Before anything of this run is on it.
+    "memory.used": "memory_used_mib",
+    "utilization.gpu": "busy_percent",
+    "compute_mode": "compute_mode",
+}
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
 EVERY_MS = 500
+# More than a driver keeps for itself, and than a moment of it.
+USED_MIB, BUSY_PERCENT = 2048, 10
 # Seconds that a killed program may take to be gone; then it is left behind.
 GONE = 0.3
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -73,6 +85,21 @@ def libraries() -> list[str]:
     return found
 
 
+def exclusive(facts: dict) -> bool:
+    """Whether one process at a time may have the GPU."""
+    return facts.get("compute_mode", "") == "Exclusive_Process"
+
+
+def used_by_others(facts: dict) -> str:
+    """Words where the GPU was in use before this run began."""
+    with contextlib.suppress(KeyError, ValueError):
+        used, busy = float(facts["memory_used_mib"]), float(facts["busy_percent"])
+        if used > USED_MIB or busy > BUSY_PERCENT:
+            before = f"{used:.0f} MiB, {busy:.0f} % busy before this run"
+            return f"others use this GPU ({before}): times are of less than all of it"
+    return ""
+
+
 class Beside:
     """A program that runs beside everything else and dies with it; nothing where it cannot be started."""
 
@@ -102,7 +129,7 @@ class Beside:
 
 
 def own(rows: list[list[str]], uuid: str) -> list[str] | None:
-    """The newest row of the GPU that is used; each ends with its UUID. None where there are others, and none is known."""
+    """The newest row of the GPU that is used; each ends with its UUID. None where nobody knows which of several is."""
     those = [it for it in rows if uuid and it[-1].removeprefix("GPU-") == uuid.removeprefix("GPU-")]
     if those:
         return those[-1]
@@ -114,7 +141,7 @@ class Card(Beside):
 
     def __init__(self, file: Path, uuid: Callable[[], str] = str) -> None:
         self.uuid = uuid
-        asked = [f"--query-gpu={','.join(STATIC)}", "--format=csv,noheader,nounits"]
+        asked = [f"--query-gpu={','.join([*STATIC, UUID])}", "--format=csv,noheader,nounits"]
         super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
 
     def now(self) -> dict:
@@ -122,9 +149,9 @@ class Card(Beside):
             return {"clocks": "unknown: there is no nvidia-smi"}
         if self.process.poll() is None:
             return {"clocks": "unknown: nvidia-smi does not answer"}
-        rows = table(self.lines(), len(STATIC))
+        rows = table(self.lines(), len(STATIC) + 1)
         if row := own(rows, self.uuid()):
-            return dict(zip(("gpu", "driver", "power_limit_w", "max_sm_mhz", "memory_mib", "compute_mode"), row))
+            return dict(zip(STATIC.values(), row))
         if rows:
             return {"clocks": f"unknown: there are {len(rows)} GPUs, and it is not known which is used"}
         return {"clocks": "unknown: nvidia-smi fails"}

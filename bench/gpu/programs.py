@@ -48,6 +48,9 @@ LAUNCHED = {
     # Rows that stay on the GPU are copied there.
     TRAINING: ("cadre_forward_64", "cadre_backward_64", "cadre_merge", "cadre_copy_*"),
 }
+# What a program says where that library is missing.
+NO_BLAS, WITHOUT_BLAS = "has no cuBLASLt", "cuBLASLt is missing"
+ONE_PROCESS = "the GPU is in compute mode EXCLUSIVE_PROCESS: one process at a time"
 # Kernels whose times are a calibration: they have to be right.
 CALIBRATED = ("cadre_forward_128", "cadre_backward_128")
 # What a profile shows of a kernel, by ncu's names.
@@ -96,10 +99,15 @@ class Programs:
     def tests(self, width: int, end: float) -> None:
         works = [self.test(it) for it in TESTS if not self.broken(it)]
         exchange = "rows between two processes"
-        if not self.broken(EXCHANGE, exchange):
+        if machine.exclusive(self.report.content):
+            self.report.not_run(exchange, ONE_PROCESS)
+        elif not self.broken(EXCHANGE, exchange):
             works.append(self.work(exchange, [str(pack.program("exchange-tests")), EXCHANGE], 40))
         for ended in self.all_of(works, width, end):
             ran = "test result: ok" in ended.output and " 0 passed" not in ended.output
+            if NO_BLAS in ended.output:
+                self.report.not_run(ended.work.name, WITHOUT_BLAS)
+                continue
             what = f"{ended.why or ('exit 0' if ran else 'exit 0, but no test ran')}, {ended.seconds:.0f} s"
             passed = ran and not ended.why
             self.report.check(ended.work.name, what, passed, **({} if passed else {"tail": ended.output[-2000:]}))
@@ -179,6 +187,8 @@ class Programs:
 
     def training(self, dry: bool, end: float) -> None:
         steps, tokens = (1, 128) if dry else (4, 2048)
+        if machine.exclusive(self.report.content):
+            return self.report.not_run(TRAINING, ONE_PROCESS)
         if self.broken(TRAINING, TRAINING):
             return
         trace = None if dry else self.folder / "trace.json"
@@ -188,6 +198,8 @@ class Programs:
                 self.report.note(row["note"])
             elif "left_out" in row:
                 self.report.leave_out(row["left_out"])
+            elif NO_BLAS in row.get("tail", ""):
+                self.report.not_run(row["check"], WITHOUT_BLAS)
             else:
                 self.report.add("checks", row)
             self.report.store()

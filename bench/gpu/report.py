@@ -38,6 +38,8 @@ FAILURES = 6_000
 SO_FAR = 2_500
 # Facts that every row carries, where they are known.
 ORIGIN = ("commit", "dirty", "cubins", "device", "driver", "cudnn", "torch", "power_limit_w", "clocks", "date")
+# Exit code of a run whose only flaw is what no time was left for.
+TIME = 4
 # An error that is no number.
 NO_NUMBER = 1e30
 
@@ -119,8 +121,14 @@ class Report:
         return [it for it in self.content["checks"] if not it["passed"]]
 
     def passed(self) -> bool:
+        return self.verdict() == 0
+
+    def verdict(self) -> int:
+        """The exit code: 0 if all checks passed, TIME if what was run did and more was left out, else 1."""
         whole = bool(self.content["checks"]) and "stopped" not in self.content and not self.unwritable
-        return whole and not self.failed() and not self.content["left_out"]
+        if not whole or self.failed():
+            return 1
+        return TIME if self.content["left_out"] else 0
 
     def so_far(self) -> None:
         """Failures behind a stage, if there are new ones."""

@@ -8,8 +8,9 @@ In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libc
 forms, plans, data, wheels. Needs a Hopper GPU, and Python with PyTorch for what is compared with PyTorch; builds
 nothing. Out: DIR gets gpu-check.json, calibration.json, trace.json and logs.tar.gz, and nothing else; the last 12,000
 characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 2 if
-another run is under way or a word is wrong, 3 if there is no GPU for it. --dry runs what can be run over an emulated
-driver that the library path names; it measures nothing.
+another run is under way or a word is wrong, 3 if there is no GPU for it, 4 if all that was run passed and parts were
+left out for want of time. --dry runs what can be run over an emulated driver that the library path names; it measures
+nothing.
 
 This process never touches the GPU. Whatever does is a process in a session of its own (parts.py, programs.py), so a
 kernel that hangs or faults costs its own rows and some seconds. After N seconds (540), what runs is killed and what
@@ -31,6 +32,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+# A Python may be told to trust no folder of a script.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import batches
 import diagnosis
@@ -154,6 +158,17 @@ class Plan:
         self.smoke.run(end + MORE)
         if "refused" in self.report.content:
             raise RefusedError
+        self.report.origin()
+        if words := machine.used_by_others(self.report.content):
+            self.report.note(words)
+
+    def width(self, most: int) -> int:
+        """Processes at once that may have the GPU."""
+        return 1 if machine.exclusive(self.report.content) else most
+
+    def tests(self, end: float) -> None:
+        # Processes with small tensors; nothing is measured.
+        self.programs.tests(self.width(2 if self.dry else 4), end)
 
     def sound(self, names: list[str], bad: tuple[str, ...]) -> list[str]:
         """Those whose kernels are not known to be bad; the others are named."""
@@ -179,7 +194,7 @@ class Plan:
         extra = [COPIES, PAIRS] if self.dry else [COPIES]
         if not self.torch("kernels against PyTorch"):
             return
-        together = 2 if self.dry else 6
+        together = self.width(2 if self.dry else 6)
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
         asked = {it for it in self.smoke.kernels.split(",") if it}
         names = [it for it in [*names, *extra] if not asked or asked >= set(kernels_of(it))]
@@ -211,8 +226,7 @@ class Plan:
         first = Stage("smoke: every kernel once", 30, self.first)
         diagnosis = Stage("diagnosis", 55, self.closer.run)
         checks = Stage("kernels against PyTorch", 100, self.checks)
-        # Tests are processes with small tensors; nothing is measured.
-        tests = Stage("tests of the Rust face", 30, lambda end: self.programs.tests(2 if self.dry else 4, end))
+        tests = Stage("tests of the Rust face", 30, self.tests)
         forms = Stage("decisions between forms", 45, self.forms)
         training = Stage("training runs", 70, lambda end: self.programs.training(self.dry, end))
         if self.dry:
@@ -221,8 +235,9 @@ class Plan:
             *(first, diagnosis, checks, tests, forms),
             Stage("bench, early batches", 85, lambda end: self.bench([early, RATES], end, 8)),
             training,
-            Stage("bench, the rest", 45, lambda end: self.bench(rest, end, 3)),
+            # What the rest of the bench leaves is little.
             Stage("cadre calibrate", 20, self.programs.calibrate),
+            Stage("bench, the rest", 45, lambda end: self.bench(rest, end, 3)),
             Stage("sanitizers", 25, self.programs.sanitizers),
             Stage("profile", 35, self.programs.profile),
         ]
@@ -368,7 +383,7 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
         warm.end()
     if "refused" in report.content:
         return NO_GPU
-    return 0 if report.passed() else 1
+    return report.verdict()
 
 
 if __name__ == "__main__":

@@ -130,8 +130,8 @@ def report(batch: Batch, direction: str, name: str, l2: str, times: Times, opera
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """`ratio` above 1: Cadre is faster than the best peer; fixed order is compared with both kinds of peers. A ratio that
-    is nearer to 1 than its spread decides nothing.
+    """`ratio` above 1: Cadre is faster than the best peer; fixed order is compared with both kinds of peers. A ratio
+    that is nearer to 1 than its spread decides nothing.
 
     Softcap is compared with Cadre's kernels without: `times_plain`, what it costs.
     """

@@ -126,8 +126,8 @@ class ClocksTest(Folder):
         return it.now()
 
     def test_of_several_gpus_that_which_is_used_is_asked(self) -> None:
-        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, Default, GPU-1\n"
-        card += "NVIDIA H200, 580.65.06, 350.00, 1980, 143771, Default, GPU-2"
+        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, 0, 0, Default, GPU-1\n"
+        card += "NVIDIA H200, 580.65.06, 350.00, 1980, 143771, 0, 0, Default, GPU-2"
         found = self.beside(machine.Card, card, "2")
         self.assertEqual((found["power_limit_w"], found["driver"]), ("350.00", "580.65.06"))
         found = self.beside(machine.Card, card, "")
@@ -139,7 +139,7 @@ class ClocksTest(Folder):
     def test_a_gpu_that_is_alone_is_the_one_that_is_used(self) -> None:
         clocks = "345, 2619, 70.1, 30, GPU-1\n1980, 2619, 600.1, 60, GPU-1"
         self.assertEqual(self.beside(machine.Clocks, clocks, "")["sm_mhz"], "1980")
-        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, Exclusive_Process, GPU-1"
+        card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, 0, 0, Exclusive_Process, GPU-1"
         found = self.beside(machine.Card, card, "")
         self.assertEqual((found["power_limit_w"], found["compute_mode"]), ("700.00", "Exclusive_Process"))
 
@@ -254,6 +254,19 @@ class KeepTest(Folder):
         self.assertEqual(sum(it.endswith(".core.gz") for it in found), 2)
         self.assertEqual(found["left-out.txt"].decode().count(".core"), 2)
         self.assertLess((self.out / "logs.tar.gz").stat().st_size, keep.LARGEST)
+
+
+class VerdictTest(Folder):
+    def test_a_run_that_only_lacked_time_has_a_code_of_its_own(self) -> None:
+        self.report.check("it", "is", True)
+        self.assertEqual(self.report.verdict(), 0)
+        self.report.leave_out("profile")
+        self.assertEqual((self.report.verdict(), self.report.passed()), (4, False))
+        self.report.content["stopped"] = "stopped by SIGTERM"
+        self.assertEqual(self.report.verdict(), 1)
+        del self.report.content["stopped"]
+        self.report.check("it", "is", False)
+        self.assertEqual(self.report.verdict(), 1)
 
 
 class SpeedsTest(unittest.TestCase):

@@ -190,7 +190,7 @@ class MachineTest(Folder):
 
     def test_rows_say_the_driver_as_soon_as_it_is_known(self) -> None:
         tool = self.program(
-            "nvidia-smi", "#!/bin/sh\necho 'NVIDIA H200, 580.65.06, 700.00, 1980, 143771, Default, GPU-1'\n"
+            "nvidia-smi", "#!/bin/sh\necho 'NVIDIA H200, 580.65.06, 700.00, 1980, 143771, 0, 0, Default, GPU-1'\n"
         )
         with mock.patch.object(machine, "tool", lambda _: str(tool)):
             card = machine.Card(self.out / "card.csv")

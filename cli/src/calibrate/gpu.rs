@@ -24,6 +24,8 @@ const MOST_RECORDED: usize = 32;
 /// Query heads a KV head.
 const GROUP: usize = 8;
 const TILE: usize = 128;
+/// Numbers that are drawn; no multiple of a row's, so that rows differ.
+const DRAWN: usize = (1 << 20) + 64 * 7 + 1;
 /// Tasks of one row that are enough to tell what one costs.
 pub(super) const TASKS: u32 = 8_192;
 
@@ -137,14 +139,19 @@ fn seconds(stream: &Stream, put: impl FnOnce() -> Result<(), Error>) -> Result<f
     end.seconds_since(&start)
 }
 
-/// Numbers within ±1, the same for the same seed.
+/// Numbers within ±1, the same for the same seed; the first of them again and again, as the grid has billions.
 fn numbers(seed: u32, count: usize) -> Vec<bf16> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
     };
-    (0..count).map(|_| next()).collect()
+    let some: Vec<_> = (0..count.min(DRAWN)).map(|_| next()).collect();
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        all.extend_from_slice(&some[..some.len().min(count - all.len())]);
+    }
+    all
 }
 
 #[cfg(test)]
@@ -154,6 +161,16 @@ mod built;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_drawn_once_and_repeated() {
+        let all = numbers(3, 2 * DRAWN + 7);
+        assert_eq!(all.len(), 2 * DRAWN + 7);
+        assert!((0..DRAWN + 7).all(|at| all[at] == all[at + DRAWN]));
+        assert_ne!(all[..64], all[64..128]);
+        assert_eq!(numbers(3, 5), all[..5]);
+        assert_ne!(numbers(4, 5), all[..5]);
+    }
 
     #[test]
     #[ignore = "needs a GPU; the other test runs it over the emulated one"]
