@@ -118,8 +118,12 @@ def not_right(content: dict, kernels: Sequence[str]) -> list[str]:
 
 
 def least(rows: list[dict], field: str) -> str:
-    found = [it[field] for it in rows if field in it]
-    return f"{min(found):.2f}" if found else NONE
+    """And the peer that it is against: some are missing on some machines."""
+    found = [(it[field], it.get(f"{field}_peer", "")) for it in rows if field in it]
+    if not found:
+        return NONE
+    ratio, peer = min(found)
+    return f"{ratio:.2f}{peer and f' against {peer}'}"
 
 
 def bars(rows: list[dict]) -> list[tuple[str, ...]]:

@@ -312,6 +312,12 @@ class MergeTest(unittest.TestCase):
             with self.assertRaisesRegex(merge.RefusedError, r"cadre_\w+_128 is not known to be right"):
                 merge.with_calibration({}, self.content(kernels=kernels), text)
 
+    def test_a_bar_names_the_peer_that_it_is_against(self) -> None:
+        content = self.content()
+        content["speeds"][0] |= {"case": "64:8 d128, tasks pretrain, slot 0", "ratio_peer": "FA2 varlen"}
+        text = merge.render(merge.merged({}, content))
+        self.assertIn("| 1.50 against FA2 varlen |", next(it for it in text.splitlines() if "tasks as planned" in it))
+
     def test_times_with_the_hosts_work_are_in_no_bar_and_marked(self) -> None:
         content = self.content()
         for it in content["speeds"]:
