@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -35,15 +36,15 @@ class Runs:
         self.folder, self.steps, self.tokens, self.limit, self.trace = folder, steps, tokens, limit, trace
         self.environment = {**environment, "RUST_LOG": "info"}
 
-    def run(self, name: str, end: float, engine: str, servers: int, trainers: int, *words: str) -> dict:
-        """Losses as bits, seconds a step, or what went wrong; `end` is that of all."""
+    def run(self, name: str, end: float, engine: str, servers: int, trainers: int, *words: str, steps: int) -> dict:
+        """Losses as bits, seconds of each step, or what went wrong; `end` is that of all."""
         text = (self.folder / "job.yaml").read_text(encoding="utf-8")
         for key, value in [
             ("SERVERS", servers),
             ("TRAINERS", trainers),
             ("ENGINE", engine),
             ("DATA", self.folder / "data"),
-            ("STEPS", self.steps),
+            ("STEPS", steps),
             ("TOKENS", self.tokens),
         ]:
             text = text.replace(key, str(value))
@@ -59,13 +60,13 @@ class Runs:
             printed = stdout.read_text(errors="replace") if stdout.exists() else ""
         if done.why:
             return {"failed": done.why, "tail": (done.output + logs)[-2000:], "out_of_time": done.out_of_time}
-        steps = [it for it in map(json.loads, filter(JSON.match, printed.splitlines())) if it["event"] == "step"]
-        if len(steps) != self.steps:
-            return {"failed": f"{len(steps)} steps of {self.steps}", "tail": (done.output + logs)[-2000:]}
+        told = [it for it in map(json.loads, filter(JSON.match, printed.splitlines())) if it["event"] == "step"]
+        if len(told) != steps:
+            return {"failed": f"{len(told)} steps of {steps}", "tail": (done.output + logs)[-2000:]}
         return {
             "name": name,
-            "bits": [it["loss_bits"] for it in steps],
-            "seconds": min(it["seconds"] for it in steps),
+            "bits": [it["loss_bits"] for it in told],
+            "seconds": [it["seconds"] for it in told],
             "on_gpu": "core attention" in logs and ": GPU " in logs and "linear layers: GPU" in logs,
         }
 
@@ -75,6 +76,8 @@ WHOLE, LOST = "GPU, in place and two servers", "GPU, in place and two servers, o
 LOCAL, SHARED = "GPU, two trainers, --attention local", "GPU, two trainers in place"
 NODE = "GPU, in place and two servers, rows stay there"
 TRACED = SHARED
+# Times as many steps where times are compared.
+LONGER = 2
 
 
 def runs_of(steps: int) -> dict[str, tuple]:
@@ -94,8 +97,9 @@ def check(runs: Runs, end: float) -> Iterator[dict]:
     """Rows, one by one; {"left_out": …} where no time is left for a run, {"note": …} for what is no check."""
     past: dict[str, dict] = {}
     for name, words in runs_of(runs.steps).items():
-        past[name] = it = runs.run(name, end, *words)
-        row = {"check": f"cadre run, {name}, {runs.steps} steps"}
+        steps = runs.steps * (LONGER if name in (LOCAL, SHARED) else 1)
+        past[name] = it = runs.run(name, end, *words, steps=steps)
+        row = {"check": f"cadre run, {name}, {steps} steps"}
         if it.get("out_of_time"):
             yield {"left_out": row["check"]}
         elif "failed" in it:
@@ -104,10 +108,23 @@ def check(runs: Runs, end: float) -> Iterator[dict]:
             yield {**row, **compared(it, past)}
     times = [past.get(it, {}).get("seconds") for it in (LOCAL, SHARED)]
     if all(times):
-        yield {
-            "note": f"two trainers in place: {times[1]:.3f} s a step, local {times[0]:.3f}: "
-            f"gain {times[0] / times[1]:.2f}"
-        }
+        yield {"note": gain(*times)}
+
+
+def gain(local: list[float], shared: list[float]) -> str:
+    """Of medians: the first steps warm up, and any may be disturbed."""
+
+    def spread(times: list[float]) -> float:
+        ordered = sorted(times)
+        return (ordered[len(ordered) * 3 // 4] - ordered[len(ordered) // 4]) / statistics.median(ordered)
+
+    before, after = statistics.median(local), statistics.median(shared)
+    found, far = before / after, max(spread(local), spread(shared))
+    words = (
+        f"two trainers in place: {after:.3f} s a step, local {before:.3f}: gain {found:.2f} (medians of {len(local)} "
+    )
+    words += f"steps, spread {far:.1%})"
+    return f"{words}: undecided" if abs(found - 1) <= far else words
 
 
 def compared(it: dict, past: dict[str, dict]) -> dict:
@@ -124,7 +141,7 @@ def compared(it: dict, past: dict[str, dict]) -> dict:
     same = "bits" not in other or it["bits"] == other["bits"]
     first = "bits" not in before or it["bits"][0] == before["bits"][0]
     gpu = on_cpu or it["on_gpu"]
-    what = f"loss {losses(it['bits'])[-1]:.5f}, {it['seconds']:.3f} s a step"
+    what = f"loss {losses(it['bits'])[-1]:.5f}, {statistics.median(it['seconds']):.3f} s a step"
     what += "" if same else f"; losses have other bits than those of: {same_as}"
     what += "" if first else f"; first loss has other bits than that of: {first_as}"
     what += "" if gpu else "; nothing ran on the GPU"

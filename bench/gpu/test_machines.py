@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import end_to_end
 import programs
 import run
 from report import Report
@@ -72,6 +73,31 @@ class ExclusiveTest(Folder):
             self.report.content |= {"notes": [], "memory_used_mib": used, "busy_percent": percent}
             run.Plan(self.report, *[mock.MagicMock()] * 4, dry=False).first(9)
             self.assertEqual(any("others use this GPU" in it for it in self.report.content["notes"]), said, used)
+
+
+class GainTest(unittest.TestCase):
+    def test_a_gain_is_of_medians_and_has_a_spread(self) -> None:
+        local = [9.0, 1.20, 1.21, 1.20, 1.19, 1.20, 1.20, 1.21]
+        shared = [8.0, 1.00, 1.01, 1.00, 0.99, 1.00, 1.00, 1.01]
+        found = end_to_end.gain(local, shared)
+        self.assertIn("1.000 s a step, local 1.200", found)
+        self.assertRegex(found, r"gain 1\.20 \(medians of 8 steps, spread \d\.\d%\)$")
+        self.assertIn("undecided", end_to_end.gain(local, [it + 0.005 for it in local]))
+
+    def test_the_runs_that_are_compared_are_longer(self) -> None:
+        asked: dict[str, int] = {}
+
+        class Runs:
+            steps = 4
+
+            def run(self, name: str, _end: float, *_words: object, steps: int = 0) -> dict:
+                asked[name] = steps
+                seconds = [2.0 if name == end_to_end.LOCAL else 1.0] * steps
+                return {"name": name, "bits": ["0x3f800000"] * steps, "seconds": seconds, "on_gpu": True}
+
+        rows = list(end_to_end.check(Runs(), 9))
+        self.assertEqual((asked[end_to_end.LOCAL], asked[end_to_end.SHARED], asked[end_to_end.NODE]), (8, 8, 4))
+        self.assertRegex(rows[-1]["note"], r"gain 2\.00 \(medians of 8 steps")
 
 
 class LibraryTest(Folder):
