@@ -80,6 +80,13 @@ def wrong_lines(row: dict) -> list[str]:
     return lines
 
 
+def other_gradients(case: str, kernel: str, words: dict[str, str]) -> dict:
+    """As `disagreement`, of peers whose O is Cadre's."""
+    what = f"gradients of no peer are Cadre's: {'; '.join(f'{name}: {it}' for name, it in words.items())}"
+    more = {"kernel": kernel, "how": "wrong"} if len(words) > 1 else {}
+    return {"check": f"{case}, beside peers", "what": what, "error": 1.0, "passed": False, **more}
+
+
 def disagreement(case: str, kernel: str, off: dict[str, float]) -> dict:
     """A failed row where peers run and none has Cadre's O: at such sizes nothing else says whether it is right."""
     words = f"O of no peer is Cadre's: {', '.join(f'{name} is off by {it:.1e}' for name, it in off.items())}"

@@ -85,7 +85,7 @@ def sizes(batch: Batch, rows: list[int], keys: list[int], dense: bool) -> dict[s
 
 
 def make(batch: Batch, tensors: Tensors, keys: tuple, fixed: bool, dense: bool):
-    from peers import Peer, offsets
+    from peers import Peer, of_batch, offsets
 
     if not LIBRARY.exists():
         raise ImportError("libfa3.so is not packed; scripts/flash-attention builds it")
@@ -130,4 +130,5 @@ def make(batch: Batch, tensors: Tensors, keys: tuple, fixed: bool, dense: bool):
             raise RuntimeError("FlashAttention 3 was refused by the runtime")
 
     name = "FA3" + ("" if dense else " varlen") + (" deterministic" if fixed else "")
-    return Peer(name, lambda: run(calls.fa3_forward), lambda: run(calls.fa3_backward), lambda: out, fixed)
+    gradients = lambda: of_batch(batch, tensors, dq, dk, dv)  # noqa: E731
+    return Peer(name, lambda: run(calls.fa3_forward), lambda: run(calls.fa3_backward), lambda: out, fixed, gradients)

@@ -27,6 +27,7 @@ class Peer:
     backward: Callable[[], None]
     out: Callable[[], torch.Tensor]  # [q rows, heads, dim], after a forward
     fixed_order: bool  # dQ in an order that does not change
+    gradients: Callable[[], tuple[torch.Tensor, ...]]  # of Q, K and V as the batch has them, after a backward
 
 
 def sdpa(batch: Batch, tensors: Tensors, backend: SDPBackend, name: str, fixed: bool) -> Peer:
@@ -47,10 +48,16 @@ def sdpa(batch: Batch, tensors: Tensors, backend: SDPBackend, name: str, fixed: 
 
     def backward() -> None:
         torch.use_deterministic_algorithms(fixed)
-        torch.autograd.grad(kept["out"], (q, k, v), dout, retain_graph=True)
+        kept["gradients"] = torch.autograd.grad(kept["out"], (q, k, v), dout, retain_graph=True)
         torch.use_deterministic_algorithms(False)
 
-    return Peer(name, forward, backward, lambda: kept["out"].transpose(1, 2).reshape(tensors.q.shape), fixed)
+    def rows_of(it: torch.Tensor) -> torch.Tensor:
+        return it.transpose(1, 2).reshape(-1, it.shape[1], it.shape[3])
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return tuple(map(rows_of, kept["gradients"]))
+
+    return Peer(name, forward, backward, lambda: rows_of(kept["out"]), fixed, gradients)
 
 
 def with_own_keys(batch: Batch, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -58,8 +65,25 @@ def with_own_keys(batch: Batch, tensors: Tensors) -> tuple[torch.Tensor, torch.T
     keys = [count for _, count, _, _ in batch.sequences]
     if not batch.shares_keys() and sum(keys) == batch.kv_rows:
         return tensors.k, tensors.v, keys
-    index = torch.cat([torch.arange(row, row + count) for _, count, _, row in batch.sequences]).to(tensors.k.device)
+    index = rows_of_keys(batch, tensors)
     return tensors.k[index], tensors.v[index], keys
+
+
+def rows_of_keys(batch: Batch, tensors: Tensors) -> torch.Tensor:
+    return torch.cat([torch.arange(row, row + count) for _, count, _, row in batch.sequences]).to(tensors.k.device)
+
+
+def of_batch(batch: Batch, tensors: Tensors, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gradients of Q, and of K and V whose rows may be copies: theirs are added."""
+    dq, *of_keys = gradients
+    if not batch.shares_keys() and len(of_keys[0]) == batch.kv_rows:
+        return gradients
+    index = rows_of_keys(batch, tensors)
+
+    def added(it: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(batch.kv_rows, *it.shape[1:], device=it.device).index_add_(0, index, it.float())
+
+    return (dq, *map(added, of_keys))
 
 
 def offsets(lengths: list[int], device: torch.device) -> torch.Tensor:
@@ -82,13 +106,14 @@ def flash_varlen(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
     def backward() -> None:
         out, lse, seed, unused, _ = kept["all"]
         torch.use_deterministic_algorithms(fixed)
-        torch.ops.aten._flash_attention_backward(
+        kept["gradients"] = torch.ops.aten._flash_attention_backward(
             tensors.dout, tensors.q, k, v, out, lse, of_q, of_k, *limits, 0.0, batch.causal, seed, unused, scale=scale
         )
         torch.use_deterministic_algorithms(False)
 
     name = "FA2 varlen" + (" deterministic" if fixed else "")
-    return Peer(name, forward, backward, lambda: kept["all"][0], fixed)
+    gradients = lambda: of_batch(batch, tensors, *kept["gradients"])  # noqa: E731
+    return Peer(name, forward, backward, lambda: kept["all"][0], fixed, gradients)
 
 
 def flash3_of(batch: Batch, tensors: Tensors, fixed: bool, dense: bool) -> Peer:
@@ -206,7 +231,8 @@ def cudnn_ragged(batch: Batch, tensors: Tensors, fixed: bool) -> Peer:
         return lambda: it.execute(pack, space, handle=handle)
 
     name = "cuDNN ragged" + (" deterministic" if fixed else "")
-    return Peer(name, graph(False), graph(True), lambda: held["out"], fixed)
+    gradients = lambda: of_batch(batch, tensors, held["dq"], held["dk"], held["dv"])  # noqa: E731
+    return Peer(name, graph(False), graph(True), lambda: held["out"], fixed, gradients)
 
 
 def candidates(batch: Batch) -> list[tuple[str, Callable[[Batch, Tensors], Peer]]]:

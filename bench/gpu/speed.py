@@ -6,7 +6,7 @@ the best peer of the same promise. Each is measured twice: warm, several runs be
 behind a write of more than the L2. The host puts all of them on the stream while a kernel that only waits holds it,
 so none of its work is between the events: where it was slower than that, the row says so. The backward time of peers
 includes Δ = rowsum(dO∘O), Cadre's takes it as an input, as its contract says; the time of dQ's scaling is in it. A
-peer whose O is not Cadre's is left out, and said.
+peer whose O or gradients are not Cadre's is left out, and said.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import causes
 import torch
+import torch.nn.functional as F
 from cases import Batch, Results, Tensors
-from correctness import error
+from correctness import FLOOR, TILE, error
 from ours import Backward, Forward, Library, kept_pairs
 from peers import Peer, candidates
 
@@ -28,6 +29,8 @@ TOGETHER, LEAST, MOST = 0.2, 3, 30
 # Turns of warm runs; each is TOGETHER / TURNS long.
 TURNS = 5
 SOFTCAP = "Cadre softcap"
+# What O and gradients of a peer may be off, each of a head; TILE times as much where they are of so many rows.
+SAME, TILE_ROWS = 2e-2, 64
 # More than the L2 of a Hopper GPU.
 FLUSH_BYTES = 128 << 20
 # Clocks of the kernel that holds the stream while the host puts one run on it: a few hundred microseconds.
@@ -166,9 +169,27 @@ def with_softcap(library: Library, batch: Batch, t: Tensors) -> list[Callable[[]
     return [lambda: forward.run(t.q, t.k, t.v, r.out, r.lse), lambda: backward.run(*gradients)]
 
 
-def working_peers(batch: Batch, tensors: Tensors, right: torch.Tensor, found: list[Peer]) -> Iterator[dict]:
-    """Puts into `found` those that run here and whose O is `right`; yields what else there is to say."""
+def gradients_off(ours: Results, theirs: tuple[torch.Tensor, ...]) -> str:
+    """What is off most, a head after the other: they are large; nothing where all are near."""
+    for what, a, b in zip(("dQ", "dK", "dV"), (ours.dq, ours.dk, ours.dv), theirs):
+        for head in range(a.shape[1]):
+            one, other = a[:, head].float(), b[:, head].float()
+            if not (off := error(one, other)) <= SAME:
+                return f"{what} is off by {off:.1e} in head {head}"
+            tiles = [
+                F.pad(it.square().mean(1), (0, -len(it) % TILE_ROWS)).view(-1, TILE_ROWS).mean(1)
+                for it in (one - other, other)
+            ]
+            off_of = (tiles[0] / tiles[1].maximum(tiles[1].mean() * FLOOR**2).clamp_min(1e-30)).sqrt()
+            if not (off := off_of.max().item()) <= TILE * SAME:
+                return f"{what} is off by {off:.1e} in rows from {int(off_of.argmax()) * TILE_ROWS} of head {head}"
+    return ""
+
+
+def working_peers(batch: Batch, tensors: Tensors, ours: Results, found: list[Peer]) -> Iterator[dict]:
+    """Puts into `found` those that run here and whose O and gradients are `ours`; yields what else there is to say."""
     others: dict[str, float] = {}
+    gradients: dict[str, str] = {}
     # Named once: the garbage of one peer must not be the other's shortage.
     for name, make in candidates(batch):
         yield {"at": f"{batch.heads}, {batch.name}, first run of {name}", "peers": True}
@@ -184,15 +205,22 @@ def working_peers(batch: Batch, tensors: Tensors, right: torch.Tensor, found: li
             words = f"{str(why).splitlines()[0][:150]}" if str(why) else type(why).__name__
             yield {"absent": {name: words}} if isinstance(why, ImportError) else {"say": f"no {name}: {words}"}
             continue
-        off = error(peer.out(), right)
-        if off <= 2e-2:
-            found.append(peer)
+        off = error(peer.out(), ours.out)
+        if off <= SAME:
+            if words := gradients_off(ours, peer.gradients()):
+                gradients[name] = words
+                yield {"say": f"{name} has other gradients ({words}): left out"}
+            else:
+                found.append(peer)
         else:
             others[name] = off
             yield {"say": f"{name} computes something else (O is off by {off:.1e}): left out"}
     if others and not found:
         case = f"{batch.heads}, {batch.name}"
         yield {"to": "checks", "row": causes.disagreement(case, f"cadre_forward_{batch.heads.dim}", others)}
+    if gradients and not found:
+        case, kernel = f"{batch.heads}, {batch.name}", f"cadre_backward_{batch.heads.dim}"
+        yield {"to": "checks", "row": causes.other_gradients(case, kernel, gradients)}
 
 
 def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> Iterator[dict]:
@@ -228,7 +256,7 @@ def measure(library: Library, batch: Batch, peak: float, with_peers: bool) -> It
         forwards[SOFTCAP], backwards[SOFTCAP] = with_softcap(library, batch, tensors)
     peers: list[Peer] = []
     if with_peers:
-        yield from working_peers(batch, tensors, r.out, peers)
+        yield from working_peers(batch, tensors, r, peers)
     for peer in peers:
         if not peer.fixed_order:
             forwards[peer.name] = peer.forward

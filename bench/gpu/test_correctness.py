@@ -35,7 +35,7 @@ class OtherPythonTest(unittest.TestCase):
         command = [python, "-B", "-m", "unittest", "test_correctness"]
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stderr, r"Ran [2-9] tests")
+        self.assertRegex(done.stderr, r"Ran [4-9] tests")
 
 
 @unittest.skipIf(torch is None, "needs PyTorch")
@@ -107,6 +107,47 @@ class PlantsTest(unittest.TestCase):
             row = self.row(what, plant)
             self.assertFalse(row["passed"], f"{what}, {words}: {row['error']:.1e}")
             self.assertIn(words, row["worst"])
+
+
+@unittest.skipIf(torch is None, "needs PyTorch")
+class PeersTest(unittest.TestCase):
+    def test_gradients_of_peers_are_compared(self) -> None:
+        import cases
+        import peers
+        import speed
+        from ours import Heads
+        from torch.nn.attention import SDPBackend
+
+        batch = cases.dense(Heads(4, 2, 64), 256, 2, cases.CAUSAL)
+        tensors = cases.Tensors.random(batch, torch.device("cpu"), 1)
+        right, _ = cases.reference(batch, tensors, torch.float32)
+        peer = peers.sdpa(batch, tensors, SDPBackend.MATH, "it", False)
+        peer.forward()
+        peer.backward()
+        self.assertEqual(speed.gradients_off(right, peer.gradients()), "")
+        for field, what in (("dq", "dQ"), ("dk", "dK"), ("dv", "dV")):
+            kept = getattr(right, field).clone()
+            getattr(right, field)[448:512, 1] = 0
+            self.assertRegex(speed.gradients_off(right, peer.gradients()), rf"{what} is off by \S+ in head 1")
+            setattr(right, field, kept)
+        # Late keys are small numbers.
+        right.dv[448:512, 1] *= 1.12
+        self.assertRegex(speed.gradients_off(right, peer.gradients()), r"dV is off by \S+ in rows from 448 of head 1")
+
+    def test_gradients_of_copied_keys_are_added(self) -> None:
+        import cases
+        import peers
+        from ours import Heads
+
+        batch = cases.short_tasks(Heads(2, 1, 64), 1024, 4)
+        tensors = cases.Tensors.random(batch, torch.device("cpu"), 1)
+        k, v, keys = peers.with_own_keys(batch, tensors)
+        self.assertEqual((len(k), batch.kv_rows), (sum(keys), max(keys)))
+        dq, dk, dv = peers.of_batch(batch, tensors, tensors.q, k, v)
+        # As many tasks hold the first key; one the last.
+        self.assertTrue(torch.allclose(dk[0], tensors.k[0].float() * len(keys)))
+        self.assertTrue(torch.allclose(dv[-1], tensors.v[-1].float()))
+        self.assertIs(dq, tensors.q)
 
 
 @unittest.skipIf(torch is None, "needs PyTorch")
