@@ -72,36 +72,43 @@ fn worst(
     // A logarithm is as exact near 0 as elsewhere.
     let floor = square * if ours.what == "LSE" { 1.0 } else { FLOOR * FLOOR };
     let of_keys = matches!(ours.what, "dK" | "dV");
-    // Sums of squares, of differences and of what is right, and numbers.
-    let mut rows = BTreeMap::<(bool, usize, usize), (f64, f64, f64, String)>::new();
+    let mut parts = BTreeMap::<(bool, usize, usize), Part>::new();
     for (at, (&x, &y)) in ours.values.iter().zip(&right.values).enumerate() {
         let (row, head) = (at / ours.numbers / ours.heads, at / ours.numbers % ours.heads);
         let x = f64::from(x);
         let off = if is_same(x, y) { 0.0 } else { (x - y).powi(2) };
         let size = if y.is_finite() { y * y } else { 0.0 };
-        let mut add = |key: (bool, usize, usize), name: &dyn Fn() -> String| {
-            let it = rows.entry(key).or_insert_with(|| (0.0, 0.0, 0.0, name()));
-            *it = (it.0 + off, it.1 + size, it.2 + 1.0, std::mem::take(&mut it.3));
+        let mut add = |of_keys: bool, row: usize| {
+            let it = parts.entry((of_keys, row, head)).or_default();
+            *it = Part { off: it.off + off, size: it.size + size, count: it.count + 1.0 };
         };
-        add((false, row, head), &|| format!("row {row} of head {head}"));
+        add(false, row);
         let held = case.documents.iter().find(|it| of_keys && it.holds(ours.what, row));
         if let Some(it) = held {
             let begin = it.keys.start as usize;
             let tile = (begin + row - it.kv_row) / TILE_KEYS * TILE_KEYS;
-            let first = it.kv_row + tile.max(begin) - begin;
-            add((true, first, head), &|| format!("tile of keys from row {first} of head {head}"));
+            add(true, it.kv_row + tile.max(begin) - begin);
         }
     }
-    let beyond =
-        |(key, (off, size, count, _)): (&(bool, usize, usize), &(f64, f64, f64, String))| {
-            let most = bound * if key.0 { TILE } else { ONE };
-            (off / count / f64::max(size / count, floor).max(1e-30)).sqrt() / most
-        };
+    let beyond = |&(of_keys, row, head): &(bool, usize, usize), it: &Part| {
+        let most = bound * if of_keys { TILE } else { ONE };
+        let name = if of_keys { "tile of keys from row" } else { "row" };
+        let size = f64::max(it.size / it.count, floor).max(1e-30);
+        ((it.off / it.count / size).sqrt() / most, format!("{name} {row} of head {head}"))
+    };
     // NaN is above all.
-    let it = rows.iter().max_by(|a, b| beyond(*a).total_cmp(&beyond(*b)))?;
-    let times = beyond(it);
+    let (times, name) =
+        parts.iter().map(|(at, it)| beyond(at, it)).max_by(|a, b| a.0.total_cmp(&b.0))?;
     let is_within = matches!(times.partial_cmp(&1.0), Some(Ordering::Less | Ordering::Equal));
-    (!is_within).then(|| format!("{} is off by {times:.1} times what it may be", it.1.3))
+    (!is_within).then(|| format!("{name} is off by {times:.1} times what it may be"))
+}
+
+/// A row or a tile of a head: sums of squares, of differences and of what is right, and how many numbers.
+#[derive(Default)]
+struct Part {
+    off: f64,
+    size: f64,
+    count: f64,
 }
 
 /// Infinities are too; NaN is the same as nothing.
