@@ -104,8 +104,11 @@ impl World {
         }
         let since = *self.idle.get_or_insert(now);
         self.progress = self.progress.max(since);
+        // A server measures 4 MiB of one trainer after the other, each for 10 s at most.
+        let one = (self.net.borrow().byte << 23).min(10 * SECOND);
+        let measured = u64::from(self.job.trainers) * one;
         // Time enough to say the last words, and to hear those of others.
-        if now > since.max(self.faults.over) + 15 * SECOND {
+        if now > since.max(self.faults.over).max(measured) + 15 * SECOND {
             self.check_holdings()?;
             self.stopping = true;
             self.stop();
