@@ -60,6 +60,24 @@ fn a_pool_of_which_trainers_reach_one_server_at_most_is_lost() {
     assert!(matches!(ended, Some((16_000..17_000, End::PoolLost { step: 0 }))), "{ended:?}");
 }
 
+#[test]
+fn a_server_of_a_proposed_round_is_watched_though_no_view_names_it_any_more() {
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(1, settings, Nanos(0));
+    let view = |incarnation| vec![Some(Filler::Server(ServerId { index: 0, incarnation }))];
+    handle(&mut conductor, Nanos(0), Event::View(view(0)));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    // The first header is still being planned, so that the answer takes its time.
+    let commands = handle(&mut conductor, ms(10), Event::View(view(1)));
+    assert!(commands.iter().any(|it| matches!(it, Command::Propose { proposal: 1, .. })));
+    handle(&mut conductor, ms(20), Event::View(vec![None]));
+    handle(&mut conductor, ms(30), Event::Placed { step: 0, proposal: 1 });
+    let lost = Command::DeclareLost(ServerId { index: 0, incarnation: 1 });
+    let mut ticks = (100..5_000).step_by(100);
+    assert!(ticks.any(|it| handle(&mut conductor, ms(it), Event::Tick).contains(&lost)));
+}
+
 /// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
 fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
     let settings = Settings { assemble_within, ..Settings::default() };
