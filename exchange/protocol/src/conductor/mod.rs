@@ -31,8 +31,8 @@ use crate::{
     TrainerId, Why, alive,
 };
 
-/// Steps whose headers are out and which are not done.
-const LIVE_STEPS: usize = 2;
+/// Steps whose headers are out and which are not done, at most: one that runs, and the next one.
+pub const LIVE_STEPS: usize = 2;
 
 /// The proposal that a header is.
 pub const HEADER: u64 = 0;
