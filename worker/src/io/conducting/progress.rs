@@ -19,9 +19,12 @@ impl Conducting {
         let Some(watermark) = self.machine.watermark() else { return };
         while let Some(&moment) = self.faults.first() {
             let cadre_control::Moment { step, direction } = moment;
-            let Some(published) = self.published.get(&step) else { return };
-            let phase = published.planned.order.first(direction);
-            if watermark < (At { step, phase }) {
+            let is_reached = match self.published.get(&step) {
+                Some(it) => watermark >= At { step, phase: it.planned.order.first(direction) },
+                // All have told its end before the watermark was there.
+                None => step < self.whole,
+            };
+            if !is_reached {
                 return;
             }
             self.faults.pop_first();
