@@ -119,6 +119,7 @@ impl Main {
             tokens,
             seconds: 1.0,
             exposed_wait_seconds: 0.0,
+            header_wait_seconds: 0.0,
         };
         self.session.done(done).expect(IN_TURN);
         self.step += 1;

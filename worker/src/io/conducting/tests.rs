@@ -308,6 +308,7 @@ fn done(step: u64) -> Said {
         tokens: 100,
         seconds: 1.0,
         exposed_wait_seconds: 0.0,
+        header_wait_seconds: 0.0,
     })
 }
 
