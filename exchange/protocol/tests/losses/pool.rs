@@ -143,6 +143,53 @@ fn a_header_that_finds_no_place_beside_a_step_that_runs_waits_for_that_one() {
     assert_eq!(done.last(), Some(&Command::End(End::PoolLost { step: 1 })));
 }
 
+/// The conductor never hears place 0, whoever comes there; trainer 1 says that it reaches them all.
+fn deaf_to_place_0(places: u16) -> Option<End> {
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = |incarnation| {
+        let id = |index| ServerId { index, incarnation: if index == 0 { incarnation } else { 0 } };
+        Event::View((0..places).map(|it| Some(Filler::Server(id(it)))).collect())
+    };
+    handle(&mut conductor, Nanos(0), view(0));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let mut lives = vec![ServerId { index: 0, incarnation: 0 }];
+    for millis in (100..60_000).step_by(100) {
+        let now = ms(millis);
+        let silent = [Peer::Server(SERVERS[0])];
+        let mut said = quiet(&mut conductor, millis, millis + 1, &silent);
+        let reached = lives.clone();
+        let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+        let from = Peer::Trainer(TrainerId(1));
+        said.extend(handle(&mut conductor, now, Event::Message { from, message }));
+        if said.iter().any(|it| matches!(it, Command::DeclareLost(it) if it.index == 0)) {
+            let incarnation = lives.len() as u32;
+            lives.push(ServerId { index: 0, incarnation });
+            said.extend(handle(&mut conductor, now, view(incarnation)));
+        }
+        for proposal in said.clone() {
+            if let Command::Propose { step, proposal, .. } = proposal {
+                said.extend(handle(&mut conductor, now, Event::Placed { step, proposal }));
+            }
+        }
+        let end =
+            said.into_iter().find_map(|it| if let Command::End(it) = it { Some(it) } else { None });
+        if end.is_some() {
+            return end;
+        }
+    }
+    None
+}
+
+#[test]
+fn lives_of_the_only_place_count_as_servers_and_those_of_one_of_two_do_not() {
+    let ended = deaf_to_place_0(1);
+    let cut_off = |it: &End| matches!(it, End::TrainerCutOff { trainer: TrainerId(0), .. });
+    assert!(ended.as_ref().is_some_and(cut_off), "{ended:?}");
+    assert_eq!(deaf_to_place_0(2), None, "the other one does the work");
+}
+
 /// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
 fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
     let settings = Settings { assemble_within, ..Settings::default() };
