@@ -204,10 +204,10 @@ def formed(text: str) -> str:
     lines = []
     for line in text.splitlines():
         if line.startswith("|-"):
-            cells = ["--:" if it.endswith(":") else "--" for it in line.strip("|").split("|")]
+            cells = ["-:" if it.endswith(":") else "--" for it in line.strip("|").split("|")]
             lines.append(f"| {' | '.join(cells)} |")
         elif line.startswith("|"):
-            lines.append(line.replace("|  |", "| |"))
+            lines.append(line)
         else:
             lines.append(textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines)
