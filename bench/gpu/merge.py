@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ DROPPED = ("turns", "rounds", "base_rounds")
 # What tells rows of one case from those of another.
 KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
 NOTHING = (
-    "Not measured: no GPU was at hand. `make gpu-check` measures it beside its peers in one call, and\n"
+    "Not measured: no GPU was at hand. `make gpu-check` measures it beside its peers in one call, and "
     "`bench/gpu/merge.py DIR` writes what it brings back here; see [Kernels](kernels.md#checked-with-a-gpu)."
 )
 # Bar on an H200, milestone, target; how it is read from rows.
@@ -225,7 +226,21 @@ def into_page(page: str, text: str) -> str:
     _, mark, tail = rest.partition(END)
     if not mark:
         raise RefusedError(f"{PAGE} lacks the marks {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+    return f"{head}{BEGIN}\n\n{formed(text)}\n\n{END}{tail}"
+
+
+def formed(text: str) -> str:
+    """As lint wants Markdown: paragraphs within 100 columns, tables without padding."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|-"):
+            cells = ["-:" if it.endswith(":") else "--" for it in line.strip("|").split("|")]
+            lines.append(f"| {' | '.join(cells)} |")
+        elif line.startswith("|"):
+            lines.append(line)
+        else:
+            lines.append(textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(lines)
 
 
 def tables(calibration: dict | None) -> str:

@@ -195,6 +195,7 @@ impl Session {
     ) -> PyResult<()> {
         self.with(|session| {
             let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
+            let header_wait_seconds = session.header_wait().as_secs_f64();
             let done = StepDone {
                 step,
                 loss,
@@ -204,6 +205,7 @@ impl Session {
                 tokens,
                 seconds,
                 exposed_wait_seconds,
+                header_wait_seconds,
             };
             session.done(done).map_err(told)
         })

@@ -193,6 +193,9 @@ pub struct StepDone {
     pub seconds: f64,
     /// Time in attention calls in which the trainer computed nothing.
     pub exposed_wait_seconds: f64,
+    /// Time between the step before and this one in which the trainer waited for its header and plan; 0 in the first one.
+    #[serde(default)]
+    pub header_wait_seconds: f64,
 }
 
 /// What a server did in a step.

@@ -213,6 +213,16 @@ impl Log {
         }
     }
 
+    /// The recorded slots of a step, if it is there.
+    pub fn slots(&self, step: u64) -> Option<&[Slot]> {
+        self.of(step).map(|it| &it.slots[..])
+    }
+
+    /// A resumed run writes a step again; the last line is the one that counted.
+    fn of(&self, step: u64) -> Option<&Header> {
+        self.headers.iter().rfind(|it| it.step == step)
+    }
+
     /// The recorded decisions for the step of `fresh`: its slots, weights, costs and placement, with
     /// the layout and the rest checked to be the same.
     ///
@@ -221,9 +231,8 @@ impl Log {
     /// [`Error::Missing`], [`Error::Foreign`].
     pub fn replay(&self, fresh: Header) -> Result<Header, Error> {
         let step = fresh.step;
-        // A resumed run writes a step again; the last line is the one that counted.
-        let recorded = self.headers.iter().rfind(|it| it.step == step);
-        let recorded = recorded.ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
+        let recorded =
+            self.of(step).ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
         let differs = [
             ("layers", recorded.layers == fresh.layers),
             ("heads", recorded.heads == fresh.heads),

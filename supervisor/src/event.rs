@@ -138,6 +138,9 @@ pub struct StepRecord {
     pub seconds: f64,
     /// Waiting for attention that nothing hid, of the worst trainer.
     pub exposed_wait_seconds: f64,
+    /// Waiting for the header and plan of the step after the one before it, of the worst trainer; 0 where it was not told.
+    #[serde(default)]
+    pub header_wait_seconds: f64,
     /// Slots lost in the step.
     pub failovers: u32,
     /// Busiest server over the mean.

@@ -207,6 +207,8 @@ impl State {
             }
             Message::PhaseReached(reached) => {
                 self.fire(now, Moment::of(reached.step, reached.direction()), out);
+                // A slot that was added is known before the next step goes out.
+                self.offer_view(out);
                 if let Some(link) = self.workers.get(&name).and_then(|worker| worker.link) {
                     let (step, direction) = (reached.step, reached.direction);
                     let message = FaultsFired { step, direction }.into();
@@ -253,6 +255,7 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         tokens,
         seconds,
         exposed_wait_seconds,
+        header_wait_seconds,
         failovers,
         view,
         imbalance,
@@ -298,6 +301,7 @@ fn report(progress: proto::Progress, out: &mut Vec<Action>) {
         tokens,
         seconds,
         exposed_wait_seconds,
+        header_wait_seconds,
         failovers,
         imbalance,
         imbalance_unplanned,

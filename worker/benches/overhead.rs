@@ -57,7 +57,7 @@ fn main() {
     let first = planned.assign(None, &[true]).expect("the slot is filled");
     let step = planned.protocol_step(&first).expect("lists of one document");
     shared.begin(Arc::clone(&planned), first);
-    tasks.begin(&shared, 0);
+    tasks.begin(0);
     tasks.handle(&mut shared, Event::Begin(Arc::new(step)));
 
     let row = usize::from(HEADS.dim) * 4;

@@ -123,7 +123,10 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
     }
     let tokens = (ROWS * usize::from(session.settings().trainers)) as u64;
     let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
-    session.done(StepDone { step, tokens, exposed_wait_seconds, ..StepDone::default() })?;
+    let header_wait_seconds = session.header_wait().as_secs_f64();
+    let done =
+        StepDone { step, tokens, exposed_wait_seconds, header_wait_seconds, ..StepDone::default() };
+    session.done(done)?;
     Ok(())
 }
 

@@ -161,6 +161,7 @@ impl Output {
                 tokens: done.tokens,
                 seconds: done.seconds,
                 exposed_wait_seconds: done.exposed_wait_seconds,
+                header_wait_seconds: done.header_wait_seconds,
                 failovers: 0,
                 imbalance: 1.0,
                 imbalance_unplanned: 1.0,

@@ -39,6 +39,9 @@ pub(crate) struct Summary {
     pub(crate) tokens_per_second: f64,
     /// Part of the time in which the worst trainer waited for attention, 0 to 1.
     pub(crate) exposed_wait_share: f64,
+    /// Part of the time in which the worst trainer waited between two steps for header and plan, 0 to 1.
+    #[serde(default)]
+    pub(crate) header_wait_share: f64,
     /// Slots lost in steps.
     pub(crate) failovers: u64,
     /// Starts of the trainers by this run.
@@ -120,6 +123,7 @@ impl Summary {
             seconds,
             tokens_per_second: share(tokens as f64, seconds),
             exposed_wait_share: share(waited, seconds),
+            header_wait_share: share(sum(|it| it.header_wait_seconds), seconds),
             failovers: steps.iter().map(|it| u64::from(it.failovers)).sum(),
             attempts,
             imbalance: share(sum(|it| it.imbalance), count),
@@ -185,6 +189,7 @@ pub(crate) mod tests {
             tokens: 100,
             seconds: 2.0,
             exposed_wait_seconds: 0.5,
+            header_wait_seconds: 0.25,
             failovers: u32::from(step == 1),
             imbalance: 1.5,
             imbalance_unplanned: 2.5,
@@ -236,6 +241,7 @@ pub(crate) mod tests {
         let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-12, "{value}");
         near(summary.tokens_per_second, 50.0);
         near(summary.exposed_wait_share, 0.25);
+        near(summary.header_wait_share, 0.125);
         near(summary.imbalance, 1.5);
         let [server] = &summary.servers[..] else { panic!("{:?}", summary.servers) };
         assert_eq!((server.steps, server.tasks, server.bytes_pulled), (2, 9, 30));

@@ -66,6 +66,7 @@ fn words(header: &Header) -> [(Said, &'static str); 8] {
         tokens: 1,
         seconds,
         exposed_wait_seconds,
+        header_wait_seconds: 0.0,
     };
     let header = Box::new(header.clone());
     [

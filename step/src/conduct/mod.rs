@@ -246,6 +246,16 @@ impl Draft {
         }
     }
 
+    /// Whether the header of a step will have the slots of the one that was made last, by this view.
+    pub fn keeps_slots(&mut self, step: u64, view: &View) -> bool {
+        let slots = match &self.replay {
+            // Of a step that the log lacks: that is said where its header is made.
+            Some(log) => log.slots(step).map(<[Slot]>::to_vec),
+            None => Some(self.slots(view)),
+        };
+        self.header.as_ref().is_some_and(|it| slots.is_none_or(|slots| slots == it.slots))
+    }
+
     /// Who fills the slots of the header in the making.
     pub fn fillers(&self, view: &View) -> Vec<Option<Member>> {
         self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, &[]))

@@ -58,7 +58,9 @@ pub(super) fn has_phases(header: &Header) -> Vec<bool> {
             match &turn.layers {
                 Which::All => of_nano.fill(true),
                 Which::Only(some) => {
-                    some.iter().for_each(|&it| of_nano[header.layers.number_of(it.into())] = true);
+                    for &layer in some {
+                        of_nano[header.layers.number_of(layer.into())] = true;
+                    }
                 }
             }
         }

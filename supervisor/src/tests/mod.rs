@@ -134,7 +134,7 @@ fn faults_fire_in_their_step_and_the_conductor_goes_on() {
     assert!(run.exit("s0", None, &[]).contains("spawn s0.1"));
     assert_eq!(
         run.reach(4),
-        "spawn s2; notice add-server@4:fwd: server 2 starts; fired 4; view 1.4 [- - -]"
+        "spawn s2; notice add-server@4:fwd: server 2 starts; view 1.4 [- - -]; fired 4"
     );
     assert_eq!(run.attach("s2"), "welcome s2; view 1.5 [- - 2.0]");
 }

@@ -200,6 +200,18 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
 }
 
 #[test]
+fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and_by_name_else() {
+    let (result, _) = ended(AttentionPlace::Pool, &[], Some("all leave"));
+    result.expect("nobody waits for anybody");
+    match ended(AttentionPlace::Pool, &[], Some("leaves")).0 {
+        Err(RunError::JobFailed { message, .. }) => {
+            assert!(message.contains("trainer 1 is dead"), "{message}");
+        }
+        other => panic!("rank 0 waits for rank 1: {other:?}"),
+    }
+}
+
+#[test]
 fn one_thread_submits_while_another_waits_and_a_loss_may_depend_on_lse() {
     for attention in [AttentionPlace::Pool, AttentionPlace::Local] {
         let (result, _) = ended(attention, &[], Some("threads"));

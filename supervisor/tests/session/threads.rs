@@ -65,6 +65,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         tokens: 1,
         seconds: 0.0,
         exposed_wait_seconds: 0.0,
+        header_wait_seconds: 0.0,
     })?;
     let Next::End(Ending::Completed) = session.begin(1) else { return Err("it goes on".into()) };
     let message = String::new();

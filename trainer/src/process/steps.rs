@@ -150,6 +150,7 @@ impl Process {
             tokens,
             seconds: since.elapsed().as_secs_f64(),
             exposed_wait_seconds: self.session.exposed_wait().as_secs_f64(),
+            header_wait_seconds: self.session.header_wait().as_secs_f64(),
         };
         // Before anything that may fail: the checkpoint of a survivor tells of the step where trainer 0 cannot.
         self.last = Some(Last { header: Arc::clone(&planned.header), done: done.clone() });

@@ -3,8 +3,8 @@
 //! In: one of these. Out: an event for each machine that it is for. Nothing here waits; what the machines
 //! answer is left for the outbox.
 //!
-//! Invariant: a step begins here at most once, and never after a later one, however often its header comes. Words and messages
-//! count from those alone who may say them ([`cadre_step::envelope`]).
+//! Invariant: a step begins here at most once, however often its header comes; of two live ones either may begin first. Words and
+//! messages count from those alone who may say them ([`cadre_step::envelope`]).
 
 use std::sync::Arc;
 
@@ -229,7 +229,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// The process was asked to end: a server has its work given to others first, a trainer has the job end
-    /// after the step in progress.
+    /// after the last step that is out.
     fn terminate(&mut self) {
         let over = self.is_over();
         match (self.shared.me, &mut self.conductor) {

@@ -1,26 +1,23 @@
 //! Planning beside the IO thread, so that rows are served meanwhile.
 //!
-//! In: headers, in their order. Out: for each that is new and still wanted a [`Request::Planned`]. [`Headers`] decides which one is
+//! In: headers, in any order. Out: for each that is new and still wanted a [`Request::Planned`]. [`Headers`] decides which one is
 //! planned next and is pure; [`planned()`] does the work; [`start`] gives it a thread, which ends when nobody can send headers
 //! any more.
 //!
 //! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here, so that the
 //! IO thread computes no plan and no first assignment.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use cadre_planner::Assignment;
+use cadre_protocol::conductor::LIVE_STEPS;
 use cadre_protocol::{Step, alive};
 use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
 use super::{Handle, Request};
-
-/// Headers that wait to be planned. Two steps are live at most, so when one more comes the oldest is of a step that is over:
-/// it is dropped.
-const MAX_WAITING: usize = 4;
 
 /// Where headers go to be planned, one at a time.
 pub type Plans = SyncSender<Box<Header>>;
@@ -50,31 +47,35 @@ pub enum Error {
     Lists(#[from] cadre_protocol::StepError),
 }
 
-/// The headers of a process.
+/// The headers of a process. So many steps are live as [`LIVE_STEPS`] says: what is older than the newest ones is over, so its header
+/// is not planned any more.
 #[derive(Debug, Default)]
 pub struct Headers {
-    /// Newest step whose header came.
-    newest: Option<u64>,
-    waiting: VecDeque<Box<Header>>,
+    /// Of the steps that may be live, those whose headers came.
+    known: BTreeSet<u64>,
+    /// Those of them that are not planned yet.
+    waiting: BTreeMap<u64, Box<Header>>,
     /// Of the header that is being planned.
     planning: Option<u64>,
 }
 
 impl Headers {
-    /// A header came. One that is known, or of a step before a known one, changes nothing.
+    /// A header came, of whichever live step: a server that joins late hears of the newer one first. One that is known, or of a step that
+    /// is over, changes nothing.
     pub fn came(&mut self, header: Box<Header>) {
-        if self.newest < Some(header.step) {
-            self.newest = Some(header.step);
-            self.waiting.push_back(header);
-            if self.waiting.len() > MAX_WAITING {
-                self.waiting.pop_front();
-            }
+        let newest = self.known.last().copied().max(Some(header.step)).unwrap_or_default();
+        let is_over = |step: u64| newest - step >= LIVE_STEPS as u64;
+        if is_over(header.step) || !self.known.insert(header.step) {
+            return;
         }
+        self.waiting.insert(header.step, header);
+        self.known.retain(|it| !is_over(*it));
+        self.waiting.retain(|it, _| !is_over(*it));
     }
 
     /// The conductor's own: of the same step again where other fillers are tried.
     pub fn made(&mut self, header: Box<Header>) {
-        self.newest = self.newest.min(header.step.checked_sub(1));
+        self.known.remove(&header.step);
         self.came(header);
     }
 
@@ -83,8 +84,8 @@ impl Headers {
         if self.planning.is_some() {
             return None;
         }
-        let header = self.waiting.pop_front()?;
-        self.planning = Some(header.step);
+        let (step, header) = self.waiting.pop_first()?;
+        self.planning = Some(step);
         Some(header)
     }
 
@@ -199,13 +200,30 @@ mod tests {
     }
 
     #[test]
+    fn headers_of_live_steps_are_planned_in_whichever_order_they_come() {
+        let mut headers = Headers::default();
+        come(&mut headers, 8);
+        assert_eq!(steps(&mut headers), [8]);
+        come(&mut headers, 7);
+        assert_eq!(steps(&mut headers), [7], "a server that joined late is asked for both");
+        come(&mut headers, 6);
+        come(&mut headers, 7);
+        assert!(steps(&mut headers).is_empty());
+        come(&mut headers, 10);
+        come(&mut headers, 9);
+        assert_eq!(steps(&mut headers), [9, 10], "the older one is wanted first");
+    }
+
+    #[test]
     fn who_falls_behind_plans_the_newest_headers_alone() {
         let mut headers = Headers::default();
         for step in 0..100 {
             come(&mut headers, step);
         }
-        assert_eq!(headers.waiting.len(), MAX_WAITING);
-        assert_eq!(steps(&mut headers), [96, 97, 98, 99]);
+        come(&mut headers, u64::MAX);
+        come(&mut headers, u64::MAX - 1);
+        assert_eq!(headers.waiting.len(), LIVE_STEPS);
+        assert_eq!(steps(&mut headers), [u64::MAX - 1, u64::MAX]);
     }
 
     #[test]

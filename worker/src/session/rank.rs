@@ -248,10 +248,16 @@ impl Rank {
         move || handle.send(Request::Terminate)
     }
 
-    /// Time in [`Self::begin`] and [`Self::wait`] since the step began in which nothing was computed. To be asked by the thread
+    /// Time in [`Self::wait`] since the step began in which nothing was computed. To be asked by the thread
     /// that waits: while one is in `wait`, another one waits here.
     pub fn exposed_wait(&self) -> Duration {
         lock(&self.waiting).exposed()
+    }
+
+    /// Time in the last [`Self::begin`] in which nothing was computed: the wait for the step's header and its plan; zero for the first
+    /// step of the session. To be asked as [`Self::exposed_wait`].
+    pub fn header_wait(&self) -> Duration {
+        lock(&self.waiting).header_wait()
     }
 
     /// This rank.

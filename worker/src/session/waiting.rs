@@ -40,6 +40,9 @@ pub(super) struct Waiting {
     addresses: Option<Vec<(PeerId, String)>>,
     whole: BTreeMap<At, Whole>,
     exposed: Duration,
+    /// Between the last two steps.
+    header_wait: Duration,
+    has_begun: bool,
     ended: Option<Ending>,
 }
 
@@ -61,13 +64,19 @@ impl Waiting {
             addresses: None,
             whole: BTreeMap::new(),
             exposed: Duration::ZERO,
+            header_wait: Duration::ZERO,
+            has_begun: false,
             ended: None,
         }
     }
 
     pub(super) fn begin(&mut self, step: u64) -> Next {
+        let before = self.exposed;
         loop {
+            let waited = self.exposed.saturating_sub(before);
             if let Some(next) = self.poll_begin(step) {
+                self.header_wait = if self.has_begun { waited } else { Duration::ZERO };
+                self.has_begun = true;
                 return next;
             }
             self.progress();
@@ -88,6 +97,10 @@ impl Waiting {
 
     pub(super) fn exposed(&self) -> Duration {
         self.exposed
+    }
+
+    pub(super) fn header_wait(&self) -> Duration {
+        self.header_wait
     }
 
     pub(super) fn addresses(

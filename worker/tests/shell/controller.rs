@@ -161,6 +161,7 @@ impl World {
     pub(crate) fn reported(&mut self, life: Life, report: proto::WorkerMessage) {
         match report.message {
             Some(worker_message::Message::Notice(it)) => {
+                self.pool_lost |= it.event() == proto::notice::Event::PoolLost;
                 let lost = it.event() == proto::notice::Event::ServerLost;
                 if let Some(server) = it.server.filter(|_| lost) {
                     let id = PeerId::server(server.index as u16, server.incarnation);
@@ -238,7 +239,7 @@ impl World {
         self.net.borrow_mut().at(0, Happening::Control(Chore::Spawn(index)));
     }
 
-    /// The trainers do nothing more: the job ends after the step in progress.
+    /// The job ends after the last step whose header is out.
     pub(crate) fn stop(&mut self) {
         self.tell(self.trainers[0], Message::Stop(proto::Stop { checkpoint: false }));
     }

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     /// The main thread of a trainer stands still, for a while or for good. Its other threads do not. It has said so where it is
     /// for longer than it may.
     Stand(u16, Option<u64>),
+    /// The controller is asked to end the job.
+    Stop,
 }
 
 /// How a scenario is broken.
@@ -49,6 +51,8 @@ pub(crate) enum Weather {
     Stormy,
     /// All faults in one moment.
     Burst,
+    /// One server goes after the other, and others come, while two steps are out.
+    Relay,
 }
 
 /// What goes wrong, and when.
@@ -65,6 +69,9 @@ impl Faults {
         if weather == Weather::Calm {
             return faults;
         }
+        if weather == Weather::Relay {
+            return Self::relay(random, job);
+        }
         // A step takes about so long; the first ones come after the processes have found each other.
         let phases = u64::from(job.layers.count()) * job.nanos as u64 * 2;
         let step = phases * (2 * job.linear + 3 * job.launch + 10_000_000);
@@ -73,7 +80,7 @@ impl Faults {
         for _ in 0..random.within(1, 5) {
             let when = match weather {
                 Weather::Burst => moment + random.within(0, 2_000_000),
-                Weather::Calm | Weather::Stormy => random.within(0, span),
+                Weather::Calm | Weather::Stormy | Weather::Relay => random.within(0, span),
             };
             let fault = fault(random, job);
             let lasts = match fault {
@@ -85,7 +92,8 @@ impl Faults {
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
                 | Fault::Lend(_)
-                | Fault::Stand(..) => 0,
+                | Fault::Stand(..)
+                | Fault::Stop => 0,
             };
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, fault));
@@ -103,6 +111,39 @@ impl Faults {
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, Fault::Stand(rank as u16, (!for_good).then_some(lasts))));
         }
+        let mut end = Random::new(hash(&[job.seed, 41]));
+        if end.chance(10) {
+            faults.list.push((end.within(0, span), Fault::Stop));
+        }
+        faults
+    }
+}
+
+impl Faults {
+    /// The pool changes hands. Somebody is always there soon: only the first server is never replaced, once another one was added.
+    fn relay(random: &mut Random, job: &Job) -> Self {
+        let mut faults = Self::default();
+        let (mut when, mut servers, mut drained) = (SECOND / 2, job.servers, false);
+        for _ in 0..random.within(3, 8) {
+            when += random.within(SECOND / 10, 5 * SECOND / 2);
+            let fault = match random.within(0, 9) {
+                0..6 => {
+                    let who = vec![(Role::Server, random.within(0, u64::from(servers) - 1) as u16)];
+                    Fault::Kill { who, silently: false }
+                }
+                6..8 => {
+                    servers += 1;
+                    Fault::Add
+                }
+                8 if servers > job.servers && !drained => {
+                    drained = true;
+                    Fault::Drain(0)
+                }
+                _ => Fault::Replace(vec![random.within(0, u64::from(servers) - 1) as u16]),
+            };
+            faults.list.push((when, fault));
+        }
+        faults.over = when;
         faults
     }
 }

@@ -45,6 +45,10 @@ pub(crate) struct Job {
     pub(crate) stopped: bool,
     /// Trainers learn that a step is the last when they begin it.
     pub(crate) open_ended: bool,
+    /// Trainers wait for each other at the end of a step.
+    pub(crate) reduces: bool,
+    /// Trainers announce the next step as soon as a step begins, or at any time in it.
+    pub(crate) announces_late: bool,
 }
 
 impl Job {
@@ -82,6 +86,23 @@ impl Job {
             linear: 300_000 * slow,
             stopped: random.chance(60),
             open_ended: Random::new(hash(&[seed, 17])).chance(50),
+            reduces: Random::new(hash(&[seed, 29])).chance(70),
+            announces_late: Random::new(hash(&[seed, 31])).chance(50),
+        }
+    }
+
+    /// The same with long steps, a few servers and nobody else, for which it waits.
+    pub(crate) fn waiting(self, random: &mut Random) -> Self {
+        let on_pool_loss = OnPoolLoss::Wait(Nanos::from_millis(30_000));
+        let phases = u64::from(self.layers.count()) * self.nanos as u64 * 2;
+        Self {
+            servers: random.within(1, 2) as u16,
+            in_place: false,
+            steps: random.within(2, 4),
+            settings: Settings { on_pool_loss, ..self.settings },
+            linear: 6_000_000_000 / phases,
+            announces_late: true,
+            ..self
         }
     }
 
@@ -125,6 +146,12 @@ impl Job {
         let (layers, nanos) = (self.layers.count(), self.nanos as u16);
         let mut below = |bound| random.within(0, bound - 1);
         self.draws_turns.then(|| crate::turns::drawn(layers, nanos, &mut below))
+    }
+
+    /// How many phases of a step, of so many, a trainer has submitted when it announces the next one.
+    pub(crate) fn announces_at(&self, step: u64, rank: u16, phases: u32) -> u32 {
+        let mut random = Random::new(hash(&[self.seed, step, rank.into(), 37]));
+        if self.announces_late { random.within(0, phases.into()) as u32 } else { 0 }
     }
 
     /// What a trainer tells of its part of a step.

@@ -3,7 +3,7 @@
 //! In: a moment at which the thread runs. Out: what it wants next ([`Want`]). It compares every result with the truth.
 //!
 //! ```text
-//! header ─▶ phases in their order, up to two under way ─▶ all-reduce ─▶ done ─▶ next header
+//! header ─▶ phases in their order, up to two under way; at one of them it announces the next step ─▶ all-reduce ─▶ done ─▶ next header
 //! ```
 
 use std::collections::VecDeque;
@@ -55,6 +55,8 @@ pub(crate) struct Main {
     pub(crate) session: Rank,
     pub(crate) rank: u16,
     pub(crate) step: u64,
+    /// It has announced the step behind the one that runs, or that there is none.
+    announced: bool,
     /// Of phases that were submitted and not yet waited for.
     tickets: VecDeque<Ticket>,
     state: State,
@@ -64,7 +66,8 @@ impl Main {
     /// Of a trainer whose IO thread runs.
     pub(crate) fn new(session: Rank) -> Self {
         let rank = session.rank();
-        Self { session, rank, step: 0, tickets: VecDeque::new(), state: State::Joining }
+        let (tickets, state) = (VecDeque::new(), State::Joining);
+        Self { session, rank, step: 0, announced: false, tickets, state }
     }
 
     /// Whether all steps are done here.
@@ -122,6 +125,7 @@ impl Main {
             tokens,
             seconds: 1.0,
             exposed_wait_seconds: 0.0,
+            header_wait_seconds: 0.0,
         };
         self.session.done(done).expect(IN_TURN);
         self.step += 1;
@@ -162,7 +166,7 @@ impl Main {
                         if job.turns(self.step).is_some_and(|it| it != planned.header.turns) {
                             return Err(format!("the turns are {}", planned.header.turns));
                         }
-                        self.announce(job, self.step + 1);
+                        self.announced = false;
                         self.state = State::Phases(planned, 0, 0);
                         Ok(Want::Linear)
                     }
@@ -194,8 +198,16 @@ impl Main {
         planned: &Arc<PlannedStep>,
         (next, done): (u32, u32),
     ) -> Result<Option<Want>, Wrong> {
+        let phases = planned.order.count() as u32;
+        let own = self.next_own(planned, next);
+        if !self.announced
+            && own.unwrap_or(phases) >= job.announces_at(self.step, self.rank, phases)
+        {
+            self.announced = true;
+            self.announce(job, self.step + 1);
+        }
         let depth = IN_FLIGHT.min(job.nanos);
-        if let Some(next) = self.next_own(planned, next).filter(|_| self.tickets.len() < depth) {
+        if let Some(next) = own.filter(|_| self.tickets.len() < depth) {
             let phase = planned.order.at(Phase(next));
             let own = truth.own((self.step, phase.layer, phase.nano), self.rank);
             let [q, k, v] = [&own.q, &own.k, &own.v].map(|it| Rows::f32(it));

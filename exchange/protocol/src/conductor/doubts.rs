@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use super::{Command, Conductor};
-use crate::{End, Nanos, OnPoolLoss, ServerId, TrainerId};
+use crate::{End, Filler, Nanos, OnPoolLoss, ServerId, TrainerId};
 
 /// Heartbeats after which a server that answers trainers should have been heard here.
 const ANSWERED_WITHIN: u64 = 3;
@@ -118,9 +118,15 @@ impl Conductor {
             })
         };
         let mut there = self.doubts.servers.iter().filter(|it| there(it.1)).map(|it| *it.0);
-        // Who came in place of a server sits behind the same path.
+        // Who came in place of a server sits behind the same path. Others go on with the work, unless there are none: where the
+        // pool has one place, nothing but its lives can be counted.
+        let elsewhere = |first: ServerId| {
+            let other = |it: &Filler| matches!(it, Filler::Server(it) if it.index != first.index);
+            self.view.iter().flatten().any(other)
+        };
         let first = there.next();
-        let second = there.find(|it| first.is_some_and(|first| first.index != it.index));
+        let second = there
+            .find(|it| first.is_some_and(|first| first.index != it.index || !elsewhere(first)));
         if let (Some(first), Some(second)) = (first, second) {
             let (trainer, servers) = (TrainerId(0), [first, second]);
             out.push(Command::End(End::TrainerCutOff { trainer, servers }));

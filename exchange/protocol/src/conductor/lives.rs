@@ -118,12 +118,12 @@ impl Conductor {
         self.fill(out);
     }
 
-    /// Stops watching servers that no view and no live step names.
+    /// Stops watching servers that no view and no live step names, nor a round that is only proposed yet.
     pub(super) fn forget_servers(&mut self) {
         let (view, live) = (&self.view, &self.live);
         self.servers.retain(|&id, _| {
             let filler = Some(Filler::Server(id));
-            view.contains(&filler) || live.values().any(|it| it.fillers().contains(&filler))
+            view.contains(&filler) || live.values().any(|it| it.newest().contains(&filler))
         });
     }
 

@@ -31,8 +31,8 @@ use crate::{
     TrainerId, Why, alive,
 };
 
-/// Steps whose headers are out and which are not done.
-const LIVE_STEPS: usize = 2;
+/// Steps whose headers are out and which are not done, at most: one that runs, and the next one.
+pub const LIVE_STEPS: usize = 2;
 
 /// The proposal that a header is.
 pub const HEADER: u64 = 0;
@@ -337,7 +337,8 @@ impl Conductor {
         }
     }
 
-    /// Publishes what is ready, while there is room and a live slot.
+    /// Publishes what is ready, while there is room and a live slot. What finds no place beside a step that runs waits until that one
+    /// is whole: somebody may come, and no earlier is the pool lost for it.
     fn publish(&mut self, now: Nanos, out: &mut Vec<Command>) {
         while self.live.len() < LIVE_STEPS
             && let Some((&step, &phases)) = self.ready.first_key_value()
@@ -347,6 +348,9 @@ impl Conductor {
                 enable_standby(&mut fillers);
             }
             if !alive(&fillers).contains(&true) || self.is_refused(step, &fillers) {
+                if !self.live.is_empty() {
+                    return;
+                }
                 if self.held.is_none() {
                     out.push(Command::PoolLost { step });
                     self.held = Some(now);

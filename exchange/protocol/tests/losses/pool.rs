@@ -1,11 +1,11 @@
 //! All servers silent at once, and trainers that start late.
 
-use cadre_protocol::conductor::{Command, Conductor, Event};
+use cadre_protocol::conductor::{Command, Conductor, Event, HEADER};
 use cadre_protocol::{
-    End, Filler, Heartbeat, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
+    At, End, Filler, Heartbeat, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
 };
 
-use super::{SERVERS, handle, heard, ms, quiet};
+use super::{SERVERS, handle, heard, ms, quiet, running};
 
 /// Both servers are silent to the conductor from 100 ms on; trainer 1 says every 200 ms that it reaches
 /// `reached`. When the job ends, and how.
@@ -96,6 +96,98 @@ fn servers_whose_replacements_are_heard_cut_nobody_off() {
         assert_eq!(said.iter().find(ends), None, "at {millis} ms");
     }
     assert_eq!(lost, 2);
+}
+
+#[test]
+fn a_server_of_a_proposed_round_is_watched_though_no_view_names_it_any_more() {
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(1, settings, Nanos(0));
+    let view = |incarnation| vec![Some(Filler::Server(ServerId { index: 0, incarnation }))];
+    handle(&mut conductor, Nanos(0), Event::View(view(0)));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    // The first header is still being planned, so that the answer takes its time.
+    let commands = handle(&mut conductor, ms(10), Event::View(view(1)));
+    assert!(commands.iter().any(|it| matches!(it, Command::Propose { proposal: 1, .. })));
+    handle(&mut conductor, ms(20), Event::View(vec![None]));
+    handle(&mut conductor, ms(30), Event::Placed { step: 0, proposal: 1 });
+    let lost = Command::DeclareLost(ServerId { index: 0, incarnation: 1 });
+    let mut ticks = (100..5_000).step_by(100);
+    assert!(ticks.any(|it| handle(&mut conductor, ms(it), Event::Tick).contains(&lost)));
+}
+
+#[test]
+fn a_header_that_finds_no_place_beside_a_step_that_runs_waits_for_that_one() {
+    let published = |it: &Command| matches!(it, Command::Publish { step: 1, .. });
+    let next = || {
+        let mut conductor = running();
+        let commands = handle(&mut conductor, ms(2), Event::HeaderReady { step: 1, phases: 4 });
+        assert!(commands.iter().any(published), "two steps may be out: {commands:?}");
+        let refused = Event::Unplaceable { step: 1, proposal: HEADER };
+        assert_eq!(handle(&mut conductor, ms(3), refused), [], "step 0 has its servers");
+        conductor
+    };
+    // Somebody comes while step 0 runs.
+    let mut view = SERVERS.map(|it| Some(Filler::Server(it))).to_vec();
+    view[1] = Some(Filler::Server(ServerId { index: 2, incarnation: 0 }));
+    let commands = handle(&mut next(), ms(4), Event::View(view));
+    assert!(commands.iter().any(published), "{commands:?}");
+    // Nobody does.
+    let mut conductor = next();
+    let mut done = Vec::new();
+    for from in [0, 1].map(TrainerId).map(Peer::Trainer) {
+        let message = Message::PhaseDone { at: At::new(0, 3) };
+        done = handle(&mut conductor, ms(5), Event::Message { from, message });
+    }
+    assert!(done.contains(&Command::PoolLost { step: 1 }), "{done:?}");
+    assert_eq!(done.last(), Some(&Command::End(End::PoolLost { step: 1 })));
+}
+
+/// The conductor never hears place 0, whoever comes there; trainer 1 says that it reaches them all.
+fn deaf_to_place_0(places: u16) -> Option<End> {
+    let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = |incarnation| {
+        let id = |index| ServerId { index, incarnation: if index == 0 { incarnation } else { 0 } };
+        Event::View((0..places).map(|it| Some(Filler::Server(id(it)))).collect())
+    };
+    handle(&mut conductor, Nanos(0), view(0));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let mut lives = vec![ServerId { index: 0, incarnation: 0 }];
+    for millis in (100..60_000).step_by(100) {
+        let now = ms(millis);
+        let silent = [Peer::Server(SERVERS[0])];
+        let mut said = quiet(&mut conductor, millis, millis + 1, &silent);
+        let reached = lives.clone();
+        let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+        let from = Peer::Trainer(TrainerId(1));
+        said.extend(handle(&mut conductor, now, Event::Message { from, message }));
+        if said.iter().any(|it| matches!(it, Command::DeclareLost(it) if it.index == 0)) {
+            let incarnation = lives.len() as u32;
+            lives.push(ServerId { index: 0, incarnation });
+            said.extend(handle(&mut conductor, now, view(incarnation)));
+        }
+        for proposal in said.clone() {
+            if let Command::Propose { step, proposal, .. } = proposal {
+                said.extend(handle(&mut conductor, now, Event::Placed { step, proposal }));
+            }
+        }
+        let end =
+            said.into_iter().find_map(|it| if let Command::End(it) = it { Some(it) } else { None });
+        if end.is_some() {
+            return end;
+        }
+    }
+    None
+}
+
+#[test]
+fn lives_of_the_only_place_count_as_servers_and_those_of_one_of_two_do_not() {
+    let ended = deaf_to_place_0(1);
+    let cut_off = |it: &End| matches!(it, End::TrainerCutOff { trainer: TrainerId(0), .. });
+    assert!(ended.as_ref().is_some_and(cut_off), "{ended:?}");
+    assert_eq!(deaf_to_place_0(2), None, "the other one does the work");
 }
 
 /// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.

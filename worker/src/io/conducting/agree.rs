@@ -78,7 +78,7 @@ impl Conducting {
         if self.standing.is_empty() {
             return;
         }
-        if self.pool_lost {
+        if !self.pool_lost.is_empty() {
             self.standing_until = Some(shared.now().after(STANDING_TOGETHER));
             return;
         }

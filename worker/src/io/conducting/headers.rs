@@ -1,7 +1,7 @@
 //! The conductor's headers: when the next one is due, and what is in it.
 //!
-//! In: lengths of every trainer, the newest view, who fills the slots now. Out: a header that is
-//! published once, or the end of the job when none follows.
+//! In: lengths of every trainer, the newest view, who fills the slots now. Out: a header that is published once, as a rule while the
+//! step before it runs; or the end of the job when none follows.
 //!
 //! Layouts and slots are put together by [`cadre_step::conduct`].
 
@@ -23,13 +23,13 @@ use crate::io::shared::Shared;
 impl Conducting {
     /// Offers the next header, or ends the job, as soon as nothing is missing for it.
     pub(super) fn proceed(&mut self, shared: &mut Shared<impl Exchange>) {
-        if !self.clear || self.offered || self.ending.is_some() || !self.firing.is_empty() {
+        if self.offered || self.ending.is_some() || !self.firing.is_empty() {
             return;
         }
         let all = self.is_last_step_out();
         if self.stop.is_some() || all {
             // Only when every trainer has told the end of its last step.
-            if self.published.is_empty() {
+            if self.published.is_empty() && !self.runs_on() {
                 // A stop that comes when all steps are done stops nothing.
                 let stopped = self.stop.clone().filter(|_| !all);
                 self.close(shared, stopped.unwrap_or(Ending::Completed));
@@ -45,20 +45,22 @@ impl Conducting {
         if self.published.is_empty() && view.has_vacancy() && self.patience.is_some() {
             return;
         }
+        // What a fault does to the slots would come a step later else.
+        if self.faults.first().is_some_and(|it| it.step < self.next) {
+            return;
+        }
+        if self.runs_on() && !self.draft.keeps_slots(self.next, view) {
+            return;
+        }
         let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
         match self.draft.prepare(self.next, &lengths, view) {
             Ok(phases) => {
-                let fillers = self.draft.fillers(view);
                 if let Some(reason) = self.misses_a_fault() {
                     return self.close(shared, Ending::Failed { reason, bad_input: true });
                 }
                 self.offered = true;
-                self.clear = false;
                 let step = self.next;
-                self.handle(
-                    shared,
-                    Event::View(fillers.iter().map(|it| it.as_ref().map(filler)).collect()),
-                );
+                self.handle(shared, Event::View(self.next_fillers()));
                 self.handle(shared, Event::HeaderReady { step, phases });
             }
             Err(error) => {
@@ -66,6 +68,17 @@ impl Conducting {
                 self.close(shared, Ending::Failed { reason, bad_input: true });
             }
         }
+    }
+
+    /// Whether the step before the next one is not whole yet.
+    fn runs_on(&self) -> bool {
+        self.whole < self.next
+    }
+
+    /// Who fills the slots of the header in the making.
+    pub(super) fn next_fillers(&self) -> Fillers {
+        let members = self.view.as_ref().map_or_else(Vec::new, |it| self.draft.fillers(it));
+        members.iter().map(|it| it.as_ref().map(filler)).collect()
     }
 
     /// Has the header with these fillers planned; whom it goes to is told when that is done.
@@ -110,6 +123,7 @@ impl Conducting {
             }
         };
         tracing::debug!("step {step} is published at {} ms", shared.now().millis());
+        self.pool_lost.remove(&step);
         let published = Published {
             planned: Arc::clone(&ready.planned),
             ready: Some(ready),

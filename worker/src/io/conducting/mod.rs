@@ -4,8 +4,8 @@
 //! all, and to the controller progress, notices and the places where faults are to be fired.
 //!
 //! The machine of `cadre-protocol` decides who is lost and where the watermark is; here the steps are put
-//! together. Invariant: a header is published once, when every phase of the step before it is whole
-//! everywhere, so that it names who fills the slots now.
+//! together. Invariant: a header is published once. It goes out while the step before it runs if it has the slots of that one, so
+//! that a place in a view means the same slot of every step that is out; else when every phase of that step is whole everywhere.
 
 mod agree;
 mod headers;
@@ -22,7 +22,7 @@ use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::{Fillers, Nanos, Peer};
 use cadre_step::conduct::{Draft, Roster, View};
 use cadre_step::envelope::{Ending, Lengths, Said, Stands, StepDone};
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::planned::PlannedStep;
 use cadre_step::words::Body;
 
 use self::agree::STANDING_TOGETHER;
@@ -66,8 +66,8 @@ pub struct Conducting {
     standing_until: Option<Nanos>,
     /// Step whose header comes next.
     next: u64,
-    /// Whether every phase of the step before `next` is whole.
-    clear: bool,
+    /// Steps before this one are whole: every trainer has every result of them.
+    whole: u64,
     /// Whether `next` was offered to the machine.
     offered: bool,
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
@@ -78,7 +78,7 @@ pub struct Conducting {
     /// What was proposed before its step began here: step, proposal, tables.
     proposal: Option<(u64, u64, Vec<Fillers>)>,
     lost: BTreeSet<Peer>,
-    /// Of the step in progress.
+    /// Since the last step that was over.
     failovers: u32,
     /// Of the job, those before this process among them. A report that is read twice counts them once.
     failovers_so_far: u32,
@@ -86,8 +86,8 @@ pub struct Conducting {
     faults: BTreeSet<Moment>,
     firing: BTreeSet<Moment>,
     stop: Option<Ending>,
-    /// No server is there for some work of the step in progress.
-    pool_lost: bool,
+    /// Steps for some work of which no server is there.
+    pool_lost: BTreeSet<u64>,
     /// The first header waits for all servers until here; nothing once that is over.
     patience: Option<Nanos>,
     /// The step that this process is about to begin.
@@ -119,7 +119,7 @@ impl Conducting {
             standing: BTreeMap::new(),
             standing_until: None,
             next: first,
-            clear: true,
+            whole: first,
             offered: false,
             lengths: BTreeMap::new(),
             told_lengths: BTreeMap::new(),
@@ -132,7 +132,7 @@ impl Conducting {
             faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
             firing: BTreeSet::new(),
             stop: None,
-            pool_lost: false,
+            pool_lost: BTreeSet::new(),
             patience: Some(now.after(PATIENCE)),
             begins: None,
             ending: None,
@@ -187,13 +187,12 @@ impl Conducting {
         }
         self.view = Some(view);
         self.tell_addresses(shared);
-        let running = self.published.keys().next_back().copied();
+        let newest = self.published.keys().next_back().copied();
         let fillers = if self.offered {
-            // Whom the header in the making counts on may be gone; the step before it is whole.
-            let members = self.view.as_ref().map_or_else(Vec::new, |it| self.draft.fillers(it));
-            Some(members.iter().map(|it| it.as_ref().map(filler)).collect())
+            // Whom the header in the making counts on may be gone.
+            Some(self.next_fillers())
         } else {
-            running.and_then(|it| self.fillers_of(it))
+            newest.and_then(|it| self.fillers_of(it))
         };
         if let Some(fillers) = fillers {
             self.handle(shared, Event::View(fillers));
@@ -210,12 +209,12 @@ impl Conducting {
         }
     }
 
-    /// The controller wants the job to end after the step in progress.
+    /// The controller wants the job to end after the last step that is out.
     pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
         let stopped = Ending::Stopped { checkpoint };
         self.stop = Some(stopped.clone());
-        if self.pool_lost {
-            // The step in progress may never end; the one before it is worth a checkpoint.
+        if !self.pool_lost.is_empty() {
+            // A step that is out may never end; the one before it is worth a checkpoint.
             self.close(shared, stopped);
         }
         self.proceed(shared);
@@ -314,7 +313,7 @@ impl Conducting {
                 shared.close(Peer::Server(server));
             }
             Command::PoolLost { step } => {
-                self.pool_lost = true;
+                self.pool_lost.insert(step);
                 let text = format!("step {step} has no attention server left");
                 let level = notice::Level::Warning;
                 Self::report_notice(shared, level, text, notice::Event::PoolLost, None);
@@ -323,7 +322,7 @@ impl Conducting {
                 }
             }
             Command::Filled { step, round } => {
-                if std::mem::take(&mut self.pool_lost) {
+                if self.pool_lost.remove(&step) {
                     let text = format!("step {step} goes on");
                     let level = notice::Level::Information;
                     Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
@@ -332,8 +331,8 @@ impl Conducting {
             }
             Command::StepDone(step) => {
                 tracing::debug!("every phase of step {step} is whole");
-                self.clear = true;
-                self.pool_lost = false;
+                self.whole = step + 1;
+                self.pool_lost.remove(&step);
                 self.proceed(shared);
             }
             Command::End(end) => shared.outputs.put(Output::JobEnd(end)),

@@ -19,10 +19,16 @@ impl Conducting {
         let Some(watermark) = self.machine.watermark() else { return };
         while let Some(&moment) = self.faults.first() {
             let cadre_control::Moment { step, direction } = moment;
-            let Some(published) = self.published.get(&step) else { return };
-            // Refused before the header was made, where there is none.
-            let phase = published.planned.order.first(direction);
-            if phase.is_none_or(|phase| watermark < (At { step, phase })) {
+            let is_reached = match self.published.get(&step) {
+                Some(it) => {
+                    // Refused before the header was made, where there is none.
+                    let phase = it.planned.order.first(direction);
+                    phase.is_some_and(|phase| watermark >= At { step, phase })
+                }
+                // All have told its end before the watermark was there.
+                None => step < self.whole,
+            };
+            if !is_reached {
                 return;
             }
             self.faults.pop_first();

@@ -96,6 +96,7 @@ pub(crate) fn progress(
         tokens: done.first().map_or(0, |it| it.tokens),
         seconds: worst(|it| it.seconds),
         exposed_wait_seconds: worst(|it| it.exposed_wait_seconds),
+        header_wait_seconds: worst(|it| it.header_wait_seconds),
         failovers,
         view: Some(proto::ViewNumber { term: header.view.term, counter: header.view.counter }),
         imbalance,

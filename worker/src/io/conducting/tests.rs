@@ -10,7 +10,7 @@ use cadre_control::AttentionPlace;
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_planner::{Costs, DocumentId, Heads, Stretch};
-use cadre_protocol::TrainerId;
+use cadre_protocol::{At, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{Header, Member, Placement, ViewNumber};
@@ -92,17 +92,36 @@ impl Job {
         let mut job = Self::new();
         let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
         job.conducting.trainers(&mut job.shared, trainers.collect());
-        let offer = |rank| Offer {
+        job.view(1, &[Some(0), Some(1)]);
+        job
+    }
+
+    /// The controller offers servers in place, and slots that nobody fills.
+    fn view(&mut self, counter: u64, ranks: &[Option<u16>]) {
+        let offer = |home: &Option<u16>| Offer {
             weight: 100,
-            home: Some(rank),
-            memory: Some(1 << 30),
-            member: Some(Member::InPlace(rank)),
+            home: *home,
+            memory: home.map(|_| 1 << 30),
+            member: home.map(Member::InPlace),
             numerics: None,
         };
-        let number = ViewNumber { term: 1, counter: 1 };
-        let view = View { number, slots: (0..2).map(offer).collect() };
-        job.conducting.view(&mut job.shared, view);
-        job
+        let number = ViewNumber { term: 1, counter };
+        let view = View { number, slots: ranks.iter().map(offer).collect() };
+        self.conducting.view(&mut self.shared, view);
+    }
+
+    /// Both trainers tell what they hold of a step; whether its header is planned then.
+    fn announce(&mut self, step: u64) -> bool {
+        (0..2).for_each(|it| self.tell(it, lengths(step, it)));
+        self.plan()
+    }
+
+    /// Both trainers have every result of a step.
+    fn whole(&mut self, step: u64) {
+        for from in [0, 1].map(TrainerId).map(Peer::Trainer) {
+            let message = cadre_protocol::Message::PhaseDone { at: At::new(step, 1) };
+            self.conducting.handle(&mut self.shared, Event::Message { from, message });
+        }
     }
 
     fn tell(&mut self, from: u16, said: Said) {
@@ -289,11 +308,11 @@ fn trainers_that_stand_still_end_the_job_and_all_of_them_are_named() {
     job.tell(1, still("rank 1 is slow"));
     job.tell(1, Said::Standing(Stands::No));
     after(&mut job, 5_000);
-    job.conducting.pool_lost = true;
+    job.conducting.pool_lost.insert(0);
     job.tell(1, still("rank 1 has not submitted a phase"));
     after(&mut job, 5_000);
     assert_eq!(job.conducting.ending, None);
-    job.conducting.pool_lost = false;
+    job.conducting.pool_lost.clear();
     after(&mut job, 4_000);
     job.tell(0, still("rank 0 has not come"));
     after(&mut job, 999);
@@ -316,6 +335,7 @@ fn done(step: u64) -> Said {
         tokens: 100,
         seconds: 1.0,
         exposed_wait_seconds: 0.0,
+        header_wait_seconds: 0.0,
     })
 }
 
@@ -345,7 +365,7 @@ fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
 /// Both trainers run a step; the conductor is asked to stop before the second one has told its end.
 fn stopped_in(step: u64) -> Option<Ending> {
     let mut job = Job::assembled();
-    job.conducting.next = step;
+    (job.conducting.next, job.conducting.whole) = (step, step);
     (0..2).for_each(|it| job.tell(it, lengths(step, it)));
     assert!(job.plan());
     (0..2).for_each(|it| job.tell(it, Said::Steps(10)));
@@ -361,6 +381,60 @@ fn stopped_in(step: u64) -> Option<Ending> {
 fn a_job_that_is_stopped_in_its_last_step_is_completed() {
     assert_eq!(stopped_in(8), Some(Ending::Stopped { checkpoint: true }));
     assert_eq!(stopped_in(9), Some(Ending::Completed));
+}
+
+#[test]
+fn the_next_header_goes_out_while_the_step_before_it_runs() {
+    let mut job = Job::assembled();
+    assert!(job.announce(0) && job.announce(1));
+    assert_eq!((job.begun(), job.conducting.published.len()), (2, 2));
+    // A third one only when the first is whole.
+    assert!(!job.announce(2));
+    job.whole(0);
+    assert!(job.plan() && job.conducting.published.contains_key(&2));
+}
+
+#[test]
+fn a_header_with_other_slots_waits_until_the_step_before_it_is_whole() {
+    let mut job = Job::assembled();
+    assert!(job.announce(0));
+    job.view(2, &[Some(0), Some(1), None]);
+    assert!(!job.announce(1));
+    job.whole(0);
+    assert!(job.plan());
+    let slots = |job: &Job, step| job.conducting.published[&step].planned.header.slots.len();
+    assert_eq!((slots(&job, 0), slots(&job, 1)), (2, 3));
+    // That the slots are what they were again is as good.
+    job.view(3, &[Some(0), Some(1)]);
+    assert!(!job.announce(2));
+    job.view(4, &[Some(0), Some(1), None]);
+    assert!(job.plan());
+    assert_eq!(slots(&job, 2), 3);
+}
+
+#[test]
+fn a_header_waits_for_faults_that_are_to_be_fired_in_the_step_before_it() {
+    let mut job = Job::assembled();
+    let moment = Moment { step: 0, direction: cadre_step::phases::Direction::Backward };
+    job.conducting.faults.insert(moment);
+    assert!(job.announce(0) && !job.announce(1));
+    job.whole(0);
+    assert!(!job.plan(), "it is told, and not fired");
+    job.conducting.fired(&mut job.shared, moment);
+    assert!(job.plan());
+}
+
+#[test]
+fn a_stop_counts_after_the_last_step_that_is_out() {
+    let mut job = Job::assembled();
+    assert!(job.announce(0) && job.announce(1));
+    job.conducting.stop(&mut job.shared, true);
+    for step in 0..2 {
+        job.whole(step);
+        assert_eq!(job.conducting.ending, None);
+        (0..2).for_each(|it| job.tell(it, done(step)));
+    }
+    assert_eq!(job.conducting.ending, Some(Ending::Stopped { checkpoint: true }));
 }
 
 #[test]

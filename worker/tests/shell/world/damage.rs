@@ -68,6 +68,7 @@ impl World {
                 }
             }
             Fault::Lend(index) => self.lend(index),
+            Fault::Stop => self.stop(),
             Fault::Away(span) => self.controller.away_until = self.now() + span,
             Fault::Stand(rank, span) => {
                 let newest = self.newest((Role::Trainer, rank));

@@ -39,6 +39,8 @@ pub(crate) struct Outcome {
     pub(crate) seconds: u64,
     /// Messages that found a full queue.
     pub(crate) full: u64,
+    /// Two steps were out in some process.
+    pub(crate) both: bool,
 }
 
 /// What a handler returns: `Err` is what is wrong.
@@ -55,12 +57,17 @@ pub(crate) struct World {
     pub(crate) lost: BTreeSet<PeerId>,
     /// Steps that the conductor has reported.
     pub(crate) reports: u64,
+    /// It has said that a step has no server.
+    pub(crate) pool_lost: bool,
     truth: Truth,
     faults: Faults,
     /// Trainers in the all-reduce, by step.
     reducing: BTreeMap<u64, Vec<Life>>,
     endings: BTreeMap<Life, Ending>,
     killed: BTreeSet<Life>,
+    /// Steps that trainers have done when they end.
+    steps_done: BTreeSet<u64>,
+    both: bool,
     progress: u64,
     /// All trainers have done everything, since when.
     idle: Option<u64>,
@@ -86,9 +93,12 @@ impl World {
             controller: Controller::default(),
             lost: BTreeSet::new(),
             reports: 0,
+            pool_lost: false,
             reducing: BTreeMap::new(),
             endings: BTreeMap::new(),
             killed: BTreeSet::new(),
+            steps_done: BTreeSet::new(),
+            both: false,
             progress: 0,
             idle: None,
             stopping: false,
@@ -141,6 +151,7 @@ impl World {
             happenings: self.happenings,
             seconds: self.now() / SECOND,
             full: self.net.borrow().full,
+            both: self.both,
         })
     }
 
@@ -223,6 +234,7 @@ impl World {
             return Err(format!("{} spins at {millisecond} ms", process.id));
         }
         let turned = process.turn(now);
+        self.both |= process.holdings()[2] > 1;
         if let Some(sleep) = turned.sleep {
             let when = now + (sleep.as_nanos() as u64).max(1);
             if process.timer.is_none_or(|it| it > when || it <= now) {
@@ -295,7 +307,7 @@ impl World {
                 self.progress = self.progress.max(now);
                 let here = self.reducing.entry(step).or_default();
                 here.push(life);
-                if here.len() == usize::from(self.job.trainers) {
+                if here.len() == usize::from(self.job.trainers) || !self.job.reduces {
                     let here = self.reducing.remove(&step).expect("just seen");
                     for life in here {
                         if let Some(main) = self.processes.get_mut(&life).and_then(Process::main) {
