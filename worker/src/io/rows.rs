@@ -91,7 +91,7 @@ pub struct Rows {
     me: TrainerId,
     machine: Trainer,
     /// Submitted by the main thread, waiting for the window.
-    queued: VecDeque<(At, Option<PhaseRows>)>,
+    queued: VecDeque<(At, Option<Box<PhaseRows>>)>,
     open: BTreeMap<At, Open>,
     /// Phases that have all results, and landings that are still copied to; looked at then.
     late: Vec<At>,
@@ -130,8 +130,12 @@ impl Rows {
 
     /// Takes rows of a phase, if this trainer has any; they go out as soon as the window allows.
     pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: Option<PhaseRows>) {
-        self.standing.submitted();
-        self.queued.push_back((at, rows));
+        if rows.is_some() {
+            self.standing.submitted();
+        } else {
+            self.standing.skipped();
+        }
+        self.queued.push_back((at, rows.map(Box::new)));
         self.announce(shared);
     }
 
@@ -142,7 +146,7 @@ impl Rows {
                 if let Err(why) = self.reserve(shared, at) {
                     return shared.broke(&why);
                 }
-                publish(shared, at, rows);
+                publish(shared, at, *rows);
             }
             self.handle(shared, Event::Submitted(at));
         }
@@ -301,10 +305,8 @@ impl Rows {
             self.look_at = shared.now().after(LOOK_EVERY);
             return;
         }
-        let Some(Open { landing, own, makers }) = self.open.remove(&at) else {
-            // It has no rows of it, and nobody waits for it here.
-            return self.standing.whole();
-        };
+        // Where it has no rows, nobody waits for it here.
+        let Some(Open { landing, own, makers }) = self.open.remove(&at) else { return };
         let provider = &mut shared.provider;
         let landed = match landing {
             Landing::Forward { o, lse } => {

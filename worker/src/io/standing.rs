@@ -98,6 +98,12 @@ impl Standing {
         self.called();
     }
 
+    /// It has no rows of the next phase: nobody calls for it, and nobody waits for it.
+    pub fn skipped(&mut self) {
+        self.submitted += 1;
+        self.whole += 1;
+    }
+
     /// A phase of the step that runs is whole.
     pub fn whole(&mut self) {
         self.whole += 1;
@@ -300,6 +306,23 @@ mod tests {
         rank.due(3 * PATIENCE, "said that step 5 is done");
         rank.0.done();
         rank.due(PATIENCE, "announced step 6");
+    }
+
+    #[test]
+    fn a_phase_without_rows_is_whole_at_once_and_leaves_nothing_for_the_next_step() {
+        let mut rank = Watched::new();
+        rank.0.announced(5);
+        rank.0.begins(&planned(5));
+        rank.0.announced(6);
+        (0..2).for_each(|_| rank.0.submitted());
+        (0..2).for_each(|_| rank.0.skipped());
+        rank.waits();
+        (0..2).for_each(|_| rank.0.whole());
+        rank.0.passed(5);
+        rank.0.done();
+        rank.0.begins(&planned(6));
+        rank.0.submitted();
+        rank.waits();
     }
 
     #[test]

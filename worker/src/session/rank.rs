@@ -110,7 +110,11 @@ impl Rank {
     /// of another model than this rank's, ends the job, which is what it returns then.
     pub fn begin(&self, step: u64) -> Next {
         match self.check_begin(step) {
-            Ok(()) => self.turn_to(lock(&self.waiting).begin(step)),
+            Ok(()) => {
+                // Not while others wait for the lock: phases without rows are submitted there.
+                let next = lock(&self.waiting).begin(step);
+                self.turn_to(next)
+            }
             Err(ending) => Next::End(ending),
         }
     }

@@ -78,7 +78,7 @@ impl Conducting {
         if self.standing.is_empty() {
             return;
         }
-        if !self.pool_lost.is_empty() {
+        if self.waits_for_the_pool() {
             self.standing_until = Some(shared.now().after(STANDING_TOGETHER));
             return;
         }

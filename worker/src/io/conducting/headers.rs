@@ -89,6 +89,8 @@ impl Conducting {
         fillers: &Fillers,
     ) {
         let Some(view) = &self.view else { return };
+        // The machine has found servers for it. If they are lost while it is planned, the machine says so anew.
+        self.pool_lost.remove(&step);
         let header = self.draft.finish(view.number, view.members(fillers));
         shared.outputs.put(Output::Plan(Box::new(header)));
         self.publishing = Some(Publishing { step, to: BTreeSet::new(), proposal: None });
@@ -123,7 +125,6 @@ impl Conducting {
             }
         };
         tracing::debug!("step {step} is published at {} ms", shared.now().millis());
-        self.pool_lost.remove(&step);
         let published = Published {
             planned: Arc::clone(&ready.planned),
             ready: Some(ready),

@@ -213,11 +213,23 @@ impl Conducting {
     pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
         let stopped = Ending::Stopped { checkpoint };
         self.stop = Some(stopped.clone());
-        if !self.pool_lost.is_empty() {
+        if self.waits_for_the_pool() {
             // A step that is out may never end; the one before it is worth a checkpoint.
             self.close(shared, stopped);
         }
         self.proceed(shared);
+    }
+
+    /// Whether the earliest step that is not whole has no server for some of its work.
+    fn waits_for_the_pool(&self) -> bool {
+        self.pool_lost.contains(&self.whole)
+    }
+
+    /// A job that is to stop does not wait for a pool that may never come back.
+    fn stop_lost(&mut self, shared: &mut Shared<impl Exchange>) {
+        if let Some(stopped) = self.stop.clone().filter(|_| self.waits_for_the_pool()) {
+            self.close(shared, stopped);
+        }
     }
 
     /// No step follows: every trainer is told.
@@ -317,9 +329,7 @@ impl Conducting {
                 let text = format!("step {step} has no attention server left");
                 let level = notice::Level::Warning;
                 Self::report_notice(shared, level, text, notice::Event::PoolLost, None);
-                if let Some(stopped) = self.stop.clone() {
-                    self.close(shared, stopped);
-                }
+                self.stop_lost(shared);
             }
             Command::Filled { step, round } => {
                 if self.pool_lost.remove(&step) {
@@ -333,6 +343,7 @@ impl Conducting {
                 tracing::debug!("every phase of step {step} is whole");
                 self.whole = step + 1;
                 self.pool_lost.remove(&step);
+                self.stop_lost(shared);
                 self.proceed(shared);
             }
             Command::End(end) => shared.outputs.put(Output::JobEnd(end)),
