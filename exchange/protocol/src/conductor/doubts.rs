@@ -35,6 +35,8 @@ const REMEMBERED_FOR: u64 = 600;
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     servers: BTreeMap<ServerId, Doubt>,
+    /// When anybody but the first one's place was there to do the work, for the last time.
+    elsewhere: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,7 @@ impl Doubts {
     /// This process was paused: whom it could not reach before may well be there.
     pub(super) fn forget(&mut self) {
         self.servers.clear();
+        self.elsewhere = None;
     }
 }
 
@@ -99,6 +102,16 @@ impl Conductor {
     pub(super) fn doubt(&mut self, now: Nanos, out: &mut Vec<Command>) {
         let remembered = Nanos(REMEMBERED_FOR * self.settings.suspect_after.0);
         self.doubts.servers.retain(|_, it| now.since(it.lost) <= remembered);
+        if let Some((first, _)) = self.doubts.servers.first_key_value() {
+            let other = |it: &Filler| match it {
+                Filler::Server(it) => it.index != first.index,
+                Filler::InPlace(_) => true,
+                Filler::Standby(_) => false,
+            };
+            if self.view.iter().flatten().any(other) {
+                self.doubts.elsewhere = Some(now);
+            }
+        }
         if !self.in_doubt() {
             return;
         }
@@ -118,15 +131,13 @@ impl Conductor {
             })
         };
         let mut there = self.doubts.servers.iter().filter(|it| there(it.1)).map(|it| *it.0);
-        // Who came in place of a server sits behind the same path. Others go on with the work, unless there are none: where the
-        // pool has one place, nothing but its lives can be counted.
-        let elsewhere = |first: ServerId| {
-            let other = |it: &Filler| matches!(it, Filler::Server(it) if it.index != first.index);
-            self.view.iter().flatten().any(other)
-        };
+        // Who came in place of a server sits behind the same path. Others go on with the work, unless there are none: where for
+        // as long nobody else has been there, nothing but the lives of one place can be counted.
+        let lasting = Nanos(BELIEVED_AFTER * self.settings.suspect_after.0);
+        let is_alone = self.doubts.elsewhere.is_none_or(|it| now.since(it) >= lasting);
         let first = there.next();
-        let second = there
-            .find(|it| first.is_some_and(|first| first.index != it.index || !elsewhere(first)));
+        let second =
+            there.find(|it| first.is_some_and(|first| first.index != it.index || is_alone));
         if let (Some(first), Some(second)) = (first, second) {
             let (trainer, servers) = (TrainerId(0), [first, second]);
             out.push(Command::End(End::TrainerCutOff { trainer, servers }));

@@ -143,16 +143,19 @@ fn a_header_that_finds_no_place_beside_a_step_that_runs_waits_for_that_one() {
     assert_eq!(done.last(), Some(&Command::End(End::PoolLost { step: 1 })));
 }
 
-/// The conductor never hears place 0, whoever comes there; trainer 1 says that it reaches them all.
-fn deaf_to_place_0(places: u16) -> Option<End> {
+/// The conductor never hears place 0, whoever comes there; trainer 1 says that it reaches them all. Place 1 is empty for a
+/// second from 40 s on; behind the places there are slots of `others`.
+fn deaf_to_place_0(places: u16, others: &[Filler]) -> Option<End> {
     let on_pool_loss = OnPoolLoss::Wait(ms(600_000));
     let settings = Settings { on_pool_loss, ..Settings::default() };
     let mut conductor = Conductor::new(2, settings, Nanos(0));
-    let view = |incarnation| {
+    let view = |incarnation, millis| {
         let id = |index| ServerId { index, incarnation: if index == 0 { incarnation } else { 0 } };
-        Event::View((0..places).map(|it| Some(Filler::Server(id(it)))).collect())
+        let is_there = |index: &u16| *index == 0 || !(40_000..41_000).contains(&millis);
+        let places = (0..places).map(|it| is_there(&it).then(|| Filler::Server(id(it))));
+        Event::View(places.chain(others.iter().map(|it| Some(*it))).collect())
     };
-    handle(&mut conductor, Nanos(0), view(0));
+    handle(&mut conductor, Nanos(0), view(0, 0));
     handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
     let mut lives = vec![ServerId { index: 0, incarnation: 0 }];
     for millis in (100..60_000).step_by(100) {
@@ -166,7 +169,11 @@ fn deaf_to_place_0(places: u16) -> Option<End> {
         if said.iter().any(|it| matches!(it, Command::DeclareLost(it) if it.index == 0)) {
             let incarnation = lives.len() as u32;
             lives.push(ServerId { index: 0, incarnation });
-            said.extend(handle(&mut conductor, now, view(incarnation)));
+            said.extend(handle(&mut conductor, now, view(incarnation, millis)));
+        }
+        if [40_000, 41_000].contains(&millis) {
+            let incarnation = lives.len() as u32 - 1;
+            said.extend(handle(&mut conductor, now, view(incarnation, millis)));
         }
         for proposal in said.clone() {
             if let Command::Propose { step, proposal, .. } = proposal {
@@ -184,10 +191,12 @@ fn deaf_to_place_0(places: u16) -> Option<End> {
 
 #[test]
 fn lives_of_the_only_place_count_as_servers_and_those_of_one_of_two_do_not() {
-    let ended = deaf_to_place_0(1);
+    let ended = deaf_to_place_0(1, &[Filler::Standby(TrainerId(1))]);
     let cut_off = |it: &End| matches!(it, End::TrainerCutOff { trainer: TrainerId(0), .. });
     assert!(ended.as_ref().is_some_and(cut_off), "{ended:?}");
-    assert_eq!(deaf_to_place_0(2), None, "the other one does the work");
+    assert_eq!(deaf_to_place_0(2, &[]), None, "the other one does the work");
+    let in_place = [Filler::InPlace(TrainerId(1))];
+    assert_eq!(deaf_to_place_0(1, &in_place), None, "the trainers do the work");
 }
 
 /// When trainer 1 is given up, heard at this time alone, by a conductor that ticks all the time.
