@@ -75,10 +75,10 @@ def main() -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     model = llama("cadre")
-    # Joins the job: who computes, and what all ranks agree on.
-    cadre.init(model, steps=options.steps)
     if options.checkpointing:
         model.gradient_checkpointing_enable()
+    # Joins the job: who computes, and what all ranks agree on.
+    cadre.init(model, steps=options.steps)
     if ranks > 1:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)

@@ -96,7 +96,7 @@ def main() -> None:
             model.require_backward_grad_sync = feed.is_last
         else:
             model.set_requires_gradient_sync(feed.is_last)
-        loss = model(batch) / ACCUMULATE
+        loss = model(batch) / feed.micro_batches
         loss.backward()
         total += loss.detach()
         if feed.is_last:

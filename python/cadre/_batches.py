@@ -21,6 +21,7 @@ class Batches(Generic[Batch]):
     def __init__(self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int) -> None:
         self._loader, self._layout, self._accumulate = loader, layout, accumulate
         self._iterator: Iterator[Batch] | None = None
+        self._count = 0
         # Batches of the update that runs, and of the one that is held back, each with the loader's state behind it.
         self._left: deque[tuple[Batch, Any]] = deque()
         self._held: list[tuple[Batch, Any]] = []
@@ -42,6 +43,11 @@ class Batches(Generic[Batch]):
     def is_last(self) -> bool:
         """Whether the batch handed out is the last of its update: the time for `optimizer.step()`."""
         return not self._left
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches of the update that runs: what a mean over it is divided by."""
+        return self._count
 
     def state_dict(self) -> Any:
         """The loader's, as of the batch handed out: the batch held back comes again after a resume."""
@@ -66,13 +72,16 @@ class Batches(Generic[Batch]):
         update, self._held = self._held, []
         if job.next < job.steps:
             if not update:
+                # The next loop is the next epoch.
+                self._iterator = None
                 raise StopIteration
             if job.next + 1 < job.steps:
                 self._held = self._draw()
-        layouts, after = ([self._layout(batch) for batch, _ in it] for it in (update, self._held))
+        layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (update, self._held))
         if not job.begin(layouts, after or None):
             raise StopIteration
         self._left.extend(update)
+        self._count = len(update)
 
     def _draw(self) -> list[tuple[Batch, Any]]:
         """An update; what is left of the loader, at its end."""

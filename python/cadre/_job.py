@@ -283,11 +283,10 @@ def finish() -> None:
     job = joined("finish")
     if job.ended:
         return
-    error = sys.exc_info()[1]
-    if error and not (isinstance(error, SystemExit) and not error.code):
-        return job.fail(error)
-    reason = job.unfinished()
-    if reason is not None:
+    if reason := job.unfinished():
+        error = sys.exc_info()[1]
+        if error and not (isinstance(error, SystemExit) and not error.code):
+            return job.fail(error)
         job.leave(reason)
         raise RuntimeError(f"finish: {reason}")
     job.end_step()

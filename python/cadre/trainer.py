@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 # Registers the attention.
 from . import _job, transformers  # noqa: F401
@@ -27,6 +27,10 @@ class _Calls(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if any(isinstance(it, EarlyStoppingCallback) for it in self.trainer.callback_handler.callbacks):
+            raise NotImplementedError("EarlyStoppingCallback: a job makes all of its steps; leave it out")
+        if state.global_step >= state.max_steps:
+            raise ValueError(f"nothing is left to train: step {state.global_step} of {state.max_steps} was resumed")
         _job.init(self.trainer.model, steps=state.max_steps - state.global_step, seed=args.seed)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
@@ -56,6 +60,11 @@ class OnPool:
             update = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not update[0]:
             return update
+        if len(update[0]) < num_batches:
+            raise NotImplementedError(
+                f"an epoch ends with {len(update[0])} of an update's {num_batches} batches: Trainer makes no update of "
+                "them where the loader has no length; give epochs a multiple of gradient_accumulation_steps batches"
+            )
         following = None
         if job.next + 1 < job.steps:
             # At the end of an epoch there are fewer, or none.
@@ -68,6 +77,7 @@ class OnPool:
             return update
         # The job was asked to stop.
         self.control.should_training_stop = True
+        self.control.should_save = self.args.save_strategy != "no"
         return [], None
 
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
@@ -76,9 +86,13 @@ class OnPool:
         self._micro_batch += 1
         return super().training_step(*args, **more)
 
-    def prediction_step(self, *args: Any, **more: Any) -> Any:
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
         if _job.current():
             # A part of an evaluation that may be long.
             _job.busy(0)
+        ids = inputs.get("input_ids")
+        if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
+            ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)
+            inputs = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         with _job.local():
-            return super().prediction_step(*args, **more)
+            return super().prediction_step(model, inputs, *args, **more)
