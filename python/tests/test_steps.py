@@ -136,6 +136,15 @@ class Recomputes(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "here: q of"):
             kept.again((q * torch.nan, q, q), "here")
 
+    def test_samples_are_of_all_heads_and_dims(self) -> None:
+        q = torch.zeros(2048, 4, 32)
+        kept = _kept.Kept((q, q, q), torch.ones(2), torch.ones(2))
+        for place in ((slice(None), 1), (slice(None), slice(None), 3), (slice(1, None, 8),)):
+            other = q.clone()
+            other[place] = 1
+            with self.assertRaisesRegex(RuntimeError, "here: v of"):
+                kept.again((q, q, other), "here")
+
 
 class Loader:
     """Numbers, and where it stands."""
@@ -181,6 +190,20 @@ class Loaders(Alone):
             ],
         )
         self.assertTrue(_job.current().ended)
+
+    def test_one_object_serves_epochs_and_says_how_many_batches_an_update_has(self) -> None:
+        self.join(steps=4)
+        feed = self.batches(Loader(3), accumulate=2)
+        seen = [[(batch, feed.micro_batches) for batch in feed] for _ in range(2)]
+        self.assertEqual(seen, [[(0, 2), (1, 2), (2, 1)]] * 2)
+
+    def test_a_layout_may_be_a_tensor(self) -> None:
+        self.join(steps=1)
+        feed = cadre.batches([0, 1], layout=lambda _: torch.tensor([3]), accumulate=2)
+        next(feed)
+        self.assertEqual(_job.running().lengths(), [3])
+        next(feed)
+        self.assertEqual(_job.running().at, 1)
 
     def test_a_resume_repeats_and_skips_nothing(self) -> None:
         def stateful():
@@ -248,6 +271,16 @@ class Ends(Alone):
                 cadre.begin_step([ROWS])
                 raise SystemExit(0)
             finally:
+                cadre.finish()
+        fail.assert_not_called()
+
+    def test_an_exception_that_was_handled_ends_no_job(self) -> None:
+        self.join(steps=1)
+        with mock.patch.object(_job.Job, "fail") as fail:
+            try:
+                raise ValueError("no checkpoint yet")
+            except ValueError:
+                cadre.begin_step([ROWS])
                 cadre.finish()
         fail.assert_not_called()
 

@@ -1,0 +1,89 @@
+"""`Trainer` on the pool in a process that no job has started: what it does at ends of epochs and of training."""
+
+import contextlib
+import io
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import cadre.trainer
+import torch
+from cadre import _job
+from test_transformers import llama
+from torch.utils.data import IterableDataset
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+ROWS = [{"input_ids": torch.arange(8) + at, "labels": torch.arange(8) + at} for at in range(3)]
+
+
+class Pooled(cadre.trainer.OnPool, Trainer):
+    pass
+
+
+class Endless(IterableDataset):
+    """An epoch of three batches, and no length."""
+
+    def __iter__(self):
+        return iter(ROWS)
+
+
+class Ends(unittest.TestCase):
+    def setUp(self) -> None:
+        for it in (
+            mock.patch.object(_job, "_JOB", None),
+            mock.patch.object(_job.atexit, "register"),
+            mock.patch.object(_job.os, "register_at_fork"),
+        ):
+            it.start()
+            self.addCleanup(it.stop)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def trainer(self, data: Any = ROWS, callbacks: list | None = None, **more: Any) -> Pooled:
+        quiet = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+        sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 2, "logging_steps": 100}
+        arguments = TrainingArguments(output_dir=str(self.folder), **(quiet | sizes | more))
+        return Pooled(llama(), arguments, train_dataset=data, eval_dataset=ROWS, callbacks=callbacks)
+
+    def train(self, trainer: Pooled) -> int:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            trainer.train()
+        return trainer.state.global_step
+
+    def test_an_epoch_that_ends_within_an_update_is_refused_where_the_loader_has_no_length(self) -> None:
+        with self.assertRaisesRegex(NotImplementedError, "ends with 1 of an update's 2 batches"):
+            self.train(self.trainer(Endless(), max_steps=4, gradient_accumulation_steps=2))
+
+    def test_a_sized_epoch_that_ends_within_an_update_is_trained(self) -> None:
+        self.assertEqual(self.train(self.trainer(num_train_epochs=2, gradient_accumulation_steps=2)), 4)
+        self.assertTrue(_job.current().ended)
+
+    def test_an_evaluation_of_one_row_is_one_of_whole_documents(self) -> None:
+        self.assertEqual(self.train(self.trainer(max_steps=2, eval_strategy="steps", eval_steps=1)), 2)
+
+    def test_training_that_may_end_early_is_refused_when_it_begins(self) -> None:
+        early = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+        trainer = self.trainer(callbacks=[EarlyStoppingCallback()], metric_for_best_model="loss", **early)
+        with self.assertRaisesRegex(NotImplementedError, "EarlyStoppingCallback"):
+            self.train(trainer)
+
+    def test_a_job_that_is_asked_to_stop_is_saved(self) -> None:
+        begin, steps = _job.Job.begin, []
+
+        def stopped(job: _job.Job, *layouts: Any) -> bool:
+            steps.append(1)
+            if len(steps) < 3:
+                return begin(job, *layouts)
+            job.ended = True
+            return False
+
+        with mock.patch.object(_job.Job, "begin", stopped):
+            done = self.train(self.trainer(max_steps=6, save_strategy="steps", save_steps=100))
+        self.assertEqual([it.name for it in self.folder.glob("checkpoint-*")], [f"checkpoint-{done}"])
+
+
+if __name__ == "__main__":
+    unittest.main()
