@@ -12,6 +12,9 @@
 
 namespace backward_check {
 
+// NaN, of which f32 makes NAN's own bits.
+constexpr uint16_t kPoison = 0x7FC0;
+
 struct How {
     bool ordered = false;
     int launches = 1;
@@ -21,6 +24,7 @@ struct How {
 
 struct Gradients {
     std::vector<float> dq, dk, dv;
+    std::vector<uint16_t> dq_bf16;  // of the same sums
 };
 
 template <int D, class Cap>
@@ -28,6 +32,7 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
     using B = cadre::Backward<D>;
     Gradients out;
     out.dq.assign((size_t)batch.q_rows * batch.heads * D, NAN);
+    out.dq_bf16.assign(out.dq.size(), kPoison);
     out.dk.assign((size_t)batch.dkv_rows * batch.kv_heads * D, NAN), out.dv = out.dk;
     std::vector<float> lse(forward.lse.right.begin(), forward.lse.right.end()),
         delta(forward.delta.begin(), forward.delta.end());
@@ -82,11 +87,22 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
         const cadre::Task& task = batch.tasks[index];
         for (int m = task.q_offset / 64; m * 64 < task.q_offset + task.q_rows; ++m) tiles.push_back({index, m});
     }
-    const cadre::FinishParameters f{batch.tasks.data(), tiles.data(), (int)tiles.size(), batch.heads, D,
-                                    batch.scale,        sums.data(),  out.dq.data(),     nullptr};
-    machine::launch(2, cadre::kRowThreads, 0, how.seed, [&] { cadre_finish_dq(f); });
-    for (float sum : sums) {
-        if (sum != 0) return verdict::refuse("sums of dQ are not zero after finish_dq"), out;
+    const std::vector<float> left = sums;
+    for (bool narrow : {false, true}) {
+        sums = left;
+        const cadre::FinishParameters f{batch.tasks.data(),
+                                        tiles.data(),
+                                        (int)tiles.size(),
+                                        batch.heads,
+                                        D,
+                                        batch.scale,
+                                        sums.data(),
+                                        narrow ? nullptr : out.dq.data(),
+                                        narrow ? out.dq_bf16.data() : nullptr};
+        machine::launch(2, cadre::kRowThreads, 0, how.seed, [&] { cadre_finish_dq(f); });
+        for (float sum : sums) {
+            if (sum != 0) return verdict::refuse("sums of dQ are not zero after finish_dq"), out;
+        }
     }
     return out;
 }
@@ -99,8 +115,9 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
     for (const cadre::Bundle& bundle : batch.bundles) {
         std::fill_n(keys_held.begin() + bundle.dkv_row, bundle.kv_rows, 1);
     }
+    const double tolerance = Cap::capped ? 5e-3 : 4e-3;
     auto compare = [&](const char* what, const std::vector<float>& rows, const shapes::Bounded& right, size_t width,
-                       const std::vector<char>& held) {
+                       const std::vector<char>& held, double most) {
         std::vector<size_t> places;
         double size = 0;
         for (size_t i = 0; i < rows.size(); ++i) {
@@ -110,12 +127,20 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
         verdict::within(what, places, number, right);
         // A gradient that is 0 by cancellation has no size to be compared with.
         const bool has_size = size > 1e-12 * places.size();
-        if (!batch.drawn && has_size) verdict::close(what, places, number, right.right, Cap::capped ? 5e-3 : 4e-3);
+        if (!batch.drawn && has_size) verdict::close(what, places, number, right.right, most);
         verdict::untouched<float>(what, rows, width, held, NAN);
     };
-    compare("dQ", out.dq, expected.dq, (size_t)batch.heads * D, batch.q_held);
-    compare("dK", out.dk, expected.dk, (size_t)batch.kv_heads * D, keys_held);
-    compare("dV", out.dv, expected.dv, (size_t)batch.kv_heads * D, keys_held);
+    compare("dQ", out.dq, expected.dq, (size_t)batch.heads * D, batch.q_held, tolerance);
+    compare("dK", out.dk, expected.dk, (size_t)batch.kv_heads * D, keys_held, tolerance);
+    compare("dV", out.dv, expected.dv, (size_t)batch.kv_heads * D, keys_held, tolerance);
+    // One rounding more, of 2^-8 of each number at most.
+    shapes::Bounded rounded = expected.dq;
+    for (size_t i = 0; i < rounded.off.size(); ++i) {
+        rounded.off[i] += (std::abs(rounded.right[i]) + rounded.off[i]) / 256;
+    }
+    std::vector<float> wide;
+    for (uint16_t number : out.dq_bf16) wide.push_back(ptx::unpack_bf16(number).x);
+    compare("dQ in bf16", wide, rounded, (size_t)batch.heads * D, batch.q_held, tolerance + 1e-3);
     if (!ordered) return;
     // Key tiles divided over launches, other stalls, more blocks: the same bits.
     const Gradients again = backward<D, Cap>(batch, expected, {true, 2, 3, seed + 1});

@@ -271,6 +271,29 @@ fn plans() {
             close("dV", &rows[2], &gradients.dv, 5e-3);
             assert_eq!(first.get_or_insert_with(|| rows.clone()), &rows, "{launches} launches");
         }
+        // In bf16: within f64's bounds, and what dQ in f32 is when it is rounded.
+        let poison = vec![bf16::NAN; case.q.len()];
+        let mut dq = Buffer::of(&stream, &poison, "dQ").expect("memory");
+        let mut keys = [0; 2].map(|_| Buffer::<f32>::new(&gpu, case.k.len(), "").expect("memory"));
+        let [dk, dv] = &mut keys;
+        let tensors = BackwardTensors {
+            q: q.slice(),
+            dout: dout.slice(),
+            k: k.slice(),
+            v: v.slice(),
+            lse: lse.slice(),
+            delta: delta.slice(),
+            dq: QueryGradients::Bf16(dq.slice_mut()),
+            dk: dk.slice_mut(),
+            dv: dv.slice_mut(),
+        };
+        plan.run(&stream, tensors).expect("a launch");
+        let mut rows = poison;
+        dq.read(&stream, 0, &mut rows).expect("dQ");
+        close("dQ in bf16", &wide(&rows), &gradients.dq, 5e-3);
+        let [in_f32, ..] = first.as_ref().expect("runs in f32");
+        let rounded: Vec<_> = in_f32.iter().map(|it| bf16::from_f32(*it)).collect();
+        assert_eq!(bits(&rows), bits(&rounded), "{launches} launches");
     }
 }
 
