@@ -10,9 +10,12 @@
 // copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait of a stream for such
 // copies at which this process loses all its links: both as ROLE:COUNT. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
 // that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with head dim
-// 64 backward as if the swizzle counted from where an operand begins). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS:
-// version of the driver (13000), compute capability (90), number of GPUs (1). CADRE_EMULATED_GATES=0: streams wait for
-// no word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
+// 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it rounds).
+// CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of GPUs
+// (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait for no
+// word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
+#include <unistd.h>
+
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -167,6 +170,12 @@ CALL cuDeviceGet(int* device, int index) {
 CALL cuDeviceGetName(char* name, int bytes, int) {
     const Lock lock(mutex);
     snprintf(name, bytes, "emulated");
+    return kSuccess;
+}
+CALL cuDeviceGetUuid_v2(uint8_t* uuid, int) {
+    const Lock lock(mutex);
+    const uint32_t own = setting("CADRE_EMULATED_OWN_GPU", 0) ? (uint32_t)getpid() : 0x454D554C;
+    for (int i = 0; i < 16; ++i) uuid[i] = (uint8_t)(own >> 8 * (3 - i % 4));
     return kSuccess;
 }
 CALL cuDeviceGetAttribute(int* value, int attribute, int) {

@@ -32,6 +32,7 @@ struct Inner {
     modules: Vec<sys::CUmodule>,
     kernels: Vec<Kernel>,
     name: String,
+    uuid: String,
     processors: u32,
 }
 
@@ -177,6 +178,11 @@ impl Gpu {
         call("cuDeviceGetName", alone, code)?;
         // SAFETY: the driver ended it with 0.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes.
+        let code = unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) };
+        call("cuDeviceGetUuid", alone, code)?;
+        let uuid = words_of(uuid.bytes.map(|it| it as u8));
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if (major, minor) != (9, 0) {
@@ -192,7 +198,7 @@ impl Gpu {
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) };
         call("cuDevicePrimaryCtxRetain", alone, code)?;
         let (modules, kernels) = (Vec::new(), Vec::new());
-        let mut inner = Inner { device, context, modules, kernels, name, processors };
+        let mut inner = Inner { device, context, modules, kernels, name, uuid, processors };
         inner.bind()?;
         inner.load(&cubins)?;
         Ok(Self(Arc::new(inner)))
@@ -201,6 +207,11 @@ impl Gpu {
     /// What the driver calls it.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Which one it is of all that there are, as nvidia-smi has it: `GPU-` and 32 digits in five groups.
+    pub fn uuid(&self) -> &str {
+        &self.0.uuid
     }
 
     /// Names its kind, as calibrations do.
@@ -295,6 +306,12 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+fn words_of(uuid: [u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|it| format!("{it:02x}")).collect();
+    let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|it| &digits[it]);
+    format!("GPU-{a}-{b}-{c}-{d}-{e}")
 }
 
 /// The cubins of this build, or what `folder` has in their place. They stay in memory: few forms are opened, in checks only.
