@@ -97,6 +97,8 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
         dims = {it["head_dim"] for it in calibration["kernels"]}
     except (ValueError, KeyError, TypeError) as why:
         raise RefusedError(f"calibration.json is not whole ({why}): remove it, or run again") from why
+    if words := calibration.get("partial"):
+        raise RefusedError(f"calibration.json is partial: {words}: remove it, or run again")
     if bad := not_right(content, [f"cadre_{it}_{dim}" for dim in sorted(dims) for it in DIRECTIONS]):
         raise RefusedError(f"{bad[0]} is not known to be right: remove calibration.json, or run again with all stages")
     source = f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
@@ -261,7 +263,11 @@ def tables(calibration: dict | None) -> str:
         "pub(super) fn h200() -> Option<Profile> {",
         "    Some(Profile {",
     ]
-    lines += ["        version: VERSION,", f"        processor: {rust(calibration['processor'])}.into(),"]
+    lines += [
+        "        version: VERSION,",
+        "        partial: None,",
+        f"        processor: {rust(calibration['processor'])}.into(),",
+    ]
     lines += [f"        source: {rust(calibration['source'])}.into(),"]
     lines += [f"        {it}: {calibration[it]:_}," for it in ("task_nanoseconds", "linear_operations")]
     lines.append("        kernels: vec![")

@@ -345,6 +345,8 @@ class MergeTest(unittest.TestCase):
         self.assertIn("commit aaa", store["calibration"]["source"])
         with self.assertRaises(merge.RefusedError):
             merge.with_calibration({}, content, json.dumps(table)[:-9])
+        with self.assertRaisesRegex(merge.RefusedError, "calibration.json is partial: 3 of 8 rows: remove it"):
+            merge.with_calibration({}, content, json.dumps(table | {"partial": "3 of 8 rows"}))
 
     def test_times_of_wrong_kernels_are_not_taken(self) -> None:
         content = self.content("aaa", 1.0, kernels=RIGHT | {"cadre_backward_64": "wrong"})
@@ -372,6 +374,7 @@ class MergeTest(unittest.TestCase):
         calibration = {"processor": 'gpu-"x"', "source": "measured", "task_nanoseconds": 8, "linear_operations": 9}
         text = merge.tables(calibration | {"kernels": [table], "links": [link]})
         for words in (
+            "partial: None,",
             'processor: "gpu-\\"x\\"".into()',
             "Kept::Causal",
             "picoseconds: vec![vec![1, 2], vec![3, 4_000_000]]",

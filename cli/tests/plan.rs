@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -274,6 +274,44 @@ fn what_a_job_cannot_be_sized_by_is_refused_by_name() {
         assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
         assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
     }
+}
+
+#[test]
+fn a_calibration_that_is_cut_is_kept_and_plans_nothing() {
+    let folder = place(&workload());
+    let path = folder.path().join("c.json");
+    let calibrate = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
+        command.args(["calibrate", "--engine=cpu", "--head-dim=8", "--out=c.json"]);
+        command.current_dir(folder.path()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let cut = |until: &dyn Fn() -> bool| {
+        let mut child = calibrate();
+        while !until() {
+            assert_eq!(child.try_wait().unwrap(), None, "it ends before it is cut");
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    cut(&|| path.exists());
+    let kept = || serde_json::from_slice::<Value>(&fs::read(&path).unwrap()).unwrap();
+    let rows = |file: &Value| -> u64 {
+        let words = file["partial"].as_str().unwrap();
+        let (rows, rest) = words.split_once(' ').unwrap();
+        assert_eq!(rest, "of 8 rows of its tables are measured");
+        rows.parse().unwrap()
+    };
+    let first = kept();
+    let measured = first["kernels"][0]["picoseconds"].as_array().unwrap().len();
+    assert!((1..8).contains(&rows(&first)) && measured >= 1, "{first}");
+    let (code, _, said) = cadre(folder.path(), &["--profile", "c.json"]);
+    let remedy = "of its tables are measured; run cadre calibrate to its end";
+    assert!(code == Some(2) && said.contains("it is partial: ") && said.contains(remedy), "{said}");
+    // The next one begins anew.
+    fs::write(&path, json!({"partial": "old"}).to_string()).unwrap();
+    cut(&|| kept()["partial"] != "old");
+    assert!((1..8).contains(&rows(&kept())));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `cadre calibrate`: measures this machine's attention, linear layers and loopback, and writes a calibration.
 //!
-//! In: [`CalibrateOptions`]. Out: a [`Profile`] as JSON, checked, on stdout or as a file, and a line a table on stderr.
+//! In: [`CalibrateOptions`]. Out: a [`Profile`] as JSON, checked, on stdout or as a file, and a line a table on stderr. The file
+//! grows row by row, and says that it is partial until it is whole.
 //!
 //! Times are those of the kernels that an attention server runs, of all threads together, divided by the query heads.
 //! Of several runs the fastest counts: what a machine does beside only adds. A measured time that falls where rows or keys
@@ -10,6 +11,7 @@
 //! their speed is told, or taken from the table `h200-hopper`, and the source says which.
 
 mod attention;
+mod file;
 mod gpu;
 mod machine;
 
@@ -21,6 +23,7 @@ use cadre_planner::{Direction, Kept, Profile, ProfileError, Table};
 
 use crate::arguments::CalibrateOptions;
 use attention::Case;
+use file::File;
 
 /// Query rows of the grid.
 const ROWS: [u32; 4] = [32, 128, 512, 2_048];
@@ -79,16 +82,6 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
         Some(gpu) => Place::Gpu(gpu.clone()),
         None => Place::Cpu(threads),
     };
-    let mut kernels = Vec::new();
-    for &dim in &options.head_dim {
-        for kept in [Kept::Causal, Kept::Full] {
-            let [forward, backward] = tables(dim.get(), kept, &place)?;
-            for table in [forward, backward] {
-                eprintln!("{}", line(&table));
-                kernels.push(table);
-            }
-        }
-    }
     let (rate, latency) = machine::loopback().map_err(CalibrateError::Loopback)?;
     let measured = format!("measured with {}", engine.numerics_id());
     let first = options.head_dim[0].get();
@@ -113,20 +106,24 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
             (it.processor(), format!("{measured}; linear layers: {whence}"), task, linear)
         }
     };
-    let profile = Profile {
+    let mut profile = Profile {
         version: 1,
+        partial: None,
         processor,
         source,
         task_nanoseconds,
         linear_operations,
-        kernels,
+        kernels: Vec::new(),
         links: vec![cadre_planner::LinkTimes { distance: "node".into(), rate, latency }],
     };
+    let file = options.out.as_deref().map(File::new);
+    let dims: Vec<_> = options.head_dim.iter().map(|it| it.get()).collect();
+    measure(&dims, &place, &mut profile, file.as_ref())?;
     profile.check()?;
-    let text = serde_json::to_string(&profile).expect("numbers and names are JSON") + "\n";
-    let Some(path) = &options.out else { return Ok(text) };
-    std::fs::write(path, text)
-        .map_err(|source| CalibrateError::Unwritable { path: path.clone(), source })?;
+    let (Some(path), Some(file)) = (&options.out, file) else {
+        return Ok(serde_json::to_string(&profile).expect("numbers and names are JSON") + "\n");
+    };
+    file.write(&profile)?;
     let costs = profile.costs(first)?;
     Ok(format!(
         "written: {}, digest {:016x}; a tile costs {} pairs, a task {}, backward {} % of forward\n",
@@ -138,11 +135,39 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
     ))
 }
 
-/// Forward and backward of a head dim and mask over the grid.
-fn tables(head_dim: u16, kept: Kept, place: &Place) -> Result<[Table; 2], CalibrateError> {
+/// Adds the tables of all `dims`; the file has each row as soon as it is measured.
+fn measure(
+    dims: &[u16],
+    place: &Place,
+    profile: &mut Profile,
+    file: Option<&File>,
+) -> Result<(), CalibrateError> {
+    let both = [Kept::Causal, Kept::Full];
+    let (mut rows, all) = (0, dims.len() * both.len() * place.axes().0.len());
+    for (&dim, kept) in dims.iter().flat_map(|dim| both.map(|kept| (dim, kept))) {
+        let before = profile.kernels.len();
+        tables(dim, kept, place, |tables| {
+            rows += 1;
+            profile.kernels.truncate(before);
+            profile.kernels.extend(tables);
+            file.map_or(Ok(()), |it| it.write_partial(profile, rows, all))
+        })?;
+        profile.kernels[before..].iter().for_each(|it| eprintln!("{}", line(it)));
+    }
+    Ok(())
+}
+
+/// Forward and backward of a head dim and mask over the grid; `grown` gets both behind each of their rows.
+fn tables(
+    head_dim: u16,
+    kept: Kept,
+    place: &Place,
+    mut grown: impl FnMut([Table; 2]) -> Result<(), CalibrateError>,
+) -> Result<(), CalibrateError> {
     let (all_rows, all_keys) = place.axes();
-    let mut times = [0; 2].map(|_| vec![vec![0; all_keys.len()]; all_rows.len()]);
+    let mut times = [0; 2].map(|_| Vec::<Vec<u64>>::new());
     for (row, &rows) in all_rows.iter().enumerate() {
+        times.iter_mut().for_each(|it| it.push(vec![0; all_keys.len()]));
         for (key, &keys) in all_keys.iter().enumerate() {
             let measured = place.measure(&Case { head_dim, kept, rows, keys })?;
             for (times, measured) in times.iter_mut().zip(measured) {
@@ -151,17 +176,18 @@ fn tables(head_dim: u16, kept: Kept, place: &Place) -> Result<[Table; 2], Calibr
                 times[row][key] = measured.max(above).max(before);
             }
         }
+        let table = |direction, picoseconds: &[_]| Table {
+            head_dim,
+            direction,
+            kept,
+            rows: all_rows[..=row].to_vec(),
+            keys: all_keys.to_vec(),
+            picoseconds: picoseconds.to_vec(),
+        };
+        let [forward, backward] = &times;
+        grown([table(Direction::Forward, forward), table(Direction::Backward, backward)])?;
     }
-    let [forward, backward] = times;
-    let table = |direction, picoseconds| Table {
-        head_dim,
-        direction,
-        kept,
-        rows: all_rows.to_vec(),
-        keys: all_keys.to_vec(),
-        picoseconds,
-    };
-    Ok([table(Direction::Forward, forward), table(Direction::Backward, backward)])
+    Ok(())
 }
 
 fn line(table: &Table) -> String {

@@ -43,6 +43,7 @@ pub(super) fn profile(name: &str) -> Option<Profile> {
         |distance: &str, rate, latency| LinkTimes { distance: distance.into(), rate, latency };
     let planned = Profile {
         version: VERSION,
+        partial: None,
         processor: name.into(),
         source: source.into(),
         // A task of a persistent launch holds up one of 132 multiprocessors for about a microsecond.

@@ -31,6 +31,9 @@ const BACKWARD_STEP: u64 = 5;
 pub struct Profile {
     /// Version of the file, 1.
     pub version: u32,
+    /// How much of it there is, of one that was cut while it was measured; nothing plans with such a one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<String>,
     /// Kind of processor and kernels, such as `h200-fa2`.
     pub processor: String,
     /// Where the numbers are from: measured, published or planned.
@@ -63,6 +66,8 @@ pub struct LinkTimes {
 pub enum ProfileError {
     #[error("version is {found}, this build reads {VERSION}; calibrate again")]
     Version { found: u32 },
+    #[error("it is partial: {measured}; run cadre calibrate to its end")]
+    Partial { measured: String },
     #[error("{field} is 0; give at least 1")]
     Zero { field: &'static str },
     #[error("kernels[{index}]: {source}")]
@@ -94,9 +99,12 @@ impl Profile {
     ///
     /// The first field that cannot be.
     pub fn check(&self) -> Result<(), ProfileError> {
-        let Self { version, processor, linear_operations, kernels, links, .. } = self;
+        let Self { version, partial, processor, linear_operations, kernels, links, .. } = self;
         if *version != VERSION {
             return Err(ProfileError::Version { found: *version });
+        }
+        if let Some(measured) = partial {
+            return Err(ProfileError::Partial { measured: measured.clone() });
         }
         if processor.is_empty() {
             return Err(ProfileError::Zero { field: "the length of processor" });
