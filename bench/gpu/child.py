@@ -20,7 +20,7 @@ from pathlib import Path
 
 import ours
 import torch
-from parts import CONTEXT_LOST, COPIES, HANGS, NO_GPU, NO_ROOM, PAIRS, RATES, kernels_of
+from parts import CONTEXT_LOST, COPIES, HANGS, NO_GPU, NO_ROOM, OTHER_GPU, PAIRS, RATES, kernels_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -45,10 +45,10 @@ class Child:
         )
         self.broken = numbers(asked.broken)
         self.kernel = kernels_of(asked.part)[0]
+        if not asked.dry:
+            one_gpu(self.library.uuid, str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
         facts = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
-        if not asked.dry and (uuid := getattr(torch.cuda.get_device_properties(0), "uuid", "")):
-            facts["uuid"] = str(uuid)
-        self.tell({"facts": facts})
+        self.tell({"facts": facts | {"uuid": self.library.uuid}})
 
     def tell(self, line: dict) -> None:
         try:
@@ -141,6 +141,15 @@ class Child:
 
 def numbers(text: str) -> set[int]:
     return {int(it) for it in text.split(",") if it}
+
+
+def one_gpu(driver: str, theirs: str) -> None:
+    """Ends the process where PyTorch's tensors lie on another GPU than the one that Cadre's kernels run on."""
+    digits = [it.rpartition("GPU-")[2].lower() for it in (driver, theirs)]
+    # An older PyTorch does not say.
+    if theirs and digits[0] != digits[1]:
+        print(f"PyTorch has GPU {theirs}, the driver's first is {driver}: set CUDA_VISIBLE_DEVICES to one", flush=True)
+        leave(OTHER_GPU)
 
 
 def leave(code: int) -> None:

@@ -24,6 +24,8 @@ TOLERANCE = {"O": 5e-3, "LSE": 1e-5, "dQ": 5e-3, "dK": 5e-3, "dV": 5e-3}
 ROW, TILE, FLOOR = 16, 4, 1e-2
 TILE_KEYS = 64
 FORWARD, BACKWARD = ("O", "LSE"), ("dQ", "dK", "dV")
+# Who ends dQ, also for rows that stay on the GPU.
+FINISH, IN_BF16 = "cadre_finish_dq", "dQ in bf16"
 TOLERANCE_SOFTCAP = TOLERANCE | {"LSE": 5e-4, "dQ": 6e-3, "dK": 6e-3}
 
 
@@ -76,9 +78,12 @@ class Runner:
         self.library.wait()
         return r
 
-    def backward(self, lse: torch.Tensor, delta: torch.Tensor, fixed: bool = True, **how: int) -> Results:
+    def backward(
+        self, lse: torch.Tensor, delta: torch.Tensor, fixed: bool = True, dq: torch.dtype = torch.float32, **how: int
+    ) -> Results:
         """With LSE and Δ of somebody else, so that a forward pass that is wrong, or hangs, is not in the way."""
         t, r = self.tensors, Results.poisoned(self.batch, self.library.device)
+        r.dq = r.dq.to(dq)
         lse, delta = (it.float().contiguous() for it in (lse, delta))
         self.plan(Backward, fixed=fixed, **how).run(t.q, t.dout, t.k, t.v, lse, delta, r.dq, r.dk, r.dv)
         self.library.wait()
@@ -182,18 +187,27 @@ def compare_backward(library: Library, batch: Batch, seed: int, dtype: torch.dty
     tensors = Tensors.random(batch, library.device, seed)
     right, delta = reference(batch, tensors, dtype)
     yield at(batch, "backward")
-    ours = Runner(library, batch, tensors).backward(right.lse, delta)
-    inputs = Inputs(batch, tensors, right.lse, delta, folder=library.given)
-    yield from rows_of(inputs, BACKWARD, ours, right, against(dtype))
+    runner, inputs = Runner(library, batch, tensors), Inputs(batch, tensors, right.lse, delta, folder=library.given)
+    ours = runner.backward(right.lse, delta)
+    rows = rows_of(inputs, BACKWARD, ours, right, against(dtype))
+    yield from rows
+    # Sums that are wrong say nothing of who ends them.
+    if all(it["passed"] for it in rows):
+        yield at(batch, "backward", IN_BF16) | {"kernel": FINISH}
+        narrow = runner.backward(right.lse, delta, dq=torch.bfloat16)
+        yield from rows_of(inputs, ("dQ",), narrow, right, IN_BF16, against(dtype), kernel=FINISH)
+        yield from equal(IN_BF16, inputs, replace(ours, dq=ours.dq.to(torch.bfloat16)), narrow, ("dQ",), FINISH)
 
 
-def equal(what: str, inputs: Inputs, first: Results, second: Results, names: tuple[str, ...]) -> Iterator[dict]:
+def equal(
+    what: str, inputs: Inputs, first: Results, second: Results, names: tuple[str, ...], kernel: str = ""
+) -> Iterator[dict]:
     """Rows of bits; `second` should have those of `first`."""
     a, b = parts(first), parts(second)
     for name in names:
         differ = (elements.bits(a[name]) != elements.bits(b[name])).sum().item()
         row = {"check": title(inputs.batch, what), "what": f"bits of {name}", "error": differ, "passed": differ == 0}
-        row["kernel"] = kernel_of(inputs.batch, "forward" if inputs.lse is None else "backward")
+        row["kernel"] = kernel or kernel_of(inputs.batch, "forward" if inputs.lse is None else "backward")
         if differ:
             row["wrong"] = elements.wrong(inputs, name, b[name], a[name], None)
         yield row

@@ -32,9 +32,17 @@ LARGEST = 15 << 20
 
 def clear(out: Path) -> None:
     """Removes what an earlier run left; never anything else."""
-    for name in (*NAMES, *(f".{it}.new" for it in NAMES)):
+    for name in NAMES:
         with contextlib.suppress(OSError):
             (out / name).unlink()
+    tidy(out)
+
+
+def tidy(out: Path) -> None:
+    """Removes what a program left that was killed while it wrote."""
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            (out / f".{name}.new").unlink()
 
 
 def whole(path: Path, out: Path) -> str:

@@ -86,6 +86,7 @@ class Library:
             ("cadre_watch", pointer, [pointer]),
             ("cadre_told", ctypes.c_char_p, [pointer, ctypes.c_char_p]),
             ("cadre_processors", ctypes.c_uint32, [pointer]),
+            ("cadre_uuid", ctypes.c_char_p, [pointer]),
             ("cadre_wait", ctypes.c_int32, [pointer, u64, u64]),
             ("cadre_forward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             ("cadre_forward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
@@ -93,7 +94,11 @@ class Library:
             ("cadre_forward_tile_pairs", u64, [pointer]),
             ("cadre_forward_free", None, [pointer]),
             ("cadre_backward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
-            ("cadre_backward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
+            (
+                "cadre_backward_run",
+                ctypes.c_int32,
+                [pointer, pointer, u64, ctypes.POINTER(Tensor), ctypes.c_uint32],
+            ),
             ("cadre_backward_free", None, [pointer]),
             ("cadre_rows_open", pointer, [pointer, u64]),
             ("cadre_rows_copy", ctypes.c_int32, [pointer, ctypes.POINTER(Tensor), ctypes.POINTER(RowLine), u64]),
@@ -105,6 +110,7 @@ class Library:
         self.gpu = self.check(opened)
         self.watch = self.calls.cadre_watch(self.gpu) if form else None
         self.processors = self.calls.cadre_processors(self.gpu)
+        self.uuid = self.calls.cadre_uuid(self.gpu).decode()
 
     def check(self, result):
         """What a call gave; its words as an exception where it failed."""
@@ -180,9 +186,10 @@ class Backward:
         self.plan = library.check(calls.cadre_backward_plan(library.gpu, library.stream(), shape, table, len(lines)))
 
     def run(self, q, dout, k, v, lse, delta, dq, dk, dv) -> None:
-        it = self.library
+        """dQ is f32 or bf16."""
+        it, narrow = self.library, int(dq.dtype == torch.bfloat16)
         tensors = places([q, dout, k, v, lse, delta, dq, dk, dv])
-        it.check(it.calls.cadre_backward_run(it.gpu, self.plan, it.stream(), tensors))
+        it.check(it.calls.cadre_backward_run(it.gpu, self.plan, it.stream(), tensors, narrow))
 
     def __del__(self) -> None:
         if getattr(self, "plan", None):

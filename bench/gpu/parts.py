@@ -24,12 +24,14 @@ HERE = Path(__file__).resolve().parent
 # The last line of a Python that ends by an exception.
 RAISED = re.compile(r"^[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 # Exit codes of a child.
-NO_GPU, CONTEXT_LOST, HANGS, NO_ROOM = 3, 5, 6, 7
+NO_GPU, CONTEXT_LOST, HANGS, NO_ROOM, OTHER_GPU = 3, 5, 6, 7, 8
 DIMS = (128, 64, 256)
 # Parts beside "d128 forward" and its like, and "bench GROUP".
 PAIRS, COPIES, RATES = "pairs of the bench", "copies of rows", "rate of copies of rows"
 # The part that times forms of kernels, and how it calls those of this build.
 FORMS, BUILT = "forms", "as built"
+# The check that all processes have one GPU.
+GPU = "the GPU"
 
 
 def kernels_of(part: str) -> tuple[str, ...]:
@@ -41,6 +43,11 @@ def kernels_of(part: str) -> tuple[str, ...]:
     if part.startswith("bench") or "sinks" in part:
         return both
     return (both["backward" in part],) if "ward" in part else ("cadre_copy_rows_16", "cadre_copy_rows_4")
+
+
+def also_of(part: str) -> tuple[str, ...]:
+    """Kernels behind those: a part that is about a backward pass launches what ends dQ."""
+    return ("cadre_finish_dq",) if any("backward" in it for it in kernels_of(part)) else ()
 
 
 @dataclass
@@ -94,6 +101,8 @@ class Parts:
                 words += [option, ",".join(str(it) for it in sorted(units))]
         if peak := self.report.content.get("matmul_tflops"):
             words += ["--peak", str(peak)]
+        if part.program and (bad := self.bad()):
+            words += ["--bad", ",".join(bad)]
         # Where Python is when it crashes, and what it printed before.
         said = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
         limits = (part.limit * self.slower, part.silence * self.slower)
@@ -105,6 +114,11 @@ class Parts:
         )
         work.first_silence = first
         return work
+
+    def bad(self) -> list[str]:
+        """Kernels that hang or fault, by the rows so far."""
+        rows = (it for it in self.report.content["checks"] if it.get("how") in ("hang", "fault"))
+        return sorted({it["kernel"] for it in rows if "kernel" in it})
 
     def heard(self, part: Part, line: dict) -> None:
         if "row" in line:
@@ -129,12 +143,24 @@ class Parts:
         elif "done" in line:
             part.done.add(line["done"])
             part.unit = None
+        elif "not_run" in line:
+            self.report.not_run(f"{part.name}: {line['not_run']}", line["why"])
         elif "say" in line:
             self.report.say(f"  {part.name}: {line['say']}")
         elif "absent" in line:
             self.report.content["absent_peers"] |= line["absent"]
         elif "facts" in line:
-            self.report.content |= line["facts"]
+            self.facts(part, line["facts"])
+
+    def facts(self, part: Part, found: dict) -> None:
+        """Facts, of one GPU: a process that has another one is named, once, for its numbers are of that."""
+        first, other = self.report.content.get("uuid"), found.pop("uuid", None)
+        self.report.content |= found
+        if first is None and other:
+            self.report.content["uuid"] = other
+        elif other not in (None, first):
+            words = f"{part.name} has GPU {other}, the first stage had {first}: their numbers are of two GPUs"
+            self.report.check(GPU, words, False, cause="another GPU")
 
     def over(self, part: Part, ended: Ended) -> bool:
         """Makes rows of an end that is none of its own; true if another child should go on."""
@@ -153,6 +179,7 @@ class Parts:
             HANGS: "a launch does not end",
             NO_GPU: "it sees no GPU",
             NO_ROOM: "the disk that takes what it tells is full",
+            OTHER_GPU: "PyTorch has another GPU",
         }
         what = (part.refused or words.get(ended.code, ended.why)) + at
         what += f"; last row: {part.row or 'none'}"
@@ -164,6 +191,11 @@ class Parts:
         if ended.code == NO_GPU and not part.refused:
             more["cause"] = "PyTorch sees no GPU"
             said = [it for it in ended.output.splitlines() if "sees no GPU" in it]
+            what = said[-1] if said else what
+        if ended.code == OTHER_GPU:
+            # Nothing was launched on it.
+            more["cause"] = "PyTorch has another GPU"
+            said = [it for it in ended.output.splitlines() if "PyTorch has GPU" in it]
             what = said[-1] if said else what
         if ended.code == NO_ROOM:
             more["cause"] = "the disk is full"

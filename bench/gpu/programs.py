@@ -6,6 +6,8 @@ In: the folder with the programs. Out: rows in the report. A program that hangs,
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import re
@@ -33,20 +35,20 @@ TESTS = (
 # The small shapes of all kernels, with and without softcap.
 SANITIZED = ("forward", "backward", "softcap::softcap", "rows::copies")
 EXCHANGE = "rows_go_from_one_process_to_another_by_copies_of_the_gpu"
-TRAINING, CALIBRATE = "training runs", "cadre calibrate"
+TRAINING, CALIBRATE, CALIBRATION = "training runs", "cadre calibrate", "calibration.json"
 # Kernels that a program launches; what hangs or faults is not launched again.
 LAUNCHED = {
     "forward": ("cadre_forward_*", "cadre_merge"),
-    "backward": ("cadre_backward_*",),
-    "plans": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
-    "softcap::softcap": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
-    "sinks::sinks": ("cadre_forward_*", "cadre_merge", "cadre_sink"),
-    "graphs::runs": ("cadre_forward_*", "cadre_backward_*", "cadre_merge"),
+    "backward": ("cadre_backward_*", "cadre_finish_dq"),
+    "plans": ("cadre_forward_*", "cadre_backward_*", "cadre_finish_dq", "cadre_merge"),
+    "softcap::softcap": ("cadre_forward_*", "cadre_backward_*", "cadre_finish_dq", "cadre_merge"),
+    "sinks::sinks": ("cadre_forward_*", "cadre_backward_*", "cadre_finish_dq", "cadre_merge", "cadre_sink"),
+    "graphs::runs": ("cadre_forward_*", "cadre_backward_*", "cadre_finish_dq", "cadre_merge"),
     "rows::copies": ("cadre_copy_*",),
     "rows::pieces": ("cadre_copy_*",),
-    EXCHANGE: ("cadre_copy_*", "cadre_merge", "cadre_forward_*", "cadre_backward_*"),
+    EXCHANGE: ("cadre_copy_*", "cadre_merge", "cadre_forward_*", "cadre_backward_*", "cadre_finish_dq"),
     # Rows that stay on the GPU are copied there.
-    TRAINING: ("cadre_forward_64", "cadre_backward_64", "cadre_merge", "cadre_copy_*"),
+    TRAINING: ("cadre_forward_64", "cadre_backward_64", "cadre_finish_dq", "cadre_merge", "cadre_copy_*"),
 }
 # What a program says where that library is missing.
 NO_BLAS, WITHOUT_BLAS = "has no cuBLASLt", "cuBLASLt is missing"
@@ -172,17 +174,13 @@ class Programs:
             ]
             work = self.work(f"profile of {name}", [profiler, *asked, *words, *probe], 40)
             for ended in self.all_of([work], 1, end):
-                found = {
-                    key: it[1]
-                    for key in PROFILED
-                    if (it := re.search(rf"{re.escape(key)}\s+(\S+\s+[0-9.,]+)", ended.output))
-                }
+                found = counters(ended.output)
                 if not found:
                     self.report.not_run(
                         ended.work.name, f"ncu gave no counters ({ended.why or 'exit 0'}); its log is kept"
                     )
                     continue
-                told = ", ".join(f"{key} {' '.join(reversed(it.split()))}" for key, it in found.items())
+                told = ", ".join(f"{key} {it}" for key, it in found.items())
                 self.report.note(f"{name} by ncu: {told}")
 
     def training(self, dry: bool, end: float) -> None:
@@ -214,16 +212,33 @@ class Programs:
         """The cost table of this GPU, as a file."""
         if bad := [it for it in CALIBRATED if self.report.content["kernels"].get(it) != "right"]:
             return self.report.not_run(CALIBRATE, f"{', '.join(bad)}: not known to be right")
-        path = self.folder / "calibration.json"
+        # Where it comes back from: it grows, and a run that is cut keeps what was measured.
+        path = self.out / CALIBRATION
         words = ["--engine=gpu", "--head-dim=128", f"--out={path}"]
         if peak := self.report.content.get("matmul_tflops"):
             words.append(f"--linear-tflops={peak:.0f}")
         command = [str(pack.program("cadre")), "calibrate", *words]
         for ended in self.all_of([self.work(CALIBRATE, command, 60)], 1, end):
-            passed = not ended.why and path.exists()
-            self.report.check(CALIBRATE, ended.why or "exit 0", passed, tail=ended.output[-2000:])
-            if passed:
-                self.hand_over(path)
+            self.report.check(CALIBRATE, ended.why or "exit 0", not ended.why, tail=ended.output[-2000:])
+        keep.tidy(self.out)
+        if words := partial(path):
+            self.report.note(f"{path.name} is partial: {words}; what it has is kept")
+
+
+def partial(path: Path) -> str:
+    """How much a calibration has that was cut; nothing of a whole one, and of none."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text()).get("partial", "")
+    return ""
+
+
+def counters(output: str) -> dict[str, str]:
+    """What ncu's tables have: a name, a unit that some counters have not, a number."""
+    found = {}
+    for key in PROFILED:
+        if it := re.search(rf"^ *{re.escape(key)} +(?:(\S+) +)?([0-9.,]+) *$", output, re.MULTILINE):
+            found[key] = f"{it[2]} {it[1] or ''}".strip()
+    return found
 
 
 def findings(output: str) -> str:

@@ -2,9 +2,9 @@
 behind it.
 
 In: CADRE_PACK, a pack with an emulated driver; `cargo test -p cadre-gpu-check --test rehearsal` makes one and runs
-this, and rehearsal_larger.py. Out: unittest's verdict. What is played by the emulated driver: a lost arrival at a
-barrier, an illegal address, operands read otherwise, an old driver, another GPU. Tools of the machine are played by
-programs that print what the real ones do. Nothing is judged by how long it takes.
+this, rehearsal_larger.py and rehearsal_blame.py. Out: unittest's verdict. What is played by the emulated driver: a lost
+arrival at a barrier, an illegal address, operands read otherwise, an old driver, another GPU. Tools of the machine are
+played by programs that print what the real ones do. Nothing is judged by how long it takes.
 """
 
 import contextlib
@@ -126,12 +126,14 @@ class Rehearsal(Play):
         kernels = came.content["kernels"]
         self.assertEqual(set(kernels.values()), {"right"}, kernels)
         # Every kernel of the build, but those that others launch with them.
-        self.assertEqual(len(kernels), 12 + 4)
+        self.assertEqual(len(kernels), 12 + 5)
         self.assertIn("dQ in one order instead of that of arrival", came.seen)
         self.assertIn("processors fewer", came.seen)
         self.assertIn("turns at dQ are polled relaxed", came.seen)
         for row in [*came.content["checks"], *came.content["forms"]]:
             self.assertEqual(row["provenance"]["commit"], "rehearsed")
+            # Without PyTorch, too.
+            self.assertRegex(row["provenance"]["uuid"], r"^GPU-454d554c(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
     def test_a_kernel_hangs(self) -> None:
         came = self.play(HANG=BAD)

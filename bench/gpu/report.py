@@ -37,7 +37,7 @@ FAILURES = 6_000
 # Characters of the failures so far, behind each stage: of a run that is cut, they are the end.
 SO_FAR = 2_500
 # Facts that every row carries, where they are known.
-ORIGIN = ("commit", "dirty", "cubins", "device", "driver", "cudnn", "torch", "power_limit_w", "clocks", "date")
+ORIGIN = ("commit", "dirty", "cubins", "device", "uuid", "driver", "cudnn", "torch", "power_limit_w", "clocks", "date")
 # Exit code of a run whose only flaw is what no time was left for.
 TIME = 4
 # An error that is no number.

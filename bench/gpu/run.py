@@ -43,7 +43,7 @@ import machine
 import pack
 import sessions
 import smoke
-from parts import COPIES, DIMS, NO_GPU, PAIRS, RATES, Part, Parts, kernels_of
+from parts import COPIES, DIMS, NO_GPU, PAIRS, RATES, Part, Parts, also_of, kernels_of
 from programs import Programs
 from report import Report
 
@@ -173,8 +173,9 @@ class Plan:
     def sound(self, names: list[str], bad: tuple[str, ...]) -> list[str]:
         """Those whose kernels are not known to be bad; the others are named."""
         broken, good = smoke.names(self.report.content, bad), []
+        ends = smoke.names(self.report.content, ("hang", "fault"))
         for name in names:
-            if those := sorted(broken & set(kernels_of(name))):
+            if those := sorted(broken & set(kernels_of(name)) | ends & set(also_of(name))):
                 self.report.not_run(name, f"{', '.join(those)}: diagnosed")
             else:
                 good.append(name)
@@ -341,7 +342,7 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
     # Whoever is killed while it looks at the pack has a file that says so little.
     report.store()
     warm = machine.Beside([sys.executable, "-c", "import torch"], logs / "import-of-torch.log")
-    # Once PyTorch has told it: of several GPUs, clocks of another one would be written down.
+    # Once the probe has told it: of several GPUs, clocks of another one would be written down.
     used = lambda: str(report.content.get("uuid", ""))  # noqa: E731
     card, clocks = machine.Card(logs / "card.csv", used), machine.Clocks(logs / "clocks.csv", used)
     report.card, report.clocks = card.now, clocks.now
@@ -381,6 +382,7 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
         clocks.end()
         card.end()
         warm.end()
+        keep.tidy(out)
     if "refused" in report.content:
         return NO_GPU
     return report.verdict()

@@ -6,11 +6,14 @@ unittest's verdict.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 
@@ -148,6 +151,20 @@ class PeersTest(unittest.TestCase):
         self.assertTrue(torch.allclose(dk[0], tensors.k[0].float() * len(keys)))
         self.assertTrue(torch.allclose(dv[-1], tensors.v[-1].float()))
         self.assertIs(dq, tensors.q)
+
+
+@unittest.skipIf(torch is None, "needs PyTorch")
+class OneGpuTest(unittest.TestCase):
+    def test_a_part_ends_where_pytorch_has_another_gpu_than_the_kernels(self) -> None:
+        import child
+
+        with mock.patch.object(child, "leave") as left, contextlib.redirect_stdout(io.StringIO()) as printed:
+            for same in ("0a1B-2", "GPU-0A1b-2", ""):
+                child.one_gpu("GPU-0a1b-2", same)
+            left.assert_not_called()
+            child.one_gpu("GPU-0a1b-2", "0a1b-3")
+            left.assert_called_once_with(child.OTHER_GPU)
+        self.assertIn("PyTorch has GPU 0a1b-3, the driver's first is GPU-0a1b-2: set", printed.getvalue())
 
 
 @unittest.skipIf(torch is None, "needs PyTorch")

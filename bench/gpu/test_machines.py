@@ -1,5 +1,5 @@
-"""What is made of odd machines: a Python that trusts no folder, a GPU that one process may use, one that others use, no
-cuBLASLt.
+"""What is made of odd machines: a Python that trusts no folder, a GPU that one process may use or that others use,
+several GPUs, no cuBLASLt; and of a calibration that is cut.
 
 In: programs and facts, made here. Out: unittest's verdict. Needs no GPU.
 """
@@ -10,15 +10,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import end_to_end
+import parts
 import programs
 import run
+from parts import Part, Parts
 from report import Report
-from sessions import Ended
+from sessions import Ended, Work
 
 HERE = Path(__file__).resolve().parent
 
@@ -115,6 +118,126 @@ class LibraryTest(Folder):
             self.programs.training(True, 9)
         self.assertEqual(self.left()["cadre run, it"], "cuBLASLt is missing")
         self.assertEqual(self.report.content["checks"], [])
+
+
+class CalibrationTest(Folder):
+    CADRE = """#!/bin/sh
+for word in "$@"; do case $word in --out=*) to=${word#--out=} ;; esac; done
+echo '{"partial": "3 of 8 rows of its tables are measured"}' > "$to"
+echo '{' > "${to%%/*}/.calibration.json.new"
+read word < %s
+echo '{"version": 1}' > "$to"
+"""
+
+    def calibrated(self, ends: bool) -> list[str]:
+        """Notes of a stage whose time is over as soon as a part of the calibration is there; or where all comes."""
+        out, pipe = self.out / "out", self.out / "pipe"
+        out.mkdir()
+        os.mkfifo(pipe)
+        (self.out / "cadre").write_text(self.CADRE % ("/dev/null" if ends else pipe))
+        (self.out / "cadre").chmod(0o755)
+        self.report.content["kernels"] = {"cadre_forward_128": "right", "cadre_backward_128": "right"}
+        of = programs.Programs(self.report, self.out / "logs", out, 1.0)
+
+        class Clock:
+            begin = time.monotonic()
+            sleep = staticmethod(time.sleep)
+
+            @staticmethod
+            def monotonic() -> float:
+                there = not ends and programs.partial(out / "calibration.json")
+                return Clock.begin + (30.0 if there else 0.0)
+
+        with mock.patch.object(programs.pack, "HERE", self.out), mock.patch.object(programs.sessions, "time", Clock):
+            of.calibrate(Clock.begin + 20)
+        self.assertEqual([it.name for it in out.iterdir()], ["calibration.json"])
+        return self.report.content["notes"]
+
+    def test_what_was_measured_of_one_that_is_cut_comes_back(self) -> None:
+        self.assertEqual(
+            self.calibrated(ends=False),
+            ["calibration.json is partial: 3 of 8 rows of its tables are measured; what it has is kept"],
+        )
+        self.assertEqual(self.report.content["left_out"], ["cadre calibrate, rest"])
+        self.assertEqual(self.report.content["checks"], [])
+
+    def test_one_that_is_whole_is_no_note(self) -> None:
+        self.assertEqual(self.calibrated(ends=True), [])
+        self.assertEqual([it["passed"] for it in self.report.content["checks"]], [True])
+
+
+class ProfileTest(Folder):
+    # As ncu 2025.3 prints a section.
+    NCU = """#!/bin/sh
+cat <<'END'
+==PROF== Connected to process 71
+  cadre_forward_128 (132, 1, 1)x(384, 1, 1), Context 1, Stream 13, Device 0, CC 9.0
+    Section: GPU Speed Of Light Throughput
+    ----------------------- ----------- ------------
+    Metric Name             Metric Unit Metric Value
+    ----------------------- ----------- ------------
+    Memory Throughput                 %        41.52
+    Duration                         ms         3.07
+    Compute (SM) Throughput           %        78.20
+    ----------------------- ----------- ------------
+    Section: Scheduler Statistics
+    No Eligible                      %        63.71
+    Issued Warp Per Scheduler                  0.36
+    Registers Per Thread             register/thread             168
+END
+"""
+
+    def profiled(self, text: str) -> None:
+        tool = self.out / "ncu"
+        tool.write_text(text)
+        tool.chmod(0o755)
+        self.report.content["kernels"] = {"cadre_forward_128": "right"}
+        with mock.patch.object(programs.machine, "tool", lambda _: str(tool)):
+            self.programs.profile(time.monotonic() + 60)
+
+    def test_counters_are_told_with_their_units(self) -> None:
+        self.profiled(self.NCU)
+        (note,) = self.report.content["notes"]
+        for words in (
+            "cadre_forward_128 by ncu: Duration 3.07 ms, Compute (SM) Throughput 78.20 %, Memory Throughput 41.52 %",
+            "Issued Warp Per Scheduler 0.36, No Eligible 63.71 %, Registers Per Thread 168 register/thread",
+        ):
+            self.assertIn(words, note)
+        self.assertEqual(self.left(), {"profile of cadre_backward_128": "it is not right"})
+
+    def test_a_profiler_that_gets_no_counters_is_no_failure(self) -> None:
+        self.profiled("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1\n")
+        self.assertIn("ncu gave no counters (exit 1)", self.left()["profile of cadre_forward_128"])
+        self.assertEqual(self.report.content["checks"], [])
+
+
+class OneGpuTest(Folder):
+    def told(self, *uuids: str) -> list[dict]:
+        """Failed rows where processes tell that they have these GPUs."""
+        of = Parts(self.report, self.out, [])
+        for index, uuid in enumerate(uuids):
+            of.heard(Part(f"part {index}"), {"facts": {"device": "H200", "uuid": uuid}})
+        return self.report.failed()
+
+    def test_rows_name_the_gpu_that_the_driver_has(self) -> None:
+        self.assertEqual(self.told("GPU-1", "GPU-1"), [])
+        self.assertEqual(self.report.origin()["uuid"], "GPU-1")
+
+    def test_another_gpu_in_a_later_process_is_a_failure(self) -> None:
+        rows = self.told("GPU-1", "GPU-2", "GPU-2")
+        self.assertEqual({it["cause"] for it in rows}, {"another GPU"})
+        self.assertIn("part 1 has GPU GPU-2, the first stage had GPU-1", rows[0]["what"])
+        self.assertEqual(self.report.content["uuid"], "GPU-1")
+
+    def test_a_pytorch_with_another_gpu_is_told_once_and_launches_nothing(self) -> None:
+        said = "PyTorch has GPU 2, the driver's first is GPU-1: set CUDA_VISIBLE_DEVICES to one"
+        of = Parts(self.report, self.out, [])
+        for name in ("d128 forward", "d64 forward"):
+            ended = Ended(Work(name, [], 1), parts.OTHER_GPU, "exit 8", f"words\n{said}\n")
+            self.assertFalse(of.over(Part(name, kernel="cadre_forward_128"), ended))
+        told = "\n".join(self.report.failures())
+        self.assertIn(f"FAILED part d128 forward: {said} (and 1 more rows of this cause)", told)
+        self.assertFalse(any("kernel" in it for it in self.report.failed()))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,13 @@ pub(crate) struct Table<T> {
     pub(crate) values: Vec<T>,
 }
 
+/// What a backward pass writes dQ as.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Written {
+    F32,
+    Bf16,
+}
+
 /// Numbers by seed.
 pub(crate) struct Random(u64);
 
@@ -187,7 +194,7 @@ impl Case {
     pub(crate) fn backward(
         &self,
         gpu: &Gpu,
-        order: Order,
+        (order, written): (Order, Written),
         (lse, delta): (&[f64], &[f64]),
         patience: Duration,
     ) -> Result<[Table<f32>; 3], Trouble> {
@@ -199,7 +206,13 @@ impl Case {
         let lse = Buffer::of(&stream, &narrow(lse), "LSE")?;
         let delta = Buffer::of(&stream, &narrow(delta), "Δ")?;
         let poison = |count, what| Buffer::of(&stream, &vec![f32::NAN; count], what);
-        let mut dq = poison(self.q.len(), "dQ")?;
+        // One of both is empty.
+        let (wide_numbers, narrow_numbers) = match written {
+            Written::F32 => (self.q.len(), 0),
+            Written::Bf16 => (0, self.q.len()),
+        };
+        let mut dq = poison(wide_numbers, "dQ")?;
+        let mut dq_bf16 = Buffer::of(&stream, &vec![bf16::NAN; narrow_numbers], "dQ in bf16")?;
         let (mut dk, mut dv) = (poison(self.k.len(), "dK")?, poison(self.v.len(), "dV")?);
         // Rows of one document that share its keys are parts of one bundle.
         let same = |a: &Held, b: &Held| a.kv_row == b.kv_row;
@@ -218,21 +231,30 @@ impl Case {
             v: v.slice(),
             lse: lse.slice(),
             delta: delta.slice(),
-            dq: QueryGradients::F32(dq.slice_mut()),
+            dq: match written {
+                Written::F32 => QueryGradients::F32(dq.slice_mut()),
+                Written::Bf16 => QueryGradients::Bf16(dq_bf16.slice_mut()),
+            },
             dk: dk.slice_mut(),
             dv: dv.slice_mut(),
         };
         plan.run(&stream, tensors)?;
         if let Err(trouble) = wait(&stream, patience) {
-            std::mem::forget((q, dout, k, v, lse, delta, dq, dk, dv, plan, stream));
+            std::mem::forget((q, dout, k, v, lse, delta, dq, dq_bf16, dk, dv, plan, stream));
             return Err(trouble);
         }
-        let mut all = [dq, dk, dv].into_iter().zip(["dQ", "dK", "dV"]).map(|(it, what)| {
+        let read = |it: &Buffer<f32>| {
             let mut numbers = vec![f32::NAN; it.len()];
-            it.read(&stream, 0, &mut numbers).map(|()| self.table(what, numbers))
-        });
-        let mut next = || all.next().expect("there are three");
-        Ok([next()?, next()?, next()?])
+            it.read(&stream, 0, &mut numbers).map(|()| numbers)
+        };
+        let mut rounded = vec![bf16::NAN; narrow_numbers];
+        dq_bf16.read(&stream, 0, &mut rounded)?;
+        let dq = match written {
+            Written::F32 => read(&dq)?,
+            Written::Bf16 => wide(&rounded),
+        };
+        let (dk, dv) = (read(&dk)?, read(&dv)?);
+        Ok([self.table("dQ", dq), self.table("dK", dk), self.table("dV", dv)])
     }
 
     /// What forward should give: O and LSE.

@@ -8,6 +8,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
+use half::bf16;
 use serde_json::{Value, json};
 
 use crate::case::{Case, Held, Table};
@@ -57,6 +58,28 @@ pub(crate) fn row(
     }
     if !passed {
         row["wrong"] = wrong(case, ours, right, ONE * bound * (size / count).sqrt());
+    }
+    row
+}
+
+/// A row of bits: `ours` should be what `wide` is when it is rounded to bf16.
+pub(crate) fn rounded(
+    check: &str,
+    kernel: &str,
+    case: &Case,
+    ours: &Table<f32>,
+    wide: &Table<f32>,
+) -> Value {
+    let right: Vec<f32> = wide.values.iter().map(|it| bf16::from_f32(*it).to_f32()).collect();
+    let differ = |(x, y): &(&f32, &f32)| x.to_bits() != y.to_bits();
+    let count = ours.values.iter().zip(&right).filter(differ).count();
+    let (what, passed) = (format!("bits of {}", ours.what), count == 0);
+    let mut row =
+        json!({"check": check, "what": what, "error": count, "passed": passed, "kernel": kernel});
+    if !passed {
+        let values = right.iter().map(|it| f64::from(*it)).collect();
+        let right = Table { what: ours.what, heads: ours.heads, numbers: ours.numbers, values };
+        row["wrong"] = wrong(case, ours, &right, 0.0);
     }
     row
 }
@@ -220,16 +243,14 @@ fn operands(
 ) -> Value {
     let (query, kv, dim) = (case.heads.query, case.heads.kv, case.heads.dim);
     let group = query / kv;
-    let row_of = |rows: &[half::bf16], heads: usize, row: usize, head: usize| -> Vec<f32> {
+    let row_of = |rows: &[bf16], heads: usize, row: usize, head: usize| -> Vec<f32> {
         rows[(row * heads + head) * dim..][..4].iter().map(|it| it.to_f32()).collect()
     };
-    let down =
-        |rows: &[half::bf16], heads: usize, first: usize, count: usize, head: usize| -> Vec<f32> {
-            let number = |row: usize| {
-                rows[((first + row) * heads + head) * dim + column.min(dim - 1)].to_f32()
-            };
-            (0..count.min(4)).map(number).collect()
-        };
+    let down = |rows: &[bf16], heads: usize, first: usize, count: usize, head: usize| -> Vec<f32> {
+        let number =
+            |row: usize| rows[((first + row) * heads + head) * dim + column.min(dim - 1)].to_f32();
+        (0..count.min(4)).map(number).collect()
+    };
     if matches!(what, "dK" | "dV") {
         let (rows, first) = (it.rows.len(), head * group);
         return json!({

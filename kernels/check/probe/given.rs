@@ -11,7 +11,7 @@ use cadre_kernels::{Heads, Mask};
 use half::bf16;
 use serde_json::{Value, json};
 
-use crate::case::{Case, Held, Table};
+use crate::case::{Case, Held, Table, Written};
 use crate::lines::Lines;
 use crate::{Options, Trouble};
 
@@ -44,7 +44,8 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
     let tables: Vec<Table<f32>> = match &given.sums {
         None => given.case.forward(gpu, &given.sinks, options.patience)?.into(),
         Some([lse, delta]) => {
-            given.case.backward(gpu, Order::Fixed, (lse, delta), options.patience)?.into()
+            let how = (Order::Fixed, Written::F32);
+            given.case.backward(gpu, how, (lse, delta), options.patience)?.into()
         }
     };
     lines.tell(&json!({"value": given.value(&tables).map(|it| it.to_string())}));

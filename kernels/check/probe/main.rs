@@ -1,7 +1,7 @@
 //! `cadre-gpu-probe`: every GPU kernel once against f64, and times of its forms, in a process that needs no Python.
 //!
 //! Usage: cadre-gpu-probe --part PART --lines FILE [--seed N] [--done I,…] [--form DIR] [--forms DIR] [--patience SECONDS]
-//!        [--at WHAT:ROW:HEAD:COLUMN,…] [--case FILE] [--kernels NAME,…] [--profile] [--dry]
+//!        [--at WHAT:ROW:HEAD:COLUMN,…] [--case FILE] [--kernels NAME,…] [--bad NAME,…] [--profile] [--dry]
 //! PART: `smoke`, every kernel and one time of head dim 128; `probe KERNEL`, that kernel alone; `time`, the time alone; `forms`,
 //! times of the forms that the folders below `--forms` hold, beside those of this build; `given`, one number from the inputs of
 //! `--case`.
@@ -43,6 +43,8 @@ struct Options {
     case: Option<PathBuf>,
     /// Units of other kernels are left out; none are where it is empty.
     kernels: Vec<String>,
+    /// Kernels that hang or fault: a unit that launches one is left out.
+    bad: Vec<String>,
     /// No gate before runs: a profiler lets one kernel run at a time, and waits for it.
     profile: bool,
     /// The GPU is emulated: small shapes, few runs.
@@ -78,6 +80,7 @@ fn options() -> Result<(Options, PathBuf), String> {
         at: Vec::new(),
         case: None,
         kernels: Vec::new(),
+        bad: Vec::new(),
         profile: false,
         tiny: false,
     };
@@ -108,6 +111,7 @@ fn options() -> Result<(Options, PathBuf), String> {
             "--at" => options.at = value.split(',').map(str::to_owned).collect(),
             "--case" => options.case = Some(value.into()),
             "--kernels" => options.kernels = value.split(',').map(str::to_owned).collect(),
+            "--bad" => options.bad = value.split(',').map(str::to_owned).collect(),
             // Of other parts of the check.
             "--broken" | "--packages" | "--peak" => {}
             _ => {
@@ -142,7 +146,7 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_GPU);
         }
     };
-    let facts = json!({"device": gpu.name(), "processors": gpu.processors()});
+    let facts = json!({"device": gpu.name(), "uuid": gpu.uuid(), "processors": gpu.processors()});
     lines.tell(&json!({"facts": facts}));
     let done = match options.part.as_str() {
         "forms" => forms::run(&gpu, &options, &mut lines),

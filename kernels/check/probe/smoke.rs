@@ -1,13 +1,14 @@
 //! Every kernel once, on documents of every edge, against f64; and one time of head dim 128.
 //!
 //! In: a GPU, the seed. Out: rows of units, dim 128 first; a unit that hangs or loses the GPU ends the process, and whoever reads
-//! goes on behind it with another. Backward takes LSE and Δ of the reference, so it does not need forward.
+//! goes on behind it with another, to which `--bad` names the kernel: what launches it is left out, so that it is blamed once, and
+//! no other kernel for it. Backward takes LSE and Δ of the reference, so it does not need forward.
 
 use cadre_kernels::Heads;
 use cadre_kernels::device::{Gpu, Order, Watch};
 use serde_json::{Value, json};
 
-use crate::case::{Case, Random, Table};
+use crate::case::{Case, Random, Table, Written};
 use crate::lines::Lines;
 use crate::{Options, Trouble, compare, copies, timing};
 
@@ -19,12 +20,41 @@ struct Unit {
 }
 
 enum Work {
-    Forward { dim: usize, softcap: bool },
-    Backward { dim: usize, softcap: bool, order: Order },
+    Forward {
+        dim: usize,
+        softcap: bool,
+    },
+    Backward {
+        dim: usize,
+        softcap: bool,
+        order: Order,
+    },
+    /// dQ in bf16, which rows that stay on the GPU have.
+    Finish {
+        dim: usize,
+    },
     Merge,
     Sink,
     Copies(u64),
     Times(Direction),
+}
+
+const FINISH: &str = "cadre_finish_dq";
+
+impl Unit {
+    /// Kernels that it launches, its own among them.
+    fn launches(&self) -> Vec<String> {
+        let of = |pass: &str, dim: usize| format!("cadre_{pass}_{dim}");
+        let mut all = match self.work {
+            Work::Merge | Work::Sink | Work::Times(Direction::Forward) => vec![of("forward", 128)],
+            Work::Times(Direction::Backward) => vec![of("forward", 128), FINISH.to_owned()],
+            Work::Backward { .. } => vec![FINISH.to_owned()],
+            Work::Finish { dim } => vec![of("backward", dim)],
+            Work::Forward { .. } | Work::Copies(_) => Vec::new(),
+        };
+        all.push(self.kernel.to_owned());
+        all
+    }
 }
 
 /// Which of the two kernels of head dim 128 is timed.
@@ -58,6 +88,9 @@ fn units(options: &Options) -> Vec<Unit> {
             let (dim, order) = (128, Order::Arrival);
             let work = Work::Backward { dim, softcap, order };
             unit("backward d128, dQ in order of arrival".into(), "cadre_backward_128", work);
+            for dim in [128, 64, 256] {
+                unit(format!("finish_dq d{dim} in bf16"), FINISH, Work::Finish { dim });
+            }
             unit("merge of segments".into(), "cadre_merge", Work::Merge);
             unit("sinks".into(), "cadre_sink", Work::Sink);
             unit("copies of words of 16 bytes".into(), "cadre_copy_rows_16", Work::Copies(16));
@@ -89,6 +122,13 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
     // Made before any launch: a module's pointer is read when a kernel waits too long.
     let watch = Watch::new(gpu)?;
     for (index, unit) in units.iter().enumerate().filter(|(it, _)| !options.done.contains(it)) {
+        let bad: Vec<_> =
+            unit.launches().into_iter().filter(|it| options.bad.contains(it)).collect();
+        if !bad.is_empty() {
+            let why = format!("{} hangs or faults", bad.join(", "));
+            lines.tell(&json!({"not_run": unit.name, "why": why}));
+            continue;
+        }
         lines.tell(&json!({"begun": index, "name": unit.name, "kernel": unit.kernel}));
         let done = one(gpu, options, unit, lines);
         match done {
@@ -154,6 +194,11 @@ fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(
             let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
             backward(gpu, options, (&unit.name, unit.kernel), &case, order, lines).map(|_| ())
         }
+        Work::Finish { dim } => {
+            // Its rows go by tiles of 64: a longer document has no other edge.
+            let case = Case::new(heads(dim), None, seed, true);
+            finish(gpu, options, unit, &case, lines)
+        }
         Work::Copies(word) => {
             let what = (unit.name.as_str(), unit.kernel, word);
             let row = copies::check(gpu, what, seed, options.patience)?;
@@ -188,8 +233,38 @@ pub(crate) fn backward(
 ) -> Result<bool, Trouble> {
     let [_, lse] = case.right_forward(&[]);
     let (right, delta) = case.right_backward();
-    let ours = case.backward(gpu, order, (&lse.values, &delta), options.patience)?;
+    let how = (order, Written::F32);
+    let ours = case.backward(gpu, how, (&lse.values, &delta), options.patience)?;
     Ok(tell(options, names, case, ours.iter().zip(&right), lines))
+}
+
+/// dQ in bf16 against f64, and its bits, which are those of dQ in f32, rounded. Sums that are wrong say nothing of who ends them.
+fn finish(
+    gpu: &Gpu,
+    options: &Options,
+    unit: &Unit,
+    case: &Case,
+    lines: &mut Lines,
+) -> Result<(), Trouble> {
+    let backward = format!("cadre_backward_{}", case.heads.dim);
+    lines.tell(&json!({"at": format!("{}, {backward}", unit.name), "kernel": backward}));
+    let [_, lse] = case.right_forward(&[]);
+    let (right, delta) = case.right_backward();
+    let sums = (lse.values.as_slice(), delta.as_slice());
+    let run = |written| case.backward(gpu, (Order::Fixed, written), sums, options.patience);
+    let wide = run(Written::F32)?;
+    let of_sums = compare::row(&unit.name, &backward, case, &wide[0], &right[0]);
+    if of_sums["passed"] != json!(true) {
+        lines.tell(&json!({"not_run": unit.name, "why": format!("dQ of {backward} is wrong")}));
+        return Ok(());
+    }
+    lines.tell(&json!({"at": unit.name, "kernel": unit.kernel}));
+    let narrow = run(Written::Bf16)?;
+    let names = (unit.name.as_str(), unit.kernel);
+    tell(options, names, case, narrow.iter().zip(&right).take(1), lines);
+    let row = compare::rounded(&unit.name, unit.kernel, case, &narrow[0], &wide[0]);
+    lines.row("checks", &row);
+    Ok(())
 }
 
 /// Rows of results, and the number that `--at` asks for; whether all are right.

@@ -24,6 +24,7 @@ use cadre_kernels::{Heads, Mask};
 
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
+    static UUID: RefCell<CString> = RefCell::default();
 }
 
 /// Words of the last error of this thread; valid until the next one.
@@ -159,6 +160,18 @@ pub extern "C" fn cadre_open(ordinal: u32) -> *mut Gpu {
 pub unsafe extern "C" fn cadre_processors(gpu: *const Gpu) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { &*gpu }.processors()
+}
+
+/// Which GPU it is, as nvidia-smi has it; valid until the next call of this thread.
+///
+/// # Safety
+///
+/// `gpu` comes from [`cadre_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_uuid(gpu: *const Gpu) -> *const c_char {
+    // SAFETY: the caller's promise.
+    UUID.set(CString::new(unsafe { &*gpu }.uuid()).unwrap_or_default());
+    UUID.with_borrow(|it| it.as_ptr())
 }
 
 /// Waits until what is on a stream now is done, so long; 1 if it is not, −1 if something on the stream went wrong.
@@ -309,7 +322,7 @@ pub unsafe extern "C" fn cadre_backward_plan(
     })
 }
 
-/// Puts backward launches on a stream. Tensors: Q, dO, K, V (bf16), LSE, Δ, dQ, dK, dV (f32).
+/// Puts backward launches on a stream. Tensors: Q, dO, K, V (bf16), LSE, Δ, dQ, dK, dV (f32); with `narrow` dQ is bf16.
 ///
 /// # Safety
 ///
@@ -320,6 +333,7 @@ pub unsafe extern "C" fn cadre_backward_run(
     plan: *mut BackwardPlan,
     stream: u64,
     tensors: *const Tensor,
+    narrow: u32,
 ) -> i32 {
     // SAFETY: the caller's promise.
     let (gpu, plan, it) = unsafe { (&*gpu, &mut *plan, std::slice::from_raw_parts(tensors, 9)) };
@@ -333,7 +347,10 @@ pub unsafe extern "C" fn cadre_backward_run(
                 v: it[3].read(),
                 lse: it[4].read(),
                 delta: it[5].read(),
-                dq: QueryGradients::F32(it[6].write()),
+                dq: match narrow {
+                    0 => QueryGradients::F32(it[6].write()),
+                    _ => QueryGradients::Bf16(it[6].write()),
+                },
                 dk: it[7].write(),
                 dv: it[8].write(),
             };

@@ -81,7 +81,7 @@ fn every_trouble_comes_back_with_the_right_word() {
     let pack = pack(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("rehearsal"));
     let python = std::env::var("GPU_CHECK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let output = Command::new(python)
-        .args(["-B", "-m", "unittest", "rehearsal", "rehearsal_larger"])
+        .args(["-B", "-m", "unittest", "rehearsal", "rehearsal_larger", "rehearsal_blame"])
         .current_dir(&pack)
         .env("CADRE_PACK", &pack)
         .output()
