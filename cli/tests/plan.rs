@@ -278,7 +278,7 @@ fn what_a_job_cannot_be_sized_by_is_refused_by_name() {
 
 #[test]
 fn a_calibration_that_is_cut_is_kept_and_plans_nothing() {
-    let folder = place(&workload());
+    let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.json");
     let calibrate = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
@@ -305,7 +305,7 @@ fn a_calibration_that_is_cut_is_kept_and_plans_nothing() {
     let first = kept();
     let measured = first["kernels"][0]["picoseconds"].as_array().unwrap().len();
     assert!((1..8).contains(&rows(&first)) && measured >= 1, "{first}");
-    let (code, _, said) = cadre(folder.path(), &["--profile", "c.json"]);
+    let (code, _, said) = sized(folder.path(), &["--nodes", "4", "--profile", "c.json"]);
     let remedy = "of its tables are measured; run cadre calibrate to its end";
     assert!(code == Some(2) && said.contains("it is partial: ") && said.contains(remedy), "{said}");
     // The next one begins anew.
