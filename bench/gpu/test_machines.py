@@ -146,7 +146,7 @@ echo '{"version": 1}' > "$to"
             @staticmethod
             def monotonic() -> float:
                 there = not ends and programs.partial(out / "calibration.json")
-                return Clock.begin + (30.0 if there else 0.0)
+                return time.monotonic() + (30.0 if there else 0.0)
 
         with mock.patch.object(programs.pack, "HERE", self.out), mock.patch.object(programs.sessions, "time", Clock):
             of.calibrate(Clock.begin + 20)

@@ -309,7 +309,7 @@ impl Inner {
 }
 
 fn words_of(uuid: [u8; 16]) -> String {
-    let digits: String = uuid.iter().map(|it| format!("{it:02x}")).collect();
+    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
     let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|it| &digits[it]);
     format!("GPU-{a}-{b}-{c}-{d}-{e}")
 }
