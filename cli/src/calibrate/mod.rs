@@ -152,7 +152,9 @@ fn measure(
             profile.kernels.extend(tables);
             file.map_or(Ok(()), |it| it.write_partial(profile, rows, all))
         })?;
-        profile.kernels[before..].iter().for_each(|it| eprintln!("{}", line(it)));
+        for it in &profile.kernels[before..] {
+            eprintln!("{}", line(it));
+        }
     }
     Ok(())
 }
@@ -167,7 +169,9 @@ fn tables(
     let (all_rows, all_keys) = place.axes();
     let mut times = [0; 2].map(|_| Vec::<Vec<u64>>::new());
     for (row, &rows) in all_rows.iter().enumerate() {
-        times.iter_mut().for_each(|it| it.push(vec![0; all_keys.len()]));
+        for it in &mut times {
+            it.push(vec![0; all_keys.len()]);
+        }
         for (key, &keys) in all_keys.iter().enumerate() {
             let measured = place.measure(&Case { head_dim, kept, rows, keys })?;
             for (times, measured) in times.iter_mut().zip(measured) {
