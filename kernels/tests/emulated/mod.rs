@@ -178,6 +178,33 @@ fn backward() {
     }
 }
 
+/// dQ as rows that stay on the GPU have it.
+fn dq_in_bf16(
+    plan: &mut BackwardPlan,
+    stream: &Stream,
+    [q, dout, k, v]: [&Buffer<bf16>; 4],
+    [lse, delta]: [&Buffer<f32>; 2],
+) -> Vec<bf16> {
+    let mut rows = vec![bf16::NAN; q.len()];
+    let mut dq = Buffer::of(stream, &rows, "dQ").expect("memory");
+    let [mut dk, mut dv] =
+        [0; 2].map(|_| Buffer::of(stream, &vec![0.0; k.len()], "gradients").expect("memory"));
+    let tensors = BackwardTensors {
+        q: q.slice(),
+        dout: dout.slice(),
+        k: k.slice(),
+        v: v.slice(),
+        lse: lse.slice(),
+        delta: delta.slice(),
+        dq: QueryGradients::Bf16(dq.slice_mut()),
+        dk: dk.slice_mut(),
+        dv: dv.slice_mut(),
+    };
+    plan.run(stream, tensors).expect("a launch");
+    dq.read(stream, 0, &mut rows).expect("dQ");
+    rows
+}
+
 /// A document of 400 rows on the GPU, forward and backward, cut in two tasks.
 #[test]
 #[ignore = "needs a GPU; the other tests run it over the emulated one"]
@@ -272,24 +299,7 @@ fn plans() {
             assert_eq!(first.get_or_insert_with(|| rows.clone()), &rows, "{launches} launches");
         }
         // In bf16: within f64's bounds, and what dQ in f32 is when it is rounded.
-        let poison = vec![bf16::NAN; case.q.len()];
-        let mut dq = Buffer::of(&stream, &poison, "dQ").expect("memory");
-        let mut keys = [0; 2].map(|_| Buffer::<f32>::new(&gpu, case.k.len(), "").expect("memory"));
-        let [dk, dv] = &mut keys;
-        let tensors = BackwardTensors {
-            q: q.slice(),
-            dout: dout.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            lse: lse.slice(),
-            delta: delta.slice(),
-            dq: QueryGradients::Bf16(dq.slice_mut()),
-            dk: dk.slice_mut(),
-            dv: dv.slice_mut(),
-        };
-        plan.run(&stream, tensors).expect("a launch");
-        let mut rows = poison;
-        dq.read(&stream, 0, &mut rows).expect("dQ");
+        let rows = dq_in_bf16(&mut plan, &stream, [&q, &dout, &k, &v], [&lse, &delta]);
         close("dQ in bf16", &wide(&rows), &gradients.dq, 5e-3);
         let [in_f32, ..] = first.as_ref().expect("runs in f32");
         let rounded: Vec<_> = in_f32.iter().map(|it| bf16::from_f32(*it)).collect();
