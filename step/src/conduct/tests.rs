@@ -24,6 +24,7 @@ fn draft(layers: u16) -> Draft {
         trainer_memory: 1 << 20,
         replay: None,
         header: None,
+        filled: Vec::new(),
         memories: BTreeMap::new(),
     }
 }
@@ -31,7 +32,7 @@ fn draft(layers: u16) -> Draft {
 fn prepare(layers: u16, nanos: Vec<NanoLengths>) -> Result<u32, Error> {
     let view = View { number: ViewNumber::default(), slots: Vec::new() };
     let lengths = Lengths { step: 7, turns: None, nanos };
-    draft(layers).prepare(7, &BTreeMap::from([(0, lengths)]), &view)
+    Ok(draft(layers).order(7, BTreeMap::from([(0, lengths)]), &view).make()?.phases)
 }
 
 fn nano(documents: u32) -> NanoLengths {
@@ -89,8 +90,8 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
         let told =
             turns.into_iter().zip(nanos).map(|(turns, nanos)| Lengths { step: 7, turns, nanos });
         let mut draft = Draft { trainers: 2, ..draft(3) };
-        let phases = draft.prepare(7, &(0..).zip(told).collect(), &view)?;
-        Ok::<_, Error>((phases, draft.header.unwrap().turns.to_string()))
+        let made = draft.order(7, (0..).zip(told).collect(), &view).make()?;
+        Ok::<_, Error>((made.phases, made.header.turns.to_string()))
     };
     assert_eq!(prepare([None, None], 2).unwrap(), (12, "F0,1 B0,1".into()));
     let written = Some(Turns::together(number(2)));
@@ -102,7 +103,8 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     let one = Lengths { step: 7, turns: None, nanos: vec![nano(1)] };
     let uneven = [one.clone(), Lengths { nanos: vec![nano(1); 2], ..one }];
     let view = View { number: ViewNumber::default(), slots: Vec::new() };
-    let refused = draft(3).prepare(7, &(4..).zip(uneven).collect(), &view).unwrap_err().to_string();
+    let refused = draft(3).order(7, (4..).zip(uneven).collect(), &view).make().unwrap_err();
+    let refused = refused.to_string();
     let expected = "step 7: trainer 4 announced 1 nano-batches, trainer 5 2; announce all";
     assert!(refused.starts_with(expected), "{refused}");
     let refused = |turns, held, expected: &str| {
