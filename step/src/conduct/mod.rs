@@ -223,7 +223,9 @@ impl Draft {
 
     /// Who fills the slots of the header that was made last.
     pub fn fillers(&self, view: &View) -> Vec<Option<Member>> {
-        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, &[]))
+        // The slots are those of the view, but in a replay: there servers keep theirs, however few are offered.
+        let before = if self.replay.is_some() { &self.filled[..] } else { &[] };
+        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, before))
     }
 
     /// The header that was made last, with its fillers.

@@ -118,3 +118,38 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     refused([None, forward], 2, theirs);
     refused(both, 3, "step 7: turns take 2 nano-batches, and ranks announced the rows of 3;");
 }
+
+#[test]
+fn servers_keep_their_slots_in_a_replay_with_fewer_of_them() {
+    let offer = |index: Option<u16>| {
+        let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
+        let (memory, member) = (Some(1 << 30), index.map(server));
+        Offer { weight: 100, home: None, memory, member, numerics: None }
+    };
+    let view = |servers: &[Option<u16>]| View {
+        number: ViewNumber::default(),
+        slots: servers.iter().map(|it| offer(*it)).collect(),
+    };
+    let lengths = || BTreeMap::from([(0, Lengths { step: 7, turns: None, nanos: vec![nano(2)] })]);
+    let three = draft(1).order(7, lengths(), &view(&[Some(0), Some(1), Some(2)])).make().unwrap();
+    let line = serde_json::to_string(three.header.as_ref()).unwrap();
+    let log = Log::parse(std::path::Path::new("headers.jsonl"), &line).unwrap();
+
+    let mut replay = Draft { replay: Some(Arc::new(log)), ..draft(1) };
+    let mut filled = |servers: &[Option<u16>]| {
+        let view = view(servers);
+        let made = replay.order(7, lengths(), &view).make().unwrap();
+        replay.made(made.header);
+        let fillers = replay.fillers(&view);
+        let header = replay.finish(view.number, fillers).header();
+        let index = |it: &Option<Member>| match it {
+            Some(Member::Server { index, .. }) => Some(*index),
+            Some(Member::InPlace(_) | Member::Standby(_)) | None => None,
+        };
+        header.fillers.iter().map(index).collect::<Vec<_>>()
+    };
+    assert_eq!(filled(&[Some(0), Some(1)]), [Some(0), Some(1), None]);
+    // One is lost, then replaced; the other stays where it is.
+    assert_eq!(filled(&[None, Some(1)]), [None, Some(1), None]);
+    assert_eq!(filled(&[Some(4), Some(1)]), [Some(4), Some(1), None]);
+}
