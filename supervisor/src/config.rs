@@ -49,7 +49,8 @@ pub struct Limits {
     pub register: Duration,
     /// What survivors of a dead trainer have to write their checkpoint and leave.
     pub survivors: Duration,
-    /// From the first interrupt until everything is killed.
+    /// From the first interrupt until everything is killed, besides the time of the steps that are out; and again from the end of
+    /// each of these.
     pub interrupt: Duration,
     /// What a trainer has to leave after it has said its last words.
     pub last_words: Duration,

@@ -23,6 +23,9 @@ use super::action::{Action, Overdue, Worker};
 use super::event::{Level, Outcome, Role, RunError, RunEvent, WorkerName};
 use super::state::{BAD_INPUT, State};
 
+/// Steps that may be out when the user interrupts.
+const STEPS_OUT: u32 = 2;
+
 /// What the run is doing.
 #[derive(Debug)]
 pub(crate) enum Mode {
@@ -251,6 +254,14 @@ impl State {
         }
     }
 
+    /// A step is over: after an interrupt the next one that is out may take as long.
+    pub(crate) fn wait_on(&mut self, now: Duration) {
+        let again = now + self.config.limits.interrupt.saturating_add(self.step_took);
+        if let Mode::Interrupted { until } = &mut self.mode {
+            *until = again.max(*until);
+        }
+    }
+
     /// The first interrupt asks for a checkpoint, the second kills.
     pub(crate) fn interrupt(&mut self, now: Duration, out: &mut Vec<Action>) {
         let conductor = self.conductor().filter(|(_, worker)| worker.listening);
@@ -258,7 +269,10 @@ impl State {
         match (&self.mode, link) {
             (Mode::Running, Some(link)) => {
                 out.push(Action::Send { link, message: Stop { checkpoint: true }.into() });
-                self.mode = Mode::Interrupted { until: now + self.config.limits.interrupt };
+                // A stop counts after the last step that is out.
+                let steps = self.step_took.saturating_mul(STEPS_OUT);
+                let until = now + self.config.limits.interrupt.saturating_add(steps);
+                self.mode = Mode::Interrupted { until };
                 let text = "interrupted: waiting for a checkpoint; once more ends it at once";
                 self.notice(Level::Warning, text.to_owned(), out);
             }

@@ -203,6 +203,8 @@ impl State {
             Message::Progress(progress) if self.reported >= Some(progress.step) => {}
             Message::Progress(progress) => {
                 self.reported = Some(progress.step);
+                self.step_took = Duration::try_from_secs_f64(progress.seconds).unwrap_or_default();
+                self.wait_on(now);
                 report(progress, out);
             }
             Message::PhaseReached(reached) => {

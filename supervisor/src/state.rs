@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) sample: Option<String>,
     /// The last step of this attempt that was told of.
     pub(crate) reported: Option<u64>,
+    /// How long the last step took that was told of, in whichever attempt.
+    pub(crate) step_took: Duration,
     pub(crate) slots: Slots,
     pub(crate) servers: u16,
     next_incarnation: BTreeMap<u16, u32>,
@@ -61,6 +63,7 @@ impl State {
             cause: None,
             sample: None,
             reported: None,
+            step_took: Duration::ZERO,
             slots: Slots::new(config.servers(), in_place, Duration::ZERO),
             servers: config.servers(),
             next_incarnation: BTreeMap::new(),

@@ -2,27 +2,29 @@
 //!
 //! In: [`Lengths`] of every trainer, a [`View`]. Out: a [`Header`]. Nothing is sent here: the conductor's
 //! IO thread does that.
+//!
+//! Invariant: what a [`Draft`] does costs as much as the job has slots. What costs as much as a step has documents is asked of
+//! [`Making`] and [`Filled`], which need no draft, so that another thread can do it.
 
+mod making;
 mod view;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
+use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, DocumentId, Heads, RankId, Slot, Stretch};
+use cadre_planner::{Costs, Heads, RankId, Slot};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, Log, Member, Placement, ViewNumber};
 use crate::layers::Layers;
-use crate::packing::Packing;
-use crate::phases::PhaseOrder;
-use crate::planned::{TooManyPlans, check_plans};
+use crate::planned::TooManyPlans;
 use crate::turns::{self, Turns};
 
+pub use self::making::{Filled, Made, Making};
 pub use self::view::{Offer, Roster, View};
 
-/// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
-const MAX_ENTRIES: usize = 4_000_000;
 /// Weight of a slot that nothing is known about.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
@@ -52,9 +54,11 @@ pub struct Draft {
     /// Memory of a trainer for rows of others.
     pub trainer_memory: u64,
     /// Headers to replay.
-    pub replay: Option<Log>,
-    /// The header in the making.
-    pub header: Option<Header>,
+    pub replay: Option<Arc<Log>>,
+    /// The header that was made last, without fillers.
+    pub header: Option<Arc<Header>>,
+    /// Who fills the slots of the header that was published last.
+    pub filled: Vec<Option<Member>>,
     /// Memory that a slot had when it was last filled.
     pub memories: BTreeMap<usize, u64>,
 }
@@ -107,7 +111,7 @@ pub enum Error {
     },
     /// A header that is too long.
     #[error(
-        "step {step} has {entries} documents and stretches, more than {MAX_ENTRIES}; pack fewer documents, or let ranks hold longer stretches of them"
+        "step {step} has {entries} documents and stretches, more than {}; pack fewer documents, or let ranks hold longer stretches of them", making::MAX_ENTRIES
     )]
     TooMany {
         /// The step.
@@ -177,30 +181,14 @@ pub enum Error {
 }
 
 impl Draft {
-    /// Makes the next header but for its fillers; says how many phases the step has.
-    ///
-    /// # Errors
-    ///
-    /// [`Error`].
-    pub fn prepare(
+    /// What the next header is made of; whoever makes it needs nothing else.
+    pub fn order(
         &mut self,
         step: u64,
-        lengths: &BTreeMap<u16, Lengths>,
+        lengths: BTreeMap<u16, Lengths>,
         view: &View,
-    ) -> Result<u32, Error> {
-        let told = lengths.values().flat_map(|it| &it.nanos);
-        let entries: usize = told.map(|it| it.documents.len() + it.stretches.len()).sum();
-        if entries > MAX_ENTRIES {
-            return Err(Error::TooMany { step, entries });
-        }
-        let count = nanos(step, lengths)?;
-        let turns = self.turns(step, count, lengths)?;
-        let order = PhaseOrder::new(&turns, self.layers.count(), count)
-            .map_err(|source| Error::Turns { step, source })?;
-        let nanos = (0..count).map(|nano| packing(step, nano, lengths.values()));
-        let nanos = nanos.collect::<Result<Vec<_>, Error>>()?;
-        let slots = self.slots(view);
-        let fresh = Header {
+    ) -> Box<Making> {
+        let blank = Header {
             step,
             layers: self.layers.clone(),
             heads: self.heads,
@@ -208,42 +196,19 @@ impl Draft {
             seed: self.seed,
             numerics: self.numerics.clone(),
             placement: self.placement,
-            slots,
+            slots: self.slots(view),
             costs: self.costs,
-            turns,
-            nanos,
+            turns: Turns::forward(NonZeroU16::MIN),
+            nanos: Vec::new(),
             view: view.number,
             fillers: Vec::new(),
         };
-        self.header = Some(match &self.replay {
-            Some(log) => log.replay(fresh)?,
-            None => fresh,
-        });
-        Ok(order.count() as u32)
+        Box::new(Making { blank, lengths, replay: self.replay.clone() })
     }
 
-    /// The turns of a step of so many nano-batches, which every trainer has announced.
-    fn turns(
-        &self,
-        step: u64,
-        nanos: usize,
-        lengths: &BTreeMap<u16, Lengths>,
-    ) -> Result<Turns, Error> {
-        check_plans(nanos, &self.layers).map_err(|source| Error::Plans { step, source })?;
-        // No number above `MAX_PLANS` came so far.
-        let held = NonZeroU16::new(nanos as u16).ok_or(Error::Empty { step })?;
-        let together = Turns::together(held);
-        let mut each = lengths.iter().map(|it| (*it.0, it.1.turns.as_ref().unwrap_or(&together)));
-        let Some((one, turns)) = each.next() else { return Ok(together) };
-        match each.find(|it| it.1 != turns) {
-            None => Ok(turns.clone()),
-            Some((other, theirs)) => {
-                let same = turns.list().iter().zip(theirs.list()).take_while(|it| it.0 == it.1);
-                let turn = same.count();
-                let (its, theirs) = (turns.to_string(), theirs.to_string());
-                Err(Error::OtherTurns { step, turn, one, its, other, theirs })
-            }
-        }
+    /// Takes the next header, which was made of an order of this draft.
+    pub fn made(&mut self, header: Arc<Header>) {
+        self.header = Some(header);
     }
 
     /// Whether the header of a step will have the slots of the one that was made last, by this view.
@@ -256,15 +221,18 @@ impl Draft {
         self.header.as_ref().is_some_and(|it| slots.is_none_or(|slots| slots == it.slots))
     }
 
-    /// Who fills the slots of the header in the making.
+    /// Who fills the slots of the header that was made last.
     pub fn fillers(&self, view: &View) -> Vec<Option<Member>> {
-        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, &[]))
+        // The slots are those of the view, but in a replay: there servers keep theirs, however few are offered.
+        let before = if self.replay.is_some() { &self.filled[..] } else { &[] };
+        self.header.as_ref().map_or_else(Vec::new, |it| view.fill(&it.slots, before))
     }
 
-    /// The header with its fillers.
-    pub fn finish(&self, view: ViewNumber, fillers: Vec<Option<Member>>) -> Header {
-        let header = self.header.clone().expect("a header is prepared before it is published");
-        Header { view, fillers, ..header }
+    /// The header that was made last, with its fillers.
+    pub fn finish(&mut self, view: ViewNumber, fillers: Vec<Option<Member>>) -> Filled {
+        let header = self.header.clone().expect("a header is made before it is published");
+        self.filled.clone_from(&fillers);
+        Filled { header, view, fillers }
     }
 
     fn slots(&mut self, view: &View) -> Vec<Slot> {
@@ -299,45 +267,6 @@ impl Draft {
         }
         slots
     }
-}
-
-/// How many nano-batches every trainer has announced.
-fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
-    let mut each = lengths.iter().map(|it| (*it.0, it.1.nanos.len()));
-    let Some((one, its)) = each.next() else { return Ok(0) };
-    match each.find(|it| it.1 != its) {
-        Some((other, theirs)) => Err(Error::Nanos { step, one, its, other, theirs }),
-        None => Ok(its),
-    }
-}
-
-/// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
-/// numbers follow each other, in the same order.
-fn packing<'a>(
-    step: u64,
-    nano: usize,
-    lengths: impl Iterator<Item = &'a Lengths> + Clone,
-) -> Result<Packing, Error> {
-    let mut rows: BTreeMap<u32, u32> = BTreeMap::new();
-    let of_nano = lengths.map(|it| it.nanos.get(nano));
-    for own in of_nano.clone() {
-        for &(document, length) in own.map_or(&[][..], |it| &it.documents) {
-            let one = *rows.entry(document).or_insert(length);
-            if one != length {
-                return Err(Error::Lengths { step, document, one, other: length });
-            }
-        }
-    }
-    let numbers: BTreeMap<u32, u32> = rows.keys().copied().zip(0..).collect();
-    let numbered = |it: &Stretch| match numbers.get(&it.document.0) {
-        Some(&number) => Ok(Stretch { document: DocumentId(number), ..*it }),
-        None => Err(Error::Untold { step, document: it.document.0 }),
-    };
-    let stretches = of_nano.map(|own| own.map_or(&[][..], |it| &it.stretches));
-    let ranks: Result<_, _> =
-        stretches.map(|it| it.iter().map(numbered).collect::<Result<Vec<_>, _>>()).collect();
-    let documents: Vec<u32> = rows.into_values().collect();
-    Packing::new(&documents, ranks?).map_err(|source| Error::Layout { step, nano, source })
 }
 
 #[cfg(test)]

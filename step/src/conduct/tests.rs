@@ -24,6 +24,7 @@ fn draft(layers: u16) -> Draft {
         trainer_memory: 1 << 20,
         replay: None,
         header: None,
+        filled: Vec::new(),
         memories: BTreeMap::new(),
     }
 }
@@ -31,7 +32,7 @@ fn draft(layers: u16) -> Draft {
 fn prepare(layers: u16, nanos: Vec<NanoLengths>) -> Result<u32, Error> {
     let view = View { number: ViewNumber::default(), slots: Vec::new() };
     let lengths = Lengths { step: 7, turns: None, nanos };
-    draft(layers).prepare(7, &BTreeMap::from([(0, lengths)]), &view)
+    Ok(draft(layers).order(7, BTreeMap::from([(0, lengths)]), &view).make()?.phases)
 }
 
 fn nano(documents: u32) -> NanoLengths {
@@ -89,8 +90,8 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
         let told =
             turns.into_iter().zip(nanos).map(|(turns, nanos)| Lengths { step: 7, turns, nanos });
         let mut draft = Draft { trainers: 2, ..draft(3) };
-        let phases = draft.prepare(7, &(0..).zip(told).collect(), &view)?;
-        Ok::<_, Error>((phases, draft.header.unwrap().turns.to_string()))
+        let made = draft.order(7, (0..).zip(told).collect(), &view).make()?;
+        Ok::<_, Error>((made.phases, made.header.turns.to_string()))
     };
     assert_eq!(prepare([None, None], 2).unwrap(), (12, "F0,1 B0,1".into()));
     let written = Some(Turns::together(number(2)));
@@ -102,7 +103,8 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     let one = Lengths { step: 7, turns: None, nanos: vec![nano(1)] };
     let uneven = [one.clone(), Lengths { nanos: vec![nano(1); 2], ..one }];
     let view = View { number: ViewNumber::default(), slots: Vec::new() };
-    let refused = draft(3).prepare(7, &(4..).zip(uneven).collect(), &view).unwrap_err().to_string();
+    let refused = draft(3).order(7, (4..).zip(uneven).collect(), &view).make().unwrap_err();
+    let refused = refused.to_string();
     let expected = "step 7: trainer 4 announced 1 nano-batches, trainer 5 2; announce all";
     assert!(refused.starts_with(expected), "{refused}");
     let refused = |turns, held, expected: &str| {
@@ -115,4 +117,39 @@ fn trainers_agree_on_turns_that_go_over_what_they_hold() {
     let theirs = "step 7: trainer 0 announced the turns F0,1 B0,1, trainer 1 F0,1, other ones from turn 1 on; give";
     refused([None, forward], 2, theirs);
     refused(both, 3, "step 7: turns take 2 nano-batches, and ranks announced the rows of 3;");
+}
+
+#[test]
+fn servers_keep_their_slots_in_a_replay_with_fewer_of_them() {
+    let offer = |index: Option<u16>| {
+        let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
+        let (memory, member) = (Some(1 << 30), index.map(server));
+        Offer { weight: 100, home: None, memory, member, numerics: None }
+    };
+    let view = |servers: &[Option<u16>]| View {
+        number: ViewNumber::default(),
+        slots: servers.iter().map(|it| offer(*it)).collect(),
+    };
+    let lengths = || BTreeMap::from([(0, Lengths { step: 7, turns: None, nanos: vec![nano(2)] })]);
+    let three = draft(1).order(7, lengths(), &view(&[Some(0), Some(1), Some(2)])).make().unwrap();
+    let line = serde_json::to_string(three.header.as_ref()).unwrap();
+    let log = Log::parse(std::path::Path::new("headers.jsonl"), &line).unwrap();
+
+    let mut replay = Draft { replay: Some(Arc::new(log)), ..draft(1) };
+    let mut filled = |servers: &[Option<u16>]| {
+        let view = view(servers);
+        let made = replay.order(7, lengths(), &view).make().unwrap();
+        replay.made(made.header);
+        let fillers = replay.fillers(&view);
+        let header = replay.finish(view.number, fillers).header();
+        let index = |it: &Option<Member>| match it {
+            Some(Member::Server { index, .. }) => Some(*index),
+            Some(Member::InPlace(_) | Member::Standby(_)) | None => None,
+        };
+        header.fillers.iter().map(index).collect::<Vec<_>>()
+    };
+    assert_eq!(filled(&[Some(0), Some(1)]), [Some(0), Some(1), None]);
+    // One is lost, then replaced; the other stays where it is.
+    assert_eq!(filled(&[None, Some(1)]), [None, Some(1), None]);
+    assert_eq!(filled(&[Some(4), Some(1)]), [Some(4), Some(1), None]);
 }

@@ -291,6 +291,20 @@ fn an_interrupt_waits_for_the_checkpoint_and_a_second_one_does_not() {
 }
 
 #[test]
+fn an_interrupt_waits_for_both_steps_that_are_out_however_long_they_take() {
+    let step = |step, seconds| Message::Progress(Progress { step, seconds, ..Progress::default() });
+    let mut run = Run::registered(config(1, false, &[]));
+    run.say("t0", step(0, 50.0));
+    run.input(Input::Interrupt);
+    for number in [1, 2] {
+        assert_eq!(run.after(55_000), "");
+        assert_eq!(run.say("t0", step(number, 55.0)), format!("step {number}"));
+    }
+    assert_eq!(run.after(29_999), "");
+    assert_eq!(run.after(60_000), "kill t0; kill t1; kill s0", "nothing more comes");
+}
+
+#[test]
 fn a_program_that_does_not_start_is_bad_input() {
     let (mut run, _) = Run::begin(config(1, false, &[]));
     let failed = |worker, message: &str| Input::SpawnFailed { worker, message: message.into() };

@@ -12,6 +12,7 @@ use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{Peer, conductor, server, trainer};
+use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 
 use super::conducting::reports;
@@ -82,6 +83,7 @@ impl<P: Exchange> Io<P> {
                 self.leaving.get_or_insert(until);
             }
             Request::Terminate => self.terminate(),
+            Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
         }
     }
@@ -382,10 +384,19 @@ impl<P: Exchange> Io<P> {
 
     /// Has the next header planned, unless one is.
     pub(super) fn plan(&mut self) {
-        let Some(header) = self.headers.take() else { return };
-        if self.plans.try_send(header).is_err() {
+        let Some(wanted) = self.headers.take() else { return };
+        if self.plans.try_send(wanted).is_err() {
             self.fail("the planning thread ended".into(), false);
         }
+    }
+
+    /// The conductor's next header was made.
+    fn made(&mut self, made: Result<Made, conduct::Error>) {
+        self.headers.done();
+        if let Some(it) = &mut self.conductor {
+            it.made(&mut self.shared, made);
+        }
+        self.plan();
     }
 
     /// A header was planned.
@@ -404,7 +415,7 @@ impl<P: Exchange> Io<P> {
         if self.is_over() {
             return;
         }
-        let Ready { planned, first, step } = ready;
+        let Ready { planned, first, step, own: _ } = ready;
         let number = planned.header.step;
         for member in planned.header.fillers.iter().flatten() {
             if let cadre_step::header::Member::Server { index, incarnation, address } = member {

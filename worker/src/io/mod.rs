@@ -1,8 +1,7 @@
 //! The IO thread of a process: owns the exchange's sockets and the protocol machines; runs no kernel
 //! and makes no plan.
 //!
-//! It does move the bundles of lost servers (`reassign`), encode headers, and copy own rows to the
-//! server in place.
+//! It does move the bundles of lost servers (`reassign`), and copy own rows to the server in place.
 //!
 //! In: what the process's other threads want ([`Request`]), what the controller says, what peers ring and
 //! what pulls bring. Out: steps, whole phases and works for the threads that compute ([`Notice`]), and
@@ -54,6 +53,7 @@ use self::load::Load;
 use self::planning::{Headers, Plans, Ready};
 use self::probe::Probing;
 pub use self::queues::Handle;
+use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::planned::PlannedStep;
 
@@ -92,6 +92,8 @@ pub enum Request {
     Leave,
     /// The process was asked to end.
     Terminate,
+    /// The conductor's next header was made, but for its fillers.
+    Made(Box<Result<Made, conduct::Error>>),
     /// A header was planned.
     Planned(Box<Result<Ready, planning::Error>>),
 }
@@ -119,7 +121,7 @@ pub enum Notice {
 pub struct Lines {
     /// What others ask for, through handles.
     pub requests: Receiver<Request>,
-    /// Where headers go to be planned.
+    /// Where headers go to be made and planned.
     pub plans: Plans,
     /// Both ends of the controller's stream.
     pub control: Control,

@@ -67,8 +67,8 @@ impl<P: Exchange> Io<P> {
                     it.begun(&mut self.shared);
                 }
             }
-            Output::Plan(header) => {
-                self.headers.made(header);
+            Output::Plan(wanted) => {
+                self.headers.own(wanted);
                 self.plan();
             }
             Output::Report(report) => self.say(*report),

@@ -10,9 +10,8 @@ use std::collections::VecDeque;
 use cadre_control::proto;
 use cadre_protocol::{At, End, Message, PullId, PullResult};
 use cadre_step::envelope::{Ending, Said};
-use cadre_step::header::Header;
 
-use super::planning::Ready;
+use super::planning::{Ready, Wanted};
 use super::rows::Whole;
 use super::tasks::Planned;
 use crate::launch::Work;
@@ -49,8 +48,8 @@ pub enum Output {
     Over(u64),
     /// A step can begin in the conductor's process.
     Begin(Box<Ready>),
-    /// The conductor's next header is to be planned.
-    Plan(Box<Header>),
+    /// The conductor's next header is to be made, or planned.
+    Plan(Wanted),
     /// What the controller is told.
     Report(Box<proto::WorkerMessage>),
     /// The conductor says that no step follows.

@@ -1,11 +1,12 @@
-//! Planning beside the IO thread, so that rows are served meanwhile.
+//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too.
 //!
 //! In: headers, in any order. Out: for each that is new and still wanted a [`Request::Planned`]. [`Headers`] decides which one is
-//! planned next and is pure; [`planned()`] does the work; [`start`] gives it a thread, which ends when nobody can send headers
+//! planned next and is pure; [`done`] does the work; [`start`] gives it a thread, which ends when nobody can send headers
 //! any more.
 //!
-//! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here, so that the
-//! IO thread computes no plan and no first assignment.
+//! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. So nothing
+//! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment, and
+//! encodes no header.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,14 +14,38 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use cadre_planner::Assignment;
 use cadre_protocol::conductor::LIVE_STEPS;
-use cadre_protocol::{Step, alive};
+use cadre_protocol::{PeerId, Step, alive};
+use cadre_step::conduct::{Filled, Making};
+use cadre_step::envelope::Said;
 use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
+use super::conducting::reports::Figures;
 use super::{Handle, Request};
 
-/// Where headers go to be planned, one at a time.
-pub type Plans = SyncSender<Box<Header>>;
+/// Where headers go to be made and planned, one at a time.
+pub type Plans = SyncSender<Wanted>;
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Wanted {
+    /// The conductor's next header, without fillers.
+    Making(Box<Making>),
+    /// The plan of the conductor's own header, and what it says of it to others: trainers and where they listen.
+    Own(Box<Filled>, Vec<(PeerId, String)>),
+    /// The plan of a header.
+    Plan(Box<Header>),
+}
+
+impl Wanted {
+    fn step(&self) -> u64 {
+        match self {
+            Self::Making(it) => it.step(),
+            Self::Own(it, _) => it.step(),
+            Self::Plan(it) => it.step,
+        }
+    }
+}
 
 /// A step that can begin.
 #[derive(Clone, Debug)]
@@ -31,6 +56,17 @@ pub struct Ready {
     pub first: Vec<Assignment>,
     /// What its machines begin with.
     pub step: Arc<Step>,
+    /// At the conductor.
+    pub own: Option<Own>,
+}
+
+/// What the conductor says of a step.
+#[derive(Clone, Debug)]
+pub struct Own {
+    /// The header, as all others are told.
+    pub word: Vec<u8>,
+    /// To the controller, when the step is over.
+    pub figures: Figures,
 }
 
 /// Why a step cannot begin.
@@ -54,8 +90,10 @@ pub struct Headers {
     /// Of the steps that may be live, those whose headers came.
     known: BTreeSet<u64>,
     /// Those of them that are not planned yet.
-    waiting: BTreeMap<u64, Box<Header>>,
-    /// Of the header that is being planned.
+    waiting: BTreeMap<u64, Wanted>,
+    /// The conductor's next one, which is to be made.
+    making: Option<Box<Making>>,
+    /// Of the header that is being made or planned.
     planning: Option<u64>,
 }
 
@@ -63,33 +101,44 @@ impl Headers {
     /// A header came, of whichever live step: a server that joins late hears of the newer one first. One that is known, or of a step that
     /// is over, changes nothing.
     pub fn came(&mut self, header: Box<Header>) {
-        let newest = self.known.last().copied().max(Some(header.step)).unwrap_or_default();
+        self.wait(Wanted::Plan(header));
+    }
+
+    /// The conductor's own: of the same step again where other fillers are tried.
+    pub fn own(&mut self, wanted: Wanted) {
+        match wanted {
+            Wanted::Making(it) => self.making = Some(it),
+            Wanted::Own(..) | Wanted::Plan(_) => {
+                self.known.remove(&wanted.step());
+                self.wait(wanted);
+            }
+        }
+    }
+
+    fn wait(&mut self, wanted: Wanted) {
+        let step = wanted.step();
+        let newest = self.known.last().copied().max(Some(step)).unwrap_or_default();
         let is_over = |step: u64| newest - step >= LIVE_STEPS as u64;
-        if is_over(header.step) || !self.known.insert(header.step) {
+        if is_over(step) || !self.known.insert(step) {
             return;
         }
-        self.waiting.insert(header.step, header);
+        self.waiting.insert(step, wanted);
         self.known.retain(|it| !is_over(*it));
         self.waiting.retain(|it, _| !is_over(*it));
     }
 
-    /// The conductor's own: of the same step again where other fillers are tried.
-    pub fn made(&mut self, header: Box<Header>) {
-        self.known.remove(&header.step);
-        self.came(header);
-    }
-
-    /// The header that is to be planned now, if any is.
-    pub fn take(&mut self) -> Option<Box<Header>> {
+    /// What is to be done now, if anything is.
+    pub fn take(&mut self) -> Option<Wanted> {
         if self.planning.is_some() {
             return None;
         }
-        let (step, header) = self.waiting.pop_first()?;
-        self.planning = Some(step);
-        Some(header)
+        let first = self.waiting.pop_first().map(|it| it.1);
+        let wanted = first.or_else(|| self.making.take().map(Wanted::Making))?;
+        self.planning = Some(wanted.step());
+        Some(wanted)
     }
 
-    /// What was being planned is done. Which step it was.
+    /// What was taken is done. Which step it was.
     pub fn done(&mut self) -> Option<u64> {
         self.planning.take()
     }
@@ -102,11 +151,11 @@ impl Headers {
 /// The system has no thread to give.
 pub fn start(back: Handle) -> std::io::Result<Plans> {
     // One is planned at a time, and the next goes there when its answer has come: the queue is never full.
-    let (plans, headers) = sync_channel::<Box<Header>>(1);
+    let (plans, all) = sync_channel(1);
     let plan = move || {
         let guard = Guard::new("plan", &back);
-        for header in headers {
-            back.send(planned(*header));
+        for wanted in all {
+            back.send(done(wanted));
         }
         guard.over();
     };
@@ -141,9 +190,22 @@ impl Drop for Guard {
     }
 }
 
-/// Plans a step, and places its bundles.
-pub fn planned(header: Header) -> Request {
-    Request::Planned(Box::new(ready(header)))
+/// Makes a header; or plans a step, and places its bundles.
+pub fn done(wanted: Wanted) -> Request {
+    match wanted {
+        Wanted::Making(it) => Request::Made(Box::new(it.make())),
+        Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
+        Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
+    }
+}
+
+fn own(header: Header, trainers: Vec<(PeerId, String)>) -> Result<Ready, Error> {
+    let said = Said::Header { header: Box::new(header), trainers };
+    let word = postcard::to_stdvec(&said).expect("words are plain data");
+    let Said::Header { header, .. } = said else { unreachable!("it was just put there") };
+    let ready = ready(*header)?;
+    let figures = Figures::of(&ready.planned);
+    Ok(Ready { own: Some(Own { word, figures }), ..ready })
 }
 
 fn ready(header: Header) -> Result<Ready, Error> {
@@ -151,7 +213,7 @@ fn ready(header: Header) -> Result<Ready, Error> {
     let fillers: Vec<_> = planned.header.fillers.iter().map(|it| it.as_ref().map(filler)).collect();
     let first = planned.assign(None, &alive(&fillers))?;
     let step = planned.protocol_step(&first)?;
-    Ok(Ready { planned: Arc::new(planned), first, step: Arc::new(step) })
+    Ok(Ready { planned: Arc::new(planned), first, step: Arc::new(step), own: None })
 }
 
 #[cfg(test)]
@@ -173,10 +235,10 @@ mod tests {
 
     fn steps(headers: &mut Headers) -> Vec<u64> {
         let mut steps = Vec::new();
-        while let Some(header) = headers.take() {
+        while let Some(wanted) = headers.take() {
             assert!(headers.take().is_none(), "one is planned at a time");
-            assert_eq!(headers.done(), Some(header.step));
-            steps.push(header.step);
+            assert_eq!(headers.done(), Some(wanted.step()));
+            steps.push(wanted.step());
         }
         steps
     }
@@ -191,7 +253,7 @@ mod tests {
         come(&mut headers, 3);
         come(&mut headers, 4);
         assert!(headers.take().is_none());
-        assert_eq!(headers.done(), Some(first.step));
+        assert_eq!(headers.done(), Some(first.step()));
         come(&mut headers, 3);
         come(&mut headers, 4);
         assert_eq!(steps(&mut headers), [4]);
@@ -230,7 +292,7 @@ mod tests {
     fn the_conductor_tries_the_same_step_with_other_fillers() {
         let mut headers = Headers::default();
         for _ in 0..2 {
-            headers.made(Box::new(header(0)));
+            headers.own(Wanted::Plan(Box::new(header(0))));
             assert_eq!(steps(&mut headers), [0]);
         }
         come(&mut headers, 0);

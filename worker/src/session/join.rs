@@ -6,6 +6,7 @@
 //! Invariant: bad input is refused before any thread starts, and the conductor is in rank 0 only.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cadre_control::{AttentionPlace, Settings};
@@ -291,8 +292,9 @@ fn conducting(
             OnPoolLoss::Wait | OnPoolLoss::Fail => Standby::No,
         },
         trainer_memory: join.memory,
-        replay: settings.headers.as_deref().map(headers::read).transpose()?,
+        replay: settings.headers.as_deref().map(headers::read).transpose()?.map(Arc::new),
         header: None,
+        filled: Vec::new(),
         memories: std::collections::BTreeMap::new(),
     };
     Ok(Conducting::new(draft, protocol_settings(settings), first, settings, now))

@@ -258,8 +258,8 @@ impl Rank {
         lock(&self.waiting).exposed()
     }
 
-    /// Time in the last [`Self::begin`] in which nothing was computed: the wait for the step's header and its plan; zero for the first
-    /// step of the session. To be asked as [`Self::exposed_wait`].
+    /// The wait for the last header and its plan; zero for the first step of the session. In [`Self::begin`] it is the time in which
+    /// nothing was computed; by [`Self::poll_begin`] that from the first poll that found no header to the one that did. To be asked as [`Self::exposed_wait`].
     pub fn header_wait(&self) -> Duration {
         lock(&self.waiting).header_wait()
     }

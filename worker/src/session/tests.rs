@@ -100,6 +100,33 @@ fn a_refused_call_sends_nothing_but_its_reason() {
 }
 
 #[test]
+fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
+    let (rank, _requests, mut outlet) = rank(0);
+    // All rows are of rank 1.
+    let text = include_str!("../../../testing/header.json").replace("[[{", "[[],[{");
+    let of: Header = serde_json::from_str(&text).unwrap();
+    let begin = |outlet: &mut Outlet, step| {
+        rank.announce(lengths(step)).unwrap();
+        assert!(rank.poll_begin(step).is_none());
+        let start = std::time::Instant::now();
+        while start.elapsed().is_zero() || rank.poll_begin(step).is_some() {}
+        let waited = start.elapsed();
+        let header = Arc::new(Header { step, ..of.clone() });
+        outlet.tell(Notice::Step(Arc::new(PlannedStep::new(header).unwrap())));
+        assert!(matches!(rank.poll_begin(step), Some(Next::Step(_))));
+        rank.done(StepDone { step, ..StepDone::default() }).unwrap();
+        waited
+    };
+    begin(&mut outlet, 0);
+    assert_eq!(rank.header_wait(), Duration::ZERO, "that of the first step is the start of the job");
+    for step in 1..3 {
+        let waited = begin(&mut outlet, step);
+        let told = rank.header_wait();
+        assert!(told >= waited, "{told:?} is less than {waited:?}");
+    }
+}
+
+#[test]
 fn turns_that_do_not_fit_are_refused_before_they_are_told() {
     let (rank, requests, _outlet) = rank(3);
     let nano = NanoLengths { documents: Vec::new(), stretches: Vec::new() };

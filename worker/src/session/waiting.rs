@@ -42,6 +42,8 @@ pub(super) struct Waiting {
     exposed: Duration,
     /// Between the last two steps.
     header_wait: Duration,
+    /// When a poll for the next header found none, for the first time.
+    polled: Option<Instant>,
     has_begun: bool,
     ended: Option<Ending>,
 }
@@ -65,6 +67,7 @@ impl Waiting {
             whole: BTreeMap::new(),
             exposed: Duration::ZERO,
             header_wait: Duration::ZERO,
+            polled: None,
             has_begun: false,
             ended: None,
         }
@@ -74,9 +77,7 @@ impl Waiting {
         let before = self.exposed;
         loop {
             let waited = self.exposed.saturating_sub(before);
-            if let Some(next) = self.poll_begin(step) {
-                self.header_wait = if self.has_begun { waited } else { Duration::ZERO };
-                self.has_begun = true;
+            if let Some(next) = self.next(step, waited) {
                 return next;
             }
             self.progress();
@@ -85,10 +86,23 @@ impl Waiting {
 
     /// The header of `step` or the end of the job, if one is there.
     pub(super) fn poll_begin(&mut self, step: u64) -> Option<Next> {
+        let waited = self.polled.map_or(Duration::ZERO, |it| it.elapsed());
+        let next = self.next(step, waited);
+        if next.is_none() {
+            self.polled.get_or_insert_with(Instant::now);
+        }
+        next
+    }
+
+    /// The header of `step`, for which this rank has waited so long, or the end of the job.
+    fn next(&mut self, step: u64, waited: Duration) -> Option<Next> {
         if let Some(ending) = &self.ended {
             return Some(Next::End(ending.clone()));
         }
         let planned = self.coming.remove(&step)?;
+        self.header_wait = if self.has_begun { waited } else { Duration::ZERO };
+        self.has_begun = true;
+        self.polled = None;
         self.exposed = Duration::ZERO;
         // Of phases that nobody waited for.
         self.whole = self.whole.split_off(&At::new(step, 0));

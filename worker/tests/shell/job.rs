@@ -186,6 +186,7 @@ impl Job {
             trainer_memory: MEMORY,
             replay: None,
             header: None,
+            filled: Vec::new(),
             memories: std::collections::BTreeMap::new(),
         }
     }

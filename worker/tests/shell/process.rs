@@ -19,7 +19,6 @@ use cadre_exchange::{PeerId, Waker};
 use cadre_kernels::{Engine, Threads};
 use cadre_protocol::Peer;
 use cadre_protocol::server::Host;
-use cadre_step::header::Header;
 use cadre_worker::compute::{Compute, Progress};
 use cadre_worker::io::clock::Clock;
 use cadre_worker::io::conducting::Conducting;
@@ -28,6 +27,7 @@ use cadre_worker::io::rows::Rows;
 use cadre_worker::io::shared::{Shared, peer_of};
 use cadre_worker::io::standing::Standing;
 use cadre_worker::io::tasks::Tasks;
+use cadre_worker::io::planning::Wanted;
 use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn, planning};
 use cadre_worker::memory::Place;
 use cadre_worker::session::Rank;
@@ -67,8 +67,8 @@ pub(crate) struct Process {
     /// This process's clock began so much later than the world's.
     began: u64,
     lines: Vec<Line>,
-    headers: Receiver<Box<Header>>,
-    pub(crate) planning: VecDeque<Box<Header>>,
+    wanted: Receiver<Wanted>,
+    pub(crate) planning: VecDeque<Wanted>,
     reports: Receiver<proto::WorkerMessage>,
     control: Sender<proto::ControllerMessage>,
     role: Role,
@@ -92,7 +92,7 @@ pub(crate) struct Turned {
     pub(crate) after: Option<After>,
     /// Which threads got something.
     pub(crate) woken: [bool; 2],
-    /// Headers that came to be planned.
+    /// Headers that came to be made or planned.
     pub(crate) headers: usize,
     pub(crate) reports: Vec<proto::WorkerMessage>,
 }
@@ -110,7 +110,7 @@ impl Process {
         let counted = Clock::counted(epoch, Arc::clone(&clock));
         let shared = Shared::new(me, (wires, counted), Tracer::off());
         let (handle, requests) = Handle::channel(waker.clone());
-        let (plans, headers) = sync_channel(1);
+        let (plans, wanted) = sync_channel(1);
         let (report, reports) = channel();
         let (control, receiver) = channel();
         let sender = Box::new(move |message| {
@@ -163,7 +163,7 @@ impl Process {
             clock,
             began,
             lines,
-            headers,
+            wanted,
             planning: VecDeque::new(),
             reports,
             control,
@@ -209,9 +209,9 @@ impl Process {
         for line in &self.lines {
             line.said.owe(line.inbox.is_owed());
         }
-        for header in self.headers.try_iter() {
+        for wanted in self.wanted.try_iter() {
             turned.headers += 1;
-            self.planning.push_back(header);
+            self.planning.push_back(wanted);
         }
         turned.reports = self.reports.try_iter().collect();
         turned
@@ -219,8 +219,8 @@ impl Process {
 
     /// The thread that plans has done one.
     pub(crate) fn plan(&mut self) {
-        if let Some(header) = self.planning.pop_front() {
-            self.handle.send(planning::planned(*header));
+        if let Some(wanted) = self.planning.pop_front() {
+            self.handle.send(planning::done(wanted));
         }
     }
 

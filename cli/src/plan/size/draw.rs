@@ -125,11 +125,13 @@ fn header(job: &Job, servers: u32, step: u64) -> Result<Header, SizeError> {
         trainer_memory: job.trainer_memory,
         replay: None,
         header: None,
+        filled: Vec::new(),
         memories: BTreeMap::new(),
     };
     let number = ViewNumber::default();
-    draft.prepare(step, &told, &View { number, slots })?;
-    Ok(draft.finish(number, Vec::new()))
+    let made = draft.order(step, told, &View { number, slots }).make()?;
+    draft.made(made.header);
+    Ok(draft.finish(number, Vec::new()).header())
 }
 
 impl Drawn {

@@ -8,7 +8,7 @@
 //! a server:  well ──link breaks──▶ broken ──answers──▶ well
 //!            well ──silent──▶ lost      broken ──fresh links refused, or silent──▶ lost
 //! a round:   proposed ──Placed──▶ sent to all
-//!            no live slot, or Unplaceable ──▶ what `on_pool_loss` says
+//!            no live slot, or Unplaceable, and no step before it is live ──▶ what `on_pool_loss` says
 //! ```
 //!
 //! Invariants: at most two steps are live; the rounds of a step are numbered without gaps and each is
@@ -114,7 +114,7 @@ pub enum Command {
     },
     /// This server is lost: tell the controller, close its links.
     DeclareLost(ServerId),
-    /// No live slot can take a bundle of the step; the job waits, goes local or ends.
+    /// No live slot can take a bundle of the step, and no step runs before it; the job waits, goes local or ends.
     PoolLost {
         /// The step.
         step: u64,
@@ -213,6 +213,7 @@ impl Conductor {
             Event::Closed(peer) => self.closed(now, peer, out),
             Event::Tick => {}
         }
+        self.come_first(now, out);
         self.publish(now, out);
         self.deadlines(now, out);
         if let Some(end) = out.iter().position(|it| matches!(it, Command::End(_))) {

@@ -23,7 +23,11 @@ enum State {
         proposal: u64,
         fillers: Fillers,
     },
-    /// No slot can take some bundle; the step waits for a server.
+    /// No slot can take some bundle, and a step before it still runs: somebody may come until that one is whole.
+    Short {
+        fillers: Fillers,
+    },
+    /// No slot can take some bundle of the first live step, which waits for a server.
     Lost {
         since: Nanos,
         fillers: Fillers,
@@ -56,7 +60,9 @@ impl Live {
     pub(super) fn newest(&self) -> &Fillers {
         match &self.state {
             State::Settled => self.fillers(),
-            State::Proposed { fillers, .. } | State::Lost { fillers, .. } => fillers,
+            State::Proposed { fillers, .. }
+            | State::Short { fillers }
+            | State::Lost { fillers, .. } => fillers,
         }
     }
 
@@ -79,12 +85,13 @@ impl Conductor {
         for filler in fillers.iter_mut().filter(|it| **it == Some(Filler::Server(server))) {
             *filler = None;
         }
-        if let State::Lost { since, .. } = live.state {
-            self.set(step, State::Lost { since, fillers });
-        } else if alive(&fillers).contains(&true) {
-            self.propose(step, fillers, out);
-        } else {
-            self.pool_lost(now, step, fillers, out);
+        match live.state {
+            State::Lost { since, .. } => self.set(step, State::Lost { since, fillers }),
+            State::Short { .. } => self.set(step, State::Short { fillers }),
+            State::Settled | State::Proposed { .. } if alive(&fillers).contains(&true) => {
+                self.propose(step, fillers, out);
+            }
+            State::Settled | State::Proposed { .. } => self.fall_short(now, step, fillers, out),
         }
     }
 
@@ -102,6 +109,28 @@ impl Conductor {
         let proposal = self.next_proposal();
         self.set(step, State::Proposed { proposal, fillers });
         out.push(Command::Propose { step, proposal, tables });
+    }
+
+    /// No slot can take some bundle of a step. Its pool is lost when no step runs before it; until then servers may come.
+    fn fall_short(&mut self, now: Nanos, step: u64, fillers: Fillers, out: &mut Vec<Command>) {
+        if self.first_live() == Some(step) {
+            return self.pool_lost(now, step, fillers, out);
+        }
+        self.set(step, State::Short { fillers });
+        self.fill(out);
+    }
+
+    /// The first live step may be another one than before: if it fell short, nobody has come in time.
+    pub(super) fn come_first(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        if let Some((&step, live)) = self.live.first_key_value()
+            && let State::Short { fillers } = &live.state
+        {
+            self.pool_lost(now, step, fillers.clone(), out);
+        }
+    }
+
+    fn first_live(&self) -> Option<u64> {
+        self.live.first_key_value().map(|it| *it.0)
     }
 
     fn pool_lost(&mut self, now: Nanos, step: u64, mut fillers: Fillers, out: &mut Vec<Command>) {
@@ -124,10 +153,12 @@ impl Conductor {
         }
     }
 
-    /// Fills slots of lost steps with servers of the view.
+    /// Fills slots of steps that wait for a server with those of the view.
     pub(super) fn fill(&mut self, out: &mut Vec<Command>) {
-        let lost = |it: &(&u64, &Live)| matches!(it.1.state, State::Lost { .. });
-        let steps: Vec<_> = self.live.iter().filter(lost).map(|it| *it.0).collect();
+        let waits = |it: &(&u64, &Live)| {
+            matches!(it.1.state, State::Short { .. } | State::Lost { .. })
+        };
+        let steps: Vec<_> = self.live.iter().filter(waits).map(|it| *it.0).collect();
         for step in steps {
             let mut fillers = self.live[&step].newest().clone();
             let mut new = Vec::new();
@@ -166,7 +197,7 @@ impl Conductor {
         if proposal == HEADER {
             self.withdraw(step);
         } else if let Some(fillers) = self.answered(step, proposal) {
-            self.pool_lost(now, step, fillers, out);
+            self.fall_short(now, step, fillers, out);
         }
     }
 
@@ -192,13 +223,13 @@ impl Conductor {
         };
         let lost = self.live.iter().filter_map(|(&step, live)| match live.state {
             State::Lost { since, .. } => Some((since, step)),
-            State::Settled | State::Proposed { .. } => None,
+            State::Settled | State::Proposed { .. } | State::Short { .. } => None,
         });
         let held = self.held.zip(self.ready.keys().next().copied());
         lost.chain(held).map(move |(since, step)| (since.after(limit), step))
     }
 
-    /// Whether some step has no live slot.
+    /// Whether the step that is to go on has no live slot.
     pub(super) fn waits_for_a_server(&self) -> bool {
         let lost = |it: &Live| matches!(it.state, State::Lost { .. });
         self.held.is_some() || self.live.values().any(lost)

@@ -244,3 +244,70 @@ fn a_trainer_that_starts_first_waits_for_the_conductor() {
         assert_eq!(ends, [last]);
     }
 }
+
+/// Step 0 runs on both servers, step 1 was published when a view named the first alone. That one is silent from 100 ms on.
+fn short_of_servers(on_pool_loss: OnPoolLoss, others: &[Filler]) -> (Conductor, Vec<Command>) {
+    let settings = Settings { on_pool_loss, ..Settings::default() };
+    let mut conductor = Conductor::new(2, settings, Nanos(0));
+    let view = |second: Option<ServerId>| {
+        let servers = [Some(SERVERS[0]), second].map(|it| it.map(Filler::Server));
+        Event::View(servers.into_iter().chain(others.iter().copied().map(Some)).collect())
+    };
+    handle(&mut conductor, Nanos(0), view(Some(SERVERS[1])));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    for peer in SERVERS.map(Peer::Server) {
+        heard(&mut conductor, ms(1), peer);
+    }
+    handle(&mut conductor, ms(2), view(None));
+    let commands = handle(&mut conductor, ms(2), Event::HeaderReady { step: 1, phases: 4 });
+    assert!(matches!(commands[0], Command::Publish { step: 1, .. }), "{commands:?}");
+    let said = quiet(&mut conductor, 100, 1_300, &[Peer::Server(SERVERS[0])]);
+    assert!(said.contains(&Command::DeclareLost(SERVERS[0])));
+    let moves = |it: &Command| matches!(it, Command::Propose { step: 0, .. });
+    assert!(said.iter().any(moves), "step 0 goes on");
+    (conductor, said)
+}
+
+fn whole(conductor: &mut Conductor, now: Nanos, step: u64) -> Vec<Command> {
+    let from = [0, 1].map(TrainerId).map(Peer::Trainer);
+    let message = Message::PhaseDone { at: At::new(step, 3) };
+    let events = from.map(|from| Event::Message { from, message: message.clone() });
+    events.into_iter().flat_map(|it| handle(conductor, now, it)).collect()
+}
+
+#[test]
+fn a_step_without_servers_ends_no_job_while_one_before_it_has_some() {
+    let lost = Command::PoolLost { step: 1 };
+    let goes_on = |it: &Command| matches!(it, Command::Propose { step: 1, .. });
+    let wait = OnPoolLoss::Wait(ms(5_000));
+    let standby = [Filler::Standby(TrainerId(1))];
+    for (on_pool_loss, others) in
+        [(OnPoolLoss::Fail, &[][..]), (OnPoolLoss::Local, &standby), (wait, &[])]
+    {
+        let short = || {
+            let (conductor, said) = short_of_servers(on_pool_loss, others);
+            assert!(!said.contains(&lost) && !said.iter().any(goes_on), "{on_pool_loss:?}");
+            assert!(!said.iter().any(|it| matches!(it, Command::End(_))), "{on_pool_loss:?}");
+            conductor
+        };
+        // Somebody comes in time.
+        let mut conductor = short();
+        let id = ServerId { index: 2, incarnation: 0 };
+        let view = [None, Some(id)].map(|it| it.map(Filler::Server));
+        let view = view.into_iter().chain(others.iter().copied().map(Some)).collect();
+        let said = handle(&mut conductor, ms(1_300), Event::View(view));
+        assert!(said.iter().any(goes_on) && !said.contains(&lost), "{said:?}");
+
+        // Nobody does: the pool is lost when the step is the first that is not whole.
+        let mut conductor = short();
+        let said = quiet(&mut conductor, 1_300, 9_000, &[Peer::Server(SERVERS[0])]);
+        assert!(!said.iter().any(|it| matches!(it, Command::End(_))), "{on_pool_loss:?}");
+        let said = whole(&mut conductor, ms(9_000), 0);
+        assert!(said.contains(&lost), "{said:?}");
+        let end = Command::End(End::PoolLost { step: 1 });
+        assert_eq!(said.last() == Some(&end), on_pool_loss == OnPoolLoss::Fail, "{said:?}");
+        assert_eq!(said.iter().any(goes_on), on_pool_loss == OnPoolLoss::Local, "{said:?}");
+        let said = quiet(&mut conductor, 9_100, 15_000, &[Peer::Server(SERVERS[0])]);
+        assert_eq!(said.contains(&end), on_pool_loss == wait, "{on_pool_loss:?}");
+    }
+}

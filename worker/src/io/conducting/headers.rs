@@ -11,17 +11,18 @@ use std::sync::Arc;
 use cadre_control::proto::notice;
 use cadre_protocol::conductor::{Event, HEADER};
 use cadre_protocol::{Fillers, Peer};
-use cadre_step::envelope::{Ending, Said};
+use cadre_step::conduct::{self, Made};
+use cadre_step::envelope::Ending;
 use cadre_step::planned::filler;
 
 use super::{Conducting, Published, Publishing};
 use crate::io::exchange::Exchange;
 use crate::io::output::Output;
-use crate::io::planning::{self, Ready};
+use crate::io::planning::{self, Own, Ready, Wanted};
 use crate::io::shared::Shared;
 
 impl Conducting {
-    /// Offers the next header, or ends the job, as soon as nothing is missing for it.
+    /// Has the next header made, or ends the job, as soon as nothing is missing for it.
     pub(super) fn proceed(&mut self, shared: &mut Shared<impl Exchange>) {
         if self.offered || self.ending.is_some() || !self.firing.is_empty() {
             return;
@@ -34,6 +35,9 @@ impl Conducting {
                 let stopped = self.stop.clone().filter(|_| !all);
                 self.close(shared, stopped.unwrap_or(Ending::Completed));
             }
+            return;
+        }
+        if self.making {
             return;
         }
         let trainers = usize::from(self.draft.trainers);
@@ -53,20 +57,36 @@ impl Conducting {
             return;
         }
         let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
-        match self.draft.prepare(self.next, &lengths, view) {
+        self.making = true;
+        let order = self.draft.order(self.next, lengths, view);
+        shared.outputs.put(Output::Plan(Wanted::Making(order)));
+    }
+
+    /// The next header was made: it is offered, unless the job was to stop meanwhile.
+    pub fn made(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        made: Result<Made, conduct::Error>,
+    ) {
+        self.making = false;
+        if self.ending.is_some() {
+            return;
+        }
+        if self.stop.is_some() {
+            return self.proceed(shared);
+        }
+        let made = made.map_err(|it| it.to_string()).and_then(|it| {
+            self.draft.made(it.header);
+            self.misses_a_fault().map_or(Ok(it.phases), Err)
+        });
+        match made {
             Ok(phases) => {
-                if let Some(reason) = self.misses_a_fault() {
-                    return self.close(shared, Ending::Failed { reason, bad_input: true });
-                }
                 self.offered = true;
                 let step = self.next;
                 self.handle(shared, Event::View(self.next_fillers()));
                 self.handle(shared, Event::HeaderReady { step, phases });
             }
-            Err(error) => {
-                let reason = error.to_string();
-                self.close(shared, Ending::Failed { reason, bad_input: true });
-            }
+            Err(reason) => self.close(shared, Ending::Failed { reason, bad_input: true }),
         }
     }
 
@@ -91,8 +111,8 @@ impl Conducting {
         let Some(view) = &self.view else { return };
         // The machine has found servers for it. If they are lost while it is planned, the machine says so anew.
         self.pool_lost.remove(&step);
-        let header = self.draft.finish(view.number, view.members(fillers));
-        shared.outputs.put(Output::Plan(Box::new(header)));
+        let header = Box::new(self.draft.finish(view.number, view.members(fillers)));
+        shared.outputs.put(Output::Plan(Wanted::Own(header, self.roster.list())));
         self.publishing = Some(Publishing { step, to: BTreeSet::new(), proposal: None });
     }
 
@@ -108,7 +128,7 @@ impl Conducting {
         planned: Result<Ready, planning::Error>,
     ) {
         let Some(Publishing { step, to, proposal }) = self.publishing.take() else { return };
-        let ready = match planned {
+        let mut ready = match planned {
             Ok(ready) => ready,
             Err(error @ planning::Error::Unplaceable(_)) => {
                 Self::notice(shared, notice::Level::Warning, error.to_string(), None);
@@ -125,9 +145,12 @@ impl Conducting {
             }
         };
         tracing::debug!("step {step} is published at {} ms", shared.now().millis());
+        let Some(Own { word: encoded, figures }) = ready.own.take() else { return };
         let published = Published {
             planned: Arc::clone(&ready.planned),
+            figures,
             ready: Some(ready),
+            encoded,
             word: None,
             done: BTreeMap::new(),
             servers: BTreeMap::new(),
@@ -166,9 +189,7 @@ impl Conducting {
         }
         // Encoded once; who has it, or is told until it has, is not told twice.
         let (word, told) = published.word.get_or_insert_with(|| {
-            let header = Box::new(published.planned.header.as_ref().clone());
-            let said = Said::Header { header, trainers: self.roster.list() };
-            (shared.compose(&said), BTreeSet::new())
+            (shared.compose_encoded(std::mem::take(&mut published.encoded)), BTreeSet::new())
         });
         if told.insert(to) {
             shared.tell(to, word);

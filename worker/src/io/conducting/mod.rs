@@ -4,7 +4,7 @@
 //! all, and to the controller progress, notices and the places where faults are to be fired.
 //!
 //! The machine of `cadre-protocol` decides who is lost and where the watermark is; here the steps are put
-//! together. Invariant: a header is published once. It goes out while the step before it runs if it has the slots of that one, so
+//! together. What costs as much as a step has documents is done by the planning thread. Invariant: a header is published once. It goes out while the step before it runs if it has the slots of that one, so
 //! that a place in a view means the same slot of every step that is out; else when every phase of that step is whole everywhere.
 
 mod agree;
@@ -26,6 +26,7 @@ use cadre_step::planned::PlannedStep;
 use cadre_step::words::Body;
 
 use self::agree::STANDING_TOGETHER;
+use self::reports::Figures;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::planning::Ready;
@@ -37,7 +38,10 @@ struct Published {
     planned: Arc<PlannedStep>,
     /// Until it begins here.
     ready: Option<Ready>,
-    /// The header as it is told, and who was told.
+    /// What the controller is told of its plans.
+    figures: Figures,
+    /// The header as it is told, until it is; then as a word, and who was told.
+    encoded: Vec<u8>,
     word: Option<(Arc<Body>, BTreeSet<Peer>)>,
     done: BTreeMap<u16, StepDone>,
     servers: BTreeMap<Peer, proto::ServerStep>,
@@ -68,6 +72,8 @@ pub struct Conducting {
     next: u64,
     /// Steps before this one are whole: every trainer has every result of them.
     whole: u64,
+    /// Whether the header of `next` is being made.
+    making: bool,
     /// Whether `next` was offered to the machine.
     offered: bool,
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
@@ -120,6 +126,7 @@ impl Conducting {
             standing_until: None,
             next: first,
             whole: first,
+            making: false,
             offered: false,
             lengths: BTreeMap::new(),
             told_lengths: BTreeMap::new(),

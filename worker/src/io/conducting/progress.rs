@@ -42,7 +42,7 @@ impl Conducting {
         }
     }
 
-    /// Why a fault of the step in the making would never come: none of its phases goes that way.
+    /// Why a fault of the step whose header was made would never come: none of its phases goes that way.
     pub(super) fn misses_a_fault(&self) -> Option<String> {
         let header = self.draft.header.as_ref()?;
         let (step, turns) = (header.step, &header.turns);
@@ -86,11 +86,19 @@ impl Conducting {
     fn over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
         if let Some(published) = self.published.remove(&step) {
             let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
-            let Published { planned, ready: _, word: _, done, servers } = published;
+            let Published { planned, figures, ready: _, encoded: _, word: _, done, servers } =
+                published;
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
             let steps = self.steps.first_key_value().map_or(0, |it| *it.1);
-            let report = reports::progress(&planned, &done, servers, failovers, steps);
+            let report = reports::progress(
+                &planned.header,
+                figures,
+                &done,
+                servers,
+                failovers,
+                steps,
+            );
             // Nobody may have said yet how many there are.
             let of = if steps > 0 { format!(" of {steps}") } else { String::new() };
             tracing::info!(

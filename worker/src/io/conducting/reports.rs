@@ -10,7 +10,7 @@ use cadre_protocol::Peer;
 use cadre_step::certificate::Certificate;
 use cadre_step::conduct::{Offer, View};
 use cadre_step::envelope::{ServerStep, StepDone};
-use cadre_step::header::{Member, ViewNumber};
+use cadre_step::header::{Header, Member, ViewNumber};
 use cadre_step::planned::{PlannedStep, filler};
 
 /// Reads the controller's view.
@@ -67,19 +67,41 @@ fn at_home(planned: &PlannedStep) -> (u128, u128) {
     })
 }
 
+/// What the controller is told of a step's plans.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    header: String,
+    plans: u64,
+    imbalance_unplanned: f64,
+    certificate: Certificate,
+}
+
+impl Figures {
+    /// Takes as long as the step has documents.
+    pub fn of(planned: &PlannedStep) -> Self {
+        let (most, mean) = at_home(planned);
+        Self {
+            header: serde_json::to_string(planned.header.as_ref()).expect("a header is plain data"),
+            plans: planned.plans_digest(),
+            imbalance_unplanned: if mean > 0 { most as f64 / mean as f64 } else { 1.0 },
+            certificate: Certificate::of(planned),
+        }
+    }
+}
+
 /// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far. Steps are those of the
 /// job, 0 while nobody has said how many.
 pub(crate) fn progress(
-    planned: &PlannedStep,
+    header: &Header,
+    figures: Figures,
     done: &[StepDone],
     servers: Vec<proto::ServerStep>,
     (failovers, failovers_so_far): (u32, u32),
     steps: u64,
 ) -> proto::Progress {
-    let header = &planned.header;
     let worst = |of: fn(&StepDone) -> f64| done.iter().map(of).fold(0.0, f64::max);
-    let (most, mean) = at_home(planned);
-    let Certificate { compute, link, bytes } = Certificate::of(planned);
+    let Figures { header: line, plans, imbalance_unplanned, certificate } = figures;
+    let Certificate { compute, link, bytes } = certificate;
     let busy: Vec<f64> = servers.iter().map(|it| it.busy_seconds).collect();
     let total: f64 = busy.iter().sum();
     let imbalance = if total > 0.0 {
@@ -100,12 +122,12 @@ pub(crate) fn progress(
         failovers,
         view: Some(proto::ViewNumber { term: header.view.term, counter: header.view.counter }),
         imbalance,
-        imbalance_unplanned: if mean > 0 { most as f64 / mean as f64 } else { 1.0 },
-        header: serde_json::to_string(header.as_ref()).expect("a header is plain data"),
+        imbalance_unplanned,
+        header: line,
         servers,
         steps,
         failovers_so_far,
-        plans: planned.plans_digest(),
+        plans,
         gap_compute: Some(compute),
         gap_link: link,
         gap_bytes: bytes,
@@ -118,7 +140,6 @@ mod tests {
     use std::sync::Arc;
 
     use cadre_planner::{Costs, DocumentId, Mask, Stretch};
-    use cadre_step::header::Header;
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::phases::Direction;

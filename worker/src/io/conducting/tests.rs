@@ -13,14 +13,14 @@ use cadre_planner::{Costs, DocumentId, Heads, Stretch};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
-use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::header::{Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 
 use super::agree::LENGTHS_AHEAD;
 use super::*;
 use crate::io::Request;
 use crate::io::clock::Clock;
-use crate::io::planning::{self, Ready};
+use crate::io::planning::{self, Ready, Wanted};
 use crate::trace::Tracer;
 
 /// A conductor of two trainers with in-place servers, at a time that the test counts.
@@ -29,7 +29,7 @@ struct Job {
     shared: Shared<Tcp>,
     nanos: Arc<AtomicU64>,
     /// What was put for others: a header to plan, steps to begin.
-    plan: Option<Box<Header>>,
+    plan: Option<Wanted>,
     begin: Vec<Ready>,
 }
 
@@ -48,6 +48,7 @@ fn draft() -> Draft {
         trainer_memory: 1 << 30,
         replay: None,
         header: None,
+        filled: Vec::new(),
         memories: BTreeMap::new(),
     }
 }
@@ -132,7 +133,7 @@ impl Job {
     fn take(&mut self) {
         while let Some(output) = self.shared.outputs.take() {
             match output {
-                Output::Plan(header) => self.plan = Some(header),
+                Output::Plan(wanted) => self.plan = Some(wanted),
                 Output::Begin(ready) => self.begin.push(*ready),
                 Output::Message(_) | Output::Conductor(_) | Output::Report(_) => {}
                 other => panic!("{other:?}"),
@@ -148,11 +149,18 @@ impl Job {
 
     /// What the planning thread does, if it is asked.
     fn plan(&mut self) -> bool {
-        self.take();
-        let Some(header) = self.plan.take() else { return false };
-        let Request::Planned(planned) = planning::planned(*header) else { unreachable!() };
-        self.conducting.planned(&mut self.shared, *planned);
-        true
+        loop {
+            self.take();
+            let Some(wanted) = self.plan.take() else { return false };
+            match planning::done(wanted) {
+                Request::Made(made) => self.conducting.made(&mut self.shared, *made),
+                Request::Planned(planned) => {
+                    self.conducting.planned(&mut self.shared, *planned);
+                    return true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
 

@@ -157,7 +157,11 @@ fn key(publication: u64) -> RegionKey {
 impl<P: Exchange> Shared<P> {
     /// Encodes what is to be said, once for all who are to hear it; publishes what is long, for as long as the body is held.
     pub fn compose(&mut self, said: &Said) -> Arc<Body> {
-        let bytes = postcard::to_stdvec(said).expect("words are plain data");
+        self.compose_encoded(postcard::to_stdvec(said).expect("words are plain data"))
+    }
+
+    /// As [`Self::compose`], of what is encoded.
+    pub fn compose_encoded(&mut self, bytes: Vec<u8>) -> Arc<Body> {
         if bytes.len() <= MAX_RIDING_BYTES {
             return Arc::new(Body::Here(bytes));
         }

@@ -1,0 +1,158 @@
+//! Headers that are made: the layouts of what trainers announce, and the fillers.
+//!
+//! In: what trainers announced, and all that the conductor knows of the step ([`super::Draft::order`]). Out: a [`Header`] without
+//! fillers; with them, once they are known.
+//!
+//! Invariant: what is made depends on the order alone, so that any thread may make it.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use cadre_planner::{DocumentId, Stretch};
+
+use super::Error;
+use crate::envelope::Lengths;
+use crate::header::{Header, Log, Member, ViewNumber};
+use crate::packing::Packing;
+use crate::phases::PhaseOrder;
+use crate::planned::check_plans;
+use crate::turns::Turns;
+
+/// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
+pub(super) const MAX_ENTRIES: usize = 4_000_000;
+
+/// What a header is made of.
+#[derive(Debug)]
+pub struct Making {
+    /// Its turns, nano-batches and fillers are still to come.
+    pub(super) blank: Header,
+    pub(super) lengths: BTreeMap<u16, Lengths>,
+    pub(super) replay: Option<Arc<Log>>,
+}
+
+/// A header without fillers.
+#[derive(Debug)]
+pub struct Made {
+    /// The header.
+    pub header: Arc<Header>,
+    /// How many phases its step has.
+    pub phases: u32,
+}
+
+/// A header and who fills its slots.
+#[derive(Clone, Debug)]
+pub struct Filled {
+    pub(super) header: Arc<Header>,
+    pub(super) view: ViewNumber,
+    pub(super) fillers: Vec<Option<Member>>,
+}
+
+impl Making {
+    /// The step.
+    pub fn step(&self) -> u64 {
+        self.blank.step
+    }
+
+    /// Makes the header but for its fillers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub fn make(self) -> Result<Made, Error> {
+        let Self { blank, lengths, replay } = self;
+        let step = blank.step;
+        let told = lengths.values().flat_map(|it| &it.nanos);
+        let entries: usize = told.map(|it| it.documents.len() + it.stretches.len()).sum();
+        if entries > MAX_ENTRIES {
+            return Err(Error::TooMany { step, entries });
+        }
+        let count = nanos(step, &lengths)?;
+        let turns = agreed(&blank, count, &lengths)?;
+        let order = PhaseOrder::new(&turns, blank.layers.count(), count)
+            .map_err(|source| Error::Turns { step, source })?;
+        let nanos = (0..count).map(|nano| packing(step, nano, lengths.values()));
+        let fresh = Header { turns, nanos: nanos.collect::<Result<_, Error>>()?, ..blank };
+        let header = match &replay {
+            Some(log) => log.replay(fresh)?,
+            None => fresh,
+        };
+        Ok(Made { header: Arc::new(header), phases: order.count() as u32 })
+    }
+}
+
+impl Filled {
+    /// The step.
+    pub fn step(&self) -> u64 {
+        self.header.step
+    }
+
+    /// The whole header.
+    pub fn header(self) -> Header {
+        let Self { header, view, fillers } = self;
+        Header { view, fillers, ..Arc::unwrap_or_clone(header) }
+    }
+}
+
+/// The turns of a step of so many nano-batches, which every trainer has announced.
+fn agreed(
+    blank: &Header,
+    nanos: usize,
+    lengths: &BTreeMap<u16, Lengths>,
+) -> Result<Turns, Error> {
+    let step = blank.step;
+    check_plans(nanos, &blank.layers).map_err(|source| Error::Plans { step, source })?;
+    // No number above `MAX_PLANS` came so far.
+    let held = NonZeroU16::new(nanos as u16).ok_or(Error::Empty { step })?;
+    let together = Turns::together(held);
+    let mut each = lengths.iter().map(|it| (*it.0, it.1.turns.as_ref().unwrap_or(&together)));
+    let Some((one, turns)) = each.next() else { return Ok(together) };
+    match each.find(|it| it.1 != turns) {
+        None => Ok(turns.clone()),
+        Some((other, theirs)) => {
+            let same = turns.list().iter().zip(theirs.list()).take_while(|it| it.0 == it.1);
+            let turn = same.count();
+            let (its, theirs) = (turns.to_string(), theirs.to_string());
+            Err(Error::OtherTurns { step, turn, one, its, other, theirs })
+        }
+    }
+}
+
+/// How many nano-batches every trainer has announced.
+fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
+    let mut each = lengths.iter().map(|it| (*it.0, it.1.nanos.len()));
+    let Some((one, its)) = each.next() else { return Ok(0) };
+    match each.find(|it| it.1 != its) {
+        Some((other, theirs)) => Err(Error::Nanos { step, one, its, other, theirs }),
+        None => Ok(its),
+    }
+}
+
+/// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
+/// numbers follow each other, in the same order.
+fn packing<'a>(
+    step: u64,
+    nano: usize,
+    lengths: impl Iterator<Item = &'a Lengths> + Clone,
+) -> Result<Packing, Error> {
+    let mut rows: BTreeMap<u32, u32> = BTreeMap::new();
+    let of_nano = lengths.map(|it| it.nanos.get(nano));
+    for own in of_nano.clone() {
+        for &(document, length) in own.map_or(&[][..], |it| &it.documents) {
+            let one = *rows.entry(document).or_insert(length);
+            if one != length {
+                return Err(Error::Lengths { step, document, one, other: length });
+            }
+        }
+    }
+    let numbers: BTreeMap<u32, u32> = rows.keys().copied().zip(0..).collect();
+    let numbered = |it: &Stretch| match numbers.get(&it.document.0) {
+        Some(&number) => Ok(Stretch { document: DocumentId(number), ..*it }),
+        None => Err(Error::Untold { step, document: it.document.0 }),
+    };
+    let stretches = of_nano.map(|own| own.map_or(&[][..], |it| &it.stretches));
+    let ranks: Result<_, _> =
+        stretches.map(|it| it.iter().map(numbered).collect::<Result<Vec<_>, _>>()).collect();
+    let documents: Vec<u32> = rows.into_values().collect();
+    Packing::new(&documents, ranks?).map_err(|source| Error::Layout { step, nano, source })
+}
