@@ -11,6 +11,7 @@
 //! | `cadre_operator_server_time_ratio` | the same | its observed over its expected time |
 //! | `cadre_operator_pool_servers` | `namespace`, `pool`, `state` | servers, as the pool's status counts them |
 //! | `cadre_operator_job_steps` | `namespace`, `job` | steps that are done |
+//! | `cadre_operator_job_checkpoint_steps` | the same | steps in the newest checkpoint that was heard of |
 //! | `cadre_operator_job_restarts` | the same | restarts that counted |
 //! | `cadre_operator_job_failovers` | the same | servers lost in its steps |
 //! | `cadre_operator_condition` | `kind`, `namespace`, `name`, `type`, `reason` | 1 for each condition that is true |
@@ -167,6 +168,7 @@ struct Objects {
     time: Family<OfServer, Gauge<f64, AtomicU64>>,
     servers: Family<OfPool, Gauge>,
     steps: Family<OfJob, Gauge>,
+    saved: Family<OfJob, Gauge>,
     restarts: Family<OfJob, Gauge>,
     failovers: Family<OfJob, Gauge>,
     conditions: Family<True, Gauge>,
@@ -180,6 +182,7 @@ impl Objects {
             servers: family(registry, "pool_servers", "Servers of a pool"),
             conditions: family(registry, "condition", "Conditions that are true"),
             steps: family(registry, "job_steps", "Steps that are done"),
+            saved: family(registry, "job_checkpoint_steps", "Steps in the newest checkpoint"),
             restarts: family(registry, "job_restarts", "Restarts that counted"),
             failovers: family(registry, "job_failovers", "Servers lost in its steps"),
         }
@@ -230,6 +233,8 @@ impl Objects {
         let of = OfJob { namespace, job: job_name };
         let steps = status.progress.as_ref().map_or(0, |it| it.step);
         self.steps.get_or_create(&of).set(i64::try_from(steps).unwrap_or(i64::MAX));
+        let saved = i64::try_from(status.checkpoint_step).unwrap_or(i64::MAX);
+        self.saved.get_or_create(&of).set(saved);
         self.restarts.get_or_create(&of).set(status.restarts.into());
         self.failovers.get_or_create(&of).set(status.failovers.into());
         self.conditions("TrainingJob", &job.metadata, &status.conditions);

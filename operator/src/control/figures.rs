@@ -23,13 +23,14 @@ impl Figures {
     pub(super) fn begin(&mut self, attempt: &JobKey, uid: &str, failovers: u32) {
         let of_job = |it: &JobKey| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
         let last = self.0.iter().rfind(|it| of_job(it.0) && it.1.uid == uid);
-        let failovers = match last {
+        let (failovers, checkpoint) = match last {
             Some((last, _)) if last.attempt >= attempt.attempt => return,
-            Some((_, figures)) => figures.failovers.max(failovers),
-            None => failovers,
+            Some((_, figures)) => (figures.failovers.max(failovers), figures.checkpoint),
+            None => (failovers, 0),
         };
         self.0.retain(|it, _| !of_job(it));
-        let figures = JobFigures { uid: uid.to_owned(), failovers, ..JobFigures::default() };
+        let uid = uid.to_owned();
+        let figures = JobFigures { uid, failovers, checkpoint, ..JobFigures::default() };
         self.0.insert(attempt.clone(), figures);
     }
 
@@ -44,6 +45,13 @@ impl Figures {
             figures.failovers = figures.failovers.max(failovers);
             figures.progress = Some(progress);
         }
+    }
+
+    /// A checkpoint of an attempt holds so many steps. Out: the figures, if no newer one was heard of.
+    pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt).filter(|it| it.checkpoint < steps)?;
+        figures.checkpoint = steps;
+        Some(figures)
     }
 
     /// The last figures of an attempt that has ended.
@@ -95,6 +103,21 @@ mod tests {
         assert_eq!(all, [(2, expected.clone())]);
         assert_eq!(figures.end(&attempt(2)), Some(expected));
         assert_eq!(figures.of_those(|_| true).count(), 0);
+    }
+
+    #[test]
+    fn the_newest_checkpoint_of_a_job_stays_known_and_is_news_once() {
+        let mut figures = Figures::default();
+        assert_eq!(figures.saved(&attempt(1), 10), None, "of nobody");
+        figures.begin(&attempt(1), "u", 0);
+        for (steps, news) in [(0, false), (20, true), (20, false), (10, false), (40, true)] {
+            assert_eq!(figures.saved(&attempt(1), steps).is_some(), news, "{steps}");
+        }
+        figures.begin(&attempt(2), "u", 0);
+        assert_eq!(figures.of_those(|_| true).map(|it| it.1.checkpoint).max(), Some(40));
+        assert_eq!(figures.saved(&attempt(2), 40), None);
+        figures.begin(&attempt(1), "other", 0);
+        assert!(figures.saved(&attempt(1), 1).is_some(), "another job");
     }
 
     #[test]

@@ -17,6 +17,8 @@ mod door;
 mod figures;
 mod gate;
 pub(crate) mod issuer;
+mod notices;
+mod saved;
 mod service;
 mod told;
 mod welcome;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_control::Caller;
-use cadre_control::proto::{self, Hello, notice, worker_message::Message};
+use cadre_control::proto::{self, Hello, worker_message::Message};
 use cadre_control::server::{Event, Link, LinkId};
 use cadre_desired::pool::{Link as Way, Report};
 use cadre_desired::server_name;
@@ -19,10 +19,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, identify, job_facts};
 use super::figures::Figures;
+use super::saved::steps_in;
 use super::told::{FIGURES, JobFigures, last_words, progress};
 use super::words;
 use crate::context::Context;
-use crate::report;
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
@@ -172,6 +172,7 @@ impl Service {
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
                 let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
                 self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
+                self.saved(of, steps_in(&hello.resume));
                 Some(facts)
             }
         };
@@ -196,6 +197,7 @@ impl Service {
                 self.put(key, Input::Stepped(job.clone(), number));
             }
             (Message::Notice(it), Who::Trainer(job, _)) if conducts => self.notice(key, job, it),
+            (Message::Saved(it), Who::Trainer(job, _)) => self.saved(job, it.steps),
             (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
                 tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
                 if let Some(mut figures) = self.jobs.end(job) {
@@ -226,45 +228,15 @@ impl Service {
                 | Message::Notice(_)
                 | Message::Finished(_)
                 | Message::Bye(_)
-                | Message::Probed(_),
+                | Message::Probed(_)
+                | Message::Saved(_),
                 _,
             ) => {}
         }
     }
 
-    /// What a conductor wants people to read becomes an event of the job; a lost server is acted on.
-    fn notice(&mut self, key: &Key, job: &JobKey, notice: proto::Notice) {
-        if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {
-            let id = ServerId { index: server.index, incarnation: server.incarnation };
-            self.put(key, Input::Lost(job.clone(), id));
-        }
-        let reason = match notice.event() {
-            notice::Event::ServerLost => "ServerLost",
-            notice::Event::PoolLost => "PoolLost",
-            notice::Event::PoolBack => "PoolBack",
-            notice::Event::CheckpointWritten => "CheckpointWritten",
-            notice::Event::SlotFilled | notice::Event::Unspecified => return,
-        };
-        let reference = ObjectRef::new(&job.name).within(&job.namespace);
-        let Some(object) = self.context.caches.trainings.get(&reference) else { return };
-        let (context, warns) = (self.context.clone(), notice.level() != notice::Level::Information);
-        tokio::spawn(async move {
-            report::say(&context, object.as_ref(), warns, reason, &notice.text).await;
-        });
-    }
-
-    /// What the decisions want people to read becomes an event of the pool.
-    fn say(&self, (namespace, name): &Key, reason: &'static str, text: String) {
-        let reference = ObjectRef::new(name).within(namespace);
-        let Some(object) = self.context.caches.pools.get(&reference) else { return };
-        let context = self.context.clone();
-        tokio::spawn(async move {
-            report::say(&context, object.as_ref(), true, reason, &text).await;
-        });
-    }
-
     /// Lets the decisions about a pool take an input; what follows from it comes with [`Self::settle`].
-    fn put(&mut self, key: &Key, input: Input) {
+    pub(super) fn put(&mut self, key: &Key, input: Input) {
         self.note(key, input);
         self.noted.insert(key.clone());
     }
@@ -389,7 +361,7 @@ impl Service {
     }
 }
 
-fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
     let of = (key.namespace.clone(), key.name.clone());
     if context.told.tell_job(&of, figures) {
         context.caches.job_triggers.put(of);

@@ -47,6 +47,8 @@ pub(crate) struct JobFigures {
     pub(crate) uid: String,
     pub(crate) progress: Option<Progress>,
     pub(crate) failovers: u32,
+    /// Steps in the newest checkpoint that was heard of.
+    pub(crate) checkpoint: u64,
     /// Of an attempt that has failed and whose conductor has not taken its leave.
     pub(crate) last_words: Option<LastWords>,
 }

@@ -11,7 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of, was_taken_back};
+use super::stage::{
+    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, was_taken_back,
+};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
@@ -33,24 +35,31 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         return Some(status);
     }
     let newest = attempts(observed).last().copied();
+    let reopened = is_reopened(&observed.job);
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
     status.failovers = status.failovers.max(observed.failovers);
     if let Some(progress) = &observed.progress {
         status.progress = Some(progress.clone());
     }
+    status.checkpoint_step = checkpoint(observed);
+    let mut in_a_row = status.in_a_row();
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
-        status.restarts = status.restarts.max(newest.restarts);
+        status.restarts = status.restarts.max(newest.restarts.all);
+        in_a_row = newest.restarts(observed).in_a_row;
         // One that is ended though its Job has not failed is gone soon, and what counts with it.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
             (&stage, newest.has_failed())
         {
-            status.restarts = status.restarts.max(*restarts);
+            status.restarts = status.restarts.max(restarts.all);
+            in_a_row = restarts.in_a_row;
         }
     }
-    if stage == Stage::Suspended {
+    status.restarts_without_progress = Some(in_a_row);
+    if stage == Stage::Suspended || reopened {
         status.start_time = None;
-    } else if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
+    }
+    if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
         let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
         status.start_time = started.map(|it| Time(it.0));
     }
@@ -86,6 +95,10 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     };
     if stage == Stage::Completed {
         conditions.set("Complete", said(true, "Completed", "every trainer has ended well"));
+    }
+    if reopened && failed.is_none() {
+        conditions
+            .set("Failed", said(false, "Reopened", "spec.failurePolicy allows more restarts"));
     }
     if let Some(failed) = &failed {
         conditions.set("Failed", failed.clone());

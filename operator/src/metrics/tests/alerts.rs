@@ -292,6 +292,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         jobs: Vec::new(),
         pods: Vec::new(),
         progress: None,
+        checkpoint: 0,
         failovers: 0,
         last_words: None,
     };

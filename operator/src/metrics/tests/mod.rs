@@ -32,7 +32,8 @@ fn seen() -> Seen {
     let status = json!({"desired": 4, "ready": 3, "conditions":
         [said("Degraded", "True", "Unschedulable"), said("Available", "False", "NoServer")]});
     let pool = serde_json::from_value(of_status(status, json!({})));
-    let status = json!({"restarts": 2, "failovers": 5, "progress": {"step": 7}});
+    let status =
+        json!({"restarts": 2, "failovers": 5, "checkpointStep": 6, "progress": {"step": 7}});
     let spec = json!({"template": {}, "attention": {"poolRef": {"name": "x"}}});
     let job = serde_json::from_value(of_status(status, spec));
     Seen {
@@ -66,6 +67,7 @@ fn documented_names_are_told() {
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"desired\"} 4",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"ready\"} 3",
         "cadre_operator_job_steps{namespace=\"n\",job=\"x\"} 7",
+        "cadre_operator_job_checkpoint_steps{namespace=\"n\",job=\"x\"} 6",
         "cadre_operator_job_restarts{namespace=\"n\",job=\"x\"} 2",
         "cadre_operator_job_failovers{namespace=\"n\",job=\"x\"} 5",
         "cadre_operator_condition{kind=\"AttentionPool\",namespace=\"n\",name=\"x\",type=\"Degraded\",reason=\"Unschedulable\"} 1",
