@@ -64,7 +64,6 @@ impl TrainingJob {
         {"rule": "self.suspend || oldSelf.suspend || self.nodes == oldSelf.nodes", "message": "spec.nodes changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.procsPerNode == oldSelf.procsPerNode", "message": "spec.procsPerNode changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.attention.poolRef == oldSelf.attention.poolRef", "message": "spec.attention.poolRef changes only while spec.suspend is true; suspend the job first"},
-        {"rule": "(self.suspend && oldSelf.suspend) || (has(self.attention.encryption) ? self.attention.encryption : 'Off') == (has(oldSelf.attention.encryption) ? oldSelf.attention.encryption : 'Off')", "message": "spec.attention.encryption changes only while spec.suspend is true and stays so; suspend the job, change it, then resume"},
         {"rule": "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)", "message": "spec.managedBy never changes; delete the job and create it anew"},
     ]))
 )]
@@ -134,7 +133,8 @@ pub struct Attention {
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
     #[serde(default)]
     pub reproducible: bool,
-    /// Whether workers of the job encrypt what they send each other. Default `Off`.
+    /// Whether workers of the job encrypt what they send each other; counts from the next attempt on. Default: `Tls` for a
+    /// new job of a cluster, then what the attempt before had; of `cadre run`, `Off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
     /// What happens when no server is left. Default `Wait`.
@@ -359,6 +359,9 @@ pub struct TrainingJobStatus {
     /// Since when the job is active, restarts included; gone while it is suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    /// Whether the workers of the newest attempt encrypt what they send each other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Servers lost in steps of the job.
     pub failovers: u32,
     /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`; while they are true also `Stalled`

@@ -17,11 +17,11 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::door::{Answer, identify, job_facts};
+use super::door::{Answer, Known, identify, job_facts};
 use super::figures::Figures;
 use super::saved::steps_in;
 use super::told::{FIGURES, JobFigures, last_words, progress};
-use super::words;
+use super::words::{self, Attempt};
 use crate::context::Context;
 use crate::triggers::Key;
 
@@ -40,7 +40,7 @@ pub(super) struct Service {
     links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
-    pub(super) trainers: BTreeMap<JobKey, u32>,
+    pub(super) attempts: BTreeMap<JobKey, Attempt>,
     ways: BTreeMap<(Key, ServerId), Way>,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
@@ -58,7 +58,7 @@ impl Service {
             links: BTreeMap::new(),
             workers: BTreeMap::new(),
             jobs: Figures::default(),
-            trainers: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             ways: BTreeMap::new(),
             noted: BTreeSet::new(),
             refreshed: now,
@@ -150,7 +150,7 @@ impl Service {
     fn attached(&mut self, link: Link, hello: Hello, caller: &Caller) {
         let pools = &self.pools;
         let found = identify(&self.context.caches, &hello, caller, |it| pools.contains_key(it));
-        let (key, identity, job) = match found {
+        let Known { key, identity, job, encryption } = match found {
             Ok(found) => found,
             Err(Answer::Later(reason)) => return link.postpone(&reason),
             Err(Answer::Never(reason)) => {
@@ -168,7 +168,11 @@ impl Service {
                     return link
                         .refuse("the job has no TrainingJob; set WORLD_SIZE to its trainers");
                 }
-                self.trainers.insert(of.clone(), facts.trainers);
+                let attempt = Attempt { trainers: facts.trainers, encryption };
+                let first = self.attempts.entry(of.clone()).or_insert(attempt);
+                if first.encryption != encryption {
+                    return link.refuse(&words::parted(of, first.encryption, encryption));
+                }
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
                 let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
                 self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
@@ -204,7 +208,7 @@ impl Service {
                     figures.last_words = last_words(job.attempt, it);
                     tell_job(&self.context, job, &figures);
                 }
-                self.trainers.remove(job);
+                self.attempts.remove(job);
                 self.put(key, Input::Finished(job.clone()));
             }
             (Message::Drained(_), _) => self.put(key, Input::Drained(who)),
@@ -344,7 +348,7 @@ impl Service {
         }
     }
 
-    /// Tells the reconciles how far the jobs are; forgets those that are gone, with their numbers of trainers.
+    /// Tells the reconciles how far the jobs are; forgets those that are gone, with what is known of their attempts.
     fn tell_jobs(&mut self) {
         let caches = &self.context.caches;
         let is_there = |of: &JobKey| {
@@ -352,7 +356,7 @@ impl Service {
             let works = |it: &Who| matches!(it, Who::Trainer(job, _) if job == of);
             caches.trainings.get(&job).is_some() || self.workers.keys().any(|it| works(&it.1))
         };
-        self.trainers.retain(|it, _| is_there(it));
+        self.attempts.retain(|it, _| is_there(it));
         for (key, figures) in self.jobs.of_those(is_there) {
             tell_job(&self.context, key, figures);
         }

@@ -18,6 +18,7 @@
 //!
 //! Invariant: an attempt is created only when the pods of all others are quiet.
 
+mod encryption;
 mod failure;
 mod manifest;
 mod seen;
@@ -34,6 +35,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
 use crate::settings::Settings;
+pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
 use stage::{Attempt, Stage, attempts};
 pub use status::status;

@@ -4,16 +4,16 @@
 //! tells has changed, so that it need not be written; none for a job that is deleted, or another
 //! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
-use cadre_crds::TrainingJobStatus;
 use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use cadre_crds::{TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Observed;
 use super::stage::{
     Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, was_taken_back,
 };
+use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
@@ -47,6 +47,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.attempt = status.attempt.max(newest.number);
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
+        status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
         // One that is ended though its Job has not failed is gone soon, and what counts with it.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
             (&stage, newest.has_failed())
@@ -72,6 +73,8 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
+    let running =
+        Said { message: running.message + &edited(&observed.job, &stage, &status), ..running };
     conditions.set("Running", running.clone());
     conditions.set("Degraded", degraded(observed, applied.failure()));
     let suspended = matches!(stage, Stage::Suspended);
@@ -111,6 +114,19 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let stalled = failed.or_else(|| Some(running.clone()).filter(Said::stalls));
     conditions.waits(stalled, Some(running).filter(|_| comes));
     Some(status)
+}
+
+/// What of the spec counts from the next attempt on.
+fn edited(job: &TrainingJob, stage: &Stage, status: &TrainingJobStatus) -> String {
+    let now = status.encryption.filter(|_| matches!(stage, Stage::Active { .. }));
+    match (job.spec.attention.encryption, now) {
+        (Some(asked), Some(now)) if asked != now => {
+            format!(
+                "; spec.attention.encryption {asked:?} counts from the next attempt on, this one has {now:?}"
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 fn late(seconds: u32) -> Said {

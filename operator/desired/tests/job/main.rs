@@ -2,6 +2,7 @@
 
 mod causes;
 mod cluster;
+mod encryption;
 mod kubernetes;
 mod restarts;
 #[path = "../world/mod.rs"]
