@@ -73,7 +73,8 @@ fn time(tag: u8, text: &str) -> Option<i64> {
     let [month, day, hour, minute, second] = two;
     // Days of the proleptic Gregorian calendar, in years that begin in March.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400)
+    let days = 365 * year + year.div_euclid(4) - year.div_euclid(100)
+        + year.div_euclid(400)
         + (153 * month + 2) / 5
         + day
         - 1

@@ -80,7 +80,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let JobFigures { progress, failovers, checkpoint, last_words, uid: _ } =
+    let JobFigures { progress, failovers, checkpoint, last_words, uid: _, gaps: _ } =
         context.told.job(&(of, name), uid);
     job::Observed {
         job: object.clone(),

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Progress;
 use cadre_views::JobKey;
 
-use super::told::JobFigures;
+use super::told::{Gaps, JobFigures};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -40,8 +40,14 @@ impl Figures {
     }
 
     /// An attempt has made a step; there were so many failovers in its job.
-    pub(super) fn step(&mut self, attempt: &JobKey, progress: Progress, failovers: u32) {
+    pub(super) fn step(
+        &mut self,
+        attempt: &JobKey,
+        (progress, gaps): (Progress, Gaps),
+        failovers: u32,
+    ) {
         if let Some(figures) = self.0.get_mut(attempt) {
+            figures.gaps = gaps;
             figures.failovers = figures.failovers.max(failovers);
             figures.progress = Some(progress);
         }
@@ -77,11 +83,11 @@ mod tests {
         JobKey { namespace: "n".into(), name: "j".into(), attempt }
     }
 
-    fn at(step: u64) -> Progress {
-        Progress { step, ..Progress::default() }
+    fn at(step: u64) -> (Progress, Gaps) {
+        (Progress { step, ..Progress::default() }, Gaps::default())
     }
 
-    fn of(uid: &str, progress: Progress, failovers: u32) -> JobFigures {
+    fn of(uid: &str, (progress, _): (Progress, Gaps), failovers: u32) -> JobFigures {
         let (uid, progress) = (uid.to_owned(), Some(progress));
         JobFigures { uid, progress, failovers, ..JobFigures::default() }
     }

@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::door::{Answer, Known, identify, job_facts};
 use super::figures::Figures;
 use super::saved::steps_in;
-use super::told::{FIGURES, JobFigures, last_words, progress};
+use super::told::{FIGURES, Gaps, JobFigures, last_words, progress};
 use super::words::{self, Attempt};
 use crate::context::Context;
 use crate::triggers::Key;
@@ -196,7 +196,7 @@ impl Service {
                 self.note(key, Input::Reported(who, words::report(&it)));
             }
             (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
-                self.jobs.step(job, progress(&it), it.failovers_so_far);
+                self.jobs.step(job, (progress(&it), Gaps::of(&it)), it.failovers_so_far);
                 let number = words::number(it.view.unwrap_or_default());
                 self.put(key, Input::Stepped(job.clone(), number));
             }
