@@ -2,6 +2,7 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod encryption;
 mod leading;
 mod pods;
 mod refusals;

@@ -5,7 +5,7 @@
 //! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
 use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
-use cadre_crds::{TrainingJob, TrainingJobStatus};
+use cadre_crds::{Encryption, TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -64,6 +64,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
         status.start_time = started.map(|it| Time(it.0));
     }
+    let edited = edited(&observed.job, &stage, status.encryption);
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
     conditions.set("Admitted", admitted(observed, &stage, newest.as_ref()));
     let pods = pods(observed, newest.as_ref());
@@ -73,8 +74,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
-    let running =
-        Said { message: running.message + &edited(&observed.job, &stage, &status), ..running };
+    let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
     conditions.set("Degraded", degraded(observed, applied.failure()));
     let suspended = matches!(stage, Stage::Suspended);
@@ -117,8 +117,8 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
 }
 
 /// What of the spec counts from the next attempt on.
-fn edited(job: &TrainingJob, stage: &Stage, status: &TrainingJobStatus) -> String {
-    let now = status.encryption.filter(|_| matches!(stage, Stage::Active { .. }));
+fn edited(job: &TrainingJob, stage: &Stage, now: Option<Encryption>) -> String {
+    let now = now.filter(|_| matches!(stage, Stage::Active { .. }));
     match (job.spec.attention.encryption, now) {
         (Some(asked), Some(now)) if asked != now => {
             format!(
