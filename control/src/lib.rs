@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod endpoint;
+pub mod expiry;
 pub mod gate;
 pub mod secret;
 pub mod server;

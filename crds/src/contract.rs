@@ -25,8 +25,14 @@ pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
 
 /// Annotation of an attempt's Job: restarts that counted before it.
 pub const ANNOTATION_RESTARTS: &str = "cadre.dev/restarts";
+/// Annotation of an attempt's Job: those of them since a newer checkpoint was heard of.
+pub const ANNOTATION_IN_A_ROW: &str = "cadre.dev/restarts-without-progress";
+/// Annotation of an attempt's Job: steps in the newest checkpoint that was heard of before it.
+pub const ANNOTATION_CHECKPOINT: &str = "cadre.dev/checkpoint-step";
 /// Annotation of an attempt's Job: which trainer ended it and how, as the operator saw it, JSON.
 pub const ANNOTATION_ENDED: &str = "cadre.dev/ended";
+/// Annotation of an attempt's Job and of trainers' pods: what the links of its attempt are, `Tls` or `Off`.
+pub const ANNOTATION_ENCRYPTION: &str = "cadre.dev/encryption";
 /// Annotation of a server's pod: why it drains.
 pub const ANNOTATION_DRAIN: &str = "cadre.dev/drain";
 /// Annotation of a server's pod: since when it drains, RFC 3339.

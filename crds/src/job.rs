@@ -64,7 +64,6 @@ impl TrainingJob {
         {"rule": "self.suspend || oldSelf.suspend || self.nodes == oldSelf.nodes", "message": "spec.nodes changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.procsPerNode == oldSelf.procsPerNode", "message": "spec.procsPerNode changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.attention.poolRef == oldSelf.attention.poolRef", "message": "spec.attention.poolRef changes only while spec.suspend is true; suspend the job first"},
-        {"rule": "(self.suspend && oldSelf.suspend) || (has(self.attention.encryption) ? self.attention.encryption : 'Off') == (has(oldSelf.attention.encryption) ? oldSelf.attention.encryption : 'Off')", "message": "spec.attention.encryption changes only while spec.suspend is true and stays so; suspend the job, change it, then resume"},
         {"rule": "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)", "message": "spec.managedBy never changes; delete the job and create it anew"},
     ]))
 )]
@@ -134,7 +133,8 @@ pub struct Attention {
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
     #[serde(default)]
     pub reproducible: bool,
-    /// Whether workers of the job encrypt what they send each other. Default `Off`.
+    /// Whether workers of the job encrypt what they send each other; counts from the next attempt on. Default: `Tls` for a
+    /// new job of a cluster, then what the attempt before had; of `cadre run`, `Off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
     /// What happens when no server is left. Default `Wait`.
@@ -242,9 +242,11 @@ pub enum OnPoolLoss {
 )]
 #[serde(default, rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// Restarts from the last checkpoint before the job fails. Default 0.
+    /// Restarts in a row without a newer checkpoint before the job fails; a newer one sets the count back. Default 3, of
+    /// `cadre run` 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1000)))]
-    pub max_restarts: u32,
+    pub max_restarts: Option<u32>,
     /// Silence after which a trainer is dead: it hangs, or its node is gone. Default 30 s.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3600)))]
     pub suspect_after_seconds: u32,
@@ -257,10 +259,20 @@ pub struct FailurePolicy {
     pub rules: Vec<FailureRule>,
 }
 
+impl FailurePolicy {
+    /// What leaving `maxRestarts` out means in a cluster.
+    pub const RESTARTS: u32 = 3;
+
+    /// Restarts in a row without a newer checkpoint before a job of a cluster fails.
+    pub fn restarts(&self) -> u32 {
+        self.max_restarts.unwrap_or(Self::RESTARTS)
+    }
+}
+
 impl Default for FailurePolicy {
     fn default() -> Self {
         Self {
-            max_restarts: 0,
+            max_restarts: None,
             suspect_after_seconds: 30,
             stalled_after_seconds: 1800,
             rules: Vec::new(),
@@ -337,17 +349,32 @@ pub struct TrainingJobStatus {
     pub progress: Option<Progress>,
     /// Number of the run of the trainers, from 1; only rises, resumes count.
     pub attempt: u32,
-    /// Restarts that counted against `failurePolicy.maxRestarts`.
+    /// Restarts that counted, of the whole job.
     pub restarts: u32,
+    /// Those of them since a newer checkpoint was heard of; `failurePolicy.maxRestarts` is about these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts_without_progress: Option<u32>,
+    /// Steps in the newest checkpoint that was heard of.
+    pub checkpoint_step: u64,
     /// Since when the job is active, restarts included; gone while it is suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    /// Whether the workers of the newest attempt encrypt what they send each other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Servers lost in steps of the job.
     pub failovers: u32,
     /// `Admitted`, `Scheduled`, `Running`, `Degraded`, `Suspended`, `Complete`, `Failed`; while they are true also `Stalled`
     /// and `Reconciling`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
+}
+
+impl TrainingJobStatus {
+    /// Restarts without progress; what an operator wrote that did not tell them apart are all that counted.
+    pub fn in_a_row(&self) -> u32 {
+        self.restarts_without_progress.unwrap_or(self.restarts)
+    }
 }
 
 /// How far training is.

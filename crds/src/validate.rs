@@ -117,7 +117,7 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
         return refuse("spec.attention.profile", "is empty", remedy);
     }
     positive_if_set("spec.activeDeadlineSeconds", spec.active_deadline_seconds)?;
-    within("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 1000)?;
+    within("spec.failurePolicy.maxRestarts", spec.failure_policy.restarts(), 0, 1000)?;
     let silence = spec.failure_policy.suspect_after_seconds;
     within("spec.failurePolicy.suspectAfterSeconds", silence, 1, 3600)?;
     let stalled = spec.failure_policy.stalled_after_seconds;

@@ -59,7 +59,7 @@ fn defaults_are_those_of_the_documentation() {
     assert_eq!(job.spec.trainers(), 2);
     assert_eq!(job.spec.attention.wire, None);
     assert_eq!(job.spec.attention.on_pool_loss, OnPoolLoss::Wait);
-    assert_eq!(job.spec.failure_policy.max_restarts, 0);
+    assert_eq!(job.spec.failure_policy.max_restarts, None);
     assert_eq!(job.spec.checkpoint.keep, 3);
     assert_eq!(cluster_only, Vec::<String>::new());
 }

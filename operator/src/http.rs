@@ -7,6 +7,7 @@
 //! | `/readyz` | 200 once all caches are filled, on a standby too; 503 before |
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -15,6 +16,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use cadre_control::expiry::good_until;
 use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 
@@ -23,6 +25,9 @@ use crate::metrics::Seen;
 
 /// The type of the text that Prometheus reads.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Files of the control service's certificate and of its issuer's.
+const CERTIFICATES: [&str; 2] = ["tls.crt", "ca.crt"];
 
 pub(crate) async fn serve(address: SocketAddr, context: Arc<Context>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address)
@@ -54,10 +59,16 @@ async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
     let leads = context.metrics.leader.get() == 1;
     let seen = || Seen {
         servers: context.told.live(),
+        gaps: context.told.gaps(),
         pools: caches.pools.state(),
         jobs: caches.trainings.state(),
+        certificates: Vec::new(),
     };
     // One alone tells of the objects, so that sums are right.
-    let seen = leads.then(seen).unwrap_or_default();
+    let mut seen = leads.then(seen).unwrap_or_default();
+    let folder = context.issuer.folder.as_deref();
+    let end = |folder: &Path, file| Some((file, good_until(&folder.join(file))?));
+    let ends = folder.map(|it| CERTIFICATES.into_iter().filter_map(|file| end(it, file)).collect());
+    seen.certificates = ends.unwrap_or_default();
     ([(header::CONTENT_TYPE, METRICS)], context.metrics.text(&seen))
 }

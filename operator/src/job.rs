@@ -31,8 +31,11 @@ pub(crate) async fn reconcile(
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    // The attempt and the restarts are what the next look goes on from.
-    let counted = |it: &TrainingJobStatus| (it.observed_generation, it.attempt, it.restarts);
+    // Attempts, restarts and checkpoints are what the next look goes on from.
+    let counted = |it: &TrainingJobStatus| {
+        let restarts = (it.restarts, it.restarts_without_progress);
+        (it.observed_generation, it.attempt, restarts, it.checkpoint_step)
+    };
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
     Ok(Looked::new(decision.again, context.recent_jobs.waits(), turn, failed))

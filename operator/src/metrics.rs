@@ -10,12 +10,20 @@
 //! | `cadre_operator_server_busy_ratio` | `namespace`, `pool`, `server` | share of the time in which a server computes |
 //! | `cadre_operator_server_time_ratio` | the same | its observed over its expected time |
 //! | `cadre_operator_pool_servers` | `namespace`, `pool`, `state` | servers, as the pool's status counts them |
+//! | `cadre_operator_pool_misplaced` | `namespace`, `pool`, `reason` | 1 while `PlacementSatisfied` is false |
 //! | `cadre_operator_job_steps` | `namespace`, `job` | steps that are done |
+//! | `cadre_operator_job_checkpoint_steps` | the same | steps in the newest checkpoint that was heard of |
 //! | `cadre_operator_job_restarts` | the same | restarts that counted |
 //! | `cadre_operator_job_failovers` | the same | servers lost in its steps |
+//! | `cadre_operator_job_tokens_per_second` | the same | tokens trained on, all trainers together |
+//! | `cadre_operator_job_exposed_wait_ratio` | the same | share of a step in which the worst trainer waits for attention |
+//! | `cadre_operator_job_imbalance_ratio` | the same | busiest server over the mean |
+//! | `cadre_operator_job_plan_gap_ratio` | `namespace`, `job`, `of` | how far plans are above what none could beat |
+//! | `cadre_operator_certificate_expiry_timestamp_seconds` | `file` | until when the control service's certificates are good |
 //! | `cadre_operator_condition` | `kind`, `namespace`, `name`, `type`, `reason` | 1 for each condition that is true |
 //!
-//! What is told of pools, jobs and servers is as it is when somebody asks, and the one that leads tells it.
+//! What is told of pools, jobs and servers is as it is when somebody asks, and the one that leads tells it. Of its
+//! certificates each process tells.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -36,6 +44,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::control::Gaps;
+
 /// What this process has counted.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -53,6 +63,10 @@ pub(crate) struct Seen {
     pub(crate) servers: Vec<((String, String), String, Report)>,
     pub(crate) pools: Vec<Arc<Readable<AttentionPool>>>,
     pub(crate) jobs: Vec<Arc<Readable<TrainingJob>>>,
+    /// Namespace and name of each job that trains, and how good its plans are.
+    pub(crate) gaps: Vec<((String, String), Gaps)>,
+    /// Files of certificates, and until when each is good, in seconds since 1970.
+    pub(crate) certificates: Vec<(&'static str, i64)>,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -66,6 +80,25 @@ struct OfPool {
 struct OfJob {
     namespace: String,
     job: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Misplaced {
+    namespace: String,
+    pool: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Gap {
+    namespace: String,
+    job: String,
+    of: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct File {
+    file: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -166,9 +199,16 @@ struct Objects {
     busy: Family<OfServer, Gauge<f64, AtomicU64>>,
     time: Family<OfServer, Gauge<f64, AtomicU64>>,
     servers: Family<OfPool, Gauge>,
+    misplaced: Family<Misplaced, Gauge>,
     steps: Family<OfJob, Gauge>,
+    saved: Family<OfJob, Gauge>,
     restarts: Family<OfJob, Gauge>,
     failovers: Family<OfJob, Gauge>,
+    tokens: Family<OfJob, Gauge>,
+    waits: Family<OfJob, Gauge<f64, AtomicU64>>,
+    imbalance: Family<OfJob, Gauge<f64, AtomicU64>>,
+    gaps: Family<Gap, Gauge<f64, AtomicU64>>,
+    certificates: Family<File, Gauge>,
     conditions: Family<True, Gauge>,
 }
 
@@ -180,8 +220,19 @@ impl Objects {
             servers: family(registry, "pool_servers", "Servers of a pool"),
             conditions: family(registry, "condition", "Conditions that are true"),
             steps: family(registry, "job_steps", "Steps that are done"),
+            saved: family(registry, "job_checkpoint_steps", "Steps in the newest checkpoint"),
             restarts: family(registry, "job_restarts", "Restarts that counted"),
             failovers: family(registry, "job_failovers", "Servers lost in its steps"),
+            misplaced: family(registry, "pool_misplaced", "PlacementSatisfied is false"),
+            tokens: family(registry, "job_tokens_per_second", "Tokens trained on"),
+            waits: family(registry, "job_exposed_wait_ratio", "Wait for attention in a step"),
+            imbalance: family(registry, "job_imbalance_ratio", "Busiest server over the mean"),
+            gaps: family(registry, "job_plan_gap_ratio", "Plans above what none could beat"),
+            certificates: family(
+                registry,
+                "certificate_expiry_timestamp_seconds",
+                "Until when a certificate is good",
+            ),
         }
     }
 
@@ -198,6 +249,16 @@ impl Objects {
             if report.slow_factor_percent > 0 {
                 self.time.get_or_create(&of).set(f64::from(report.slow_factor_percent) / 100.0);
             }
+        }
+        for ((namespace, job), gaps) in &seen.gaps {
+            let all = [("compute", gaps.compute), ("link", gaps.link), ("bytes", gaps.bytes)];
+            for (of, gap) in all.into_iter().filter_map(|(of, gap)| Some((of, gap?))) {
+                let gap_of = Gap { namespace: namespace.clone(), job: job.clone(), of };
+                self.gaps.get_or_create(&gap_of).set(gap);
+            }
+        }
+        for (file, end) in &seen.certificates {
+            self.certificates.get_or_create(&File { file }).set(*end);
         }
         for pool in &seen.pools {
             self.pool(&pool.object);
@@ -221,6 +282,10 @@ impl Objects {
             let of = OfPool { namespace: namespace.clone(), pool: name.clone(), state };
             self.servers.get_or_create(&of).set(count.into());
         }
+        let far = |it: &&Condition| it.type_ == "PlacementSatisfied" && it.status == "False";
+        if let Some(reason) = status.conditions.iter().find(far).map(|it| it.reason.clone()) {
+            self.misplaced.get_or_create(&Misplaced { namespace, pool: name, reason }).set(1);
+        }
         self.conditions("AttentionPool", &pool.metadata, &status.conditions);
     }
 
@@ -230,8 +295,16 @@ impl Objects {
         let of = OfJob { namespace, job: job_name };
         let steps = status.progress.as_ref().map_or(0, |it| it.step);
         self.steps.get_or_create(&of).set(i64::try_from(steps).unwrap_or(i64::MAX));
+        let saved = i64::try_from(status.checkpoint_step).unwrap_or(i64::MAX);
+        self.saved.get_or_create(&of).set(saved);
         self.restarts.get_or_create(&of).set(status.restarts.into());
         self.failovers.get_or_create(&of).set(status.failovers.into());
+        if let Some(it) = &status.progress {
+            let tokens = i64::try_from(it.tokens_per_second).unwrap_or(i64::MAX);
+            self.tokens.get_or_create(&of).set(tokens);
+            self.waits.get_or_create(&of).set(f64::from(it.exposed_wait_percent) / 100.0);
+            self.imbalance.get_or_create(&of).set(f64::from(it.imbalance_percent) / 100.0);
+        }
         self.conditions("TrainingJob", &job.metadata, &status.conditions);
     }
 

@@ -80,7 +80,8 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let JobFigures { progress, failovers, last_words, uid: _ } = context.told.job(&(of, name), uid);
+    let JobFigures { progress, failovers, checkpoint, last_words, uid: _, gaps: _ } =
+        context.told.job(&(of, name), uid);
     job::Observed {
         job: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -89,6 +90,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         jobs: plain(&jobs),
         pods: plain(&pods),
         progress,
+        checkpoint,
         failovers,
         last_words,
     }

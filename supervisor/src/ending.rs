@@ -214,7 +214,11 @@ impl State {
             .rules
             .iter()
             .find(|rule| code.is_some_and(|code| rule.exit_codes.contains(&code)));
-        let allowed = policy.max_restarts;
+        let allowed = policy.max_restarts.unwrap_or(0);
+        // Restarts count in a row: a newer checkpoint sets them back.
+        if self.saved > self.counted_from {
+            (self.restarts, self.counted_from) = (0, self.saved);
+        }
         let (again, counts) = match rule.map(|rule| rule.action) {
             Some(FailureAction::FailJob) => (false, true),
             Some(FailureAction::RestartUncounted) => (true, false),
@@ -235,7 +239,7 @@ impl State {
         let remedy = if self.config.steps.is_some() { ", go on with --resume" } else { "" };
         let message = format!(
             "the job failed: {words}; {} of {allowed} restarts used \
-             (spec.failurePolicy.maxRestarts){remedy}",
+             without a newer checkpoint (spec.failurePolicy.maxRestarts){remedy}",
             self.restarts
         );
         self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);

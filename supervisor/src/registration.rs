@@ -239,8 +239,12 @@ impl State {
                 }
                 self.settle(now, out);
             }
+            Message::Saved(saved) if name.role == Role::Trainer => {
+                self.saved = self.saved.max(saved.steps);
+            }
             // Who has drained or said goodbye ends by itself; its exit is what counts.
-            Message::Drained(_)
+            Message::Saved(_)
+            | Message::Drained(_)
             | Message::Bye(_)
             | Message::Hello(_)
             | Message::Leaving(_)

@@ -31,7 +31,12 @@ const CRASHES: usize = 3;
 pub(crate) struct State {
     pub(crate) config: RunConfig,
     pub(crate) attempt: u32,
+    /// Restarts since a newer checkpoint was heard of.
     pub(crate) restarts: u32,
+    /// Steps in the newest checkpoint that was heard of.
+    pub(crate) saved: u64,
+    /// What that was when the restarts began to count.
+    pub(crate) counted_from: u64,
     pub(crate) mode: Mode,
     pub(crate) workers: BTreeMap<WorkerName, Worker>,
     pub(crate) completed: u16,
@@ -57,6 +62,8 @@ impl State {
         Self {
             attempt: 0,
             restarts: 0,
+            saved: 0,
+            counted_from: 0,
             mode: Mode::Running,
             workers: BTreeMap::new(),
             completed: 0,

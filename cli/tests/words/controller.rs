@@ -245,7 +245,8 @@ impl Job {
             | Message::Finished(_)
             | Message::Drained(_)
             | Message::Leaving(_)
-            | Message::Probed(_) => {}
+            | Message::Probed(_)
+            | Message::Saved(_) => {}
         }
     }
 

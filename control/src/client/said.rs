@@ -40,6 +40,7 @@ pub(super) fn lasts(message: &WorkerMessage) -> bool {
     match message.message {
         Some(
             Message::Progress(_)
+            | Message::Saved(_)
             | Message::Probed(_)
             | Message::Leaving(_)
             | Message::Drained(_)
@@ -60,7 +61,7 @@ pub(super) fn lasts(message: &WorkerMessage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Bye, Finished, Notice, Probed, Progress, ServerReport};
+    use crate::proto::{Bye, Finished, Notice, Probed, Progress, Saved, ServerReport};
 
     #[test]
     fn the_newest_of_each_kind_is_said_again_in_order() {
@@ -68,7 +69,9 @@ mod tests {
         let mut said = Said::default();
         for message in [
             step(1),
+            Saved { steps: 1 }.into(),
             Probed::default().into(),
+            Saved { steps: 2 }.into(),
             ServerReport::default().into(),
             step(2),
             Notice::default().into(),
@@ -78,8 +81,13 @@ mod tests {
             said.note(&message);
         }
         let again: Vec<_> = said.again().collect();
-        let expected =
-            [Probed::default().into(), step(2), Finished::default().into(), Bye {}.into()];
+        let expected = [
+            Probed::default().into(),
+            Saved { steps: 2 }.into(),
+            step(2),
+            Finished::default().into(),
+            Bye {}.into(),
+        ];
         assert_eq!(again, expected);
     }
 }

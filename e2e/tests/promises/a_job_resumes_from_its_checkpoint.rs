@@ -1,7 +1,9 @@
 //! A job that is suspended makes room and goes on from its checkpoint, and one whose trainer crashes makes another attempt
-//! from its last one: both times with the bits of a run that nobody disturbed.
+//! from its last one: both times with the bits of a run that nobody disturbed. The second attempt encrypts what the first
+//! sent in the clear, since the job was changed meanwhile. The status knows the newest checkpoint.
 
 use anyhow::{Context as _, Result, ensure};
+use cadre_crds::{Encryption, TrainingJob};
 use cadre_e2e::{Cluster, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -11,12 +13,19 @@ use crate::training::{MIDDLE, Training};
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "resumed").await?;
-    training.job["spec"]["attention"]["encryption"] = "Tls".into();
+    training.job["spec"]["attention"]["encryption"] = "Off".into();
     let expected = training.alone(2)?;
     training.job["spec"]["failurePolicy"] = serde_json::json!({"maxRestarts": 1});
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
+    patch(&training, r#"{"attention": {"encryption": "Tls"}}"#)?;
+    let links = async |said: Encryption| {
+        let has =
+            |job: &TrainingJob| job.status.as_ref().and_then(|it| it.encryption) == Some(said);
+        training.status("its links", has).await.map(drop)
+    };
+    links(Encryption::Off).await?;
     suspend(&training, true)?;
     // Those on their way out go on with steps until they end.
     let trainers = ListParams::default().labels("cadre.dev/role=trainer");
@@ -29,6 +38,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     // The pods of the first attempt are gone, and their logs: its steps are known by its checkpoint's losses.
     training.attempted("j-2");
     training.at(stopped + MIDDLE).await?;
+    links(Encryption::Tls).await?;
     let crashed = training.trainers().await?;
     training.kill(&crashed.first().context("two trainers")?.0).await?;
     let again =
@@ -38,6 +48,8 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     training.complete().await?;
     let status = training.look().await?.status.unwrap_or_default();
     ensure!(status.restarts == 1, "suspending counts as no restart: {status:?}");
+    let saved = (status.checkpoint_step, status.restarts_without_progress);
+    ensure!(saved == (expected.len() as u64, Some(0)), "the last one is newer: {status:?}");
     let losses = training.losses()?;
     let known = losses.iter().position(|it| !it.is_empty()).context("steps in the logs")?;
     ensure!(losses[known..] == expected[known..], "other bits than by itself from step {known}");
@@ -45,7 +57,11 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 }
 
 fn suspend(training: &Training<'_>, to: bool) -> Result<()> {
-    let patch = format!("{{\"spec\": {{\"suspend\": {to}}}}}");
+    patch(training, &format!("{{\"suspend\": {to}}}"))
+}
+
+fn patch(training: &Training<'_>, spec: &str) -> Result<()> {
+    let patch = format!("{{\"spec\": {spec}}}");
     let target = ["patch", "cadjob/j", "--type=merge", "-p", &patch, "--namespace", training.here];
     training.cluster.kubectl(&target).map(drop)
 }

@@ -19,7 +19,6 @@ const LOST: (&str, usize) = ("node-b", 2);
 
 pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "crashed").await?;
-    training.job["spec"]["attention"]["encryption"] = "Tls".into();
     let expected = training.alone(2)?;
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;

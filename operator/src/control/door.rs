@@ -5,8 +5,9 @@
 
 use cadre_control::Caller;
 use cadre_control::proto::{Hello, Role};
-use cadre_crds::TrainingJob;
+use cadre_crds::{Encryption, TrainingJob};
 use cadre_desired::identity::{self, Claim, Identity};
+use cadre_desired::job::encryption;
 use cadre_views::JobFacts;
 use kube::runtime::reflector::ObjectRef;
 
@@ -23,7 +24,7 @@ pub(super) fn identify(
     hello: &Hello,
     caller: &Caller,
     is_known: impl Fn(&Key) -> bool,
-) -> Result<(Key, Identity, Option<TrainingJob>), Answer> {
+) -> Result<Known, Answer> {
     let reference = ObjectRef::new(&caller.pod).within(&caller.namespace);
     let pod =
         caches.pods.get(&reference).filter(|it| it.metadata.uid.as_ref() == Some(&caller.uid));
@@ -46,6 +47,8 @@ pub(super) fn identify(
     let claim = Claim { is_server, index: hello.index, incarnation: hello.incarnation };
     let identity = identity::of(&pod, claim, job.as_ref())
         .map_err(|refusal| Answer::Never(refusal.to_string()))?;
+    let encryption =
+        encryption(&pod, job.as_ref()).map_err(|why| Answer::Never(format!("{caller}: {why}")))?;
     let named = job.as_ref().map(|it| &it.spec.attention.pool_ref);
     let home = named.and_then(|it| it.namespace.clone());
     let key = (home.unwrap_or_else(|| caller.namespace.clone()), identity.pool.clone());
@@ -62,10 +65,21 @@ pub(super) fn identify(
         return Err(Answer::Never(text));
     }
     if is_known(&key) {
-        Ok((key, identity, job))
+        Ok(Known { key, identity, job, encryption })
     } else {
         Err(Answer::Later(format!("pool {}/{} has not been looked at yet", key.0, key.1)))
     }
+}
+
+/// Who a caller is.
+pub(super) struct Known {
+    /// Its pool.
+    pub(super) key: Key,
+    pub(super) identity: Identity,
+    /// Its `TrainingJob`, if it is a trainer of one.
+    pub(super) job: Option<TrainingJob>,
+    /// What links of its attempt are; of a server nothing.
+    pub(super) encryption: Encryption,
 }
 
 /// Why a worker is not let in.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Progress;
 use cadre_views::JobKey;
 
-use super::told::JobFigures;
+use super::told::{Gaps, JobFigures};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -23,13 +23,14 @@ impl Figures {
     pub(super) fn begin(&mut self, attempt: &JobKey, uid: &str, failovers: u32) {
         let of_job = |it: &JobKey| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
         let last = self.0.iter().rfind(|it| of_job(it.0) && it.1.uid == uid);
-        let failovers = match last {
+        let (failovers, checkpoint) = match last {
             Some((last, _)) if last.attempt >= attempt.attempt => return,
-            Some((_, figures)) => figures.failovers.max(failovers),
-            None => failovers,
+            Some((_, figures)) => (figures.failovers.max(failovers), figures.checkpoint),
+            None => (failovers, 0),
         };
         self.0.retain(|it, _| !of_job(it));
-        let figures = JobFigures { uid: uid.to_owned(), failovers, ..JobFigures::default() };
+        let uid = uid.to_owned();
+        let figures = JobFigures { uid, failovers, checkpoint, ..JobFigures::default() };
         self.0.insert(attempt.clone(), figures);
     }
 
@@ -39,11 +40,24 @@ impl Figures {
     }
 
     /// An attempt has made a step; there were so many failovers in its job.
-    pub(super) fn step(&mut self, attempt: &JobKey, progress: Progress, failovers: u32) {
+    pub(super) fn step(
+        &mut self,
+        attempt: &JobKey,
+        (progress, gaps): (Progress, Gaps),
+        failovers: u32,
+    ) {
         if let Some(figures) = self.0.get_mut(attempt) {
+            figures.gaps = gaps;
             figures.failovers = figures.failovers.max(failovers);
             figures.progress = Some(progress);
         }
+    }
+
+    /// A checkpoint of an attempt holds so many steps. Out: the figures, if no newer one was heard of.
+    pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt).filter(|it| it.checkpoint < steps)?;
+        figures.checkpoint = steps;
+        Some(figures)
     }
 
     /// The last figures of an attempt that has ended.
@@ -69,11 +83,11 @@ mod tests {
         JobKey { namespace: "n".into(), name: "j".into(), attempt }
     }
 
-    fn at(step: u64) -> Progress {
-        Progress { step, ..Progress::default() }
+    fn at(step: u64) -> (Progress, Gaps) {
+        (Progress { step, ..Progress::default() }, Gaps::default())
     }
 
-    fn of(uid: &str, progress: Progress, failovers: u32) -> JobFigures {
+    fn of(uid: &str, (progress, _): (Progress, Gaps), failovers: u32) -> JobFigures {
         let (uid, progress) = (uid.to_owned(), Some(progress));
         JobFigures { uid, progress, failovers, ..JobFigures::default() }
     }
@@ -95,6 +109,21 @@ mod tests {
         assert_eq!(all, [(2, expected.clone())]);
         assert_eq!(figures.end(&attempt(2)), Some(expected));
         assert_eq!(figures.of_those(|_| true).count(), 0);
+    }
+
+    #[test]
+    fn the_newest_checkpoint_of_a_job_stays_known_and_is_news_once() {
+        let mut figures = Figures::default();
+        assert_eq!(figures.saved(&attempt(1), 10), None, "of nobody");
+        figures.begin(&attempt(1), "u", 0);
+        for (steps, news) in [(0, false), (20, true), (20, false), (10, false), (40, true)] {
+            assert_eq!(figures.saved(&attempt(1), steps).is_some(), news, "{steps}");
+        }
+        figures.begin(&attempt(2), "u", 0);
+        assert_eq!(figures.of_those(|_| true).map(|it| it.1.checkpoint).max(), Some(40));
+        assert_eq!(figures.saved(&attempt(2), 40), None);
+        figures.begin(&attempt(1), "other", 0);
+        assert!(figures.saved(&attempt(1), 1).is_some(), "another job");
     }
 
     #[test]

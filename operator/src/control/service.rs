@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_control::Caller;
-use cadre_control::proto::{self, Hello, notice, worker_message::Message};
+use cadre_control::proto::{self, Hello, worker_message::Message};
 use cadre_control::server::{Event, Link, LinkId};
 use cadre_desired::pool::{Link as Way, Report};
 use cadre_desired::server_name;
@@ -17,12 +17,12 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::door::{Answer, identify, job_facts};
+use super::door::{Answer, Known, identify, job_facts};
 use super::figures::Figures;
-use super::told::{FIGURES, JobFigures, last_words, progress};
-use super::words;
+use super::saved::steps_in;
+use super::told::{FIGURES, Gaps, JobFigures, last_words, progress};
+use super::words::{self, Attempt};
 use crate::context::Context;
-use crate::report;
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
@@ -40,7 +40,7 @@ pub(super) struct Service {
     links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
-    pub(super) trainers: BTreeMap<JobKey, u32>,
+    pub(super) attempts: BTreeMap<JobKey, Attempt>,
     ways: BTreeMap<(Key, ServerId), Way>,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
@@ -58,7 +58,7 @@ impl Service {
             links: BTreeMap::new(),
             workers: BTreeMap::new(),
             jobs: Figures::default(),
-            trainers: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             ways: BTreeMap::new(),
             noted: BTreeSet::new(),
             refreshed: now,
@@ -150,7 +150,7 @@ impl Service {
     fn attached(&mut self, link: Link, hello: Hello, caller: &Caller) {
         let pools = &self.pools;
         let found = identify(&self.context.caches, &hello, caller, |it| pools.contains_key(it));
-        let (key, identity, job) = match found {
+        let Known { key, identity, job, encryption } = match found {
             Ok(found) => found,
             Err(Answer::Later(reason)) => return link.postpone(&reason),
             Err(Answer::Never(reason)) => {
@@ -168,10 +168,15 @@ impl Service {
                     return link
                         .refuse("the job has no TrainingJob; set WORLD_SIZE to its trainers");
                 }
-                self.trainers.insert(of.clone(), facts.trainers);
+                let attempt = Attempt { trainers: facts.trainers, encryption };
+                let first = self.attempts.entry(of.clone()).or_insert(attempt);
+                if first.encryption != encryption {
+                    return link.refuse(&words::parted(of, first.encryption, encryption));
+                }
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
                 let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
                 self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
+                self.saved(of, steps_in(&hello.resume));
                 Some(facts)
             }
         };
@@ -191,18 +196,19 @@ impl Service {
                 self.note(key, Input::Reported(who, words::report(&it)));
             }
             (Message::Progress(it), Who::Trainer(job, _)) if conducts => {
-                self.jobs.step(job, progress(&it), it.failovers_so_far);
+                self.jobs.step(job, (progress(&it), Gaps::of(&it)), it.failovers_so_far);
                 let number = words::number(it.view.unwrap_or_default());
                 self.put(key, Input::Stepped(job.clone(), number));
             }
             (Message::Notice(it), Who::Trainer(job, _)) if conducts => self.notice(key, job, it),
+            (Message::Saved(it), Who::Trainer(job, _)) => self.saved(job, it.steps),
             (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
                 tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
                 if let Some(mut figures) = self.jobs.end(job) {
                     figures.last_words = last_words(job.attempt, it);
                     tell_job(&self.context, job, &figures);
                 }
-                self.trainers.remove(job);
+                self.attempts.remove(job);
                 self.put(key, Input::Finished(job.clone()));
             }
             (Message::Drained(_), _) => self.put(key, Input::Drained(who)),
@@ -226,45 +232,15 @@ impl Service {
                 | Message::Notice(_)
                 | Message::Finished(_)
                 | Message::Bye(_)
-                | Message::Probed(_),
+                | Message::Probed(_)
+                | Message::Saved(_),
                 _,
             ) => {}
         }
     }
 
-    /// What a conductor wants people to read becomes an event of the job; a lost server is acted on.
-    fn notice(&mut self, key: &Key, job: &JobKey, notice: proto::Notice) {
-        if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {
-            let id = ServerId { index: server.index, incarnation: server.incarnation };
-            self.put(key, Input::Lost(job.clone(), id));
-        }
-        let reason = match notice.event() {
-            notice::Event::ServerLost => "ServerLost",
-            notice::Event::PoolLost => "PoolLost",
-            notice::Event::PoolBack => "PoolBack",
-            notice::Event::CheckpointWritten => "CheckpointWritten",
-            notice::Event::SlotFilled | notice::Event::Unspecified => return,
-        };
-        let reference = ObjectRef::new(&job.name).within(&job.namespace);
-        let Some(object) = self.context.caches.trainings.get(&reference) else { return };
-        let (context, warns) = (self.context.clone(), notice.level() != notice::Level::Information);
-        tokio::spawn(async move {
-            report::say(&context, object.as_ref(), warns, reason, &notice.text).await;
-        });
-    }
-
-    /// What the decisions want people to read becomes an event of the pool.
-    fn say(&self, (namespace, name): &Key, reason: &'static str, text: String) {
-        let reference = ObjectRef::new(name).within(namespace);
-        let Some(object) = self.context.caches.pools.get(&reference) else { return };
-        let context = self.context.clone();
-        tokio::spawn(async move {
-            report::say(&context, object.as_ref(), true, reason, &text).await;
-        });
-    }
-
     /// Lets the decisions about a pool take an input; what follows from it comes with [`Self::settle`].
-    fn put(&mut self, key: &Key, input: Input) {
+    pub(super) fn put(&mut self, key: &Key, input: Input) {
         self.note(key, input);
         self.noted.insert(key.clone());
     }
@@ -372,7 +348,7 @@ impl Service {
         }
     }
 
-    /// Tells the reconciles how far the jobs are; forgets those that are gone, with their numbers of trainers.
+    /// Tells the reconciles how far the jobs are; forgets those that are gone, with what is known of their attempts.
     fn tell_jobs(&mut self) {
         let caches = &self.context.caches;
         let is_there = |of: &JobKey| {
@@ -380,7 +356,7 @@ impl Service {
             let works = |it: &Who| matches!(it, Who::Trainer(job, _) if job == of);
             caches.trainings.get(&job).is_some() || self.workers.keys().any(|it| works(&it.1))
         };
-        self.trainers.retain(|it, _| is_there(it));
+        self.attempts.retain(|it, _| is_there(it));
         for (key, figures) in self.jobs.of_those(is_there) {
             tell_job(&self.context, key, figures);
         }
@@ -389,7 +365,7 @@ impl Service {
     }
 }
 
-fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
     let of = (key.namespace.clone(), key.name.clone());
     if context.told.tell_job(&of, figures) {
         context.caches.job_triggers.put(of);

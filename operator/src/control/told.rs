@@ -46,9 +46,29 @@ pub(crate) struct JobFigures {
     /// Of its `TrainingJob`; empty where there is none. A job that was made anew under a name begins without figures.
     pub(crate) uid: String,
     pub(crate) progress: Option<Progress>,
+    pub(crate) gaps: Gaps,
     pub(crate) failovers: u32,
+    /// Steps in the newest checkpoint that was heard of.
+    pub(crate) checkpoint: u64,
     /// Of an attempt that has failed and whose conductor has not taken its leave.
     pub(crate) last_words: Option<LastWords>,
+}
+
+/// By what part the plans of the newest step are above what no plan could beat; none: no bound is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Gaps {
+    /// Last finish.
+    pub(crate) compute: Option<f64>,
+    /// Busiest link.
+    pub(crate) link: Option<f64>,
+    /// Bytes pulled.
+    pub(crate) bytes: Option<f64>,
+}
+
+impl Gaps {
+    pub(super) fn of(step: &proto::Progress) -> Self {
+        Self { compute: step.gap_compute, link: step.gap_link, bytes: step.gap_bytes }
+    }
 }
 
 impl Told {
@@ -70,6 +90,11 @@ impl Told {
             reports.iter().map(|(pod, report)| (key.clone(), pod.clone(), *report)).collect()
         };
         inner.live.iter().flat_map(of_pool).collect()
+    }
+
+    /// How good the plans of the jobs are, for metrics.
+    pub(crate) fn gaps(&self) -> Vec<(Key, Gaps)> {
+        self.locked().jobs.iter().map(|(key, it)| (key.clone(), it.gaps)).collect()
     }
 
     /// Figures of the `TrainingJob` with this uid.

@@ -4,6 +4,7 @@
 //! be told all that the job says. Who is welcome is not decided here.
 
 use cadre_control::{CONTROL_VERSION, Settings, proto};
+use cadre_crds::Encryption;
 use cadre_views::{Conductor, JobKey, Who};
 use kube::runtime::reflector::ObjectRef;
 
@@ -41,8 +42,9 @@ impl Service {
         let training = training.as_ref().map(|it| &it.object);
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
         let pool = pool.as_ref().map(|it| &it.object);
-        let trainers = self.trainers.get(job).copied().unwrap_or_default();
-        let trainers = u16::try_from(trainers).unwrap_or(u16::MAX);
-        words::settings((job, self.jobs.failovers(job)), training, pool, trainers, resume)
+        // None is known where a server comes back before the trainers; it has been told before.
+        let unknown = words::Attempt { trainers: 0, encryption: Encryption::Off };
+        let attempt = self.attempts.get(job).copied().unwrap_or(unknown);
+        words::settings((job, self.jobs.failovers(job)), training, pool, attempt, resume)
     }
 }

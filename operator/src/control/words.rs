@@ -3,12 +3,21 @@
 //! In and out: plain data on both sides; nothing is decided here.
 
 use cadre_control::{AttentionPlace, Settings, proto};
+use cadre_crds::contract::ANNOTATION_ENCRYPTION;
 use cadre_crds::{
     Attention, AttentionPool, Checkpoint, Encryption, FailurePolicy, Health, TrainingJob, Wire,
 };
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
+
+/// What a worker is told of its attempt that its trainers' pods say.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Attempt {
+    pub(super) trainers: u32,
+    /// What it began with; the job may say something else by now.
+    pub(super) encryption: Encryption,
+}
 
 pub(super) fn hello(hello: proto::Hello) -> Hello {
     Hello {
@@ -94,7 +103,7 @@ pub(super) fn settings(
     (key, failovers): (&JobKey, u32),
     job: Option<&TrainingJob>,
     pool: Option<&AttentionPool>,
-    trainers: u16,
+    Attempt { trainers, encryption }: Attempt,
     resume: &str,
 ) -> Settings {
     let attention = job.map_or_else(Attention::default, |it| it.spec.attention.clone());
@@ -104,11 +113,11 @@ pub(super) fn settings(
     Settings {
         job: key.name.clone(),
         attempt: key.attempt,
-        trainers,
+        trainers: u16::try_from(trainers).unwrap_or(u16::MAX),
         attention: AttentionPlace::Pool,
         wire: attention.wire.unwrap_or(Wire::F32),
         reproducible: attention.reproducible,
-        encryption: attention.encryption.unwrap_or(Encryption::Off),
+        encryption,
         on_pool_loss: attention.on_pool_loss,
         pool_wait_seconds: attention.pool_wait_seconds,
         suspect_after_milliseconds: health.suspect_after_milliseconds,
@@ -122,6 +131,14 @@ pub(super) fn settings(
         headers: None,
         faults: Vec::new(),
     }
+}
+
+/// Why a trainer may not join whose pod says something else of the links than those before.
+pub(super) fn parted(job: &JobKey, first: Encryption, own: Encryption) -> String {
+    format!(
+        "job {job} has links that are {first:?}, and this pod's annotation {ANNOTATION_ENCRYPTION} says {own:?}; give all \
+         pods of the job the same"
+    )
 }
 
 /// Whom a command is for.

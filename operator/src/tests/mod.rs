@@ -2,6 +2,7 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod encryption;
 mod leading;
 mod pods;
 mod refusals;
@@ -53,6 +54,13 @@ fn job() -> Value {
             "template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}},
         },
     })
+}
+
+/// A job whose first failure is its last.
+fn never_again() -> Value {
+    let mut job = job();
+    job["spec"]["failurePolicy"] = json!({"maxRestarts": 0});
+    job
 }
 
 fn running() -> Value {
@@ -124,7 +132,7 @@ async fn a_pool_gets_its_servers_tells_of_them_and_shrinks() {
 #[tokio::test]
 async fn a_job_waits_for_its_pool_and_becomes_a_job_of_the_core_api() {
     let server = Server::new();
-    server.put("trainingjobs", "j", &job());
+    server.put("trainingjobs", "j", &never_again());
     let _context = operator(&server).await;
     server
         .until("the reason", |all| {
@@ -171,7 +179,7 @@ async fn a_pod_whose_trainer_never_began_says_what_failed_before() {
     let server = Server::new();
     let _context = operator(&server).await;
     server.put("attentionpools", "p", &pool(1));
-    server.put("trainingjobs", "j", &job());
+    server.put("trainingjobs", "j", &never_again());
     let made = server.until("an attempt", |all| all.get("jobs", "j-1").cloned()).await;
     let ended = json!({"terminated": {"exitCode": 5, "message": "no room"}});
     let pod = json!({

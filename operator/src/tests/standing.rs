@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use cadre_control::DATA_VERSION;
 use cadre_control::client::Attachment;
-use cadre_control::proto::{Finished, Role, finished::Outcome};
+use cadre_control::proto::{Finished, Hello, Role, Saved, finished::Outcome};
 use serde_json::json;
 
 use super::leading::{Leading, leading};
 use super::server::Server;
-use super::versions::{come, hello, trainer};
+use super::versions::{come, hello, trainer, trainer_of};
 use super::{job, pool, said};
 
 const WORDS: &str = "trainer 0 stands still in step 7";
@@ -23,6 +23,7 @@ async fn failed(server: &Server, operator: &Leading, name: &str) -> Attachment {
     let pod = trainer(server, name).await;
     let conductor = come(operator, &pod, hello(Role::Trainer, DATA_VERSION)).await;
     let conductor = conductor.expect("it trains");
+    conductor.sender.send(Saved { steps: 20 }).expect("there is room");
     let (outcome, message) = (Outcome::Failed.into(), WORDS.to_owned());
     let finished = Finished { outcome, message, exit_code: 3, ..Finished::default() };
     conductor.sender.send(finished).expect("there is room");
@@ -50,10 +51,26 @@ async fn an_attempt_whose_only_trainer_stands_still_is_ended_and_counts() {
     assert!(told, "the cause is told before the attempt goes: {all:#?}");
     // What the garbage collector does.
     server.remove_object("pods", "j-1-0");
-    server
+    let second = server
         .until("another attempt", |all| {
             let status = &all.get("trainingjobs", "j")?["status"];
-            all.get("jobs", "j-2").filter(|_| status["restarts"] == 1).map(drop)
+            all.get("jobs", "j-2").filter(|_| status["restarts"] == 1).cloned()
+        })
+        .await;
+    let notes = &second["metadata"]["annotations"];
+    assert_eq!(notes["cadre.dev/checkpoint-step"], "20");
+    assert_eq!(notes["cadre.dev/restarts-without-progress"], "1");
+    // Its conductor goes on from one that nobody told of.
+    let pod = trainer_of(&server, "j", 2).await;
+    let resume = "/c/j-u/step-40".to_owned();
+    let conductor = hello(Role::Trainer, DATA_VERSION);
+    let conductor = come(&operator, &pod, Hello { resume, ..conductor }).await;
+    let _conductor = conductor.expect("it trains");
+    server
+        .until("progress", |all| {
+            let status = &all.get("trainingjobs", "j")?["status"];
+            let row = status["restartsWithoutProgress"].as_u64();
+            (status["checkpointStep"] == 40 && row == Some(0)).then_some(())
         })
         .await;
 }

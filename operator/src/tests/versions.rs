@@ -44,11 +44,19 @@ pub(super) async fn come(
 
 /// Makes the first trainer's pod of a job's first attempt. Out: it, running.
 pub(super) async fn trainer(server: &Server, job: &str) -> Value {
-    let made =
-        server.until("an attempt", |all| all.get("jobs", &format!("{job}-1")).cloned()).await;
+    trainer_of(server, job, 1).await
+}
+
+/// The same of any attempt.
+pub(super) async fn trainer_of(server: &Server, job: &str, attempt: u32) -> Value {
+    let own = format!("{job}-{attempt}");
+    let made = server.until("an attempt", |all| all.get("jobs", &own).cloned()).await;
     let mut trainer = json!({"metadata": made["spec"]["template"]["metadata"]});
     trainer["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = "0".into();
-    let own = format!("{job}-1-0");
+    // Where servers have it; `come` reads it.
+    let start = (attempt - 1).to_string();
+    trainer["metadata"]["annotations"]["cadre.dev/incarnation"] = start.into();
+    let own = format!("{own}-0");
     server.put("pods", &own, &trainer);
     server.put("pods", &own, &running());
     server.until("the pod", |all| all.get("pods", &own).cloned()).await

@@ -8,8 +8,8 @@ mod script;
 use std::time::Duration;
 
 use cadre_control::proto::{
-    self, Finished, Hello, Kind, Notice, Progress, ServerName, ServerReport, finished::Outcome,
-    notice, worker_message::Message,
+    self, Finished, Hello, Kind, Notice, Progress, Saved, ServerName, ServerReport,
+    finished::Outcome, notice, worker_message::Message,
 };
 use cadre_control::server::LinkId;
 
@@ -208,14 +208,14 @@ fn a_dead_trainer_fails_the_job_when_no_restart_is_allowed() {
     assert_eq!(
         run.exit("s0", None, &[]),
         "done 3: the job failed: trainer 1: killed by SIGKILL; 0 of 0 restarts used \
-         (spec.failurePolicy.maxRestarts), go on with --resume"
+         without a newer checkpoint (spec.failurePolicy.maxRestarts), go on with --resume"
     );
 }
 
 #[test]
 fn survivors_have_a_grace_and_the_job_starts_again() {
     let mut settings = config(1, false, &[]);
-    settings.job.spec.failure_policy.max_restarts = 1;
+    settings.job.spec.failure_policy.max_restarts = Some(1);
     let mut run = Run::registered(settings);
     // The failure of the survivor is heard first; the one who was killed is still the cause.
     run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
@@ -233,6 +233,26 @@ fn survivors_have_a_grace_and_the_job_starts_again() {
     run.exit("t0.1", None, &[]);
     run.exit("t1.1", Some(3), &[]);
     assert!(run.exit("s0.1", None, &[]).starts_with("done 3: the job failed: trainer 0"));
+}
+
+#[test]
+fn a_newer_checkpoint_sets_the_restarts_back_and_an_old_one_does_not() {
+    let mut settings = config(0, true, &[]);
+    settings.job.spec.failure_policy.max_restarts = Some(1);
+    let mut run = Run::registered(settings);
+    for (attempt, (steps, goes_on)) in [(20, true), (40, true), (40, false)].into_iter().enumerate()
+    {
+        let [first, second] = ["t0", "t1"].map(|it| format!("{it}.{attempt}"));
+        if attempt > 0 {
+            run.attach(&first);
+            run.attach(&second);
+        }
+        run.say(&second, Message::Saved(Saved { steps }));
+        run.exit(&first, None, &[]);
+        let end = run.exit(&second, Some(3), &[]);
+        assert_eq!(end.contains("restarting"), goes_on, "attempt {attempt}: {end}");
+        assert_eq!(end.contains("1 of 1 restarts used"), !goes_on, "attempt {attempt}: {end}");
+    }
 }
 
 #[test]

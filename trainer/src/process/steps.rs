@@ -259,6 +259,7 @@ impl Process {
         let text = format!("checkpoint of {step} steps is at {}{alone}", path.display());
         let (level, event) = (notice::Level::Information, notice::Event::CheckpointWritten);
         self.session.tell(level, text, event);
+        self.session.saved(step);
         Ok(path)
     }
 }

@@ -45,6 +45,14 @@ impl Session {
         }
     }
 
+    /// Tells the controller that this rank has written a checkpoint that holds so many steps. The job restarts from it, so
+    /// that earlier restarts count no more.
+    pub fn saved(&self, steps: u64) {
+        if let Err(error) = self.control.send(proto::Saved { steps }) {
+            tracing::debug!("the controller is not told: {error}");
+        }
+    }
+
     /// Leaves the job: tells the controller how, and ends the session's threads.
     ///
     /// # Errors

@@ -64,7 +64,10 @@ const REASONS: [(&str, &str); 29] = [
     ("NoCertificate", "mount ca.crt beside the control service's certificate"),
     ("Imbalanced", "look at the slowest servers in status.worstServers"),
     ("NoReports", "see whether servers are registered; without reports mode Auto keeps its number"),
-    ("RestartsUsedUp", "correct the cause, then make the job anew; maxRestarts limits restarts"),
+    (
+        "RestartsUsedUp",
+        "correct the cause, then raise spec.failurePolicy.maxRestarts, and the job goes on",
+    ),
     ("FailureRule", "the job's own rule ends it; correct the cause or spec.failurePolicy.rules"),
     ("BadInput", "correct what the message names; a restart does not help"),
     ("DeadlineExceeded", "raise spec.activeDeadlineSeconds and make the job anew"),

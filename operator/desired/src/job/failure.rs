@@ -7,7 +7,7 @@
 //! | was evicted, preempted, deleted, or lost its node | again, not counted: the program did nothing wrong |
 //! | says that its input is wrong (exit code 2) | the job fails: it would fail again |
 //! | has an exit code of a rule | what the rule says |
-//! | anything else | again while `maxRestarts` allows it |
+//! | anything else | again while `maxRestarts` allows it: so often in a row without a newer checkpoint |
 //!
 //! Who ended first is the cause; who ends because a peer is gone is not, nor who ends because the Job has failed.
 //!
@@ -42,6 +42,9 @@ pub(super) const COULD_NOT_GO_ON: i32 = 3;
 pub(super) const WORDS: usize = 512;
 /// Condition of a pod that the platform takes away.
 pub(super) const DISRUPTED: &str = "DisruptionTarget";
+
+/// Reason of the one end that is not final: a job goes on where it is allowed more restarts.
+pub(crate) const RESTARTS_USED_UP: &str = "RestartsUsedUp";
 
 /// What comes after a failed attempt.
 #[derive(Clone, Debug, PartialEq)]
@@ -192,26 +195,28 @@ pub(crate) fn is_lost(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp
 
 pub(crate) fn judge(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Verdict {
     let told = noted(attempt).or_else(|| seen(observed, attempt, now)).or_else(|| told(attempt));
-    let policy = &observed.job.spec.failure_policy;
+    let policy = (&observed.job.spec.failure_policy, attempt.restarts(observed).in_a_row);
     let Some(ended) = told else {
         let what = "an attempt failed and none of its pods says why".to_owned();
-        return budget(policy, attempt, Cause { reason: "TrainerFailed", what });
+        return budget(policy, Cause { reason: "TrainerFailed", what });
     };
     if ended.how == How::Exit(COULD_NOT_GO_ON) && !all_quiet(observed, attempt, now) {
         return Verdict::Open(ended.cause());
     }
-    ended.verdict(policy, attempt)
+    ended.verdict(policy)
 }
 
-fn budget(policy: &FailurePolicy, attempt: &Attempt<'_>, cause: Cause) -> Verdict {
-    if attempt.restarts < policy.max_restarts {
+/// Of the restarts that the policy allows in a row, so many are used.
+fn budget((policy, used): (&FailurePolicy, u32), cause: Cause) -> Verdict {
+    let allowed = policy.restarts();
+    if used < allowed {
         return Verdict::Again { counted: true, cause };
     }
-    let used = format!(
-        "{}; {} of {} restarts used, raise spec.failurePolicy.maxRestarts to allow more",
-        cause.what, attempt.restarts, policy.max_restarts
+    let what = format!(
+        "{cause}; {used} of {allowed} restarts used without a newer checkpoint; raise \
+         spec.failurePolicy.maxRestarts, and the job goes on"
     );
-    Verdict::End(Cause { reason: "RestartsUsedUp", what: used })
+    Verdict::End(Cause { reason: RESTARTS_USED_UP, what })
 }
 
 impl Ended {
@@ -237,17 +242,17 @@ impl Ended {
         Cause { reason, what: format!("pod {}: {how}{colon}{}", self.pod, self.words) }
     }
 
-    fn verdict(&self, policy: &FailurePolicy, attempt: &Attempt<'_>) -> Verdict {
+    fn verdict(&self, policy: (&FailurePolicy, u32)) -> Verdict {
         let mut cause = self.cause();
         let code = match self.how {
             How::Disrupted(_) | How::Deleted => return Verdict::Again { counted: false, cause },
-            How::NotBegun(_) | How::Beside(_) => return budget(policy, attempt, cause),
+            How::NotBegun(_) | How::Beside(_) => return budget(policy, cause),
             How::Exit(BAD_INPUT) | How::Stands(BAD_INPUT) => return Verdict::End(cause),
             How::OutOfMemory(code) | How::Exit(code) | How::Stands(code) => {
                 u32::try_from(code).unwrap_or_default()
             }
         };
-        let rule = policy.rules.iter().find(|it| it.exit_codes.contains(&code));
+        let rule = policy.0.rules.iter().find(|it| it.exit_codes.contains(&code));
         match rule.map(|it| it.action) {
             Some(FailureAction::FailJob) => {
                 cause.reason = "FailureRule";
@@ -257,7 +262,7 @@ impl Ended {
                 cause.reason = "FailureRule";
                 Verdict::Again { counted: false, cause }
             }
-            Some(FailureAction::Restart) | None => budget(policy, attempt, cause),
+            Some(FailureAction::Restart) | None => budget(policy, cause),
         }
     }
 }

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
-    ANNOTATION_RESTARTS, CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_PROFILE, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT,
-    LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR,
-    PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER,
-    TRAINER_CONTAINER, WORLD_SIZE,
+    ANNOTATION_CHECKPOINT, ANNOTATION_ENCRYPTION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
+    CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX, CADRE_JOB, CADRE_MEMORY_MIB,
+    CADRE_POOL, CADRE_PROFILE, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES,
+    PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -23,7 +23,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Observed, failure};
+use super::stage::{Restarts, checkpoint};
+use super::{Observed, encryption, failure};
 use crate::names::{attempt, job_labels, name, owned_by, queue_labels, trainers_service};
 use crate::podspec::{complete, empty, from_field, mount, variable, volume};
 use crate::settings::Settings;
@@ -59,7 +60,12 @@ pub(crate) fn service(job: &TrainingJob) -> Service {
 }
 
 /// An attempt. In a queue it waits, suspended, until the queue admits it.
-pub(crate) fn job(observed: &Observed, settings: &Settings, number: u32, restarts: u32) -> Job {
+pub(crate) fn job(
+    observed: &Observed,
+    settings: &Settings,
+    number: u32,
+    restarts: Restarts,
+) -> Job {
     let object = &observed.job;
     let spec = &object.spec;
     let mut labels = job_labels(&object.metadata, &spec.attention.pool_ref.name);
@@ -75,10 +81,15 @@ pub(crate) fn job(observed: &Observed, settings: &Settings, number: u32, restart
             name: Some(own),
             namespace: object.metadata.namespace.clone(),
             labels: Some(labels),
-            annotations: Some(BTreeMap::from([(
-                ANNOTATION_RESTARTS.to_owned(),
-                restarts.to_string(),
-            )])),
+            annotations: Some(BTreeMap::from([
+                (ANNOTATION_RESTARTS.to_owned(), restarts.all.to_string()),
+                (ANNOTATION_IN_A_ROW.to_owned(), restarts.in_a_row.to_string()),
+                (ANNOTATION_CHECKPOINT.to_owned(), checkpoint(observed).to_string()),
+                (
+                    ANNOTATION_ENCRYPTION.to_owned(),
+                    encryption::word(encryption::next(object)).to_owned(),
+                ),
+            ])),
             owner_references: Some(vec![owned_by::<TrainingJob>(&object.metadata)]),
             ..ObjectMeta::default()
         },
@@ -107,6 +118,8 @@ fn template(
     let mut template = object.spec.template.clone();
     let meta = template.metadata.get_or_insert_with(ObjectMeta::default);
     meta.labels.get_or_insert_with(BTreeMap::new).extend(labels.clone());
+    let links = encryption::word(encryption::next(object)).to_owned();
+    meta.annotations.get_or_insert_default().insert(ANNOTATION_ENCRYPTION.to_owned(), links);
     let spec = template.spec.get_or_insert_default();
     let subdomain = trainers_service(name(&object.metadata));
     let master = format!("{own}-0.{subdomain}");

@@ -8,7 +8,8 @@
 //!              ▼                                  │
 //! blocked ─▶ waiting ─▶ start ─▶ active ─▶ completed
 //!              ▲                  │  └───▶ failed, late
-//!              └──── restart ◀────┘
+//!              ├──── restart ◀────┘         │
+//!              └──── more restarts allowed ◀┘ where they were used up
 //! ```
 //!
 //! An attempt is a Job of its own since the core controller replaces one pod, late, where all trainers
@@ -17,6 +18,7 @@
 //!
 //! Invariant: an attempt is created only when the pods of all others are quiet.
 
+mod encryption;
 mod failure;
 mod manifest;
 mod seen;
@@ -33,6 +35,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
 use crate::settings::Settings;
+pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
 use stage::{Attempt, Stage, attempts};
 pub use status::status;
@@ -57,6 +60,8 @@ pub struct Observed {
     pub pods: Vec<Pod>,
     /// What its conductor said last.
     pub progress: Option<Progress>,
+    /// Steps in the newest checkpoint that its trainers told of.
+    pub checkpoint: u64,
     /// Servers lost in its steps, as its conductor counts them.
     pub failovers: u32,
     /// What its conductor said of the end of an attempt that has failed.
@@ -120,7 +125,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             let ends = all.iter().filter(|it| !stays(it));
             // The attempt that shows that a restart counts goes when the status says it.
             let counted = observed.job.status.as_ref().map_or(0, |it| it.restarts);
-            if counted >= *restarts {
+            if counted >= restarts.all {
                 decision.actions.extend(ends.map(|it| delete(it.job)));
             }
             decision.again = Some(LOOK_AGAIN_SECONDS);

@@ -2,13 +2,17 @@
 //!
 //! Both the actions and the status are made from it, so they cannot disagree.
 
-use cadre_crds::contract::{ANNOTATION_RESTARTS, LABEL_ATTEMPT, LABEL_QUEUE, MANAGED_BY};
+use cadre_crds::TrainingJob;
+use cadre_crds::contract::{
+    ANNOTATION_CHECKPOINT, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS, LABEL_ATTEMPT, LABEL_QUEUE,
+    MANAGED_BY,
+};
 use cadre_crds::validate::{self, Refusal};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::failure::{Cause, Verdict, is_lost, judge, stands};
+use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
 use crate::conditions::is_true;
 use crate::names::{annotation, is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -37,11 +41,28 @@ pub(crate) enum Stage {
     /// An attempt has failed; why is known when its last pod has ended.
     Failing(Cause),
     /// The next attempt waits until the pods of others are quiet.
-    Waiting { number: u32, restarts: u32, after: Option<Cause> },
+    Waiting { number: u32, restarts: Restarts, after: Option<Cause> },
     /// The next attempt starts.
-    Start { number: u32, restarts: u32, after: Option<Cause> },
+    Start { number: u32, restarts: Restarts, after: Option<Cause> },
     /// An attempt is there.
     Active { number: u32 },
+}
+
+/// Restarts that counted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Restarts {
+    /// Of the whole job.
+    pub(crate) all: u32,
+    /// Since a newer checkpoint was heard of.
+    pub(crate) in_a_row: u32,
+}
+
+impl Restarts {
+    fn and(self, counted: bool) -> Self {
+        let more = u32::from(counted);
+        let Self { all, in_a_row } = self;
+        Self { all: all.saturating_add(more), in_a_row: in_a_row.saturating_add(more) }
+    }
 }
 
 /// What a job cannot start for.
@@ -59,7 +80,10 @@ pub(crate) enum Obstacle {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt<'a> {
     pub(crate) number: u32,
-    pub(crate) restarts: u32,
+    /// Before it.
+    pub(crate) restarts: Restarts,
+    /// Steps in the newest checkpoint that was heard of before it.
+    checkpoint: u64,
     pub(crate) job: &'a Job,
 }
 
@@ -78,6 +102,12 @@ impl Attempt<'_> {
         self.has("Complete") || self.has("SuccessCriteriaMet")
     }
 
+    /// Restarts as they count at its end: those before a newer checkpoint are no more in a row.
+    pub(crate) fn restarts(&self, observed: &Observed) -> Restarts {
+        let newer = checkpoint(observed) > self.checkpoint;
+        Restarts { in_a_row: if newer { 0 } else { self.restarts.in_a_row }, ..self.restarts }
+    }
+
     pub(crate) fn is_suspended(&self) -> bool {
         self.job.spec.as_ref().is_some_and(|it| it.suspend == Some(true))
     }
@@ -94,9 +124,28 @@ pub(crate) fn attempts(observed: &Observed) -> Vec<Attempt<'_>> {
 
 fn attempt(job: &Job) -> Option<Attempt<'_>> {
     let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
-    let restarts = annotation(&job.metadata, ANNOTATION_RESTARTS);
-    let restarts = restarts.and_then(|it| it.parse().ok()).unwrap_or(0);
-    Some(Attempt { number, restarts, job })
+    let noted = |it| annotation(&job.metadata, it);
+    let count = |it| noted(it).and_then(|it| it.parse().ok());
+    let all = count(ANNOTATION_RESTARTS).unwrap_or(0);
+    // An operator that did not tell them apart wrote one number.
+    let restarts = Restarts { all, in_a_row: count(ANNOTATION_IN_A_ROW).unwrap_or(all) };
+    let checkpoint = noted(ANNOTATION_CHECKPOINT).and_then(|it| it.parse().ok()).unwrap_or(0);
+    Some(Attempt { number, restarts, checkpoint, job })
+}
+
+/// Steps in the newest checkpoint of the job that was ever heard of.
+pub(crate) fn checkpoint(observed: &Observed) -> u64 {
+    let told = observed.job.status.as_ref().map_or(0, |it| it.checkpoint_step);
+    told.max(observed.checkpoint)
+}
+
+/// Whether the job has failed because its restarts were used up, and is allowed more by now: it goes on.
+pub(crate) fn is_reopened(job: &TrainingJob) -> bool {
+    let Some(status) = &job.status else { return false };
+    let failed = is_true(&status.conditions, "Failed");
+    failed.is_some_and(|it| it.reason == RESTARTS_USED_UP)
+        && is_true(&status.conditions, "Complete").is_none()
+        && status.in_a_row() < job.spec.failure_policy.restarts()
 }
 
 /// Says where a job is.
@@ -110,7 +159,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     }
     let conditions = job.status.as_ref().map(|it| it.conditions.as_slice()).unwrap_or_default();
     let over = is_true(conditions, "Complete").or_else(|| is_true(conditions, "Failed"));
-    if let Some(over) = over {
+    if let Some(over) = over.filter(|_| !is_reopened(job)) {
         return Stage::Finished { at: over.last_transition_time.0 };
     }
     if let Some(refusal) = observed.unreadable.clone().or_else(|| validate::job(job).err()) {
@@ -128,17 +177,21 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
         return Stage::Suspended;
     }
     let (restarts, after) = match newest {
-        None => (job.status.as_ref().map_or(0, |it| it.restarts), None),
+        None => {
+            let told = job.status.as_ref();
+            let told = told.map(|it| Restarts { all: it.restarts, in_a_row: it.in_a_row() });
+            (told.unwrap_or_default(), None)
+        }
         // Pods that go with their place in the queue may let the Job fail, too.
         Some(newest) if was_taken_back(observed, newest) => {
-            (newest.restarts, Some(Cause::taken_back()))
+            (newest.restarts(observed), Some(Cause::taken_back()))
         }
         Some(newest) if newest.has_failed() || is_lost(observed, newest, now) || stands(newest) => {
             match judge(observed, newest, now) {
                 Verdict::End(cause) => return Stage::Failed(cause),
                 Verdict::Open(cause) => return Stage::Failing(cause),
                 Verdict::Again { counted, cause } => {
-                    (newest.restarts.saturating_add(u32::from(counted)), Some(cause))
+                    (newest.restarts(observed).and(counted), Some(cause))
                 }
             }
         }
@@ -160,7 +213,7 @@ pub(crate) fn was_taken_back(observed: &Observed, newest: &Attempt<'_>) -> bool 
         && is_true(&status.conditions, "Admitted").is_some()
 }
 
-fn next(observed: &Observed, restarts: u32, after: Option<Cause>, now: Timestamp) -> Stage {
+fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Timestamp) -> Stage {
     let seen = observed.jobs.iter().filter_map(attempt).map(|it| it.number).max().unwrap_or(0);
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
@@ -189,8 +242,11 @@ pub(crate) fn obstacle(observed: &Observed) -> Option<Obstacle> {
     (!is_owned(&service.metadata, &job.metadata)).then_some(Obstacle::NameTaken)
 }
 
-/// When the job has been active for as long as it may, seconds since 1970.
+/// When the job has been active for as long as it may, seconds since 1970. It was not while it had failed.
 pub(crate) fn deadline(observed: &Observed) -> Option<i64> {
+    if is_reopened(&observed.job) {
+        return None;
+    }
     let since = observed.job.status.as_ref()?.start_time.as_ref()?;
     let seconds = observed.job.spec.active_deadline_seconds?;
     Some(since.0.as_second() + i64::from(seconds))

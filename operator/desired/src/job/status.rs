@@ -4,14 +4,16 @@
 //! tells has changed, so that it need not be written; none for a job that is deleted, or another
 //! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
-use cadre_crds::TrainingJobStatus;
 use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use cadre_crds::{Encryption, TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Observed;
-use super::stage::{Attempt, Obstacle, Stage, attempts, obstacle, of, was_taken_back};
+use super::stage::{
+    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, was_taken_back,
+};
+use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
@@ -33,27 +35,36 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         return Some(status);
     }
     let newest = attempts(observed).last().copied();
+    let reopened = is_reopened(&observed.job);
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
     status.failovers = status.failovers.max(observed.failovers);
     if let Some(progress) = &observed.progress {
         status.progress = Some(progress.clone());
     }
+    status.checkpoint_step = checkpoint(observed);
+    let mut in_a_row = status.in_a_row();
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
-        status.restarts = status.restarts.max(newest.restarts);
+        status.restarts = status.restarts.max(newest.restarts.all);
+        in_a_row = newest.restarts(observed).in_a_row;
+        status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
         // One that is ended though its Job has not failed is gone soon, and what counts with it.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
             (&stage, newest.has_failed())
         {
-            status.restarts = status.restarts.max(*restarts);
+            status.restarts = status.restarts.max(restarts.all);
+            in_a_row = restarts.in_a_row;
         }
     }
-    if stage == Stage::Suspended {
+    status.restarts_without_progress = Some(in_a_row);
+    if stage == Stage::Suspended || reopened {
         status.start_time = None;
-    } else if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
+    }
+    if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
         let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
         status.start_time = started.map(|it| Time(it.0));
     }
+    let edited = edited(&observed.job, &stage, status.encryption);
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
     conditions.set("Admitted", admitted(observed, &stage, newest.as_ref()));
     let pods = pods(observed, newest.as_ref());
@@ -63,6 +74,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
+    let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
     conditions.set("Degraded", degraded(observed, applied.failure()));
     let suspended = matches!(stage, Stage::Suspended);
@@ -87,6 +99,10 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     if stage == Stage::Completed {
         conditions.set("Complete", said(true, "Completed", "every trainer has ended well"));
     }
+    if reopened && failed.is_none() {
+        conditions
+            .set("Failed", said(false, "Reopened", "spec.failurePolicy allows more restarts"));
+    }
     if let Some(failed) = &failed {
         conditions.set("Failed", failed.clone());
     }
@@ -98,6 +114,19 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let stalled = failed.or_else(|| Some(running.clone()).filter(Said::stalls));
     conditions.waits(stalled, Some(running).filter(|_| comes));
     Some(status)
+}
+
+/// What of the spec counts from the next attempt on.
+fn edited(job: &TrainingJob, stage: &Stage, now: Option<Encryption>) -> String {
+    let now = now.filter(|_| matches!(stage, Stage::Active { .. }));
+    match (job.spec.attention.encryption, now) {
+        (Some(asked), Some(now)) if asked != now => {
+            format!(
+                "; spec.attention.encryption {asked:?} counts from the next attempt on, this one has {now:?}"
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 fn late(seconds: u32) -> Said {

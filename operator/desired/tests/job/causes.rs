@@ -23,7 +23,7 @@ fn a_trainer_that_is_taken_away_costs_no_restart_whether_or_not_an_operator_watc
     for taken in REASONS {
         for watches in [true, false] {
             let mut world = World::new(false);
-            world.job.spec.failure_policy.max_restarts = 0;
+            world.job.spec.failure_policy.max_restarts = Some(0);
             rest(&mut world);
             for index in [1, 0] {
                 assert!(world.disrupt(index, taken), "a trainer runs");
@@ -67,7 +67,7 @@ fn the_cause_of_a_restart_is_told_and_stays_on_the_attempts_job() {
 #[test]
 fn a_deleted_trainer_costs_no_restart_where_an_operator_watched() {
     let mut world = World::new(false);
-    world.job.spec.failure_policy.max_restarts = 0;
+    world.job.spec.failure_policy.max_restarts = Some(0);
     rest(&mut world);
     world.delete_pod(0);
     world.reconcile(usize::MAX);
@@ -83,7 +83,7 @@ fn a_deleted_trainer_costs_no_restart_where_an_operator_watched() {
 fn a_lost_node_costs_no_restart_whoever_speaks_first() {
     for peer_gives_up in [true, false] {
         let mut world = World::new(false);
-        world.job.spec.failure_policy.max_restarts = 0;
+        world.job.spec.failure_policy.max_restarts = Some(0);
         rest(&mut world);
         if peer_gives_up {
             // Long before the controller of nodes takes the pod away.
@@ -148,7 +148,7 @@ fn who_says_why_is_heard_before_who_gives_up_in_the_same_second() {
 #[test]
 fn what_a_trainer_does_when_its_job_has_failed_is_no_cause() {
     let mut world = World::new(false);
-    world.job.spec.failure_policy.max_restarts = 0;
+    world.job.spec.failure_policy.max_restarts = Some(0);
     rest(&mut world);
     world.end_trainer(1, 7);
     // All of it before anybody looks, in one second.
@@ -163,7 +163,7 @@ fn what_a_trainer_does_when_its_job_has_failed_is_no_cause() {
 #[test]
 fn a_disruption_that_is_taken_back_excuses_nothing() {
     let mut world = World::new(false);
-    world.job.spec.failure_policy.max_restarts = 0;
+    world.job.spec.failure_policy.max_restarts = Some(0);
     rest(&mut world);
     world.nominate(0, true);
     world.reconcile(usize::MAX);
@@ -207,7 +207,7 @@ fn a_container_beside_the_trainer_that_fails_is_named_and_the_trainer_is_not_bla
 fn peers_are_asked_though_the_pod_that_the_job_names_is_gone() {
     let check = |peer: Option<i32>, expected: &str| {
         let mut world = World::new(false);
-        world.job.spec.failure_policy.max_restarts = 0;
+        world.job.spec.failure_policy.max_restarts = Some(0);
         rest(&mut world);
         // Both end before anybody looks; the Job controller names the one that gave up.
         world.end_trainer(0, 3);
@@ -230,7 +230,7 @@ fn peers_are_asked_though_the_pod_that_the_job_names_is_gone() {
 fn an_attempt_that_its_conductor_has_given_up_and_that_does_not_end_is_ended() {
     let check = |exit_code: i32, max_restarts: u32, expected: &[&str]| {
         let mut world = World::new(false);
-        world.job.spec.failure_policy.max_restarts = max_restarts;
+        world.job.spec.failure_policy.max_restarts = Some(max_restarts);
         rest(&mut world);
         world.give_up(exit_code, "trainer 0 stands still in step 7");
         world.reconcile(usize::MAX);

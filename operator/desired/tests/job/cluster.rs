@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) pods: Vec<Pod>,
     /// Nodes whose kubelet is no more.
     pub(crate) dead: BTreeSet<String>,
+    /// Steps in the newest checkpoint that trainers told of.
+    pub(crate) checkpoint: u64,
     /// What a conductor said last.
     pub(crate) last_words: Option<LastWords>,
     /// Failures that may have counted: a disruption never does.
@@ -61,6 +63,7 @@ impl World {
             jobs: vec![],
             pods: vec![],
             dead: BTreeSet::new(),
+            checkpoint: 0,
             last_words: None,
             may_count: 0,
             gone: false,
@@ -86,6 +89,7 @@ impl World {
             jobs: self.jobs.clone(),
             pods: self.pods.clone(),
             progress: None,
+            checkpoint: self.checkpoint,
             failovers: 0,
             last_words: self.last_words.clone(),
         }
@@ -141,7 +145,10 @@ impl World {
                     return;
                 };
                 let job = self.jobs.remove(at);
-                let over = self.is_true("Failed") && has(&job, "FailureTarget");
+                let spec = &self.job.spec.failure_policy;
+                let used =
+                    self.job.status.as_ref().is_some_and(|it| it.in_a_row() >= spec.restarts());
+                let over = self.is_true("Failed") && used && has(&job, "FailureTarget");
                 assert!(!over, "the last attempt of a failed job stays for its logs");
                 self.collect_garbage();
             }
@@ -199,6 +206,8 @@ impl World {
             Event::Disrupt { pod, reason } => {
                 self.disrupt(pod, REASONS[reason]);
             }
+            Event::Save(steps) => self.checkpoint = self.checkpoint.max(steps),
+            Event::Allow(restarts) => self.job.spec.failure_policy.max_restarts = Some(restarts),
             Event::GiveUp => self.may_count += u32::from(self.give_up(3, "it stands still")),
             Event::Beside { pod, code } => self.may_count += u32::from(self.fail_beside(pod, code)),
             Event::Spoil { pod, code } => self.may_count += u32::from(self.spoil(pod, code)),
@@ -257,13 +266,32 @@ pub(crate) const REASONS: [&str; 5] = [
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Suspend(bool),
-    End { pod: usize, code: i32 },
+    End {
+        pod: usize,
+        code: i32,
+    },
     Finish,
-    Disrupt { pod: usize, reason: usize },
-    Spoil { pod: usize, code: Option<i32> },
-    Beside { pod: usize, code: i32 },
+    Disrupt {
+        pod: usize,
+        reason: usize,
+    },
+    Spoil {
+        pod: usize,
+        code: Option<i32>,
+    },
+    Beside {
+        pod: usize,
+        code: i32,
+    },
     GiveUp,
-    Nominate { pod: usize, holds: bool },
+    /// A trainer of the newest attempt has written a checkpoint of so many steps.
+    Save(u64),
+    /// So many restarts are allowed from now on.
+    Allow(u32),
+    Nominate {
+        pod: usize,
+        holds: bool,
+    },
     DeletePod(usize),
     LoseNode(usize),
     Preempt,
@@ -290,6 +318,8 @@ pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
             .prop_map(|(pod, code)| Event::Spoil { pod, code }),
         1 => (pod.clone(), 1..4).prop_map(|(pod, code)| Event::Beside { pod, code }),
         1 => Just(Event::GiveUp),
+        2 => (0_u64..200).prop_map(Event::Save),
+        1 => (0_u32..5).prop_map(Event::Allow),
         1 => (pod.clone(), any::<bool>())
             .prop_map(|(pod, holds)| Event::Nominate { pod, holds }),
         1 => pod.clone().prop_map(Event::DeletePod),

@@ -2,7 +2,9 @@
 
 mod causes;
 mod cluster;
+mod encryption;
 mod kubernetes;
+mod restarts;
 #[path = "../world/mod.rs"]
 mod world;
 
@@ -50,8 +52,16 @@ proptest! {
         }
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");
-        prop_assert!(status.restarts <= 2.min(world.may_count), "the budget holds, and no disruption counts");
+        prop_assert!(status.restarts <= world.may_count, "no disruption counts");
+        let most = events.iter().fold(2, |most, it| match it {
+            Event::Allow(restarts) => most.max(*restarts),
+            _ => most,
+        });
+        prop_assert!(status.in_a_row() <= status.restarts.min(most), "the budget holds");
         let over = world.is_true("Complete") || world.is_true("Failed");
+        if reason(&world, "Failed") == "RestartsUsedUp" {
+            prop_assert!(status.in_a_row() >= world.job.spec.failure_policy.restarts());
+        }
         let stalled = world.condition("Stalled").map(|it| it.reason);
         let expected = if world.is_true("Failed") {
             world.condition("Failed").map(|it| it.reason)
@@ -83,26 +93,6 @@ proptest! {
 
 fn reason(world: &World, condition: &str) -> String {
     world.condition(condition).map(|it| it.reason).unwrap_or_default()
-}
-
-#[test]
-fn restarts_count_until_the_budget_is_used_up() {
-    let mut world = World::new(false);
-    for attempt in 1..=3 {
-        rest(&mut world);
-        let status = world.job.status.clone().expect("it was reported");
-        assert_eq!((status.attempt, status.restarts), (attempt, attempt - 1));
-        world.end_trainer(0, 1);
-    }
-    rest(&mut world);
-    assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
-    let message = world.condition("Failed").expect("it failed").message;
-    assert_eq!(
-        message,
-        "pod j-3-0: exit code 1; 2 of 2 restarts used, raise spec.failurePolicy.maxRestarts to allow \
-         more"
-    );
-    assert_eq!(world.jobs.len(), 1, "the last attempt stays for its logs");
 }
 
 #[test]
@@ -188,7 +178,7 @@ fn a_job_that_is_not_ours_is_neither_written_nor_given_a_certificate() {
     assert_eq!(look(&deleted), (false, false));
     // What runs of a job that has become invalid still talks to the control service.
     let mut invalid = world.clone();
-    invalid.job.spec.failure_policy.max_restarts = 9999;
+    invalid.job.spec.failure_policy.max_restarts = Some(9999);
     assert_eq!(look(&invalid), (true, true));
     invalid.jobs.clear();
     invalid.pods.clear();

@@ -102,6 +102,12 @@ impl<'a> Reader<'a> {
 
     fn compared(&mut self) -> Vector {
         let mut found = self.one();
+        if self.next_is("-") {
+            for word in ["time", "(", ")"] {
+                self.expect(word);
+            }
+            found.iter_mut().for_each(|it| it.1 -= now().as_second() as f64);
+        }
         if self.next_is(">") {
             let least = self.number();
             found.retain(|it| it.1 > least);
@@ -243,6 +249,8 @@ fn firing(scrapes: &[Scrape]) -> Vec<String> {
     alerts().into_iter().filter_map(fires).collect()
 }
 
+const DAY: i64 = 24 * 60 * 60;
+
 fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).expect("a good second")
 }
@@ -292,6 +300,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         jobs: Vec::new(),
         pods: Vec::new(),
         progress: None,
+        checkpoint: 0,
         failovers: 0,
         last_words: None,
     };
@@ -317,6 +326,8 @@ fn each_alert_fires_for_its_cause_alone_and_all_are_silent_when_all_is_well() {
         servers: Vec::new(),
         pools: vec![a_pool(wanted(), ready), a_pool(json!({}), |_| {})],
         jobs: vec![a_job(false, 0)],
+        gaps: Vec::new(),
+        certificates: vec![("tls.crt", now().as_second() + 15 * DAY), ("ca.crt", i64::MAX / 2)],
     };
     let told = |metrics: &Metrics, seen: &Seen| Scrape::read(&metrics.text(seen));
     let of = |seen: Seen| firing(&[told(&leader(), &well()), told(&leader(), &seen)]);
@@ -356,6 +367,20 @@ fn each_alert_fires_for_its_cause_alone_and_all_are_silent_when_all_is_well() {
         it.status.as_mut().expect("it has one").quarantined = 1;
     };
     check(of(pools(wanted(), &slow)), &["CadreSlowServer"]);
+    let far = |it: &mut AttentionPool| {
+        ready(it);
+        let conditions = &mut it.status.as_mut().expect("it has one").conditions;
+        let placed = conditions.iter_mut().find(|it| it.type_ == "PlacementSatisfied");
+        let placed = placed.expect("it is told");
+        (placed.status, placed.reason) = ("False".into(), "Far".into());
+    };
+    check(of(pools(wanted(), &far)), &["CadreFarPlacement"]);
+    let ends = |days: i64| Seen {
+        certificates: vec![("ca.crt", now().as_second() + days * DAY)],
+        ..well()
+    };
+    check(of(ends(13)), &["CadreCertificateEnds"]);
+    check(of(ends(-1)), &["CadreCertificateEnds"]);
     check(of(Seen { jobs: vec![a_job(true, 0)], ..well() }), &["CadreJobStalled"]);
     check(of(Seen { jobs: vec![a_job(false, 2)], ..well() }), &[]);
     check(of(Seen { jobs: vec![a_job(false, 3)], ..well() }), &["CadreJobRestarts"]);

@@ -8,6 +8,12 @@ use serde_json::{Value, json};
 
 use super::*;
 
+const DASHBOARDS: [&str; 3] = [
+    include_str!("../../../../charts/cadre/dashboards/operator.json"),
+    include_str!("../../../../charts/cadre/dashboards/pool.json"),
+    include_str!("../../../../charts/cadre/dashboards/job.json"),
+];
+
 /// Metrics of a process that leads and has done something of each kind.
 fn metrics() -> Metrics {
     let metrics = Metrics::default();
@@ -30,15 +36,20 @@ fn seen() -> Seen {
             "lastTransitionTime": "2026-01-01T00:00:00Z"})
     };
     let status = json!({"desired": 4, "ready": 3, "conditions":
-        [said("Degraded", "True", "Unschedulable"), said("Available", "False", "NoServer")]});
+        [said("Degraded", "True", "Unschedulable"), said("Available", "False", "NoServer"),
+        said("PlacementSatisfied", "False", "Far")]});
     let pool = serde_json::from_value(of_status(status, json!({})));
-    let status = json!({"restarts": 2, "failovers": 5, "progress": {"step": 7}});
+    let status = json!({"restarts": 2, "failovers": 5, "checkpointStep": 6, "progress":
+        {"step": 7, "tokensPerSecond": 800, "exposedWaitPercent": 5, "imbalancePercent": 110}});
+    let gaps = Gaps { compute: Some(0.5), link: None, bytes: Some(0.25) };
     let spec = json!({"template": {}, "attention": {"poolRef": {"name": "x"}}});
     let job = serde_json::from_value(of_status(status, spec));
     Seen {
         servers: vec![(("n".to_owned(), "p".to_owned()), "p-0-1".to_owned(), report)],
         pools: vec![Arc::new(pool.expect("a pool"))],
         jobs: vec![Arc::new(job.expect("a job"))],
+        gaps: vec![(("n".to_owned(), "x".to_owned()), gaps)],
+        certificates: vec![("tls.crt", 1_800_000_000)],
     }
 }
 
@@ -50,10 +61,11 @@ fn documented_names_are_told() {
     let none = metrics.text(&Seen::default());
     assert!(!none.contains("p-0-1") && !none.contains("\"x\""), "who has gone is told no more");
     assert!(!text.contains("NoServer"), "what is not true is not told");
-    let asked = include_str!("../../../../charts/cadre/dashboards/operator.json");
-    let words = asked.split(|it: char| it != '_' && !it.is_alphanumeric());
-    for name in words.filter(|it| it.starts_with("cadre_operator_")) {
-        assert!(text.contains(name), "{name}, which the dashboard asks for");
+    for asked in DASHBOARDS {
+        let words = asked.split(|it: char| it != '_' && !it.is_alphanumeric());
+        for name in words.filter(|it| it.starts_with("cadre_operator_")) {
+            assert!(text.contains(name), "{name}, which a dashboard asks for");
+        }
     }
     for line in [
         "cadre_operator_leader 1",
@@ -66,14 +78,54 @@ fn documented_names_are_told() {
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"desired\"} 4",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"ready\"} 3",
         "cadre_operator_job_steps{namespace=\"n\",job=\"x\"} 7",
+        "cadre_operator_job_checkpoint_steps{namespace=\"n\",job=\"x\"} 6",
         "cadre_operator_job_restarts{namespace=\"n\",job=\"x\"} 2",
         "cadre_operator_job_failovers{namespace=\"n\",job=\"x\"} 5",
+        "cadre_operator_job_tokens_per_second{namespace=\"n\",job=\"x\"} 800",
+        "cadre_operator_job_exposed_wait_ratio{namespace=\"n\",job=\"x\"} 0.05",
+        "cadre_operator_job_imbalance_ratio{namespace=\"n\",job=\"x\"} 1.1",
+        "cadre_operator_job_plan_gap_ratio{namespace=\"n\",job=\"x\",of=\"compute\"} 0.5",
+        "cadre_operator_job_plan_gap_ratio{namespace=\"n\",job=\"x\",of=\"bytes\"} 0.25",
+        "cadre_operator_pool_misplaced{namespace=\"n\",pool=\"x\",reason=\"Far\"} 1",
+        "cadre_operator_certificate_expiry_timestamp_seconds{file=\"tls.crt\"} 1800000000",
         "cadre_operator_condition{kind=\"AttentionPool\",namespace=\"n\",name=\"x\",type=\"Degraded\",reason=\"Unschedulable\"} 1",
     ] {
         assert!(text.lines().any(|it| it == line), "{line} in:\n{text}");
         let name = line.split(['{', ' ']).next().unwrap_or_default();
         let name = name.strip_suffix("_count").unwrap_or(name);
         assert!(page.contains(&format!("`{name}`")), "{name} in docs/operations.md");
+    }
+}
+
+#[test]
+fn dashboards_have_names_of_their_own_and_panels_that_do_not_overlap() {
+    let mut names = std::collections::BTreeSet::new();
+    for text in DASHBOARDS {
+        let board: Value = serde_json::from_str(text).expect("JSON");
+        for name in ["uid", "title"] {
+            assert!(names.insert(board[name].as_str().expect(name).to_owned()), "{name} twice");
+        }
+        let variables = board["templating"]["list"].as_array().into_iter().flatten();
+        let variables: Vec<_> = variables.filter_map(|it| it["name"].as_str()).collect();
+        let mut taken = std::collections::BTreeSet::new();
+        for panel in board["panels"].as_array().expect("panels") {
+            assert!(names.insert(format!("{} {}", board["uid"], panel["id"])), "an id twice");
+            let side = |name: &str| panel["gridPos"][name].as_u64().expect("a number");
+            for x in side("x")..side("x") + side("w") {
+                assert!(x < 24, "{panel}");
+                for y in side("y")..side("y") + side("h") {
+                    assert!(taken.insert((x, y)), "overlaps: {panel}");
+                }
+            }
+            for target in panel["targets"].as_array().expect("targets") {
+                let asked = target["expr"].as_str().expect("an expression");
+                for variable in asked.split('$').skip(1) {
+                    let end = variable.find(|it: char| !it.is_alphanumeric());
+                    let variable = &variable[..end.unwrap_or(variable.len())];
+                    assert!(variables.contains(&variable), "${variable} in {asked}");
+                }
+            }
+        }
     }
 }
 

@@ -1,0 +1,143 @@
+//! How many restarts a job has: in a row without a newer checkpoint, and what happens when they are used up.
+
+use super::cluster::World;
+use super::{reason, rest};
+
+#[test]
+fn restarts_count_until_the_budget_is_used_up() {
+    let mut world = World::new(false);
+    for attempt in 1..=3 {
+        rest(&mut world);
+        let status = world.job.status.clone().expect("it was reported");
+        assert_eq!((status.attempt, status.restarts), (attempt, attempt - 1));
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
+    let message = world.condition("Failed").expect("it failed").message;
+    assert_eq!(
+        message,
+        "pod j-3-0: exit code 1; 2 of 2 restarts used without a newer checkpoint; raise \
+         spec.failurePolicy.maxRestarts, and the job goes on"
+    );
+    assert_eq!(world.jobs.len(), 1, "the last attempt stays for its logs");
+}
+
+/// Attempt, restarts of the job, and those in a row.
+fn counts(world: &World) -> (u32, u32, u32) {
+    let status = world.job.status.clone().expect("it was reported");
+    (status.attempt, status.restarts, status.in_a_row())
+}
+
+#[test]
+fn three_restarts_in_a_row_end_a_job_that_says_nothing() {
+    let mut world = World::new(false);
+    world.job.spec.failure_policy.max_restarts = None;
+    for attempt in 1..=4 {
+        rest(&mut world);
+        assert_eq!(counts(&world), (attempt, attempt - 1, attempt - 1));
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    let told = world.condition("Failed").expect("it failed").message;
+    assert!(told.starts_with("pod j-4-0: exit code 1; 3 of 3 restarts used"), "{told}");
+}
+
+#[test]
+fn a_newer_checkpoint_sets_the_restarts_back_and_an_old_one_does_not() {
+    let mut world = World::new(false);
+    for attempt in 1..=6 {
+        rest(&mut world);
+        world.checkpoint = u64::from(attempt) * 20;
+        world.reconcile(usize::MAX);
+        assert_eq!(counts(&world), (attempt, attempt - 1, 0), "progress");
+        world.end_trainer(0, 1);
+    }
+    // The seventh goes on from the checkpoint of the sixth, which it writes once more.
+    for in_a_row in 1..=2 {
+        rest(&mut world);
+        assert_eq!(counts(&world), (6 + in_a_row, 5 + in_a_row, in_a_row));
+        assert_eq!(world.job.status.as_ref().map(|it| it.checkpoint_step), Some(120));
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
+    assert_eq!(counts(&world), (8, 7, 2));
+}
+
+#[test]
+fn a_checkpoint_counts_though_nobody_watched_the_attempt_that_wrote_it() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(counts(&world), (3, 2, 2));
+    // Its conductor says what it goes on from.
+    world.checkpoint = 40;
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!((counts(&world), world.is_true("Running")), ((4, 3, 1), true));
+    // A leader that has heard nothing knows it from the objects, also after a pause.
+    world.checkpoint = 0;
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    assert_eq!(counts(&world), (5, 3, 1));
+    world.checkpoint = 40;
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(counts(&world), (6, 4, 2), "that one is known");
+}
+
+#[test]
+fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_does() {
+    let mut world = World::new(false);
+    world.job.spec.active_deadline_seconds = Some(500);
+    for _ in 0..3 {
+        rest(&mut world);
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    assert_eq!((reason(&world, "Failed"), counts(&world)), ("RestartsUsedUp".into(), (3, 2, 2)));
+    // A night passes.
+    world.clock.second += 40_000;
+    world.job.spec.failure_policy.max_restarts = Some(3);
+    rest(&mut world);
+    assert_eq!((reason(&world, "Failed"), counts(&world)), ("Reopened".into(), (4, 3, 3)));
+    assert!(world.is_true("Running") && !world.is_true("Failed"));
+    world.end_trainer(0, 2);
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "BadInput");
+    world.job.spec.failure_policy.max_restarts = Some(9);
+    rest(&mut world);
+    assert_eq!((reason(&world, "Failed"), counts(&world)), ("BadInput".into(), (4, 3, 3)));
+}
+
+#[test]
+fn what_an_operator_wrote_that_knew_one_count_is_read_as_restarts_in_a_row() {
+    let mut world = World::new(false);
+    for _ in 0..2 {
+        rest(&mut world);
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    let forget = |world: &mut World| {
+        let notes = world.jobs.iter_mut().filter_map(|it| it.metadata.annotations.as_mut());
+        notes.for_each(|it| it.retain(|key, _| key == "cadre.dev/restarts"));
+        let status = world.job.status.as_mut().expect("it was reported");
+        (status.restarts_without_progress, status.checkpoint_step) = (None, 0);
+    };
+    forget(&mut world);
+    rest(&mut world);
+    assert_eq!((counts(&world), world.jobs.len()), ((3, 2, 2), 1), "it runs on");
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(reason(&world, "Failed"), "RestartsUsedUp");
+    forget(&mut world);
+    world.jobs.clear();
+    rest(&mut world);
+    assert!(world.is_true("Failed"), "a new operator reopens nothing by itself");
+}
