@@ -19,6 +19,7 @@ use crate::choices::{EngineChoice, ExchangeChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
 use crate::model_options::ModelOptions;
+use crate::observe::ObserveCommand;
 use crate::simulate::SimulateOptions;
 
 /// Runs core attention of long-context training on a pool of attention servers.
@@ -40,6 +41,11 @@ pub(crate) enum Command {
     Calibrate(CalibrateOptions),
     /// Simulate training steps on machines that you do not have; starts nothing.
     Simulate(SimulateOptions),
+    /// Say what a pool would gain for a job that ran without one, from what cadre.observe of the Python package logged.
+    Observe {
+        #[command(subcommand)]
+        command: ObserveCommand,
+    },
     /// Say how all pools and jobs of a cluster are.
     #[cfg(feature = "cluster")]
     Status(StatusOptions),

@@ -13,6 +13,7 @@ mod cluster;
 mod face;
 mod launch;
 mod model_options;
+mod observe;
 mod out;
 mod plan;
 mod run;
@@ -57,6 +58,10 @@ fn main() -> ExitCode {
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
         Command::Simulate(options) => match simulate::simulate(&options) {
+            Ok(text) => print(&text),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
+        },
+        Command::Observe { command } => match observe::observe(&command) {
             Ok(text) => print(&text),
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
