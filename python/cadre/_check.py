@@ -11,8 +11,10 @@ the variable nothing of this module is imported.
 """
 
 import atexit
+import ctypes
 import hashlib
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from ._batches import Batches
 from ._layout import Layout
 
 STEPS = 2
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -216,6 +219,8 @@ def current() -> Check:
     if _CHECK is None:
         if "CADRE_CONTROL" in os.environ:
             raise RuntimeError("cadre check starts the ranks itself; give it their command, not `cadre run`")
+        # Ranks of torchrun end with it, as it does with `cadre check`.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         _CHECK = Check(Path(os.environ["CADRE_CHECK"]))
         (_CHECK.folder / _CHECK.kind / f"joined-{_CHECK.rank}").touch()
     return _CHECK

@@ -86,9 +86,11 @@ class Observer:
         self._forward = 0.0
         self._said: list[Callable[[], list[int]]] = []
         self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
+        # What is compiled is the model alone.
+        before, after = (torch.compiler.disable(it) for it in (self._before, self._after))
         self._hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after),
+            model.register_forward_pre_hook(before, with_kwargs=True),
+            model.register_forward_hook(after),
             optimizers.register_optimizer_step_post_hook(self._stepped),
         ]
         atexit.register(self.close)
@@ -102,7 +104,6 @@ class Observer:
         self._file.close()
         atexit.unregister(self.close)
 
-    @torch.compiler.disable
     def _before(self, _model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
@@ -111,7 +112,6 @@ class Observer:
             self._began = self._entered
         self._said.append(self._documents(arguments, named))
 
-    @torch.compiler.disable
     def _after(self, *_: Any) -> None:
         if torch.is_grad_enabled():
             self._forward += time.perf_counter() - self._entered

@@ -15,7 +15,7 @@ use cadre_worker::profile;
 
 use crate::plan::size::{NOMINAL_PROFILE, SizeError, observed::Watched};
 use log::{Log, LogError};
-pub(crate) use options::{ObserveCommand, ReportOptions};
+pub(crate) use options::ObserveCommand;
 use report::Report;
 
 /// Steps that are planned at most, from all over the job.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::options::ReportOptions;
 use super::*;
 
 /// A job of an 8B's heads, whose steps all have the same documents and seconds.
@@ -21,7 +22,7 @@ fn uneven() -> Job {
     Job {
         ranks: vec![vec![1 << 19], short.clone(), short.clone(), short],
         layers: vec!["causal"; 32],
-        // About four fifths of it are attention of rank 0.
+        // About half of it is attention of rank 0.
         seconds: 750.0,
         profile: "h200-hopper".into(),
     }
