@@ -1,13 +1,13 @@
-"""The user's own job under `cadre check`: hooks that `init`, `batches`, attention and `report` call where CADRE_CHECK is set.
+"""The user's own job under `cadre check`: what `init`, `batches`, attention and `report` call where CADRE_CHECK is set.
 
 The job is started three times, and each time its own loop makes a few updates, then the process ends:
 
 - `base` and `again`: all ranks, the batches of its loader. What came out is kept by each rank.
-- `one`: a single rank, which is handed the updates of all ranks of `base` with plain attention, then probes: batches that
-  differ in what must not matter. The weights are those of `base` before each update.
+- `one`: a single rank, which is handed the updates of all ranks of `base` with plain attention, then probes: batches
+  that differ in what must not matter. The weights are those of `base` before each update.
 
-In: CADRE_CHECK, a folder, and CADRE_CHECK_PASS. Out: files in it; of `one` lines of what was found (`_verdict`). Without
-the variable nothing of this module is imported.
+In: CADRE_CHECK, a folder, and CADRE_CHECK_PASS. Out: files in it; of `one` lines of what was found (`_verdict`).
+Without the variable this module is not imported.
 """
 
 import atexit
@@ -59,7 +59,7 @@ class Made:
         for micro_batch, calls in enumerate(self.attention):
             told += [(f"micro-batch {micro_batch}'s attention call {at}", digest(it)) for at, it in enumerate(calls)]
         told += [(f"the gradient of parameter {at}", digest(it)) for at, it in enumerate(self.gradients)]
-        return told + [("the loss", digest(self.losses))]
+        return [*told, ("the loss", digest(self.losses))]
 
 
 def digest(it: Any) -> str:
@@ -190,9 +190,7 @@ class Checked(Batches):
         check.say("digests", [made.digests(update) for update, made in check.updates])
         if check.kind == "base":
             # Weights and gradients are those of all ranks, or the check says so.
-            kept = [
-                (update, made if check.rank == 0 else Made(losses=made.losses)) for update, made in check.updates
-            ]
+            kept = [(update, made if check.rank == 0 else Made(losses=made.losses)) for update, made in check.updates]
             for _, made in kept:
                 made.attention = []
             check.say("updates", kept)

@@ -1,10 +1,10 @@
 """Lengths and step times of a job that does not use Cadre, as a file: what `cadre observe report` reads.
 
-In: a model that is trained, whatever trains it. Out: a file of JSON lines for each rank; the first one says the model and
-the ranks, each further one a step. Nothing is computed otherwise than before, and nothing is sent.
+In: a model that is trained, whatever trains it. Out: a file of JSON lines for each rank; the first one says the model
+and the ranks, each further one a step. Nothing is computed otherwise than before, and nothing is sent.
 
-A step is the forwards with gradients between two calls of an optimizer's `step`. Documents are found in what the model is
-called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
+A step is the forwards with gradients between two calls of an optimizer's `step`. Documents are found in what the model
+is called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
 """
 
 import atexit
@@ -43,8 +43,8 @@ def observe(
     """Writes the lengths and times of each step of `model` to `folder`/rank-RANK.jsonl, until `close` or the end.
 
     `shape`: the model's layers, where it has no configuration of transformers. `ranks`: the number of this rank and how
-    many there are, among those that hold other documents (default: those of torch.distributed). `layout` says the lengths
-    of the documents in a forward, from its arguments, where the names of these do not say it.
+    many there are, among those that hold other documents (default: those of torch.distributed). `layout` says the
+    lengths of the documents in a forward, from its arguments, where the names of these do not say it.
     """
     return Observer(model, Path(folder), shape, ranks or _ranks(), layout)
 

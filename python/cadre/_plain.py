@@ -1,7 +1,7 @@
-"""Plain attention: scores of every row with every key of its document, written out in torch. What `cadre check` compares with.
+"""Plain attention, which `cadre check` compares with: scores of every row with every key of its document, in torch.
 
-In: rows of Q, K and V, lengths of documents, a kind of layers as text. Out: O and LSE, and their gradients. It shares no
-code with the kernels, and takes the memory of all scores of a document and a KV head.
+In: rows of Q, K and V, lengths of documents, a kind of layers as text. Out: O and LSE, and their gradients. It shares
+no code with the kernels, and takes the memory of all scores of a document and a KV head.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Batches made of another batch: with a token changed, or of pieces of its documents. For `cadre check`.
 
-In: a batch of any structure (mappings, lists, tuples of tensors and numbers), and the lengths of its documents. Out: a batch
-of the same structure. What has a number a row goes with its rows; ends of documents, positions, numbers of documents and
-the longest length are made anew. What else a batch holds stays as it is.
+In: a batch of any structure (mappings, lists, tuples of tensors and numbers), and the lengths of its documents. Out: a
+batch of the same structure. What has a number a row goes with its rows; ends of documents, positions, numbers of
+documents and the longest length are made anew. What else a batch holds stays as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ Piece = tuple[int, int]
 _TOKENS = ("input_ids", "tokens", "input", "inputs", "x", "ids")
 
 
-class NotTried(Exception):
+class NotTriedError(Exception):
     """A batch of which such a one cannot be made."""
 
 
@@ -51,7 +51,7 @@ def with_another_token(batch: Any, rows: int, row: int) -> Any:
     _mapped(batch, look)
     name = next((it for it in (*_TOKENS, *found) if it in found and "position" not in it and it != "labels"), None)
     if name is None:
-        raise NotTried("the batch has no tensor of tokens with one a row")
+        raise NotTriedError("the batch has no tensor of tokens with one a row")
     tokens = found[name].clone()
     flat = tokens.view(-1)
     others = flat[flat != flat[row]]
@@ -91,11 +91,11 @@ def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> An
             return new[None]
         if many_rows and it.shape[0] != rows:
             if len(set(told)) > 1:
-                raise NotTried("a row of the batch is a document, so that all have one length")
+                raise NotTriedError("a row of the batch is a document, so that all have one length")
             return new.unflatten(0, (len(told), told[0]))
         return new
 
     made = _mapped(batch, change)
     if not cut:
-        raise NotTried("the batch has no tensor with a number a row")
+        raise NotTriedError("the batch has no tensor with a number a row")
     return made

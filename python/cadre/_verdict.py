@@ -1,7 +1,7 @@
 """What `cadre check` tries with a job, and what it finds: the updates of the pass `one`, and comparisons.
 
-In: what each rank kept of the passes `base` and `again`; the results of each update that the job's loop was handed. Out:
-lines of JSON in the check's folder, one a check.
+In: what each rank kept of the passes `base` and `again`; the results of each update that the job's loop was handed.
+Out: lines of JSON in the check's folder, one a check.
 """
 
 import json
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _check, _job, _recut
 from ._check import Check, Made, Update
-from ._recut import NotTried
+from ._recut import NotTriedError
 
 AGAIN = "the same bits in a second run"
 REPLICAS = "the same weights on all ranks"
@@ -47,7 +47,7 @@ class Findings:
         self.trying.write_text(check)
         try:
             yield
-        except NotTried as why:
+        except NotTriedError as why:
             self.line(check, "not tried", str(why))
         self.trying.unlink()
 
@@ -67,10 +67,10 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
         yield base[0][0][0]
         kept = base[0][0][1].weights
         if not check.made.weights:
-            raise NotTried("no optimizer of torch made a step in the loop")
+            raise NotTriedError("no optimizer of torch made a step in the loop")
         alike = [_check.digest(it) for it in check.made.weights] == [_check.digest(it) for it in kept]
         if [it.shape for it in check.made.weights] != [it.shape for it in kept]:
-            raise NotTried("one rank has other parameters than one of several; their optimizer shares them out")
+            raise NotTriedError("one rank has other parameters than one of several; their optimizer shares them out")
         yield from against_one_rank(check, found, base, "" if alike else "one rank begins with other weights; ")
     check.plain = False
     if not check.parameters:
@@ -82,13 +82,13 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
         yield start.of(update.batches[at], update.layouts[at])
         packed = check.made.attention[at]
         if not packed:
-            raise NotTried(
-                "no call of Cadre's attention was seen; give the model attn_implementation=\"cadre\", or call "
+            raise NotTriedError(
+                'no call of Cadre\'s attention was seen; give the model attn_implementation="cadre", or call '
                 "cadre.flash_attn_varlen_func"
             )
         lengths = update.layouts[at]
         if len(lengths) < 2:
-            raise NotTried("no batch of the first steps has two documents")
+            raise NotTriedError("no batch of the first steps has two documents")
         document = len(lengths) // 2
         first = sum(lengths[:document])
         row = first + lengths[document] // 2
@@ -125,7 +125,7 @@ class Start:
     def of(self, batch: Any, lengths: list[int]) -> Update:
         told = list(self.layout(batch))
         if told != lengths:
-            raise NotTried(f"`layout` says {told} of a batch whose documents have {lengths} rows")
+            raise NotTriedError(f"`layout` says {told} of a batch whose documents have {lengths} rows")
         restore(self.check, self.weights)
         batches, layouts = list(self.update.batches), list(self.update.layouts)
         batches[self.at], layouts[self.at] = batch, lengths
@@ -141,7 +141,9 @@ def with_documents(base: list[list[tuple[Update, Made]]]) -> tuple[Update, int]:
     """The micro-batch with most documents, of the first step that has one with several."""
     of_step = ([it[step][0] for it in base] for step in range(len(base[0])))
     for updates in of_step:
-        count, rank, at = max((len(it), rank, -at) for rank, of in enumerate(updates) for at, it in enumerate(of.layouts))
+        count, rank, at = max(
+            (len(it), rank, -at) for rank, of in enumerate(updates) for at, it in enumerate(of.layouts)
+        )
         if count > 1:
             return updates[rank], -at
     return base[0][0][0], 0
@@ -195,8 +197,8 @@ def against_one_rank(
 
 
 def gradients(expected: Made, results: list[Made], notes: list[str]) -> str | None:
-    """Gradients of several ranks are a sum of those that each has alone, with some weights: a mean, usually. Clipping and
-    weights by tokens are other weights, and the job's own affair."""
+    """Gradients of several ranks are a sum of those that each has alone, with some weights: a mean, usually. Clipping
+    and weights by tokens are other weights, and the job's own affair."""
     own = [it.gradients for it in results]
     at = [it for it, value in enumerate(expected.gradients) if value is not None]
     if any([it for it, value in enumerate(of) if value is not None] != at for of in own):
@@ -219,6 +221,9 @@ def gradients(expected: Made, results: list[Made], notes: list[str]) -> str | No
         worst = max(errors, key=errors.get)
         shape = tuple(expected.gradients[worst].shape)
         return f"gradients are {error / whole:.1e} off, most of all parameter {worst} of shape {shape}"
+    least = int(shares.abs().argmin())
+    if float(shares[least].abs()) < 1e-3 * float(shares.abs().max()):
+        return f"gradients do not depend on the batches of rank {least}"
     if float((shares - shares.mean()).abs().max()) > 1e-2 * float(shares.abs().max()):
         notes.append("ranks weigh " + " and ".join(f"{it:.3f}" for it in shares.tolist()))
     return None
@@ -252,7 +257,8 @@ def leaks(one: list[Tensor], other: list[Tensor], lengths: list[int], document: 
         bound = _SAME[a.dtype] * float(a.abs().max())
         for name, start, end in rows:
             if end > start and not (change := float((a[start:end] - b[start:end]).abs().max())) <= bound:
-                return f"a token of document {document} (row {row}) changed {name} by {change:.1e} in attention call {call}"
+                of = f"a token of document {document} (row {row})"
+                return f"{of} changed {name} by {change:.1e} in attention call {call}"
     return None
 
 
@@ -270,7 +276,7 @@ def apart(one: list[Tensor], other: list[Tensor], bounds: dict[torch.dtype, floa
 def ragged(rows: int) -> list[_recut.Piece]:
     """Documents of so many rows: of 1 row twice, odd ones, what is left in two parts that are unlike."""
     if rows < 8:
-        raise NotTried(f"a batch of {rows} rows is too short")
+        raise NotTriedError(f"a batch of {rows} rows is too short")
     pieces, start = [], 0
     for length in (1, 1, 3, 17, (rows - 22) * 2 // 3 | 1):
         if length > 0 and start + length < rows:

@@ -88,7 +88,8 @@ class Observed(unittest.TestCase):
             model = llama(**PLAIN)
             observer = cadre.observe(model, self.folder)
             trainer = Trainer(model, arguments, train_dataset=data, data_collator=collator)
-            trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(data)
+            sampler = torch.utils.data.SequentialSampler(data)
+            trainer._get_train_sampler = lambda *_, sampler=sampler: sampler
             with contextlib.redirect_stdout(io.StringIO()):
                 trainer.train()
             observer.close()
