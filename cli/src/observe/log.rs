@@ -138,8 +138,9 @@ impl Log {
         // The first step has what happens once: allocation, compilation, the first collectives.
         let common =
             lines[0].keys().filter(|it| **it > 0 && lines.iter().all(|of| of.contains_key(it)));
-        let steps: Vec<Step> =
-            common.map(|it| Step::of(lines.iter().map(|of| &of[it]).collect())).collect();
+        let steps: Vec<Step> = common
+            .map(|it| Step::of(&lines.iter().map(|of| &of[it]).collect::<Vec<_>>()))
+            .collect();
         if steps.is_empty() {
             return Err(LogError::NoSteps { ranks: head.ranks });
         }
@@ -149,7 +150,7 @@ impl Log {
 
 impl Step {
     /// From the lines of all ranks.
-    fn of(lines: Vec<&Line>) -> Self {
+    fn of(lines: &[&Line]) -> Self {
         let most = |of: fn(&Line) -> f64| lines.iter().map(|it| of(it)).fold(0.0, f64::max);
         let micro_batches = lines.iter().map(|it| it.documents.len()).max().unwrap_or(0);
         let at = |micro_batch: usize| {
