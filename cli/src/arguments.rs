@@ -15,10 +15,12 @@ use cadre_trainer::model::Pattern;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::check::CheckOptions;
 use crate::choices::{EngineChoice, ExchangeChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
 use crate::model_options::ModelOptions;
+use crate::observe::ObserveCommand;
 use crate::simulate::SimulateOptions;
 
 /// Runs core attention of long-context training on a pool of attention servers.
@@ -40,6 +42,13 @@ pub(crate) enum Command {
     Calibrate(CalibrateOptions),
     /// Simulate training steps on machines that you do not have; starts nothing.
     Simulate(SimulateOptions),
+    /// Try a job of PyTorch with its own script: masks, positions, lengths, gradients and bits; exit code 1 on a finding.
+    Check(CheckOptions),
+    /// Say what a pool would gain for a job that ran without one, from what cadre.observe of the Python package logged.
+    Observe {
+        #[command(subcommand)]
+        command: ObserveCommand,
+    },
     /// Say how all pools and jobs of a cluster are.
     #[cfg(feature = "cluster")]
     Status(StatusOptions),

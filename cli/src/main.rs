@@ -1,18 +1,20 @@
 //! The `cadre` command.
 //!
-//! In: the command line. Out: an exit code: 0, 2 for bad input, 3 when the job failed, 130 when it
-//! was interrupted. Errors are one line on stderr that starts with `error: `.
+//! In: the command line. Out: an exit code: 0, 1 where a check found something, 2 for bad input, 3 when the job failed, 130
+//! when it was interrupted. Errors are one line on stderr that starts with `error: `.
 //!
 //! Subcommands do the work; here is only who is called and how it ends.
 
 mod arguments;
 mod calibrate;
+mod check;
 mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod face;
 mod launch;
 mod model_options;
+mod observe;
 mod out;
 mod plan;
 mod run;
@@ -60,6 +62,22 @@ fn main() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
+        Command::Check(options) => match check::check(&options) {
+            Ok((text, is_clean)) => {
+                let printed = print(&text);
+                if is_clean { printed } else { ExitCode::from(FOUND) }
+            }
+            Err(error) => {
+                for line in error.log() {
+                    let _ = writeln!(std::io::stderr(), "  {line}");
+                }
+                complain(&error.to_string(), BAD_INPUT)
+            }
+        },
+        Command::Observe { command } => match observe::observe(&command) {
+            Ok(text) => print(&text),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
+        },
         #[cfg(feature = "cluster")]
         Command::Status(options) => answer(cluster::status(&options)),
         #[cfg(feature = "cluster")]
@@ -83,6 +101,8 @@ fn main() -> ExitCode {
 }
 
 const BAD_INPUT: u8 = 2;
+/// A check found something.
+const FOUND: u8 = 1;
 
 /// Prints what a cluster said, or why it did not.
 #[cfg(feature = "cluster")]

@@ -16,10 +16,12 @@ from ._batches import Batches, batches
 from ._job import begin_step, busy, finish, init, local, next_micro_batch, report
 from ._layout import Kind, Shape, Stretch
 from ._native import Session, Ticket, __version__
+from ._observe import Observer, observe
 
 __all__ = [
     "Batches",
     "Kind",
+    "Observer",
     "Session",
     "Shape",
     "Stretch",
@@ -33,5 +35,6 @@ __all__ = [
     "init",
     "local",
     "next_micro_batch",
+    "observe",
     "report",
 ]

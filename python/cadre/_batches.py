@@ -117,4 +117,8 @@ def batches(
     _job.joined("batches")
     if accumulate < 1:
         raise ValueError(f"batches: accumulate is {accumulate}; an update has 1 batch or more")
+    if check := _job.check():
+        from ._check import Checked
+
+        return Checked(check, loader, layout, accumulate)
     return Batches(loader, layout, accumulate)

@@ -239,6 +239,7 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
             "spec.failurePolicy.maxRestarts"
         )
     shape, session = with_frozen(model, Shape.of(model)), None
+    check()
     if "CADRE_CONTROL" in os.environ:
         heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()
@@ -249,6 +250,15 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
     _JOB = Job(shape, session, steps)
     atexit.register(_JOB.at_exit)
     os.register_at_fork(after_in_child=_JOB.in_child)
+
+
+def check() -> Any:
+    """The check that tries this job, if `cadre check` started it."""
+    if "CADRE_CHECK" not in os.environ:
+        return None
+    from . import _check
+
+    return _check.current()
 
 
 def joined(what: str) -> Job:
@@ -306,6 +316,8 @@ def report(
     if (step := joined("report").running) is None:
         raise RuntimeError("report was called outside of a step")
     step.loss, step.tokens = float(loss), tokens
+    if of := check():
+        of.made.losses.append(step.loss)
     step.gradient_norm, step.learning_rate = float(gradient_norm), learning_rate
     step.validation_loss = None if validation_loss is None else float(validation_loss)
 

@@ -7,7 +7,7 @@
 
 mod file;
 mod report;
-mod size;
+pub(crate) mod size;
 mod workload;
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! One drawn nano-batch on a pool of some size: its plan, and what a layer of it takes.
+//! One nano-batch on a pool of some size, drawn or observed: its plan, and what a layer of it takes.
 
 use std::collections::BTreeMap;
 
@@ -83,8 +83,8 @@ pub(super) struct Layer {
     pub(super) busiest: f64,
 }
 
-/// The header of a step, as the job's conductor makes it with `servers` dedicated servers.
-fn header(job: &Job, servers: u32, step: u64) -> Result<Header, SizeError> {
+/// What the trainers of a job would announce of a step whose documents are drawn.
+fn drawn_lengths(job: &Job, step: u64) -> Result<BTreeMap<u16, Lengths>, SizeError> {
     let trainers = job.settings.trainers.get() as u16;
     let mut told: BTreeMap<u16, Lengths> = (0..trainers)
         .map(|rank| (rank, Lengths { step, turns: Some(job.turns.clone()), nanos: Vec::new() }))
@@ -100,6 +100,17 @@ fn header(job: &Job, servers: u32, step: u64) -> Result<Header, SizeError> {
             told.nanos.push(NanoLengths { documents, stretches: stretches.clone() });
         }
     }
+    Ok(told)
+}
+
+/// The header of a step, as the job's conductor makes it with `servers` dedicated servers of what trainers announce.
+fn header(
+    job: &Job,
+    servers: u32,
+    step: u64,
+    told: &BTreeMap<u16, Lengths>,
+) -> Result<Header, SizeError> {
+    let trainers = job.settings.trainers.get() as u16;
     let offer = |home, memory| Offer {
         weight: NOMINAL_WEIGHT,
         home,
@@ -135,9 +146,19 @@ fn header(job: &Job, servers: u32, step: u64) -> Result<Header, SizeError> {
 }
 
 impl Drawn {
-    /// Plans a step on `servers` dedicated servers, beside those in place: by nano-batch, and then by kind of layers.
+    /// Plans a drawn step on `servers` dedicated servers, beside those in place: by nano-batch, and then by kind of layers.
     pub(super) fn all(job: &Job, servers: u32, step: u64) -> Result<Vec<Self>, SizeError> {
-        let plans = planned::plans(&header(job, servers, step)?);
+        Self::of(job, servers, step, &drawn_lengths(job, step)?)
+    }
+
+    /// Plans a step of these documents, likewise.
+    pub(super) fn of(
+        job: &Job,
+        servers: u32,
+        step: u64,
+        told: &BTreeMap<u16, Lengths>,
+    ) -> Result<Vec<Self>, SizeError> {
+        let plans = planned::plans(&header(job, servers, step, told)?);
         let plans = plans.map_err(|source| SizeError::Planner { step, source })?;
         Ok(plans.into_iter().map(|(problem, plan)| Self { problem, plan }).collect())
     }

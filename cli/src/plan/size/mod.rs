@@ -9,6 +9,7 @@
 //! slowest of them sets the pace; with one they follow each other. Optimizer, loss and collectives are left out.
 
 mod draw;
+pub(crate) mod observed;
 mod picture;
 mod report;
 
@@ -31,7 +32,7 @@ use draw::Machine;
 use report::Report;
 
 /// What times are told by where a job has no calibration.
-const NOMINAL_PROFILE: &str = "h200-hopper";
+pub(crate) const NOMINAL_PROFILE: &str = "h200-hopper";
 /// Steps that are drawn.
 const STEPS: u64 = 8;
 

@@ -1,0 +1,224 @@
+"""The user's own job under `cadre check`: what `init`, `batches`, attention and `report` call where CADRE_CHECK is set.
+
+The job is started three times, and each time its own loop makes a few updates, then the process ends:
+
+- `base` and `again`: all ranks, the batches of its loader. What came out is kept by each rank.
+- `one`: a single rank, which is handed the updates of all ranks of `base` with plain attention, then probes: batches
+  that differ in what must not matter. The weights are those of `base` before each update.
+
+In: CADRE_CHECK, a folder, and CADRE_CHECK_PASS. Out: files in it; of `one` lines of what was found (`_verdict`).
+Without the variable this module is not imported.
+"""
+
+import atexit
+import ctypes
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import optimizer as optimizers
+
+from . import _job, _plain, _recut
+from ._batches import Batches
+from ._layout import Layout
+
+STEPS = 2
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Update:
+    """What an update is made of: batches, their layouts, and random numbers as of each."""
+
+    batches: list[Any]
+    layouts: list[list[int]]
+    random: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Made:
+    """What came of an update."""
+
+    losses: list[float] = field(default_factory=list)
+    # Of all parameters, before the update, in the order of optimizers.
+    weights: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor | None] = field(default_factory=list)
+    # O of each call, by micro-batch.
+    attention: list[list[Tensor]] = field(default_factory=list)
+
+    def digests(self, update: Update) -> list[tuple[str, str]]:
+        """What must be the same again, in the order in which it was made."""
+        told = [(f"micro-batch {at}'s batch", digest(it)) for at, it in enumerate(update.batches)]
+        told += [(f"parameter {at}", digest(it)) for at, it in enumerate(self.weights)]
+        for micro_batch, calls in enumerate(self.attention):
+            told += [(f"micro-batch {micro_batch}'s attention call {at}", digest(it)) for at, it in enumerate(calls)]
+        told += [(f"the gradient of parameter {at}", digest(it)) for at, it in enumerate(self.gradients)]
+        return [*told, ("the loss", digest(self.losses))]
+
+
+def digest(it: Any) -> str:
+    """Of bits."""
+    if isinstance(it, Tensor):
+        it = it.detach().contiguous()
+        it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
+    elif isinstance(it, dict):
+        it = str([(name, digest(value)) for name, value in it.items()])
+    elif isinstance(it, (list, tuple)):
+        it = str([digest(value) for value in it])
+    return hashlib.sha256(it if isinstance(it, bytes) else str(it).encode()).hexdigest()[:16]
+
+
+class Check:
+    """A pass of the check, in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kind = folder, os.environ["CADRE_CHECK_PASS"]
+        self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.parameters: list[Tensor] = []
+        self.made = Made()
+        self.plain = False
+        self.updates: list[tuple[Update, Made]] = []
+        self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
+
+    def say(self, name: str, value: Any) -> None:
+        torch.save(value, self.folder / self.kind / f"{name}-{self.rank}.pt")
+
+    def _optimize(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for it in group["params"]:
+                if not any(it is known for known in self.parameters):
+                    self.parameters.append(it)
+                self.made.weights.append(full(it))
+                self.made.gradients.append(None if it.grad is None else full(it.grad))
+
+    # Called by attention, for every forward that is no recompute.
+    def saw(self, o: Tensor) -> None:
+        if self.made.attention and torch._C._current_graph_task_id() == -1:
+            self.made.attention[-1].append(o.detach().clone())
+
+    def attention(self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Plain attention of the documents that were announced, whatever the call says."""
+        o, lse = _plain.forward(kind, self.lengths(lengths), *qkv)
+        self.saw(o)
+        return o, lse
+
+    def gradients(
+        self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _plain.backward(kind, self.lengths(lengths), qkv, dout, dlse)
+
+    @staticmethod
+    def lengths(told: list[int]) -> list[int]:
+        step = _job.running()
+        return told if step is None or _job.under_local() else step.lengths()
+
+    def begin(self) -> None:
+        """An update begins."""
+        self.made = Made()
+
+    def handed_out(self, update: Update, at: int) -> None:
+        """A batch is the loop's now."""
+        self.made.attention.append([])
+        if at < len(update.random):
+            torch.set_rng_state(update.random[at])
+        else:
+            update.random.append(torch.get_rng_state())
+
+    def end(self) -> None:
+        """Ends the process: what the script does after its loop is no part of a check."""
+        job = _job.current()
+        job.ended, job.running = True, None
+        atexit.unregister(job.at_exit)
+        (self.folder / self.kind / f"ended-{self.rank}").touch()
+        raise SystemExit(0)
+
+
+def full(it: Tensor) -> Tensor:
+    """All of a tensor, also of one that lies on several ranks."""
+    it = it.detach()
+    return (it.full_tensor() if hasattr(it, "full_tensor") else it).cpu().clone()
+
+
+def put(it: Tensor, value: Tensor) -> None:
+    """Overwrites all of a tensor, on a single rank."""
+    with torch.no_grad():
+        (it.to_local() if hasattr(it, "to_local") else it).copy_(value)
+
+
+class Checked(Batches):
+    """The batches of a check: an update is not held back, since no pool waits for it."""
+
+    def __init__(self, check: Check, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._check, self._source = check, None
+        self._update: Update | None = None
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self._check.handed_out(self._update, self._count - len(self._left) - 1)
+        return batch
+
+    def _begin(self, job: _job.Job) -> None:
+        if self._source is None:
+            self._source = self._drawn() if self._check.kind != "one" else self._probes()
+        if (update := next(self._source, None)) is None:
+            self._check.end()
+        self._update = update
+        # However many steps the script has told.
+        job.steps = job.next + 1
+        self._check.begin()
+        job.begin(update.layouts, None)
+        self._left.extend((it, None) for it in update.batches)
+        self._count = len(update.batches)
+
+    def _drawn(self) -> Iterator[Update]:
+        """The first updates of the loader."""
+        check, self._iterator = self._check, iter(self._loader)
+        for _ in range(STEPS):
+            batches = [_recut.copied(batch) for batch, _ in self._draw()]
+            if not batches:
+                break
+            update = Update(batches, [lengths_of_layout(self._layout(it)) for it in batches])
+            yield Update([_recut.copied(it) for it in batches], update.layouts, update.random)
+            check.updates.append((update, check.made))
+        check.say("digests", [made.digests(update) for update, made in check.updates])
+        if check.kind == "base":
+            # Weights and gradients are those of all ranks, or the check says so.
+            kept = [(update, made if check.rank == 0 else Made(losses=made.losses)) for update, made in check.updates]
+            for _, made in kept:
+                made.attention = []
+            check.say("updates", kept)
+
+    def _probes(self) -> Iterator[Update]:
+        from . import _verdict
+
+        return _verdict.probes(self._check, self._layout)
+
+
+def lengths_of_layout(layout: Layout) -> list[int]:
+    lengths = list(layout)
+    if not all(isinstance(it, int) for it in lengths):
+        raise NotImplementedError("cadre check: a layout has stretches; documents lie whole on a rank in a check")
+    return lengths
+
+
+_CHECK: Check | None = None
+
+
+def current() -> Check:
+    """The check of this process."""
+    global _CHECK
+    if _CHECK is None:
+        if "CADRE_CONTROL" in os.environ:
+            raise RuntimeError("cadre check starts the ranks itself; give it their command, not `cadre run`")
+        # Ranks of torchrun end with it, as it does with `cadre check`.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        _CHECK = Check(Path(os.environ["CADRE_CHECK"]))
+        (_CHECK.folder / _CHECK.kind / f"joined-{_CHECK.rank}").touch()
+    return _CHECK

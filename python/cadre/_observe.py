@@ -1,0 +1,239 @@
+"""Lengths and step times of a job that does not use Cadre, as a file: what `cadre observe report` reads.
+
+In: a model that is trained, whatever trains it. Out: a file of JSON lines for each rank; the first one says the model
+and the ranks, each further one a step. Nothing is computed otherwise than before, and nothing is sent.
+
+A step is the forwards with gradients between two calls of an optimizer's `step`. Documents are found in what the model
+is called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
+"""
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
+
+from ._layout import Shape, differences
+
+VERSION = 1
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is called with."""
+
+# What frameworks call the ends of packed documents, their positions, and tokens.
+_ENDS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
+_POSITIONS = ("position_ids", "positions")
+_TOKENS = ("input_ids", "tokens", "input", "inputs_embeds")
+
+
+def observe(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    shape: Shape | None = None,
+    ranks: tuple[int, int] | None = None,
+    layout: Callable[..., list[int]] | None = None,
+) -> "Observer":
+    """Writes the lengths and times of each step of `model` to `folder`/rank-RANK.jsonl, until `close` or the end.
+
+    `shape`: the model's layers, where it has no configuration of transformers. `ranks`: the number of this rank and how
+    many there are, among those that hold other documents (default: those of torch.distributed). `layout` says the
+    lengths of the documents in a forward, from its arguments, where the names of these do not say it.
+    """
+    return Observer(model, Path(folder), shape, ranks or _ranks(), layout)
+
+
+class Observer:
+    """See `observe`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path,
+        shape: Shape | None,
+        ranks: tuple[int, int],
+        layout: Callable[..., list[int]] | None,
+    ) -> None:
+        (rank, count), self._layout = ranks, layout
+        if not 0 <= rank < count:
+            raise ValueError(f"observe: ranks is {ranks}; give the rank, from 0, and how many ranks there are")
+        kinds, heads = layers_of(model) if shape is None else _layers_of_shape(shape)
+        device = next((it.device.type for it in model.parameters()), "cpu")
+        folder.mkdir(parents=True, exist_ok=True)
+        # A job that begins again goes on in the same file, under a head of its own.
+        self._file = (folder / f"rank-{rank}.jsonl").open("a", encoding="utf-8")
+        self._write(
+            {
+                "cadre_observe": VERSION,
+                "rank": rank,
+                "ranks": count,
+                "device": device,
+                "layers": kinds,
+                "heads": heads,
+            }
+        )
+        self._step = 0
+        self._on_host = device == "cpu"
+        self._ended = self._entered = time.perf_counter()
+        # Of the step that runs: when its first forward began, seconds of forwards, what says its documents.
+        self._began: float | None = None
+        self._forward = 0.0
+        self._said: list[Callable[[], list[int]]] = []
+        self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
+        # What is compiled is the model alone.
+        before, after = (torch.compiler.disable(it) for it in (self._before, self._after))
+        self._hooks = [
+            model.register_forward_pre_hook(before, with_kwargs=True),
+            model.register_forward_hook(after),
+            optimizers.register_optimizer_step_post_hook(self._stepped),
+        ]
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Writes what is left, and takes the hooks out."""
+        for it in self._hooks:
+            it.remove()
+        self._hooks = []
+        self._write_held()
+        self._file.close()
+        atexit.unregister(self.close)
+
+    def _before(self, _model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self._entered = time.perf_counter()
+        if self._began is None:
+            self._began = self._entered
+        self._said.append(self._documents(arguments, named))
+
+    def _after(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._forward += time.perf_counter() - self._entered
+
+    def _stepped(self, *_: Any) -> None:
+        # Further optimizers of the same step have had no forward.
+        if self._began is None:
+            return
+        now = time.perf_counter()
+        self._write_held()
+        told = {"step": self._step, "seconds": now - self._began, "seconds_before": self._began - self._ended}
+        if self._on_host:
+            # On a GPU the host is ahead of what it asked for.
+            told["seconds_forward"] = self._forward
+        self._held = told, self._said
+        self._step, self._ended = self._step + 1, now
+        self._began, self._forward, self._said = None, 0.0, []
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            told, said = held
+            self._write(told | {"documents": [it() for it in said]})
+
+    def _write(self, told: dict[str, Any]) -> None:
+        self._file.write(json.dumps(told, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def _documents(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], list[int]]:
+        if self._layout:
+            lengths = [int(it) for it in self._layout(*arguments, **named)]
+            return lambda: lengths
+        return documents_of(arguments, named)
+
+
+def documents_of(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callable[[], list[int]]:
+    """What tells the lengths of documents in a forward, when it may wait for a GPU."""
+    first = arguments[0] if arguments else None
+    given = {**(first if isinstance(first, Mapping) else {}), **named}
+    if isinstance(first, Tensor):
+        given.setdefault(_TOKENS[0], first)
+    # Megatron hands them down in a structure.
+    packed = getattr(given.get("packed_seq_params"), "cu_seqlens_q", None)
+    ends = next((given[it] for it in _ENDS if given.get(it) is not None), packed)
+    if ends is not None:
+        ends = _on_host(ends)
+        return lambda: differences("observe: ends of documents", ends().flatten())
+    tokens = next((given[it] for it in _TOKENS if isinstance(given.get(it), Tensor)), None)
+    positions = next((given[it] for it in _POSITIONS if isinstance(given.get(it), Tensor)), None)
+    if positions is not None and positions.dim() in (1, 2):
+        batch = tokens.shape[0] if tokens is not None and tokens.dim() > 1 else 1
+        rows = _on_host(positions)
+        return lambda: runs_of(rows().expand(batch, -1))
+    mask = given.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        filled = _on_host(mask.sum(1))
+        return lambda: [it for it in filled().tolist() if it]
+    if tokens is not None and tokens.dim() > 1:
+        lengths = [tokens.shape[1]] * tokens.shape[0]
+        return lambda: lengths
+    raise ValueError(
+        f"observe: nothing in the model's call says its documents ({sorted(given)}); give `layout`, which gets the "
+        "call's arguments and returns their lengths"
+    )
+
+
+def runs_of(positions: Tensor) -> list[int]:
+    """Lengths of documents: a position that does not follow the one before it begins one."""
+    ends = [torch.nonzero(it.diff() != 1).flatten().add(1).tolist() for it in positions]
+    return [end - start for of in ends for start, end in zip([0, *of], [*of, positions.shape[1]], strict=True)]
+
+
+def _on_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """A tensor, without waiting for its GPU now."""
+    if tensor.device.type != "cuda":
+        # Who calls the model may write on into it.
+        copy = tensor.detach().cpu().clone()
+        return lambda: copy
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor.detach(), non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> Tensor:
+        done.synchronize()
+        return copy
+
+    return wait
+
+
+def layers_of(model: nn.Module) -> tuple[list[str], list[int]]:
+    """The kind of each layer of a model of transformers, `none` where it has no core attention; query heads, KV heads,
+    head dim."""
+    inner: Any = model
+    while not hasattr(inner, "config") and (below := getattr(inner, "_orig_mod", getattr(inner, "module", None))):
+        inner = below
+    config = getattr(inner, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if config is None or not hasattr(config, "num_attention_heads"):
+        raise TypeError(
+            f"observe: {type(model).__name__} has no configuration of transformers; give `shape`, a cadre.Shape"
+        )
+    heads, count = config.num_attention_heads, config.num_hidden_layers
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = {
+        "full_attention": "causal",
+        "attention": "causal",
+        "sliding_attention": f"window:{window}",
+        "chunked_attention": f"causal in chunks of {getattr(config, 'attention_chunk_size', None)}",
+    }
+    default = "sliding_attention" if window is not None else "full_attention"
+    each = getattr(config, "layer_types", None) or [default] * count
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return [kinds.get(it, "none") for it in each], [heads, kv_heads, dim]
+
+
+def _layers_of_shape(shape: Shape) -> tuple[list[str], list[int]]:
+    return list(shape.kinds), [shape.query_heads, shape.kv_heads, shape.head_dim]
+
+
+def _ranks() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,101 @@
+"""Batches made of another batch: with a token changed, or of pieces of its documents. For `cadre check`.
+
+In: a batch of any structure (mappings, lists, tuples of tensors and numbers), and the lengths of its documents. Out: a
+batch of the same structure. What has a number a row goes with its rows; ends of documents, positions, numbers of
+documents and the longest length are made anew. What else a batch holds stays as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Piece = tuple[int, int]
+"""First row, and the one after the last, in the stream of all documents."""
+
+_TOKENS = ("input_ids", "tokens", "input", "inputs", "x", "ids")
+
+
+class NotTriedError(Exception):
+    """A batch of which such a one cannot be made."""
+
+
+def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
+    """The same structure, of changed leaves; each is given with its name."""
+    if isinstance(batch, Mapping):
+        made = {key: _mapped(it, change, str(key)) for key, it in batch.items()}
+        return made if type(batch) is dict else type(batch)(made)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        named = zip(batch._fields, batch, strict=True)
+        return type(batch)(*(_mapped(it, change, key) for key, it in named))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_mapped(it, change, f"{name}[{at}]") for at, it in enumerate(batch))
+    return change(name, batch)
+
+
+def copied(batch: Any) -> Any:
+    """A loader may write a batch again."""
+    return _mapped(batch, lambda _, it: it.detach().clone() if isinstance(it, Tensor) else it)
+
+
+def with_another_token(batch: Any, rows: int, row: int) -> Any:
+    """The batch with another token at a row."""
+    found: dict[str, Tensor] = {}
+
+    def look(name: str, it: Any) -> Any:
+        if isinstance(it, Tensor) and it.numel() == rows and it.dtype in (torch.int64, torch.int32):
+            found.setdefault(name, it)
+        return it
+
+    _mapped(batch, look)
+    name = next((it for it in (*_TOKENS, *found) if it in found and "position" not in it and it != "labels"), None)
+    if name is None:
+        raise NotTriedError("the batch has no tensor of tokens with one a row")
+    tokens = found[name].clone()
+    flat = tokens.view(-1)
+    others = flat[flat != flat[row]]
+    flat[row] = others[0] if len(others) else flat[row] ^ 1
+    return _mapped(batch, lambda at, it: tokens if at == name else it)
+
+
+def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> Any:
+    """A batch whose documents are these pieces."""
+    rows, told = sum(lengths), [end - start for start, end in pieces]
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    new_ends = [0, *torch.tensor(told).cumsum(0).tolist()]
+    cut = 0
+
+    def change(name: str, it: Any) -> Any:
+        nonlocal cut
+        if isinstance(it, int) and not isinstance(it, bool) and it == max(lengths) and "max" in name:
+            return max(told)
+        if not isinstance(it, Tensor):
+            return it
+        if it.dim() == 1 and it.tolist() == ends:
+            return torch.tensor(new_ends, dtype=it.dtype)
+        one_row = it.dim() > 1 and it.shape[:2] == (1, rows)
+        many_rows = it.dim() > 1 and it.shape[:2] == (len(lengths), rows // len(lengths)) and len(set(lengths)) == 1
+        if not one_row and not many_rows and it.shape[:1] != (rows,):
+            return it
+        cut += 1
+        flat = it if it.shape[0] == rows and not one_row else it.flatten(0, 1)
+        whole = not it.is_floating_point()
+        if whole and "position" in name:
+            new = torch.cat([torch.arange(rows, dtype=it.dtype) for rows in told])
+        elif whole and name in ("seq_idx", "document_ids", "sequence_ids"):
+            new = torch.cat([torch.full((rows,), at, dtype=it.dtype) for at, rows in enumerate(told)])
+        else:
+            new = torch.cat([flat[start:end] for start, end in pieces])
+        if one_row:
+            return new[None]
+        if many_rows and it.shape[0] != rows:
+            if len(set(told)) > 1:
+                raise NotTriedError("a row of the batch is a document, so that all have one length")
+            return new.unflatten(0, (len(told), told[0]))
+        return new
+
+    made = _mapped(batch, change)
+    if not cut:
+        raise NotTriedError("the batch has no tensor with a number a row")
+    return made

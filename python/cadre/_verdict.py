@@ -1,0 +1,285 @@
+"""What `cadre check` tries with a job, and what it finds: the updates of the pass `one`, and comparisons.
+
+In: what each rank kept of the passes `base` and `again`; the results of each update that the job's loop was handed.
+Out: lines of JSON in the check's folder, one a check.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _check, _job, _recut
+from ._check import Check, Made, Update
+from ._recut import NotTriedError
+
+AGAIN = "the same bits in a second run"
+REPLICAS = "the same weights on all ranks"
+PLAIN = "loss and gradients of one rank with plain attention"
+TOKEN = "a token changes its own document alone"
+ALONE = "a document alone has the same attention"
+LENGTHS = "lengths of 1, odd and ragged"
+
+# Relative to the largest: sums in another order, in products of other shapes.
+_SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+_NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+class Findings:
+    """One line a check."""
+
+    def __init__(self, check: Check) -> None:
+        self.file, self.trying = check.folder / "findings.jsonl", check.folder / "trying"
+
+    def __call__(self, check: str, found: str | None, note: str = "") -> None:
+        self.line(check, "found" if found else "ok", found or note)
+
+    def line(self, check: str, verdict: str, detail: str) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"check": check, "verdict": verdict, "detail": detail}) + "\n")
+
+    @contextmanager
+    def about(self, check: str) -> Iterator[None]:
+        """What ends the process inside is a finding of this check; so says who started it."""
+        self.trying.write_text(check)
+        try:
+            yield
+        except NotTriedError as why:
+            self.line(check, "not tried", str(why))
+        self.trying.unlink()
+
+
+def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
+    """The updates of the pass `one`. Behind each the results are in `check.made`."""
+    found = Findings(check)
+    ranks = sorted((check.folder / "base").glob("updates-*.pt"))
+    base = [torch.load(check.folder / "base" / f"updates-{it}.pt", weights_only=False) for it in range(len(ranks))]
+    digests = [
+        [torch.load(check.folder / of / f"digests-{it}.pt") for it in range(len(ranks))] for of in ("base", "again")
+    ]
+    found(AGAIN, again(*digests))
+    found(REPLICAS, replicas(digests[0]))
+    with found.about(PLAIN):
+        # The first update of all tells the parameters.
+        yield base[0][0][0]
+        kept = base[0][0][1].weights
+        if not check.made.weights:
+            raise NotTriedError("no optimizer of torch made a step in the loop")
+        alike = [_check.digest(it) for it in check.made.weights] == [_check.digest(it) for it in kept]
+        if [it.shape for it in check.made.weights] != [it.shape for it in kept]:
+            raise NotTriedError("one rank has other parameters than one of several; their optimizer shares them out")
+        yield from against_one_rank(check, found, base, "" if alike else "one rank begins with other weights; ")
+    check.plain = False
+    if not check.parameters:
+        return
+    update, at = with_documents(base)
+    start = Start(check, base[0][0][1].weights, layout, update, at)
+    packed: list[Tensor] = []
+    with found.about(TOKEN):
+        yield start.of(update.batches[at], update.layouts[at])
+        packed = check.made.attention[at]
+        if not packed:
+            raise NotTriedError(
+                'no call of Cadre\'s attention was seen; give the model attn_implementation="cadre", or call '
+                "cadre.flash_attn_varlen_func"
+            )
+        lengths = update.layouts[at]
+        if len(lengths) < 2:
+            raise NotTriedError("no batch of the first steps has two documents")
+        document = len(lengths) // 2
+        first = sum(lengths[:document])
+        row = first + lengths[document] // 2
+        yield start.of(_recut.with_another_token(update.batches[at], sum(lengths), row), lengths)
+        found(TOKEN, leaks(packed, check.made.attention[at], lengths, document, row))
+    if not packed:
+        return
+    with found.about(ALONE):
+        said = None
+        for document in sorted({len(lengths) // 2, len(lengths) - 1} - {0}):
+            first, rows = sum(lengths[:document]), lengths[document]
+            yield start.of(_recut.of_pieces(update.batches[at], lengths, [(first, first + rows)]), [rows])
+            of = [it[first : first + rows] for it in packed]
+            where = f"document {document} of {rows} rows, from row {first} of its batch on,"
+            said = said or apart(of, check.made.attention[at], _NEAR, f"{where} has other results alone")
+        found(ALONE, said and f"{said}; look at its positions, and at what layers hand from row to row")
+    with found.about(LENGTHS):
+        pieces = ragged(sum(lengths))
+        batch, told = _recut.of_pieces(update.batches[at], lengths, pieces), [end - first for first, end in pieces]
+        yield start.of(batch, told)
+        ours = check.made.attention[at]
+        check.plain = True
+        yield start.of(batch, told)
+        check.plain = False
+        found(LENGTHS, apart(ours, check.made.attention[at], _NEAR, f"lengths {told}"), f"lengths {told}")
+
+
+class Start:
+    """Updates that begin with the same weights and differ in one batch."""
+
+    def __init__(self, check: Check, weights: list[Tensor], layout: Callable, update: Update, at: int) -> None:
+        self.check, self.weights, self.layout, self.update, self.at = check, weights, layout, update, at
+
+    def of(self, batch: Any, lengths: list[int]) -> Update:
+        told = list(self.layout(batch))
+        if told != lengths:
+            raise NotTriedError(f"`layout` says {told} of a batch whose documents have {lengths} rows")
+        restore(self.check, self.weights)
+        batches, layouts = list(self.update.batches), list(self.update.layouts)
+        batches[self.at], layouts[self.at] = batch, lengths
+        return Update([_recut.copied(it) for it in batches], layouts, list(self.update.random))
+
+
+def restore(check: Check, weights: list[Tensor]) -> None:
+    for it, value in zip(check.parameters, weights, strict=True):
+        _check.put(it, value)
+
+
+def with_documents(base: list[list[tuple[Update, Made]]]) -> tuple[Update, int]:
+    """The micro-batch with most documents, of the first step that has one with several."""
+    of_step = ([it[step][0] for it in base] for step in range(len(base[0])))
+    for updates in of_step:
+        count, rank, at = max(
+            (len(it), rank, -at) for rank, of in enumerate(updates) for at, it in enumerate(of.layouts)
+        )
+        if count > 1:
+            return updates[rank], -at
+    return base[0][0][0], 0
+
+
+def again(one: list[list[list[tuple[str, str]]]], other: list[list[list[tuple[str, str]]]]) -> str | None:
+    """By rank and step: the first thing that came out otherwise."""
+    said = []
+    for rank, (its, theirs) in enumerate(zip(one, other, strict=True)):
+        for step, (first, second) in enumerate(zip(its, theirs, strict=False)):
+            same = zip(first, second, strict=False)
+            if first != second:
+                what = next((a[0] for a, b in same if a != b), "the number of calls of attention")
+                said.append(f"rank {rank}, step {step}: {what}")
+                break
+    return f"{'; '.join(said)} came out with other bits (what is first is named)" if said else None
+
+
+def replicas(digests: list[list[list[tuple[str, str]]]]) -> str | None:
+    """Weights of ranks that hold all of them."""
+
+    def weights(rank: int, step: int) -> list[tuple[str, str]]:
+        return [it for it in digests[rank][step] if it[0].startswith("parameter")]
+
+    for rank in range(1, len(digests)):
+        for step in range(min(len(digests[0]), len(digests[rank]))):
+            one, other = weights(0, step), weights(rank, step)
+            if one != other and len(one) == len(other):
+                what = next(a[0] for a, b in zip(one, other, strict=True) if a != b)
+                why = "gradients are not summed over ranks" if step else "ranks begin with weights of their own"
+                return f"rank {rank}, before step {step}: {what} is not that of rank 0; {why}"
+    return None
+
+
+def against_one_rank(
+    check: Check, found: Findings, base: list[list[tuple[Update, Made]]], note: str
+) -> Iterator[Update]:
+    notes = [note] if note else []
+    for step in range(min(len(it) for it in base)):
+        results = []
+        expected = base[0][step][1]
+        for of in base:
+            check.plain = True
+            restore(check, expected.weights)
+            yield of[step][0]
+            results.append(check.made)
+        if (said := gradients(expected, results, notes)) or (said := loss(step, base, results, notes)):
+            found(PLAIN, f"{note}step {step}: {said}")
+            return
+    found(PLAIN, None, "; ".join(dict.fromkeys(notes)))
+
+
+def gradients(expected: Made, results: list[Made], notes: list[str]) -> str | None:
+    """Gradients of several ranks are a sum of those that each has alone, with some weights: a mean, usually. Clipping
+    and weights by tokens are other weights, and the job's own affair."""
+    own = [it.gradients for it in results]
+    at = [it for it, value in enumerate(expected.gradients) if value is not None]
+    if any([it for it, value in enumerate(of) if value is not None] != at for of in own):
+        return "one rank has gradients of other parameters"
+
+    def dot(one: list, other: list) -> float:
+        return sum(float(one[it].double().flatten() @ other[it].double().flatten()) for it in at)
+
+    gram = torch.tensor([[dot(one, other) for other in own] for one in own], dtype=torch.float64)
+    right = torch.tensor([dot(it, expected.gradients) for it in own], dtype=torch.float64)
+    shares = torch.linalg.lstsq(gram, right[:, None], driver="gelsd").solution.flatten()
+    errors = {}
+    whole = dot(expected.gradients, expected.gradients) ** 0.5
+    for it in at:
+        mixed = sum(share * of[it].double() for share, of in zip(shares, own, strict=True))
+        errors[it] = float((mixed - expected.gradients[it].double()).norm())
+    error = sum(it**2 for it in errors.values()) ** 0.5
+    bound = _NEAR.get(expected.gradients[at[0]].dtype, 5e-2)
+    if not error <= bound * max(whole, 1e-30):
+        worst = max(errors, key=errors.get)
+        shape = tuple(expected.gradients[worst].shape)
+        return f"gradients are {error / whole:.1e} off, most of all parameter {worst} of shape {shape}"
+    least = int(shares.abs().argmin())
+    if float(shares[least].abs()) < 1e-3 * float(shares.abs().max()):
+        return f"gradients do not depend on the batches of rank {least}"
+    if float((shares - shares.mean()).abs().max()) > 1e-2 * float(shares.abs().max()):
+        notes.append("ranks weigh " + " and ".join(f"{it:.3f}" for it in shares.tolist()))
+    return None
+
+
+def loss(step: int, base: list, results: list[Made], notes: list[str]) -> str | None:
+    told, own = ([it.losses for it in of] for of in ([of[step][1] for of in base], results))
+    if not all(told) or not all(own):
+        notes.append("no loss was reported (cadre.report)")
+        return None
+    several, one = (sum(it[-1] for it in of) / len(of) for of in (told, own))
+    least, most = min(it[-1] for it in own), max(it[-1] for it in own)
+    slack = 1e-4 * abs(one)
+    # A loss that weighs ranks by tokens lies between theirs.
+    if abs(several - one) <= slack or (notes and least - slack <= several <= most + slack):
+        return None
+    return f"the loss is {several:.6f}, that of one rank with plain attention {one:.6f}"
+
+
+def leaks(one: list[Tensor], other: list[Tensor], lengths: list[int], document: int, row: int) -> str | None:
+    """Which document sees another one's token; which row a later one's."""
+    if len(one) != len(other):
+        return f"attention was called {len(one)} times, and {len(other)} times with another token"
+    if all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):
+        return f"another token at row {row} changes nothing: attention does not depend on the batch"
+    starts = [sum(lengths[:it]) for it in range(len(lengths))]
+    rows = [(f"document {it}", starts[it], starts[it] + lengths[it]) for it in range(len(lengths)) if it != document]
+    if not any(it.startswith("full") for it in _job.current().shape.kinds):
+        rows.append((f"earlier rows of document {document}", starts[document], row))
+    for call, (a, b) in enumerate(zip(one, other, strict=True)):
+        bound = _SAME[a.dtype] * float(a.abs().max())
+        for name, start, end in rows:
+            if end > start and not (change := float((a[start:end] - b[start:end]).abs().max())) <= bound:
+                of = f"a token of document {document} (row {row})"
+                return f"{of} changed {name} by {change:.1e} in attention call {call}"
+    return None
+
+
+def apart(one: list[Tensor], other: list[Tensor], bounds: dict[torch.dtype, float], what: str) -> str | None:
+    """The first call of attention that came out otherwise."""
+    if len(one) != len(other):
+        return f"{what}: attention was called {len(one)} times, and {len(other)} times"
+    for call, (a, b) in enumerate(zip(one, other, strict=True)):
+        error = float((a - b).abs().max()) / max(float(a.abs().max()), 1e-30)
+        if not error <= bounds[a.dtype]:
+            return f"{what}: attention call {call} is {error:.1e} off"
+    return None
+
+
+def ragged(rows: int) -> list[_recut.Piece]:
+    """Documents of so many rows: of 1 row twice, odd ones, what is left in two parts that are unlike."""
+    if rows < 8:
+        raise NotTriedError(f"a batch of {rows} rows is too short")
+    pieces, start = [], 0
+    for length in (1, 1, 3, 17, (rows - 22) * 2 // 3 | 1):
+        if length > 0 and start + length < rows:
+            pieces.append((start, start + length))
+            start += length
+    return [*pieces, (start, rows)]

@@ -1,0 +1,65 @@
+"""`cadre check` as a user calls it: on a job that is right, and on jobs with a fault for each of its checks."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
+AGAIN, REPLICAS = "the same bits in a second run", "the same weights on all ranks"
+PLAIN, TOKEN = "loss and gradients of one rank with plain attention", "a token changes its own document alone"
+ALONE, LENGTHS = "a document alone has the same attention", "lengths of 1, odd and ragged"
+ALL = [AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS]
+
+
+class Jobs(unittest.TestCase):
+    def check(self, planted: str, *options: str, program: str = sys.executable) -> tuple[int, dict[str, dict], str]:
+        """Exit code, findings by check, stderr."""
+        command = [PROGRAM, "check", "--json", *options, "--", program, HERE / "check_job.py", f"--plant={planted}"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        found = [json.loads(it) for it in ended.stdout.splitlines()]
+        return ended.returncode, {it["check"]: it for it in found}, ended.stderr
+
+    def finds(self, planted: str, expected: dict[str, str], *options: str, **more: str) -> None:
+        """What is found, with a part of its words; all else is right."""
+        code, found, said = self.check(planted, *options, **more)
+        self.assertEqual((code, said), (1 if expected else 0, ""))
+        for name in ALL:
+            verdict = found[name]
+            self.assertEqual(verdict["verdict"], "found" if name in expected else "ok", verdict)
+            self.assertIn(expected.get(name, ""), verdict["detail"])
+
+    def test_a_job_that_is_right_passes(self) -> None:
+        self.finds("", {})
+
+    def test_a_mask_that_leaks_is_found(self) -> None:
+        wrong = {PLAIN: "step 0: ", TOKEN: "changed document", ALONE: "results alone", LENGTHS: "lengths [1, 1, 3"}
+        self.finds("leak", wrong, "--ranks=1", program="torchrun")
+
+    def test_wrong_positions_bits_sums_and_lengths_are_found(self) -> None:
+        wrong = {
+            AGAIN: "rank 1, step 0: micro-batch 0's attention call 0",
+            REPLICAS: "rank 1, before step 1: parameter 0 is not that of rank 0; gradients are not summed",
+            PLAIN: "gradients do not depend on the batches of rank 1",
+            ALONE: "look at its positions",
+            LENGTHS: "IndexError: a document of one row",
+        }
+        self.finds("positions,order,summed,odd", wrong)
+
+    def test_a_command_that_cannot_be_tried_is_refused_with_what_it_lacks(self) -> None:
+        for command, expected in (
+            (["true"], "add two lines: cadre.init(model, steps=N) before the loop, and `for batch in cadre.batches"),
+            (["false"], "rank 0 ended with exit status: 1 before anything was tried"),
+            (["torchrun", "--max-restarts=2", "train.py"], "has --max-restarts 2"),
+            (["/no/such/program"], "/no/such/program does not start"),
+        ):
+            ended = subprocess.run([PROGRAM, "check", "--", *command], capture_output=True, text=True, check=False)
+            self.assertEqual((ended.returncode, ended.stdout), (2, ""), ended.stderr)
+            self.assertIn(expected, ended.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
