@@ -8,7 +8,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo demo-pytorch test lint format kernels gpu-check cluster bench soak clean
+.PHONY: help build demo demo-pytorch test lint format kernels image gpu-check cluster bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
@@ -38,6 +38,11 @@ format: ## rewrite Rust, TOML, Python and C++ files in the project's format
 kernels: ## build the GPU kernels (nvcc from PyPI) into target/kernels; the next build embeds them
 	@scripts/machine python c++
 	@scripts/kernels
+
+image: kernels ## write the image (programs, libraries they load) as an OCI layout into target/image; needs no daemon
+	@scripts/machine rust
+	cargo build --release --locked -p cadre -p cadre-operator --features cadre/cluster
+	@scripts/image
 
 cluster: ## build the programs of a test cluster (API server, kubelet, helm, …) from Go modules, once, into the cache
 	@scripts/cluster-tools

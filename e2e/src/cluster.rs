@@ -17,14 +17,13 @@ use tokio::sync::OnceCell;
 
 use crate::certificates;
 use crate::fake::{self, Fake};
-use crate::helm;
-use crate::image::Image;
 use crate::network::HOST;
 use crate::node::{Node, PAUSE};
 use crate::plane::{self, Patience, Plane, REQUESTS};
 use crate::process::{Process, output};
 use crate::programs::{Programs, root};
 use crate::wait::until;
+use crate::{helm, image};
 
 /// Where the operator lives.
 pub const SYSTEM_NAMESPACE: &str = "cadre-system";
@@ -162,21 +161,16 @@ impl Cluster {
     }
 
     fn make_images(&self) -> Result<Vec<PathBuf>> {
-        let pause = Image {
-            reference: PAUSE,
-            programs: &[("/pause", self.programs.own("pause")?)],
-            entrypoint: "/pause",
-        };
-        let own = Image {
-            reference: IMAGE,
-            programs: &[
-                ("/usr/local/bin/cadre", self.programs.own("cadre")?),
-                ("/usr/local/bin/cadre-operator", self.programs.own("cadre-operator")?),
-                ("/usr/local/bin/pause", self.programs.own("pause")?),
-            ],
-            entrypoint: "/usr/local/bin/cadre",
-        };
-        Ok(vec![pause.write(&self.folder, "pause")?, own.write(&self.folder, "cadre")?])
+        let pause = self.programs.own("pause")?;
+        let own = [
+            ("/usr/local/bin/cadre", self.programs.own("cadre")?),
+            ("/usr/local/bin/cadre-operator", self.programs.own("cadre-operator")?),
+            ("/usr/local/bin/pause", pause.clone()),
+        ];
+        Ok(vec![
+            image::write(&self.folder.join("pause.image"), PAUSE, &[("/pause", pause)])?,
+            image::write(&self.folder.join("cadre.image"), IMAGE, &own)?,
+        ])
     }
 
     /// Names of Services and pods, for the nodes' pods.

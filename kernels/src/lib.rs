@@ -23,6 +23,7 @@ mod engine;
 mod linear;
 pub mod math;
 pub mod matmul;
+mod pieces;
 pub mod reference;
 mod sink;
 mod threads;
@@ -34,6 +35,7 @@ pub use check::Error;
 pub use delta::delta;
 pub use engine::{Choice, Engine, EngineError};
 pub use linear::{Linear, LinearRows};
+pub use pieces::{Pieces, PiecesBackward};
 pub use sink::{apply_sinks, sink_gradient};
 pub use threads::Threads;
 

@@ -5,10 +5,7 @@
 //!
 //! Invariant: one task, and one bundle, per document, or chunk of it; so O, LSE and dQ have the bits of every pool.
 
-use cadre_kernels::{
-    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, delta, forward,
-    key_tiles,
-};
+use cadre_kernels::{Heads, Pieces, PiecesBackward, Threads, delta};
 use cadre_worker::session::{Factor, Kind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,18 +18,20 @@ type Settings = (String, usize);
 /// What all documents of a call have in common.
 struct Common {
     heads: Heads,
-    mask: Mask,
-    scale: f32,
-    softcap: Option<f32>,
+    kind: Kind,
     /// Rows of the pieces that attention does not cross, in order: of whole documents, or of their chunks.
-    pieces: Vec<u32>,
+    rows: Vec<u32>,
     threads: Threads,
-    /// Elements of a row of Q, and of K.
-    query: usize,
-    kv: usize,
 }
 
 impl Common {
+    fn pieces(&self) -> Pieces<'_> {
+        let &Self { heads, kind, ref rows, threads } = self;
+        let mask = cadre_worker::launch::mask(kind.mask);
+        let (scale, softcap) = (kind.scale_of(heads.dim), kind.softcap.map(Factor::get));
+        Pieces { heads, mask, scale, softcap, rows, threads }
+    }
+
     /// Refuses rows that are not those of the documents.
     fn new(settings: &Settings, documents: &[u32], qkv: &[Tensor; 3]) -> PyResult<Self> {
         let (kind, threads) = settings;
@@ -52,13 +51,9 @@ impl Common {
         let kind: Kind = kind.parse().map_err(refused)?;
         Ok(Self {
             heads: Heads { query, kv, dim },
-            mask: cadre_worker::launch::mask(kind.mask),
-            scale: kind.scale_of(dim),
-            softcap: kind.softcap.map(Factor::get),
-            pieces: documents.iter().flat_map(|&it| kind.pieces(it)).collect(),
+            rows: documents.iter().flat_map(|&it| kind.pieces(it)).collect(),
+            kind,
             threads: Threads::new(*threads),
-            query: query * dim,
-            kv: kv * dim,
         })
     }
 }
@@ -80,28 +75,8 @@ pub(crate) fn local_forward(
     o.check_shape(qkv[0].shape())?;
     lse.check_shape(&qkv[0].shape()[..2])?;
     py.detach(|| {
-        let Common { heads, mask, scale, softcap, pieces, threads, query, kv } = common;
-        let [mut q, mut k, mut v] = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
-        let (mut out, mut lse) = (o.f32s_mut()?, lse.f32s_mut()?);
-        let mut tasks = Vec::with_capacity(pieces.len());
-        for rows in pieces {
-            let count = rows as usize;
-            tasks.push(Forward {
-                heads,
-                mask,
-                scale,
-                softcap,
-                document_rows: rows,
-                rows: 0..rows,
-                keys: 0..rows,
-                q: take(&mut q, count * query),
-                k: take(&mut k, count * kv),
-                v: take(&mut v, count * kv),
-                out: RowsMut::F32(out.split_off_mut(..count * query).expect(LENGTHS)),
-                lse: lse.split_off_mut(..count * heads.query).expect(LENGTHS),
-            });
-        }
-        forward(&mut tasks, threads).map_err(refused)
+        let qkv = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
+        common.pieces().forward(qkv, o.f32s_mut()?, lse.f32s_mut()?).map_err(refused)
     })
 }
 
@@ -134,52 +109,17 @@ pub(crate) fn local_backward(
         result.check_shape(of.shape())?;
     }
     py.detach(|| {
-        let Common { heads, mask, scale, softcap, pieces, threads, query, kv } = common;
+        let Common { heads, threads, .. } = common;
         let mut delta = delta(threads, heads.dim, wide.f32s()?, o.f32s()?);
         for (delta, dlse) in delta.iter_mut().zip(dlse.f32s()?) {
             *delta -= dlse;
         }
-        let [mut q, mut k, mut v] = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
-        let (mut dout, mut lse, mut delta) = (dout.dense()?, lse.f32s()?, &delta[..]);
+        let qkv = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
+        let (dout, lse) = (dout.dense()?, lse.f32s()?);
         let [dq, dk, dv] = results.each_mut().map(Tensor::f32s_mut);
-        let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
-        let mut bundles = Vec::with_capacity(pieces.len());
-        for rows in pieces {
-            let count = rows as usize;
-            bundles.push(Backward {
-                heads,
-                mask,
-                scale,
-                softcap,
-                document_rows: rows,
-                keys: 0..rows,
-                k: take(&mut k, count * kv),
-                v: take(&mut v, count * kv),
-                parts: vec![BackwardRows {
-                    rows: 0..rows,
-                    q: take(&mut q, count * query),
-                    dout: take(&mut dout, count * query),
-                    lse: lse.split_off(..count * heads.query).expect(LENGTHS),
-                    delta: delta.split_off(..count * heads.query).expect(LENGTHS),
-                    dq: dq.split_off_mut(..count * query).expect(LENGTHS),
-                }],
-                dk: dk.split_off_mut(..count * kv).expect(LENGTHS),
-                dv: dv.split_off_mut(..count * kv).expect(LENGTHS),
-                key_tiles: 0..key_tiles(&(0..rows)),
-            });
-        }
-        backward(&mut bundles, threads).map_err(refused)
+        let from = PiecesBackward { qkv, dout, lse, delta: &delta };
+        common.pieces().backward(from, [dq?, dk?, dv?]).map_err(refused)
     })
-}
-
-const LENGTHS: &str = "the tensors have the rows of the documents";
-
-/// Splits the first `count` off.
-fn take<'a>(rows: &mut Rows<'a>, count: usize) -> Rows<'a> {
-    match rows {
-        Rows::F32(it) => Rows::F32(it.split_off(..count).expect(LENGTHS)),
-        Rows::Bf16(it) => Rows::Bf16(it.split_off(..count).expect(LENGTHS)),
-    }
 }
 
 fn refused(error: impl std::fmt::Display) -> PyErr {

@@ -15,6 +15,7 @@
 
 mod error;
 mod last;
+mod state;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -28,54 +29,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::error::CheckpointError;
 use self::last::LAST;
 pub use self::last::Last;
-use super::model::{Config, Parameters, Stack};
-
-/// What a checkpoint belongs to, and how far it is.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct State {
-    /// Steps done: the run goes on with the step of this number.
-    pub step: u64,
-    /// Sizes of the model.
-    pub model: Config,
-    /// Its layers.
-    pub layers: Stack,
-    /// Trainers of the job.
-    pub trainers: u32,
-    /// Nano-batches of a micro-batch.
-    pub nano_batches: u32,
-    /// Micro-batches of a step, whose gradients are summed.
-    pub accumulate: u32,
-    /// Rows of a trainer and nano-batch.
-    pub tokens: u32,
-    /// Longest document.
-    pub cap: u32,
-    /// Of data and starting values.
-    pub seed: u64,
-    /// Digest of the corpus, 16 hex digits.
-    pub corpus: String,
-    /// How the learning rate goes, in words, for the notice when it differs.
-    pub schedule: String,
-    /// Numerics id of the build.
-    pub numerics: String,
-    /// Slots of the last step, in words, for the notice when they differ.
-    pub slots: String,
-    /// Bits of the last loss, 8 hex digits; empty before the first step.
-    pub loss_bits: String,
-    /// Digest of the last step's header, 16 hex digits; empty before the first step.
-    pub header: String,
-}
-
-impl State {
-    /// Why the `config.json` of a Llama cannot say what the model is, in words.
-    pub fn beyond_llama(&self) -> Option<String> {
-        let Config { width, query_heads, .. } = self.model;
-        let sizes = (!width.is_multiple_of(query_heads)).then(|| {
-            format!("its width {width} is no multiple of its {query_heads} query heads, as transformers asks of a Llama")
-        });
-        self.layers.beyond_llama().or(sizes)
-    }
-}
+pub use self::state::State;
+use super::model::Parameters;
 
 /// Parameters and moments, each in the flat layout of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -205,7 +160,7 @@ pub fn sweep(root: &Path, rank: u32) -> Result<usize, CheckpointError> {
 pub fn earlier(root: &Path, wanted: &State) -> Result<Option<PathBuf>, CheckpointError> {
     for step in steps(root)? {
         let folder = root.join(format!("step-{step}"));
-        fits(&folder, &load_state(&folder)?, wanted)?;
+        load_state(&folder)?.fits(wanted, &folder)?;
     }
     newest(root)
 }
@@ -228,7 +183,7 @@ pub fn load(
     layout: &Parameters,
 ) -> Result<(State, Values<Vec<f32>>), CheckpointError> {
     let sealed = read_state(folder)?;
-    fits(folder, &sealed.state, wanted)?;
+    sealed.state.fits(wanted, folder)?;
     let mut values = Values {
         parameters: vec![0.0; layout.len()],
         first: vec![0.0; layout.len()],
@@ -357,29 +312,6 @@ fn read_tensors(
         // The file's bytes need not be aligned; copying bytes does not ask for it.
         let place = &mut values[tensor.range.clone()];
         bytemuck::cast_slice_mut::<f32, u8>(place).copy_from_slice(view.data());
-    }
-    Ok(())
-}
-
-/// Refuses what would not be the same run.
-fn fits(folder: &Path, found: &State, wanted: &State) -> Result<(), CheckpointError> {
-    let shown = |model: &Config| format!("{model:?}");
-    let pairs = [
-        ("model", shown(&found.model), shown(&wanted.model)),
-        ("list of layers", found.layers.to_string(), wanted.layers.to_string()),
-        ("number of trainers", found.trainers.to_string(), wanted.trainers.to_string()),
-        ("number of nano-batches", found.nano_batches.to_string(), wanted.nano_batches.to_string()),
-        ("number of micro-batches", found.accumulate.to_string(), wanted.accumulate.to_string()),
-        ("tokens per trainer", found.tokens.to_string(), wanted.tokens.to_string()),
-        ("cap of documents", found.cap.to_string(), wanted.cap.to_string()),
-        ("seed", found.seed.to_string(), wanted.seed.to_string()),
-        ("corpus", found.corpus.clone(), wanted.corpus.clone()),
-    ];
-    for (field, found, wanted) in pairs {
-        if found != wanted {
-            let path = folder.to_path_buf();
-            return Err(CheckpointError::Foreign { path, field, found, wanted });
-        }
     }
     Ok(())
 }

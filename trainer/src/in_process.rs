@@ -10,10 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_kernels::{
-    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, delta, forward,
-    key_tiles,
-};
+use cadre_kernels::{Heads, Pieces, PiecesBackward, Rows, Threads, delta};
 
 use cadre_worker::session::{Factor, Layers};
 
@@ -54,17 +51,18 @@ impl InProcess {
         self.phases.clear();
     }
 
-    /// Mask, scale and softcap of a layer.
-    fn scores(&self, layer: usize) -> (Mask, f32, Option<f32>) {
-        let kind = self.layers.kind_of(layer);
-        let softcap = kind.softcap.map(Factor::get);
-        (cadre_worker::launch::mask(kind.mask), kind.scale_of(self.heads.dim), softcap)
-    }
-
     /// Rows that attention of a layer does not leave: of each document of a nano-batch, or of its chunks.
-    fn pieces(&self, layer: usize, nano: usize) -> Vec<u32> {
+    fn rows(&self, layer: usize, nano: usize) -> Vec<u32> {
         let kind = self.layers.kind_of(layer);
         self.documents[nano].iter().flat_map(|&rows| kind.pieces(rows)).collect()
+    }
+
+    /// Pieces of so many rows, attending as a layer does.
+    fn pieces<'a>(&self, layer: usize, rows: &'a [u32]) -> Pieces<'a> {
+        let (kind, heads, threads) = (self.layers.kind_of(layer), self.heads, self.threads);
+        let mask = cadre_worker::launch::mask(kind.mask);
+        let (scale, softcap) = (kind.scale_of(heads.dim), kind.softcap.map(Factor::get));
+        Pieces { heads, mask, scale, softcap, rows, threads }
     }
 
     fn phase(&mut self, layer: usize, nano: usize) -> Result<&mut Phase, AttentionError> {
@@ -99,35 +97,14 @@ impl Attention for InProcess {
         nano: usize,
         sinks: &[f32],
     ) -> Result<Vec<f32>, AttentionError> {
-        let (heads, threads) = (self.heads, self.threads);
-        let ((mask, scale, softcap), pieces) = (self.scores(layer), self.pieces(layer, nano));
+        let rows = self.rows(layer, nano);
+        let pieces = self.pieces(layer, &rows);
         let phase = self.phase(layer, nano)?;
         phase.sinks = sinks.to_vec();
         let Phase { q, k, v, lse, .. } = phase;
         let mut out = vec![0.0; q.len()];
-        lse.resize(q.len() / heads.dim, 0.0);
-        let (mut q, mut k, mut v) = (&q[..], &k[..], &v[..]);
-        let (mut rest, mut left) = (&mut out[..], &mut lse[..]);
-        let mut tasks = Vec::with_capacity(pieces.len());
-        for rows in pieces {
-            let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
-            tasks.push(Forward {
-                heads,
-                mask,
-                scale,
-                softcap,
-                document_rows: rows,
-                rows: 0..rows,
-                keys: 0..rows,
-                q: Rows::F32(take(&mut q, query * heads.dim)),
-                k: Rows::F32(take(&mut k, kv)),
-                v: Rows::F32(take(&mut v, kv)),
-                out: RowsMut::F32(rest.split_off_mut(..query * heads.dim).expect(DOCUMENTS)),
-                lse: left.split_off_mut(..query).expect(DOCUMENTS),
-            });
-        }
-        forward(&mut tasks, threads).map_err(failed)?;
-        drop(tasks);
+        lse.resize(q.len() / pieces.heads.dim, 0.0);
+        pieces.forward([&*q, k, v].map(|it| Rows::F32(it)), &mut out, lse).map_err(failed)?;
         sink(&mut out, lse, sinks);
         Ok(out)
     }
@@ -144,52 +121,20 @@ impl Attention for InProcess {
     }
 
     fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        let (heads, threads) = (self.heads, self.threads);
-        let ((mask, scale, softcap), pieces) = (self.scores(layer), self.pieces(layer, nano));
+        let counts = self.rows(layer, nano);
+        let pieces = self.pieces(layer, &counts);
+        let (dim, threads) = (self.heads.dim, self.threads);
         let phase = self.phases.remove(&(layer, nano)).ok_or_else(|| unknown(layer, nano))?;
         let Phase { q, k, v, lse, sinks, backward: rows } = phase;
         let (dout, out) = rows.ok_or_else(|| unknown(layer, nano))?;
-        let delta = delta(threads, heads.dim, &dout, &out);
-        let dsinks = sunk((threads, heads.dim), (&dout, &out), &lse, &sinks);
+        let delta = delta(threads, dim, &dout, &out);
+        let dsinks = sunk((threads, dim), (&dout, &out), &lse, &sinks);
         let [dq, dk, dv] = [&q, &k, &v].map(|it| vec![0.0; it.len()]);
         let mut gradients = Gradients { dq, dk, dv, dsinks };
-        let (mut q, mut k, mut v) = (&q[..], &k[..], &v[..]);
-        let (mut dout, mut delta, mut lse) = (&dout[..], &delta[..], &lse[..]);
         let Gradients { dq, dk, dv, dsinks: _ } = &mut gradients;
-        let (mut dq, mut dk, mut dv) = (&mut dq[..], &mut dk[..], &mut dv[..]);
-        let mut bundles = Vec::with_capacity(pieces.len());
-        for rows in pieces {
-            let (query, kv) = (rows as usize * heads.query, rows as usize * heads.kv * heads.dim);
-            bundles.push(Backward {
-                heads,
-                mask,
-                scale,
-                softcap,
-                document_rows: rows,
-                keys: 0..rows,
-                k: Rows::F32(take(&mut k, kv)),
-                v: Rows::F32(take(&mut v, kv)),
-                parts: vec![BackwardRows {
-                    rows: 0..rows,
-                    q: Rows::F32(take(&mut q, query * heads.dim)),
-                    dout: Rows::F32(take(&mut dout, query * heads.dim)),
-                    lse: take(&mut lse, query),
-                    delta: take(&mut delta, query),
-                    dq: dq.split_off_mut(..query * heads.dim).expect(DOCUMENTS),
-                }],
-                dk: dk.split_off_mut(..kv).expect(DOCUMENTS),
-                dv: dv.split_off_mut(..kv).expect(DOCUMENTS),
-                key_tiles: 0..key_tiles(&(0..rows)),
-            });
-        }
-        backward(&mut bundles, threads).map_err(failed)?;
+        let qkv = [&q, &k, &v].map(|it| Rows::F32(it));
+        let from = PiecesBackward { qkv, dout: Rows::F32(&dout), lse: &lse, delta: &delta };
+        pieces.backward(from, [dq, dk, dv]).map_err(failed)?;
         Ok(gradients)
     }
 }
-
-/// Splits the first `count` off.
-fn take<'a>(rows: &mut &'a [f32], count: usize) -> &'a [f32] {
-    rows.split_off(..count).expect(DOCUMENTS)
-}
-
-const DOCUMENTS: &str = "the documents have the rows of the nano-batch";

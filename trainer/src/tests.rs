@@ -169,12 +169,8 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
     assert_eq!(resumed.optimizer(), whole.optimizer());
 }
 
-#[test]
-fn two_trainers_learn_what_one_with_all_their_rows_learns() {
-    let loader = loader(2);
-    let mut alone = trainer();
-    let expected = run(&mut alone, &loader, 0..3);
-
+/// What two trainers do at once, each with its end of their ring.
+pub fn in_pairs<T: Send>(run: impl Fn(usize, Ring) -> T + Sync) -> [T; 2] {
     let listeners = [0, 1].map(|_| Greeter::listen(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
     let place =
         |rank: usize| (PeerId::trainer(rank as u16, 0), listeners[rank].local_addr().unwrap());
@@ -184,7 +180,26 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
         let (listener, interrupt) = (&listeners[rank], &Waker::new().unwrap());
         let members = Members { greeter, listener, trainers: &trainers, interrupt };
         let limit = Duration::from_mins(1);
-        let mut ring = Ring::connect(&members, limit, limit).unwrap();
+        run(rank, Ring::connect(&members, limit, limit).unwrap())
+    };
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            scope.spawn({
+                let one = &one;
+                move || one(rank)
+            })
+        });
+        threads.map(|it| it.join().unwrap())
+    })
+}
+
+#[test]
+fn two_trainers_learn_what_one_with_all_their_rows_learns() {
+    let loader = loader(2);
+    let mut alone = trainer();
+    let expected = run(&mut alone, &loader, 0..3);
+
+    let results = in_pairs(|rank, mut ring| {
         let mut trainer = trainer();
         let mut attention = in_process(trainer.model());
         let mut losses = Vec::new();
@@ -198,10 +213,6 @@ fn two_trainers_learn_what_one_with_all_their_rows_learns() {
             losses.push(result.unwrap().loss);
         }
         (losses, trainer.parameters().to_vec())
-    };
-    let results = std::thread::scope(|scope| {
-        let threads = [0, 1].map(|rank| scope.spawn(move || one(rank)));
-        threads.map(|it| it.join().unwrap())
     });
     assert_eq!(bits(&results[0].0), bits(&results[1].0));
     assert_eq!(bits(&results[0].1), bits(&results[1].1));

@@ -87,18 +87,13 @@ impl Validation {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-    use std::time::Duration;
-
-    use cadre_exchange::{Greeter, PeerId, Purpose, Waker};
     use cadre_kernels::Threads;
 
     use super::*;
     use crate::corpus::Document;
     use crate::model::{Config, Model, Pattern, Scores};
     use crate::optimizer::{AdamW, Hyper, Schedule};
-    use crate::ring::Members;
-    use crate::tests::accumulated;
+    use crate::tests::{accumulated, in_pairs};
 
     fn corpus(sizes: &[usize]) -> Corpus {
         let text = include_bytes!("../../examples/bible/01-Genesis.txt");
@@ -132,24 +127,11 @@ mod tests {
         let alone = validation.loss((0, 0), &mut lone, &mut Ring::alone(), &|| ()).unwrap();
         assert!((alone - 5.7).abs() < 0.8, "{alone}");
 
-        let listeners = [0, 1].map(|_| Greeter::listen(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
-        let place =
-            |rank: usize| (PeerId::trainer(rank as u16, 0), listeners[rank].local_addr().unwrap());
-        let trainers = [place(0), place(1)];
-        let one = |rank: usize| {
-            let greeter = &Greeter::new(Purpose::Ring, trainers[rank].0, [1; 32], 1);
-            let (listener, interrupt) = (&listeners[rank], &Waker::new().unwrap());
-            let members = Members { greeter, listener, trainers: &trainers, interrupt };
-            let limit = Duration::from_mins(1);
-            let mut ring = Ring::connect(&members, limit, limit).unwrap();
+        let results = in_pairs(|rank, mut ring| {
             let calls = std::cell::Cell::new(0);
             let busy = || calls.set(calls.get() + 1);
             let loss = validation.loss((0, rank), &mut trainer(1), &mut ring, &busy).unwrap();
             (loss.to_bits(), calls.get())
-        };
-        let results = std::thread::scope(|scope| {
-            let threads = [0, 1].map(|rank| scope.spawn(move || one(rank)));
-            threads.map(|it| it.join().unwrap())
         });
         assert_eq!(results, [(alone.to_bits(), 5), (alone.to_bits(), 4)], "each has its pieces");
     }

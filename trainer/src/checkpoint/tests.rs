@@ -1,7 +1,7 @@
 //! Checkpoints on a real file system: written, damaged, foreign, crowded out.
 
 use super::*;
-use crate::model::{Pattern, Scores};
+use crate::model::{Config, Pattern, Scores, Stack};
 
 fn layout() -> Parameters {
     Parameters::new(&Config::preset("tiny").unwrap(), &layers("full"))

@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use cadre_kernels::{
-    Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut, Threads, backward, forward,
-    key_tiles,
+    Backward, BackwardRows, Heads, Mask, Pieces, PiecesBackward, Rows, Threads, backward, key_tiles,
 };
 use cadre_planner::{BundleId, Layout};
 use cadre_step::layers::Factor;
@@ -265,48 +264,17 @@ fn attend(heads: Heads, scores: Scores, chunk: &Range<u32>, all: &mut Rowset) {
     let (q, dout) = (&all.q[wide.clone()], &all.dout[wide.clone()]);
     let (k, v) = (&all.k[narrow.clone()], &all.v[narrow]);
     let (o, lse) = (&mut all.o[wide.clone()], &mut all.lse[each.clone()]);
-    let rows = chunk.end - chunk.start;
-    let task = Forward {
-        heads,
-        mask,
-        scale,
-        softcap,
-        document_rows: rows,
-        rows: 0..rows,
-        keys: 0..rows,
-        q: Rows::F32(q),
-        k: Rows::F32(k),
-        v: Rows::F32(v),
-        out: RowsMut::F32(o),
-        lse,
-    };
-    forward(&mut [task], Threads::ONE).expect("a sound document");
+    let rows = &[chunk.end - chunk.start];
+    let pieces = Pieces { heads, mask, scale, softcap, rows, threads: Threads::ONE };
+    let qkv = [q, k, v].map(Rows::F32);
+    pieces.forward(qkv, o, lse).expect("a sound document");
     let (o, delta) = (&all.o[wide.clone()], &mut all.delta[each.clone()]);
     let dots = dout.chunks_exact(heads.dim).zip(o.chunks_exact(heads.dim));
     for (delta, (a, b)) in delta.iter_mut().zip(dots) {
         *delta = a.iter().zip(b).map(|(a, b)| a * b).sum();
     }
     let (mut dk, mut dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
-    let bundle = Backward {
-        heads,
-        mask,
-        scale,
-        softcap,
-        document_rows: rows,
-        keys: 0..rows,
-        k: Rows::F32(k),
-        v: Rows::F32(v),
-        parts: vec![BackwardRows {
-            rows: 0..rows,
-            q: Rows::F32(q),
-            dout: Rows::F32(dout),
-            lse: &all.lse[each.clone()],
-            delta: &all.delta[each],
-            dq: &mut all.dq[wide],
-        }],
-        dk: &mut dk,
-        dv: &mut dv,
-        key_tiles: 0..key_tiles(&(0..rows)),
-    };
-    backward(&mut [bundle], Threads::ONE).expect("a sound document");
+    let (lse, delta) = (&all.lse[each.clone()], &all.delta[each]);
+    let from = PiecesBackward { qkv, dout: Rows::F32(dout), lse, delta };
+    pieces.backward(from, [&mut all.dq[wide], &mut dk, &mut dv]).expect("a sound document");
 }

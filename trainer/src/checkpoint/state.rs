@@ -1,0 +1,84 @@
+//! What a checkpoint belongs to.
+//!
+//! In: what a run was asked to do. Out: the same, read back; a refusal where another run asks for something else.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::CheckpointError;
+use crate::model::{Config, Stack};
+
+/// What a checkpoint belongs to, and how far it is.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Steps done: the run goes on with the step of this number.
+    pub step: u64,
+    /// Sizes of the model.
+    pub model: Config,
+    /// Its layers.
+    pub layers: Stack,
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// Nano-batches of a micro-batch.
+    pub nano_batches: u32,
+    /// Micro-batches of a step, whose gradients are summed.
+    pub accumulate: u32,
+    /// Rows of a trainer and nano-batch.
+    pub tokens: u32,
+    /// Longest document.
+    pub cap: u32,
+    /// Of data and starting values.
+    pub seed: u64,
+    /// Digest of the corpus, 16 hex digits.
+    pub corpus: String,
+    /// How the learning rate goes, in words, for the notice when it differs.
+    pub schedule: String,
+    /// Numerics id of the build.
+    pub numerics: String,
+    /// Slots of the last step, in words, for the notice when they differ.
+    pub slots: String,
+    /// Bits of the last loss, 8 hex digits; empty before the first step.
+    pub loss_bits: String,
+    /// Digest of the last step's header, 16 hex digits; empty before the first step.
+    pub header: String,
+}
+
+impl State {
+    /// Why the `config.json` of a Llama cannot say what the model is, in words.
+    pub fn beyond_llama(&self) -> Option<String> {
+        let Config { width, query_heads, .. } = self.model;
+        let sizes = (!width.is_multiple_of(query_heads)).then(|| {
+            format!("its width {width} is no multiple of its {query_heads} query heads, as transformers asks of a Llama")
+        });
+        self.layers.beyond_llama().or(sizes)
+    }
+
+    /// Refuses what would not be the same run as `wanted`; `folder` is where this was found.
+    pub(super) fn fits(&self, wanted: &Self, folder: &Path) -> Result<(), CheckpointError> {
+        let shown = |model: &Config| format!("{model:?}");
+        let pairs = [
+            ("model", shown(&self.model), shown(&wanted.model)),
+            ("list of layers", self.layers.to_string(), wanted.layers.to_string()),
+            ("number of trainers", self.trainers.to_string(), wanted.trainers.to_string()),
+            (
+                "number of nano-batches",
+                self.nano_batches.to_string(),
+                wanted.nano_batches.to_string(),
+            ),
+            ("number of micro-batches", self.accumulate.to_string(), wanted.accumulate.to_string()),
+            ("tokens per trainer", self.tokens.to_string(), wanted.tokens.to_string()),
+            ("cap of documents", self.cap.to_string(), wanted.cap.to_string()),
+            ("seed", self.seed.to_string(), wanted.seed.to_string()),
+            ("corpus", self.corpus.clone(), wanted.corpus.clone()),
+        ];
+        for (field, found, wanted) in pairs {
+            if found != wanted {
+                let path = folder.to_path_buf();
+                return Err(CheckpointError::Foreign { path, field, found, wanted });
+            }
+        }
+        Ok(())
+    }
+}
