@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
+    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
     RingError, Tcp, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Rooms};
@@ -42,7 +42,7 @@ pub trait Exchange {
     /// Ends that.
     fn withdraw(&mut self, key: RegionKey);
 
-    /// Makes a target of pulls, with room of its own place.
+    /// Makes a target of pulls, with room of its own place: whatever stands in it.
     ///
     /// # Errors
     ///
@@ -203,7 +203,8 @@ impl Exchange for Tcp {
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        Ok(Provider::land(self, Buffer::zeroed(bytes)))
+        let Room::Host(room) = Place::Host.room(bytes)? else { unreachable!("{OTHER}") };
+        Ok(Provider::land(self, room))
     }
 
     fn early(
@@ -341,5 +342,32 @@ impl Exchange for OnGpu {
 
     fn close(&mut self, peer: PeerId) {
         Provider::close(&mut self.node, peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_exchange::{Encryption, Limits};
+
+    use super::*;
+
+    #[test]
+    fn memory_of_landings_is_used_again() {
+        let bind = std::net::Ipv4Addr::LOCALHOST.into();
+        let (me, secret, limits) = (PeerId::server(0, 0), [0; 32], Limits::default());
+        let encryption = Encryption::Off;
+        let config = TcpConfig { bind, me, secret, data_version: 1, encryption, limits };
+        let mut links = Tcp::open(config).unwrap();
+        let mut again = || {
+            let landing = Exchange::land(&mut links, 3 << 20).unwrap();
+            let Room::Host(mut room) = Exchange::take(&mut links, landing).unwrap() else {
+                panic!("rows of TCP are the host's")
+            };
+            let before = room.bytes()[1_000_000];
+            room.bytes_mut().fill(7);
+            before == 7
+        };
+        // Other tests of this process take from the same pool, now and then the very piece.
+        assert!((0..1_000).any(|_| again()), "every landing had new memory");
     }
 }

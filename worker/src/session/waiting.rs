@@ -161,7 +161,8 @@ impl Waiting {
                             .map_err(device)?;
                     }
                 }
-                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let landed = place.unload(landed).map_err(device)?;
+                let values = from_wire(sizes.wire, &landed);
                 let values_lse = place.unload(landed_lse).map_err(device)?;
                 let both = [&values[..], values_lse.f32s()];
                 merge::check_forward(planned, at, rank, both, &whole.makers).map_err(not_finite)?;
@@ -185,7 +186,8 @@ impl Waiting {
                     sums.insert(bundle, (place.unload(room).map_err(device)?, result));
                 }
                 let (sum_k, sum_v) = merge::parts(nano, rank, &own, &sums);
-                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let landed = place.unload(landed).map_err(device)?;
+                let values = from_wire(sizes.wire, &landed);
                 let all = [&values[..], &sum_k, &sum_v];
                 merge::check_backward(planned, at, rank, all, &whole.makers).map_err(not_finite)?;
                 dq.write(&values, sizes.query());
