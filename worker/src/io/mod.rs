@@ -11,7 +11,7 @@
 //! ```text
 //! main ──Submit, Lengths, StepDone──▶┌────────┐◀──views, stop── controller
 //! compute ──Ran────────────────────▶│   io   │──rings, pulls──▶ peers
-//! main ◀──Step, Whole, End──────────└────────┘──Work──▶ main, compute or rescue
+//! main ◀──Step, Part, Whole, End────└────────┘──Work──▶ main, compute or rescue
 //! ```
 //!
 //! Every wait has a deadline: the provider's poll ends at the next deadline of a machine. Planning is done
@@ -58,7 +58,7 @@ use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::planned::PlannedStep;
 
 use self::queues::Outlet;
-use self::rows::{Rows, Whole};
+use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
 use crate::launch::{Done, PhaseRows, Work};
@@ -103,7 +103,9 @@ pub enum Notice {
     Trainers(Vec<(PeerId, String)>),
     /// A step can be submitted to.
     Step(Arc<PlannedStep>),
-    /// A phase is whole.
+    /// A part of a phase's dK and dV.
+    Part(Box<Part>),
+    /// A phase is whole; its parts came before.
     Whole(Box<Whole>),
     /// A work can run.
     Work(Box<Work>),

@@ -13,7 +13,7 @@ use cadre_step::envelope::{Ending, Said};
 use cadre_step::header::Header;
 
 use super::planning::Ready;
-use super::rows::Whole;
+use super::rows::{Part, Whole};
 use super::tasks::Planned;
 use crate::launch::Work;
 
@@ -37,6 +37,8 @@ pub enum Output {
     Begun(Side, PullId),
     /// A machine's pull ended.
     Pulled(Side, PullId, PullResult),
+    /// A part of dK and dV, for the trainer's main thread.
+    Part(Box<Part>),
     /// A phase is whole, for the trainer's main thread.
     Whole(Box<Whole>),
     /// A work can run, on the thread that it was planned for or on the other.
