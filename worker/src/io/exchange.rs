@@ -17,7 +17,7 @@ use cadre_exchange::{
 use cadre_kernels::device::{self, Gpu, Rooms};
 
 use crate::gpu_memory::{GpuRows, Held};
-use crate::memory::{Memory, Place, Room};
+use crate::memory::{Memory, Place, Room, copy};
 
 /// See the module. What is not said here is as [`Provider`] says.
 pub trait Exchange {
@@ -60,6 +60,25 @@ pub trait Exchange {
         landing: LandingId,
         own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error>;
+
+    /// Whether rows that have landed can be copied while pulls write others to the same landing.
+    fn copies_landed(&self) -> bool {
+        false
+    }
+
+    /// Copies pieces of a landing to which no pull writes any more; others may write beside them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownLanding`], also where [`Self::copies_landed`] says no.
+    fn copy_landed(
+        &self,
+        landing: LandingId,
+        _pieces: &[Piece],
+        _to: &mut Room,
+    ) -> Result<(), Error> {
+        Err(Error::UnknownLanding { landing })
+    }
 
     /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended.
     fn is_busy(&self, landing: LandingId) -> bool;
@@ -213,6 +232,21 @@ impl Exchange for Tcp {
         _own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error> {
         Ok(None)
+    }
+
+    fn copies_landed(&self) -> bool {
+        true
+    }
+
+    fn copy_landed(
+        &self,
+        landing: LandingId,
+        pieces: &[Piece],
+        to: &mut Room,
+    ) -> Result<(), Error> {
+        let Room::Host(to) = to else { unreachable!("{OTHER}") };
+        copy(self.landed(landing)?, pieces, to);
+        Ok(())
     }
 
     fn is_busy(&self, _landing: LandingId) -> bool {

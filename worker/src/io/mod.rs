@@ -1,8 +1,8 @@
 //! The IO thread of a process: owns the exchange's sockets and the protocol machines; runs no kernel
 //! and makes no plan.
 //!
-//! It does move the bundles of lost servers (`reassign`), encode headers, and copy own rows to the
-//! server in place.
+//! It does move the bundles of lost servers (`reassign`), encode headers, copy own rows to the server in
+//! place, and rows for works that run ahead of their bundle.
 //!
 //! In: what the process's other threads want ([`Request`]), what the controller says, what peers ring and
 //! what pulls bring. Out: steps, whole phases and works for the threads that compute ([`Notice`]), and
