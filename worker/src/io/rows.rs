@@ -8,6 +8,8 @@
 //! no pull can write to it any more. Where a device copies on for a pull that was given up, since another process has made the
 //! result, the phase waits for that copy.
 
+mod whole;
+
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
@@ -16,13 +18,12 @@ use cadre_exchange::LandingId;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
-use cadre_protocol::{
-    At, Nanos, Peer, Phase, PullId, PullResult, RoundTable, Settings, TrainerId, Work,
-};
+use cadre_protocol::{At, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work};
 use cadre_step::lowering::{BackwardResult, Lists, Tensor};
 use cadre_step::phases::Direction;
-use cadre_step::planned::{PlannedStep, wire_bytes};
+use cadre_step::planned::wire_bytes;
 
+pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::shared::{Shared, result_key, rows_key};
@@ -32,60 +33,6 @@ use crate::memory::{Memory, Room};
 
 /// Between two looks at landings that are still copied to.
 const LOOK_EVERY: Nanos = Nanos::from_millis(2);
-
-/// A phase of which everything is here.
-#[derive(Debug)]
-pub struct Whole {
-    /// The phase.
-    pub at: At,
-    /// Its results; parts of dK and dV came before, each by itself.
-    pub landed: Landed,
-    /// Who computed each work.
-    pub makers: BTreeMap<Work, Peer>,
-}
-
-/// Results of a phase.
-#[derive(Debug)]
-pub enum Landed {
-    /// O (wire type) and LSE.
-    Forward {
-        /// What other processes computed, as rows of this trainer's stream: `[rows, query heads, dim]`.
-        o: Room,
-        /// `[rows, query heads]`.
-        lse: Room,
-        /// O and LSE of tasks that this process's in-place server computed, to be copied there.
-        own: Vec<(Work, [Memory; 2])>,
-    },
-    /// dQ (wire type).
-    Backward {
-        /// What other processes computed, as rows of this trainer's stream: `[rows, query heads, dim]`.
-        dq: Room,
-        /// Those of bundles that this process's in-place server computed, to be copied there.
-        own: Vec<(BundleId, Memory)>,
-    },
-}
-
-/// One bundle's part of dK and dV, for this trainer's rows. No other part of the bundle comes.
-#[derive(Debug)]
-pub struct Part {
-    /// The step.
-    pub planned: Arc<PlannedStep>,
-    /// The phase.
-    pub phase: Phase,
-    /// The bundle.
-    pub bundle: BundleId,
-    /// The part.
-    pub values: Values,
-}
-
-/// Where a part lies.
-#[derive(Debug)]
-pub enum Values {
-    /// This trainer's key rows of the bundle, dK then dV, with where they belong.
-    Landed(Room, BackwardResult),
-    /// dK and dV of all key rows of the bundle, which this process's in-place server computed.
-    Own([Memory; 2]),
-}
 
 /// Landings of a phase, with what the own server computed of it.
 #[derive(Debug)]
