@@ -252,6 +252,14 @@ impl NanoPlan {
         let backward = Arc::new(lists.shape(&problem, &plan, Direction::Backward)?);
         Ok(Self { problem, plan, lists, forward, backward })
     }
+
+    /// What the protocol runs on in a direction.
+    pub fn shape(&self, direction: Direction) -> &Shape {
+        match direction {
+            Direction::Forward => &self.forward,
+            Direction::Backward => &self.backward,
+        }
+    }
 }
 
 /// Bytes of an element of wire type.

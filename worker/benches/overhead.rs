@@ -51,7 +51,12 @@ fn main() {
     shared.know(PeerId::trainer(0, 0), &trainer.address());
     trainer.connect(server, &shared.provider.address());
     let id = ServerId { index: 0, incarnation: 0 };
-    let mut tasks = Tasks::new(Host::Dedicated(id), 1 << 30, Settings::default(), shared.now());
+    let mut tasks = Tasks::new(
+        Host::Dedicated(id),
+        1 << 30,
+        Settings::default(),
+        (&shared.provider, shared.now()),
+    );
 
     let planned = Arc::new(PlannedStep::new(Arc::new(header())).expect("one document on one slot"));
     let first = planned.assign(None, &[true]).expect("the slot is filled");

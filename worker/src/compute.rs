@@ -282,7 +282,7 @@ impl Compute {
             Notice::Work(work) => self.push(*work),
             Notice::Cancelled(through) => self.cancel(through),
             Notice::Lost(why) => return ControlFlow::Break(Err(why)),
-            Notice::Trainers(_) | Notice::Step(_) | Notice::Whole(_) => {}
+            Notice::Trainers(_) | Notice::Step(_) | Notice::Part(_) | Notice::Whole(_) => {}
             Notice::End(_) => return ControlFlow::Break(Ok(())),
         }
         ControlFlow::Continue(())

@@ -21,6 +21,7 @@ pub mod process;
 pub mod profile;
 pub mod server;
 pub mod session;
+mod sums;
 pub mod trace;
 mod wire;
 

@@ -172,7 +172,7 @@ impl Place {
 }
 
 fn down(stream: &Stream, part: &Part) -> Result<Buffer, Error> {
-    let mut rows = Buffer::zeroed(part.len_bytes() as usize);
+    let mut rows = LANDINGS.take(part.len_bytes() as usize);
     part.read(stream, rows.bytes_mut())?;
     Ok(rows)
 }

@@ -1,17 +1,14 @@
 //! Merges what came from servers into a trainer's tensors, and refuses what is not finite.
 //!
-//! In: landed results and those of the own process. Out: O, or dQ, dK, dV as the model wants them.
-//! Invariant: dK and dV are added in the order of bundles, whatever landed first.
+//! In: landed results and those of the own process. Out: O, LSE and dQ as the model wants them; `sums` has dK and dV.
+//! Invariant: what is not finite is named with its task and whoever computed it.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
 
-use cadre_exchange::Buffer;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Peer, Work};
-use cadre_step::lowering::{BackwardResult, Lists};
+use cadre_step::lowering::Lists;
 use cadre_step::planned::{NanoPlan, PlannedStep};
 
 use crate::memory::{Memory, Place, Room};
@@ -61,53 +58,6 @@ pub fn own_backward(
 ) -> Result<(), device::Error> {
     let result = nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
     place.copy(dq, &result.dq, to)
-}
-
-/// dK and dV of this trainer's rows: the sum of all parts, those of the own process and those that landed, bundle by bundle.
-pub fn parts(
-    nano: &NanoPlan,
-    rank: RankId,
-    own: &BTreeMap<BundleId, [Arc<Buffer>; 2]>,
-    landed: &BTreeMap<BundleId, (Buffer, BackwardResult)>,
-) -> (Vec<f32>, Vec<f32>) {
-    let heads = nano.problem.heads;
-    let width = usize::from(heads.kv) * usize::from(heads.dim);
-    let rows = nano.problem.layout.rank_rows(rank) as usize;
-    let (mut dk, mut dv) = (vec![0.0; rows * width], vec![0.0; rows * width]);
-    for (index, bundle) in (0..).map(BundleId).zip(nano.plan.bundles()) {
-        let columns = |it: &Range<u16>| {
-            usize::from(it.start) * usize::from(heads.dim)
-                ..usize::from(it.end) * usize::from(heads.dim)
-        };
-        let columns = columns(&bundle.kv_heads);
-        if let Some((buffer, result)) = landed.get(&index) {
-            let values = buffer.f32s();
-            let (part_k, part_v) = values.split_at(values.len() / 2);
-            add(&mut dk, width, &result.rows, &columns, part_k);
-            add(&mut dv, width, &result.rows, &columns, part_v);
-        } else if let Some([part_k, part_v]) = own.get(&index) {
-            let result = nano.lists.backward_result(&nano.problem, &nano.plan, index, rank);
-            for (rows, piece) in result.rows.iter().zip(&result.part) {
-                let range = piece.remote as usize / 4..(piece.remote + piece.bytes) as usize / 4;
-                let rows = std::slice::from_ref(rows);
-                add(&mut dk, width, rows, &columns, &part_k.f32s()[range.clone()]);
-                add(&mut dv, width, rows, &columns, &part_v.f32s()[range]);
-            }
-        }
-    }
-    (dk, dv)
-}
-
-/// Adds rows that lie one after the other in `part` to `columns` of the rows of `to`.
-fn add(to: &mut [f32], width: usize, rows: &[Range<u32>], columns: &Range<usize>, part: &[f32]) {
-    let mut part = part.chunks_exact(columns.len());
-    for row in rows.iter().cloned().flatten() {
-        let to = &mut to[row as usize * width..][columns.clone()];
-        let Some(part) = part.next() else { return };
-        for (to, part) in to.iter_mut().zip(part) {
-            *to += part;
-        }
-    }
 }
 
 /// Refuses NaN and infinity in O, and in LSE but for −∞.
@@ -206,9 +156,10 @@ fn not_finite(
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU16;
+    use std::ops::Range;
+    use std::sync::Arc;
 
     use cadre_crds::Wire;
-    use cadre_exchange::Piece;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
     use cadre_step::header::{Header, Placement, ViewNumber};
@@ -218,7 +169,6 @@ mod tests {
     use cadre_step::turns::Turns;
 
     use super::*;
-    use crate::memory::copy;
 
     const HEADS: Heads = Heads { query: 2, kv: 1, dim: 4 };
 
@@ -336,53 +286,6 @@ mod tests {
                 let server = format!("server {index} (incarnation 2)");
                 assert_eq!(message.contains(&server), adds, "{message}");
             }
-        }
-    }
-
-    /// A part that a bundle's server would give: other numbers in every bundle, row and `scale`.
-    fn part(nano: &NanoPlan, bundle: BundleId, scale: f32) -> Buffer {
-        let whole = &nano.plan.bundles()[bundle.0 as usize];
-        let count = whole.keys.len() * usize::from(HEADS.dim);
-        let mut buffer = Buffer::zeroed(count * 4);
-        for (index, value) in buffer.f32s_mut().iter_mut().enumerate() {
-            *value = scale * (1.0 + bundle.0 as f32 * 7.0) / (1.0 + index as f32);
-        }
-        buffer
-    }
-
-    #[test]
-    fn gradients_have_the_same_bits_wherever_their_parts_were_made() {
-        let planned = planned();
-        let nano = &planned.plans[0];
-        let bundles = || (0..nano.plan.bundles().len() as u32).map(BundleId);
-        assert!(bundles().count() > 1, "nothing to sum");
-        for rank in [RankId(0), RankId(1)] {
-            let sums = |landed_here: fn(BundleId) -> bool| {
-                let (mut own, mut landed) = (BTreeMap::new(), BTreeMap::new());
-                for bundle in bundles() {
-                    let (dk, dv) = (part(nano, bundle, 1.0), part(nano, bundle, -3.0));
-                    if landed_here(bundle) {
-                        let result =
-                            nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
-                        let mut buffer = Buffer::zeroed(2 * result.part_bytes as usize);
-                        copy(&dk, &result.part, &mut buffer);
-                        let behind =
-                            |it: &Piece| Piece { local: it.local + result.part_bytes, ..*it };
-                        let second: Vec<_> = result.part.iter().map(behind).collect();
-                        copy(&dv, &second, &mut buffer);
-                        landed.insert(bundle, (buffer, result));
-                    } else {
-                        own.insert(bundle, [dk, dv].map(Arc::new));
-                    }
-                }
-                let (dk, dv) = parts(nano, rank, &own, &landed);
-                let bits = |it: Vec<f32>| it.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-                (bits(dk), bits(dv))
-            };
-            let here = sums(|_| false);
-            assert!(here.0.iter().all(|&it| it != 0), "a row got nothing");
-            assert_eq!(sums(|_| true), here);
-            assert_eq!(sums(|it| it.0 % 2 == 0), here);
         }
     }
 }

@@ -32,6 +32,9 @@ pub struct Settings {
     pub ack_within: Nanos,
     /// Phases whose rows a trainer keeps at a time, at least 1.
     pub window: usize,
+    /// Whether works may start on their own rows while pulls bring others of their bundle: their shell can copy rows out of
+    /// memory to which pulls write.
+    pub runs_ahead: bool,
     /// What the conductor does when no server is left.
     pub on_pool_loss: OnPoolLoss,
     /// All on, but in tests of the simulation itself.
@@ -69,6 +72,7 @@ impl Default for Settings {
             reach_within: Nanos::from_millis(6_000),
             ack_within: Nanos::from_millis(5),
             window: 4,
+            runs_ahead: true,
             on_pool_loss: OnPoolLoss::Fail,
             rules: Rules::all(),
         }

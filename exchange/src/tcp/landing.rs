@@ -57,6 +57,10 @@ impl Landing {
         self.outstanding
     }
 
+    pub(super) fn memory(&self) -> &Buffer {
+        &self.memory
+    }
+
     pub(super) fn into_memory(self) -> Buffer {
         self.memory
     }

@@ -34,6 +34,11 @@ impl Ledger {
         id
     }
 
+    pub(super) fn landed(&self, id: LandingId) -> Result<&Buffer, Error> {
+        let landing = self.landings.get(&id).filter(|it| !it.discarded);
+        Ok(landing.ok_or(Error::UnknownLanding { landing: id })?.memory())
+    }
+
     pub(super) fn take(&mut self, id: LandingId) -> Result<Buffer, Error> {
         let landing = self.landings.get(&id).filter(|it| !it.discarded);
         match landing.ok_or(Error::UnknownLanding { landing: id })?.outstanding() {

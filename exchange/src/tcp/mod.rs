@@ -221,6 +221,15 @@ impl Tcp {
         Ok(tcp)
     }
 
+    /// The memory of a landing, while pulls may write to it: bytes of those that ended well stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownLanding`].
+    pub fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
+        self.ledger.landed(landing)
+    }
+
     /// The link that we opened to a peer, with its token.
     fn outgoing_to(&mut self, peer: PeerId) -> Option<(u64, &mut Outgoing)> {
         let token = self.peers.get(&peer)?.outgoing?;

@@ -16,9 +16,10 @@
 mod inputs;
 mod pieces;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use cadre_planner::{BundleId, Plan, Problem, RankId};
+use cadre_planner::{BundleId, Plan, Problem, RankId, Task};
 use cadre_protocol::Piece;
 use cadre_protocol::{
     Bundle, BundleShape, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, WorkShape,
@@ -206,23 +207,56 @@ impl Lists {
                 parcels.push(ParcelShape { bundle: Bundle(index), from, bytes: source.bytes });
             }
         }
-        let needs = |bundle: u32| self.parcels_of(BundleId(bundle)).map(Parcel).collect();
+        let indices = (0..self.bundles.len() as u32).map(BundleId);
         let works = match direction {
-            Direction::Forward => (0..plan.tasks().len())
-                .map(|task| {
-                    let bundle = plan.tasks()[task].bundle.0;
-                    let results = forward_bytes(problem, plan, task);
-                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
-                })
-                .collect(),
-            Direction::Backward => (0..self.bundles.len() as u32)
-                .map(|bundle| {
-                    let results = backward_bytes(problem, plan, BundleId(bundle));
-                    WorkShape { bundle: Bundle(bundle), needs: needs(bundle), results }
-                })
-                .collect(),
+            Direction::Forward => {
+                let works = indices.flat_map(|index| {
+                    let tasks = plan.bundles()[index.0 as usize].tasks.clone();
+                    let needs = self.needs_of_tasks(problem, plan, index);
+                    tasks.zip(needs).map(move |(task, needs)| {
+                        let results = forward_bytes(problem, plan, task as usize);
+                        WorkShape { bundle: Bundle(index.0), needs, results }
+                    })
+                });
+                works.collect()
+            }
+            Direction::Backward => {
+                let works = indices.map(|index| {
+                    let needs = self.parcels_of(index).map(Parcel).collect();
+                    let results = backward_bytes(problem, plan, index);
+                    WorkShape { bundle: Bundle(index.0), needs, results }
+                });
+                works.collect()
+            }
         };
         Shape::new(bundles, works, parcels)
+    }
+
+    /// Parcels that hold rows or keys of each task of a bundle. One that none of them reads, since keys between those of two
+    /// tasks come along, is the last task's.
+    fn needs_of_tasks(&self, problem: &Problem, plan: &Plan, bundle: BundleId) -> Vec<Vec<Parcel>> {
+        let sources = &self.inputs(bundle, Direction::Forward).sources;
+        let all: BTreeSet<Parcel> = self.parcels_of(bundle).map(Parcel).collect();
+        let tasks = plan.tasks_of(bundle);
+        if all.len() < 2 {
+            return tasks.iter().map(|_| all.iter().copied().collect()).collect();
+        }
+        let first = self.parcel_base[bundle.0 as usize];
+        let parcel = |rank| {
+            let source = sources.binary_search_by_key(&rank, |it| it.rank);
+            Parcel(first + source.expect("whoever has rows of a bundle is a source") as u32)
+        };
+        let needs = |task: &Task| {
+            let of = |rows: &Range<u32>| problem.layout.locate(task.document, rows.clone());
+            of(&task.rows).chain(of(&task.keys)).map(|it| parcel(it.rank)).collect()
+        };
+        let mut needs: Vec<BTreeSet<Parcel>> = tasks.iter().map(needs).collect();
+        let idle: Vec<_> =
+            all.into_iter().filter(|it| !needs.iter().any(|needs| needs.contains(it))).collect();
+        if let Some(last) = needs.last_mut() {
+            last.extend(idle);
+        }
+        needs.into_iter().map(|it| it.into_iter().collect()).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Every byte has a name here, and moves by the lists: landings and homes must hold the right names, once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_planner::{
     Costs, Document, DocumentId, Heads, Layout, Links, Mask, Slot as Place, Stretch, plan,
@@ -110,6 +110,42 @@ fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Di
         for (parcel, source) in lists.parcels_of(id).zip(&inputs.sources) {
             let (of, found) = lists.parcel(Parcel(parcel), direction);
             assert_eq!((of, found.rank), (id, source.rank));
+        }
+    }
+}
+
+/// Parcels that no task reads come to the last one.
+fn tasks_need_the_parcels_that_they_read(problem: &Problem, plan: &Plan) {
+    let lists = Lists::new(problem, plan);
+    let shape = lists.shape(problem, plan, Direction::Forward).unwrap();
+    for (id, bundle) in bundles(plan) {
+        let mut reads: Vec<Vec<Parcel>> = Vec::new();
+        for task in &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize] {
+            let mut names = Vec::new();
+            for &tensor in read(Direction::Forward) {
+                let rows = if tensor == Tensor::Q { &task.rows } else { &task.keys };
+                let part = Part::of(problem, &task.kv_heads, tensor);
+                names.extend(part.names(task.document, rows.clone()));
+            }
+            let names: BTreeSet<Name> = names.into_iter().flatten().collect();
+            let sends = |it: &u32| {
+                let (_, source) = lists.parcel(Parcel(*it), Direction::Forward);
+                source.pieces.iter().any(|(tensor, pieces)| {
+                    let held = held(problem, source.rank, *tensor);
+                    let bytes = pieces.iter().flat_map(|it| it.remote..it.remote + it.bytes);
+                    { bytes }.any(|it| held[it as usize].is_some_and(|it| names.contains(&it)))
+                })
+            };
+            reads.push(lists.parcels_of(id).filter(sends).map(Parcel).collect());
+        }
+        let idle = |it: &Parcel| !reads.iter().flatten().any(|read| read == it);
+        let idle: Vec<_> = lists.parcels_of(id).map(Parcel).filter(idle).collect();
+        let last = reads.last_mut().unwrap();
+        last.extend(idle);
+        last.sort_unstable();
+        let works = &shape.works()[bundle.tasks.start as usize..bundle.tasks.end as usize];
+        for (work, reads) in works.iter().zip(reads) {
+            assert_eq!((work.bundle.0, &work.needs), (id.0, &reads), "{bundle:?}");
         }
     }
 }
@@ -255,6 +291,7 @@ proptest! {
             for plan in [cut_by_heads(&plan), plan] {
                 landings_hold_what_bundles_read(&problem, &plan, Direction::Forward);
                 landings_hold_what_bundles_read(&problem, &plan, Direction::Backward);
+                tasks_need_the_parcels_that_they_read(&problem, &plan);
                 outputs_reach_their_homes_once(&problem, &plan);
                 gradients_reach_their_homes_once(&problem, &plan);
                 let lists = Lists::new(&problem, &plan);

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
+    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
     RingError, Tcp, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Rooms};
 
 use crate::gpu_memory::{GpuRows, Held};
-use crate::memory::{Memory, Place, Room};
+use crate::memory::{Memory, Place, Room, copy};
 
 /// See the module. What is not said here is as [`Provider`] says.
 pub trait Exchange {
@@ -42,7 +42,7 @@ pub trait Exchange {
     /// Ends that.
     fn withdraw(&mut self, key: RegionKey);
 
-    /// Makes a target of pulls, with room of its own place.
+    /// Makes a target of pulls, with room of its own place: whatever stands in it.
     ///
     /// # Errors
     ///
@@ -60,6 +60,25 @@ pub trait Exchange {
         landing: LandingId,
         own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error>;
+
+    /// Whether rows that have landed can be copied while pulls write others to the same landing.
+    fn copies_landed(&self) -> bool {
+        false
+    }
+
+    /// Copies pieces of a landing to which no pull writes any more; others may write beside them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownLanding`], also where [`Self::copies_landed`] says no.
+    fn copy_landed(
+        &self,
+        landing: LandingId,
+        _pieces: &[Piece],
+        _to: &mut Room,
+    ) -> Result<(), Error> {
+        Err(Error::UnknownLanding { landing })
+    }
 
     /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended.
     fn is_busy(&self, landing: LandingId) -> bool;
@@ -203,7 +222,8 @@ impl Exchange for Tcp {
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        Ok(Provider::land(self, Buffer::zeroed(bytes)))
+        let Room::Host(room) = Place::Host.room(bytes)? else { unreachable!("{OTHER}") };
+        Ok(Provider::land(self, room))
     }
 
     fn early(
@@ -212,6 +232,21 @@ impl Exchange for Tcp {
         _own: &[(Memory, &[Piece])],
     ) -> Result<Option<Memory>, device::Error> {
         Ok(None)
+    }
+
+    fn copies_landed(&self) -> bool {
+        true
+    }
+
+    fn copy_landed(
+        &self,
+        landing: LandingId,
+        pieces: &[Piece],
+        to: &mut Room,
+    ) -> Result<(), Error> {
+        let Room::Host(to) = to else { unreachable!("{OTHER}") };
+        copy(self.landed(landing)?, pieces, to);
+        Ok(())
     }
 
     fn is_busy(&self, _landing: LandingId) -> bool {
@@ -343,3 +378,6 @@ impl Exchange for OnGpu {
         Provider::close(&mut self.node, peer);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,21 +1,24 @@
 //! Brings the rows of a bundle to one place.
 //!
 //! In: the landing of a bundle, this process's own rows. Out: all rows of the bundle, when every pull of them has ended
-//! ([`gather`]) or, where rows live on the GPU, as soon as their copies are under way ([`early`]). It decides nothing: which bundle,
-//! and when, the server's machine says.
+//! ([`gather`]) or, where rows live on the GPU, as soon as their copies are under way ([`early`]); or, before that, a copy of the
+//! rows that some of its works need ([`ahead`]). It decides nothing: which bundle, and when, the server's machine says.
 //!
 //! Invariant: bytes of a landing come from pulls or are copied here, each from one of both.
+
+use std::collections::BTreeSet;
 
 use cadre_exchange::{LandingId, Piece};
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
-use cadre_protocol::{At, Peer, TrainerId};
+use cadre_protocol::{At, Parcel, Peer, TrainerId, Work};
+use cadre_step::lowering::Tensor;
 use cadre_step::planned::PlannedStep;
 
 use super::exchange::Exchange;
 use super::rows::tensors;
 use super::shared::Shared;
-use crate::launch::BundleRows;
+use crate::launch::{BundleRows, PhaseRows};
 use crate::memory::Memory;
 
 /// All rows of a bundle in one place.
@@ -45,7 +48,40 @@ pub(super) fn gather(
     Ok(BundleRows::Landed(room.share()))
 }
 
-/// The same before its pulls have ended, for launches behind their copies; none where there is no such thing.
+/// A copy of the rows that these works of a bundle need, laid out as its landing; other bytes of it are anything.
+pub(super) fn ahead(
+    shared: &Shared<impl Exchange>,
+    planned: &PlannedStep,
+    at: At,
+    (works, landing): (&[Work], Option<LandingId>),
+) -> Result<BundleRows, device::Error> {
+    let (nano, direction) = planned.nano_of(at.phase);
+    let shape = nano.shape(direction);
+    let needs = works.iter().flat_map(|it| &shape.works()[it.0 as usize].needs);
+    let needs: BTreeSet<Parcel> = needs.copied().collect();
+    let bundle = planned.bundle_of(at.phase, works.first().map_or(0, |it| it.0));
+    let place = shared.provider.place();
+    let mut room = place.room(nano.lists.inputs(bundle, direction).bytes)?;
+    for parcel in needs {
+        let (_, source) = nano.lists.parcel(parcel, direction);
+        if Peer::Trainer(TrainerId(source.rank.0)) == shared.me {
+            let rows = shared.rows.get(&at).expect("own rows stay until the phase is passed");
+            for (tensor, pieces) in &source.pieces {
+                place.copy(tensor_of(rows, *tensor), pieces, &mut room)?;
+            }
+        } else {
+            let landing = landing.expect("rows of others have landed");
+            let here = |it: &Piece| Piece { remote: it.local, ..*it };
+            let pieces = source.pieces.iter().flat_map(|it| &it.1).map(here);
+            let copied =
+                shared.provider.copy_landed(landing, &pieces.collect::<Vec<_>>(), &mut room);
+            copied.expect("a landing stays while pulls write to it");
+        }
+    }
+    Ok(BundleRows::Landed(room.share()))
+}
+
+/// The same as [`gather`] before pulls have ended, for launches behind their copies; none where there is no such thing.
 pub(super) fn early(
     shared: &mut Shared<impl Exchange>,
     planned: &PlannedStep,
@@ -70,11 +106,14 @@ fn own<'a>(
     let sources = &nano.lists.inputs(bundle, direction).sources;
     let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(|it| &it.pieces);
     let of = |(tensor, pieces): &'a (_, Vec<Piece>)| {
-        let mut rows = tensors(shared.rows.get(&at)?);
-        let (_, memory) = rows.find(|it| it.0 == *tensor).expect("a source names its tensors");
-        Some((memory.clone(), &pieces[..]))
+        Some((tensor_of(shared.rows.get(&at)?, *tensor).clone(), &pieces[..]))
     };
     pieces.map(of).collect()
+}
+
+fn tensor_of(rows: &PhaseRows, tensor: Tensor) -> &Memory {
+    let (_, memory) = tensors(rows).find(|it| it.0 == tensor).expect("a source names its tensors");
+    memory
 }
 
 /// Whether every task's rows and the keys of a bundle are one piece each, of whole rows.

@@ -74,7 +74,7 @@ impl<P: Exchange> Io<P> {
             Request::Dropped(work) => {
                 self.load.queue = self.load.queue.saturating_sub(1);
                 if let Some(it) = self.server.as_mut() {
-                    it.dropped(shared, &work);
+                    it.dropped(shared, work);
                 }
             }
             Request::Fail(reason) => self.fail(reason, false),

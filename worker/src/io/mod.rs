@@ -1,7 +1,8 @@
 //! The IO thread of a process: owns the exchange's sockets and the protocol machines; runs no kernel
 //! and makes no plan.
 //!
-//! It does move the bundles of lost servers (`reassign`), and copy own rows to the server in place.
+//! It does move the bundles of lost servers (`reassign`), copy own rows to the server in place, and rows for works
+//! that run ahead of their bundle.
 //!
 //! In: what the process's other threads want ([`Request`]), what the controller says, what peers ring and
 //! what pulls bring. Out: steps, whole phases and works for the threads that compute ([`Notice`]), and
@@ -10,7 +11,7 @@
 //! ```text
 //! main ──Submit, Lengths, StepDone──▶┌────────┐◀──views, stop── controller
 //! compute ──Ran────────────────────▶│   io   │──rings, pulls──▶ peers
-//! main ◀──Step, Whole, End──────────└────────┘──Work──▶ main, compute or rescue
+//! main ◀──Step, Part, Whole, End────└────────┘──Work──▶ main, compute or rescue
 //! ```
 //!
 //! Every wait has a deadline: the provider's poll ends at the next deadline of a machine. Planning is done
@@ -58,7 +59,7 @@ use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::planned::PlannedStep;
 
 use self::queues::Outlet;
-use self::rows::{Rows, Whole};
+use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
 use crate::launch::{Done, PhaseRows, Work};
@@ -105,7 +106,9 @@ pub enum Notice {
     Trainers(Vec<(PeerId, String)>),
     /// A step can be submitted to.
     Step(Arc<PlannedStep>),
-    /// A phase is whole.
+    /// A part of a phase's dK and dV.
+    Part(Box<Part>),
+    /// A phase is whole; its parts came before.
     Whole(Box<Whole>),
     /// A work can run.
     Work(Box<Work>),

@@ -51,6 +51,7 @@ impl<P: Exchange> Io<P> {
                     it.pulled(shared, pull, result);
                 }
             }
+            Output::Part(part) => self.tell(Notice::Part(part)),
             Output::Whole(whole) => {
                 if let Some(it) = &mut self.trainer {
                     it.standing.whole();

@@ -12,7 +12,7 @@ use cadre_protocol::{At, End, Message, PullId, PullResult};
 use cadre_step::envelope::{Ending, Said};
 
 use super::planning::{Ready, Wanted};
-use super::rows::Whole;
+use super::rows::{Part, Whole};
 use super::tasks::Planned;
 use crate::launch::Work;
 
@@ -36,6 +36,8 @@ pub enum Output {
     Begun(Side, PullId),
     /// A machine's pull ended.
     Pulled(Side, PullId, PullResult),
+    /// A part of dK and dV, for the trainer's main thread.
+    Part(Box<Part>),
     /// A phase is whole, for the trainer's main thread.
     Whole(Box<Whole>),
     /// A work can run, on the thread that it was planned for or on the other.

@@ -112,7 +112,7 @@ pub struct Outlet {
     waiting: VecDeque<Notice>,
     /// Whoever takes a notice is to wake the IO thread.
     full: Arc<AtomicBool>,
-    /// Notices that were told and not taken.
+    /// Notices that were told and not taken, and that hold others up.
     untaken: Arc<AtomicUsize>,
     /// Whether the thread has taken works that it has not computed.
     owes: Arc<AtomicBool>,
@@ -120,7 +120,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Whether something was told that the thread has not taken yet, or has taken and not computed.
+    /// Whether something was told that the thread has not taken yet, or has taken and not computed, and that holds others up.
     pub fn is_owed(&self) -> bool {
         self.untaken.load(Ordering::SeqCst) > 0 || self.owes.load(Ordering::SeqCst)
     }
@@ -132,11 +132,14 @@ impl Outlet {
             Notice::Lost(reason) => self.end.set(&lost(reason)),
             Notice::Trainers(_)
             | Notice::Step(_)
+            | Notice::Part(_)
             | Notice::Whole(_)
             | Notice::Work(_)
             | Notice::Cancelled(_) => {}
         }
-        self.untaken.fetch_add(1, Ordering::SeqCst);
+        if is_owed(&notice) {
+            self.untaken.fetch_add(1, Ordering::SeqCst);
+        }
         self.waiting.push_back(notice);
         self.flush();
     }
@@ -157,6 +160,12 @@ impl Outlet {
             }
         }
     }
+}
+
+/// Whether whoever does not take a notice holds others up. A part of a phase is for the thread alone, which may wait for others
+/// until the phase is whole.
+fn is_owed(notice: &Notice) -> bool {
+    !matches!(notice, Notice::Part(_))
 }
 
 /// The end of a job for whoever can do nothing more.
@@ -192,7 +201,7 @@ impl Notices {
     ///
     /// The IO thread has ended.
     pub fn recv(&self) -> Result<Notice, RecvError> {
-        self.receiver.recv().inspect(|_| self.taken())
+        self.receiver.recv().inspect(|it| self.taken(it))
     }
 
     /// The next notice, if it is there.
@@ -201,7 +210,7 @@ impl Notices {
     ///
     /// It is not, or the IO thread has ended.
     pub fn try_recv(&self) -> Result<Notice, TryRecvError> {
-        self.receiver.try_recv().inspect(|_| self.taken())
+        self.receiver.try_recv().inspect(|it| self.taken(it))
     }
 
     /// The next notice; waits so long for it.
@@ -210,11 +219,13 @@ impl Notices {
     ///
     /// It did not come, or the IO thread has ended.
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Notice, RecvTimeoutError> {
-        self.receiver.recv_timeout(timeout).inspect(|_| self.taken())
+        self.receiver.recv_timeout(timeout).inspect(|it| self.taken(it))
     }
 
-    fn taken(&self) {
-        self.untaken.fetch_sub(1, Ordering::SeqCst);
+    fn taken(&self, notice: &Notice) {
+        if is_owed(notice) {
+            self.untaken.fetch_sub(1, Ordering::SeqCst);
+        }
         if self.full.swap(false, Ordering::SeqCst) {
             self.waker.wake();
         }

@@ -1,11 +1,14 @@
 //! The trainer's side of the IO thread: its rows go out, its results come in.
 //!
 //! In: phases that the trainer's main thread submits, events of the exchange. Out: whole phases
-//! ([`Whole`]) to the main thread. It merges nothing: that is for the thread that computes.
+//! ([`Whole`]) to the main thread, and before them each [`Part`] of dK and dV as soon as it counts. It merges nothing: that is
+//! for the thread that computes.
 //!
 //! Invariant: the landing of a phase is reserved before its rows are announced, and handed on only when
 //! no pull can write to it any more. Where a device copies on for a pull that was given up, since another process has made the
 //! result, the phase waits for that copy.
+
+mod whole;
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -20,6 +23,7 @@ use cadre_step::lowering::{BackwardResult, Lists, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
 
+pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::shared::{Shared, result_key, rows_key};
@@ -30,50 +34,27 @@ use crate::memory::{Memory, Room};
 /// Between two looks at landings that are still copied to.
 const LOOK_EVERY: Nanos = Nanos::from_millis(2);
 
-/// A phase of which everything is here.
-#[derive(Debug)]
-pub struct Whole {
-    /// The phase.
-    pub at: At,
-    /// Landed results, but for what this process computed itself.
-    pub landed: Landed,
-    /// Results of this process's in-place server, to be copied out of.
-    pub own: Vec<(Work, Arc<Results>)>,
-    /// Who computed each work.
-    pub makers: BTreeMap<Work, Peer>,
-}
-
-/// Results that came from other processes.
-#[derive(Debug)]
-pub enum Landed {
-    /// O (wire type) and LSE, as rows of this trainer's stream.
-    Forward {
-        /// `[rows, query heads, dim]`.
-        o: Room,
-        /// `[rows, query heads]`.
-        lse: Room,
-    },
-    /// dQ as rows of the stream, and parts of dK and dV by bundle.
-    Backward {
-        /// `[rows, query heads, dim]`.
-        dq: Room,
-        /// This trainer's key rows of a bundle, dK then dV, with where they belong.
-        parts: BTreeMap<BundleId, (Room, BackwardResult)>,
-    },
-}
-
-/// Landings of a phase.
+/// Landings of a phase, with what the own server computed of it.
 #[derive(Debug)]
 enum Landing {
-    Forward { o: LandingId, lse: LandingId },
-    Backward { dq: LandingId, parts: BTreeMap<BundleId, (LandingId, BackwardResult)> },
+    Forward {
+        o: LandingId,
+        lse: LandingId,
+        own: Vec<(Work, [Memory; 2])>,
+    },
+    Backward {
+        dq: LandingId,
+        own: Vec<(BundleId, Memory)>,
+        /// Of parts that were not given away yet.
+        parts: BTreeMap<BundleId, (LandingId, BackwardResult)>,
+    },
 }
 
 impl Landing {
     fn ids(&self) -> impl Iterator<Item = LandingId> {
         let (all, parts) = match self {
-            Self::Forward { o, lse } => (vec![*o, *lse], None),
-            Self::Backward { dq, parts } => (vec![*dq], Some(parts)),
+            Self::Forward { o, lse, .. } => (vec![*o, *lse], None),
+            Self::Backward { dq, parts, .. } => (vec![*dq], Some(parts)),
         };
         all.into_iter().chain(parts.into_iter().flat_map(|it| it.values().map(|it| it.0)))
     }
@@ -82,7 +63,6 @@ impl Landing {
 #[derive(Debug)]
 struct Open {
     landing: Landing,
-    own: Vec<(Work, Arc<Results>)>,
     makers: BTreeMap<Work, Peer>,
 }
 
@@ -166,13 +146,14 @@ impl Rows {
             Direction::Forward => Landing::Forward {
                 o: shared.provider.land(wide)?,
                 lse: shared.provider.land(scalars * 4)?,
+                own: Vec::new(),
             },
             Direction::Backward => {
                 let dq = shared.provider.land(wide)?;
-                Landing::Backward { dq, parts: BTreeMap::new() }
+                Landing::Backward { dq, own: Vec::new(), parts: BTreeMap::new() }
             }
         };
-        self.open.insert(at, Open { landing, own: Vec::new(), makers: BTreeMap::new() });
+        self.open.insert(at, Open { landing, makers: BTreeMap::new() });
         Ok(())
     }
 
@@ -210,13 +191,7 @@ impl Rows {
                     }
                 }
             }
-            Command::Accept { pull, at, work, from } => {
-                let open = self.open.get_mut(&at).expect("results count only in an open phase");
-                open.makers.insert(work, from);
-                if let Some(results) = self.own.remove(&pull) {
-                    open.own.push((work, results));
-                }
-            }
+            Command::Accept { pull, at, work, from } => self.accept(shared, pull, (at, work), from),
             Command::Discard { pull } => {
                 self.own.remove(&pull);
             }
@@ -265,13 +240,13 @@ impl Rows {
         let open = self.open.get_mut(&at).expect("results are pulled in an open phase");
         let key = |tensor| result_key(at, tensor, work);
         let parts = match &mut open.landing {
-            Landing::Forward { o, lse } => {
+            Landing::Forward { o, lse, .. } => {
                 let (problem, plan) = (&nano.problem, &nano.plan);
                 let (o_pieces, lse_pieces) =
                     Lists::forward_result(problem, plan, work.0 as usize, rank);
                 vec![(key(Tensor::O), o_pieces, *o), (key(Tensor::OLse), lse_pieces, *lse)]
             }
-            Landing::Backward { dq, parts } => {
+            Landing::Backward { dq, parts, .. } => {
                 let bundle = BundleId(work.0);
                 let (part, result) = match parts.entry(bundle) {
                     Entry::Occupied(it) => it.into_mut(),
@@ -298,6 +273,45 @@ impl Rows {
         Ok(())
     }
 
+    /// The result of a work counts. A part of dK and dV goes on at once.
+    fn accept(
+        &mut self,
+        shared: &mut Shared<impl Exchange>,
+        pull: PullId,
+        (at, work): (At, Work),
+        from: Peer,
+    ) {
+        let own = self.own.remove(&pull);
+        let Open { landing, makers } =
+            self.open.get_mut(&at).expect("results count only in an open phase");
+        makers.insert(work, from);
+        match (landing, own.as_deref()) {
+            (Landing::Forward { own, .. }, Some(Results::Forward(results))) => {
+                own.push((work, results.clone()));
+            }
+            (Landing::Backward { own, parts, .. }, Some(Results::Backward([dq, dk, dv]))) => {
+                let bundle = BundleId(work.0);
+                own.push((bundle, dq.clone()));
+                if let Some((landing, _)) = parts.remove(&bundle) {
+                    shared.provider.discard(landing);
+                }
+                give(shared, at, bundle, Values::Own([dk.clone(), dv.clone()]));
+            }
+            (Landing::Backward { parts, .. }, None) => {
+                let bundle = BundleId(work.0);
+                // Where a device copies on for an older pull, it waits until the phase is whole.
+                let free = |it: &mut (LandingId, _)| !shared.provider.is_busy(it.0);
+                if parts.get_mut(&bundle).is_some_and(free)
+                    && let Some((landing, result)) = parts.remove(&bundle)
+                {
+                    let room = take(&mut shared.provider, landing);
+                    give(shared, at, bundle, Values::Landed(room, result));
+                }
+            }
+            (Landing::Forward { .. }, _) | (Landing::Backward { .. }, Some(_)) => {}
+        }
+    }
+
     fn complete(&mut self, shared: &mut Shared<impl Exchange>, at: At) {
         let busy = |it: &Open| it.landing.ids().any(|it| shared.provider.is_busy(it));
         if self.open.get(&at).is_some_and(busy) {
@@ -306,34 +320,35 @@ impl Rows {
             return;
         }
         // Where it has no rows, nobody waits for it here.
-        let Some(Open { landing, own, makers }) = self.open.remove(&at) else { return };
-        let provider = &mut shared.provider;
+        let Some(Open { landing, makers }) = self.open.remove(&at) else { return };
         let landed = match landing {
-            Landing::Forward { o, lse } => {
-                Landed::Forward { o: take(provider, o), lse: take(provider, lse) }
+            Landing::Forward { o, lse, own } => {
+                let provider = &mut shared.provider;
+                Landed::Forward { o: take(provider, o), lse: take(provider, lse), own }
             }
-            Landing::Backward { dq, parts } => {
-                let dq = take(provider, dq);
-                let mine = own.iter().map(|it| BundleId(it.0.0)).collect::<Vec<_>>();
-                let mut kept = BTreeMap::new();
+            Landing::Backward { dq, own, parts } => {
                 for (bundle, (landing, result)) in parts {
-                    if mine.contains(&bundle) {
-                        provider.discard(landing);
-                    } else {
-                        kept.insert(bundle, (take(provider, landing), result));
-                    }
+                    let room = take(&mut shared.provider, landing);
+                    give(shared, at, bundle, Values::Landed(room, result));
                 }
-                Landed::Backward { dq, parts: kept }
+                Landed::Backward { dq: take(&mut shared.provider, dq), own }
             }
         };
-        let whole = Whole { at, landed, own, makers };
+        let whole = Whole { at, landed, makers };
         shared.outputs.put(Output::Whole(Box::new(whole)));
     }
 }
 
-/// The memory of a landing of a whole phase.
+/// Hands a part on to the thread that adds it.
+fn give(shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId, values: Values) {
+    let planned = Arc::clone(&shared.steps[&at.step].planned);
+    let part = Part { planned, phase: at.phase, bundle, values };
+    shared.outputs.put(Output::Part(Box::new(part)));
+}
+
+/// The memory of a landing whose pulls have all ended.
 fn take(provider: &mut impl Exchange, landing: LandingId) -> Room {
-    provider.take(landing).expect("no pull is outstanding on a whole phase")
+    provider.take(landing).expect("no pull of a result that counts is outstanding")
 }
 
 fn publish(shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {

@@ -3,38 +3,39 @@
 //!
 //! In: events of the exchange, finished works. Out: works that can run ([`Output::Ready`]). It runs no
 //! kernel; the only bytes it copies itself are the own trainer's, into the landing of a bundle that also
-//! has rows from elsewhere.
+//! has rows from elsewhere, and those of works that run ahead of their bundle.
 //!
 //! ```text
 //! pulls of a bundle:  asked for ──all under way──▶ works go out early, with a promise ──all ended well──▶ kept
 //!                         │                                                        └──one did not──▶ broken
-//!                         └──all ended well (rows of the host)──▶ works go out
+//!                         ├──all ended well (rows of the host)──▶ works go out
+//!                         └──some did, and there is nothing else to do──▶ their works go out ahead, on a copy
 //! ```
 //!
 //! Invariant: every landing and result here was granted by the machine, which counts their bytes; and what
 //! was computed on rows that may not count reaches nobody before the machine has said that they do.
 
-use std::collections::BTreeMap;
+mod handing;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_exchange::LandingId;
 use cadre_planner::BundleId;
 use cadre_protocol::server::{Command, Event, Host, Server};
 use cadre_protocol::{
-    At, Filler, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId,
-    Work as WorkId,
+    At, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId, Work as WorkId,
 };
 use cadre_step::envelope::{Said, ServerStep};
 use cadre_step::lowering::Tensor;
 use cadre_step::phases::Direction;
-use cadre_step::planned::{PlannedStep, filler};
 
 use super::early::Early;
 use super::exchange::Exchange;
 use super::gather;
 use super::output::{Output, Side};
 use super::shared::{Shared, result_key, rows_key};
-use crate::launch::{BundleRows, Done, Promise, Results, Work};
+use crate::launch::{BundleRows, Done, Results, Work};
 use crate::memory::Memory;
 
 /// Rows of one bundle in one phase.
@@ -46,6 +47,8 @@ struct Held {
     rows: Option<BundleRows>,
     /// Parcels on their way or here.
     parcels: usize,
+    /// Works that went out ahead, on a copy of their rows, and did not run.
+    ahead: BTreeSet<WorkId>,
     early: Early,
 }
 
@@ -85,8 +88,14 @@ pub enum Planned {
 }
 
 impl Tasks {
-    /// A server with `memory` bytes for rows and results.
-    pub fn new(host: Host, memory: u64, settings: Settings, now: Nanos) -> Self {
+    /// A server with `memory` bytes for rows and results; `provider` brings the rows.
+    pub fn new(
+        host: Host,
+        memory: u64,
+        settings: Settings,
+        (provider, now): (&impl Exchange, Nanos),
+    ) -> Self {
+        let settings = Settings { runs_ahead: provider.copies_landed(), ..settings };
         Self {
             host,
             machine: Server::new(host, memory, settings, now),
@@ -126,6 +135,9 @@ impl Tasks {
         let Done { work, results, busy } = done;
         let (at, id) =
             (At { step: work.planned.header.step, phase: work.phase }, WorkId(work.work));
+        self.over(&work.planned, at, id);
+        // Before its room is given to others.
+        drop(work);
         let tally = self.tallies.entry(at.step).or_default();
         tally.tasks += 1;
         tally.busy_seconds += busy.as_secs_f64();
@@ -141,9 +153,12 @@ impl Tasks {
     }
 
     /// A work was dropped because nobody wants it any more.
-    pub fn dropped(&mut self, shared: &mut Shared<impl Exchange>, work: &Work) {
+    pub fn dropped(&mut self, shared: &mut Shared<impl Exchange>, work: Work) {
         let at = At { step: work.planned.header.step, phase: work.phase };
-        self.handle(shared, Event::Ran { at, works: vec![WorkId(work.work)] });
+        let works = vec![WorkId(work.work)];
+        self.over(&work.planned, at, works[0]);
+        drop(work);
+        self.handle(shared, Event::Ran { at, works });
     }
 
     /// Runs the machine on an event and does what it commands.
@@ -191,6 +206,7 @@ impl Tasks {
                 }
             }
             Command::Ready { at, work } => self.make_ready(shared, at, work),
+            Command::Ahead { at, works } => self.run_ahead(shared, at, &works),
             Command::Cancel(at) => shared.outputs.put(Output::Cancelled(at)),
             Command::FreeInput { at, parcel } => {
                 let planned = &shared.steps[&at.step].planned;
@@ -284,17 +300,18 @@ impl Tasks {
         if !held.early.is_due(nano.lists.inputs(bundle, direction).sources.len()) {
             return;
         }
-        match gather::early(shared, &planned, at, bundle, landing) {
-            Ok(Some(rows)) => held.rows = Some(rows),
+        let rows = match gather::early(shared, &planned, at, bundle, landing) {
+            Ok(Some(rows)) => rows,
             Ok(None) => return,
             Err(why) => return shared.broke(&why),
-        }
+        };
+        held.rows = Some(rows.clone());
         let works: Vec<_> = match direction {
             Direction::Forward => nano.plan.bundles()[bundle.0 as usize].tasks.clone().collect(),
             Direction::Backward => vec![bundle.0],
         };
         for (work, promise) in held.early.go(works.into_iter().map(WorkId)) {
-            self.hand_out(shared, (&planned, at), work, Some(promise));
+            self.hand_out(shared, (&planned, at), (work, rows.clone()), Some(promise));
         }
     }
 
@@ -327,43 +344,18 @@ impl Tasks {
         if held.early.keep(work) {
             shared.outputs.put(Output::Kept);
         } else {
-            self.hand_out(shared, (&planned, at), work, None);
+            let rows = held.rows.clone().expect("they were just gathered");
+            self.hand_out(shared, (&planned, at), (work, rows), None);
         }
-    }
-
-    fn hand_out(
-        &self,
-        shared: &mut Shared<impl Exchange>,
-        (planned, at): (&Arc<PlannedStep>, At),
-        work: WorkId,
-        promise: Option<Promise>,
-    ) {
-        let bundle = planned.bundle_of(at.phase, work.0);
-        let rows = self.held.get(&(at, bundle)).and_then(|it| it.rows.clone());
-        let rows = rows.expect("works are handed out with the rows of their bundle");
-        let slot = planned.slot_of(at.phase, cadre_protocol::Bundle(bundle.0));
-        let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
-        let mine = match self.host {
-            Host::Dedicated(me) => Filler::Server(me),
-            Host::InPlace(me) => Filler::InPlace(me),
-        };
-        // Nobody waits in a phase of which this rank has no rows.
-        let waits = match self.host {
-            Host::Dedicated(_) => true,
-            Host::InPlace(me) => planned.has_rows(planned.order.at(at.phase).nano, me.0),
-        };
-        let home = if member == Some(mine) && waits { Planned::Here } else { Planned::Elsewhere };
-        let (planned, phase) = (Arc::clone(planned), at.phase);
-        let work = Box::new(Work { planned, phase, work: work.0, rows, promise });
-        shared.outputs.put(Output::Ready(work, home));
     }
 
     /// Bytes of rows and results that this server holds.
     pub fn memory(&self, shared: &Shared<impl Exchange>) -> u64 {
-        let here = self.held.iter().filter(|it| it.1.landing.is_some() || it.1.rows.is_some());
-        let rows = here.filter_map(|(&(at, bundle), _)| {
+        let rows = self.held.iter().filter_map(|(&(at, bundle), held)| {
             let (nano, direction) = shared.steps.get(&at.step)?.planned.nano_of(at.phase);
-            Some(nano.lists.inputs(bundle, direction).bytes as u64)
+            let here = u64::from(held.landing.is_some() || held.rows.is_some());
+            let copies = here + u64::from(!held.ahead.is_empty());
+            Some(copies * nano.lists.inputs(bundle, direction).bytes as u64)
         });
         let results = shared.results.values().flat_map(|it| named(it));
         rows.sum::<u64>() + results.map(|it| it.1.len_bytes()).sum::<u64>()

@@ -127,7 +127,7 @@ fn serve_over<P: Exchange + Send + 'static>(
     }
     let id = ServerId { index: me.index, incarnation: me.incarnation };
     let protocol = protocol_settings(&settings);
-    let tasks = Tasks::new(Host::Dedicated(id), memory, protocol, shared.now());
+    let tasks = Tasks::new(Host::Dedicated(id), memory, protocol, (&shared.provider, shared.now()));
     let (main, told) = notices(shared.provider.waker());
     let outlets = Outlets { main, rescue: None, interrupt: None };
     let control = control(&sender, receiver);

@@ -228,7 +228,8 @@ impl Session {
         let patience = [stalled.after(protocol.assemble_within), stalled];
         let standing = Standing::new((me, first), patience, shared.now());
         let rows = Rows::new(me, protocol, standing, shared.now());
-        let tasks = Tasks::new(Host::InPlace(me), join.memory, protocol, shared.now());
+        let tasks =
+            Tasks::new(Host::InPlace(me), join.memory, protocol, (&shared.provider, shared.now()));
         let conducting = if rank == 0 {
             // A log of headers has its costs.
             let profile = contract.profile.as_deref().filter(|_| settings.headers.is_none());

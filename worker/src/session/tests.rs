@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use cadre_exchange::Waker;
+use cadre_exchange::{Buffer, Waker};
 use cadre_kernels::{Engine, Threads};
+use cadre_planner::BundleId;
 use cadre_protocol::TrainerId;
 use cadre_step::header::{Header, Member};
 
 use super::*;
 use crate::compute::Compute;
 use crate::io::queues::{Outlet, notices};
+use crate::io::rows::{Part, Values};
 use crate::io::{Handle, Notice, Request};
-use crate::memory::Place;
+use crate::memory::{Memory, Place};
 use crate::trace::Tracer;
 
 /// A rank without an IO thread: what it asks for, and where notices go.
@@ -202,4 +204,22 @@ fn whoever_calls_out_of_turn_after_the_end_learns_why_it_ended() {
     }
     assert!(requests.try_recv().is_err());
     assert!(rank.ending(Duration::MAX).is_some());
+}
+
+#[test]
+fn a_part_that_nobody_took_holds_nobody_up() {
+    let (rank, _requests, mut outlet) = rank(0);
+    let planned = planned(0);
+    let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Backward };
+    let phase = planned.order.index(at).unwrap();
+    let values = [0; 2].map(|_| Memory::Host(Arc::new(Buffer::zeroed(4 * KV))));
+    let values = Values::Own(values);
+    let part = Part { planned: Arc::clone(&planned), phase, bundle: BundleId(0), values };
+    rank.announce(lengths(0)).unwrap();
+    outlet.tell(Notice::Part(Box::new(part)));
+    assert!(!outlet.is_owed(), "the rank may wait for others until the phase is whole");
+    outlet.tell(Notice::Step(Arc::clone(&planned)));
+    assert!(outlet.is_owed());
+    assert!(matches!(rank.begin(0), Next::Step(_)));
+    assert!(!outlet.is_owed(), "it has taken both");
 }

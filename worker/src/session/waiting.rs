@@ -2,14 +2,17 @@
 //!
 //! In: notices of the IO thread. Out: the next step, whole phases written where the caller wants them, the end of the job.
 //!
-//! Invariant: parts of dK and dV are added in the order of bundles: slot, then document, then KV head.
+//! Parts of dK and dV are added as they come ([`Sums`]).
+//!
+//! Invariant: a whole phase is written once all its parts are added.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
-use cadre_planner::{BundleId, RankId};
+use cadre_kernels::device;
+use cadre_planner::RankId;
 use cadre_protocol::{At, Bundle, Filler, Slot, TrainerId};
 use cadre_step::envelope::Ending;
 use cadre_step::planned::{PlannedStep, filler};
@@ -18,11 +21,11 @@ use super::call::{Error, Outputs, Sizes, name};
 use super::{Next, PhaseAt};
 use crate::compute::{Compute, FLYING, Progress};
 use crate::io::queues::{Notices, lost};
-use crate::io::rows::{Landed, Whole};
+use crate::io::rows::{Landed, Part, Whole};
 use crate::io::{Handle, Notice, Request};
-use crate::launch::Results;
 use crate::memory::Place;
 use crate::merge::{self, NotFinite};
+use crate::sums::Sums;
 use crate::trace::{Activity, Tracer};
 use crate::wire::from_wire;
 
@@ -39,6 +42,8 @@ pub(super) struct Waiting {
     /// Where the ranks listen for each other, once known.
     addresses: Option<Vec<(PeerId, String)>>,
     whole: BTreeMap<At, Whole>,
+    /// dK and dV of phases so far, or why the GPU did not give a part of them.
+    sums: BTreeMap<At, Result<Sums, device::Error>>,
     exposed: Duration,
     /// Between the last two steps.
     header_wait: Duration,
@@ -65,6 +70,7 @@ impl Waiting {
             coming: BTreeMap::new(),
             addresses: None,
             whole: BTreeMap::new(),
+            sums: BTreeMap::new(),
             exposed: Duration::ZERO,
             header_wait: Duration::ZERO,
             polled: None,
@@ -106,6 +112,7 @@ impl Waiting {
         self.exposed = Duration::ZERO;
         // Of phases that nobody waited for.
         self.whole = self.whole.split_off(&At::new(step, 0));
+        self.sums = self.sums.split_off(&At::new(step, 0));
         Some(Next::Step(planned))
     }
 
@@ -164,42 +171,31 @@ impl Waiting {
         let (rank, place) = (RankId(self.me.0), &self.place);
         match (whole.landed, outputs) {
             (
-                Landed::Forward { o: mut landed, lse: mut landed_lse },
+                Landed::Forward { o: mut landed, lse: mut landed_lse, own },
                 Outputs::Forward { o, lse },
             ) => {
-                for (work, results) in &whole.own {
-                    if let Results::Forward([own, own_lse]) = results.as_ref() {
-                        let task = (work.0 as usize, rank);
-                        let to = (&mut landed, &mut landed_lse);
-                        merge::own_forward(place, nano, task, (own, own_lse), to)
-                            .map_err(device)?;
-                    }
+                for (work, [own, own_lse]) in &own {
+                    let task = (work.0 as usize, rank);
+                    let to = (&mut landed, &mut landed_lse);
+                    merge::own_forward(place, nano, task, (own, own_lse), to).map_err(device)?;
                 }
-                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let landed = place.unload(landed).map_err(device)?;
+                let values = from_wire(sizes.wire, &landed);
                 let values_lse = place.unload(landed_lse).map_err(device)?;
                 let both = [&values[..], values_lse.f32s()];
                 merge::check_forward(planned, at, rank, both, &whole.makers).map_err(not_finite)?;
                 o.write(&values, sizes.query());
                 lse.copy_from_slice(values_lse.f32s());
             }
-            (Landed::Backward { dq: mut landed, parts }, Outputs::Backward { dq, dk, dv }) => {
-                let mut own = BTreeMap::new();
-                for (work, results) in &whole.own {
-                    let bundle = BundleId(work.0);
-                    if let Results::Backward([own_dq, dk, dv]) = results.as_ref() {
-                        merge::own_backward(place, nano, (bundle, rank), own_dq, &mut landed)
-                            .map_err(device)?;
-                        let read = |it| place.read(it).map_err(device);
-                        own.insert(bundle, [read(dk)?, read(dv)?]);
-                    }
+            (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
+                for (bundle, own) in &own {
+                    let of = (*bundle, rank);
+                    merge::own_backward(place, nano, of, own, &mut landed).map_err(device)?;
                 }
-                // Sums of parts are the processor's.
-                let mut sums = BTreeMap::new();
-                for (bundle, (room, result)) in parts {
-                    sums.insert(bundle, (place.unload(room).map_err(device)?, result));
-                }
-                let (sum_k, sum_v) = merge::parts(nano, rank, &own, &sums);
-                let values = from_wire(sizes.wire, place.unload(landed).map_err(device)?);
+                let sums = self.sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
+                let (sum_k, sum_v) = sums.map_err(device)?.finish();
+                let landed = place.unload(landed).map_err(device)?;
+                let values = from_wire(sizes.wire, &landed);
                 let all = [&values[..], &sum_k, &sum_v];
                 merge::check_backward(planned, at, rank, all, &whole.makers).map_err(not_finite)?;
                 dq.write(&values, sizes.query());
@@ -289,13 +285,15 @@ impl Waiting {
             return;
         }
         let start = Instant::now();
-        if let Ok(notice) = self.notices.recv() {
-            self.take(notice);
-        } else {
-            self.ended = Some(lost(&format!("the io thread of rank {} ended", self.me.0)));
-        }
+        let notice = self.notices.recv();
         self.exposed += start.elapsed();
         self.tracer.span("main", Activity::Wait, start, String::new);
+        match notice {
+            Ok(notice) => self.take(notice),
+            Err(_) => {
+                self.ended = Some(lost(&format!("the io thread of rank {} ended", self.me.0)));
+            }
+        }
     }
 
     fn take(&mut self, notice: Notice) {
@@ -304,6 +302,7 @@ impl Waiting {
             Notice::Step(planned) => {
                 self.coming.insert(planned.header.step, planned);
             }
+            Notice::Part(part) => self.add(*part),
             Notice::Whole(whole) => {
                 self.whole.insert(whole.at, *whole);
             }
@@ -311,6 +310,20 @@ impl Waiting {
             Notice::Cancelled(at) => self.compute.cancel(at),
             Notice::Lost(reason) => self.ended = Some(lost(&reason)),
             Notice::End(ending) => self.ended = Some(ending),
+        }
+    }
+
+    /// Adds a part of dK and dV, or keeps it until those before it have come.
+    fn add(&mut self, part: Part) {
+        let Part { planned, phase, bundle, values } = part;
+        let at = At { step: planned.header.step, phase };
+        let (nano, _) = planned.nano_of(phase);
+        let new = || Ok(Sums::new(nano, RankId(self.me.0)));
+        let sums = self.sums.entry(at).or_insert_with(new);
+        if let Ok(it) = sums
+            && let Err(why) = it.put((&self.place, nano), bundle, values)
+        {
+            *sums = Err(why);
         }
     }
 }

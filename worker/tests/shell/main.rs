@@ -68,6 +68,10 @@ struct Totals {
     happenings: u64,
     seconds: u64,
     full: u64,
+    /// Parcels that works read ahead of their bundle.
+    copied: u64,
+    /// Parts of dK or dV that went on while others of their phase were pulled.
+    parts: u64,
     /// Runs in which two steps were out.
     both: u64,
 }
@@ -94,6 +98,8 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
                     sum.happenings += it.happenings;
                     sum.seconds += it.seconds;
                     sum.full += it.full;
+                    sum.copied += it.copied;
+                    sum.parts += it.parts;
                     sum.both += u64::from(it.both);
                 }
                 Err(wrong) => {
@@ -136,6 +142,8 @@ fn both(weather: Weather, known: u64, runs: u64) -> Totals {
         totals.failed += more.failed;
         totals.lost += more.lost;
         totals.both += more.both;
+        totals.copied += more.copied;
+        totals.parts += more.parts;
     }
     totals
 }
@@ -145,6 +153,8 @@ fn calm() {
     let totals = both(Weather::Calm, 1, 200);
     assert_eq!((totals.failed, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
     assert!(totals.both > 50 || number("CADRE_RUNS").is_some(), "a header goes out early");
+    assert!(totals.copied > 0 || number("CADRE_RUNS").is_some(), "no work ran ahead of its bundle");
+    assert!(totals.parts > 0 || number("CADRE_RUNS").is_some(), "no part went on before its phase");
 }
 
 #[test]

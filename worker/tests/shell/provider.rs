@@ -62,6 +62,20 @@ impl Exchange for Wires {
         Ok(None)
     }
 
+    fn copies_landed(&self) -> bool {
+        true
+    }
+
+    fn copy_landed(
+        &self,
+        landing: LandingId,
+        pieces: &[Piece],
+        to: &mut Room,
+    ) -> Result<(), Error> {
+        let Room::Host(to) = to else { unreachable!("rows are the host's") };
+        self.net.borrow_mut().copy_landed(self.life, landing, pieces, to)
+    }
+
     fn is_busy(&self, landing: LandingId) -> bool {
         self.net.borrow().is_busy(self.life, landing)
     }

@@ -107,12 +107,21 @@ pub enum Command {
         /// Which pull.
         pull: PullId,
     },
-    /// All rows of the work are here and its results have room: queue it.
+    /// All rows of the work's bundle are here and its results have room: queue it.
     Ready {
         /// The phase.
         at: At,
         /// The work.
         work: Work,
+    },
+    /// All rows of these works of one bundle are here and their results have room, but rows that others of the bundle need
+    /// are not. Queue them on a copy of their rows, with room for all of the bundle's, which is gone when the last of them
+    /// ran.
+    Ahead {
+        /// The phase.
+        at: At,
+        /// The works.
+        works: Vec<Work>,
     },
     /// Nothing of this phase is wanted any more: drop queued work, and report it as ran.
     Cancel(At),

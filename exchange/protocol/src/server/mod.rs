@@ -7,13 +7,15 @@
 //! ```text
 //! a bundle:  assigned ──room──▶ active ──inputs freed, results freed, pulls ended──▶ over
 //! a parcel:  absent ──rung──▶ pulling ──Pulled──▶ here ──last work ran──▶ freed
-//! a work:    waiting ──all parcels here──▶ ready ──Ran──▶ done ──all readers acked──▶ freed
+//! a work:    waiting ──all parcels of its bundle here──▶ ready ──Ran──▶ done ──all readers acked──▶ freed
+//!               └──its own here, nothing else is ready──▶ ready, on a copy of its rows
 //! ```
 //! The watermark takes every arrow at once, but a running pull and a queued work end first.
 //!
-//! Invariant: bytes pulled or being pulled, plus results of work made ready, never exceed
+//! Invariant: bytes pulled or being pulled, copies of them, and results of work made ready never exceed
 //! [`Server::budget`]; and no room is held by a bundle that waits for a room held by a later one.
 
+mod ahead;
 mod events;
 mod reach;
 mod room;
@@ -25,7 +27,7 @@ use std::sync::Arc;
 
 pub use self::events::{Command, Event, Host};
 use self::room::Rooms;
-use self::work::Active;
+use self::work::{Active, Key};
 use crate::{
     Acks, At, Bundle, End, Heartbeat, Message, Nanos, Parcel, Peer, PullId, RoundTable, Settings,
     Step, TrainerId,
@@ -39,7 +41,11 @@ pub struct Server {
     steps: BTreeMap<u64, Live>,
     rooms: Rooms,
     /// Bundles that have room.
-    active: BTreeMap<(At, Bundle), Active>,
+    active: BTreeMap<Key, Active>,
+    /// Of them, those with works that may run ahead.
+    ahead: BTreeSet<Key>,
+    /// Works that are ready and did not run.
+    ready: usize,
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
     retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
     /// Trainers whose rows could not be pulled when it was last tried, since when.
@@ -76,6 +82,8 @@ impl Server {
             steps: BTreeMap::new(),
             rooms: Rooms::new(memory),
             active: BTreeMap::new(),
+            ahead: BTreeSet::new(),
+            ready: 0,
             pulls: BTreeMap::new(),
             retries: BTreeSet::new(),
             unreached: BTreeMap::new(),
@@ -127,6 +135,7 @@ impl Server {
         }
         if !self.ended {
             self.admit(now, out);
+            self.run_ahead(out);
             self.deadlines(now, out);
         }
     }

@@ -9,7 +9,8 @@
 //! Guarantees: a step whose two phases and reserve fit the memory, or that plans nothing here, runs, whatever the steps beside it need
 //! and in whatever order they begin. Take the earliest phase that is not passed, of step S. Phases before
 //! it hold room only until their pulls end. A bundle in the reserve waits for nobody: its rows can be
-//! pulled, its readers have reserved their landing space; so the reserve is empty after a while. Later
+//! pulled, its readers have reserved their landing space. Nor do works that run ahead (`ahead`), whose
+//! copies of rows are there too. So the reserve is empty after a while. Later
 //! phases with planned room may wait for S, but each was given room when S had begun here, and so left the
 //! reserve of S. A bundle of S is at most that large: so it is always its turn in the end.
 //!
@@ -154,13 +155,19 @@ impl Rooms {
         moved.into_iter().chain(refused.find(&complete)).min()
     }
 
-    /// Takes room in the reserve for a waiting bundle, or says that there is none yet.
-    fn reserve(&mut self, at: At, bundle: Bundle, bytes: u64) -> Option<()> {
+    /// Takes room in the reserve, or says that there is none yet.
+    pub(super) fn lend(&mut self, at: At, bytes: u64) -> Option<()> {
         let used = self.reserve_used + bytes;
         if used > self.sizes[&at.step].reserve || self.areas_used + used > self.memory {
             return None;
         }
         self.reserve_used = used;
+        Some(())
+    }
+
+    /// Takes room in the reserve for a waiting bundle, or says that there is none yet.
+    fn reserve(&mut self, at: At, bundle: Bundle, bytes: u64) -> Option<()> {
+        self.lend(at, bytes)?;
         if !self.moved.remove(&(at, bundle))
             && let Some(planned) = self.planned.get_mut(&at)
         {

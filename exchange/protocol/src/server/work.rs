@@ -17,18 +17,24 @@ pub(super) type Key = (At, Bundle);
 /// A bundle that has room.
 #[derive(Debug)]
 pub(super) struct Active {
-    shape: Arc<Shape>,
+    pub(super) shape: Arc<Shape>,
     room: Room,
     bytes: u64,
     /// In the order of the shape.
-    inputs: Vec<Input>,
+    pub(super) inputs: Vec<Input>,
+    /// Of them, those that have not come.
+    pub(super) absent: usize,
     /// In the order of the shape.
-    works: Vec<Unit>,
+    pub(super) works: Vec<Unit>,
+    /// Ready ahead of the bundle, on a copy of their rows.
+    pub(super) ahead: BTreeSet<Work>,
+    /// Bytes of the newest such copy.
+    pub(super) copied: u64,
 }
 
 #[derive(Debug)]
-struct Input {
-    parcel: Parcel,
+pub(super) struct Input {
+    pub(super) parcel: Parcel,
     state: InputState,
     /// Work that has not run and is not cancelled.
     users: usize,
@@ -43,15 +49,15 @@ enum InputState {
 }
 
 #[derive(Debug)]
-struct Unit {
-    work: Work,
+pub(super) struct Unit {
+    pub(super) work: Work,
     /// Parcels that are not here yet.
-    missing: usize,
-    state: UnitState,
+    pub(super) missing: usize,
+    pub(super) state: UnitState,
 }
 
 #[derive(Debug, Eq, PartialEq)]
-enum UnitState {
+pub(super) enum UnitState {
     Waiting,
     Ready,
     /// Ran; these readers have not acknowledged.
@@ -71,8 +77,9 @@ impl Active {
             |&work| Unit { work, missing: shape.work(work).needs.len(), state: UnitState::Waiting };
         let inputs = parts.parcels.iter().map(input).collect();
         let works = parts.works.iter().map(unit).collect();
-        let bytes = parts.bytes;
-        Self { shape, room, bytes, inputs, works }
+        let (bytes, absent) = (parts.bytes, parts.parcels.len());
+        let (ahead, copied) = (BTreeSet::new(), 0);
+        Self { shape, room, bytes, inputs, absent, works, ahead, copied }
     }
 
     fn input(&mut self, parcel: Parcel) -> &mut Input {
@@ -195,6 +202,7 @@ impl Server {
         match result {
             Ok(found) if !refused && same(found) => {
                 input.state = InputState::Here;
+                active.absent -= 1;
                 out.push(Command::Accept { pull, at, parcel });
                 for unit in &mut active.works {
                     if active.shape.work(unit.work).needs.contains(&parcel) {
@@ -216,16 +224,6 @@ impl Server {
                 if result == Err(PullFailure::Deadline) {
                     out.push(Command::Close(Peer::Trainer(from)));
                 }
-            }
-        }
-    }
-
-    fn make_ready(&mut self, key: Key, out: &mut Vec<Command>) {
-        let active = self.active.get_mut(&key).expect("only active bundles become ready");
-        for unit in &mut active.works {
-            if unit.missing == 0 && unit.state == UnitState::Waiting {
-                unit.state = UnitState::Ready;
-                out.push(Command::Ready { at: key.0, work: unit.work });
             }
         }
     }
@@ -253,6 +251,8 @@ impl Server {
             } else {
                 UnitState::Done(left)
             };
+            self.ready -= 1;
+            self.ran_ahead(key, work);
             self.settle(key, out);
         }
         for (trainer, works) in news {
@@ -319,6 +319,7 @@ impl Server {
             early.retain(|it, _| *it > at);
         }
         self.retries.retain(|it| it.1 > at);
+        self.ahead.retain(|it| it.0 > at);
         let passed = self.active.range(..=(at, Bundle(u32::MAX)));
         let mut cancelled = None;
         for key in passed.map(|it| *it.0).collect::<Vec<_>>() {

@@ -103,6 +103,7 @@ struct Totals {
     /// Of these, the conductor's trainer.
     conductors: u64,
     lost: usize,
+    ahead: usize,
 }
 
 fn simulate(weather: Weather, first: u64, steps: u64) -> Totals {
@@ -110,7 +111,8 @@ fn simulate(weather: Weather, first: u64, steps: u64) -> Totals {
     let mut failed = 0;
     println!("{weather:?}: first seed {first}");
     for seed in first.. {
-        let Outcome { steps: done, end, lost } = match scenario(seed, weather, Rules::all()) {
+        let Outcome { steps: done, end, lost, ahead } = match scenario(seed, weather, Rules::all())
+        {
             Ok(outcome) => outcome,
             Err(wrong) => {
                 println!("{weather:?}: seed {seed}: {wrong}");
@@ -127,6 +129,7 @@ fn simulate(weather: Weather, first: u64, steps: u64) -> Totals {
         let it = matches!(end, Some(End::TrainerCutOff { trainer, .. }) if trainer == conductor);
         totals.conductors += u64::from(it);
         totals.lost += lost;
+        totals.ahead += ahead;
         if totals.steps >= steps {
             break;
         }
@@ -141,7 +144,7 @@ fn simulate_both(weather: Weather, known: u64, steps: u64) -> Totals {
     let steps = number("CADRE_STEPS", steps);
     let mut sum = Totals::default();
     for (first, steps) in seeds::first_seeds(&format!("{weather:?}"), known, steps) {
-        let Totals { scenarios, steps, ended, cut_off, conductors, lost } =
+        let Totals { scenarios, steps, ended, cut_off, conductors, lost, ahead } =
             simulate(weather, first, steps);
         sum.scenarios += scenarios;
         sum.steps += steps;
@@ -149,6 +152,7 @@ fn simulate_both(weather: Weather, known: u64, steps: u64) -> Totals {
         sum.cut_off += cut_off;
         sum.conductors += conductors;
         sum.lost += lost;
+        sum.ahead += ahead;
     }
     sum
 }
@@ -157,6 +161,7 @@ fn simulate_both(weather: Weather, known: u64, steps: u64) -> Totals {
 fn every_job_without_faults_ends_with_the_right_bits() {
     let totals = simulate_both(Weather::Calm, 1, 5_000);
     assert_eq!((totals.ended, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
+    assert!(totals.ahead > 0, "no work ran ahead of its bundle");
 }
 
 #[test]

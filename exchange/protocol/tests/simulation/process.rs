@@ -181,6 +181,8 @@ pub(crate) struct ServerShell {
     results: BTreeMap<(At, Work), Option<u64>>,
     landing: BTreeMap<PullId, u64>,
     used: u64,
+    /// Works that read a copy of rows and did not run, and its bytes.
+    copy: (BTreeSet<(At, Work)>, u64),
     queue: VecDeque<(At, Work)>,
     running: bool,
 }
@@ -193,6 +195,7 @@ impl ServerShell {
             results: BTreeMap::new(),
             landing: BTreeMap::new(),
             used: 0,
+            copy: (BTreeSet::new(), 0),
             queue: VecDeque::new(),
             running: false,
         }
@@ -247,6 +250,39 @@ impl ServerShell {
         self.take(shape.results.iter().map(|it| it.1).sum())
     }
 
+    /// Copies the rows of works out of memory to which pulls write.
+    pub(crate) fn ahead(&mut self, job: &Job, at: At, works: &[Work]) -> Result<(), String> {
+        if !self.copy.0.is_empty() {
+            return Err("rows of works are copied while other copies are read".into());
+        }
+        let shape = job.shape(at);
+        let of = |it: &Work| shape.works()[it.0 as usize].bundle;
+        let bundle = of(works.first().ok_or("nothing runs ahead")?);
+        if works.iter().any(|it| of(it) != bundle) {
+            return Err(format!("works of two bundles of {at:?} run ahead together"));
+        }
+        let rows = shape.parcels().iter().zip((0..).map(Parcel)).filter(|it| it.0.bundle == bundle);
+        if rows.clone().all(|it| self.inputs.contains_key(&(at, it.1))) {
+            return Err(format!("{works:?} of {at:?} run ahead, and all rows are here"));
+        }
+        let bytes = rows.map(|it| it.0.bytes).sum();
+        self.copy = (works.iter().map(|it| (at, *it)).collect(), bytes);
+        self.take(bytes)?;
+        works.iter().try_for_each(|&it| self.ready(job, at, it))
+    }
+
+    /// Works read their rows no more.
+    fn read_no_more(&mut self, at: At, works: &[Work]) {
+        let (reading, bytes) = &mut self.copy;
+        let before = reading.len();
+        for work in works {
+            reading.remove(&(at, *work));
+        }
+        if before > 0 && reading.is_empty() {
+            self.used -= std::mem::take(bytes);
+        }
+    }
+
     /// Starts a launch of up to `most` works of one phase, if idle.
     pub(crate) fn launch(&mut self, most: usize) -> Option<(At, Vec<Work>)> {
         if self.running {
@@ -267,12 +303,14 @@ impl ServerShell {
             let value = result(at, work, rows.collect::<Vec<_>>().into_iter());
             self.results.insert((at, work), Some(value));
         }
+        self.read_no_more(at, works);
     }
 
     /// Drops queued work of a phase.
     pub(crate) fn cancel(&mut self, at: At) -> Vec<Work> {
-        let dropped = self.queue.iter().filter(|it| it.0 == at).map(|it| it.1).collect();
+        let dropped: Vec<_> = self.queue.iter().filter(|it| it.0 == at).map(|it| it.1).collect();
         self.queue.retain(|it| it.0 != at);
+        self.read_no_more(at, &dropped);
         dropped
     }
 

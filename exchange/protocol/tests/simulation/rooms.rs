@@ -266,6 +266,7 @@ impl Alone {
             }
             Command::Discard { pull } => shell.discard(pull),
             Command::Ready { at, work } => shell.ready(job, at, work)?,
+            Command::Ahead { at, works } => shell.ahead(job, at, &works)?,
             Command::Cancel(at) => {
                 let works = shell.cancel(at);
                 if !works.is_empty() {

@@ -222,6 +222,10 @@ impl World {
                     }
                     server::Command::Discard { pull } => shell.discard(pull),
                     server::Command::Ready { at, work } => shell.ready(&self.job, at, work)?,
+                    server::Command::Ahead { at, works } => {
+                        shell.ahead(&self.job, at, &works)?;
+                        self.ahead += works.len();
+                    }
                     server::Command::Cancel(at) => {
                         let works = shell.cancel(at);
                         if !works.is_empty() {

@@ -21,6 +21,8 @@ pub(crate) struct Outcome {
     /// The job's end, where it did not finish.
     pub(crate) end: Option<End>,
     pub(crate) lost: usize,
+    /// Works that ran ahead of their bundle.
+    pub(crate) ahead: usize,
 }
 
 /// Everything there is.
@@ -36,6 +38,7 @@ pub(crate) struct World {
     pub(crate) view: Fillers,
     pub(crate) incarnations: BTreeMap<u16, u32>,
     pub(crate) lost: BTreeSet<ServerId>,
+    pub(crate) ahead: usize,
     pub(crate) end: Option<End>,
     pub(crate) trainer_died: bool,
     /// Steps whose trainers may go on; the all-reduce.
@@ -77,6 +80,7 @@ impl World {
             view: job.slots.clone(),
             incarnations: BTreeMap::new(),
             lost: BTreeSet::new(),
+            ahead: 0,
             end: None,
             trainer_died: false,
             finished: BTreeMap::new(),
@@ -139,7 +143,7 @@ impl World {
             self.settle()?;
         }
         let lost = self.lost.len();
-        Ok(Outcome { steps: self.steps_done, end: self.end, lost })
+        Ok(Outcome { steps: self.steps_done, end: self.end, lost, ahead: self.ahead })
     }
 
     /// Prints the machines of a job that is stuck, for whoever looks for the reason.

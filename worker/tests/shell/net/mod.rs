@@ -131,6 +131,8 @@ struct Pull {
 #[derive(Debug, Default)]
 struct Landing {
     buffer: Buffer,
+    /// What was pulled into it last.
+    key: Option<RegionKey>,
     busy: usize,
     discarded: bool,
 }
@@ -183,6 +185,10 @@ pub(crate) struct Net {
     /// What a process did against the rules of the exchange.
     pub(crate) wrong: Option<String>,
     pub(crate) full: u64,
+    /// Parcels whose rows were copied out of a landing to which others were still to come.
+    pub(crate) copied: u64,
+    /// Parts of dK or dV that were taken while others of their phase were pulled.
+    pub(crate) parts: u64,
     links: BTreeMap<u64, Link>,
     last_link: u64,
     happenings: BTreeMap<(u64, u64), Happening>,
@@ -205,6 +211,8 @@ impl Net {
             epoch: Instant::now(),
             wrong: None,
             full: 0,
+            copied: 0,
+            parts: 0,
             links: BTreeMap::new(),
             last_link: 0,
             happenings: BTreeMap::new(),

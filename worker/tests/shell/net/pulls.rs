@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullError, PullId, RegionKey};
+use cadre_step::lowering::Tensor;
 
 use super::{Happening, Landing, Life, Net, Out, PROBE, Pull, Signal};
 
@@ -13,7 +14,10 @@ impl Net {
         let end = &mut self.endpoints[me];
         end.last_id += 1;
         let id = LandingId(end.last_id);
-        end.landings.insert(id, Landing { buffer: Buffer::zeroed(bytes), ..Landing::default() });
+        let mut buffer = Buffer::zeroed(bytes);
+        // Not a number: whoever reads what did not land gets wrong bits.
+        buffer.bytes_mut().fill(0xff);
+        end.landings.insert(id, Landing { buffer, ..Landing::default() });
         id
     }
 
@@ -32,8 +36,37 @@ impl Net {
             Some(it) if it.busy > 0 => {
                 Err(cadre_exchange::Error::Busy { landing, outstanding: it.busy })
             }
-            Some(_) => Ok(end.landings.remove(&landing).expect("just seen").buffer),
+            Some(_) => {
+                let Landing { buffer, key, .. } = end.landings.remove(&landing).expect("just seen");
+                if let Some(RegionKey([step, phase, tensor, _])) = key
+                    && tensor >= Tensor::DK as u32
+                {
+                    let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
+                    let same = |it: &Pull| {
+                        it.key.0[..2] == [step, phase] && (first..=last).contains(&it.key.0[2])
+                    };
+                    self.parts += u64::from(end.pulls.values().any(same));
+                }
+                Ok(buffer)
+            }
         }
+    }
+
+    pub(crate) fn copy_landed(
+        &mut self,
+        me: Life,
+        landing: LandingId,
+        pieces: &[Piece],
+        to: &mut Buffer,
+    ) -> Result<(), cadre_exchange::Error> {
+        self.copied += 1;
+        let it = self.endpoints[me].landings.get(&landing).filter(|it| !it.discarded);
+        let it = it.ok_or(cadre_exchange::Error::UnknownLanding { landing })?;
+        for piece in pieces {
+            let from = &it.buffer.bytes()[piece.remote as usize..][..piece.bytes as usize];
+            to.bytes_mut()[piece.local as usize..][..piece.bytes as usize].copy_from_slice(from);
+        }
+        Ok(())
     }
 
     pub(crate) fn discard(&mut self, me: Life, landing: LandingId) {
@@ -98,6 +131,7 @@ impl Net {
             return id;
         };
         room.busy += 1;
+        room.key = Some(key);
         let pull = Pull {
             link,
             key,

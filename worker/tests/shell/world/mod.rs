@@ -39,6 +39,10 @@ pub(crate) struct Outcome {
     pub(crate) seconds: u64,
     /// Messages that found a full queue.
     pub(crate) full: u64,
+    /// Parcels whose rows were copied out of a landing to which others were still to come.
+    pub(crate) copied: u64,
+    /// Parts of dK or dV that were taken while others of their phase were pulled.
+    pub(crate) parts: u64,
     /// Two steps were out in some process.
     pub(crate) both: bool,
 }
@@ -151,6 +155,8 @@ impl World {
             happenings: self.happenings,
             seconds: self.now() / SECOND,
             full: self.net.borrow().full,
+            copied: self.net.borrow().copied,
+            parts: self.net.borrow().parts,
             both: self.both,
         })
     }
