@@ -10,6 +10,7 @@
 
 mod buffer;
 mod clock;
+mod door;
 mod files;
 mod node;
 mod peer;
