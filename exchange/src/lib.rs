@@ -16,6 +16,7 @@ mod node;
 mod peer;
 mod pool;
 mod provider;
+mod shared;
 mod tcp;
 #[cfg(test)]
 mod tests;
