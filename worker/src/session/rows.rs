@@ -13,6 +13,8 @@ use cadre_exchange::Buffer;
 use cadre_kernels::wire;
 use half::bf16;
 
+use crate::memory;
+
 /// Elements of rows, in the caller's type.
 #[derive(Clone, Copy, Debug)]
 enum Values<'a> {
@@ -74,22 +76,23 @@ impl<'a> Rows<'a> {
         let distance = self.distance.unwrap_or(width);
         match (self.values, kind) {
             (Values::F32(values), Wire::F32) => {
-                let mut packed = Vec::with_capacity(rows * width);
-                for row in each(values, rows, width, distance) {
-                    packed.extend_from_slice(row);
+                let mut packed = memory::rows(rows * width * 4);
+                let to = packed.f32s_mut().chunks_exact_mut(width.max(1));
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    to.copy_from_slice(row);
                 }
-                Buffer::from(packed)
+                packed
             }
             (Values::Bf16(values), Wire::F32) => {
-                let mut packed = vec![0.0; rows * width];
-                let to = packed.chunks_exact_mut(width.max(1));
+                let mut packed = memory::rows(rows * width * 4);
+                let to = packed.f32s_mut().chunks_exact_mut(width.max(1));
                 for (to, row) in to.zip(each(values, rows, width, distance)) {
                     wire::to_f32(to, row);
                 }
-                Buffer::from(packed)
+                packed
             }
             (Values::F32(values), Wire::Bf16) => {
-                let mut packed = Buffer::zeroed(rows * width * 2);
+                let mut packed = memory::rows(rows * width * 2);
                 let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
                 for (to, row) in to.zip(each(values, rows, width, distance)) {
                     wire::to_bf16(to, row);
@@ -97,7 +100,7 @@ impl<'a> Rows<'a> {
                 packed
             }
             (Values::Bf16(values), Wire::Bf16) => {
-                let mut packed = Buffer::zeroed(rows * width * 2);
+                let mut packed = memory::rows(rows * width * 2);
                 let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
                 for (to, row) in to.zip(each(values, rows, width, distance)) {
                     to.copy_from_slice(row);
