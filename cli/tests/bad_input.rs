@@ -89,7 +89,7 @@ fn bad_manifests_are_refused() {
     check(manifest("--model=tiny", "--exchange=node"), &[], alone);
     let apart = "--exchange is tcp for trainers, shm for servers; say the same in both";
     let serve = |folder: &Path| {
-        let template = "replicas: 1, inPlace: false, template: {spec: {containers: [{name: server, args: [serve, --exchange=shm]}]}}";
+        let template = "replicas: 1, inPlace: false, template: {spec: {containers: [{name: server, command: [cadre, serve], args: [--exchange=shm]}]}}";
         let text = MANIFEST.replace("replicas: 1, inPlace: false", template);
         let text = text.replace("--model=tiny", "--exchange=tcp, --model=tiny");
         fs::write(folder.join("m.yaml"), text).unwrap();

@@ -17,8 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool, Provider,
-    RegionKey, Sharing, TcpConfig,
+    Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
+    Provider, RegionKey, Sharing, TcpConfig,
 };
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;

@@ -39,7 +39,7 @@ pub enum Place {
     Gpu(Rooms, Stream),
 }
 
-/// Memory of landings on the host, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
+/// Memory of landings on the host, and of rows that nobody shares, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
 /// find a reader of bytes that nobody has written.
 static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("CADRE_POISON") {
     None => Pool::new(),
@@ -68,7 +68,7 @@ pub(crate) fn share_rows() -> io::Result<()> {
 
 /// Memory on the host for rows that peers are to read, with anything in it.
 pub(crate) fn rows(bytes: usize) -> Buffer {
-    SHARED.get().map_or_else(|| Buffer::zeroed(bytes), |it| it.take(bytes))
+    SHARED.get().unwrap_or_else(|| &LANDINGS).take(bytes)
 }
 
 /// These values in such memory.

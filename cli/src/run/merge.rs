@@ -138,8 +138,7 @@ pub(super) fn check_exchange(
     };
     let Some(trainer) = trainer else {
         if server.is_some_and(|it| it.exchange == ExchangeChoice::Node) {
-            let problem =
-                "is node for servers, and a trainer other than cadre train has its rows on the host";
+            let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
             return refuse("--exchange", problem, "say --exchange=auto in their arguments");
         }
         return Ok(());

@@ -11,9 +11,8 @@ fn bytes(run: &Run) -> (u64, u64) {
         digits.parse().expect("bytes")
     };
     let lines = logs.lines().filter(|it| it.contains("bytes of rows came"));
-    lines.fold((0, 0), |(shared, tcp), it| {
-        (shared + of(it, "shared memory:"), tcp + of(it, "tcp:"))
-    })
+    lines
+        .fold((0, 0), |(shared, tcp), it| (shared + of(it, "shared memory:"), tcp + of(it, "tcp:")))
 }
 
 #[test]

@@ -23,24 +23,21 @@
 
 mod copies;
 mod offer;
+mod sharing;
 mod ways;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::rand::{GetRandomFlags, getrandom};
-
-use self::copies::Copying;
 use self::offer::{OFFER, OFFER_BYTES, Offer};
-use self::ways::{Answer, Ways};
+use self::sharing::Shared;
+use self::ways::Answer;
 use crate::buffer::Buffer;
 use crate::clock::Clock;
-use crate::door::Door;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
-use crate::shared::{Board, Spot};
-use crate::tcp::{Pull, Tcp, TcpConfig};
+use crate::tcp::{Tcp, TcpConfig};
 use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
@@ -100,22 +97,6 @@ pub struct Paths {
     events: Vec<Event>,
 }
 
-/// What there is where rows take shared memory.
-struct Shared {
-    required: bool,
-    offer: Offer,
-    door: Door,
-    board: Board,
-    /// Arenas that the door knows.
-    shown: BTreeSet<u64>,
-    ways: Ways,
-    /// Pulls of offers.
-    asked: BTreeMap<PullId, (PeerId, LandingId)>,
-    copying: VecDeque<Copying>,
-    /// Where there is no other way: pulls whose memory is on its way.
-    waiting: Vec<Pull>,
-}
-
 impl Paths {
     /// Listens on a free port and, where rows are shared, at a door.
     ///
@@ -138,9 +119,11 @@ impl Paths {
             Sharing::Off => None,
             Sharing::Auto | Sharing::Required => match Shared::open(&tcp, sharing) {
                 Ok(it) => Some(it),
-                Err(source) if sharing == Sharing::Required => return Err(Error::Shared { source }),
+                Err(source) if sharing == Sharing::Required => {
+                    return Err(Error::Shared { source });
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "no shared memory on this machine: rows come by tcp");
+                    tracing::info!(%error, "this machine gives no shared memory: rows come by tcp");
                     None
                 }
             },
@@ -209,7 +192,9 @@ impl Paths {
             Answer::Shut(peer, why) => {
                 self.tcp.close(peer);
                 self.end_all(peer, &PullError::PeerFailed);
-                let error = format!("{why}; run both on one machine, or without requiring shared memory (--exchange auto)");
+                let error = format!(
+                    "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
+                );
                 self.events.push(Event::Closed { peer, error });
             }
         }
@@ -262,61 +247,11 @@ impl Paths {
     }
 }
 
-impl Shared {
-    fn open(tcp: &Tcp, sharing: Sharing) -> std::io::Result<Self> {
-        let offer = Offer::new(random);
-        let door = Door::open(offer.site())?;
-        let board = Board::new()?;
-        door.show(offer.board(), board.descriptor().try_clone_to_owned()?);
-        Ok(Self {
-            required: sharing == Sharing::Required,
-            offer,
-            door,
-            board,
-            shown: BTreeSet::new(),
-            ways: Ways::new(tcp.waker()),
-            asked: BTreeMap::new(),
-            copying: VecDeque::new(),
-            waiting: Vec::new(),
-        })
-    }
-
-    /// Puts a publication on the board, if its memory can be read by others.
-    fn publish(&mut self, key: RegionKey, number: u64, memory: &Buffer) {
-        let Some(part) = memory.part() else { return self.board.withdraw(key) };
-        let arena = part.arena();
-        if !self.shown.contains(&arena.number) {
-            match arena.descriptor().try_clone_to_owned() {
-                Ok(descriptor) => {
-                    self.door.show(self.offer.arena(arena.number), descriptor);
-                    self.shown.insert(arena.number);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "an arena cannot be shown: its rows go over links");
-                    return self.board.withdraw(key);
-                }
-            }
-        }
-        let bytes = memory.len_bytes() as u64;
-        let spot = Spot { arena: arena.number, at: part.at(), bytes };
-        if !self.board.publish(key, number, spot) {
-            tracing::debug!("the board has no room for {key}: it goes over links");
-        }
-    }
-}
-
-/// Words that nobody guesses.
-fn random() -> [u8; 32] {
-    let mut words = [0; 32];
-    let filled = getrandom(&mut words, GetRandomFlags::empty());
-    assert_eq!(filled, Ok(words.len()), "the kernel has 32 random bytes");
-    words
-}
-
 impl Drop for Paths {
-    /// Says by which path rows came.
+    /// Ends all publications before their memory is free, and says by which path rows came.
     fn drop(&mut self) {
-        if self.sharing.is_some() {
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw_all();
             let Traffic { shared_bytes, tcp_bytes, sent_anew } = self.traffic;
             tracing::info!(
                 "bytes of rows came by shared memory: {shared_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no shared memory in time)"
@@ -337,6 +272,10 @@ impl Provider for Paths {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
+        // First, since the next line may free what was published before.
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw(key);
+        }
         let number = self.tcp.announce(key, Arc::clone(&memory));
         if let Some(shared) = &mut self.sharing {
             shared.publish(key, number, &memory);

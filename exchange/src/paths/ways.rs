@@ -155,13 +155,7 @@ impl Ways {
     }
 
     /// Leaves a way for a while.
-    pub(super) fn shut(
-        &mut self,
-        peer: PeerId,
-        why: String,
-        is_odd: bool,
-        now: Instant,
-    ) -> Answer {
+    pub(super) fn shut(&mut self, peer: PeerId, why: String, is_odd: bool, now: Instant) -> Answer {
         if let Some(way) = self.ways.get_mut(&peer) {
             if way.said != Some(Said::Shut) {
                 if is_odd {
@@ -192,7 +186,9 @@ impl Ways {
         key: RegionKey,
         reach: u64,
     ) -> Result<Source, String> {
-        let Some(Way { stage, round, .. }) = self.ways.get_mut(&peer) else { return Ok(Source::Link) };
+        let Some(Way { stage, round, .. }) = self.ways.get_mut(&peer) else {
+            return Ok(Source::Link);
+        };
         let (offer, board, arenas) = match stage {
             Stage::Asked => return Ok(Source::Coming),
             Stage::Shut { .. } => return Ok(Source::Link),
@@ -261,7 +257,10 @@ impl Way {
                 arenas.insert(number, Some(Arc::new(Foreign::new(&descriptor)?)));
             }
             // An answer to a question of the way before it was shut.
-            (What::Board(_) | What::Arena(_), Stage::Asked | Stage::Open { .. } | Stage::Shut { .. }) => {}
+            (
+                What::Board(_) | What::Arena(_),
+                Stage::Asked | Stage::Open { .. } | Stage::Shut { .. },
+            ) => {}
         }
         Ok(())
     }

@@ -52,9 +52,8 @@ impl Board {
         self.words.descriptor()
     }
 
-    /// Writes down a publication, whose number is not 0 and was never used. False where there is no room.
+    /// Writes down a publication of a key that has none, whose number is not 0 and was never used. False where there is no room.
     pub(crate) fn publish(&mut self, key: RegionKey, number: u64, spot: Spot) -> bool {
-        self.withdraw(key);
         let Some(entry) = entries(key).find(|it| self.words.load(*it) == 0) else { return false };
         let [one, two] = key_words(key);
         for (index, word) in [one, two, spot.arena, spot.at, spot.bytes].into_iter().enumerate() {
@@ -72,6 +71,13 @@ impl Board {
             self.words.store(entry, 0);
             // Whoever reads a byte that is written after this reads the 0, too.
             fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Ends all publications.
+    pub(crate) fn withdraw_all(&mut self) {
+        for key in self.places.keys().copied().collect::<Vec<_>>() {
+            self.withdraw(key);
         }
     }
 }
@@ -159,10 +165,12 @@ mod tests {
         // The same entry again: the number tells them apart.
         assert!(board.publish(key, 8, spot(64)));
         assert!(!reading.still(&found));
-        assert!(board.publish(key, 9, spot(128)));
-        assert_eq!(reading.find(key).unwrap().spot, spot(128));
         board.withdraw(key);
-        assert_eq!(reading.find(key), None, "published twice, it is withdrawn once");
+        assert!(board.publish(key, 9, spot(128)));
+        let found = reading.find(key).unwrap();
+        assert_eq!(found.spot, spot(128));
+        board.withdraw_all();
+        assert_eq!((reading.find(key), reading.still(&found)), (None, false));
     }
 
     #[test]

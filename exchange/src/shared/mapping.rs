@@ -43,9 +43,8 @@ unsafe impl Sync for Map {}
 impl Map {
     fn new(descriptor: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> io::Result<Self> {
         // SAFETY: the kernel chooses an address where nothing is mapped.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, descriptor, 0)?
-        };
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, descriptor, 0)? };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
         Ok(Self { start, bytes })
     }

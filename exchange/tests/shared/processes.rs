@@ -9,7 +9,9 @@ use std::time::Duration;
 use cadre_exchange::{
     Buffer, Clock, Event, LandingId, Path, PeerId, Provider, PullError, PullId, RegionKey, Sharing,
 };
-use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, setrlimit, waitpid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, setrlimit, waitpid,
+};
 
 use crate::common::{KEY, Node, config, pattern, until};
 
@@ -270,7 +272,11 @@ fn a_child_that_has_no_descriptor_left() {
     }
     let traffic = reader.tcp.traffic();
     let path = reader.tcp.path(OWNER);
-    say(&format!("{all} {path:?} {} {}", traffic.shared_bytes, traffic.tcp_bytes > 2 * BYTES as u64));
+    say(&format!(
+        "{all} {path:?} {} {}",
+        traffic.shared_bytes,
+        traffic.tcp_bytes > 2 * BYTES as u64
+    ));
 }
 
 #[test]

@@ -98,7 +98,10 @@ fn a_peer_without_shared_memory_is_pulled_by_tcp_or_refused_by_name() {
     let mut reader = node(READER, Sharing::Auto);
     reader.tcp.connect(OWNER, &owner.tcp.address());
     assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
-    assert_eq!((reader.tcp.traffic().shared_bytes, reader.tcp.traffic().tcp_bytes), (0, BYTES as u64));
+    assert_eq!(
+        (reader.tcp.traffic().shared_bytes, reader.tcp.traffic().tcp_bytes),
+        (0, BYTES as u64)
+    );
     let mut strict = node(PeerId::server(1, 0), Sharing::Required);
     strict.tcp.connect(OWNER, &owner.tcp.address());
     let landing = strict.tcp.land(Buffer::zeroed(BYTES));
@@ -154,5 +157,7 @@ fn a_door_that_does_not_open_is_tried_again_after_a_rest_that_grows() {
         until(&mut [&mut reader, &mut owner], |nodes| nodes[0].tcp.path(OWNER) == Path::Tcp);
     }
     assert_eq!((knocks, reader.tcp.traffic().shared_bytes), (8, 0));
-    assert!(!reader.events.iter().any(|it| matches!(it, Event::Closed { .. } | Event::Broken { .. })));
+    assert!(
+        !reader.events.iter().any(|it| matches!(it, Event::Closed { .. } | Event::Broken { .. }))
+    );
 }

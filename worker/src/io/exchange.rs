@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Error, Event, LandingId, Node, NodeConfig, Path as PeerPath, Paths, PathsConfig, PeerId,
-    Piece, Provider, PullId, RegionKey, RingError, Sharing, Tcp, TcpConfig, Waker,
+    Buffer, Error, Event, LandingId, Node, NodeConfig, Path as PeerPath, Paths, PathsConfig,
+    PeerId, Piece, Provider, PullId, RegionKey, RingError, Sharing, Tcp, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Rooms};
 
@@ -187,7 +187,9 @@ pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
         match memory::share_rows() {
             Ok(()) => {}
             Err(source) if sharing == Sharing::Required => return Err(Error::Shared { source }),
-            Err(error) => tracing::warn!(%error, "no shared memory for rows: peers get them by tcp"),
+            Err(error) => {
+                tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp")
+            }
         }
     }
     Ok(paths)
