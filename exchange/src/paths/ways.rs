@@ -31,7 +31,7 @@ const LONGEST_REST: Duration = Duration::from_mins(10);
 
 /// See the module.
 pub(super) struct Ways {
-    ways: BTreeMap<PeerId, Way>,
+    peers: BTreeMap<PeerId, Way>,
     asker: Asker<Question>,
     /// Tells questions of a way from those of an earlier one with the same peer.
     rounds: u64,
@@ -94,15 +94,15 @@ pub(super) enum Answer {
 
 impl Ways {
     pub(super) fn new(waker: Waker) -> Self {
-        Self { ways: BTreeMap::new(), asker: Asker::new(waker), rounds: 0 }
+        Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0 }
     }
 
     /// A peer is to be asked for its offer.
     pub(super) fn ask(&mut self, peer: PeerId) {
         self.rounds += 1;
-        let old = self.ways.remove(&peer);
+        let old = self.peers.remove(&peer);
         let (rest, said) = old.map_or((FIRST_REST, None), |it| (it.rest, it.said));
-        self.ways.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
+        self.peers.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
     }
 
     /// A peer has offered its memory, or has not.
@@ -112,7 +112,7 @@ impl Ways {
         offer: Result<Offer, String>,
         now: Instant,
     ) -> Option<Answer> {
-        let way = self.ways.get(&peer).filter(|it| matches!(it.stage, Stage::Asked))?;
+        let way = self.peers.get(&peer).filter(|it| matches!(it.stage, Stage::Asked))?;
         match offer {
             Ok(offer) => {
                 let (site, ticket) = (offer.site(), offer.board());
@@ -128,7 +128,7 @@ impl Ways {
     pub(super) fn answer(&mut self, now: Instant) -> Option<Answer> {
         while let Some((Question { peer, round, what }, descriptor)) = self.asker.answer() {
             // It was closed meanwhile, and may have come again.
-            let Some(way) = self.ways.get_mut(&peer).filter(|it| it.round == round) else {
+            let Some(way) = self.peers.get_mut(&peer).filter(|it| it.round == round) else {
                 continue;
             };
             let opens = matches!(what, What::Board(_));
@@ -156,7 +156,7 @@ impl Ways {
 
     /// Leaves a way for a while.
     pub(super) fn shut(&mut self, peer: PeerId, why: String, is_odd: bool, now: Instant) -> Answer {
-        if let Some(way) = self.ways.get_mut(&peer) {
+        if let Some(way) = self.peers.get_mut(&peer) {
             if way.said != Some(Said::Shut) {
                 if is_odd {
                     tracing::warn!("rows of {peer} come by tcp: {why}");
@@ -175,7 +175,7 @@ impl Ways {
     /// Whether a way that is shut has rested long enough.
     pub(super) fn is_to_be_tried(&self, peer: PeerId, now: Instant) -> bool {
         let again = |it: &Way| matches!(it.stage, Stage::Shut { again } if again <= now);
-        self.ways.get(&peer).is_some_and(again)
+        self.peers.get(&peer).is_some_and(again)
     }
 
     /// How a region of a peer can be had up to its byte `reach`. Asks for its arena where that is not mapped yet. An error is a
@@ -186,7 +186,7 @@ impl Ways {
         key: RegionKey,
         reach: u64,
     ) -> Result<Source, String> {
-        let Some(Way { stage, round, .. }) = self.ways.get_mut(&peer) else {
+        let Some(Way { stage, round, .. }) = self.peers.get_mut(&peer) else {
             return Ok(Source::Link);
         };
         let (offer, board, arenas) = match stage {
@@ -219,12 +219,12 @@ impl Ways {
 
     /// Whether a peer was asked for its offer since it connected.
     pub(super) fn knows(&self, peer: PeerId) -> bool {
-        self.ways.contains_key(&peer)
+        self.peers.contains_key(&peer)
     }
 
     /// How rows of a peer come.
     pub(super) fn path(&self, peer: PeerId) -> Path {
-        match self.ways.get(&peer).map(|it| &it.stage) {
+        match self.peers.get(&peer).map(|it| &it.stage) {
             Some(Stage::Asked) => Path::Asked,
             Some(Stage::Open { .. }) => Path::Shared,
             Some(Stage::Shut { .. }) | None => Path::Tcp,
@@ -233,7 +233,7 @@ impl Ways {
 
     /// Whether a region was published all the while since it was found.
     pub(super) fn still(&self, peer: PeerId, found: &Found) -> bool {
-        match self.ways.get(&peer).map(|it| &it.stage) {
+        match self.peers.get(&peer).map(|it| &it.stage) {
             Some(Stage::Open { board, .. }) => board.still(found),
             Some(Stage::Asked | Stage::Shut { .. }) | None => false,
         }
@@ -241,7 +241,7 @@ impl Ways {
 
     /// A peer is gone, with all that was mapped of it.
     pub(super) fn forget(&mut self, peer: PeerId) {
-        self.ways.remove(&peer);
+        self.peers.remove(&peer);
     }
 }
 

@@ -31,7 +31,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// Mapped memory; unmapped when this is dropped.
 #[derive(Debug)]
 struct Map {
-    start: NonNull<u8>,
+    /// A page begins here.
+    start: NonNull<u64>,
     bytes: usize,
 }
 
@@ -137,7 +138,7 @@ impl Foreign {
         let end = at.checked_add(to.len() as u64);
         assert!(end.is_some_and(|end| end <= self.len_bytes()), "a copy from behind the memory");
         // SAFETY: it is inside of the memory, as was just checked.
-        let from = unsafe { self.0.start.as_ptr().add(at as usize) };
+        let from = unsafe { self.0.start.as_ptr().cast::<u8>().add(at as usize) };
         // SAFETY: both are mapped, `to` is ours alone, and it is no part of a memory that is mapped to be read.
         unsafe { racing_copy(from, to.as_mut_ptr(), to.len()) }
     }
@@ -249,7 +250,7 @@ impl Part {
 
     fn start(&self) -> *mut u32 {
         // SAFETY: `Free` gives out units that are inside of the arena.
-        let start = unsafe { self.arena.own.map.start.as_ptr().add(self.unit * UNIT_BYTES) };
+        let start = unsafe { self.arena.own.map.start.as_ptr().add(self.unit * UNIT_BYTES / 8) };
         start.cast()
     }
 

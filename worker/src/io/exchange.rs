@@ -188,7 +188,7 @@ pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
             Ok(()) => {}
             Err(source) if sharing == Sharing::Required => return Err(Error::Shared { source }),
             Err(error) => {
-                tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp")
+                tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp");
             }
         }
     }
