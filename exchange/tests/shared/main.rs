@@ -3,6 +3,9 @@
 //! In: `pulls.rs` and `links.rs`, whose nodes require shared memory in this program; children, which are this program again.
 //! Out: which bytes land, by which path, and what is said where there is no path.
 
+// Each of the files brings its own.
+#![allow(clippy::duplicate_mod)]
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../links.rs"]
