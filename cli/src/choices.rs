@@ -51,8 +51,12 @@ impl From<EngineChoice> for Choice {
 /// What moves rows between processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum ExchangeChoice {
-    /// Through sockets, from the host's memory.
+    /// From the host's memory: by shared memory where the peer is of this machine, else through sockets.
+    Auto,
+    /// From the host's memory, through sockets.
     Tcp,
+    /// From the host's memory, by shared memory alone: the job is refused where it cannot be had.
+    Shm,
     /// By copies of the GPU that all processes share.
     Node,
 }
@@ -60,7 +64,9 @@ pub(crate) enum ExchangeChoice {
 impl From<ExchangeChoice> for Exchange {
     fn from(choice: ExchangeChoice) -> Self {
         match choice {
+            ExchangeChoice::Auto => Self::Auto,
             ExchangeChoice::Tcp => Self::Tcp,
+            ExchangeChoice::Shm => Self::Shared,
             ExchangeChoice::Node => Self::Node,
         }
     }

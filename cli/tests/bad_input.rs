@@ -85,8 +85,16 @@ fn bad_manifests_are_refused() {
     let other = manifest("command: [cadre, train]", "command: [bash]");
     check(other, &["--steps=2"], "--steps is for cadre train, and the job's trainer is bash");
     check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
-    let alone = "--exchange is node for trainers, tcp for servers; say the same in both";
+    let alone = "--exchange is node for trainers, auto for servers; say the same in both";
     check(manifest("--model=tiny", "--exchange=node"), &[], alone);
+    let apart = "--exchange is tcp for trainers, shm for servers; say the same in both";
+    let serve = |folder: &Path| {
+        let template = "replicas: 1, inPlace: false, template: {spec: {containers: [{name: server, command: [cadre, serve], args: [--exchange=shm]}]}}";
+        let text = MANIFEST.replace("replicas: 1, inPlace: false", template);
+        let text = text.replace("--model=tiny", "--exchange=tcp, --model=tiny");
+        fs::write(folder.join("m.yaml"), text).unwrap();
+    };
+    check(serve, &[], apart);
     let on_gpu = |more: &str| {
         let template = "replicas: 0, inPlace: true";
         let text = MANIFEST.replace("replicas: 1, inPlace: false", template);
@@ -104,7 +112,7 @@ fn bad_options_are_refused() {
     check(|_| (), &["--steps", "0"], "--steps");
     check(|_| (), &["--what"], "unexpected argument '--what'");
     check(|_| (), &["--attention", "both"], "[possible values: pool, local]");
-    check(|_| (), &["--exchange", "rdma"], "[possible values: tcp, node]");
+    check(|_| (), &["--exchange", "rdma"], "[possible values: auto, tcp, shm, node]");
     check(|_| (), &["--exchange", "node"], "not all workers say --engine gpu; say --engine=gpu");
     check(|_| (), &["--fault", "explode@1"], "kill-server[:I]@STEP");
     check(|_| (), &["--fault", "kill-server@5"], "can never fire");

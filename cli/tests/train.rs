@@ -20,6 +20,8 @@ mod accumulate;
 mod encrypted;
 #[path = "train/layers.rs"]
 mod layers;
+#[path = "train/shared.rs"]
+mod shared;
 #[path = "train/trainers.rs"]
 mod trainers;
 

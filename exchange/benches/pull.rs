@@ -1,8 +1,10 @@
-//! Pulls and rings of the `tcp` provider beside raw sockets, interleaved in one run.
+//! Pulls and rings over sockets beside raw ones, and by shared memory beside a pump of memcpy, interleaved in one run.
 //!
 //! Bandwidth: an owner rings one doorbell per unit, the reader pulls the unit and rings back; 64 KiB, 1 MiB and 16 MiB
 //! a unit. The peer is a plain blocking writer and reader that move the same bytes between memory of the same size.
 //! Round trip: 32 bytes there and back, beside a blocking ping-pong with the same socket options.
+//! Shared memory: the same pulls from an arena, beside a thread that copies the same bytes from the same arena and rings
+//! nobody, and beside our own pulls by tcp.
 //! Encrypted: the same pulls, beside a blocking writer and reader of a plain rustls connection with the same cipher.
 //!
 //! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
@@ -15,8 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Encryption, Event, LandingId, Limits, PeerId, Piece, Provider, RegionKey, Tcp,
-    TcpConfig,
+    Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
+    Provider, RegionKey, Sharing, TcpConfig,
 };
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
@@ -33,16 +35,30 @@ const ROUND_TRIPS: u32 = 2000;
 const MESSAGE_BYTES: usize = 32;
 const KEY: RegionKey = RegionKey([0; 4]);
 
+const TCP: (Encryption, Sharing) = (Encryption::Off, Sharing::Off);
+const TLS: (Encryption, Sharing) = (Encryption::Tls, Sharing::Off);
+const SHARED: (Encryption, Sharing) = (Encryption::Off, Sharing::Required);
+
 fn main() {
     let mut rows = Vec::new();
     for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
         let name = format!("pull and ring, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, Encryption::Off), raw_stream(unit_bytes)));
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, TCP), raw_stream(unit_bytes)));
         rows.push(Row::new((name, "raw sockets"), "MiB/s", rates, |ours, peer| ours / peer));
+    }
+    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
+        let name = format!("shared memory, {} KiB a unit", unit_bytes >> 10);
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, SHARED), pump(unit_bytes)));
+        rows.push(Row::new((name, "memcpy pump"), "MiB/s", rates, |ours, peer| ours / peer));
+    }
+    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
+        let name = format!("shared memory, {} KiB a unit", unit_bytes >> 10);
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, SHARED), pulls(unit_bytes, TCP)));
+        rows.push(Row::new((name, "our tcp"), "MiB/s", rates, |ours, peer| ours / peer));
     }
     for unit_bytes in [1 << 20, 16 << 20] {
         let name = format!("encrypted, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, Encryption::Tls), tls_stream(unit_bytes)));
+        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, TLS), tls_stream(unit_bytes)));
         rows.push(Row::new((name, "plain rustls"), "MiB/s", rates, |ours, peer| ours / peer));
     }
     let name = format!("round trip of a ring, {MESSAGE_BYTES} bytes");
@@ -102,17 +118,16 @@ fn mib_per_second(begin: Instant) -> f64 {
     TOTAL_BYTES as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64()
 }
 
-fn open(me: PeerId, encryption: Encryption) -> Tcp {
-    let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let limits = Limits::default();
-    Tcp::open(TcpConfig { bind, me, secret: [1; 32], data_version: 1, encryption, limits })
-        .expect("loopback is there")
+fn open(me: PeerId, (encryption, sharing): (Encryption, Sharing)) -> Paths {
+    let (bind, limits) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Limits::default());
+    let tcp = TcpConfig { bind, me, secret: [1; 32], data_version: 1, encryption, limits };
+    Paths::open(PathsConfig { tcp, sharing }).expect("loopback is there")
 }
 
 /// Two providers with links both ways.
-fn pair(encryption: Encryption) -> (Tcp, Tcp) {
-    let mut owner = open(PeerId::trainer(0, 0), encryption);
-    let mut reader = open(PeerId::server(0, 0), encryption);
+fn pair(over: (Encryption, Sharing)) -> (Paths, Paths) {
+    let mut owner = open(PeerId::trainer(0, 0), over);
+    let mut reader = open(PeerId::server(0, 0), over);
     owner.connect(PeerId::server(0, 0), &reader.address());
     reader.connect(PeerId::trainer(0, 0), &owner.address());
     let mut events = Vec::new();
@@ -124,9 +139,12 @@ fn pair(encryption: Encryption) -> (Tcp, Tcp) {
 }
 
 /// Moves the total by doorbells, pulls and rings back; MiB/s as the owner sees it.
-fn pulls(unit_bytes: usize, encryption: Encryption) -> f64 {
-    let (mut owner, reader) = pair(encryption);
-    owner.publish(KEY, Arc::new(Buffer::from(vec![1.0; ARENA_BYTES / 4])));
+fn pulls(unit_bytes: usize, over: (Encryption, Sharing)) -> f64 {
+    let (mut owner, mut reader) = pair(over);
+    owner.publish(KEY, Arc::new(rows(over.1)));
+    if over.1 != Sharing::Off {
+        reach(&mut owner, &mut reader);
+    }
     let units = TOTAL_BYTES / unit_bytes;
     let landing = Buffer::from(vec![0.0; ARENA_BYTES / 4]);
     let reading = thread::spawn(move || read(reader, landing, unit_bytes, units));
@@ -145,7 +163,7 @@ fn pulls(unit_bytes: usize, encryption: Encryption) -> f64 {
     rate
 }
 
-fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
+fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
     let owner = PeerId::trainer(0, 0);
     let slots = ARENA_BYTES / unit_bytes;
     let landing: LandingId = reader.land(landing);
@@ -176,6 +194,46 @@ fn read(mut reader: Tcp, landing: Buffer, unit_bytes: usize, units: usize) {
         }
     }
     reader.poll(Duration::ZERO, &mut events);
+}
+
+/// What an owner publishes.
+fn rows(sharing: Sharing) -> Buffer {
+    match sharing {
+        Sharing::Off => Buffer::from(vec![1.0; ARENA_BYTES / 4]),
+        Sharing::Auto | Sharing::Required => {
+            let mut rows = Pool::shared(ARENA_BYTES).expect("shared memory").take(ARENA_BYTES);
+            rows.f32s_mut().fill(1.0);
+            rows
+        }
+    }
+}
+
+/// Has the arena mapped, and each of its pages, as in a job whose arenas are used again.
+fn reach(owner: &mut Paths, reader: &mut Paths) {
+    let landing = reader.land(Buffer::zeroed(ARENA_BYTES));
+    let whole = vec![Piece { remote: 0, local: 0, bytes: ARENA_BYTES as u64 }];
+    reader.pull(PeerId::trainer(0, 0), KEY, whole, landing, Duration::from_mins(1));
+    let mut events = Vec::new();
+    while !events.iter().any(|it| matches!(it, Event::Pulled { .. })) {
+        owner.poll(Duration::ZERO, &mut Vec::new());
+        reader.poll(Duration::ZERO, &mut events);
+    }
+    assert_eq!(reader.traffic().shared_bytes, ARENA_BYTES as u64, "{events:?}");
+}
+
+/// The same by copies alone, from an arena to memory of our own.
+fn pump(unit_bytes: usize) -> f64 {
+    let rows = rows(SHARED.1);
+    let mut landing = Buffer::from(vec![0.0; ARENA_BYTES / 4]);
+    let begin = Instant::now();
+    for _ in 0..TOTAL_BYTES / ARENA_BYTES {
+        let units = rows.bytes().chunks(unit_bytes);
+        for (to, from) in landing.bytes_mut().chunks_mut(unit_bytes).zip(units) {
+            to.copy_from_slice(from);
+        }
+        std::hint::black_box(&mut landing);
+    }
+    mib_per_second(begin)
 }
 
 /// The same over raw sockets.
@@ -241,7 +299,7 @@ fn stream(
 
 /// Microseconds of one ring there and one back, each side sleeping in its poll.
 fn rings() -> f64 {
-    let (mut owner, mut reader) = pair(Encryption::Off);
+    let (mut owner, mut reader) = pair(TCP);
     let echo = thread::spawn(move || {
         let mut events = Vec::new();
         for _ in 0..ROUND_TRIPS {
@@ -261,7 +319,7 @@ fn rings() -> f64 {
     time.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
 }
 
-fn message(tcp: &mut Tcp, events: &mut Vec<Event>) {
+fn message(tcp: &mut Paths, events: &mut Vec<Event>) {
     while !events.drain(..).any(|it| matches!(it, Event::Message { .. })) {
         tcp.poll(Duration::from_secs(10), events);
     }

@@ -7,29 +7,83 @@
 //! Invariant: the memory is 4-byte aligned and initialised, so every view is safe and without a copy.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use half::bf16;
 
 use crate::pool::Pool;
+use crate::shared::Part;
 
 /// A piece of memory with one owner, 4-byte aligned. One of a [`Pool`] goes back there when it is dropped.
 #[derive(Default)]
 pub struct Buffer {
-    words: Vec<u32>,
+    words: Words,
     bytes: usize,
     pool: Option<Arc<Pool>>,
+}
+
+/// What a buffer is made of.
+enum Words {
+    /// Memory of this process.
+    Own(Vec<u32>),
+    /// Memory that other processes of this machine can read.
+    Shared(Part),
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Deref for Words {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            Self::Own(words) => words,
+            Self::Shared(part) => part.words(),
+        }
+    }
+}
+
+impl DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        match self {
+            Self::Own(words) => words,
+            Self::Shared(part) => part.words_mut(),
+        }
+    }
 }
 
 impl Buffer {
     /// Zeroed memory of exactly `bytes` bytes.
     pub fn zeroed(bytes: usize) -> Self {
-        Self { words: vec![0; bytes.div_ceil(4)], bytes, pool: None }
+        Self { words: Words::Own(vec![0; bytes.div_ceil(4)]), bytes, pool: None }
     }
 
     /// Memory of a pool, of which the first bytes are this buffer's.
     pub(crate) fn lent(words: Vec<u32>, bytes: usize, pool: Arc<Pool>) -> Self {
-        Self { words, bytes, pool: Some(pool) }
+        Self { words: Words::Own(words), bytes, pool: Some(pool) }
+    }
+
+    /// A part of an arena of a pool.
+    pub(crate) fn shared(part: Part, bytes: usize, pool: Arc<Pool>) -> Self {
+        Self { words: Words::Shared(part), bytes, pool: Some(pool) }
+    }
+
+    /// Where other processes of this machine find these bytes, if they can.
+    pub(crate) fn part(&self) -> Option<&Part> {
+        match &self.words {
+            Words::Own(_) => None,
+            Words::Shared(part) => Some(part),
+        }
+    }
+
+    /// Whether other processes of this machine can read the memory.
+    pub fn is_shared(&self) -> bool {
+        self.part().is_some()
     }
 
     /// Length in bytes.
@@ -45,16 +99,18 @@ impl Buffer {
     /// Bytes that [`Buffer::resize_zeroed`] can reach without new memory. Buffers of equal capacity can stand
     /// in for one another in a pool.
     pub fn capacity_bytes(&self) -> usize {
-        self.words.capacity() * 4
+        match &self.words {
+            Words::Own(words) => words.capacity() * 4,
+            Words::Shared(part) => part.words().len() * 4,
+        }
     }
 
     /// Makes the buffer `bytes` long; what is new is zero, what was there stays.
     pub fn resize_zeroed(&mut self, bytes: usize) {
-        if let Some(pool) = self.pool.take() {
-            pool.let_go(self.words.len());
-            self.words.truncate(self.bytes.div_ceil(4));
-        }
-        self.words.resize(bytes.div_ceil(4), 0);
+        let mut words = self.keep();
+        words.truncate(self.bytes.div_ceil(4));
+        words.resize(bytes.div_ceil(4), 0);
+        self.words = Words::Own(words);
         let kept = self.bytes.min(bytes);
         self.bytes = bytes;
         // The last word may hold bytes from beyond the old or the new end.
@@ -92,29 +148,46 @@ impl Buffer {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes / 2]
     }
 
-    /// The memory as `f32` values, without a copy.
+    /// The memory as `f32` values; without a copy where it lies in no arena.
     pub fn into_f32s(mut self) -> Vec<f32> {
-        let mut words = std::mem::take(&mut self.words);
+        let mut words = self.keep();
+        words.truncate(self.bytes / 4);
+        bytemuck::cast_vec(words)
+    }
+
+    /// The words in memory that no pool gets back: those of an arena are copied.
+    fn keep(&mut self) -> Vec<u32> {
+        if matches!(self.words, Words::Shared(_)) {
+            let words = self.words[..self.bytes.div_ceil(4)].to_vec();
+            self.give_back();
+            return words;
+        }
+        let Words::Own(words) = std::mem::take(&mut self.words) else { return Vec::new() };
         if let Some(pool) = self.pool.take() {
             pool.let_go(words.len());
         }
-        words.truncate(self.bytes / 4);
-        bytemuck::cast_vec(words)
+        words
+    }
+
+    fn give_back(&mut self) {
+        let Some(pool) = self.pool.take() else { return };
+        match std::mem::take(&mut self.words) {
+            Words::Own(words) => pool.give_back(words),
+            Words::Shared(part) => pool.give_back_part(part),
+        }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.give_back(std::mem::take(&mut self.words));
-        }
+        self.give_back();
     }
 }
 
 impl Clone for Buffer {
     /// The same bytes in memory of their own.
     fn clone(&self) -> Self {
-        let words = self.words[..self.bytes.div_ceil(4)].to_vec();
+        let words = Words::Own(self.words[..self.bytes.div_ceil(4)].to_vec());
         Self { words, bytes: self.bytes, pool: None }
     }
 }
@@ -137,7 +210,7 @@ impl From<Vec<f32>> for Buffer {
     /// Takes the vector's memory, without a copy.
     fn from(values: Vec<f32>) -> Self {
         let bytes = values.len() * 4;
-        Self { words: bytemuck::cast_vec(values), bytes, pool: None }
+        Self { words: Words::Own(bytemuck::cast_vec(values)), bytes, pool: None }
     }
 }
 
@@ -166,6 +239,24 @@ mod tests {
         buffer.resize_zeroed(2);
         buffer.resize_zeroed(9);
         assert_eq!(buffer.bytes(), [0xff, 0xff, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn memory_of_an_arena_is_a_buffer_like_any_other() {
+        let pool = Pool::shared(1 << 16).unwrap();
+        let mut buffer = pool.take(10);
+        assert!(buffer.is_shared() && !buffer.clone().is_shared());
+        buffer.bytes_mut().copy_from_slice(&[5; 10]);
+        assert_eq!((buffer.bytes(), buffer.f32s().len()), (&[5; 10][..], 2));
+        let place = buffer.bytes().as_ptr();
+        buffer.resize_zeroed(14);
+        assert_eq!(buffer.bytes(), [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 0, 0, 0, 0]);
+        assert!(!buffer.is_shared(), "its part is free");
+        let mut again = pool.take(8);
+        assert_eq!(again.bytes().as_ptr(), place);
+        again.f32s_mut().copy_from_slice(&[1.5, 2.5]);
+        assert_eq!(again.into_f32s(), [1.5, 2.5]);
+        assert_eq!(pool.take(8).bytes().as_ptr(), place);
     }
 
     #[test]

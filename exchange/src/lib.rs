@@ -1,8 +1,8 @@
 //! Moves tensors between processes.
 //!
 //! [`Provider`] is the face: publish memory, ring, pull pieces of a peer's memory into one's own, with
-//! deadlines. [`Tcp`] is the provider that is always there; [`Node`] is for memory of a GPU that processes of one
-//! machine share. Frames and rules: `docs/exchange.md`. [`Greeter`] is the greeting alone, for links that others carry.
+//! deadlines. [`Tcp`] is the provider that is always there; [`Paths`] takes shared memory where a peer is of the same machine, and
+//! TCP else; [`Node`] is for memory of a GPU that processes of one machine share. Frames and rules: `docs/exchange.md`. [`Greeter`] is the greeting alone, for links that others carry.
 //!
 //! This crate knows no steps, rounds or plans; `cadre-protocol` decides, the worker lowers a plan to pulls.
 //!
@@ -10,11 +10,14 @@
 
 mod buffer;
 mod clock;
+mod door;
 mod files;
 mod node;
+mod paths;
 mod peer;
 mod pool;
 mod provider;
+mod shared;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -24,6 +27,7 @@ pub use buffer::Buffer;
 pub use clock::{Clock, Hand};
 pub use files::allow_links;
 pub use node::{Device, Node, NodeConfig, Place, WhenEnded};
+pub use paths::{Path, Paths, PathsConfig, Sharing, Traffic};
 pub use peer::{PeerId, Piece, RegionKey, Role};
 pub use pool::Pool;
 pub use provider::{

@@ -3,18 +3,24 @@
 //! In: lengths. Out: [`Buffer`]s that come back by themselves when they are dropped, wherever that is. What stands in them is
 //! unspecified: they are for owners that write every byte before somebody reads it.
 //!
-//! Invariant: what is lent and what is kept is never more than the most that was lent at a time.
+//! Memory of a shared pool lies in arenas, which other processes of this machine can read ([`crate::Paths`]); these stay.
+//!
+//! Invariant: what is lent and what is kept outside of arenas is never more than the most that was lent at a time.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffer::Buffer;
+use crate::shared::{Arenas, Part};
 
 /// See the module. Shared by all threads that take from it.
 #[derive(Debug, Default)]
 pub struct Pool {
     shelves: Mutex<Shelves>,
-    /// Written over all that is lent.
+    /// Where memory comes from that others can read.
+    arenas: Option<Arenas>,
+    /// Written over all that is lent and, in arenas, over all that comes back.
     poison: Option<u32>,
 }
 
@@ -38,9 +44,42 @@ impl Pool {
         Arc::new(Self { poison: Some(u32::MAX), ..Self::default() })
     }
 
-    /// A buffer of `bytes` bytes, with anything in it.
+    /// One whose buffers other processes of this machine can read, in arenas of `arena_bytes` or as long as the longest buffer.
+    ///
+    /// # Errors
+    ///
+    /// The machine gives no sealed shared memory (`memfd_create`, Linux 5.1).
+    pub fn shared(arena_bytes: usize) -> io::Result<Arc<Self>> {
+        let arenas = Some(Arenas::new(arena_bytes)?);
+        Ok(Arc::new(Self { arenas, ..Self::default() }))
+    }
+
+    /// As [`Self::shared`] and [`Self::poisoned`]; so readers of bytes that are free already are found, too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::shared`].
+    pub fn shared_and_poisoned(arena_bytes: usize) -> io::Result<Arc<Self>> {
+        let arenas = Some(Arenas::new(arena_bytes)?);
+        Ok(Arc::new(Self { arenas, poison: Some(u32::MAX), ..Self::default() }))
+    }
+
+    /// A buffer of `bytes` bytes, with anything in it. Where no arena can be added it is memory that only this process sees.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let words = class(bytes.div_ceil(4));
+        if let Some(arenas) = &self.arenas {
+            match arenas.take(words) {
+                Ok(mut part) => {
+                    if let Some(poison) = self.poison {
+                        part.words_mut().fill(poison);
+                    }
+                    return Buffer::shared(part, bytes, Arc::clone(self));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no memory that other processes can read: these rows go through sockets");
+                }
+            }
+        }
         let mut memory = self.lend(words).unwrap_or_else(|| vec![0; words]);
         if let Some(poison) = self.poison {
             memory.fill(poison);
@@ -68,6 +107,13 @@ impl Pool {
         shelves.kept_words += words;
         shelves.kept.entry(words).or_default().push(memory);
         shelves.trim();
+    }
+
+    /// Takes back a part of an arena.
+    pub(crate) fn give_back_part(&self, mut part: Part) {
+        if let Some(poison) = self.poison {
+            part.words_mut().fill(poison);
+        }
     }
 
     /// Forgets memory that its owner keeps for good.
@@ -148,12 +194,29 @@ mod tests {
 
     #[test]
     fn poisoned_memory_is_not_a_number_wherever_it_was_not_written() {
-        let pool = Pool::poisoned();
-        for _ in 0..2 {
-            let mut buffer = pool.take(4_000);
-            assert!(buffer.f32s().iter().all(|it| it.is_nan()));
-            assert!(buffer.bf16s().iter().all(|it| it.is_nan()));
-            buffer.bytes_mut().fill(0);
+        for pool in [Pool::poisoned(), Pool::shared_and_poisoned(1 << 16).unwrap()] {
+            for _ in 0..2 {
+                let mut buffer = pool.take(4_000);
+                assert!(buffer.f32s().iter().all(|it| it.is_nan()));
+                assert!(buffer.bf16s().iter().all(|it| it.is_nan()));
+                buffer.bytes_mut().fill(0);
+            }
         }
+    }
+
+    #[test]
+    fn what_comes_back_to_a_poisoned_arena_is_not_a_number_at_once() {
+        let pool = Pool::shared_and_poisoned(1 << 16).unwrap();
+        let mut buffer = pool.take(4_000);
+        buffer.bytes_mut().fill(0);
+        let part = buffer.part().unwrap();
+        let descriptor = part.arena().descriptor().try_clone_to_owned().unwrap();
+        let (foreign, at) = (crate::shared::Foreign::new(&descriptor).unwrap(), part.at());
+        let mut read = Buffer::zeroed(4_000);
+        foreign.copy(at, read.bytes_mut());
+        assert!(read.f32s().iter().all(|it| *it == 0.0));
+        drop(buffer);
+        foreign.copy(at, read.bytes_mut());
+        assert!(read.f32s().iter().all(|it| it.is_nan()));
     }
 }

@@ -234,6 +234,14 @@ pub enum Error {
         /// Files that it may have.
         allowed: u64,
     },
+    /// Memory that other processes can read cannot be had.
+    #[error(
+        "this machine gives no memory that processes can share: {source}; run on Linux 5.1 or newer where memfd_create is allowed, or say --exchange auto"
+    )]
+    Shared {
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// A pull still writes there.
     #[error("landing {} is the target of {outstanding} pulls: wait for them or close their peers", landing.0)]
     Busy {

@@ -3,11 +3,11 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use cadre_exchange::{Limits, PeerId, Provider, TcpConfig};
-use common::{Node, VERSION, config, connect, hello, raw_open, until};
+use cadre_exchange::{Buffer, Limits, PeerId, Provider, PullError, TcpConfig};
+use common::{KEY, Node, VERSION, config, connect, hello, raw_accept, raw_open, receive, until};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -155,4 +155,33 @@ fn random_bytes_disturb_nobody() {
     let mut runner =
         TestRunner::new(Config { cases: 64, failure_persistence: None, ..Config::default() });
     runner.run(&bytes, attack).expect("no bytes disturb others");
+}
+
+#[test]
+fn replies_that_were_not_asked_for_close_the_link() {
+    let reply = |pull: u64, status: u32, bytes: u64| {
+        let head = [&pull.to_le_bytes()[..], &status.to_le_bytes(), &[0; 4]].concat();
+        [&head[..], &bytes.to_le_bytes(), &[0; 8]].concat()
+    };
+    let (mut server, rogue) = (Node::new(PeerId::server(0, 0)), PeerId::trainer(3, 0));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    for wrong in [reply(99, 0, 8), reply(0, 0, 9), reply(0, 3, 0), reply(0, 1, 8), vec![255; 32]] {
+        server.events.clear();
+        server.tcp.connect(rogue, &listener.local_addr().expect("bound").to_string());
+        let mut stream = raw_accept(&mut server, rogue, &listener);
+        let landing = server.tcp.land(Buffer::zeroed(8));
+        let pull = server.pull(rogue, KEY, &[(0, 0, 8)], landing);
+        let request = receive(&mut server, &mut stream, 8 + 24 + 16);
+        let id = u64::from_le_bytes(*request[8..].first_chunk().expect("a request"));
+        // The pull's identity goes where the table says 0.
+        let mut wrong = wrong;
+        if wrong[..8] == [0; 8] {
+            wrong[..8].copy_from_slice(&id.to_le_bytes());
+        }
+        stream.write_all(&wrong).expect("there is room");
+        until(&mut [&mut server], |nodes| nodes[0].closed(rogue).is_some());
+        assert_eq!(server.result(pull), Some(Err(PullError::PeerFailed)));
+        assert_eq!(server.tcp.take(landing).expect("free").bytes(), [0; 8], "nothing has landed");
+        assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)), "our side is closed");
+    }
 }

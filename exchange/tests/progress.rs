@@ -7,6 +7,7 @@ mod common;
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
@@ -344,4 +345,25 @@ fn a_pull_that_was_closed_here_goes_on_with_a_real_owner_unless_it_publishes_ane
         assert_eq!(reader.result(whole), Some(Ok(bytes)));
         assert!(reader.tcp.take(landing).expect("it ended") == *region, "anew: {anew}");
     }
+}
+
+#[test]
+fn a_region_withdrawn_while_it_is_sent_is_gone_and_its_memory_free() {
+    let (mut server, mut trainer) = (Node::new(READER), Node::new(OWNER));
+    connect(&mut server, &mut trainer);
+    let bytes = 64 << 20;
+    let region = trainer.publish(KEY, bytes, 6);
+    let landing = server.tcp.land(Buffer::zeroed(bytes));
+    let pull = server.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
+    server.poll();
+    // The request is answered as far as the sockets take it, which is not all.
+    while Arc::strong_count(&region) < 3 {
+        trainer.poll();
+    }
+    drop(trainer.tcp.withdraw(KEY));
+    assert_eq!(Arc::strong_count(&region), 2, "the part keeps its memory");
+    until(&mut [&mut server, &mut trainer], |nodes| nodes[0].result(pull).is_some());
+    assert_eq!(server.result(pull), Some(Err(PullError::Gone)));
+    assert_eq!(Arc::strong_count(&region), 1, "and frees it");
+    assert!(server.tcp.take(landing).is_ok());
 }

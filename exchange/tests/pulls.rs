@@ -133,26 +133,6 @@ fn withdrawn_and_unknown_regions_are_gone() {
 }
 
 #[test]
-fn a_region_withdrawn_while_it_is_sent_is_gone_and_its_memory_free() {
-    let (mut server, mut trainer) = pair();
-    let bytes = 64 << 20;
-    let region = trainer.publish(KEY, bytes, 6);
-    let landing = server.tcp.land(Buffer::zeroed(bytes));
-    let pull = server.pull(TRAINER, KEY, &[(0, 0, bytes as u64)], landing);
-    server.poll();
-    // The request is answered as far as the sockets take it, which is not all.
-    while std::sync::Arc::strong_count(&region) < 3 {
-        trainer.poll();
-    }
-    drop(trainer.tcp.withdraw(KEY));
-    assert_eq!(std::sync::Arc::strong_count(&region), 2, "the part keeps its memory");
-    until(&mut [&mut server, &mut trainer], |nodes| nodes[0].result(pull).is_some());
-    assert_eq!(server.result(pull), Some(Err(PullError::Gone)));
-    assert_eq!(std::sync::Arc::strong_count(&region), 1, "and frees it");
-    assert!(server.tcp.take(landing).is_ok());
-}
-
-#[test]
 fn pulls_out_of_bounds_are_refused_on_both_sides() {
     let (mut server, mut trainer) = pair();
     let region = trainer.publish(KEY, 100, 7);

@@ -74,7 +74,7 @@ impl Session {
                 engine: Choice::Cpu,
                 threads: Threads::new(threads),
                 memory: u64::from(contract.memory_mib) << 20,
-                exchange: ExchangeChoice::Tcp,
+                exchange: ExchangeChoice::Auto,
                 address: String::new(),
                 resume: None,
                 first: Box::new(|_, _| Ok(0)),

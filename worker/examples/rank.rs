@@ -46,7 +46,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             engine: Choice::Cpu,
             threads: Threads::ONE,
             memory: 1 << 30,
-            exchange: ExchangeChoice::Tcp,
+            exchange: ExchangeChoice::Auto,
             address: String::new(),
             resume: None,
             first: Box::new(|_, _| Ok(0)),

@@ -17,12 +17,12 @@ use std::time::Duration;
 use cadre_control::client::{self, Options};
 use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, Settings, proto};
 use cadre_crds::contract;
-use cadre_exchange::{Encryption, Greeter, PeerId, Purpose, Role, Tcp, TcpConfig, Waker};
+use cadre_exchange::{Encryption, Greeter, PeerId, Purpose, Role, Sharing, TcpConfig, Waker};
 use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
 
 use crate::io::Control;
-use crate::io::exchange::{Choice, OnGpu, OpenError, Opened};
+use crate::io::exchange::{Choice, OnGpu, OpenError, Opened, open_paths};
 use crate::trace::Tracer;
 
 /// What the environment says.
@@ -113,6 +113,11 @@ pub enum Error {
         "--exchange node is for processes of one machine, and this one is a pod; say --exchange tcp"
     )]
     NodeInPod,
+    /// The same, of memory.
+    #[error(
+        "--exchange shm is for processes of one machine, and this one is a pod; say --exchange auto"
+    )]
+    SharedInPod,
     /// The secret is not what it should be.
     #[error(
         "the controller sent a job secret of {bytes} bytes, expected 32; run one version everywhere"
@@ -150,6 +155,7 @@ impl Error {
             | Self::Node(_)
             | Self::NodeWithoutGpu
             | Self::NodeInPod
+            | Self::SharedInPod
             | Self::Trace { .. }
             | Self::Endpoint(_) => true,
             Self::Missing { .. }
@@ -222,7 +228,8 @@ impl Contract {
         exchange: Choice,
     ) -> Result<Option<(&'a Gpu, &'a Path)>, Error> {
         match (exchange, &self.control, engine.gpu()) {
-            (Choice::Tcp, _, _) => Ok(None),
+            (Choice::Auto | Choice::Tcp, _, _) | (Choice::Shared, Endpoint::Unix(_), _) => Ok(None),
+            (Choice::Shared, Endpoint::Tls { .. }, _) => Err(Error::SharedInPod),
             (Choice::Node, Endpoint::Tls { .. }, _) => Err(Error::NodeInPod),
             (Choice::Node, Endpoint::Unix(_), None) => Err(Error::NodeWithoutGpu),
             (Choice::Node, Endpoint::Unix(control), Some(gpu)) => {
@@ -330,8 +337,13 @@ pub fn attach(
         encryption,
         limits: cadre_exchange::Limits::default(),
     };
+    let sharing = match exchange {
+        Choice::Auto => Sharing::Auto,
+        Choice::Tcp | Choice::Node => Sharing::Off,
+        Choice::Shared => Sharing::Required,
+    };
     let provider = match on_gpu {
-        None => Opened::Tcp(Box::new(Tcp::open(links)?)),
+        None => Opened::Paths(Box::new(open_paths(links, sharing)?)),
         Some((gpu, sockets)) => Opened::Node(Box::new(OnGpu::open(links, sockets, gpu)?)),
     };
     // The thread that polls sets the pace; before it, a wake is not missed but early.
@@ -419,7 +431,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_refused_without_a_gpu_and_in_pods() {
+    fn what_needs_one_machine_or_a_gpu_is_refused_in_pods_and_without() {
         let contract = |control| Contract {
             control,
             me: PeerId::server(0, 0),
@@ -436,9 +448,14 @@ mod tests {
         let pod = contract(Endpoint::Tls { url: "https://a:1".into(), credentials });
         let here = contract(Endpoint::Unix("/tmp/control".into()));
         for (contract, expected) in [(&pod, "this one is a pod"), (&here, "say --engine gpu")] {
-            assert!(contract.on_gpu(&engine, Choice::Tcp).unwrap().is_none());
+            for choice in [Choice::Tcp, Choice::Auto] {
+                assert!(contract.on_gpu(&engine, choice).unwrap().is_none());
+            }
             let refused = contract.on_gpu(&engine, Choice::Node).unwrap_err();
             assert!(refused.is_bad_input() && refused.to_string().contains(expected), "{refused}");
         }
+        assert!(here.on_gpu(&engine, Choice::Shared).unwrap().is_none());
+        let refused = pod.on_gpu(&engine, Choice::Shared).unwrap_err();
+        assert!(refused.is_bad_input() && refused.to_string().contains("say --exchange auto"));
     }
 }

@@ -6,7 +6,8 @@
 //!
 //! It moves nothing between processes. Invariant: all rows of a process live in one kind of memory.
 
-use std::sync::{Arc, LazyLock};
+use std::io;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use cadre_exchange::{Buffer, Piece, Pool};
 use cadre_kernels::device::{CopyPiece, Error, Part, Room as GpuRoom, Rooms, Stream};
@@ -38,12 +39,56 @@ pub enum Place {
     Gpu(Rooms, Stream),
 }
 
-/// Memory of landings on the host, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
+/// Memory of landings on the host, and of rows that nobody shares, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
 /// find a reader of bytes that nobody has written.
 static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("CADRE_POISON") {
     None => Pool::new(),
     Some(_) => Pool::poisoned(),
 });
+
+/// Arenas for rows that peers of this machine read, if they do.
+static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
+
+/// Bytes of an arena; more are made as rows need them, and the machine gives the memory when it is written.
+const ARENA_BYTES: usize = 256 << 20;
+
+/// From now on rows on the host lie where peers of this machine can read them. A process does it once.
+///
+/// # Errors
+///
+/// The machine gives no shared memory.
+pub(crate) fn share_rows() -> io::Result<()> {
+    let pool = match std::env::var_os("CADRE_POISON") {
+        None => Pool::shared(ARENA_BYTES)?,
+        Some(_) => Pool::shared_and_poisoned(ARENA_BYTES)?,
+    };
+    SHARED.get_or_init(|| pool);
+    Ok(())
+}
+
+/// Memory on the host for rows that peers are to read, with anything in it.
+pub(crate) fn rows(bytes: usize) -> Buffer {
+    SHARED.get().unwrap_or_else(|| &LANDINGS).take(bytes)
+}
+
+/// These values in such memory.
+pub(crate) fn copied(values: &[f32]) -> Buffer {
+    let mut copy = rows(values.len() * 4);
+    copy.f32s_mut().copy_from_slice(values);
+    copy
+}
+
+/// The same, zeroed: for sums.
+pub(crate) fn zeroed_rows(bytes: usize) -> Buffer {
+    match SHARED.get() {
+        None => Buffer::zeroed(bytes),
+        Some(pool) => {
+            let mut rows = pool.take(bytes);
+            rows.bytes_mut().fill(0);
+            rows
+        }
+    }
+}
 
 /// What a process of one kind of memory never meets.
 const OTHER: &str = "all rows of a process live in one kind of memory";

@@ -109,10 +109,22 @@ pub(super) fn server(
 
 /// The argument of a worker that the option of the run stands for.
 fn exchange(options: &RunOptions) -> Option<String> {
-    options.exchange.map(|it| match it {
-        ExchangeChoice::Tcp => "--exchange=tcp".to_owned(),
-        ExchangeChoice::Node => "--exchange=node".to_owned(),
-    })
+    options.exchange.map(|it| format!("--exchange={}", name(it)))
+}
+
+fn name(choice: ExchangeChoice) -> &'static str {
+    match choice {
+        ExchangeChoice::Auto => "auto",
+        ExchangeChoice::Tcp => "tcp",
+        ExchangeChoice::Shm => "shm",
+        ExchangeChoice::Node => "node",
+    }
+}
+
+/// Whether workers that say these can be of one job. One that says auto takes what the other can.
+fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
+    use ExchangeChoice::{Auto, Shm, Tcp};
+    one == other || matches!((one, other), (Auto, Tcp | Shm) | (Tcp | Shm, Auto))
 }
 
 /// Refuses an exchange that the workers, or the rows of the job, are not for.
@@ -126,18 +138,17 @@ pub(super) fn check_exchange(
     };
     let Some(trainer) = trainer else {
         if server.is_some_and(|it| it.exchange == ExchangeChoice::Node) {
-            let problem = "is node for servers, and a trainer other than cadre train speaks tcp";
-            return refuse("--exchange", problem, "say --exchange=tcp in their arguments");
+            let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
+            return refuse("--exchange", problem, "say --exchange=auto in their arguments");
         }
         return Ok(());
     };
-    if let Some(server) = server.filter(|it| it.exchange != trainer.exchange) {
-        let of = |it: ExchangeChoice| if it == ExchangeChoice::Node { "node" } else { "tcp" };
-        let problem = format!("is {} for trainers", of(trainer.exchange));
-        let problem = format!("{problem}, {} for servers", of(server.exchange));
+    if let Some(server) = server.filter(|it| !go_together(it.exchange, trainer.exchange)) {
+        let (of_trainers, of_servers) = (name(trainer.exchange), name(server.exchange));
+        let problem = format!("is {of_trainers} for trainers, {of_servers} for servers");
         return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
     }
-    if trainer.exchange == ExchangeChoice::Tcp {
+    if trainer.exchange != ExchangeChoice::Node {
         return Ok(());
     }
     let engines = [Some(trainer.engine), server.map(|it| it.engine)];

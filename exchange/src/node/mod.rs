@@ -21,25 +21,23 @@
 //! Invariant: a pull counts only if its region was published from before the copy began until after it was over.
 
 mod device;
-mod door;
 mod landings;
 mod pulls;
 mod slip;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
 pub use self::device::{Device, Place};
-use self::door::Door;
 use self::landings::Landings;
-use self::pulls::{Fetched, Import, Pull};
-use self::slip::{Slip, Ticket};
+use self::pulls::{Import, Pull};
+use self::slip::Slip;
 use crate::buffer::Buffer;
+use crate::door::{Asker, Door, Site, Ticket};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::provider::{
     Error, Event, LandingId, MAX_PIECES, Provider, PullError, PullId, RingError,
@@ -49,9 +47,6 @@ use crate::waker::Waker;
 
 /// How long a poll sleeps while copies are under way: nobody wakes it when they are over.
 const COPYING: Duration = Duration::from_micros(50);
-
-/// Arenas that are asked for at a time; pulls of others wait. One of a peer that is stopped holds its thread for seconds.
-const MOST_ASKING: usize = 16;
 
 /// How to open a [`Node`].
 #[derive(Clone)]
@@ -70,6 +65,8 @@ pub struct Node<D: Device> {
     device: D,
     tcp: Tcp,
     door: Door,
+    /// Where the door is.
+    path: PathBuf,
     /// Tickets of own arenas.
     tickets: BTreeMap<u64, Ticket>,
     regions: BTreeMap<RegionKey, Arc<D::Memory>>,
@@ -78,12 +75,8 @@ pub struct Node<D: Device> {
     /// Where descriptors of peers can be had.
     doors: BTreeMap<PeerId, PathBuf>,
     imports: BTreeMap<(PeerId, Ticket), Import<D>>,
-    /// Arenas that are asked for as soon as a thread is free, with their lengths.
-    wanted: VecDeque<((PeerId, Ticket), u64)>,
-    /// Threads that ask; each says once what it was given, so that the queue has room for all of them.
-    asking: usize,
-    fetched: Receiver<Fetched>,
-    fetcher: SyncSender<Fetched>,
+    /// Asks for arenas; with their lengths.
+    asker: Asker<((PeerId, Ticket), u64)>,
     last_pull: u64,
     pulls: BTreeMap<PullId, Pull<D>>,
     /// Pulls of slips, by their identity in `tcp`, and whose they are.
@@ -109,23 +102,21 @@ impl<D: Device> Node<D> {
         };
         let path = sockets.join(format!("{role}-{index}-{incarnation}.sock"));
         let tcp = Tcp::open(tcp)?;
-        let door = Door::open(path.clone())
+        let door = Door::open(Site::File(path.clone()))
             .map_err(|source| Error::Open { address: path.display().to_string(), source })?;
-        let (fetcher, fetched) = sync_channel(MOST_ASKING);
+        let asker = Asker::new(tcp.waker());
         Ok(Self {
             device,
             tcp,
             door,
+            path,
             tickets: BTreeMap::new(),
             regions: BTreeMap::new(),
             publications: 0,
             landings: Landings::default(),
             doors: BTreeMap::new(),
             imports: BTreeMap::new(),
-            wanted: VecDeque::new(),
-            asking: 0,
-            fetched,
-            fetcher,
+            asker,
             last_pull: 0,
             pulls: BTreeMap::new(),
             looks: BTreeMap::new(),
@@ -178,7 +169,7 @@ impl<D: Device> Provider for Node<D> {
     type Memory = D::Memory;
 
     fn address(&self) -> String {
-        format!("{}@{}", self.tcp.address(), self.door.path().display())
+        format!("{}@{}", self.tcp.address(), self.path.display())
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {

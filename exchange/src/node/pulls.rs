@@ -10,15 +10,14 @@
 //! Invariant: every pull is told once, and its landing is free when no copy writes to it any more.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::device::Device;
-use super::door;
-use super::slip::{SLIP_BYTES, Slip, Ticket};
-use super::{COPYING, MOST_ASKING, Node};
+use super::slip::{SLIP_BYTES, Slip};
+use super::{COPYING, Node};
 use crate::buffer::Buffer;
+use crate::door::{Site, Ticket};
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
 
@@ -50,13 +49,6 @@ enum Stage<D: Device> {
 pub(super) enum Import<D: Device> {
     Asked,
     Here(Arc<D::Imported>),
-}
-
-/// What a peer's door gave.
-pub(super) struct Fetched {
-    from: (PeerId, Ticket),
-    bytes: u64,
-    descriptor: std::io::Result<OwnedFd>,
 }
 
 impl<D: Device> Pull<D> {
@@ -119,10 +111,9 @@ impl<D: Device> Node<D> {
 
     /// Does what can be done without the links: arenas that came, copies that are over, pulls that are late.
     pub(super) fn advance(&mut self) {
-        while let Ok(fetched) = self.fetched.try_recv() {
-            self.arrived(fetched);
+        while let Some((what, descriptor)) = self.asker.answer() {
+            self.arrived(what, descriptor);
         }
-        self.ask_next();
         let over = |it: &Pull<D>| match &it.stage {
             Stage::Copying(_, (copy, _)) => match self.device.is_over(copy) {
                 Ok(false) => None,
@@ -222,40 +213,15 @@ impl<D: Device> Node<D> {
     /// Asks for an arena when its turn comes.
     fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
         self.imports.insert(from, Import::Asked);
-        self.wanted.push_back((from, bytes));
-        self.ask_next();
+        let path = self.doors.get(&from.0).cloned().unwrap_or_default();
+        self.asker.ask((from, bytes), Site::File(path), from.1);
     }
 
-    /// Asks for arenas that wait, as many as threads are free.
-    fn ask_next(&mut self) {
-        while self.asking < MOST_ASKING
-            && let Some((from, bytes)) = self.wanted.pop_front()
-        {
-            // The peer may have been closed meanwhile.
-            if matches!(self.imports.get(&from), Some(Import::Asked)) {
-                self.asking += 1;
-                self.ask(from, bytes);
-            }
-        }
-    }
-
-    /// On a thread: the owner may be stopped.
-    fn ask(&mut self, from: (PeerId, Ticket), bytes: u64) {
-        let path: PathBuf = self.doors.get(&from.0).cloned().unwrap_or_default();
-        let (fetcher, waker) = (self.fetcher.clone(), self.tcp.waker());
-        let asker = move || {
-            let descriptor = door::ask(&path, &from.1);
-            if fetcher.send(Fetched { from, bytes, descriptor }).is_ok() {
-                waker.wake();
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("arena".into()).spawn(asker) {
-            self.arrived(Fetched { from, bytes, descriptor: Err(error) });
-        }
-    }
-
-    fn arrived(&mut self, Fetched { from, bytes, descriptor }: Fetched) {
-        self.asking -= 1;
+    fn arrived(
+        &mut self,
+        (from, bytes): ((PeerId, Ticket), u64),
+        descriptor: std::io::Result<OwnedFd>,
+    ) {
         // The peer was closed meanwhile.
         if !matches!(self.imports.get(&from), Some(Import::Asked)) {
             return;

@@ -5,10 +5,10 @@
 //! Invariant: no two publications of a process have the same slip, so a reader that finds the slip unchanged after its copy has
 //! copied rows that were published all the while.
 
+use crate::door::Ticket;
+
 /// Length of a slip.
 pub(super) const SLIP_BYTES: usize = 64;
-/// Proves to an owner's door that the asker has read one of its slips.
-pub(super) type Ticket = [u8; 32];
 
 /// See the module.
 #[derive(Clone, Debug, Eq, PartialEq)]

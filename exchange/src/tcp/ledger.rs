@@ -112,6 +112,14 @@ impl Ledger {
         self.looks.insert((pull.look_at, pull.id, pull.wish.peer));
     }
 
+    /// Gives a pull all its patience from `now` on.
+    pub(super) fn watch_anew(&mut self, pull: &mut Pull, now: Instant) {
+        self.looks.remove(&(pull.look_at, pull.id, pull.wish.peer));
+        pull.since = now;
+        pull.look_at = pull.deadline(now);
+        self.watch(pull);
+    }
+
     /// When the next pull may be late.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.looks.first().map(|it| it.0)

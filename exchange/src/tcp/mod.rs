@@ -14,6 +14,7 @@
 //! network between them is trusted not to change it afterwards.
 
 mod admit;
+mod copied;
 mod dial;
 mod door;
 mod frame;
@@ -44,7 +45,6 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use self::door::Stranger;
-use self::frame::{Span, merged};
 use self::greeting::Identity;
 pub use self::greeting::Purpose;
 use self::incoming::{Incoming, Published, Regions};
@@ -52,7 +52,7 @@ use self::ledger::Ledger;
 use self::lobby::Lobby;
 pub use self::meeting::{Caller, GreetError, Greeter, Guest};
 use self::outgoing::Outgoing;
-use self::pull::{Pull, Wish};
+pub(crate) use self::pull::Pull;
 pub use self::stream::Stream;
 pub use self::tls::Encryption;
 use self::tls::Tls;
@@ -254,8 +254,7 @@ impl Provider for Tcp {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
-        self.publication = self.publication.wrapping_add(1);
-        self.regions.insert(key, Published { memory, number: self.publication });
+        self.announce(key, memory);
     }
 
     fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>> {
@@ -282,24 +281,9 @@ impl Provider for Tcp {
         landing: LandingId,
         patience: Duration,
     ) -> PullId {
-        let id = self.ledger.new_pull();
-        let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
-        let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));
-        // Runs that the ledger accepts are disjoint and inside of the landing: then the sum is exact.
-        let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
-        let wish = Wish { peer, key, spans, runs, bytes };
-        let token = self.peers.get(&peer).and_then(|it| it.outgoing);
-        // Links count from 2.
-        let place = (landing, token.unwrap_or(0));
-        let pull = Pull::new(id, wish, place, patience, self.clock.now());
-        if let Some(pull) = self.ledger.begin(pull) {
-            match token.and_then(|it| self.outgoing.get_mut(&it).map(|link| (it, link))) {
-                Some((token, link)) => {
-                    link.pulls.add(pull);
-                    self.restless.insert(token);
-                }
-                None => self.ledger.end(pull, Err(PullError::PeerFailed)),
-            }
+        let (id, pull) = self.claim(peer, key, &pieces, landing, patience);
+        if let Some(pull) = pull {
+            self.send_pull(pull);
         }
         id
     }

@@ -51,7 +51,7 @@ impl Cursor {
 
 /// An outstanding pull.
 #[derive(Debug)]
-pub(super) struct Pull {
+pub(crate) struct Pull {
     pub(super) id: PullId,
     pub(super) wish: Wish,
     pub(super) landing: LandingId,
@@ -126,7 +126,7 @@ impl Pull {
         self.attempt
     }
 
-    pub(super) fn landed(&self) -> u64 {
+    pub(crate) fn landed(&self) -> u64 {
         self.landed
     }
 
@@ -135,7 +135,7 @@ impl Pull {
     }
 
     /// Whether every byte has landed.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.landed == self.wish.bytes
     }
 

@@ -1,5 +1,7 @@
 //! Providers on loopback, polled in turn by one test thread, and a peer that speaks raw bytes.
 //!
+//! In the program `shared` the same cases take shared memory: nodes require it, and what they publish lies in arenas.
+//!
 //! The raw peer writes the greeting down a second time, from `docs/exchange.md`, so that page and code are compared.
 
 // Every test file compiles this one for itself and uses a part of it.
@@ -7,22 +9,31 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Clock, Encryption, Event, LandingId, Limits, PeerId, Piece, Provider, PullError,
-    PullId, RegionKey, Role, Tcp, TcpConfig,
+    Buffer, Clock, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
+    Provider, PullError, PullId, RegionKey, Role, Sharing, TcpConfig,
 };
 
 pub(crate) const SECRET: [u8; 32] = [42; 32];
 pub(crate) const VERSION: u32 = 7;
 pub(crate) const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
 
+/// Arenas of a length that makes them many.
+static ARENAS: LazyLock<Arc<Pool>> =
+    LazyLock::new(|| Pool::shared_and_poisoned(1 << 20).expect("shared memory"));
+
+/// Which paths the nodes of this program take.
+fn sharing() -> Sharing {
+    if env!("CARGO_CRATE_NAME") == "shared" { Sharing::Required } else { Sharing::Off }
+}
+
 /// A provider and what it has reported.
 pub(crate) struct Node {
     pub(crate) id: PeerId,
-    pub(crate) tcp: Tcp,
+    pub(crate) tcp: Paths,
     pub(crate) events: Vec<Event>,
 }
 
@@ -42,7 +53,12 @@ impl Node {
     }
 
     pub(crate) fn at(config: TcpConfig, clock: Clock) -> Self {
-        let tcp = Tcp::open_at(config, clock).expect("loopback is there");
+        Self::on(config, clock, sharing())
+    }
+
+    pub(crate) fn on(config: TcpConfig, clock: Clock, sharing: Sharing) -> Self {
+        let paths = PathsConfig { tcp: config, sharing };
+        let tcp = Paths::open_at(paths, clock).expect("loopback is there");
         Self { id: config.me, tcp, events: Vec::new() }
     }
 
@@ -147,7 +163,10 @@ pub(crate) fn connect(from: &mut Node, to: &mut Node) {
 }
 
 pub(crate) fn pattern(bytes: usize, seed: usize) -> Buffer {
-    let mut memory = Buffer::zeroed(bytes);
+    let mut memory = match sharing() {
+        Sharing::Off => Buffer::zeroed(bytes),
+        Sharing::Auto | Sharing::Required => ARENAS.take(bytes),
+    };
     for (at, byte) in memory.bytes_mut().iter_mut().enumerate() {
         *byte = (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17) ^ seed.wrapping_mul(101)) as u8;
     }

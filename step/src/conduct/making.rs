@@ -95,11 +95,7 @@ impl Filled {
 }
 
 /// The turns of a step of so many nano-batches, which every trainer has announced.
-fn agreed(
-    blank: &Header,
-    nanos: usize,
-    lengths: &BTreeMap<u16, Lengths>,
-) -> Result<Turns, Error> {
+fn agreed(blank: &Header, nanos: usize, lengths: &BTreeMap<u16, Lengths>) -> Result<Turns, Error> {
     let step = blank.step;
     check_plans(nanos, &blank.layers).map_err(|source| Error::Plans { step, source })?;
     // No number above `MAX_PLANS` came so far.

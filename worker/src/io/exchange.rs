@@ -1,5 +1,5 @@
-//! What moves the rows of a process, as its IO thread sees it: TCP for rows in the host's memory, a node for rows that processes of
-//! one machine share on a GPU, or what a test puts in their place.
+//! What moves the rows of a process, as its IO thread sees it: the best path of each pair for rows in the host's memory, a node for
+//! rows that processes of one machine share on a GPU, or what a test puts in their place.
 //!
 //! In and out: what a [`Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of them it is is a type, chosen once,
 //! when the process joins its job ([`Opened`]); nobody else asks.
@@ -11,21 +11,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
-    RingError, Tcp, TcpConfig, Waker,
+    Buffer, Error, Event, LandingId, Node, NodeConfig, Path as PeerPath, Paths, PathsConfig,
+    PeerId, Piece, Provider, PullId, RegionKey, RingError, Sharing, Tcp, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Rooms};
 
 use crate::gpu_memory::{GpuRows, Held};
-use crate::memory::{Memory, Place, Room, copy};
+use crate::memory::{self, Memory, Place, Room};
 
 /// See the module. What is not said here is as [`Provider`] says.
 pub trait Exchange {
     /// Where rows live.
     fn place(&self) -> &Place;
 
-    /// Over what rows come, for reports.
-    fn path(&self) -> &'static str;
+    /// Over what rows of a peer come, for reports.
+    fn path(&self, peer: PeerId) -> &'static str;
 
     /// Whether a pull that was interrupted and is asked for again, into the same landing, goes on where it stopped.
     fn resumes(&self) -> bool;
@@ -130,8 +130,8 @@ pub struct OnGpu {
 
 /// What a process has opened when it joined its job.
 pub enum Opened {
-    /// Through sockets.
-    Tcp(Box<Tcp>),
+    /// From the host's memory.
+    Paths(Box<Paths>),
     /// By copies of the GPU.
     Node(Box<OnGpu>),
 }
@@ -140,7 +140,7 @@ impl Opened {
     /// What peers connect to.
     pub fn address(&self) -> String {
         match self {
-            Self::Tcp(it) => Exchange::address(it.as_ref()),
+            Self::Paths(it) => Exchange::address(it.as_ref()),
             Self::Node(it) => it.address(),
         }
     }
@@ -148,7 +148,7 @@ impl Opened {
     /// Ends a poll from other threads.
     pub fn waker(&self) -> Waker {
         match self {
-            Self::Tcp(it) => Exchange::waker(it.as_ref()),
+            Self::Paths(it) => Exchange::waker(it.as_ref()),
             Self::Node(it) => it.waker(),
         }
     }
@@ -157,9 +157,13 @@ impl Opened {
 /// How rows are to move.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Choice {
-    /// Through sockets, from the host's memory.
+    /// From the host's memory: by shared memory where the peer is of this machine, else through sockets.
     #[default]
+    Auto,
+    /// From the host's memory, through sockets.
     Tcp,
+    /// From the host's memory, by shared memory alone.
+    Shared,
     /// By copies of the GPU, between processes of one machine.
     Node,
 }
@@ -191,13 +195,68 @@ impl OnGpu {
     }
 }
 
-impl Exchange for Tcp {
+/// Opens paths for rows in the host's memory, which lie where `sharing` needs them from now on.
+///
+/// # Errors
+///
+/// [`Error`].
+pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
+    let paths = Paths::open(PathsConfig { tcp, sharing })?;
+    if sharing != Sharing::Off {
+        match memory::share_rows() {
+            Ok(()) => {}
+            Err(source) if sharing == Sharing::Required => return Err(Error::Shared { source }),
+            Err(error) => {
+                tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp");
+            }
+        }
+    }
+    Ok(paths)
+}
+
+/// A provider of rows in the host's memory.
+pub trait OnHost: Provider<Memory = Buffer> {
+    /// As [`Exchange::path`].
+    fn path_of(&self, peer: PeerId) -> &'static str;
+
+    /// A landing, of which only those bytes may be read to which no pull writes any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownLanding`].
+    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error>;
+}
+
+impl OnHost for Tcp {
+    fn path_of(&self, _peer: PeerId) -> &'static str {
+        "tcp"
+    }
+
+    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
+        Self::landed(self, landing)
+    }
+}
+
+impl OnHost for Paths {
+    fn path_of(&self, peer: PeerId) -> &'static str {
+        match self.path(peer) {
+            PeerPath::Asked | PeerPath::Tcp => "tcp",
+            PeerPath::Shared => "shm",
+        }
+    }
+
+    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
+        Self::landed(self, landing)
+    }
+}
+
+impl<P: OnHost> Exchange for P {
     fn place(&self) -> &Place {
         &Place::Host
     }
 
-    fn path(&self) -> &'static str {
-        "tcp"
+    fn path(&self, peer: PeerId) -> &'static str {
+        self.path_of(peer)
     }
 
     fn address(&self) -> String {
@@ -245,7 +304,7 @@ impl Exchange for Tcp {
         to: &mut Room,
     ) -> Result<(), Error> {
         let Room::Host(to) = to else { unreachable!("{OTHER}") };
-        copy(self.landed(landing)?, pieces, to);
+        memory::copy(self.landed(landing)?, pieces, to);
         Ok(())
     }
 
@@ -294,7 +353,7 @@ impl Exchange for OnGpu {
         &self.place
     }
 
-    fn path(&self) -> &'static str {
+    fn path(&self, _peer: PeerId) -> &'static str {
         "node"
     }
 

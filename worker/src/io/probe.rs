@@ -15,6 +15,7 @@ use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 
 use super::exchange::Exchange;
 use super::shared::Shared;
+use crate::memory;
 
 /// Name of the region: no step has this number.
 pub(super) const KEY: RegionKey = RegionKey([u32::MAX; 4]);
@@ -31,8 +32,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Publishes what servers read of a trainer.
 pub(super) fn publish(shared: &mut Shared<impl Exchange>) {
-    match shared.provider.place().room(MOST as usize) {
-        Ok(room) => shared.provider.publish(KEY, &room.share()),
+    match shared.provider.place().hold(memory::rows(MOST as usize)) {
+        Ok(rows) => shared.provider.publish(KEY, &rows),
         Err(why) => shared.broke(&why),
     }
 }
@@ -130,7 +131,7 @@ impl Probing {
 
     fn tell(&mut self, shared: &Shared<impl Exchange>, peer: PeerId, mbps: u32) {
         let (trainer, microseconds) = (u32::from(peer.index), self.microseconds);
-        let path = shared.provider.path().to_owned();
+        let path = shared.provider.path(peer).to_owned();
         self.done.push(proto::Probe { trainer, mbps, microseconds, path });
     }
 }

@@ -18,7 +18,7 @@ use cadre_step::planned::wire_bytes;
 
 use super::view::{Part, View, task_of, tasks_of};
 use super::{Results, Work};
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 
 fn rows_mut(buffer: &mut Buffer, wire: Wire) -> RowsMut<'_> {
     match wire {
@@ -34,7 +34,7 @@ pub(super) fn forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results
         let heads = view.heads();
         let rows = (task.rows.end - task.rows.start) as usize;
         let o = rows * heads.query * heads.dim * usize::from(wire_bytes(view.wire));
-        buffers.push((Buffer::zeroed(o), Buffer::zeroed(rows * heads.query * 4)));
+        buffers.push((memory::zeroed_rows(o), memory::zeroed_rows(rows * heads.query * 4)));
     }
     let mut tasks: Vec<Forward<'_>> = Vec::new();
     for (work, (o, lse)) in works.iter().zip(&mut buffers) {
@@ -67,7 +67,7 @@ pub(super) fn forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results
 
 /// What a bundle's launches write.
 struct Sums {
-    dq: Vec<f32>,
+    dq: Buffer,
     dk: Buffer,
     dv: Buffer,
 }
@@ -80,8 +80,8 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
         let (heads, keys) = (view.heads(), view.keys());
         let query_rows = view.nano.lists.query_rows(view.bundle) as usize;
         let key_rows = (keys.end - keys.start) as usize * heads.kv * heads.dim * 4;
-        let dq = vec![0.0_f32; query_rows * heads.query * heads.dim];
-        let [dk, dv] = [0; 2].map(|_| Buffer::zeroed(key_rows));
+        let dq = memory::zeroed_rows(query_rows * heads.query * heads.dim * 4);
+        let [dk, dv] = [0; 2].map(|_| memory::zeroed_rows(key_rows));
         sums.push(Sums { dq, dk, dv });
     }
     // The CPU takes a dear bundle in parts, one after the other; what fits one launch goes together.
@@ -108,10 +108,10 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
     }
     let rounded = |(work, Sums { dq, dk, dv }): (&Work, Sums)| {
         let dq = match work.planned.header.wire {
-            Wire::F32 => Buffer::from(dq),
+            Wire::F32 => dq,
             Wire::Bf16 => {
-                let mut rounded = Buffer::zeroed(dq.len() * 2);
-                convert::to_bf16(rounded.bf16s_mut(), &dq);
+                let mut rounded = memory::rows(dq.len_bytes() / 2);
+                convert::to_bf16(rounded.bf16s_mut(), dq.f32s());
                 rounded
             }
         };
@@ -152,7 +152,7 @@ impl<'a> View<'a> {
         'a: 'b,
     {
         let (heads, keys, (mask, document_rows)) = (self.heads(), self.keys(), self.document());
-        let mut rest = &mut sums.dq[..];
+        let mut rest = sums.dq.f32s_mut();
         let mut parts = Vec::new();
         for (task, base) in tasks_of(self) {
             let count = (task.rows.end - task.rows.start) as usize * heads.query * heads.dim;

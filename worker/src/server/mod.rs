@@ -104,7 +104,7 @@ fn serve(
 ) -> anyhow::Result<After> {
     let Attached { provider, joined } = attached;
     match provider {
-        Opened::Tcp(it) => serve_over(*it, (engine, memory), contract, joined, termination),
+        Opened::Paths(it) => serve_over(*it, (engine, memory), contract, joined, termination),
         Opened::Node(it) => serve_over(*it, (engine, memory), contract, joined, termination),
     }
 }

@@ -4,7 +4,6 @@
 //! anything is sent. Nothing is computed here but Δ.
 
 use cadre_crds::Wire;
-use cadre_exchange::Buffer;
 use cadre_kernels::{Threads, delta, device};
 use cadre_planner::RankId;
 use cadre_step::phases::{Direction, PhaseAt};
@@ -12,7 +11,7 @@ use cadre_step::planned::PlannedStep;
 
 use super::rows::{Rows, RowsMut};
 use crate::launch::PhaseRows;
-use crate::memory::{Memory, Place};
+use crate::memory::{self, Memory, Place};
 use crate::merge::NotFinite;
 
 /// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
@@ -167,8 +166,8 @@ impl Inputs<'_> {
                     *delta -= dlse;
                 }
                 let dout = rows(dout, sizes.query())?;
-                let lse = place.hold(Buffer::from(lse.to_vec()))?;
-                let delta = place.hold(Buffer::from(delta))?;
+                let lse = place.hold(memory::copied(lse))?;
+                let delta = place.hold(memory::copied(&delta))?;
                 Ok(PhaseRows { q, k, v, gradients: Some([dout, lse, delta]) })
             }
         }

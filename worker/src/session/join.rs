@@ -186,7 +186,7 @@ impl Session {
         let attached = attach(contract, (&engine, join.exchange), &mine)?;
         let Attached { provider, joined: attached } = attached;
         match provider {
-            Opened::Tcp(it) => Self::over(*it, contract, engine, attached, (join, joined)),
+            Opened::Paths(it) => Self::over(*it, contract, engine, attached, (join, joined)),
             Opened::Node(it) => Self::over(*it, contract, engine, attached, (join, joined)),
         }
     }

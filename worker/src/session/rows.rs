@@ -13,6 +13,8 @@ use cadre_exchange::Buffer;
 use cadre_kernels::wire;
 use half::bf16;
 
+use crate::memory;
+
 /// Elements of rows, in the caller's type.
 #[derive(Clone, Copy, Debug)]
 enum Values<'a> {
@@ -69,39 +71,17 @@ impl<'a> Rows<'a> {
         check(self.len(), self.distance, rows, width)
     }
 
-    /// The rows in wire type, one behind the other.
+    /// The rows in wire type, one behind the other, in memory that peers may read.
     pub(super) fn to_wire(self, kind: Wire, rows: usize, width: usize) -> Buffer {
-        let distance = self.distance.unwrap_or(width);
-        match (self.values, kind) {
-            (Values::F32(values), Wire::F32) => {
-                let mut packed = Vec::with_capacity(rows * width);
-                for row in each(values, rows, width, distance) {
-                    packed.extend_from_slice(row);
-                }
-                Buffer::from(packed)
-            }
-            (Values::Bf16(values), Wire::F32) => {
-                let mut packed = vec![0.0; rows * width];
-                let to = packed.chunks_exact_mut(width.max(1));
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    wire::to_f32(to, row);
-                }
-                Buffer::from(packed)
-            }
-            (Values::F32(values), Wire::Bf16) => {
-                let mut packed = Buffer::zeroed(rows * width * 2);
-                let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    wire::to_bf16(to, row);
-                }
+        match kind {
+            Wire::F32 => {
+                let mut packed = memory::rows(rows * width * 4);
+                self.pack_f32s(packed.f32s_mut(), rows, width);
                 packed
             }
-            (Values::Bf16(values), Wire::Bf16) => {
-                let mut packed = Buffer::zeroed(rows * width * 2);
-                let to = packed.bf16s_mut().chunks_exact_mut(width.max(1));
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    to.copy_from_slice(row);
-                }
+            Wire::Bf16 => {
+                let mut packed = memory::rows(rows * width * 2);
+                self.pack_bf16s(packed.bf16s_mut(), rows, width);
                 packed
             }
         }
@@ -114,7 +94,43 @@ impl<'a> Rows<'a> {
                 Cow::Borrowed(&values[..rows * width])
             }
             Values::F32(_) | Values::Bf16(_) => {
-                Cow::Owned(self.to_wire(Wire::F32, rows, width).into_f32s())
+                let mut packed = vec![0.0; rows * width];
+                self.pack_f32s(&mut packed, rows, width);
+                Cow::Owned(packed)
+            }
+        }
+    }
+
+    /// Writes every element of `to`.
+    fn pack_f32s(self, to: &mut [f32], rows: usize, width: usize) {
+        let (distance, to) = (self.distance.unwrap_or(width), to.chunks_exact_mut(width.max(1)));
+        match self.values {
+            Values::F32(values) => {
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    to.copy_from_slice(row);
+                }
+            }
+            Values::Bf16(values) => {
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    wire::to_f32(to, row);
+                }
+            }
+        }
+    }
+
+    /// As [`Self::pack_f32s`].
+    fn pack_bf16s(self, to: &mut [bf16], rows: usize, width: usize) {
+        let (distance, to) = (self.distance.unwrap_or(width), to.chunks_exact_mut(width.max(1)));
+        match self.values {
+            Values::F32(values) => {
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    wire::to_bf16(to, row);
+                }
+            }
+            Values::Bf16(values) => {
+                for (to, row) in to.zip(each(values, rows, width, distance)) {
+                    to.copy_from_slice(row);
+                }
             }
         }
     }

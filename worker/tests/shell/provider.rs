@@ -29,7 +29,7 @@ impl Exchange for Wires {
         false
     }
 
-    fn path(&self) -> &'static str {
+    fn path(&self, _peer: PeerId) -> &'static str {
         "simulated"
     }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{LandingId, Piece, PullError, PullId, RegionKey};
 use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
+use crate::memory;
 
 /// Bytes of one pull of a long word.
 const PART_BYTES: u64 = 4 << 20;
@@ -168,7 +169,7 @@ impl<P: Exchange> Shared<P> {
         let publication = self.telling.next_publication;
         self.telling.next_publication += 1;
         let (length, digest) = (bytes.len() as u64, xxh3_64(&bytes));
-        let mut buffer = Buffer::zeroed(bytes.len());
+        let mut buffer = memory::rows(bytes.len());
         buffer.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         match self.provider.place().hold(buffer) {
             Ok(memory) => self.provider.publish(key(publication), &memory),

@@ -1,0 +1,272 @@
+//! Hands descriptors of shared memory to processes of this machine that know its ticket, and fetches those of others.
+//!
+//! In: descriptors with their tickets; where a peer's door is, and a ticket. Out: file descriptors, over a Unix socket: a file,
+//! or a name that is no file and is gone with its process.
+//!
+//! ```text
+//! asker                              owner
+//!   ticket (32 bytes)          ───▶
+//!                              ◀───  one byte 1 with the descriptor, or nothing
+//! ```
+//!
+//! Tickets come over links whose both ends have proved the job's secret, so they are known inside the job only; beside it
+//! both processes have to be of one user. Threads of its own do all this, since an owner that is stopped answers nobody.
+//!
+//! Invariant: every call ends within [`PATIENCE`], and a descriptor that is received is closed by whoever gets it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+use crate::waker::Waker;
+
+/// Proves to an owner's door that the asker has heard from it over a link.
+pub(crate) type Ticket = [u8; 32];
+
+/// Doors that are asked at a time; other questions wait. One of a peer that is stopped holds its thread for seconds.
+pub(crate) const MOST_ASKING: usize = 16;
+
+/// How long the other side may think.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Arenas = Arc<Mutex<BTreeMap<Ticket, OwnedFd>>>;
+
+/// Where a door is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Site {
+    /// A socket in the file system.
+    File(PathBuf),
+    /// A name in the namespace of the machine's, or the pod's, network.
+    Name([u8; 32]),
+}
+
+impl Site {
+    fn socket(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::File(path) => SocketAddr::from_pathname(path),
+            Self::Name(name) => SocketAddr::from_abstract_name(name),
+        }
+    }
+}
+
+/// A socket at which descriptors can be had. Its file goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Door {
+    site: Site,
+    arenas: Arenas,
+    over: Arc<AtomicBool>,
+}
+
+impl Door {
+    /// Opens a door at a place that nobody uses.
+    pub(crate) fn open(site: Site) -> io::Result<Self> {
+        if let Site::File(path) = &site {
+            match std::fs::remove_file(path) {
+                // What an earlier process of this name has left.
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let listener = UnixListener::bind_addr(&site.socket()?)?;
+        let (arenas, over) = (Arenas::default(), Arc::new(AtomicBool::new(false)));
+        let (held, ended) = (Arc::clone(&arenas), Arc::clone(&over));
+        std::thread::Builder::new().name("arenas".into()).spawn(move || {
+            for stream in listener.incoming() {
+                if ended.load(Ordering::Acquire) {
+                    return;
+                }
+                if let Err(error) = stream.and_then(|it| answer(it, &held)) {
+                    tracing::debug!(%error, "a descriptor was asked for and not given");
+                }
+            }
+        })?;
+        Ok(Self { site, arenas, over })
+    }
+
+    /// From now on whoever shows `ticket` gets `descriptor`.
+    pub(crate) fn show(&self, ticket: Ticket, descriptor: OwnedFd) {
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, descriptor);
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        // Ends the thread's wait; where that fails, the next asker does.
+        let _ = self.site.socket().and_then(|it| UnixStream::connect_addr(&it));
+        if let Site::File(path) = &self.site {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn prepare(stream: &UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let theirs = sockopt::socket_peercred(stream)?.uid;
+    if theirs != rustix::process::geteuid() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "the process at the other end is of another user",
+        ));
+    }
+    Ok(())
+}
+
+fn answer(mut stream: UnixStream, arenas: &Arenas) -> io::Result<()> {
+    prepare(&stream)?;
+    let mut ticket: Ticket = [0; 32];
+    stream.read_exact(&mut ticket)?;
+    let arenas = arenas.lock().unwrap_or_else(PoisonError::into_inner);
+    let descriptor = arenas.get(&ticket).map(OwnedFd::try_clone).transpose()?;
+    drop(arenas);
+    let descriptor =
+        descriptor.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "an unknown ticket"))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    message.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(&stream, &[IoSlice::new(&[1])], &mut message, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Asks the owner at a door for what the ticket is for.
+pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
+    let mut stream = UnixStream::connect_addr(&site.socket()?)?;
+    prepare(&stream)?;
+    stream.write_all(ticket)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let parts = &mut [IoSliceMut::new(&mut byte)];
+    recvmsg(&stream, parts, &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    for part in message.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = part
+            && let Some(descriptor) = descriptors.next()
+        {
+            return Ok(descriptor);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the owner gave no descriptor"))
+}
+
+/// Asks at doors on threads of its own, and wakes a poll when one has answered.
+#[derive(Debug)]
+pub(crate) struct Asker<T> {
+    waker: Waker,
+    wanted: VecDeque<(T, Site, Ticket)>,
+    /// Threads that ask; each says once what it was given, so that the queue has room for all of them.
+    asking: usize,
+    answers: Receiver<(T, io::Result<OwnedFd>)>,
+    answer: SyncSender<(T, io::Result<OwnedFd>)>,
+}
+
+impl<T: Clone + Send + 'static> Asker<T> {
+    pub(crate) fn new(waker: Waker) -> Self {
+        let (answer, answers) = sync_channel(MOST_ASKING);
+        Self { waker, wanted: VecDeque::new(), asking: 0, answers, answer }
+    }
+
+    /// Asks as soon as a thread is free.
+    pub(crate) fn ask(&mut self, what: T, site: Site, ticket: Ticket) {
+        self.wanted.push_back((what, site, ticket));
+        self.go_on();
+    }
+
+    /// The next answer that has come.
+    pub(crate) fn answer(&mut self) -> Option<(T, io::Result<OwnedFd>)> {
+        let answer = self.answers.try_recv().ok()?;
+        self.asking -= 1;
+        self.go_on();
+        Some(answer)
+    }
+
+    fn go_on(&mut self) {
+        while self.asking < MOST_ASKING
+            && let Some((what, site, ticket)) = self.wanted.pop_front()
+        {
+            self.asking += 1;
+            let (answer, waker, asked) = (self.answer.clone(), self.waker.clone(), what.clone());
+            let asker = move || {
+                if answer.send((asked, ask(&site, &ticket))).is_ok() {
+                    waker.wake();
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("arena".into()).spawn(asker) {
+                // The queue has room for all that ask.
+                let _ = self.answer.try_send((what, Err(error)));
+                self.waker.wake();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek as _, SeekFrom};
+
+    use super::*;
+
+    #[test]
+    fn who_shows_a_ticket_gets_the_descriptor_and_nobody_else_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        for site in [Site::File(path.clone()), Site::Name([b'a'; 32])] {
+            let door = Door::open(site.clone()).unwrap();
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(b"rows").unwrap();
+            door.show([3; 32], file.into());
+            for _ in 0..2 {
+                let mut file = std::fs::File::from(ask(&site, &[3; 32]).unwrap());
+                let mut text = String::new();
+                file.seek(SeekFrom::Start(0)).unwrap();
+                file.read_to_string(&mut text).unwrap();
+                assert_eq!(text, "rows");
+            }
+            let error = ask(&site, &[4; 32]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+            drop(door);
+            assert!(!path.exists());
+        }
+        let file = Site::File(path.clone());
+        assert!(ask(&file, &[3; 32]).is_err());
+        // A file that an earlier process left is no obstacle.
+        std::fs::write(&path, b"").unwrap();
+        drop(Door::open(file).unwrap());
+    }
+
+    #[test]
+    fn more_questions_than_threads_are_all_answered() {
+        let site = Site::Name([b'b'; 32]);
+        let door = Door::open(site.clone()).unwrap();
+        door.show([1; 32], tempfile::tempfile().unwrap().into());
+        let waker = Waker::new().unwrap();
+        let mut asker = Asker::new(waker);
+        let questions = 3 * MOST_ASKING;
+        for question in 0..questions {
+            asker.ask(question, site.clone(), [(question % 2) as u8; 32]);
+        }
+        let mut answered = vec![None; questions];
+        while answered.contains(&None) {
+            if let Some((question, answer)) = asker.answer() {
+                assert_eq!(answered[question].replace(answer.is_ok()), None, "answered once");
+            }
+            std::thread::yield_now();
+        }
+        assert!(answered.iter().enumerate().all(|(at, it)| *it == Some(at % 2 == 1)));
+    }
+}

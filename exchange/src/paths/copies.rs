@@ -1,0 +1,131 @@
+//! How pulls are copied: begun where their region lies on a board, a turn at a time, and looked at again when all is here.
+//!
+//! In: claimed pulls. Out: ended ones, or pulls that go over the link after all.
+//!
+//! ```text
+//! claimed ──on the board, mapped──▶ copying ──all here, same publication──▶ done
+//!    └───────── else ──────────▶ link ◀──────── another one, or none ────┘
+//! ```
+//!
+//! Invariant: a pull that was not still published at its end has brought nothing.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Paths;
+use super::ways::Source;
+use crate::peer::PeerId;
+use crate::provider::PullError;
+use crate::shared::{Foreign, Found};
+use crate::tcp::Pull;
+
+/// What is copied before links and the caller have their turn, in bytes.
+const TURN_BYTES: u64 = 4 << 20;
+
+/// A pull that is being copied.
+pub(super) struct Copying {
+    pull: Pull,
+    found: Found,
+    arena: Arc<Foreign>,
+}
+
+impl Paths {
+    /// Begins a claimed pull on the best path that it has.
+    pub(super) fn begin(&mut self, mut pull: Pull) {
+        let Some(shared) = &mut self.sharing else { return self.tcp.send_pull(pull) };
+        let peer = pull.peer();
+        if shared.required && !shared.ways.knows(peer) && self.tcp.is_opening(peer) {
+            return shared.waiting.push(pull);
+        }
+        match shared.ways.find(peer, pull.key(), pull.reach()) {
+            Ok(Source::Shared(found, arena)) => {
+                pull.is_to_be_of(found.number);
+                shared.copying.push_back(Copying { pull, found, arena });
+            }
+            Ok(Source::Coming) if shared.required => shared.waiting.push(pull),
+            Ok(source) => {
+                if matches!(source, Source::Coming) {
+                    self.traffic.sent_anew += 1;
+                }
+                self.tcp.send_pull(pull);
+            }
+            Err(why) => {
+                let answer = shared.ways.shut(peer, why, true, self.tcp.now());
+                self.tcp.send_pull(pull);
+                self.take_answer(answer);
+            }
+        }
+    }
+
+    /// Begins again what has waited for memory.
+    pub(super) fn begin_waiting(&mut self) {
+        let waiting = self.sharing.as_mut().map(|it| std::mem::take(&mut it.waiting));
+        for mut pull in waiting.unwrap_or_default() {
+            self.tcp.watch_anew(&mut pull);
+            self.begin(pull);
+        }
+    }
+
+    /// Ends what has waited for memory for too long.
+    pub(super) fn end_late(&mut self, now: Instant) {
+        let Some(shared) = &mut self.sharing else { return };
+        let late = |it: &mut Pull| it.is_late(now);
+        for pull in shared.waiting.extract_if(.., late).collect::<Vec<_>>() {
+            self.tcp.end_copied(pull, Err(PullError::Deadline));
+        }
+    }
+
+    /// Copies for a turn.
+    pub(super) fn copy(&mut self) {
+        let mut left = TURN_BYTES;
+        while left > 0
+            && let Some(shared) = &mut self.sharing
+            && let Some(Copying { pull, found, arena }) = shared.copying.front_mut()
+        {
+            let at = found.spot.at;
+            left -= self.tcp.copy_on(pull, left, |from, to| arena.copy(at + from, to));
+            if !pull.is_whole() {
+                continue;
+            }
+            let Some(Copying { pull, found, .. }) = shared.copying.pop_front() else { return };
+            if shared.ways.still(pull.peer(), &found) {
+                self.copied.insert(pull.id());
+                self.traffic.shared_bytes += pull.landed();
+                self.tcp.end_copied(pull, Ok(found.number));
+            } else {
+                self.traffic.sent_anew += 1;
+                self.tcp.send_anew(pull);
+            }
+        }
+    }
+
+    /// Ends all pulls from a peer that are not the link's, and forgets its memory.
+    pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
+        let Some(shared) = &mut self.sharing else { return };
+        shared.ways.forget(peer);
+        let copying = std::mem::take(&mut shared.copying);
+        let waiting = std::mem::take(&mut shared.waiting);
+        let mut ended = Vec::new();
+        for it in copying {
+            if it.pull.peer() == peer {
+                ended.push(it.pull);
+            } else {
+                shared.copying.push_back(it);
+            }
+        }
+        for pull in waiting {
+            if pull.peer() == peer {
+                ended.push(pull);
+            } else {
+                shared.waiting.push(pull);
+            }
+        }
+        for pull in ended {
+            self.tcp.end_copied(pull, Err(why.clone()));
+        }
+        // They end before the event that says why.
+        for event in self.tcp.take_events() {
+            self.take_in(event);
+        }
+    }
+}

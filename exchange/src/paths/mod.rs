@@ -1,0 +1,366 @@
+//! A provider for rows in the host's memory that takes the best path to each peer: shared memory on one machine, else TCP.
+//!
+//! In: [`PathsConfig`]; buffers, of which those of a shared [`crate::Pool`] can be read by others. Out: [`Paths`], a [`Provider`].
+//! Links, greetings, messages and deadlines are those of [`Tcp`], and so are all pulls that have no better path.
+//!
+//! ```text
+//! reader                                         owner
+//!   connected: pull the offer      ── tcp ──▶      name of its door, ticket of its board
+//!   ask for the board, for arenas  ── door ──▶     descriptors, each once
+//!   pull: find the region on the board             (notices nothing)
+//!         copy it from its arena
+//!         look again: still the same publication?
+//! ```
+//!
+//! Whether a peer is of this machine is found by trying: who cannot be asked at the door, or offers nothing, is pulled by TCP, and
+//! tried again later. A region that is not on the board, and one that was withdrawn while it was copied, is asked for by TCP,
+//! which says what is true of it.
+//!
+//! The second look is what makes reuse safe, as it does for [`crate::Node`]: it is a load of a word that the owner clears before
+//! it frees the memory.
+//!
+//! Invariant: a copy counts only if its region was published from before it began until after it was over.
+
+mod copies;
+mod offer;
+mod sharing;
+mod ways;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::offer::{OFFER, OFFER_BYTES, Offer};
+use self::sharing::Shared;
+use self::ways::Answer;
+use crate::buffer::Buffer;
+use crate::clock::Clock;
+use crate::peer::{PeerId, Piece, RegionKey};
+use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
+use crate::tcp::{Tcp, TcpConfig};
+use crate::waker::Waker;
+
+/// How long an owner may think about its offer.
+const OFFER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether rows take shared memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Sharing {
+    /// Never; nothing is offered either.
+    #[default]
+    Off,
+    /// Where the peer is of this machine.
+    Auto,
+    /// From every peer; one that cannot be reached so is closed.
+    Required,
+}
+
+/// How to open [`Paths`].
+#[derive(Clone, Copy)]
+pub struct PathsConfig {
+    /// Of the links.
+    pub tcp: TcpConfig,
+    /// Which paths there are.
+    pub sharing: Sharing,
+}
+
+/// Bytes of rows that pulls have brought, by their path.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Traffic {
+    /// Copied from memory of peers.
+    pub shared_bytes: u64,
+    /// Over links.
+    pub tcp_bytes: u64,
+    /// Pulls from peers whose memory is mapped here that had to be sent over the link: rows in no arena or one that was not mapped
+    /// yet, and rows that were withdrawn while they were copied.
+    pub sent_anew: u64,
+}
+
+/// How rows of a peer come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Path {
+    /// By tcp, until it has answered whether there is a better way.
+    Asked,
+    /// By shared memory.
+    Shared,
+    /// By tcp.
+    Tcp,
+}
+
+/// See the module.
+pub struct Paths {
+    tcp: Tcp,
+    sharing: Option<Shared>,
+    /// Pulls that were copied and not told yet.
+    copied: BTreeSet<PullId>,
+    traffic: Traffic,
+    events: Vec<Event>,
+}
+
+impl Paths {
+    /// Listens on a free port and, where rows are shared, at a door.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`], [`Error::Shared`].
+    pub fn open(config: PathsConfig) -> Result<Self, Error> {
+        Self::open_at(config, Clock::system())
+    }
+
+    /// The same, with deadlines and rests by `clock`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
+        let PathsConfig { tcp, sharing } = config;
+        let mut tcp = Tcp::open_at(tcp, clock)?;
+        let opened = match sharing {
+            Sharing::Off => None,
+            Sharing::Auto | Sharing::Required => match Shared::open(&tcp, sharing) {
+                Ok(it) => Some(it),
+                Err(source) if sharing == Sharing::Required => {
+                    return Err(Error::Shared { source });
+                }
+                Err(error) => {
+                    tracing::info!(%error, "this machine gives no shared memory: rows come by tcp");
+                    None
+                }
+            },
+        };
+        if let Some(shared) = &opened {
+            let mut offer = Buffer::zeroed(OFFER_BYTES);
+            offer.bytes_mut().copy_from_slice(&shared.offer.encode());
+            tcp.announce(OFFER, Arc::new(offer));
+        }
+        let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
+        Ok(Self { tcp, sharing: opened, copied, traffic, events })
+    }
+
+    /// Bytes by path so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// How rows of a peer come now.
+    pub fn path(&self, peer: PeerId) -> Path {
+        self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer))
+    }
+
+    /// As [`Tcp::landed`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownLanding`].
+    pub fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
+        self.tcp.landed(landing)
+    }
+
+    /// Asks a peer for its offer.
+    fn ask(&mut self, peer: PeerId) {
+        let Some(shared) = &mut self.sharing else { return };
+        shared.ways.ask(peer);
+        let landing = self.tcp.land(Buffer::zeroed(OFFER_BYTES));
+        let whole = vec![Piece { remote: 0, local: 0, bytes: OFFER_BYTES as u64 }];
+        let pull = self.tcp.pull(peer, OFFER, whole, landing, OFFER_PATIENCE);
+        shared.asked.insert(pull, (peer, landing));
+    }
+
+    /// Does what can be done without the links.
+    fn advance(&mut self) {
+        let now = self.tcp.now();
+        while let Some(answer) = self.sharing.as_mut().and_then(|it| it.ways.answer(now)) {
+            self.take_answer(answer);
+        }
+        self.end_late(now);
+        self.copy();
+    }
+
+    /// How long nothing has to be done unless the links or a door have news.
+    fn rest(&self) -> Duration {
+        let Some(shared) = &self.sharing else { return Duration::MAX };
+        if !shared.copying.is_empty() {
+            return Duration::ZERO;
+        }
+        let now = self.tcp.now();
+        let late = shared.waiting.iter().map(|it| it.late_at().saturating_duration_since(now));
+        late.min().unwrap_or(Duration::MAX)
+    }
+
+    fn take_answer(&mut self, answer: Answer) {
+        if !self.sharing.as_ref().is_some_and(|it| it.required) {
+            return;
+        }
+        match answer {
+            Answer::Open(peer) => {
+                // Held back until there is a way.
+                self.events.push(Event::Connected(peer));
+                self.begin_waiting();
+            }
+            Answer::Arena => self.begin_waiting(),
+            Answer::Shut(peer, why) => {
+                self.tcp.close(peer);
+                self.end_all(peer, &PullError::PeerFailed);
+                let error = format!(
+                    "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
+                );
+                self.events.push(Event::Closed { peer, error });
+            }
+        }
+    }
+
+    /// Takes in what the links say.
+    fn take_in(&mut self, event: Event) {
+        match &event {
+            Event::Connected(peer) if self.sharing.is_some() => {
+                self.ask(*peer);
+                if self.sharing.as_ref().is_some_and(|it| it.required) {
+                    return;
+                }
+            }
+            Event::Closed { peer, .. } => self.end_all(*peer, &PullError::PeerFailed),
+            Event::Pulled { pull, result } => {
+                let asked = self.sharing.as_mut().and_then(|it| it.asked.remove(pull));
+                if let Some((peer, landing)) = asked {
+                    return self.offered(peer, landing, result);
+                }
+                if !self.copied.remove(pull) {
+                    self.traffic.tcp_bytes += result.as_ref().unwrap_or(&0);
+                }
+            }
+            Event::Connected(_)
+            | Event::Message { .. }
+            | Event::Begun { .. }
+            | Event::Room { .. }
+            | Event::Refused { .. }
+            | Event::Broken { .. } => {}
+        }
+        self.events.push(event);
+    }
+
+    fn offered(&mut self, peer: PeerId, landing: LandingId, result: &Result<u64, PullError>) {
+        let landed = self.tcp.take(landing);
+        let offer = match (result, landed) {
+            (Ok(_), Ok(landed)) => {
+                Offer::decode(landed.bytes()).ok_or_else(|| "its offer is cut".to_owned())
+            }
+            (Err(PullError::Gone), _) => Err("it offers no shared memory".to_owned()),
+            (Err(why), _) => Err(format!("it does not say what it offers: {why}")),
+            (Ok(_), Err(why)) => Err(why.to_string()),
+        };
+        let now = self.tcp.now();
+        let answer = self.sharing.as_mut().and_then(|it| it.ways.offered(peer, offer, now));
+        if let Some(answer) = answer {
+            self.take_answer(answer);
+        }
+    }
+}
+
+impl Drop for Paths {
+    /// Ends all publications before their memory is free, and says by which path rows came.
+    fn drop(&mut self) {
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw_all();
+            let Traffic { shared_bytes, tcp_bytes, sent_anew } = self.traffic;
+            tracing::info!(
+                "bytes of rows came by shared memory: {shared_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no shared memory in time)"
+            );
+        }
+    }
+}
+
+impl Provider for Paths {
+    type Memory = Buffer;
+
+    fn address(&self) -> String {
+        self.tcp.address()
+    }
+
+    fn connect(&mut self, peer: PeerId, address: &str) {
+        self.tcp.connect(peer, address);
+    }
+
+    fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
+        // First, since the next line may free what was published before.
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw(key);
+        }
+        let number = self.tcp.announce(key, Arc::clone(&memory));
+        if let Some(shared) = &mut self.sharing {
+            shared.publish(key, number, &memory);
+        }
+    }
+
+    fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>> {
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw(key);
+        }
+        self.tcp.withdraw(key)
+    }
+
+    fn land(&mut self, memory: Buffer) -> LandingId {
+        self.tcp.land(memory)
+    }
+
+    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
+        self.tcp.take(landing)
+    }
+
+    fn discard(&mut self, landing: LandingId) {
+        self.tcp.discard(landing);
+    }
+
+    fn pull(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: Vec<Piece>,
+        landing: LandingId,
+        patience: Duration,
+    ) -> PullId {
+        let (id, pull) = self.tcp.claim(peer, key, &pieces, landing, patience);
+        if let Some(pull) = pull {
+            let now = self.tcp.now();
+            if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
+                self.ask(peer);
+            }
+            self.begin(pull);
+        }
+        id
+    }
+
+    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
+        self.tcp.ring(peer, message)
+    }
+
+    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
+        let until = Instant::now().checked_add(timeout);
+        let mut news = Vec::new();
+        loop {
+            self.advance();
+            let now = Instant::now();
+            let left = until.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
+            let done = !self.events.is_empty() || left.is_zero();
+            // Also where there is news already: queued messages are sent, and nothing waits for the caller's next turn.
+            let sleep = if done { Duration::ZERO } else { left.min(self.rest()) };
+            self.tcp.poll(sleep, &mut news);
+            let early = news.is_empty() && now.elapsed() < sleep;
+            for event in news.drain(..) {
+                self.take_in(event);
+            }
+            if done || early || !self.events.is_empty() {
+                break;
+            }
+        }
+        events.append(&mut self.events);
+    }
+
+    fn waker(&self) -> Waker {
+        self.tcp.waker()
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.tcp.close(peer);
+        self.end_all(peer, &PullError::Cancelled);
+    }
+}

@@ -1,0 +1,80 @@
+//! What an owner offers to readers of its machine: where its door is, and the ticket of its board.
+//!
+//! In: random words. Out: 64 bytes that are published like rows, under a key of their own, so that only peers that have proved the
+//! job's secret read them; and the tickets of arenas.
+//!
+//! Invariant: a ticket is known only to whoever knows the offer.
+
+use crate::door::{Site, Ticket};
+use crate::peer::RegionKey;
+
+/// The region that an offer stands in. No rows have this key.
+pub(super) const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
+
+/// Length of an offer.
+pub(super) const OFFER_BYTES: usize = 64;
+
+/// See the module.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Offer {
+    name: [u8; 32],
+    ticket: Ticket,
+}
+
+impl Offer {
+    pub(super) fn new(mut random: impl FnMut() -> [u8; 32]) -> Self {
+        // A name that reads as what it is where sockets are listed.
+        let mut name = *b"cadre-rows-000000000000000000000";
+        for (digit, random) in name[11..].iter_mut().zip(random()) {
+            *digit = b"0123456789abcdef"[usize::from(random % 16)];
+        }
+        Self { name, ticket: random() }
+    }
+
+    pub(super) fn encode(&self) -> [u8; OFFER_BYTES] {
+        let mut out = [0; OFFER_BYTES];
+        out[..32].copy_from_slice(&self.name);
+        out[32..].copy_from_slice(&self.ticket);
+        out
+    }
+
+    /// Any 64 bytes are an offer.
+    pub(super) fn decode(input: &[u8]) -> Option<Self> {
+        let input: &[u8; OFFER_BYTES] = input.try_into().ok()?;
+        let (name, ticket) = (*input.first_chunk()?, *input.last_chunk()?);
+        Some(Self { name, ticket })
+    }
+
+    pub(super) fn site(&self) -> Site {
+        Site::Name(self.name)
+    }
+
+    /// Of the board.
+    pub(super) fn board(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Of an arena.
+    pub(super) fn arena(&self, number: u64) -> Ticket {
+        *blake3::keyed_hash(&self.ticket, &number.to_le_bytes()).as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_are_read_as_written_and_their_tickets_differ() {
+        let mut seed = 0;
+        let random = || {
+            seed += 1;
+            [seed; 32]
+        };
+        let offer = Offer::new(random);
+        assert_eq!(Offer::decode(&offer.encode()), Some(offer.clone()));
+        assert_eq!(Offer::decode(&offer.encode()[..63]), None);
+        let tickets = [offer.board(), offer.arena(0), offer.arena(1)];
+        assert!(tickets[0] != tickets[1] && tickets[1] != tickets[2] && tickets[0] != tickets[2]);
+    }
+}

@@ -1,0 +1,86 @@
+//! What a process has where its rows take shared memory: what it shows to others, and what it knows of theirs.
+//!
+//! In: publications. Out: a board and a door at which it and the arenas can be had. Nothing is copied here.
+//!
+//! Invariant: what stands on the board lies in an arena that the door knows.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::Sharing;
+use super::copies::Copying;
+use super::offer::Offer;
+use super::ways::Ways;
+use crate::buffer::Buffer;
+use crate::door::Door;
+use crate::peer::{PeerId, RegionKey};
+use crate::provider::{LandingId, Provider as _, PullId};
+use crate::shared::{Board, Spot};
+use crate::tcp::{Pull, Tcp};
+
+/// What there is where rows take shared memory.
+pub(super) struct Shared {
+    pub(super) required: bool,
+    pub(super) offer: Offer,
+    door: Door,
+    pub(super) board: Board,
+    /// Arenas that the door knows.
+    shown: BTreeSet<u64>,
+    pub(super) ways: Ways,
+    /// Pulls of offers.
+    pub(super) asked: BTreeMap<PullId, (PeerId, LandingId)>,
+    pub(super) copying: VecDeque<Copying>,
+    /// Where there is no other way: pulls whose memory is on its way.
+    pub(super) waiting: Vec<Pull>,
+}
+
+impl Shared {
+    pub(super) fn open(tcp: &Tcp, sharing: Sharing) -> std::io::Result<Self> {
+        let offer = Offer::new(random);
+        let door = Door::open(offer.site())?;
+        let board = Board::new()?;
+        door.show(offer.board(), board.descriptor().try_clone_to_owned()?);
+        Ok(Self {
+            required: sharing == Sharing::Required,
+            offer,
+            door,
+            board,
+            shown: BTreeSet::new(),
+            ways: Ways::new(tcp.waker()),
+            asked: BTreeMap::new(),
+            copying: VecDeque::new(),
+            waiting: Vec::new(),
+        })
+    }
+
+    /// Puts a publication on the board, if its memory can be read by others. Another one of the key was withdrawn.
+    pub(super) fn publish(&mut self, key: RegionKey, number: u64, memory: &Buffer) {
+        let Some(part) = memory.part() else { return };
+        let arena = part.arena();
+        if !self.shown.contains(&arena.number) {
+            match arena.descriptor().try_clone_to_owned() {
+                Ok(descriptor) => {
+                    self.door.show(self.offer.arena(arena.number), descriptor);
+                    self.shown.insert(arena.number);
+                }
+                Err(error) => {
+                    return tracing::warn!(%error, "an arena cannot be shown: its rows go over links");
+                }
+            }
+        }
+        let bytes = memory.len_bytes() as u64;
+        let spot = Spot { arena: arena.number, at: part.at(), bytes };
+        if !self.board.publish(key, number, spot) {
+            tracing::debug!("the board has no room for {key}: it goes over links");
+        }
+    }
+}
+
+/// Words that nobody guesses.
+fn random() -> [u8; 32] {
+    let mut words = [0; 32];
+    let filled = getrandom(&mut words, GetRandomFlags::empty());
+    assert_eq!(filled, Ok(words.len()), "the kernel has 32 random bytes");
+    words
+}

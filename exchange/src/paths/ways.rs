@@ -1,0 +1,267 @@
+//! The way to each peer: its shared memory, as far as it is mapped here, or why it is not.
+//!
+//! In: peers that connect and go, what they offer, descriptors. Out: where a region can be copied from. Nothing is copied here.
+//!
+//! ```text
+//! connected ──▶ Asked: offer over the link, board at the door ──▶ Open: arenas as they are needed
+//!                  │                                                │ an arena cannot be had
+//!                  └──────────────▶ Shut ◀──────────────────────────┘
+//!                    ▲               │ 30 s, doubling to 10 min; then with the next pull
+//!                    └───────────────┘
+//! ```
+//!
+//! Invariant: a memory that is mapped here was given by the peer that proved itself on the link, or by whoever it told.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Path;
+use super::offer::Offer;
+use crate::door::Asker;
+use crate::peer::{PeerId, RegionKey};
+use crate::shared::{Foreign, Found, Reading};
+use crate::waker::Waker;
+
+/// After how long a way that is shut is tried again, at first and at most.
+const FIRST_REST: Duration = Duration::from_secs(30);
+const LONGEST_REST: Duration = Duration::from_mins(10);
+
+/// See the module.
+pub(super) struct Ways {
+    peers: BTreeMap<PeerId, Way>,
+    asker: Asker<Question>,
+    /// Tells questions of a way from those of an earlier one with the same peer.
+    rounds: u64,
+}
+
+struct Way {
+    stage: Stage,
+    round: u64,
+    /// The rest that follows when it is shut.
+    rest: Duration,
+    /// Whether its path was said.
+    said: Option<Said>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Said {
+    Open,
+    Shut,
+}
+
+enum Stage {
+    Asked,
+    Open { offer: Offer, board: Reading, arenas: BTreeMap<u64, Option<Arc<Foreign>>> },
+    Shut { again: Instant },
+}
+
+/// What is asked for at a door.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    peer: PeerId,
+    round: u64,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Board(Offer),
+    Arena(u64),
+}
+
+/// How a region can be had.
+pub(super) enum Source {
+    /// From this memory.
+    Shared(Found, Arc<Foreign>),
+    /// From memory whose descriptor is on its way.
+    Coming,
+    /// Over the link.
+    Link,
+}
+
+/// What came of an answer.
+pub(super) enum Answer {
+    /// The way is open.
+    Open(PeerId),
+    /// An arena more can be copied from.
+    Arena,
+    /// The way is shut.
+    Shut(PeerId, String),
+}
+
+impl Ways {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0 }
+    }
+
+    /// A peer is to be asked for its offer.
+    pub(super) fn ask(&mut self, peer: PeerId) {
+        self.rounds += 1;
+        let old = self.peers.remove(&peer);
+        let (rest, said) = old.map_or((FIRST_REST, None), |it| (it.rest, it.said));
+        self.peers.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
+    }
+
+    /// A peer has offered its memory, or has not.
+    pub(super) fn offered(
+        &mut self,
+        peer: PeerId,
+        offer: Result<Offer, String>,
+        now: Instant,
+    ) -> Option<Answer> {
+        let way = self.peers.get(&peer).filter(|it| matches!(it.stage, Stage::Asked))?;
+        match offer {
+            Ok(offer) => {
+                let (site, ticket) = (offer.site(), offer.board());
+                let question = Question { peer, round: way.round, what: What::Board(offer) };
+                self.asker.ask(question, site, ticket);
+                None
+            }
+            Err(why) => Some(self.shut(peer, why, false, now)),
+        }
+    }
+
+    /// The next thing that came of an answer of a door.
+    pub(super) fn answer(&mut self, now: Instant) -> Option<Answer> {
+        while let Some((Question { peer, round, what }, descriptor)) = self.asker.answer() {
+            // It was closed meanwhile, and may have come again.
+            let Some(way) = self.peers.get_mut(&peer).filter(|it| it.round == round) else {
+                continue;
+            };
+            let opens = matches!(what, What::Board(_));
+            return Some(match way.take(what, descriptor) {
+                Ok(()) if opens => {
+                    if way.said != Some(Said::Open) {
+                        tracing::info!("rows of {peer} come by shared memory");
+                    }
+                    (way.said, way.rest) = (Some(Said::Open), FIRST_REST);
+                    Answer::Open(peer)
+                }
+                Ok(()) => Answer::Arena,
+                Err(error) => {
+                    let elsewhere = matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+                    );
+                    let why = format!("its shared memory cannot be had: {error}");
+                    self.shut(peer, why, !elsewhere, now)
+                }
+            });
+        }
+        None
+    }
+
+    /// Leaves a way for a while.
+    pub(super) fn shut(&mut self, peer: PeerId, why: String, is_odd: bool, now: Instant) -> Answer {
+        if let Some(way) = self.peers.get_mut(&peer) {
+            if way.said != Some(Said::Shut) {
+                if is_odd {
+                    tracing::warn!("rows of {peer} come by tcp: {why}");
+                } else {
+                    // Another machine, or another pod: nobody expects anything else.
+                    tracing::debug!("rows of {peer} come by tcp: {why}");
+                }
+                way.said = Some(Said::Shut);
+            }
+            way.stage = Stage::Shut { again: now + way.rest };
+            way.rest = (2 * way.rest).min(LONGEST_REST);
+        }
+        Answer::Shut(peer, why)
+    }
+
+    /// Whether a way that is shut has rested long enough.
+    pub(super) fn is_to_be_tried(&self, peer: PeerId, now: Instant) -> bool {
+        let again = |it: &Way| matches!(it.stage, Stage::Shut { again } if again <= now);
+        self.peers.get(&peer).is_some_and(again)
+    }
+
+    /// How a region of a peer can be had up to its byte `reach`. Asks for its arena where that is not mapped yet. An error is a
+    /// peer whose board contradicts its arenas.
+    pub(super) fn find(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        reach: u64,
+    ) -> Result<Source, String> {
+        let Some(Way { stage, round, .. }) = self.peers.get_mut(&peer) else {
+            return Ok(Source::Link);
+        };
+        let (offer, board, arenas) = match stage {
+            Stage::Asked => return Ok(Source::Coming),
+            Stage::Shut { .. } => return Ok(Source::Link),
+            Stage::Open { offer, board, arenas } => (offer, board, arenas),
+        };
+        let Some(found) = board.find(key).filter(|it| reach <= it.spot.bytes) else {
+            // The owner says what is wrong with it.
+            return Ok(Source::Link);
+        };
+        let number = found.spot.arena;
+        match arenas.get(&number) {
+            Some(Some(arena)) => {
+                let end = found.spot.at.checked_add(found.spot.bytes);
+                if end.is_none_or(|end| end > arena.len_bytes()) {
+                    return Err(format!("its region {key} ends behind its arena"));
+                }
+                Ok(Source::Shared(found, Arc::clone(arena)))
+            }
+            Some(None) => Ok(Source::Coming),
+            None => {
+                arenas.insert(number, None);
+                let question = Question { peer, round: *round, what: What::Arena(number) };
+                self.asker.ask(question, offer.site(), offer.arena(number));
+                Ok(Source::Coming)
+            }
+        }
+    }
+
+    /// Whether a peer was asked for its offer since it connected.
+    pub(super) fn knows(&self, peer: PeerId) -> bool {
+        self.peers.contains_key(&peer)
+    }
+
+    /// How rows of a peer come.
+    pub(super) fn path(&self, peer: PeerId) -> Path {
+        match self.peers.get(&peer).map(|it| &it.stage) {
+            Some(Stage::Asked) => Path::Asked,
+            Some(Stage::Open { .. }) => Path::Shared,
+            Some(Stage::Shut { .. }) | None => Path::Tcp,
+        }
+    }
+
+    /// Whether a region was published all the while since it was found.
+    pub(super) fn still(&self, peer: PeerId, found: &Found) -> bool {
+        match self.peers.get(&peer).map(|it| &it.stage) {
+            Some(Stage::Open { board, .. }) => board.still(found),
+            Some(Stage::Asked | Stage::Shut { .. }) | None => false,
+        }
+    }
+
+    /// A peer is gone, with all that was mapped of it.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.peers.remove(&peer);
+    }
+}
+
+impl Way {
+    fn take(&mut self, what: What, descriptor: io::Result<OwnedFd>) -> io::Result<()> {
+        let descriptor = descriptor?;
+        match (what, &mut self.stage) {
+            (What::Board(offer), stage @ Stage::Asked) => {
+                let board = Reading::new(&descriptor)?;
+                *stage = Stage::Open { offer, board, arenas: BTreeMap::new() };
+            }
+            (What::Arena(number), Stage::Open { arenas, .. }) => {
+                arenas.insert(number, Some(Arc::new(Foreign::new(&descriptor)?)));
+            }
+            // An answer to a question of the way before it was shut.
+            (
+                What::Board(_) | What::Arena(_),
+                Stage::Asked | Stage::Open { .. } | Stage::Shut { .. },
+            ) => {}
+        }
+        Ok(())
+    }
+}

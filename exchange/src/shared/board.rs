@@ -1,0 +1,192 @@
+//! What a process publishes, for readers of its machine: where each region lies, in memory that they can only read.
+//!
+//! In: publications and their ends. Out: a table of words; of another process's table, where a region lies, and whether it
+//! still does. A region that has no room in the table is not on it; readers then ask the owner.
+//!
+//! An entry is 8 words: number of the publication (0: none), key (2), arena, first byte, bytes, and 2 of nothing. A key
+//! may stand in any entry of its bucket.
+//!
+//! ```text
+//! publish    place ── release fence ── number        find    number ── acquire ── place ── acquire ── same number?
+//! withdraw   0 ── full fence ── memory is free       still   copy   ── acquire fence ── same number?
+//! ```
+//!
+//! Invariant: numbers never come back, so an entry that has the same number before and after was the same all the while, and
+//! nobody has written its region meanwhile.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+
+use super::mapping::{Foreign, Own};
+use crate::peer::RegionKey;
+
+const ENTRY_WORDS: usize = 8;
+const BUCKET_ENTRIES: usize = 8;
+const BUCKETS: usize = 8192;
+const WORDS: usize = BUCKETS * BUCKET_ENTRIES * ENTRY_WORDS;
+
+/// Where a region lies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Spot {
+    pub(crate) arena: u64,
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The table of this process.
+#[derive(Debug)]
+pub(crate) struct Board {
+    words: Own,
+    /// First words of the entries of keys.
+    places: BTreeMap<RegionKey, usize>,
+}
+
+impl Board {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { words: Own::new(WORDS * 8)?, places: BTreeMap::new() })
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.words.descriptor()
+    }
+
+    /// Writes down a publication of a key that has none, whose number is not 0 and was never used. False where there is no room.
+    pub(crate) fn publish(&mut self, key: RegionKey, number: u64, spot: Spot) -> bool {
+        let Some(entry) = entries(key).find(|it| self.words.load(*it) == 0) else { return false };
+        let [one, two] = key_words(key);
+        for (index, word) in [one, two, spot.arena, spot.at, spot.bytes].into_iter().enumerate() {
+            self.words.store(entry + 1 + index, word);
+        }
+        fence(Ordering::Release);
+        self.words.store(entry, number);
+        self.places.insert(key, entry);
+        true
+    }
+
+    /// Ends a publication: when this returns, its memory may be written.
+    pub(crate) fn withdraw(&mut self, key: RegionKey) {
+        if let Some(entry) = self.places.remove(&key) {
+            self.words.store(entry, 0);
+            // Whoever reads a byte that is written after this reads the 0, too.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Ends all publications.
+    pub(crate) fn withdraw_all(&mut self) {
+        for key in self.places.keys().copied().collect::<Vec<_>>() {
+            self.withdraw(key);
+        }
+    }
+}
+
+/// The table of another process.
+#[derive(Debug)]
+pub(crate) struct Reading(Foreign);
+
+/// A publication that was found.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Found {
+    entry: usize,
+    pub(crate) number: u64,
+    pub(crate) spot: Spot,
+}
+
+impl Reading {
+    pub(crate) fn new(descriptor: &OwnedFd) -> io::Result<Self> {
+        let table = Foreign::new(descriptor)?;
+        if table.len_bytes() != WORDS as u64 * 8 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no board"));
+        }
+        Ok(Self(table))
+    }
+
+    /// Where a region lies, if it is published and on the table.
+    pub(crate) fn find(&self, key: RegionKey) -> Option<Found> {
+        entries(key).find_map(|entry| {
+            let number = self.0.load(entry);
+            if number == 0 {
+                return None;
+            }
+            fence(Ordering::Acquire);
+            let [one, two, arena, at, bytes] = [1, 2, 3, 4, 5].map(|it| self.0.load(entry + it));
+            let found = Found { entry, number, spot: Spot { arena, at, bytes } };
+            ([one, two] == key_words(key) && self.still(&found)).then_some(found)
+        })
+    }
+
+    /// Whether it was published all the while: what was copied since it was found is its rows then.
+    pub(crate) fn still(&self, found: &Found) -> bool {
+        fence(Ordering::Acquire);
+        self.0.load(found.entry) == found.number
+    }
+}
+
+fn key_words(RegionKey([a, b, c, d]): RegionKey) -> [u64; 2] {
+    [u64::from(a) << 32 | u64::from(b), u64::from(c) << 32 | u64::from(d)]
+}
+
+/// First words of the entries that a key may have.
+fn entries(key: RegionKey) -> impl Iterator<Item = usize> {
+    let [one, two] = key_words(key);
+    let mut mixed = one.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ two.rotate_left(29);
+    mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let bucket = (mixed >> 40) as usize % BUCKETS;
+    (0..BUCKET_ENTRIES).map(move |it| (bucket * BUCKET_ENTRIES + it) * ENTRY_WORDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Board, Reading) {
+        let board = Board::new().unwrap();
+        let reading = Reading::new(&board.descriptor().try_clone_to_owned().unwrap()).unwrap();
+        (board, reading)
+    }
+
+    fn spot(at: u64) -> Spot {
+        Spot { arena: 3, at, bytes: 2 * at }
+    }
+
+    #[test]
+    fn a_region_is_found_while_it_is_published_and_no_longer() {
+        let (mut board, reading) = pair();
+        let key = RegionKey([1, 2, 3, 4]);
+        assert_eq!(reading.find(key), None);
+        assert!(board.publish(key, 7, spot(64)));
+        let found = reading.find(key).unwrap();
+        assert_eq!((found.number, found.spot, reading.still(&found)), (7, spot(64), true));
+        assert_eq!(reading.find(RegionKey([1, 2, 3, 5])), None);
+        board.withdraw(key);
+        assert_eq!((reading.find(key), reading.still(&found)), (None, false));
+        // The same entry again: the number tells them apart.
+        assert!(board.publish(key, 8, spot(64)));
+        assert!(!reading.still(&found));
+        board.withdraw(key);
+        assert!(board.publish(key, 9, spot(128)));
+        let found = reading.find(key).unwrap();
+        assert_eq!(found.spot, spot(128));
+        board.withdraw_all();
+        assert_eq!((reading.find(key), reading.still(&found)), (None, false));
+    }
+
+    #[test]
+    fn what_has_no_room_is_said_and_what_has_is_found() {
+        let (mut board, reading) = pair();
+        let keys = (0..100_000).map(|it| RegionKey([it % 7, it, 5, it / 3]));
+        let there: Vec<_> =
+            keys.zip(1..).map(|(key, at)| (key, at, board.publish(key, at, spot(at)))).collect();
+        let placed = there.iter().filter(|it| it.2).count();
+        assert!((40_000..65_537).contains(&placed), "{placed} of 65,536 entries are used");
+        for (key, at, placed) in &there {
+            assert_eq!(reading.find(*key).map(|it| it.spot), placed.then_some(spot(*at)));
+        }
+        for (key, ..) in there {
+            board.withdraw(key);
+            assert_eq!(reading.find(key), None);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Pulls whose bytes are copied on this machine instead of asked for: what `paths` needs of this provider.
+//!
+//! In: pulls that were claimed here, and a copier. Out: their bytes in the landings that all pulls land in, their ends among all
+//! events. A pull that is not copied to its end goes over the link as if nothing had been.
+//!
+//! It reads no shared memory itself. Invariant: bytes of a copied pull count only when [`Tcp::end_copied`] says so.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Tcp;
+use super::frame::{Span, merged};
+use super::pull::{Pull, Wish};
+use crate::buffer::Buffer;
+use crate::peer::{PeerId, Piece, RegionKey};
+use crate::provider::{Event, LandingId, PullError, PullId};
+
+impl Tcp {
+    /// Publishes a region: the number of the publication, which is not 0.
+    pub(crate) fn announce(&mut self, key: RegionKey, memory: Arc<Buffer>) -> u64 {
+        self.publication = self.publication.wrapping_add(1).max(1);
+        self.regions.insert(key, super::Published { memory, number: self.publication });
+        self.publication
+    }
+
+    /// Speaks for the landing's bytes. None where the pull has ended already.
+    pub(crate) fn claim(
+        &mut self,
+        peer: PeerId,
+        key: RegionKey,
+        pieces: &[Piece],
+        landing: LandingId,
+        patience: Duration,
+    ) -> (PullId, Option<Pull>) {
+        let id = self.ledger.new_pull();
+        let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
+        let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));
+        // Runs that the ledger accepts are disjoint and inside of the landing: then the sum is exact.
+        let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
+        let wish = Wish { peer, key, spans, runs, bytes };
+        let token = self.peers.get(&peer).and_then(|it| it.outgoing);
+        // Links count from 2.
+        let place = (landing, token.unwrap_or(0));
+        let pull = Pull::new(id, wish, place, patience, self.clock.now());
+        (id, self.ledger.begin(pull))
+    }
+
+    /// Sends a claimed pull over the link.
+    pub(crate) fn send_pull(&mut self, pull: Pull) {
+        let token = self.peers.get(&pull.wish.peer).and_then(|it| it.outgoing);
+        match token.and_then(|it| self.outgoing.get_mut(&it).map(|link| (it, link))) {
+            Some((token, link)) => {
+                link.pulls.add(pull);
+                self.restless.insert(token);
+            }
+            None => self.ledger.end(pull, Err(PullError::PeerFailed)),
+        }
+    }
+
+    /// Sends a pull over the link from its first byte on, with all its patience: what was copied of it does not count.
+    pub(crate) fn send_anew(&mut self, mut pull: Pull) {
+        pull.restart();
+        self.watch_anew(&mut pull);
+        self.send_pull(pull);
+    }
+
+    /// Gives a pull all its patience from now on.
+    pub(crate) fn watch_anew(&mut self, pull: &mut Pull) {
+        self.ledger.watch_anew(pull, self.clock.now());
+    }
+
+    /// Lets `copy` write the next bytes of a pull, at most `most`: how many. It is called with the first byte in the region and
+    /// the place of the landing.
+    pub(crate) fn copy_on(
+        &mut self,
+        pull: &mut Pull,
+        most: u64,
+        mut copy: impl FnMut(u64, &mut [u8]),
+    ) -> u64 {
+        let (spans, bytes) = pull.cut(most);
+        let mut spans = spans.into_iter();
+        let (mut span, mut left) = (Span { start: 0, bytes: 0 }, bytes);
+        while left > 0 {
+            let (slices, total) = self.ledger.slices(pull, left);
+            for mut slice in slices {
+                let mut to = &mut slice[..];
+                while !to.is_empty() {
+                    if span.bytes == 0 {
+                        span = spans.next().expect("a part has as many bytes as its spans");
+                    }
+                    let (now, later) = to.split_at_mut(to.len().min(span.bytes as usize));
+                    copy(span.start, now);
+                    span.start += now.len() as u64;
+                    span.bytes -= now.len() as u64;
+                    to = later;
+                }
+            }
+            pull.land(total);
+            left -= total;
+        }
+        bytes
+    }
+
+    /// Ends a pull that was copied, well if all its bytes are of the publication with this number.
+    pub(crate) fn end_copied(&mut self, mut pull: Pull, result: Result<u64, PullError>) {
+        match result {
+            Ok(number) => {
+                pull.publication = Some(number);
+                let bytes = pull.wish.bytes;
+                self.ledger.end(pull, Ok(bytes));
+            }
+            Err(error) => {
+                pull.restart();
+                self.ledger.end(pull, Err(error));
+            }
+        }
+    }
+
+    /// Whether a link to a peer is open or being opened.
+    pub(crate) fn is_opening(&self, peer: PeerId) -> bool {
+        self.peers.get(&peer).is_some_and(|it| it.outgoing.is_some())
+    }
+
+    /// What happened since the last poll.
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.ledger.events)
+    }
+
+    /// The time of deadlines.
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+}
+
+impl Pull {
+    pub(crate) fn id(&self) -> PullId {
+        self.id
+    }
+
+    pub(crate) fn peer(&self) -> PeerId {
+        self.wish.peer
+    }
+
+    pub(crate) fn key(&self) -> RegionKey {
+        self.wish.key
+    }
+
+    /// The end of the last byte that it wants of the region.
+    pub(crate) fn reach(&self) -> u64 {
+        self.wish.spans.iter().filter_map(|it| it.end()).max().unwrap_or(0)
+    }
+
+    /// When it is late if it has only waited.
+    pub(crate) fn late_at(&self) -> Instant {
+        self.deadline(self.since)
+    }
+
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        self.late_at() <= now
+    }
+
+    /// Keeps what an earlier pull has landed, if it was of the publication with this number.
+    pub(crate) fn is_to_be_of(&mut self, number: u64) {
+        if self.publication.is_some_and(|it| it != number) {
+            self.restart();
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which path pulls take: shared memory where it can be had, tcp else, and what is said of it.
+
+use std::io::Read as _;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadre_exchange::{
+    Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, Traffic,
+};
+
+use crate::common::{KEY, Node, config, pattern, until};
+
+const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
+const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
+const BYTES: usize = 300_000;
+
+fn node(me: PeerId, sharing: Sharing) -> Node {
+    Node::on(config(me), Clock::system(), sharing)
+}
+
+/// Pulls a whole region: how it ended, and what landed.
+fn whole(reader: &mut Node, owner: &mut Node, key: RegionKey) -> Result<Buffer, PullError> {
+    let landing = reader.tcp.land(Buffer::zeroed(BYTES));
+    let pull = reader.pull(owner.id, key, &[(0, 0, BYTES as u64)], landing);
+    until(&mut [reader, owner], |nodes| nodes[0].result(pull).is_some());
+    let landed = reader.tcp.take(landing).expect("it ended");
+    reader.result(pull).expect("just seen").map(|_| landed)
+}
+
+fn by(shared: usize, tcp: usize, sent_anew: u64) -> Traffic {
+    Traffic { shared_bytes: shared as u64, tcp_bytes: tcp as u64, sent_anew }
+}
+
+#[test]
+fn rows_in_arenas_are_copied_and_all_others_are_sent() {
+    let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Required));
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    let region = owner.publish(KEY, BYTES, 1);
+    assert!(region.is_shared());
+    assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
+    assert_eq!(reader.tcp.traffic(), by(BYTES, 0, 0));
+    // The same region published anew, in memory that nobody else sees.
+    let own = Arc::new(Buffer::clone(&pattern(BYTES, 2)));
+    owner.tcp.publish(KEY, Arc::clone(&own));
+    assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *own);
+    assert_eq!(reader.tcp.traffic(), by(BYTES, BYTES, 0));
+    drop(owner.tcp.withdraw(KEY));
+    assert_eq!(whole(&mut reader, &mut owner, KEY).unwrap_err(), PullError::Gone);
+}
+
+#[test]
+fn a_region_that_is_published_anew_while_it_is_copied_comes_anew() {
+    let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Required));
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    let bytes = 32 << 20;
+    for anew in [true, false] {
+        let first = owner.publish(KEY, bytes, 3);
+        // Its arena is mapped.
+        let landing = reader.tcp.land(Buffer::zeroed(bytes));
+        let pull = reader.pull(OWNER, KEY, &[(0, 0, 10)], landing);
+        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
+        let pull = reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
+        // A turn of many: the rest is another publication's, and the memory of the first is written again.
+        reader.poll();
+        assert_eq!(reader.result(pull), None);
+        drop(owner.tcp.withdraw(KEY));
+        drop(first);
+        let second = pattern(bytes, 4);
+        let right = if anew {
+            let second = Arc::new(second);
+            owner.tcp.publish(KEY, Arc::clone(&second));
+            Some(second)
+        } else {
+            None
+        };
+        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
+        let landed = reader.tcp.take(landing).expect("it ended");
+        match right {
+            Some(second) => {
+                assert_eq!(reader.result(pull), Some(Ok(bytes as u64)));
+                assert!(landed == *second, "bytes of two publications");
+            }
+            None => assert_eq!(reader.result(pull), Some(Err(PullError::Gone))),
+        }
+    }
+    assert_eq!(reader.tcp.traffic().sent_anew, 2);
+}
+
+#[test]
+fn a_peer_without_shared_memory_is_pulled_by_tcp_or_refused_by_name() {
+    let mut owner = node(OWNER, Sharing::Off);
+    let region = owner.publish(KEY, BYTES, 5);
+    let mut reader = node(READER, Sharing::Auto);
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
+    assert_eq!(
+        (reader.tcp.traffic().shared_bytes, reader.tcp.traffic().tcp_bytes),
+        (0, BYTES as u64)
+    );
+    let mut strict = node(PeerId::server(1, 0), Sharing::Required);
+    strict.tcp.connect(OWNER, &owner.tcp.address());
+    let landing = strict.tcp.land(Buffer::zeroed(BYTES));
+    let pull = strict.pull(OWNER, KEY, &[(0, 0, 10)], landing);
+    until(&mut [&mut strict, &mut owner], |nodes| nodes[0].closed(OWNER).is_some());
+    let said = strict.closed(OWNER).expect("just seen");
+    assert_eq!(
+        said,
+        "it offers no shared memory; run both on one machine, or without requiring shared memory (--exchange auto)"
+    );
+    assert_eq!(strict.result(pull), Some(Err(PullError::PeerFailed)), "and its pulls before");
+    assert!(!strict.is_connected(OWNER));
+}
+
+#[test]
+fn a_door_that_does_not_open_is_tried_again_after_a_rest_that_grows() {
+    let (clock, hand) = Clock::driven();
+    let mut owner = node(OWNER, Sharing::Off);
+    let region = owner.publish(KEY, BYTES, 6);
+    // What an owner offers whose door is here: a name, and a ticket that it does not know.
+    let offer = *b"cadre-test-door-that-does-not-openticket-of-a-board-that-is-gone";
+    let mut offered = Buffer::zeroed(64);
+    offered.bytes_mut().copy_from_slice(&offer);
+    owner.tcp.publish(OFFER, Arc::new(offered));
+    let name = SocketAddr::from_abstract_name(&offer[..32]).expect("a short name");
+    let listener = UnixListener::bind_addr(&name).expect("nobody else has it");
+    listener.set_nonblocking(true).expect("a socket of ours");
+    let mut reader = Node::on(config(READER), clock, Sharing::Auto);
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    let mut knocks = 0;
+    for rest in [0, 30, 60, 120, 240, 480, 600, 600] {
+        if rest > 0 {
+            hand.advance(Duration::from_secs(rest - 1));
+            assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
+            // A question would have come before the rows.
+            assert!(listener.accept().is_err(), "after {} s of {rest}", rest - 1);
+            hand.advance(Duration::from_secs(1));
+        }
+        assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
+        let mut asker = None;
+        until(&mut [&mut reader, &mut owner], |_| {
+            asker = asker.take().or_else(|| listener.accept().ok());
+            asker.is_some()
+        });
+        let mut ticket = [0; 32];
+        let (mut asker, _) = asker.expect("just seen");
+        asker.set_nonblocking(false).expect("a socket of ours");
+        asker.read_exact(&mut ticket).expect("it shows the ticket");
+        assert_eq!(ticket[..], offer[32..]);
+        drop(asker);
+        knocks += 1;
+        // The reader learns that it gets nothing before its rest begins.
+        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].tcp.path(OWNER) == Path::Tcp);
+    }
+    assert_eq!((knocks, reader.tcp.traffic().shared_bytes), (8, 0));
+    assert!(
+        !reader.events.iter().any(|it| matches!(it, Event::Closed { .. } | Event::Broken { .. }))
+    );
+}
