@@ -95,11 +95,7 @@ impl Filled {
 }
 
 /// The turns of a step of so many nano-batches, which every trainer has announced.
-fn agreed(
-    blank: &Header,
-    nanos: usize,
-    lengths: &BTreeMap<u16, Lengths>,
-) -> Result<Turns, Error> {
+fn agreed(blank: &Header, nanos: usize, lengths: &BTreeMap<u16, Lengths>) -> Result<Turns, Error> {
     let step = blank.step;
     check_plans(nanos, &blank.layers).map_err(|source| Error::Plans { step, source })?;
     // No number above `MAX_PLANS` came so far.
@@ -130,7 +126,7 @@ fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
 
 /// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
 /// numbers follow each other, in the same order.
-fn packing<'a>(
+pub(super) fn packing<'a>(
     step: u64,
     nano: usize,
     lengths: impl Iterator<Item = &'a Lengths> + Clone,

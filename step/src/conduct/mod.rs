@@ -111,7 +111,8 @@ pub enum Error {
     },
     /// A header that is too long.
     #[error(
-        "step {step} has {entries} documents and stretches, more than {}; pack fewer documents, or let ranks hold longer stretches of them", making::MAX_ENTRIES
+        "step {step} has {entries} documents and stretches, more than {}; pack fewer documents, or let ranks hold longer stretches of them",
+        making::MAX_ENTRIES
     )]
     TooMany {
         /// The step.

@@ -1,7 +1,8 @@
 //! Headers that are put together, and what trainers announce that cannot be.
 
-use cadre_planner::Mask;
+use cadre_planner::{DocumentId, Mask, Stretch};
 
+use super::making::packing;
 use super::*;
 use crate::envelope::NanoLengths;
 use crate::layers::Kind;
