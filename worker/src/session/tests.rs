@@ -118,7 +118,11 @@ fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
         waited
     };
     begin(&mut outlet, 0);
-    assert_eq!(rank.header_wait(), Duration::ZERO, "that of the first step is the start of the job");
+    assert_eq!(
+        rank.header_wait(),
+        Duration::ZERO,
+        "that of the first step is the start of the job"
+    );
     for step in 1..3 {
         let waited = begin(&mut outlet, step);
         let told = rank.header_wait();

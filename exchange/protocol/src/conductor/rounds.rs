@@ -155,9 +155,8 @@ impl Conductor {
 
     /// Fills slots of steps that wait for a server with those of the view.
     pub(super) fn fill(&mut self, out: &mut Vec<Command>) {
-        let waits = |it: &(&u64, &Live)| {
-            matches!(it.1.state, State::Short { .. } | State::Lost { .. })
-        };
+        let waits =
+            |it: &(&u64, &Live)| matches!(it.1.state, State::Short { .. } | State::Lost { .. });
         let steps: Vec<_> = self.live.iter().filter(waits).map(|it| *it.0).collect();
         for step in steps {
             let mut fillers = self.live[&step].newest().clone();

@@ -63,11 +63,7 @@ impl Conducting {
     }
 
     /// The next header was made: it is offered, unless the job was to stop meanwhile.
-    pub fn made(
-        &mut self,
-        shared: &mut Shared<impl Exchange>,
-        made: Result<Made, conduct::Error>,
-    ) {
+    pub fn made(&mut self, shared: &mut Shared<impl Exchange>, made: Result<Made, conduct::Error>) {
         self.making = false;
         if self.ending.is_some() {
             return;

@@ -91,14 +91,8 @@ impl Conducting {
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
             let steps = self.steps.first_key_value().map_or(0, |it| *it.1);
-            let report = reports::progress(
-                &planned.header,
-                figures,
-                &done,
-                servers,
-                failovers,
-                steps,
-            );
+            let report =
+                reports::progress(&planned.header, figures, &done, servers, failovers, steps);
             // Nobody may have said yet how many there are.
             let of = if steps > 0 { format!(" of {steps}") } else { String::new() };
             tracing::info!(
