@@ -126,7 +126,7 @@ fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
 
 /// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
 /// numbers follow each other, in the same order.
-fn packing<'a>(
+pub(super) fn packing<'a>(
     step: u64,
     nano: usize,
     lengths: impl Iterator<Item = &'a Lengths> + Clone,

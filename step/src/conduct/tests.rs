@@ -1,7 +1,8 @@
 //! Headers that are put together, and what trainers announce that cannot be.
 
-use cadre_planner::Mask;
+use cadre_planner::{DocumentId, Mask, Stretch};
 
+use super::making::packing;
 use super::*;
 use crate::envelope::NanoLengths;
 use crate::layers::Kind;
@@ -131,11 +132,12 @@ fn servers_keep_their_slots_in_a_replay_with_fewer_of_them() {
         slots: servers.iter().map(|it| offer(*it)).collect(),
     };
     let lengths = || BTreeMap::from([(0, Lengths { step: 7, turns: None, nanos: vec![nano(2)] })]);
-    let three = draft(1).order(7, lengths(), &view(&[Some(0), Some(1), Some(2)])).make().unwrap();
+    let pool = || Draft { placement: Placement::Pool, ..draft(1) };
+    let three = pool().order(7, lengths(), &view(&[Some(0), Some(1), Some(2)])).make().unwrap();
     let line = serde_json::to_string(three.header.as_ref()).unwrap();
     let log = Log::parse(std::path::Path::new("headers.jsonl"), &line).unwrap();
 
-    let mut replay = Draft { replay: Some(Arc::new(log)), ..draft(1) };
+    let mut replay = Draft { replay: Some(Arc::new(log)), ..pool() };
     let mut filled = |servers: &[Option<u16>]| {
         let view = view(servers);
         let made = replay.order(7, lengths(), &view).make().unwrap();

@@ -115,6 +115,7 @@ fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
         let waited = start.elapsed();
         let header = Arc::new(Header { step, ..of.clone() });
         outlet.tell(Notice::Step(Arc::new(PlannedStep::new(header).unwrap())));
+        rank.advance();
         assert!(matches!(rank.poll_begin(step), Some(Next::Step(_))));
         rank.done(StepDone { step, ..StepDone::default() }).unwrap();
         waited

@@ -147,6 +147,15 @@ impl Job {
         self.begin.len()
     }
 
+    /// What the planning thread does, if a header is to be made.
+    fn make(&mut self) {
+        self.take();
+        if let Some(wanted @ Wanted::Making(_)) = self.plan.take() {
+            let Request::Made(made) = planning::done(wanted) else { unreachable!() };
+            self.conducting.made(&mut self.shared, *made);
+        }
+    }
+
     /// What the planning thread does, if it is asked.
     fn plan(&mut self) -> bool {
         loop {
@@ -245,6 +254,7 @@ fn a_fault_at_a_direction_that_the_turns_of_its_step_lack_ends_the_job_by_name()
         let mut job = Job::assembled();
         job.conducting.faults.insert(Moment { step, direction });
         (0..2).for_each(|it| job.tell(it, forward(0, it)));
+        job.make();
         let reason = match &job.conducting.ending {
             Some(Ending::Failed { reason, bad_input: true }) => Some(reason.as_str()),
             _ => None,
@@ -446,9 +456,22 @@ fn a_stop_counts_after_the_last_step_that_is_out() {
 }
 
 #[test]
+fn a_header_that_is_made_when_the_job_is_stopped_goes_nowhere() {
+    let mut job = Job::assembled();
+    assert!(job.announce(0));
+    (0..2).for_each(|it| job.tell(it, lengths(1, it)));
+    job.conducting.stop(&mut job.shared, true);
+    assert!(!job.plan() && job.conducting.published.keys().eq([&0]));
+    job.whole(0);
+    (0..2).for_each(|it| job.tell(it, done(0)));
+    assert_eq!(job.conducting.ending, Some(Ending::Stopped { checkpoint: true }));
+}
+
+#[test]
 fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     let mut job = Job::assembled();
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+    job.make();
     let fillers = [0, 1].map(|it| Some(cadre_protocol::Filler::InPlace(TrainerId(it)))).to_vec();
     let propose = Command::Propose { step: 0, proposal: 1, tables: vec![fillers] };
     for _ in 0..2 {
