@@ -20,12 +20,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     training.attempted("j-1");
     training.at(MIDDLE).await?;
     patch(&training, r#"{"attention": {"encryption": "Tls"}}"#)?;
-    let links = async |said: Encryption| {
-        let has =
-            |job: &TrainingJob| job.status.as_ref().and_then(|it| it.encryption) == Some(said);
-        training.status("its links", has).await.map(drop)
-    };
-    links(Encryption::Off).await?;
+    links(&training, Encryption::Off).await?;
     suspend(&training, true)?;
     // Those on their way out go on with steps until they end.
     let trainers = ListParams::default().labels("cadre.dev/role=trainer");
@@ -38,7 +33,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     // The pods of the first attempt are gone, and their logs: its steps are known by its checkpoint's losses.
     training.attempted("j-2");
     training.at(stopped + MIDDLE).await?;
-    links(Encryption::Tls).await?;
+    links(&training, Encryption::Tls).await?;
     let crashed = training.trainers().await?;
     training.kill(&crashed.first().context("two trainers")?.0).await?;
     let again =
@@ -54,6 +49,12 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let known = losses.iter().position(|it| !it.is_empty()).context("steps in the logs")?;
     ensure!(losses[known..] == expected[known..], "other bits than by itself from step {known}");
     training.remove()
+}
+
+/// Waits until the status says what the links of the newest attempt are.
+async fn links(training: &Training<'_>, said: Encryption) -> Result<()> {
+    let has = |job: &TrainingJob| job.status.as_ref().and_then(|it| it.encryption) == Some(said);
+    training.status("its links", has).await
 }
 
 fn suspend(training: &Training<'_>, to: bool) -> Result<()> {

@@ -106,7 +106,9 @@ impl<'a> Reader<'a> {
             for word in ["time", "(", ")"] {
                 self.expect(word);
             }
-            found.iter_mut().for_each(|it| it.1 -= now().as_second() as f64);
+            for it in &mut found {
+                it.1 -= now().as_second() as f64;
+            }
         }
         if self.next_is(">") {
             let least = self.number();
