@@ -140,7 +140,7 @@ fn header(
         memories: BTreeMap::new(),
     };
     let number = ViewNumber::default();
-    let made = draft.order(step, told, &View { number, slots }).make()?;
+    let made = draft.order(step, told.clone(), &View { number, slots }).make()?;
     draft.made(made.header);
     Ok(draft.finish(number, Vec::new()).header())
 }
