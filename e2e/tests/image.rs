@@ -76,7 +76,7 @@ fn what_cannot_be_an_image_is_refused_by_name_and_harms_nothing() {
     let cc = |arguments: &[&str], to: &Path| {
         let path = format!("-Wl,--no-as-needed,-rpath,{}", folder.path().display());
         let status =
-            Command::new("cc").arg("-o").arg(to).arg(&source).args(arguments).arg(path).status();
+            Command::new("cc").arg(path).arg("-o").arg(to).arg(&source).args(arguments).status();
         assert!(status.unwrap().success());
     };
     cc(&["-shared", "-fPIC"], &library);
