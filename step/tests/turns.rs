@@ -96,6 +96,8 @@ struct Job {
     held: Vec<u64>,
     memory: Vec<u64>,
     pulled: BTreeMap<(usize, PullId), u64>,
+    /// By server: works that run ahead of their bundle and have not run, and bytes of the copy that they read.
+    copies: Vec<(BTreeSet<(At, Work)>, u64)>,
     ran: BTreeSet<(usize, At, Work)>,
     over: usize,
     is_done: bool,
@@ -132,6 +134,7 @@ impl Job {
             held: vec![0; slots],
             memory,
             pulled: BTreeMap::new(),
+            copies: vec![Default::default(); slots],
             ran: BTreeSet::new(),
             over: 0,
             is_done: false,
@@ -223,6 +226,23 @@ impl Job {
                     self.held[me] += self.result(at, work);
                     self.pending.push(Pending::Launch(me, at, work));
                 }
+                server::Command::Ahead { at, works } => {
+                    assert!(self.copies[me].0.is_empty(), "server {me} makes a second copy");
+                    let shape = self.step.shape(at.phase);
+                    let bundle = shape.works()[works[0].0 as usize].bundle;
+                    let bytes: u64 = shape
+                        .parcels()
+                        .iter()
+                        .filter(|it| it.bundle == bundle)
+                        .map(|it| it.bytes)
+                        .sum();
+                    self.held[me] += bytes;
+                    self.copies[me] = (works.iter().map(|it| (at, *it)).collect(), bytes);
+                    for work in works {
+                        self.held[me] += self.result(at, work);
+                        self.pending.push(Pending::Launch(me, at, work));
+                    }
+                }
                 server::Command::FreeInput { at, parcel } => {
                     self.held[me] -= self.step.shape(at.phase).parcels()[parcel.0 as usize].bytes;
                 }
@@ -291,6 +311,10 @@ impl Job {
                 }
                 Pending::Launch(me, at, work) => {
                     assert!(self.ran.insert((me, at, work)), "{work:?} of {at:?} ran twice");
+                    let (reading, bytes) = &mut self.copies[me];
+                    if reading.remove(&(at, work)) && reading.is_empty() {
+                        self.held[me] -= std::mem::take(bytes);
+                    }
                     self.serve(me, server::Event::Ran { at, works: vec![work] });
                 }
             }
