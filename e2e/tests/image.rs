@@ -15,11 +15,11 @@ fn image(output: &Path, programs: &[&str]) -> Output {
 
 fn error(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    String::from_utf8(output.stderr.clone()).unwrap()
+    String::from_utf8(output.stderr.clone()).expect("words")
 }
 
 fn json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    serde_json::from_slice(&std::fs::read(path).expect("a file of the image")).expect("JSON")
 }
 
 #[test]

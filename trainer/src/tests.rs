@@ -170,7 +170,7 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
 }
 
 /// What two trainers do at once, each with its end of their ring.
-pub fn in_pairs<T: Send>(run: impl Fn(usize, Ring) -> T + Sync) -> [T; 2] {
+pub(crate) fn in_pairs<T: Send>(run: impl Fn(usize, Ring) -> T + Sync) -> [T; 2] {
     let listeners = [0, 1].map(|_| Greeter::listen(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
     let place =
         |rank: usize| (PeerId::trainer(rank as u16, 0), listeners[rank].local_addr().unwrap());

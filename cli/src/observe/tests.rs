@@ -43,7 +43,7 @@ impl Job {
             let steps =
                 (0..4).map(|it| line(it, if it == 0 { 9e9 } else { self.seconds }, documents));
             let lines = [head(rank, self.ranks.len(), &self.layers)].into_iter().chain(steps);
-            let text: String = lines.map(|it| format!("{it}\n")).collect();
+            let text = lines.map(|it| it.to_string()).collect::<Vec<_>>().join("\n") + "\n";
             fs::write(folder.join(format!("rank-{rank}.jsonl")), text).unwrap();
         }
     }
@@ -161,7 +161,7 @@ fn bad_logs_are_refused_by_file_and_line() {
     );
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a");
-    let said = read(&[file.clone()], "h200-hopper", true).unwrap_err().to_string();
+    let said = read(std::slice::from_ref(&file), "h200-hopper", true).unwrap_err().to_string();
     assert!(said.starts_with(&file.display().to_string()), "{said}");
     // Of a CPU nothing ships.
     fs::write(&file, whole(0, 1).replace("cuda", "cpu")).unwrap();

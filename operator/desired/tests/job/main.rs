@@ -53,10 +53,9 @@ proptest! {
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");
         prop_assert!(status.restarts <= world.may_count, "no disruption counts");
-        let most = events.iter().fold(2, |most, it| match it {
-            Event::Allow(restarts) => most.max(*restarts),
-            _ => most,
-        });
+        let allowed =
+            events.iter().filter_map(|it| if let Event::Allow(most) = it { Some(*most) } else { None });
+        let most = allowed.max().unwrap_or_default().max(2);
         prop_assert!(status.in_a_row() <= status.restarts.min(most), "the budget holds");
         let over = world.is_true("Complete") || world.is_true("Failed");
         if reason(&world, "Failed") == "RestartsUsedUp" {
