@@ -20,6 +20,8 @@ mod accumulate;
 mod encrypted;
 #[path = "train/layers.rs"]
 mod layers;
+#[path = "train/together.rs"]
+mod together;
 #[path = "train/trainers.rs"]
 mod trainers;
 
