@@ -5,6 +5,9 @@
 //!
 //! What a machine does for an event must not grow with the peers or the parcels of a step: a job of the size above is then done
 //! within minutes, else not within hours.
+//!
+//! All processes share one heap here, which glibc tidies when a long broadcast is allocated. That is most of the conductor's time;
+//! `GLIBC_TUNABLES=glibc.malloc.mxfast=0` leaves it out.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 #![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
