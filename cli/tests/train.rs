@@ -22,6 +22,8 @@ mod encrypted;
 mod layers;
 #[path = "train/shared.rs"]
 mod shared;
+#[path = "train/together.rs"]
+mod together;
 #[path = "train/trainers.rs"]
 mod trainers;
 

@@ -37,6 +37,8 @@ pub struct NanoPlan {
     pub lists: Lists,
     forward: Arc<Shape>,
     backward: Arc<Shape>,
+    /// By slot: works forward and backward.
+    works: Vec<[usize; 2]>,
 }
 
 /// A step, ready to run.
@@ -233,6 +235,15 @@ impl PlannedStep {
         }
     }
 
+    /// Works of a phase that are planned for the slots that this one fills by the header.
+    pub fn works_of(&self, phase: Phase, executor: Filler) -> usize {
+        let (nano, direction) = self.nano_of(phase);
+        let backward = usize::from(direction == Direction::Backward);
+        let fills = |it: &Option<Member>| it.as_ref().map(filler) == Some(executor);
+        let slots = self.header.fillers.iter().zip(&nano.works);
+        slots.filter(|it| fills(it.0)).map(|it| it.1[backward]).sum()
+    }
+
     /// The slot that a bundle was planned for.
     pub fn slot_of(&self, phase: Phase, bundle: Bundle) -> Slot {
         Slot(self.nano_of(phase).0.plan.bundles()[bundle.0 as usize].slot.0)
@@ -250,7 +261,13 @@ impl NanoPlan {
         let lists = Lists::new(&problem, &plan);
         let forward = Arc::new(lists.shape(&problem, &plan, Direction::Forward)?);
         let backward = Arc::new(lists.shape(&problem, &plan, Direction::Backward)?);
-        Ok(Self { problem, plan, lists, forward, backward })
+        let mut works = vec![[0; 2]; problem.slots.len()];
+        for bundle in plan.bundles() {
+            let [forward, backward] = &mut works[usize::from(bundle.slot.0)];
+            *forward += bundle.tasks.len();
+            *backward += 1;
+        }
+        Ok(Self { problem, plan, lists, forward, backward, works })
     }
 
     /// What the protocol runs on in a direction.

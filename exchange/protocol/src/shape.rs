@@ -42,6 +42,16 @@ pub struct Shape {
     works: Vec<WorkShape>,
     parcels: Vec<ParcelShape>,
     parts: Vec<Parts>,
+    of_trainers: Vec<OfTrainer>,
+}
+
+/// What a trainer has to do with a shape, found once: ascending.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct OfTrainer {
+    /// Bundles that need its rows.
+    feeds: Vec<Bundle>,
+    /// Work of which it wants results.
+    wants: Vec<Work>,
 }
 
 /// A bundle's share of a shape, found once.
@@ -67,6 +77,7 @@ impl Shape {
         parcels: Vec<ParcelShape>,
     ) -> Result<Self, ShapeError> {
         let mut parts = vec![Parts::default(); bundles.len()];
+        let mut checks = Checks::new(&parcels);
         for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
             let part = parts
                 .get_mut(shape.bundle.0 as usize)
@@ -81,22 +92,38 @@ impl Shape {
                 .ok_or(ShapeError::WorkBundle { work, bundle: shape.bundle })?;
             part.works.push(work);
             part.bytes += shape.results.iter().map(|it| it.1).sum::<u64>();
-            check_work(work, shape, &parcels)?;
+            checks.work(work, shape, &parcels)?;
         }
+        let mut of_trainers = Vec::new();
         for (bundle, part) in (0..).map(Bundle).zip(&mut parts) {
             part.sources.sort_unstable();
             part.sources.dedup();
             if part.works.is_empty() {
                 return Err(ShapeError::Idle { bundle });
             }
-            let used = |parcel: &&Parcel| {
-                !part.works.iter().any(|it| works[it.0 as usize].needs.contains(parcel))
-            };
-            if let Some(&parcel) = part.parcels.iter().find(used) {
+            if let Some(&parcel) = part.parcels.iter().find(|it| !checks.is_needed(**it)) {
                 return Err(ShapeError::Unused { parcel });
             }
+            for &source in &part.sources {
+                of(&mut of_trainers, source).feeds.push(bundle);
+            }
         }
-        Ok(Self { bundles, works, parcels, parts })
+        for (work, shape) in (0..).map(Work).zip(&works) {
+            for &(reader, _) in &shape.results {
+                of(&mut of_trainers, reader).wants.push(work);
+            }
+        }
+        Ok(Self { bundles, works, parcels, parts, of_trainers })
+    }
+
+    /// Bundles that need a trainer's rows, ascending.
+    pub fn feeds(&self, trainer: TrainerId) -> &[Bundle] {
+        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.feeds)
+    }
+
+    /// Work of which a trainer wants results, ascending.
+    pub fn wants(&self, trainer: TrainerId) -> &[Work] {
+        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.wants)
     }
 
     /// The bundles, by [`Bundle`].
@@ -136,20 +163,60 @@ impl Shape {
     }
 }
 
-fn check_work(work: Work, shape: &WorkShape, parcels: &[ParcelShape]) -> Result<(), ShapeError> {
-    for (index, &parcel) in shape.needs.iter().enumerate() {
-        let foreign = parcels.get(parcel.0 as usize).is_none_or(|it| it.bundle != shape.bundle);
-        if foreign || shape.needs[..index].contains(&parcel) {
-            return Err(ShapeError::Needs { work, parcel });
+fn of(all: &mut Vec<OfTrainer>, trainer: TrainerId) -> &mut OfTrainer {
+    let index = usize::from(trainer.0);
+    if all.len() <= index {
+        all.resize_with(index + 1, OfTrainer::default);
+    }
+    &mut all[index]
+}
+
+/// Checks one work after the other; each takes as long as what it names.
+struct Checks {
+    /// By parcel: the last work that needs it.
+    needed: Vec<Option<Work>>,
+    /// By trainer: the last work that needs rows of it, and the last that has results for it.
+    sends: Vec<Option<Work>>,
+    reads: Vec<Option<Work>>,
+}
+
+impl Checks {
+    fn new(parcels: &[ParcelShape]) -> Self {
+        let trainers = parcels.iter().map(|it| usize::from(it.from.0) + 1).max().unwrap_or(0);
+        Self {
+            needed: vec![None; parcels.len()],
+            sends: vec![None; trainers],
+            reads: vec![None; trainers],
         }
     }
-    for (index, &(trainer, _)) in shape.results.iter().enumerate() {
-        let sends = shape.needs.iter().any(|it| parcels[it.0 as usize].from == trainer);
-        if !sends || shape.results[..index].iter().any(|it| it.0 == trainer) {
-            return Err(ShapeError::Reader { work, trainer });
+
+    fn work(
+        &mut self,
+        work: Work,
+        shape: &WorkShape,
+        parcels: &[ParcelShape],
+    ) -> Result<(), ShapeError> {
+        for &parcel in &shape.needs {
+            let own = parcels.get(parcel.0 as usize).filter(|it| it.bundle == shape.bundle);
+            let Some(own) = own else { return Err(ShapeError::Needs { work, parcel }) };
+            if self.needed[parcel.0 as usize].replace(work) == Some(work) {
+                return Err(ShapeError::Needs { work, parcel });
+            }
+            self.sends[usize::from(own.from.0)] = Some(work);
         }
+        for &(trainer, _) in &shape.results {
+            let index = usize::from(trainer.0);
+            let sends = self.sends.get(index).is_some_and(|it| *it == Some(work));
+            if !sends || self.reads[index].replace(work) == Some(work) {
+                return Err(ShapeError::Reader { work, trainer });
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn is_needed(&self, parcel: Parcel) -> bool {
+        self.needed[parcel.0 as usize].is_some()
+    }
 }
 
 /// Why a shape is refused.

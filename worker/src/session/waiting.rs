@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
 use cadre_kernels::device;
-use cadre_planner::RankId;
-use cadre_protocol::{At, Bundle, Filler, Slot, TrainerId};
+use cadre_planner::{BundleId, RankId};
+use cadre_protocol::{At, Filler, TrainerId};
 use cadre_step::envelope::Ending;
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes, name};
 use super::{Next, PhaseAt};
@@ -242,16 +242,7 @@ impl Waiting {
 
     /// Works of a phase that the plan gives to this rank's in-place server.
     fn planned_here(&self, planned: &PlannedStep, at: At) -> usize {
-        let mine = |slot: Slot| {
-            let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
-            member == Some(Filler::InPlace(self.me))
-        };
-        (0..planned.works(at.phase) as u32)
-            .filter(|&work| {
-                let bundle = planned.bundle_of(at.phase, work);
-                mine(planned.slot_of(at.phase, Bundle(bundle.0)))
-            })
-            .count()
+        planned.works_of(at.phase, Filler::InPlace(self.me))
     }
 
     /// Takes what came and computes what is queued, up to one launch; waits for nothing. Ran: something came or was computed,

@@ -47,9 +47,10 @@ impl Life {
         self.heard
     }
 
-    pub(super) fn hear(&mut self, now: Nanos) {
-        self.heard = now;
+    /// Whether it is missed sooner than before: its first word may take longer than later ones.
+    pub(super) fn hear(&mut self, now: Nanos) -> bool {
         self.link = Link::Well;
+        std::mem::replace(&mut self.heard, now) > now
     }
 
     fn ping_at(&self) -> Option<Nanos> {
@@ -87,6 +88,7 @@ impl Conductor {
                 life.heard = life.heard.after(pause);
                 if life.link != Link::Well {
                     life.link = Link::Broken { since: now, refused: 0, ping_at };
+                    self.quiet_until = self.quiet_until.min(ping_at);
                 }
             }
             self.complaints.forget();
@@ -104,6 +106,7 @@ impl Conductor {
                     *filler = None;
                 } else {
                     self.servers.entry(id).or_insert_with(|| Life::new(first));
+                    self.quiet_until = now;
                 }
             }
         }
@@ -147,8 +150,9 @@ impl Conductor {
             Link::Well | Link::Pinged { .. } => {
                 life.link = Link::Broken { since: now, refused: 0, ping_at };
             }
-            Link::Broken { .. } => {}
+            Link::Broken { .. } => return,
         }
+        self.quiet_until = self.quiet_until.min(ping_at);
     }
 
     /// Sends a ping now, unless one is due or on its way: somebody else cannot reach the server.
@@ -157,6 +161,7 @@ impl Conductor {
             && life.link == Link::Well
         {
             life.link = Link::Broken { since: now, refused: 0, ping_at: now };
+            self.quiet_until = now;
         }
     }
 
@@ -201,22 +206,26 @@ impl Conductor {
         trainers.map(|(peer, it)| (peer, &it.0)).skip(1).chain(servers)
     }
 
-    pub(super) fn life_deadlines(&self) -> impl Iterator<Item = Nanos> {
+    fn life_deadlines(&self) -> impl Iterator<Item = Nanos> {
         self.lives().map(|(peer, life)| {
             let silent = life.heard.after(self.limit(peer));
             life.ping_at().map_or(silent, |it| it.min(silent))
         })
     }
 
-    /// Does what is due at `now`.
+    /// Does what is due at `now`. What is heard moves deadlines away, but for a first word: so all lives are looked at only when
+    /// the nearest deadline has come that there was when they were looked at last.
     pub(super) fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
-        let silent = |it: &(Peer, &Life)| it.1.heard.after(self.limit(it.0)) <= now;
-        let silent: Vec<_> = self.lives().filter(silent).map(|it| it.0).collect();
-        for peer in silent {
-            self.dead(now, peer, out);
+        let mut ping = Vec::new();
+        if now >= self.quiet_until {
+            let silent = |it: &(Peer, &Life)| it.1.heard.after(self.limit(it.0)) <= now;
+            let silent: Vec<_> = self.lives().filter(silent).map(|it| it.0).collect();
+            for peer in silent {
+                self.dead(now, peer, out);
+            }
+            let due = |it: &(Peer, &Life)| it.1.ping_at().is_some_and(|it| it <= now);
+            ping.extend(self.lives().filter(due).map(|it| it.0));
         }
-        let ping = |it: &(Peer, &Life)| it.1.ping_at().is_some_and(|it| it <= now);
-        let ping: Vec<_> = self.lives().filter(ping).map(|it| it.0).collect();
         self.doubt(now, out);
         let message = Message::Pulse { watermark: self.watermark, ask: self.asked(now) };
         for to in ping {
@@ -226,6 +235,10 @@ impl Conductor {
                 life.link = Link::Pinged { since, refused, at: now };
             }
             out.push(Command::Send { to, message: message.clone() });
+        }
+        if now >= self.quiet_until {
+            let next = self.life_deadlines().min();
+            self.quiet_until = next.unwrap_or_else(|| now.after(self.settings.suspect_after));
         }
         if now >= self.beat_at {
             self.beat_at = now.after(self.settings.heartbeat_every);

@@ -138,6 +138,8 @@ pub struct Conductor {
     settings: Settings,
     /// By trainer.
     trainers: Vec<(Life, Option<At>)>,
+    /// How many trainers have every phase up to one.
+    done: BTreeMap<Option<At>, usize>,
     servers: BTreeMap<ServerId, Life>,
     /// Newest incarnation lost, by index of the server.
     lost: BTreeMap<u16, u32>,
@@ -154,6 +156,8 @@ pub struct Conductor {
     proposals: u64,
     watermark: Option<At>,
     beat_at: Nanos,
+    /// No life is due before this.
+    quiet_until: Nanos,
     last: Nanos,
     ended: bool,
 }
@@ -172,6 +176,7 @@ impl Conductor {
         Self {
             settings,
             trainers: (0..trainers).map(|_| (Life::new(first), None)).collect(),
+            done: BTreeMap::from([(None, trainers.into())]),
             servers: BTreeMap::new(),
             lost: BTreeMap::new(),
             complaints: Complaints::default(),
@@ -185,6 +190,7 @@ impl Conductor {
             proposals: 0,
             watermark: None,
             beat_at: now,
+            quiet_until: now,
             last: now,
             ended: false,
         }
@@ -228,7 +234,7 @@ impl Conductor {
             return None;
         }
         let waits = self.waits().map(|it| it.0);
-        self.life_deadlines().chain(waits).chain([self.beat_at]).min()
+        waits.chain([self.beat_at, self.quiet_until]).min()
     }
 
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
@@ -247,7 +253,9 @@ impl Conductor {
             }
             return;
         };
-        life.hear(now);
+        if life.hear(now) {
+            self.quiet_until = now;
+        }
         match message {
             Message::PhaseDone { at } => self.phase_done(from, at, out),
             Message::Heartbeat(beat) => self.heartbeat(now, from, &beat, out),
@@ -269,21 +277,33 @@ impl Conductor {
     fn phase_done(&mut self, from: Peer, at: At, out: &mut Vec<Command>) {
         let Peer::Trainer(trainer) = from else { return };
         let done = &mut self.trainers[usize::from(trainer.0)].1;
-        *done = (*done).max(Some(at));
-        let watermark = self.trainers.iter().map(|it| it.1).min().flatten();
+        if *done >= Some(at) {
+            return;
+        }
+        let before = done.replace(at);
+        *self.done.entry(Some(at)).or_default() += 1;
+        let left = self.done.entry(before).or_default();
+        *left -= 1;
+        if *left == 0 {
+            self.done.remove(&before);
+        }
+        let watermark = self.done.first_key_value().and_then(|it| *it.0);
         if watermark <= self.watermark {
             return;
         }
         self.watermark = watermark;
         if let Some(at) = watermark {
             self.broadcast(&Message::Watermark { at }, out);
+            let live = self.live.len();
             while let Some((&step, live)) = self.live.first_key_value()
                 && live.last(step) <= at
             {
                 self.live.remove(&step);
                 out.push(Command::StepDone(step));
             }
-            self.forget_servers();
+            if self.live.len() < live {
+                self.forget_servers();
+            }
         }
     }
 

@@ -281,8 +281,7 @@ impl Server {
             && self.through.get(&from).is_none_or(|it| *it < at)
         {
             self.through.insert(from, at);
-            let bundles = self.active.range(..=(at, Bundle(u32::MAX)));
-            for key in bundles.map(|it| *it.0).collect::<Vec<_>>() {
+            for key in self.fed_up_to(from, at) {
                 self.acked_bundle(key, from, None, out);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
+use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 
 use super::room::Room;
@@ -147,9 +147,9 @@ impl Server {
         from: TrainerId,
         out: &mut Vec<Command>,
     ) {
-        let bundles = self.active.range((at, Bundle(0))..=(at, Bundle(u32::MAX)));
-        let absent: Vec<_> = bundles
-            .flat_map(|(&key, it)| {
+        let absent: Vec<_> = self
+            .fed_by(from, at)
+            .flat_map(|(key, it)| {
                 let from = move |input: &&Input| it.shape.parcel(input.parcel).from == from;
                 it.inputs.iter().filter(from).map(move |it| (key, it.parcel))
             })
@@ -157,6 +157,25 @@ impl Server {
         for (key, parcel) in absent {
             self.pull_parcel(now, key, parcel, out);
         }
+    }
+
+    /// Bundles of a phase that have room here and need a trainer's rows; so all whose results it may want.
+    fn fed_by(&self, trainer: TrainerId, at: At) -> impl Iterator<Item = (Key, &Active)> {
+        let step = self.steps.get(&at.step).map(|it| &it.step).filter(|it| it.has(at.phase));
+        let bundles = step.map_or(&[][..], |it| it.shape(at.phase).feeds(trainer));
+        bundles.iter().filter_map(move |&it| Some(((at, it), self.active.get(&(at, it))?)))
+    }
+
+    /// Bundles up to a phase that have room here and need a trainer's rows.
+    pub(super) fn fed_up_to(&self, trainer: TrainerId, last: At) -> Vec<Key> {
+        let mut keys = Vec::new();
+        let mut next = self.active.first_key_value().map(|it| it.0.0);
+        while let Some(at) = next.filter(|it| *it <= last) {
+            keys.extend(self.fed_by(trainer, at).map(|it| it.0));
+            let later = (Bound::Excluded((at, Bundle(u32::MAX))), Bound::Unbounded);
+            next = self.active.range(later).next().map(|it| it.0.0);
+        }
+        keys
     }
 
     /// Pulls a parcel, if it is absent and readable.
@@ -232,9 +251,9 @@ impl Server {
         let passed = self.passed(at);
         let mut news: BTreeMap<TrainerId, Vec<Work>> = BTreeMap::new();
         for &work in works {
-            let in_work = |it: &(&Key, &mut Active)| it.1.works.iter().any(|it| it.work == work);
-            let bundles = self.active.range_mut((at, Bundle(0))..=(at, Bundle(u32::MAX)));
-            let Some((&key, active)) = { bundles }.find(in_work) else { continue };
+            let Some(live) = self.steps.get(&at.step) else { continue };
+            let key = (at, live.step.shape(at.phase).work(work).bundle);
+            let Some(active) = self.active.get_mut(&key) else { continue };
             active.leave(at, work, out);
             let readers = active.shape.work(work).results.iter().map(|it| it.0);
             let has = |it: &TrainerId| self.through.get(it).is_some_and(|it| *it >= at);

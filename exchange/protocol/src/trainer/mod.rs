@@ -239,12 +239,8 @@ impl Trainer {
         let live = self.steps.get(&at.step).expect("a step begins before its phases are submitted");
         self.submitted = Some(at);
         let shape = live.step.shape(at.phase);
-        let wanted = |work: &&Work| shape.work(**work).results.iter().any(|it| it.0 == self.me);
-        let wants: BTreeMap<_, _> = (0..shape.works().len() as u32)
-            .map(Work)
-            .filter(|work| wanted(&work))
-            .map(|work| (work, Want::default()))
-            .collect();
+        let wants = shape.wants(self.me).iter().map(|work| (*work, Want::default()));
+        let wants: BTreeMap<_, _> = wants.collect();
         let open = Open {
             since: now,
             late_at: now.after(self.settings.phase_within),
@@ -265,11 +261,9 @@ impl Trainer {
         let live = &self.steps[&at.step];
         let shape = live.step.shape(at.phase);
         let index = live.step.shape_index(at.phase);
-        let executors: BTreeSet<Peer> = shape
-            .bundle_ids()
-            .filter(|&it| shape.parts(it).sources.binary_search(&self.me).is_ok())
-            .filter_map(|it| live.table.executor(index, it))
-            .collect();
+        let executors = shape.feeds(self.me).iter();
+        let executors: BTreeSet<Peer> =
+            executors.filter_map(|it| live.table.executor(index, *it)).collect();
         let open = self.phases.get_mut(&at).expect("only submitted phases are rung");
         let fresh: Vec<_> = executors.difference(&open.rung).copied().collect();
         open.rung.extend(&fresh);
