@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client};
 use serde_json::json;
@@ -33,6 +33,8 @@ pub const IMAGE: &str = "localhost/cadre:e2e";
 const MANY: usize = 32;
 /// Port of the metrics server.
 const METRICS: u16 = 4443;
+/// MiB that the images of two nodes take, with what their pods write.
+const ROOM: u64 = 2048;
 /// How long the operator's token is good.
 const TOKEN: &str = "--duration=2h";
 
@@ -135,6 +137,7 @@ impl Cluster {
     /// Starts DNS and two real nodes with the project's image, unless they run.
     pub async fn real_nodes(&mut self) -> Result<()> {
         if self.names.is_none() {
+            room(&self.folder)?;
             self.names = Some(self.dns().await?);
             self.images = self.make_images()?;
         }
@@ -324,4 +327,16 @@ impl Cluster {
         self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", all[0], all[1]])?;
         Ok(())
     }
+}
+
+/// Refuses a disk on which two nodes would not find room for the images: what fails then does not say why.
+fn room(folder: &Path) -> Result<()> {
+    let disk = rustix::fs::statvfs(folder).context("the run's folder")?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize) >> 20;
+    ensure!(
+        free >= ROOM,
+        "{}: its disk has {free} MiB free, two nodes need {ROOM}; free some, or set TMPDIR to a folder of another disk",
+        folder.display()
+    );
+    Ok(())
 }

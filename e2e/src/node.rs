@@ -174,7 +174,7 @@ cgroupRoot: {cgroup}
 clusterDNS: [{dns}]
 clusterDomain: cluster.local
 containerRuntimeEndpoint: unix://{at}/containerd.sock
-evictionHard: {{memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%, nodefs.inodesFree: 1%}}
+evictionHard: {{memory.available: 100Mi, nodefs.available: 64Mi, imagefs.available: 64Mi, nodefs.inodesFree: 1k}}
 failCgroupV1: false
 failSwapOn: false
 healthzBindAddress: 127.0.0.1

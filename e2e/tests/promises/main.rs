@@ -95,6 +95,11 @@ const PROMISES: &[Promise] = promises! {
         a_pool_is_whole_again_on_another_node;
 };
 
+/// Broken promises in a row after which the cluster is taken for broken: each of the rest would wait for its deadline.
+const HOPELESS: usize = 3;
+/// Newest lines of a table that are shown.
+const LINES: usize = 60;
+
 /// Those that hold on a cluster of the user, whatever its nodes are.
 const ANYWHERE: [&str; 4] = [
     "bad_objects_are_refused_in_our_words",
@@ -198,23 +203,39 @@ fn missing(tier: Tier, reason: &anyhow::Error, demanded: &[Tier]) -> Option<Stri
 
 /// What there is when a promise is broken.
 fn show(cluster: &Cluster) {
-    let kinds = "nodes,attnpool,cadjob,jobs,pods";
-    match cluster.kubectl(&["get", kinds, "--all-namespaces", "--output=wide"]) {
-        Ok(table) => println!("{table}"),
-        Err(error) => println!("{error:#}"),
+    let taints = "--output=custom-columns=NODE:.metadata.name,TAINTS:.spec.taints[*].key";
+    let looks: [&[&str]; 3] = [
+        &["get", "nodes,attnpool,cadjob,jobs,pods", "--all-namespaces", "--output=wide"],
+        &["get", "nodes", taints],
+        &["get", "events", "--all-namespaces", "--field-selector=type=Warning"],
+    ];
+    for look in looks {
+        match cluster.kubectl(look) {
+            Ok(table) => {
+                let lines: Vec<_> = table.lines().collect();
+                println!("{}", lines[lines.len().saturating_sub(LINES)..].join("\n"));
+            }
+            Err(error) => println!("{error:#}"),
+        }
     }
 }
 
-/// Takes away what a broken promise may have left and what would break others: parts of the API whose server is gone. A
-/// cluster of the user keeps its own.
+/// Takes away what a broken promise may have left and what would break others: parts of the API whose server is gone, and
+/// objects whose pods hold a node's GPUs. A cluster of the user keeps its own.
 fn take_away(cluster: &Cluster) {
     if !cluster.is_ours() {
         return;
     }
-    for it in ["apiservice/v1beta1.metrics.k8s.io", "crd/pods.metrics.k8s.io"] {
-        if let Err(error) = cluster.kubectl(&["delete", it, "--ignore-not-found", "--timeout=30s"])
-        {
-            println!("{it} stays: {error:#}");
+    let mut left = vec![
+        vec!["delete", "apiservice/v1beta1.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
+        vec!["delete", "crd/pods.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
+    ];
+    for kinds in ["attnpool,cadjob", "jobs", "pods"] {
+        left.push(vec!["delete", kinds, "--all", "--all-namespaces", "--timeout=40s"]);
+    }
+    for it in left {
+        if let Err(error) = cluster.kubectl(&it) {
+            println!("{} was refused: {error:#}", it.join(" "));
         }
     }
 }
@@ -224,13 +245,26 @@ async fn keep_all(
     chosen: &[&Promise],
     failed: &mut Vec<String>,
 ) -> Result<()> {
+    let mut in_a_row = 0;
     for promise in chosen {
+        if in_a_row == HOPELESS {
+            println!(
+                "promise {:<48} NOT TRIED: the {HOPELESS} before it were broken",
+                promise.name
+            );
+            failed.push(promise.name.to_owned());
+            continue;
+        }
         let began = Instant::now();
         let kept = std::panic::AssertUnwindSafe((promise.keep)(cluster)).catch_unwind().await;
         let seconds = began.elapsed().as_secs_f64();
         match kept {
-            Ok(Ok(())) => println!("promise {:<48} kept   {seconds:>6.1} s", promise.name),
+            Ok(Ok(())) => {
+                println!("promise {:<48} kept   {seconds:>6.1} s", promise.name);
+                in_a_row = 0;
+            }
             Ok(Err(error)) => {
+                in_a_row += 1;
                 println!("promise {:<48} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
                 show(cluster);
                 take_away(cluster);
@@ -238,7 +272,10 @@ async fn keep_all(
             }
             // The panic has said why.
             Err(_) => {
+                in_a_row += 1;
                 println!("promise {:<48} BROKEN {seconds:>6.1} s", promise.name);
+                show(cluster);
+                take_away(cluster);
                 failed.push(promise.name.to_owned());
             }
         }
