@@ -74,7 +74,14 @@ class RefusedError(Exception):
     """There is no GPU for any of it."""
 
 
+# What ends it: the time that is over, or somebody.
+STOPS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
+
+
 def stop(number: int, _frame: object) -> None:
+    # Once: another signal, which often comes with the first, must not end what stores and prints.
+    for it in STOPS:
+        signal.signal(it, signal.SIG_IGN)
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
@@ -88,7 +95,7 @@ def go(
     """Runs `before`, then all stages, one after the other, `behind` after each; whatever happens, all is stored and
     printed."""
     begin = time.monotonic()
-    handlers = {it: signal.signal(it, stop) for it in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)}
+    handlers = {it: signal.signal(it, stop) for it in STOPS}
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     left = list(stages)
     # Budgets are shares where less time is given than they are together.
