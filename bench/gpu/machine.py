@@ -40,6 +40,7 @@ USED_MIB, BUSY_PERCENT = 2048, 10
 # Seconds that a killed program may take to be gone; then it is left behind.
 GONE = 0.3
 DRIVER = Path("/proc/driver/nvidia/version")
+LIBRARY = "libcuda.so.1"
 # Where containers have the driver when it is on no search path.
 DRIVERS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 # Folders of tools that are on no search path.
@@ -75,14 +76,23 @@ def too_old(needed: str) -> str:
     return ""
 
 
+def has_driver() -> bool:
+    """Whether programs find the driver's library by themselves. A process of its own looks, and calls nothing of it."""
+    command = [sys.executable, "-S", "-c", f"import ctypes; ctypes.CDLL({LIBRARY!r})"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, check=False, timeout=10).returncode == 0
+    return False
+
+
 def libraries() -> list[str]:
-    """Folders of the driver and of the cuBLASLt that Python's packages carry, for programs that are no Python."""
-    found = []
-    folders = [*(Path(it) for it in DRIVERS), *(lib for it in sys.path if it for lib in Path(it).glob("nvidia/*/lib"))]
-    for folder in folders:
-        if any(folder.glob("libcuda.so.1")) or any(folder.glob("libcublasLt.so*")):
-            found.append(str(folder))
-    return found
+    """Folders of the driver and of the cuBLASLt that Python's packages carry, for programs that are no Python.
+
+    Those of the driver only where it is on no search path: one that containers have to be newer than the machine's
+    (forward compatibility) would be hidden by the machine's.
+    """
+    drivers = [] if has_driver() else [it for it in map(Path, DRIVERS) if any(it.glob(LIBRARY))]
+    packages = [lib for it in sys.path if it for lib in Path(it).glob("nvidia/*/lib") if any(lib.glob("libcublasLt.so*"))]
+    return [str(it) for it in (*drivers, *packages)]
 
 
 def exclusive(facts: dict) -> bool:

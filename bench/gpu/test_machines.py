@@ -7,6 +7,8 @@ In: programs and facts, made here. Out: unittest's verdict. Needs no GPU.
 import contextlib
 import io
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import end_to_end
+import machine
 import parts
 import programs
 import run
@@ -118,6 +121,21 @@ class LibraryTest(Folder):
             self.programs.training(True, 9)
         self.assertEqual(self.left()["cadre run, it"], "cuBLASLt is missing")
         self.assertEqual(self.report.content["checks"], [])
+
+
+class DriverTest(Folder):
+    def test_a_driver_that_is_on_the_search_path_is_hidden_by_no_other(self) -> None:
+        # Any library will do: nothing of it is called.
+        maps = Path("/proc/self/maps").read_text().split()
+        library = Path(next(it for it in maps if re.search(r"/lib(c|m)[.-][^/]*so[^/]*$", it)))
+        for name in ("machine", "compat"):
+            (self.out / name).mkdir()
+            shutil.copy(library, self.out / name / "libplayed.so.1")
+        folder = str(self.out / "machine")
+        with mock.patch.multiple(machine, LIBRARY="libplayed.so.1", DRIVERS=(folder,)):
+            self.assertIn(folder, machine.libraries())
+            with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": str(self.out / "compat")}):
+                self.assertNotIn(folder, machine.libraries())
 
 
 class CalibrationTest(Folder):
