@@ -146,7 +146,7 @@ class Rehearsal(Play):
         self.assertIn("a launch does not end", summary)
         self.assertEqual(summary.count("FAILED part smoke"), 1)
         # Nobody waits for it again.
-        self.assertIn(f"not run: decisions between forms: {BAD}", summary)
+        self.assertIn(f"not run: decisions between forms, d64: {BAD}", summary)
 
     def test_a_kernel_faults_and_there_is_a_sanitizer(self) -> None:
         self.tool("compute-sanitizer", SANITIZER)

@@ -20,6 +20,7 @@ import keep
 import machine
 import merge
 import programs
+import smoke
 from parts import Part, Parts
 from report import Report, table_of_speeds
 from sessions import Ended, Work
@@ -208,6 +209,28 @@ class LaunchedTest(Folder):
             self.assertLessEqual({"rows between two processes", "training runs"}, left, kernel)
         # Of a head dim that no training run has.
         self.assertIn("training runs", self.launched(forward_64_softcap="hang", forward_128="fault")[0])
+
+    def timed(self, kernels: str = "", **broken: str) -> tuple[str, set[str]]:
+        """Kernels whose forms are timed; what is not run."""
+        self.report.content |= {"kernels": {f"cadre_{key}": it for key, it in broken.items()}, "not_run": []}
+        asked: list[str] = []
+        parts = mock.MagicMock()
+        parts.run = lambda those, *_: asked.extend(those[0].words)
+        of = smoke.Smoke(self.report, parts, dict)
+        of.kernels = kernels
+        of.forms(9)
+        words = dict(zip(asked[::2], asked[1::2]))
+        return words.get("--kernels", ""), {it["name"] for it in self.report.content["not_run"]}
+
+    def test_forms_of_a_head_dim_are_timed_whatever_another_does(self) -> None:
+        of = {dim: f"cadre_backward_{dim}" for dim in (128, 64, 256)}
+        self.assertEqual(self.timed(), (",".join(of.values()), set()))
+        self.assertEqual(self.timed(backward_256_softcap="hang", sink="fault"), (",".join(of.values()), set()))
+        self.assertEqual(self.timed(forward_64="hang"), (f"{of[128]},{of[256]}", {"decisions between forms, d64"}))
+        self.assertEqual(self.timed(of[64], backward_128="fault"), (of[64], set()))
+        # Who ends dQ does so for all.
+        timed, left = self.timed(finish_dq="fault")
+        self.assertEqual((timed, len(left)), ("", 3))
 
     def test_a_calibration_needs_kernels_that_are_right(self) -> None:
         right = {"forward_128": "right", "backward_128": "right"}
