@@ -160,9 +160,11 @@ class OneGpuTest(unittest.TestCase):
 
         with mock.patch.object(child, "leave") as left, contextlib.redirect_stdout(io.StringIO()) as printed:
             for same in ("0a1B-2", "GPU-0A1b-2", ""):
-                child.one_gpu("GPU-0a1b-2", same)
+                child.one_gpu("GPU-0a1b-2", same, 2)
+            # A slice of the only GPU, by the name of the slice and by that of the whole.
+            child.one_gpu("GPU-0a1b-2", "0a1b-3", 1)
             left.assert_not_called()
-            child.one_gpu("GPU-0a1b-2", "0a1b-3")
+            child.one_gpu("GPU-0a1b-2", "0a1b-3", 2)
             left.assert_called_once_with(child.OTHER_GPU)
         self.assertIn("PyTorch has GPU 0a1b-3, the driver's first is GPU-0a1b-2: set", printed.getvalue())
 
