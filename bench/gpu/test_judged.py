@@ -330,7 +330,7 @@ class MergeTest(unittest.TestCase):
     def test_a_calibration_needs_kernels_that_are_right(self) -> None:
         tables = [{"head_dim": 128}]
         text = json.dumps({"processor": "gpu-nvidia-h200", "source": "measured", "kernels": tables})
-        self.assertIn("calibration", merge.with_calibration({}, self.content(), text))
+        self.assertIn("h200", merge.with_calibration({}, self.content(), text)["calibrations"])
         for kernels in ({}, RIGHT | {"cadre_backward_128": "hang"}):
             with self.assertRaisesRegex(merge.RefusedError, r"cadre_\w+_128 is not known to be right"):
                 merge.with_calibration({}, self.content(kernels=kernels), text)
