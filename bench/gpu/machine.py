@@ -34,6 +34,10 @@ STATIC = {
     "compute_mode": "compute_mode",
 }
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
+# Why clocks are what they are, in bits; an nvidia-smi that knows no such field is asked without.
+REASONS = {"clocks_event_reasons.active": "clock_reasons"}
+# Of them, those that say that times are of less than the GPU can.
+HELD = {0x4: "its power limit", 0x8: "a hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "a power brake"}
 EVERY_MS = 500
 # More than a driver keeps for itself, and than a moment of it.
 USED_MIB, BUSY_PERCENT = 2048, 10
@@ -91,7 +95,9 @@ def libraries() -> list[str]:
     (forward compatibility) would be hidden by the machine's.
     """
     drivers = [] if has_driver() else [it for it in map(Path, DRIVERS) if any(it.glob(LIBRARY))]
-    packages = [lib for it in sys.path if it for lib in Path(it).glob("nvidia/*/lib") if any(lib.glob("libcublasLt.so*"))]
+    packages = [
+        lib for it in sys.path if it for lib in Path(it).glob("nvidia/*/lib") if any(lib.glob("libcublasLt.so*"))
+    ]
     return [str(it) for it in (*drivers, *packages)]
 
 
@@ -173,14 +179,37 @@ class Clocks(Beside):
 
     def __init__(self, file: Path, uuid: Callable[[], str] = str) -> None:
         self.uuid = uuid
-        asked = [f"--query-gpu={','.join([*MOVING, UUID])}", "--format=csv,noheader,nounits", f"-lms={EVERY_MS}"]
+        self.ask(MOVING | REASONS, file)
+
+    def ask(self, fields: dict[str, str], file: Path) -> None:
+        self.fields = fields
+        asked = [f"--query-gpu={','.join([*fields, UUID])}", "--format=csv,noheader,nounits", f"--loop-ms={EVERY_MS}"]
         super().__init__([tool("nvidia-smi") or "nvidia-smi", *asked], file)
 
     def now(self) -> dict:
-        rows, uuid = table(self.lines(), len(MOVING) + 1), self.uuid()
+        rows, uuid = table(self.lines(), len(self.fields) + 1), self.uuid()
+        if not rows and self.fields != MOVING and self.process and self.process.poll() is not None:
+            self.ask(MOVING, self.file)
         # The first of several may be the only one that is printed yet.
         row = own(rows, uuid) if uuid or len(rows) > 1 else None
-        return dict(zip(MOVING.values(), row)) if row else {}
+        return dict(zip(self.fields.values(), row)) if row else {}
+
+
+def held_down(rows: list[dict], most: str) -> str:
+    """Clocks that rows of times were measured at, and what kept them low; nothing where no row says."""
+    clocks, reasons = [], []
+    for it in (row.get("provenance", {}) for row in rows):
+        with contextlib.suppress(KeyError, ValueError):
+            clocks.append(int(it["sm_mhz"]))
+        with contextlib.suppress(KeyError, ValueError):
+            bits = int(it["clock_reasons"], 0)
+            reasons.append({words for bit, words in HELD.items() if bits & bit})
+    if not clocks:
+        return ""
+    low = f"clocks while timed: {min(clocks)} to {max(clocks)} MHz{f' of {most}' if most else ''}"
+    if held := sorted(set().union(*reasons)):
+        low += f", held down by {' and '.join(held)} in {sum(map(bool, reasons))} of {len(reasons)} rows"
+    return low
 
 
 def table(lines: list[str], columns: int) -> list[list[str]]:

@@ -127,7 +127,9 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
         print(f"the calibration of {processor} stays that of {known[name]['date']}, which is newer")
         return store
     if not gpu:
-        print(f"the calibration of {processor} is recorded and not shipped: the planner ships {' and '.join(SHIPPED)} (SXM)")
+        print(
+            f"the calibration of {processor} is recorded and not shipped: the planner ships {' and '.join(SHIPPED)} (SXM)"
+        )
     return store | {where: known | {name: calibration}}
 
 
@@ -277,8 +279,8 @@ def formed(text: str) -> str:
 def tables(calibrations: dict[str, dict]) -> str:
     """Calibrations by GPU as Rust, which the planner compiles: it reads no files."""
     head = (
-        "//! Calibrations that were measured on an H200 and an H100, written by `bench/gpu/merge.py`; none where none was."
-        "\n//!\n//! In and out: numbers. Nothing here is written by hand.\n\n"
+        "//! Calibrations that were measured on an H200 and an H100, written by `bench/gpu/merge.py`; none where none "
+        "was.\n//!\n//! In and out: numbers. Nothing here is written by hand.\n\n"
     )
     if not calibrations:
         return head + (

@@ -1,5 +1,5 @@
-"""What the merge into the tree makes of runs in any order, of one that is merged twice, and of calibrations; whether the
-planner's compiler takes what it writes. Needs no GPU.
+"""What the merge into the tree makes of runs in any order, of one that is merged twice, and of calibrations; whether
+the planner's compiler takes what it writes. Needs no GPU.
 
 In: rows and calibrations, made here; the planner's structs as they are in the tree. Out: unittest's verdict.
 """
@@ -74,7 +74,9 @@ class CalibrationTest(unittest.TestCase):
 
     def test_those_of_an_h100_and_an_h200_ship_side_by_side(self) -> None:
         store = self.merged(self.merged({}, H100), H200)
-        self.assertEqual({gpu: it["processor"] for gpu, it in store["calibrations"].items()}, {"h100": H100, "h200": H200})
+        self.assertEqual(
+            {gpu: it["processor"] for gpu, it in store["calibrations"].items()}, {"h100": H100, "h200": H200}
+        )
         self.assertIn("commit aaa, 2026-11-02", store["calibrations"]["h100"]["source"])
 
     def test_those_of_others_are_recorded_and_not_shipped(self) -> None:
@@ -111,7 +113,9 @@ class CompiledTest(unittest.TestCase):
             self.skipTest("there is no rustc, or no planner")
         # Its types as they are, without what they derive.
         sources = "".join((profile / it).read_text() for it in ("mod.rs", "table.rs"))
-        types = [re.search(rf"pub struct {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Profile", "LinkTimes", "Table")]
+        types = [
+            re.search(rf"pub struct {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Profile", "LinkTimes", "Table")
+        ]
         types += [re.search(rf"pub enum {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Direction", "Kept")]
         types = [re.sub(r"#\[.*?\]\n", "", it) for it in types]
         whole = json.loads(calibration('gpu-"x"'))
@@ -122,7 +126,14 @@ class CompiledTest(unittest.TestCase):
                 own = f"mod measured {{\n{merge.tables(calibrations).replace('//!', '//')}}}"
                 use = "pub fn profile(gpu: &str) -> Option<Profile> { measured::profile(gpu) }"
                 source.write_text("\n".join(["const VERSION: u32 = 1;", *types, own, use]))
-                command = [compiler, "--edition=2024", "--crate-type=lib", "--emit=metadata", "-Dwarnings", "-Adead_code"]
+                command = [
+                    compiler,
+                    "--edition=2024",
+                    "--crate-type=lib",
+                    "--emit=metadata",
+                    "-Dwarnings",
+                    "-Adead_code",
+                ]
                 done = subprocess.run(
                     [*command, "--out-dir", folder, source], capture_output=True, text=True, check=False, cwd=folder
                 )
