@@ -34,6 +34,7 @@ NONE = "not measured"
 DIRECTIONS = ("forward", "backward")
 # GPUs of which the planner has a table.
 SHIPPED = ("h100", "h200")
+SHIPPED_SXM = "an H100 and an H200 (SXM)"
 COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
 # What is not kept of a row.
 DROPPED = ("turns", "rounds", "base_rounds")
@@ -127,9 +128,7 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
         print(f"the calibration of {processor} stays that of {known[name]['date']}, which is newer")
         return store
     if not gpu:
-        print(
-            f"the calibration of {processor} is recorded and not shipped: the planner ships {' and '.join(SHIPPED)} (SXM)"
-        )
+        print(f"the calibration of {processor} is recorded and not shipped: the planner ships those of {SHIPPED_SXM}")
     return store | {where: known | {name: calibration}}
 
 
