@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -54,6 +56,51 @@ FOLDERS = (
     "usr/local/nvidia/bin",
     "opt/nvidia/nsight-compute/*",
 )
+# Where Pythons are that are on no search path, and how many are asked.
+PYTHONS = ("usr/local/bin", "usr/bin", "opt/*/bin", "opt/conda/envs/*/bin", "root/*/bin", "home/*/*/bin", "*/venv/bin")
+ASKED = 16
+# Set where another Python goes on.
+AGAIN = "CADRE_GPU_CHECK_AGAIN"
+HAS_TORCH = """
+import importlib.util, sys
+sys.exit(sys.version_info < (3, 9) or importlib.util.find_spec("torch") is None)
+"""
+
+
+def python_with_torch() -> str | None:
+    """Another Python of this machine that has PyTorch. None is asked for more than that; nothing is imported."""
+    folders = [Path(it) for it in os.environ.get("PATH", "").split(":") if it]
+    folders += [it for folder in PYTHONS for it in sorted(Path("/").glob(folder))]
+    found = dict.fromkeys(str(it / name) for it in folders for name in ("python3", "python"))
+    for python in [it for it in found if it != sys.executable and os.access(it, os.X_OK)][:ASKED]:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run([python, "-c", HAS_TORCH], capture_output=True, check=False, timeout=5).returncode == 0:
+                return python
+    return None
+
+
+def go_on_with_torch(program: Path) -> None:
+    """Begins `program` again with a Python that has PyTorch, where this one has none: a call may be the only one."""
+    # Whoever names a Python without its packages means it.
+    if sys.flags.no_site or AGAIN in os.environ or importlib.util.find_spec("torch"):
+        return
+    if python := python_with_torch():
+        print(f"{sys.executable} has no PyTorch, {python} has: it goes on with that", flush=True)
+        os.environ[AGAIN] = "1"
+        with contextlib.suppress(OSError):
+            os.execv(python, [python, str(program), *sys.argv[1:]])
+
+
+def found_here() -> dict:
+    """Facts of the machine and of Python's packages, without importing any."""
+    found = {"python": sys.version.split()[0]}
+    for key, package in (("torch", "torch"), ("cudnn", "nvidia-cudnn-cu13")):
+        # Whatever is wrong with a package that is there in part.
+        with contextlib.suppress(Exception):
+            found[key] = importlib.metadata.version(package)
+    if "torch" in found and not any((Path(it) / "torch").is_dir() for it in sys.path):
+        del found["torch"]
+    return found | facts() | {"libraries": libraries()}
 
 
 def tool(name: str) -> str | None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import math
 import os
 import shutil
@@ -251,18 +250,6 @@ class Plan:
         ]
 
 
-def found_here() -> dict:
-    """Facts of the machine and of Python's packages, without importing any."""
-    found = {"python": sys.version.split()[0]}
-    for key, package in (("torch", "torch"), ("cudnn", "nvidia-cudnn-cu13")):
-        # Whatever is wrong with a package that is there in part.
-        with contextlib.suppress(Exception):
-            found[key] = importlib.metadata.version(package)
-    if "torch" in found and not any((Path(it) / "torch").is_dir() for it in sys.path):
-        del found["torch"]
-    return found | machine.facts() | {"libraries": machine.libraries()}
-
-
 def place(word: str) -> Path:
     if not word:
         # A variable that is not set would fill the folder where this is called.
@@ -308,6 +295,7 @@ def main() -> int:
         import child
 
         return child.main(asked)
+    machine.go_on_with_torch(HERE / "run.py")
     # A stream that waits for a word of the host would wait for ever.
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
     # Whoever has started it may go away: what is written is worth as much.
@@ -337,7 +325,7 @@ def prepared(report: Report, work: Path, packages: Path) -> list[str]:
     wrong = [why]
     if those := pack.wrong_files(facts):
         wrong.append(f"{'; '.join(those[:8])}{'; …' if len(those) > 8 else ''}: copy the pack again")
-    report.content |= facts | found_here() | machine.facts()
+    report.content |= facts | machine.found_here() | machine.facts()
     wrong += [machine.too_old(facts.get("glibc", "")), *pack.make_runnable(work), *pack.unpack_wheels(packages)]
     report.content["libraries"] = machine.libraries()
     return wrong

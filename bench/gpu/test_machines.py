@@ -5,6 +5,7 @@ In: programs and facts, made here. Out: unittest's verdict. Needs no GPU.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -46,6 +47,36 @@ class PythonTest(unittest.TestCase):
         environment = os.environ | {"PYTHONSAFEPATH": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         self.assertIn("is no gpu-check.json of a run", done.stdout, done.stderr)
+
+
+class OtherPythonTest(unittest.TestCase):
+    def started(self, *words: str, **environment: str) -> str:
+        """What run.py prints by this Python beside one that says it has PyTorch."""
+        with tempfile.TemporaryDirectory() as folder:
+            other = Path(folder) / "python3"
+            other.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "by the other: $2 $3"\n')
+            other.chmod(0o755)
+            command = [
+                sys.executable,
+                *words,
+                "-B",
+                str(HERE / "run.py"),
+                "--out",
+                f"{folder}/out",
+                "--only",
+                "nothing",
+            ]
+            known = {"PATH": folder, "TMPDIR": folder, **environment}
+            return subprocess.run(command, capture_output=True, text=True, check=False, env=known).stdout
+
+    @unittest.skipIf(importlib.util.find_spec("torch"), "this Python has PyTorch")
+    def test_a_python_that_has_torch_goes_on(self) -> None:
+        said = self.started().splitlines()
+        self.assertRegex(said[0], r"python\S* has no PyTorch, /\S+/python3 has: it goes on with that")
+        self.assertRegex(said[1], r"^by the other: --out /\S+/out$")
+        # Once; and not where somebody wants no packages.
+        for words, environment in (([], {machine.AGAIN: "1"}), (["-S"], {})):
+            self.assertNotIn("the other", self.started(*words, **environment))
 
 
 class ExclusiveTest(Folder):
