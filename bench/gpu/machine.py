@@ -1,5 +1,5 @@
 """What the machine has: its GPU's driver, clocks and power, and the tools that see into a GPU. Starts nothing on the
-GPU.
+GPU. And which of its Pythons has PyTorch.
 
 In: the search path, nvidia-smi. Out: facts; the clocks of the moment, read beside everything else by one nvidia-smi
 that runs all the time; paths of tools. What is missing is missing, not an error. Settings of the GPU are never
@@ -141,7 +141,8 @@ def libraries() -> list[str]:
     Those of the driver only where it is on no search path: one that containers have to be newer than the machine's
     (forward compatibility) would be hidden by the machine's.
     """
-    drivers = [] if has_driver() else [it for it in map(Path, DRIVERS) if any(it.glob(LIBRARY))]
+    drivers = [it for it in map(Path, DRIVERS) if any(it.glob(LIBRARY))]
+    drivers = [] if drivers and has_driver() else drivers
     packages = [
         lib for it in sys.path if it for lib in Path(it).glob("nvidia/*/lib") if any(lib.glob("libcublasLt.so*"))
     ]

@@ -327,7 +327,6 @@ def prepared(report: Report, work: Path, packages: Path) -> list[str]:
         wrong.append(f"{'; '.join(those[:8])}{'; …' if len(those) > 8 else ''}: copy the pack again")
     report.content |= facts | machine.found_here() | machine.facts()
     wrong += [machine.too_old(facts.get("glibc", "")), *pack.make_runnable(work), *pack.unpack_wheels(packages)]
-    report.content["libraries"] = machine.libraries()
     return wrong
 
 
