@@ -5,12 +5,13 @@ Usage: merge.py DIR          DIR: gpu-check.json and calibration.json of a run
        merge.py --render     write the page and the calibration anew from what is recorded
 
 In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case and kind of GPU; the table
-between the marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit or GPU is not that of the
-newest run is marked with its own; so are rows of a run that was stopped, and times with the host's work, which are in
-no bar. What was measured over an emulated driver, with changes that are in no commit, or by a pack that was not whole,
-is refused; times of kernels and forms that are not known to be right are not taken, and no calibration by such. The
-planner ships the calibrations of an H200 and an H100 (SXM); that of another GPU, or of a slice of one, is recorded
-beside them. What is merged twice, or behind a newer run, changes nothing of that. Measures nothing.
+between the marks of docs/benchmarks.md, and what the newest run decides; planner/src/profile/measured.rs. A row whose
+commit or GPU is not that of the newest run is marked with its own; so are rows of a run that was stopped, and times
+with the host's work, which are in no bar. What was measured over an emulated driver, with changes that are in no
+commit, or by a pack that was not whole, is refused; times of kernels and forms that are not known to be right are not
+taken, and no calibration by such. The planner ships the calibrations of an H200 and an H100 (SXM); that of another GPU,
+or of a slice of one, is recorded beside them. What is merged twice, or behind a newer run, changes nothing of that.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def merged(past: dict, content: dict) -> dict:
     found = [{name: it for name, it in row.items() if name not in DROPPED} | of_run for row in found]
     rates = [] if not_right(content, COPIES) else [it | of_run for it in content.get("rates", [])]
     date = content.get("date", "")
-    newest = {} if past.get("newest_date", "") > date else {"newest": content["commit"], "newest_date": date}
+    # What forms decide is told behind a heading.
+    told = [*decisions.told(content)[1:], *content.get("notes", [])]
+    newest = {"newest": content["commit"], "newest_date": date, "told": told}
+    newest = {} if past.get("newest_date", "") > date else newest
     return past | newest | {"rows": over(past.get("rows", []), found), "rates": over(past.get("rates", []), rates)}
 
 
@@ -250,7 +254,10 @@ def render(store: dict) -> str:
             f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
             f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {other(it)} |"
         )
-    return "\n".join([*lines, *of_copies(store.get("rates", []), other)])
+    lines += of_copies(store.get("rates", []), other)
+    if told := store.get("told"):
+        lines += ["", f"What the run of commit `{newest}` decides and notes:", "", *(f"- {it}" for it in told)]
+    return "\n".join(lines)
 
 
 def into_page(page: str, text: str) -> str:
@@ -271,7 +278,9 @@ def formed(text: str) -> str:
         elif line.startswith("|"):
             lines.append(line)
         else:
-            lines.append(textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False))
+            indent = "  " if line.startswith("- ") else ""
+            words = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+            lines.append(textwrap.fill(line, 100, **words))
     return "\n".join(lines)
 
 

@@ -59,6 +59,27 @@ class OrderTest(unittest.TestCase):
             self.assertEqual(merge.render(store), merge.render(right), words)
         self.assertRegex(merge.render(right), r"32K x1 .* commit `aaa` \|")
 
+    def test_what_the_newest_run_decides_is_on_the_page(self) -> None:
+        form = {
+            "direction": "backward",
+            "l2": "warm",
+            "blocks": 132,
+            "spread": 0.001,
+            "tflops": 1.0,
+            "form": "as built",
+        }
+        form |= {"case": "64:8 d128, causal 16384 rows", "provenance": {"commit": "bbb", "device": "H200"}}
+        forms = [form | {"order": "fixed", "seconds": 1.2}, form | {"order": "arrival", "seconds": 1.0}]
+        gain = "two trainers in place: 1.000 s a step, local 1.200: gain 1.20 (medians of 8 steps, spread 1.0%)"
+        store = merge.merged({}, run(*self.NEW, forms=forms, notes=[gain]))
+        store = merge.merged(store, run(*self.OLD, notes=["an older one"]))
+        page = merge.into_page(f"{merge.BEGIN}{merge.END}", merge.render(store))
+        told = " ".join(page[page.index("What the run of commit `bbb` decides") :].split())
+        self.assertIn("- dQ in one order instead of that of arrival: 64:8 d128, causal 16384 rows: 1200.000 ms", told)
+        self.assertRegex(told, r"1\.200 times: slower - two trainers in place: .* gain 1\.20")
+        self.assertNotIn("an older one", page)
+        self.assertLessEqual(max(len(it) for it in page.splitlines() if not it.startswith("|")), 100)
+
     def test_a_merge_changes_neither_the_record_nor_the_run(self) -> None:
         past, content = merge.merged({}, run(*self.OLD)), run(*self.NEW)
         kept = copy.deepcopy((past, content))
