@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,9 +57,9 @@ FOLDERS = (
     "usr/local/nvidia/bin",
     "opt/nvidia/nsight-compute/*",
 )
-# Where Pythons are that are on no search path, and how many are asked.
+# Where Pythons are that are on no search path, how many are asked, and for how many seconds together: the call has an end.
 PYTHONS = ("usr/local/bin", "usr/bin", "opt/*/bin", "opt/conda/envs/*/bin", "root/*/bin", "home/*/*/bin", "*/venv/bin")
-ASKED = 16
+ASKED, ASKED_S = 16, 8.0
 # Set where another Python goes on.
 AGAIN = "CADRE_GPU_CHECK_AGAIN"
 HAS_TORCH = """
@@ -72,9 +73,12 @@ def python_with_torch() -> str | None:
     folders = [Path(it) for it in os.environ.get("PATH", "").split(":") if it]
     folders += [it for folder in PYTHONS for it in sorted(Path("/").glob(folder))]
     found = dict.fromkeys(str(it / name) for it in folders for name in ("python3", "python"))
+    end = time.monotonic() + ASKED_S
     for python in [it for it in found if it != sys.executable and os.access(it, os.X_OK)][:ASKED]:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if subprocess.run([python, "-c", HAS_TORCH], capture_output=True, check=False, timeout=5).returncode == 0:
+            asked = [python, "-c", HAS_TORCH]
+            left = max(0.0, end - time.monotonic())
+            if subprocess.run(asked, capture_output=True, check=False, timeout=left).returncode == 0:
                 return python
     return None
 

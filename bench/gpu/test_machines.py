@@ -79,6 +79,32 @@ class OtherPythonTest(unittest.TestCase):
             self.assertNotIn("the other", self.started(*words, **environment))
 
 
+class SearchTest(Folder):
+    def test_the_search_for_pytorch_has_an_end(self) -> None:
+        pipe = self.out / "pipe"
+        os.mkfifo(pipe)
+        for folder in ("a", "b"):
+            (self.out / folder).mkdir()
+            (self.out / folder / "python3").write_text(f"#!/bin/sh\nread word < {pipe}\n")
+            (self.out / folder / "python3").chmod(0o755)
+        path = f"{self.out / 'a'}:{self.out / 'b'}"
+        waited: list[float] = []
+        real = subprocess.run
+
+        def asked(command: list[str], timeout: float = 0.0, **how: object) -> object:
+            waited.append(timeout)
+            return real(command, timeout=min(timeout, 0.01), **how)
+
+        with (
+            mock.patch.dict(os.environ, {"PATH": path}),
+            mock.patch.multiple(machine, PYTHONS=(), ASKED_S=5.0),
+            mock.patch.object(machine.subprocess, "run", asked),
+        ):
+            self.assertIsNone(machine.python_with_torch())
+        self.assertEqual(len(waited), 2)
+        self.assertTrue(all(it <= 5.0 for it in waited) and waited[1] < waited[0], waited)
+
+
 class ExclusiveTest(Folder):
     def widths(self, mode: str) -> list[int]:
         """Of the checks and of the tests."""
