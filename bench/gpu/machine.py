@@ -57,7 +57,7 @@ FOLDERS = (
     "usr/local/nvidia/bin",
     "opt/nvidia/nsight-compute/*",
 )
-# Where Pythons are that are on no search path, how many are asked, and for how many seconds together: the call has an end.
+# Where Pythons are that are on no search path, how many are asked, and for how many seconds: the call has an end.
 PYTHONS = ("usr/local/bin", "usr/bin", "opt/*/bin", "opt/conda/envs/*/bin", "root/*/bin", "home/*/*/bin", "*/venv/bin")
 ASKED, ASKED_S = 16, 8.0
 # Set where another Python goes on.
