@@ -46,7 +46,8 @@ class Child:
         self.broken = numbers(asked.broken)
         self.kernel = kernels_of(asked.part)[0]
         if not asked.dry:
-            one_gpu(self.library.uuid, str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
+            theirs = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+            one_gpu(self.library.uuid, theirs, torch.cuda.device_count())
         facts = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
         self.tell({"facts": facts | {"uuid": self.library.uuid}})
 
@@ -143,11 +144,11 @@ def numbers(text: str) -> set[int]:
     return {int(it) for it in text.split(",") if it}
 
 
-def one_gpu(driver: str, theirs: str) -> None:
+def one_gpu(driver: str, theirs: str, count: int) -> None:
     """Ends the process where PyTorch's tensors lie on another GPU than the one that Cadre's kernels run on."""
     digits = [it.rpartition("GPU-")[2].lower() for it in (driver, theirs)]
-    # An older PyTorch does not say.
-    if theirs and digits[0] != digits[1]:
+    # An older PyTorch does not say. One GPU is the same, also a slice of one (MIG), which has two names.
+    if count > 1 and theirs and digits[0] != digits[1]:
         print(f"PyTorch has GPU {theirs}, the driver's first is {driver}: set CUDA_VISIBLE_DEVICES to one", flush=True)
         leave(OTHER_GPU)
 

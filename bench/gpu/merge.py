@@ -5,11 +5,13 @@ Usage: merge.py DIR          DIR: gpu-check.json and calibration.json of a run
        merge.py --render     write the page and the calibration anew from what is recorded
 
 In: rows with where they are from. Out: bench/gpu/measured.json, the newest row of each case and kind of GPU; the table
-between the marks of docs/benchmarks.md; planner/src/profile/measured.rs. A row whose commit or GPU is not that of the
-newest run is marked with its own; so are rows of a run that was stopped, and times with the host's work, which are in
-no bar. What was measured over an emulated driver, with changes that are in no commit, or by a pack that was not whole,
-is refused; times of kernels and forms that are not known to be right are not taken, and no calibration by such. The
-planner ships the calibration of an H200; that of another GPU is recorded beside it. Measures nothing.
+between the marks of docs/benchmarks.md, and what the newest run decides; planner/src/profile/measured.rs. A row whose
+commit or GPU is not that of the newest run is marked with its own; so are rows of a run that was stopped, and times
+with the host's work, which are in no bar. What was measured over an emulated driver, with changes that are in no
+commit, or by a pack that was not whole, is refused; times of kernels and forms that are not known to be right are not
+taken, and no calibration by such. The planner ships the calibrations of an H200 and an H100 (SXM); that of another GPU,
+or of a slice of one, is recorded beside them. What is merged twice, or behind a newer run, changes nothing of that.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ TABLES = Path("planner/src/profile/measured.rs")
 BEGIN, END = "<!-- gpu-check: written by bench/gpu/merge.py -->", "<!-- gpu-check: end -->"
 NONE = "not measured"
 DIRECTIONS = ("forward", "backward")
+# GPUs of which the planner has a table.
+SHIPPED = ("h100", "h200")
+SHIPPED_SXM = "an H100 and an H200 (SXM)"
 COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
 # What is not kept of a row.
 DROPPED = ("turns", "rounds", "base_rounds")
@@ -79,14 +84,28 @@ def merged(past: dict, content: dict) -> dict:
             raise RefusedError(f"its pack was not whole: {it['what']}")
     forms = [it for it in content["forms"] if not decisions.unsound(it, content)]
     of_run = {"stopped": True} if "stopped" in content else {}
-    rows = {key(it): it for it in past.get("rows", [])}
-    for row in [*content["speeds"], *forms]:
-        if not not_right(content, kernels_of(row)):
-            rows[key(row)] = {name: it for name, it in row.items() if name not in DROPPED} | of_run
-    rates = {key(it): it for it in past.get("rates", [])}
-    if not not_right(content, COPIES):
-        rates |= {key(it): it | of_run for it in content.get("rates", [])}
-    return past | {"newest": content["commit"], "rows": list(rows.values()), "rates": list(rates.values())}
+    found = [it for it in [*content["speeds"], *forms] if not not_right(content, kernels_of(it))]
+    found = [{name: it for name, it in row.items() if name not in DROPPED} | of_run for row in found]
+    rates = [] if not_right(content, COPIES) else [it | of_run for it in content.get("rates", [])]
+    date = content.get("date", "")
+    # What forms decide is told behind a heading.
+    told = [*decisions.told(content)[1:], *content.get("notes", [])]
+    newest = {"newest": content["commit"], "newest_date": date, "told": told}
+    newest = {} if past.get("newest_date", "") > date else newest
+    return past | newest | {"rows": over(past.get("rows", []), found), "rates": over(past.get("rates", []), rates)}
+
+
+def over(past: list[dict], found: list[dict]) -> list[dict]:
+    """The newest row of each case and kind of GPU, whatever run is merged last."""
+    rows = {key(it): it for it in past}
+    for row in found:
+        if key(row) not in rows or date_of(rows[key(row)]) <= date_of(row):
+            rows[key(row)] = row
+    return list(rows.values())
+
+
+def date_of(row: dict) -> str:
+    return row["provenance"].get("date", "")
 
 
 def with_calibration(store: dict, content: dict, text: str) -> dict:
@@ -101,12 +120,27 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
         raise RefusedError(f"calibration.json is partial: {words}: remove it, or run again")
     if bad := not_right(content, [f"cadre_{it}_{dim}" for dim in sorted(dims) for it in DIRECTIONS]):
         raise RefusedError(f"{bad[0]} is not known to be right: remove calibration.json, or run again with all stages")
-    source = f"{calibration['source']}; commit {content['commit']}, {content.get('date', 'no date')}"
-    calibration["source"] = source
-    if "h200" in processor:
-        return store | {"calibration": calibration}
-    print(f"the calibration of {processor} is recorded and not shipped: the planner ships that of an H200")
-    return store | {"calibrations_of_others": store.get("calibrations_of_others", {}) | {processor: calibration}}
+    device = content.get("device", "")
+    if device and processor != f"gpu-{device.lower().replace(' ', '-')}":
+        raise RefusedError(f"calibration.json is of {processor}, the run was on {device}: remove it, or run again")
+    date = content.get("date", "")
+    calibration |= {"source": f"{calibration['source']}; commit {content['commit']}, {date or 'no date'}", "date": date}
+    gpu = shipped(processor)
+    where, name = ("calibrations", gpu) if gpu else ("calibrations_of_others", processor)
+    known = store.get(where, {})
+    if known.get(name, {}).get("date", "") > date:
+        print(f"the calibration of {processor} stays that of {known[name]['date']}, which is newer")
+        return store
+    if not gpu:
+        print(f"the calibration of {processor} is recorded and not shipped: the planner ships those of {SHIPPED_SXM}")
+    return store | {where: known | {name: calibration}}
+
+
+def shipped(processor: str) -> str:
+    """The GPU whose table of the planner a calibration stands in for; none for a slice of one, or another kind."""
+    words = set(processor.split("-"))
+    found = [it for it in SHIPPED if it in words]
+    return found[0] if found and not words & {"mig", "pcie", "nvl"} else ""
 
 
 def kernels_of(row: dict) -> list[str]:
@@ -220,7 +254,10 @@ def render(store: dict) -> str:
             f"| {it['case']} | {it['direction']} | {kernel} | {it['l2']} | {it['seconds'] * 1e3:.3f} | "
             f"{it['spread']:.1%} | {it['tflops']:.0f} | {ratio} | {other(it)} |"
         )
-    return "\n".join([*lines, *of_copies(store.get("rates", []), other)])
+    lines += of_copies(store.get("rates", []), other)
+    if told := store.get("told"):
+        lines += ["", f"What the run of commit `{newest}` decides and notes:", "", *(f"- {it}" for it in told)]
+    return "\n".join(lines)
 
 
 def into_page(page: str, text: str) -> str:
@@ -241,34 +278,36 @@ def formed(text: str) -> str:
         elif line.startswith("|"):
             lines.append(line)
         else:
-            lines.append(textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False))
+            indent = "  " if line.startswith("- ") else ""
+            words = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+            lines.append(textwrap.fill(line, 100, **words))
     return "\n".join(lines)
 
 
-def tables(calibration: dict | None) -> str:
-    """The calibration as Rust, which the planner compiles: it reads no files."""
+def tables(calibrations: dict[str, dict]) -> str:
+    """Calibrations by GPU as Rust, which the planner compiles: it reads no files."""
     head = (
-        "//! The calibration that was measured on an H200, written by `bench/gpu/merge.py`; none where none was.\n//!\n"
-        "//! In and out: numbers. Nothing here is written by hand.\n\n"
+        "//! Calibrations that were measured on an H200 and an H100, written by `bench/gpu/merge.py`; none where none "
+        "was.\n//!\n//! In and out: numbers. Nothing here is written by hand.\n\n"
     )
-    if calibration is None:
+    if not calibrations:
         return head + (
             "use super::Profile;\n\n/// None was measured yet.\n"
-            "pub(super) fn h200() -> Option<Profile> {\n    None\n}\n"
+            "pub(super) fn profile(_gpu: &str) -> Option<Profile> {\n    None\n}\n"
         )
-    used = "use super::{Direction, Kept, Profile, Table, VERSION};\n\n"
-    lines = [
-        head + used + "/// As measured.\n#[rustfmt::skip]",
-        "#[allow(clippy::unnecessary_wraps)] // none where none was measured",
-        "pub(super) fn h200() -> Option<Profile> {",
-        "    Some(Profile {",
-    ]
-    lines += [
-        "        version: VERSION,",
-        "        partial: None,",
-        f"        processor: {rust(calibration['processor'])}.into(),",
-    ]
-    lines += [f"        source: {rust(calibration['source'])}.into(),"]
+    lines = [head + "use super::{Direction, Kept, LinkTimes, Profile, Table, VERSION};\n\n/// As measured."]
+    lines += ["pub(super) fn profile(gpu: &str) -> Option<Profile> {", "    match gpu {"]
+    lines += [f"        {rust(gpu)} => Some({gpu}())," for gpu in sorted(calibrations)]
+    lines += ["        _ => None,", "    }", "}"]
+    for gpu, calibration in sorted(calibrations.items()):
+        lines += table_of(gpu, calibration)
+    return "\n".join([*lines, ""])
+
+
+def table_of(gpu: str, calibration: dict) -> list[str]:
+    lines = ["", "#[rustfmt::skip]", f"fn {gpu}() -> Profile {{", "    Profile {"]
+    lines += ["        version: VERSION,", "        partial: None,"]
+    lines += [f"        {it}: {rust(calibration[it])}.into()," for it in ("processor", "source")]
     lines += [f"        {it}: {calibration[it]:_}," for it in ("task_nanoseconds", "linear_operations")]
     lines.append("        kernels: vec![")
     for it in calibration["kernels"]:
@@ -278,13 +317,13 @@ def tables(calibration: dict | None) -> str:
             f"kept: Kept::{it['kept'].capitalize()}, rows: vec!{numbers(it['rows'])}, "
             f"keys: vec!{numbers(it['keys'])}, picoseconds: vec![{times}] }},"
         )
-    lines.append("        ],\n        links: vec![")
-    for it in calibration["links"]:
-        lines.append(
-            f"            super::LinkTimes {{ distance: {rust(it['distance'])}.into(), "
-            f"rate: {it['rate']:_}, latency: {it['latency']:_} }},"
-        )
-    return "\n".join([*lines, "        ],", "    })", "}", ""])
+    links = ", ".join(
+        f"LinkTimes {{ distance: {rust(it['distance'])}.into(), rate: {it['rate']:_}, latency: {it['latency']:_} }}"
+        for it in calibration["links"]
+    )
+    # The names have to be used where there is no link.
+    lines += ["        ],", f"        links: Vec::<LinkTimes>::from([{links}]),", "    }", "}"]
+    return lines
 
 
 def numbers(row: list[int]) -> str:
@@ -315,10 +354,9 @@ def main(words: list[str]) -> int:
         if found.exists():
             store = with_calibration(store, content, found.read_text(encoding="utf-8"))
         store_path.write_text(json.dumps(store, indent=1, sort_keys=True) + "\n")
-    calibration = store.get("calibration")
     page = ROOT / PAGE
     page.write_text(into_page(page.read_text(), render(store)))
-    (ROOT / TABLES).write_text(tables(calibration))
+    (ROOT / TABLES).write_text(tables(store.get("calibrations", {})))
     return 0
 
 

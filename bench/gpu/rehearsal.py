@@ -1,8 +1,9 @@
 """What comes back from run.py when something is wrong: played over the emulated driver, with the kernels' own source
 behind it.
 
-In: CADRE_PACK, a pack with an emulated driver; `cargo test -p cadre-gpu-check --test rehearsal` makes one and runs
-this, rehearsal_larger.py and rehearsal_blame.py. Out: unittest's verdict. What is played by the emulated driver: a lost
+In: CADRE_PACK, a pack with an emulated driver; CADRE_REHEARSED, which of how many parts of each module is played
+(`0/1`: all). `cargo test -p cadre-gpu-check --test rehearsal` makes packs and plays this, rehearsal_larger.py and
+rehearsal_blame.py. Out: unittest's verdict. What is played by the emulated driver: a lost
 arrival at a barrier, an illegal address, operands read otherwise, an old driver, another GPU. Tools of the machine are
 played by programs that print what the real ones do. Nothing is judged by how long it takes.
 """
@@ -146,7 +147,7 @@ class Rehearsal(Play):
         self.assertIn("a launch does not end", summary)
         self.assertEqual(summary.count("FAILED part smoke"), 1)
         # Nobody waits for it again.
-        self.assertIn(f"not run: decisions between forms: {BAD}", summary)
+        self.assertIn(f"not run: decisions between forms, d64: {BAD}", summary)
 
     def test_a_kernel_faults_and_there_is_a_sanitizer(self) -> None:
         self.tool("compute-sanitizer", SANITIZER)
@@ -368,6 +369,12 @@ class Rehearsal(Play):
         self.assertRegex(came.seen.strip().splitlines()[-1], r"gpu-check.json is not whole: \w+")
         self.assertRegex(came.seen, rf"DIAGNOSIS {BAD}: hangs: block")
         self.assertEqual(came.files, {"gpu-check.json", "logs.tar.gz"})
+
+
+def load_tests(_loader: unittest.TestLoader, tests: unittest.TestSuite, _pattern: str | None) -> unittest.TestSuite:
+    """Of a module the tests of this part of the rehearsal."""
+    part, parts = map(int, os.environ.get("CADRE_REHEARSED", "0/1").split("/"))
+    return unittest.TestSuite([it for case in tests for it in case][part::parts])
 
 
 def names(word: str) -> list[str]:

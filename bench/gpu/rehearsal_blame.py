@@ -4,7 +4,7 @@ In: the pack of rehearsal.py. Out: unittest's verdict.
 """
 
 import rehearsal
-from rehearsal import BAD, GOOD
+from rehearsal import BAD, GOOD, load_tests  # noqa: F401
 
 
 class Blame(rehearsal.Play):

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import rehearsal
-from rehearsal import BAD, GOOD, PACK
+from rehearsal import BAD, GOOD, PACK, load_tests  # noqa: F401
 
 
 class Larger(rehearsal.Play):

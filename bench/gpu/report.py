@@ -19,6 +19,7 @@ from pathlib import Path
 
 import causes
 import decisions
+import machine
 
 LONG = "one document of 32896 rows"
 LISTS = ("checks", "speeds", "forms", "rates", "left_out", "not_run", "notes")
@@ -152,6 +153,8 @@ class Report:
         content = self.content
         where = [f"{key} {content[key]}" for key in ORIGIN if key in content]
         head = ["", "summary: " + ", ".join(where)]
+        most = str(content.get("max_sm_mhz", ""))
+        head += filter(None, [machine.held_down([*content["speeds"], *content["forms"]], most)])
         if any(it["error"] < 1 for it in content["checks"]):
             head.append(largest_errors(content["checks"]))
         rates = [

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import math
 import os
 import shutil
@@ -74,7 +73,14 @@ class RefusedError(Exception):
     """There is no GPU for any of it."""
 
 
+# What ends it: the time that is over, or somebody.
+STOPS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
+
+
 def stop(number: int, _frame: object) -> None:
+    # Once: another signal, which often comes with the first, must not end what stores and prints.
+    for it in STOPS:
+        signal.signal(it, signal.SIG_IGN)
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
@@ -88,7 +94,7 @@ def go(
     """Runs `before`, then all stages, one after the other, `behind` after each; whatever happens, all is stored and
     printed."""
     begin = time.monotonic()
-    handlers = {it: signal.signal(it, stop) for it in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)}
+    handlers = {it: signal.signal(it, stop) for it in STOPS}
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     left = list(stages)
     # Budgets are shares where less time is given than they are together.
@@ -244,18 +250,6 @@ class Plan:
         ]
 
 
-def found_here() -> dict:
-    """Facts of the machine and of Python's packages, without importing any."""
-    found = {"python": sys.version.split()[0]}
-    for key, package in (("torch", "torch"), ("cudnn", "nvidia-cudnn-cu13")):
-        # Whatever is wrong with a package that is there in part.
-        with contextlib.suppress(Exception):
-            found[key] = importlib.metadata.version(package)
-    if "torch" in found and not any((Path(it) / "torch").is_dir() for it in sys.path):
-        del found["torch"]
-    return found | machine.facts() | {"libraries": machine.libraries()}
-
-
 def place(word: str) -> Path:
     if not word:
         # A variable that is not set would fill the folder where this is called.
@@ -301,6 +295,7 @@ def main() -> int:
         import child
 
         return child.main(asked)
+    machine.go_on_with_torch(HERE / "run.py")
     # A stream that waits for a word of the host would wait for ever.
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
     # Whoever has started it may go away: what is written is worth as much.
@@ -330,9 +325,8 @@ def prepared(report: Report, work: Path, packages: Path) -> list[str]:
     wrong = [why]
     if those := pack.wrong_files(facts):
         wrong.append(f"{'; '.join(those[:8])}{'; …' if len(those) > 8 else ''}: copy the pack again")
-    report.content |= facts | found_here() | machine.facts()
+    report.content |= facts | machine.found_here() | machine.facts()
     wrong += [machine.too_old(facts.get("glibc", "")), *pack.make_runnable(work), *pack.unpack_wheels(packages)]
-    report.content["libraries"] = machine.libraries()
     return wrong
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pack
-from parts import FORMS, Part, Parts
+from parts import DIMS, FORMS, Part, Parts
 from report import Report
 
 HERE = Path(__file__).resolve().parent
 PROBE = "cadre-gpu-probe"
-SMOKE = "smoke"
+SMOKE, DECISIONS = "smoke", "decisions between forms"
+# Who ends dQ of every backward pass.
+FINISH = "cadre_finish_dq"
 # Seconds after which a launch is taken to hang; each of the smoke test takes milliseconds.
 PATIENCE = 4
 
@@ -39,10 +41,17 @@ class Smoke:
         self.judge()
 
     def forms(self, end: float) -> None:
-        broken = [it for it, how in self.report.content["kernels"].items() if how in ("hang", "fault")]
-        if any("backward" in it or "forward" in it for it in broken):
-            return self.report.not_run("decisions between forms", f"{', '.join(sorted(broken))} hang or fault")
-        self.parts.run([part(FORMS, 200, self.kernels)], 1, end, self.environment())
+        """Of the head dims whose kernels neither hang nor fault."""
+        broken, asked = names(self.report.content, ("hang", "fault")), set(filter(None, self.kernels.split(",")))
+        backward = {dim: f"cadre_backward_{dim}" for dim in DIMS}
+        wanted = [dim for dim in DIMS if not asked or backward[dim] in asked]
+        ends = {dim: sorted(broken & {f"cadre_forward_{dim}", backward[dim], FINISH}) for dim in wanted}
+        for dim in filter(ends.get, wanted):
+            self.report.not_run(f"{DECISIONS}, d{dim}", f"{', '.join(ends[dim])}: hangs or faults")
+        kernels = ",".join(backward[dim] for dim in wanted if not ends[dim])
+        if not kernels:
+            return
+        self.parts.run([part(FORMS, 200, kernels)], 1, end, self.environment())
 
     def judge(self) -> None:
         """What each kernel does, by the rows so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -160,11 +161,48 @@ class OneGpuTest(unittest.TestCase):
 
         with mock.patch.object(child, "leave") as left, contextlib.redirect_stdout(io.StringIO()) as printed:
             for same in ("0a1B-2", "GPU-0A1b-2", ""):
-                child.one_gpu("GPU-0a1b-2", same)
+                child.one_gpu("GPU-0a1b-2", same, 2)
+            # A slice of the only GPU, by the name of the slice and by that of the whole.
+            child.one_gpu("GPU-0a1b-2", "0a1b-3", 1)
             left.assert_not_called()
-            child.one_gpu("GPU-0a1b-2", "0a1b-3")
+            child.one_gpu("GPU-0a1b-2", "0a1b-3", 2)
             left.assert_called_once_with(child.OTHER_GPU)
         self.assertIn("PyTorch has GPU 0a1b-3, the driver's first is GPU-0a1b-2: set", printed.getvalue())
+
+
+@unittest.skipIf(torch is None, "needs PyTorch")
+class Flash3Test(unittest.TestCase):
+    def test_what_is_asked_lies_as_the_c_face_has_it(self) -> None:
+        import flash3
+
+        source = HERE / "fa3" / "fa3.cu"
+        if not source.exists():
+            self.skipTest("a pack has no sources of peers")
+        struct = re.search(r"struct Fa3 {(.*?)};", source.read_text(), re.DOTALL)[1]
+        kinds = {"void": "c_void_p", "int64_t": "c_long", "int": "c_int", "float": "c_float"}
+        found = [
+            (name.strip(" *"), kinds[kind])
+            for kind, names in re.findall(r"(\w+) ([^;]+);", struct)
+            for name in names.split(",")
+        ]
+        self.assertEqual(found, [(name, kind.__name__) for name, kind in flash3.Asked._fields_])
+
+    def test_scratch_is_as_large_as_tiles_of_each_head_dim_need(self) -> None:
+        import cases
+        import flash3
+        from ours import Heads
+
+        # By FlashAttention's mha_bwd, of a document of 1000 rows.
+        for dim, mask, q_rows, keys in (
+            (64, cases.CAUSAL, 1024, 1024),
+            (128, cases.CAUSAL, 1024, 1024),
+            (128, cases.FULL, 1040, 1024),
+            (256, cases.CAUSAL, 1024, 1040),
+        ):
+            batch = cases.dense(Heads(4, 2, dim), 1000, 1, mask)
+            found = flash3.sizes(batch, [1000], [1000], True)
+            self.assertEqual((found["dq_accum"], found["dk_accum"]), (4 * q_rows * dim, 2 * keys * dim), dim)
+            self.assertEqual(found["delta"], 4 * q_rows)
 
 
 @unittest.skipIf(torch is None, "needs PyTorch")

@@ -20,6 +20,7 @@ import keep
 import machine
 import merge
 import programs
+import smoke
 from parts import Part, Parts
 from report import Report, table_of_speeds
 from sessions import Ended, Work
@@ -132,12 +133,41 @@ class ClocksTest(Folder):
         self.assertEqual((found["power_limit_w"], found["driver"]), ("350.00", "580.65.06"))
         found = self.beside(machine.Card, card, "")
         self.assertEqual(found, {"clocks": "unknown: there are 2 GPUs, and it is not known which is used"})
-        clocks = "345, 2619, 70.1, 30, GPU-1\n1980, 2619, 600.1, 60, GPU-2\n345, 2619, 70.2, 30, GPU-1"
+        clocks = "345, 2619, 70.1, 30, 0x1, GPU-1\n1980, 2619, 600.1, 60, 0x0, GPU-2\n345, 2619, 70.2, 30, 0x1, GPU-1"
         self.assertEqual(self.beside(machine.Clocks, clocks, "GPU-2")["sm_mhz"], "1980")
         self.assertEqual(self.beside(machine.Clocks, clocks, ""), {})
 
+    def test_what_holds_clocks_down_is_known_where_nvidia_smi_tells(self) -> None:
+        clocks = "1300, 2619, 699.1, 60, 0x0000000000000004, GPU-1"
+        found = self.beside(machine.Clocks, clocks, "GPU-1")
+        self.assertEqual((found["sm_mhz"], found["clock_reasons"]), ("1300", "0x0000000000000004"))
+
+    def test_an_nvidia_smi_that_knows_no_reasons_is_asked_for_clocks_alone(self) -> None:
+        tool = self.out / "nvidia-smi"
+        tool.write_text(
+            '#!/bin/sh\ncase "$1" in *reasons*) echo "Field is not a valid field to query."; exit 2;; esac\n'
+            # As its help has them.
+            'case "$3" in --loop-ms=[0-9]*) echo "1300, 2619, 699.1, 60, GPU-1" ;; esac\n'
+        )
+        tool.chmod(0o755)
+        with mock.patch.object(machine, "tool", lambda _: str(tool)):
+            it = machine.Clocks(self.out / "printed", lambda: "GPU-1")
+            it.process.wait()
+            self.assertEqual(it.now(), {})
+            it.process.wait()
+            self.assertEqual(list(it.now().items())[0::3], [("sm_mhz", "1300"), ("celsius", "60")])
+
+    def test_the_summary_says_what_held_clocks_down(self) -> None:
+        for mhz, reasons in (("1980", "0x1"), ("1410", "0x4"), ("1200", "0x24"), ("[N/A]", "[N/A]")):
+            row = {"case": "64:8 d128, it", "provenance": {"sm_mhz": mhz, "clock_reasons": reasons}}
+            self.report.content["forms"].append(timed("as built", 1.0) | row)
+        self.report.content["max_sm_mhz"] = "1980"
+        self.report.table()
+        words = "clocks while timed: 1200 to 1980 MHz of 1980, held down by heat and its power limit in 2 of 3 rows"
+        self.assertIn(words, self.printed.getvalue())
+
     def test_a_gpu_that_is_alone_is_the_one_that_is_used(self) -> None:
-        clocks = "345, 2619, 70.1, 30, GPU-1\n1980, 2619, 600.1, 60, GPU-1"
+        clocks = "345, 2619, 70.1, 30, 0x1, GPU-1\n1980, 2619, 600.1, 60, 0x0, GPU-1"
         self.assertEqual(self.beside(machine.Clocks, clocks, "")["sm_mhz"], "1980")
         card = "NVIDIA H200, 580.65.06, 700.00, 1980, 143771, 0, 0, Exclusive_Process, GPU-1"
         found = self.beside(machine.Card, card, "")
@@ -208,6 +238,28 @@ class LaunchedTest(Folder):
             self.assertLessEqual({"rows between two processes", "training runs"}, left, kernel)
         # Of a head dim that no training run has.
         self.assertIn("training runs", self.launched(forward_64_softcap="hang", forward_128="fault")[0])
+
+    def timed(self, kernels: str = "", **broken: str) -> tuple[str, set[str]]:
+        """Kernels whose forms are timed; what is not run."""
+        self.report.content |= {"kernels": {f"cadre_{key}": it for key, it in broken.items()}, "not_run": []}
+        asked: list[str] = []
+        parts = mock.MagicMock()
+        parts.run = lambda those, *_: asked.extend(those[0].words)
+        of = smoke.Smoke(self.report, parts, dict)
+        of.kernels = kernels
+        of.forms(9)
+        words = dict(zip(asked[::2], asked[1::2], strict=True))
+        return words.get("--kernels", ""), {it["name"] for it in self.report.content["not_run"]}
+
+    def test_forms_of_a_head_dim_are_timed_whatever_another_does(self) -> None:
+        of = {dim: f"cadre_backward_{dim}" for dim in (128, 64, 256)}
+        self.assertEqual(self.timed(), (",".join(of.values()), set()))
+        self.assertEqual(self.timed(backward_256_softcap="hang", sink="fault"), (",".join(of.values()), set()))
+        self.assertEqual(self.timed(forward_64="hang"), (f"{of[128]},{of[256]}", {"decisions between forms, d64"}))
+        self.assertEqual(self.timed(of[64], backward_128="fault"), (of[64], set()))
+        # Who ends dQ does so for all.
+        timed, left = self.timed(finish_dq="fault")
+        self.assertEqual((timed, len(left)), ("", 3))
 
     def test_a_calibration_needs_kernels_that_are_right(self) -> None:
         right = {"forward_128": "right", "backward_128": "right"}
@@ -307,7 +359,7 @@ class MergeTest(unittest.TestCase):
     def test_a_calibration_needs_kernels_that_are_right(self) -> None:
         tables = [{"head_dim": 128}]
         text = json.dumps({"processor": "gpu-nvidia-h200", "source": "measured", "kernels": tables})
-        self.assertIn("calibration", merge.with_calibration({}, self.content(), text))
+        self.assertIn("h200", merge.with_calibration({}, self.content(), text)["calibrations"])
         for kernels in ({}, RIGHT | {"cadre_backward_128": "hang"}):
             with self.assertRaisesRegex(merge.RefusedError, r"cadre_\w+_128 is not known to be right"):
                 merge.with_calibration({}, self.content(kernels=kernels), text)

@@ -5,8 +5,11 @@ In: programs and facts, made here. Out: unittest's verdict. Needs no GPU.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import end_to_end
+import machine
 import parts
 import programs
 import run
@@ -43,6 +47,62 @@ class PythonTest(unittest.TestCase):
         environment = os.environ | {"PYTHONSAFEPATH": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         self.assertIn("is no gpu-check.json of a run", done.stdout, done.stderr)
+
+
+class OtherPythonTest(unittest.TestCase):
+    def started(self, *words: str, **environment: str) -> str:
+        """What run.py prints by this Python beside one that says it has PyTorch."""
+        with tempfile.TemporaryDirectory() as folder:
+            other = Path(folder) / "python3"
+            other.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "by the other: $2 $3"\n')
+            other.chmod(0o755)
+            command = [
+                sys.executable,
+                *words,
+                "-B",
+                str(HERE / "run.py"),
+                "--out",
+                f"{folder}/out",
+                "--only",
+                "nothing",
+            ]
+            known = {"PATH": folder, "TMPDIR": folder, **environment}
+            return subprocess.run(command, capture_output=True, text=True, check=False, env=known).stdout
+
+    @unittest.skipIf(importlib.util.find_spec("torch"), "this Python has PyTorch")
+    def test_a_python_that_has_torch_goes_on(self) -> None:
+        said = self.started().splitlines()
+        self.assertRegex(said[0], r"python\S* has no PyTorch, /\S+/python3 has: it goes on with that")
+        self.assertRegex(said[1], r"^by the other: --out /\S+/out$")
+        # Once; and not where somebody wants no packages.
+        for words, environment in (([], {machine.AGAIN: "1"}), (["-S"], {})):
+            self.assertNotIn("the other", self.started(*words, **environment))
+
+
+class SearchTest(Folder):
+    def test_the_search_for_pytorch_has_an_end(self) -> None:
+        pipe = self.out / "pipe"
+        os.mkfifo(pipe)
+        for folder in ("a", "b"):
+            (self.out / folder).mkdir()
+            (self.out / folder / "python3").write_text(f"#!/bin/sh\nread word < {pipe}\n")
+            (self.out / folder / "python3").chmod(0o755)
+        path = f"{self.out / 'a'}:{self.out / 'b'}"
+        waited: list[float] = []
+        real = subprocess.run
+
+        def asked(command: list[str], timeout: float = 0.0, **how: object) -> object:
+            waited.append(timeout)
+            return real(command, timeout=min(timeout, 0.01), **how)
+
+        with (
+            mock.patch.dict(os.environ, {"PATH": path}),
+            mock.patch.multiple(machine, PYTHONS=(), ASKED_S=5.0),
+            mock.patch.object(machine.subprocess, "run", asked),
+        ):
+            self.assertIsNone(machine.python_with_torch())
+        self.assertEqual(len(waited), 2)
+        self.assertTrue(all(it <= 5.0 for it in waited) and waited[1] < waited[0], waited)
 
 
 class ExclusiveTest(Folder):
@@ -118,6 +178,21 @@ class LibraryTest(Folder):
             self.programs.training(True, 9)
         self.assertEqual(self.left()["cadre run, it"], "cuBLASLt is missing")
         self.assertEqual(self.report.content["checks"], [])
+
+
+class DriverTest(Folder):
+    def test_a_driver_that_is_on_the_search_path_is_hidden_by_no_other(self) -> None:
+        # Any library will do: nothing of it is called.
+        maps = Path("/proc/self/maps").read_text().split()
+        library = Path(next(it for it in maps if re.search(r"/lib(c|m)[.-][^/]*so[^/]*$", it)))
+        for name in ("machine", "compat"):
+            (self.out / name).mkdir()
+            shutil.copy(library, self.out / name / "libplayed.so.1")
+        folder = str(self.out / "machine")
+        with mock.patch.multiple(machine, LIBRARY="libplayed.so.1", DRIVERS=(folder,)):
+            self.assertIn(folder, machine.libraries())
+            with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": str(self.out / "compat")}):
+                self.assertNotIn(folder, machine.libraries())
 
 
 class CalibrationTest(Folder):

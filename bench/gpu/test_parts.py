@@ -271,6 +271,19 @@ class WholeTest(Case):
         self.assertIn("stopped by SIGALRM", self.printed.getvalue())
         self.assertFalse(self.report.passed())
 
+    def test_two_signals_at_once_end_it_once(self) -> None:
+        def both(_: float) -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, run.STOPS)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            # Both come now, before anything else is done.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, run.STOPS)
+
+        kept: list[str] = []
+        run.go([Stage("both", 500, both), Stage("after", 400, both)], self.report, 1000, lambda: kept.append("logs"))
+        self.assertEqual((self.report.content["left_out"], kept), (["both", "after"], ["logs"]))
+        self.assertRegex(self.printed.getvalue(), r"checks: 0, failed: 0\nstopped by SIG(TERM|INT)\n$")
+
     def test_whoever_ends_it_finds_the_rows_and_no_child(self) -> None:
         script = f"""
 import sys

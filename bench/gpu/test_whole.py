@@ -143,9 +143,21 @@ class Whole(Pack):
     def test_nothing_hangs_and_nothing_ends(self) -> None:
         printed, content = self.call(ENDLESS)
         self.assertEqual(self.begun(printed), list(STAGES))
-        # What is cut is said.
-        for words in ("smoke, rest, at: the next place", "decisions between forms", "profile of cadre_forward_128"):
-            self.assertTrue(any(words in it for it in content["left_out"]) or words in printed, (words, content))
+        # What is cut is said, of every stage that has something to do.
+        cut = (
+            "smoke, rest, at: the next place",
+            "copies of rows",
+            "Rust face, forward, rest",
+            "bench early",
+            "bench d64 full",
+        )
+        cut += (
+            "forms, rest, at: the next place",
+            "cadre run, GPU, two trainers in place, 8 steps",
+            "memcheck, forward, rest",
+        )
+        cut += ("cadre calibrate, rest", "profile of cadre_forward_128, rest", "profile of cadre_backward_128")
+        self.assertLessEqual(set(cut), set(content["left_out"]))
 
     def test_every_kernel_hangs_and_so_does_its_diagnosis(self) -> None:
         printed, content = self.call(BROKEN)

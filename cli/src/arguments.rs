@@ -108,8 +108,8 @@ pub(crate) struct RunOptions {
     /// spec.failurePolicy.suspectAfterSeconds. Default: what the job's spec.failurePolicy.stalledAfterSeconds says.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stalled_after_seconds: Option<NonZeroU32>,
-    /// Calibration that plans are made with: a file of `cadre calibrate`, or h200-hopper or h200-fa2; default: what the job's
-    /// spec.attention.profile says, or nominal costs.
+    /// Calibration that plans are made with: a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2;
+    /// default: what the job's spec.attention.profile says, or nominal costs.
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
     /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
@@ -162,8 +162,8 @@ pub(crate) struct PlanOptions {
     /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
     #[arg(long, value_name = "FILE", requires = "files")]
     pub(crate) lengths: Option<String>,
-    /// With -f: calibration, a file of `cadre calibrate`, or h200-hopper or h200-fa2; default: the job's. Without one plans are
-    /// of nominal costs, and times those of h200-hopper.
+    /// With -f: calibration, a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2; default: the job's.
+    /// Without one plans are of nominal costs, and times those of h200-hopper.
     #[arg(long, value_name = "NAME", requires = "files")]
     pub(crate) profile: Option<String>,
     /// With -f: sizes of the model, if the job does not run `cadre train`: 8b, 34b, tiny, small, medium.

@@ -58,7 +58,10 @@ fn folder_of(file: &Path) -> PathBuf {
 /// What `source` becomes, at `name` in the folder of this state of the sources. One builds it, others wait.
 fn built(source: &str, name: &str, words: &[&str]) -> PathBuf {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Of a crate beside the kernels, or below them.
+    let kernels = own.ancestors().skip(1).map(|it| it.join("kernels")).find(|it| it.is_dir());
+    let kernels = kernels.expect("the tree has kernels");
     let program = std::env::current_exe().expect("a test is a program");
     let beside = program.parent().and_then(Path::parent).expect("it is in a target folder");
     let place = beside.join(format!("emulated-gpu-{:016x}", digest(&kernels, &compiler)));

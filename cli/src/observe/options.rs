@@ -20,7 +20,8 @@ pub(crate) struct ReportOptions {
     /// Files of all ranks, or the folder that holds them.
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-    /// Calibration: a file of `cadre calibrate`, or h200-hopper or h200-fa2; default for a job on GPUs: h200-hopper.
+    /// Calibration: a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2; default for a job on GPUs:
+    /// h200-hopper.
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
     /// Dedicated servers of the pool; default: a slot in place at each rank.

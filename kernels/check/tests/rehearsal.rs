@@ -1,10 +1,15 @@
 //! The check on a GPU, rehearsed: `bench/gpu/rehearsal.py` over a pack whose driver is the emulated one.
 //!
 //! In: this build's probe and kernels, `kernels/emulation/driver.cpp`, Python. Out: the rehearsal's verdict. Forms of the pack are
-//! this build's kernels again; those that tell where they wait are marked so, which the emulated driver knows.
+//! this build's kernels again; those that tell where they wait are marked so, which the emulated driver knows. Parts of the
+//! rehearsal run at once, each with a pack of its own: runs of one pack refuse each other, and some change theirs.
+
+#[path = "../../emulation/built.rs"]
+mod built;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::thread::available_parallelism;
 
 use cadre_kernels::cubins::CUBINS;
 
@@ -43,28 +48,7 @@ fn pack(place: &Path) -> PathBuf {
     }
     std::fs::write(pack.join("pack.json"), r#"{"commit": "rehearsed", "cubins": "emulated"}"#)
         .expect("the test's own folder");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let output = Command::new(&compiler)
-        .args([
-            "-std=c++17",
-            "-O1",
-            "-DCADRE_EMULATION",
-            "-fPIC",
-            "-shared",
-            "-Wl,-soname,libcuda.so.1",
-        ])
-        .args([
-            Path::new("-I"),
-            &root.join("kernels/emulation"),
-            Path::new("-I"),
-            &root.join("kernels/cuda"),
-        ])
-        .arg(root.join("kernels/emulation/driver.cpp"))
-        .arg("-o")
-        .arg(pack.join("emulated/libcuda.so.1"))
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run the C++ compiler {compiler}: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    copy(&built::driver().join("libcuda.so.1"), "emulated");
     // Programs try this name first.
     let emulated = pack.join("emulated");
     std::fs::copy(emulated.join("libcuda.so.1"), emulated.join("libcuda.so"))
@@ -78,13 +62,30 @@ fn every_trouble_comes_back_with_the_right_word() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
-    let pack = pack(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("rehearsal"));
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rehearsal");
+    // Much of a rehearsal is waiting for what hangs.
+    let parts = available_parallelism().map_or(2, |it| it.get().clamp(2, 4));
+    let running: Vec<Child> = (0..parts).map(|part| begin(&place, part, parts)).collect();
+    let ended = running.into_iter().map(|it| it.wait_with_output().expect("Python runs"));
+    let ended: Vec<_> = ended.collect();
+    for output in ended {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("Ran 0 tests"), "{said}");
+    }
+}
+
+/// One of `parts` parts of the rehearsal.
+fn begin(place: &Path, part: usize, parts: usize) -> Child {
+    let pack = pack(&place.join(part.to_string()));
     let python = std::env::var("GPU_CHECK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let output = Command::new(python)
+    Command::new(python)
         .args(["-B", "-m", "unittest", "rehearsal", "rehearsal_larger", "rehearsal_blame"])
         .current_dir(&pack)
         .env("CADRE_PACK", &pack)
-        .output()
-        .expect("Python runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        .env("CADRE_REHEARSED", format!("{part}/{parts}"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("Python runs")
 }

@@ -91,7 +91,7 @@ impl Profile {
     }
 
     /// Names of the tables that ship with Cadre.
-    pub const BUILTIN: &'static [&'static str] = &["h200-hopper", "h200-fa2"];
+    pub const BUILTIN: &'static [&'static str] = &["h200-hopper", "h200-fa2", "h100-hopper"];
 
     /// Checks a calibration that was read.
     ///

@@ -30,6 +30,7 @@ fn a_calibration_of_another_processor_is_refused() {
         ("cpu-avx2-1", "cpu-avx2-8"),
         ("gpu-nvidia-h200", "gpu-nvidia-h200"),
         ("h200-fa2", "gpu-nvidia-h200"),
+        ("h100-hopper", "gpu-nvidia-h100-80gb-hbm3"),
     ] {
         assert_eq!(of(processor).check_processor(here), Ok(()), "{processor} for {here}");
     }
@@ -39,6 +40,8 @@ fn a_calibration_of_another_processor_is_refused() {
         ("gpu-nvidia-h200", "cpu-avx2-1"),
         ("h200-fa2", "cpu-avx2-1"),
         ("h200-mine", "gpu-nvidia-h200"),
+        ("h100-hopper", "gpu-nvidia-h200"),
+        ("h200-hopper", "gpu-nvidia-gh200-480gb"),
     ] {
         let (processor, here) = (processor.to_owned(), here.to_owned());
         let refused = of(&processor).check_processor(&here);
