@@ -118,8 +118,8 @@ pub enum Event {
         /// What it said.
         bytes: Vec<u8>,
     },
-    /// The device copies what a pull asked for: work that is put behind its copies may be put now, before they are over. Whether
-    /// the rows count is said by [`Event::Pulled`] alone. Only of providers whose device copies by itself; at most once a pull,
+    /// The device copies what a pull asked for: work that waits for its copies may be enqueued now, before they are over. Only
+    /// [`Event::Pulled`] says whether the rows count. Comes from providers whose device copies by itself, at most once a pull,
     /// and before its end.
     Begun {
         /// Which.
@@ -132,7 +132,7 @@ pub enum Event {
         /// Bytes that landed, or why they did not: then the landing's bytes are unspecified.
         result: Result<u64, PullError>,
     },
-    /// Messages to the peer were refused with [`RingError::Full`], and now there is room again: what was not said can be.
+    /// Messages to the peer were refused with [`RingError::Full`], and now there is room again: they can be sent.
     Room {
         /// Who.
         peer: PeerId,
@@ -149,7 +149,7 @@ pub enum Event {
     Refused {
         /// Who, or from where; of a stranger another port at every attempt.
         from: String,
-        /// Why: of one who tries again and again the same words.
+        /// Why: the same words for a stranger that tries again and again.
         reason: String,
     },
     /// The memory of this process, or its copies, failed: it can move nothing more. Pulls that it hit end as refused.

@@ -15,12 +15,12 @@ use crate::header::Header;
 use crate::turns::Turns;
 use crate::words::{Body, Life, Stream};
 
-/// One ring.
+/// What one ring carries.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub enum Envelope {
     /// For a protocol machine.
     Protocol(Message),
-    /// A [`Said`], said again until it is covered.
+    /// A [`Said`], sent again until a [`Self::Heard`] covers it.
     Word {
         /// Which stream of words from one to the other.
         stream: Stream,
@@ -29,9 +29,9 @@ pub enum Envelope {
         /// The encoded [`Said`], or where it is.
         body: Body,
     },
-    /// Covers every word before this number.
+    /// An acknowledgement of every word before a number.
     Heard {
-        /// Which life has heard them.
+        /// The life that has heard them.
         by: Life,
         /// Of which stream.
         stream: Stream,
@@ -78,13 +78,13 @@ pub enum Said {
 /// Whether a trainer's main thread does what it has to.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Stands {
-    /// It has not for long. Which trainer, what and for how long, in words.
+    /// It has not for too long: which trainer, what it has not done and for how long, in words.
     Still(String),
     /// It does again.
     No,
 }
 
-/// Who alone may say something.
+/// Who may say something; from anybody else it is not believed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Speaker {
     /// The conductor.
@@ -107,7 +107,7 @@ impl Speaker {
 }
 
 impl Said {
-    /// Who alone may say this.
+    /// Who may say this.
     pub fn speaker(&self) -> Speaker {
         match self {
             Self::Header { .. } | Self::Addresses(_) | Self::End(_) => Speaker::Conductor,
@@ -138,7 +138,7 @@ impl Said {
     }
 }
 
-/// Who alone may say a message of the protocol, and its name.
+/// Who may send a message of the protocol, and its name for warnings.
 pub fn speaker(message: &Message) -> (Speaker, &'static str) {
     match message {
         Message::Watermark { .. } => (Speaker::Conductor, "a watermark"),
@@ -185,7 +185,7 @@ pub struct StepDone {
     pub gradient_norm: f32,
     /// Learning rate of the update.
     pub learning_rate: f32,
-    /// Mean loss of documents that are held out, after the update, where it was computed.
+    /// Mean loss of documents that are held out, after the update; none in a step that computes none.
     pub validation_loss: Option<f32>,
     /// Rows of all trainers and nano-batches.
     pub tokens: u64,
@@ -207,7 +207,7 @@ pub struct ServerStep {
     pub tasks: u32,
     /// Time in kernels.
     pub busy_seconds: f64,
-    /// From other processes.
+    /// Bytes that it pulled from other processes.
     pub bytes_pulled: u64,
 }
 
@@ -225,7 +225,7 @@ pub enum Ending {
     Failed {
         /// One line.
         reason: String,
-        /// Its fault lies in what the user gave (exit code 2), not in what happened (3).
+        /// Whether the cause lies in what the user gave (exit code 2), not in what happened (3).
         bad_input: bool,
     },
 }

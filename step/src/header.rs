@@ -71,7 +71,7 @@ pub struct Header {
     pub wire: Wire,
     /// Seed of the job.
     pub seed: u64,
-    /// Build, engine and instruction set that the bits are promised for.
+    /// Numerics id that the bits are promised for: version and arithmetic of the kernels.
     pub numerics: String,
     /// Where core attention is computed.
     pub placement: Placement,

@@ -1,4 +1,4 @@
-//! What a layer's core attention is: which keys a row keeps, and what becomes of its scores.
+//! What a layer's core attention is: which keys a row keeps, and how its scores are scaled and bounded.
 //!
 //! In: a mask and numbers. Out: a [`Kind`], by which plans and launches are made. It knows no layer and no row.
 //!
@@ -39,7 +39,7 @@ pub enum Sinks {
 }
 
 impl Kind {
-    /// Rows keep all keys of their document up to their own, and nothing becomes of their scores.
+    /// Rows keep all keys of their document up to their own; scores have the factor 1/√dim and no bound.
     pub const CAUSAL: Self =
         Self { mask: Mask::Causal, chunk: None, scale: None, softcap: None, sinks: Sinks::None };
 
@@ -141,7 +141,7 @@ pub struct Factor(f32);
 /// It is never NaN.
 impl Eq for Factor {}
 
-/// A number that no scores are multiplied with or bounded by.
+/// A text that is no factor or bound of scores.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{text:?} is no number from 2^-20 to 2^20; write one such as 0.0625 or 50")]
 pub struct NoFactor {

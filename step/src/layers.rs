@@ -41,7 +41,7 @@ pub enum Error {
         /// How many there are.
         layers: usize,
     },
-    /// A kind that is not numbered by the first layer that has it.
+    /// Kinds that are not numbered in the order in which layers first have them.
     #[error(
         "layer {layer} has kind {kind}, and kinds of the layers before it end at {known}; number kinds in the order of layers"
     )]

@@ -19,7 +19,7 @@ use crate::layers::Kind;
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Packing {
-    /// Its masks mean nothing.
+    /// Documents and where their rows are; its masks are not used.
     rows: Layout,
 }
 
@@ -104,7 +104,7 @@ fn cut(rows: &Layout, kind: Kind, chunk: NonZeroU32) -> Result<Layout, Error> {
 }
 
 impl From<&Layout> for Packing {
-    /// Lets go of the masks.
+    /// The documents and stretches without masks.
     fn from(layout: &Layout) -> Self {
         Self { rows: layout.masked(Mask::Causal) }
     }

@@ -1,7 +1,7 @@
 //! The order of phases in a step.
 //!
-//! A phase is (layer, nano-batch, direction). Which come, and when, say the [`Turns`] of the header; everyone asks
-//! [`PhaseOrder`] alone: the trainer's calls, the protocol, the shapes of its phases and the messages.
+//! A phase is (layer, nano-batch, direction). The [`Turns`] of the header say which phases come, and when. Everyone asks
+//! [`PhaseOrder`] for it: the trainer's calls, the protocol, the shapes of its phases and the messages.
 //!
 //! In: turns, numbers of layers and nano-batches. Out: numbers of phases, and back.
 //!
@@ -66,7 +66,7 @@ impl PhaseOrder {
         Ok(order)
     }
 
-    /// What of a turn depends on the layers.
+    /// Checks of a turn what depends on the layers.
     fn check(&self, turn: usize, it: &Turn) -> Result<(), Error> {
         let layers = self.layers;
         if let Which::Only(some) = &it.layers {

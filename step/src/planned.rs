@@ -48,8 +48,8 @@ pub struct PlannedStep {
     pub header: Arc<Header>,
     /// Numbers its phases.
     pub order: PhaseOrder,
-    /// By nano-batch, then by kind of layers: each is made once, and serves all layers of its kind. Those that no phase runs
-    /// are left out.
+    /// Plans, by nano-batch and then by kind of layers. Each is made once, and serves all layers of its kind. Plans that no phase
+    /// runs are left out.
     pub plans: Vec<NanoPlan>,
     /// Of header and plans.
     pub digest: u64,
@@ -151,12 +151,12 @@ impl PlannedStep {
         phases
     }
 
-    /// Whether a rank has rows in a nano-batch. One without has nothing to say of its phases.
+    /// Whether a rank has rows in a nano-batch. A rank without any makes no call for its phases.
     pub fn has_rows(&self, nano: usize, rank: u16) -> bool {
         self.header.nanos[nano].rank_rows(RankId(rank)) > 0
     }
 
-    /// What the layer of a phase computes.
+    /// The kind of the layer of a phase.
     pub fn kind_of(&self, phase: Phase) -> Kind {
         self.header.layers.kind_of(self.order.at(phase).layer)
     }

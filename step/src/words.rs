@@ -1,6 +1,6 @@
-//! Words: what one worker tells another so that it arrives, once and in order, however often their links break.
+//! Words: messages from one worker to another that arrive once and in order, however often their links break.
 //!
-//! In: bodies to say, numbers that the other side has heard, broken links, the time. Out: what is to be said now,
+//! In: bodies to send, numbers that the other side has acknowledged, broken links, the time. Out: what is to be sent now,
 //! and on the other side which word comes next. Pure: nothing is sent here, no clock is read.
 //!
 //! ```text
@@ -8,11 +8,12 @@
 //! word ──▶ early ──all before it were taken──▶ next ──▶ taken            (known, or too far ahead: dropped)
 //! ```
 //!
-//! Messages of the protocol are no words: each is covered by what its machines say later ([`cadre_protocol`]).
+//! A word is *covered* when its receiver has acknowledged it, and *owed* until then. Messages of the protocol are no words: its
+//! machines repeat what they say ([`cadre_protocol`]).
 //!
-//! A server that other jobs had meanwhile comes back under its old name with nothing of what it had heard, and with words of its
-//! own from 0. So each side has a [`Life`], which goes with what it says; a lane to a peer that lives anew begins anew, as another
-//! [`Stream`], with what was not covered.
+//! A server may serve another job meanwhile and come back under its old name. Then it has forgotten what it had heard, and numbers
+//! its own words from 0. So each side draws a [`Life`], which goes with its words and its answers. After an answer of a new life a
+//! lane begins a new [`Stream`], with the words that were not covered.
 //!
 //! Invariant: of the words that one worker owes another, one life of the other takes each exactly once and in their order; to
 //! hear one twice changes nothing. What is owed to a peer that was given up is forgotten.
@@ -23,38 +24,38 @@ use std::sync::Arc;
 use cadre_protocol::{Nanos, Peer};
 use serde::{Deserialize, Serialize};
 
-/// A word that nobody covered for so long is said again.
+/// How long a word waits for its acknowledgement until it is sent again.
 const AGAIN_AFTER: Nanos = Nanos::from_millis(200);
-/// After a link broke its words are said over a fresh one; after each further break in a row twice as late.
+/// How long after a broken link its words are sent over a fresh one; after each further break in a row twice as long.
 const RETRY_AFTER: Nanos = Nanos::from_millis(20);
 /// Breaks in a row after which the wait grows no more: 1.3 s.
 const MAX_DOUBLINGS: u32 = 6;
-/// Words that may be owed to one peer. A healthy one is owed a few; one that owes so many answers is no member any more.
+/// Most words that a peer may leave unacknowledged. A healthy one leaves a few; one that leaves so many is given up.
 const MAX_OWED: usize = 1024;
-/// Words that are kept ahead of one that is missing; what is further ahead is dropped, and said again by its sender.
+/// Most words that are kept ahead of a missing one; those further ahead are dropped, and their sender sends them again.
 const MAX_EARLY: u64 = 64;
-/// A longer body is published by its sender and pulled: one copy in memory, whoever reads it.
+/// Longest body that a ring carries; a longer one is published and pulled: one copy in memory, however many read it.
 pub const MAX_RIDING_BYTES: usize = 4 << 10;
 
-/// Tells the processes apart that had a name one after the other, and what one process was in several jobs: no two are alike.
+/// A random number of a process in one job. It tells apart processes that had one name after each other, and one process in two jobs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Life(pub u64);
 
 /// Words of one life to one life of a peer, numbered from 0.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Stream {
-    /// Of whoever says them.
+    /// The life of their sender.
     pub life: Life,
-    /// How often the peer began anew meanwhile.
+    /// How many lives of the peer came before, as far as the sender knows.
     pub era: u32,
 }
 
 /// What a word says.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Body {
-    /// This.
+    /// Its bytes.
     Here(Vec<u8>),
-    /// What its sender has published.
+    /// Where its bytes are to be pulled from.
     There(Published),
 }
 
@@ -82,7 +83,7 @@ pub struct Due {
     pub body: Arc<Body>,
 }
 
-/// More is owed than a member leaves uncovered.
+/// A peer has left too many words unacknowledged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "{peer} has answered none of the last {MAX_OWED} words; end it, or look at the network between"
@@ -165,7 +166,7 @@ impl Owed {
         }
     }
 
-    /// The link with a peer broke: what was on its way is lost. How often in a row it did, without a word covered between.
+    /// The link with a peer broke, and what was on its way is lost. Out: how often in a row it did, without a word covered between.
     pub fn broken(&mut self, now: Nanos, peer: Peer) -> u32 {
         let Some(lane) = self.lanes.get_mut(&peer) else { return 0 };
         lane.due = now.after(Nanos(RETRY_AFTER.0 << lane.breaks.min(MAX_DOUBLINGS)));
@@ -223,9 +224,8 @@ struct Hearing {
 }
 
 impl Heard {
-    /// A word came. It is kept until those before it were taken, unless it is known, too far ahead, or a copy of an older
-    /// stream that was long on its way. Whether it is of another stream than those before it: then nothing of theirs is wanted
-    /// any more.
+    /// A word came. It is kept until those before it were taken, unless it is known, too far ahead, or a late copy of an older
+    /// stream. Out: whether it begins another stream; then nothing of the former one is wanted any more.
     pub fn word(&mut self, from: Peer, stream: Stream, number: u64, body: Body) -> bool {
         let lane = self.lanes.entry(from).or_default();
         if stream.life == lane.stream.life && stream.era < lane.stream.era {
@@ -255,7 +255,7 @@ impl Heard {
         Some(body)
     }
 
-    /// Every word of this stream of a peer before this number was taken: what it is told, so that it says them no more.
+    /// The acknowledgement for a peer: every word of this stream before this number was taken.
     pub fn through(&self, from: Peer) -> (Stream, u64) {
         self.lanes.get(&from).map_or_else(Default::default, |it| (it.stream, it.next))
     }

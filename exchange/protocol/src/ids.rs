@@ -33,7 +33,7 @@ id! {
     Work(u32)
 }
 id! {
-    /// Index of a parcel in its [`Shape`](crate::Shape): rows of one trainer, pulled in one go.
+    /// Index of a parcel in its [`Shape`](crate::Shape): rows of one bundle that one trainer holds, pulled in one go.
     Parcel(u32)
 }
 id! {

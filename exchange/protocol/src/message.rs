@@ -28,7 +28,7 @@ pub enum Message {
         /// Work that has results for the trainer.
         works: Vec<Work>,
     },
-    /// Trainer to server: acknowledgements that found no doorbell to ride on.
+    /// Trainer to server: acknowledgements that no doorbell carried.
     Ack {
         /// Results that the server may free.
         acks: Acks,

@@ -14,21 +14,21 @@ pub struct Settings {
     pub suspect_after: Nanos,
     /// A trainer silent for so long is dead.
     pub trainer_after: Nanos,
-    /// A conductor silent for so long has taken the job with it.
+    /// A process that hears nothing from the conductor for so long ends.
     pub conductor_after: Nanos,
-    /// A trainer, or the conductor, that was not heard yet may be silent so much longer: processes start apart.
+    /// Before its first word a trainer, or the conductor, may be silent for so much longer, since processes start one by one.
     pub assemble_within: Nanos,
     /// When nothing has come over its link for so long, a pull is given up and the link closed; as long as bytes come, it may
     /// take any time. Between two trainers, whose links also carry the conductor's messages, only after `trainer_after`.
     pub pull_within: Nanos,
-    /// A phase that takes longer makes the executors of what is missing suspect.
+    /// When a phase takes longer, the servers that owe its missing results become suspect.
     pub phase_within: Nanos,
     /// Before trying again after a link broke or a pull failed; a trainer waits longer with every try,
     /// up to sixteen times this.
     pub retry_after: Nanos,
     /// Opening a link fails within this: refused, or not greeted in time.
     pub reach_within: Nanos,
-    /// An acknowledgement that finds no doorbell to ride on for so long goes alone.
+    /// An acknowledgement is sent alone when no doorbell has left for so long that could carry it.
     pub ack_within: Nanos,
     /// Phases whose rows a trainer keeps at a time, at least 1.
     pub window: usize,
@@ -37,7 +37,7 @@ pub struct Settings {
     pub runs_ahead: bool,
     /// What the conductor does when no server is left.
     pub on_pool_loss: OnPoolLoss,
-    /// All on, but in tests of the simulation itself.
+    /// Rules that keep the bits: all on, but in tests of the simulation itself.
     pub rules: Rules,
 }
 

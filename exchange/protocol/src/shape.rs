@@ -6,7 +6,7 @@
 
 use crate::{Bundle, Parcel, Slot, TrainerId, Work};
 
-/// Work that moves as a whole from slot to slot.
+/// Tasks of one document and KV-head group; they move as a whole from slot to slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BundleShape {
     /// Its slot in the plan, in whose memory it has a planned place.

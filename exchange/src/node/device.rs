@@ -1,4 +1,4 @@
-//! What a node asks of the memory that it moves: the seam to whoever names a GPU.
+//! What a node asks of the memory that it moves; the crate that knows a GPU implements it.
 //!
 //! Nothing is done here. Invariant: a copy is an order of work that goes on by itself; asking whether it is over never waits.
 

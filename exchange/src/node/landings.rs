@@ -1,4 +1,4 @@
-//! Memory that pulls of a node write to, and which of its bytes are spoken for.
+//! Memory that pulls of a node write to, and which of its bytes are reserved.
 //!
 //! In: landed memory, the local bytes of pulls. Out: it back, once no pull writes to it. Nothing is copied here.
 //!
@@ -71,7 +71,7 @@ impl<M> Landings<M> {
         landing.map(|it| &mut it.memory)
     }
 
-    /// Speaks for the local bytes of `pieces`, or says why they cannot be had.
+    /// Reserves the local bytes of `pieces` for a pull, or says why it cannot.
     pub(super) fn reserve(&mut self, id: LandingId, pieces: &[Piece]) -> Result<(), String> {
         let landing = self.held.get_mut(&id).filter(|it| !it.discarded);
         let landing = landing.ok_or_else(|| format!("landing {} was taken or discarded", id.0))?;
@@ -97,7 +97,7 @@ impl<M> Landings<M> {
         Ok(())
     }
 
-    /// Takes back what [`Self::reserve`] gave.
+    /// Frees what [`Self::reserve`] has reserved.
     pub(super) fn release(&mut self, id: LandingId, pieces: &[Piece]) {
         let landing = self.held.get_mut(&id).expect("a reserved landing stays");
         for piece in pieces.iter().filter(|it| it.bytes > 0) {

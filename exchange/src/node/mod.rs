@@ -57,7 +57,7 @@ pub struct NodeConfig {
     pub sockets: PathBuf,
 }
 
-/// Called when a pull has ended, with whether its rows are there: for words that streams wait for.
+/// Called when a pull has ended, with whether its rows are there; opens the gate that a stream of the GPU waits at.
 pub type WhenEnded = Box<dyn FnOnce(bool) + Send>;
 
 /// See the module.
@@ -143,8 +143,8 @@ impl<D: Device> Node<D> {
         self.landings.is_busy(landing)
     }
 
-    /// The memory of a landing while pulls write to it: for work that is put behind their copies ([`Event::Begun`]), and for
-    /// bytes that no pull writes. None where it was taken or discarded.
+    /// The memory of a landing while pulls write to it: for work that is enqueued behind their copies ([`Event::Begun`]), and for
+    /// bytes that no pull writes. None if it was taken or discarded.
     pub fn landing(&mut self, landing: LandingId) -> Option<&mut D::Memory> {
         self.landings.open(landing)
     }

@@ -95,8 +95,8 @@ impl<D: Device> Node<D> {
         if copying { late.min(COPYING) } else { late }
     }
 
-    /// When a pull that is not told is late, unless it looks: the links know that. It is when neither it nor another pull of its
-    /// peer has come on for too long.
+    /// When a pull whose end was not told is late: when neither it nor another pull of its peer has made progress for too long. Not
+    /// of one that looks, since the links know that.
     fn deadline(&self, pull: &Pull<D>) -> Option<Instant> {
         match pull.stage {
             Stage::Fetching(_) | Stage::Copying(..) if pull.is_open() => {

@@ -3,7 +3,7 @@
 //! In: connections to our port. Out: links of peers that have proved who they are, and refusals. Who has to wait, and who loses
 //! its place to others, says the [lobby](super::lobby).
 //!
-//! Invariant: nothing of ours is changed by who has not proved that it belongs to the job.
+//! Invariant: a stranger that has not proved that it belongs to the job changes nothing here.
 
 use std::io;
 use std::time::Duration;

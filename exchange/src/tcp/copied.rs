@@ -23,7 +23,7 @@ impl Tcp {
         self.publication
     }
 
-    /// Speaks for the landing's bytes. None where the pull has ended already.
+    /// Reserves the landing's bytes for a pull. None if the pull has ended already.
     pub(crate) fn claim(
         &mut self,
         peer: PeerId,
@@ -57,14 +57,14 @@ impl Tcp {
         }
     }
 
-    /// Sends a pull over the link from its first byte on, with all its patience: what was copied of it does not count.
+    /// Sends a pull over the link from its first byte on, and starts its deadline anew: what was copied of it does not count.
     pub(crate) fn send_anew(&mut self, mut pull: Pull) {
         pull.restart();
         self.watch_anew(&mut pull);
         self.send_pull(pull);
     }
 
-    /// Gives a pull all its patience from now on.
+    /// Starts the deadline of a pull anew.
     pub(crate) fn watch_anew(&mut self, pull: &mut Pull) {
         self.ledger.watch_anew(pull, self.clock.now());
     }

@@ -1,7 +1,7 @@
 //! Opens links to peers.
 //!
-//! In: peers and their addresses. Out: links that are being opened, and again after a pause where the peer had no room: a port at
-//! which strangers knock closes links without a word, and that is no broken link.
+//! In: peers and their addresses. Out: links that are being opened. A peer that has no room, since strangers crowd its port, closes a
+//! link without a word: that is no broken link, and it is dialled again after a pause.
 //!
 //! Invariant: what begins to open has opened or failed when the time for a greeting is over, however often it was tried.
 

@@ -1,4 +1,4 @@
-//! Memory that pulls land in, and which of its bytes are spoken for.
+//! Memory that pulls land in, and which of its bytes are reserved.
 //!
 //! In: pulls that begin and end. Out: the places that they write to, and what earlier pulls have left there.
 //!
@@ -8,8 +8,8 @@
 //!                    └── the same pull again: goes on ┘
 //! ```
 //!
-//! A pull that was interrupted has left a prefix of its stream, and so has, once its link is closed, one that was whole but
-//! whose neighbours were not: asked for again, neither comes twice if the peer still publishes the same.
+//! A pull that was interrupted leaves a prefix of its bytes. Once its link is closed, a whole pull leaves all of them. If the pull is
+//! asked for again and the peer still publishes the same, what is left here does not come twice.
 //!
 //! Invariant: a byte is the target of one pull at a time.
 
@@ -24,7 +24,7 @@ use crate::provider::PullId;
 /// See the module.
 pub(super) struct Landing {
     memory: Buffer,
-    /// Bytes that are spoken for: first, one behind the last, and by which pull.
+    /// Reserved bytes: first, one behind the last, and for which pull.
     taken: BTreeMap<u64, (u64, PullId)>,
     kept: BTreeMap<PullId, Kept>,
     outstanding: usize,
@@ -65,7 +65,7 @@ impl Landing {
         self.memory
     }
 
-    /// Speaks for the bytes of a pull, and has it go on where the same one stopped. Else why it may not begin.
+    /// Reserves the bytes of a pull, and lets it go on where the same pull stopped. Else says why it may not begin.
     pub(super) fn claim(&mut self, pull: &mut Pull) -> Result<(), String> {
         let room = self.memory.len_bytes() as u64;
         let mut found = None;

@@ -62,7 +62,7 @@ impl Ledger {
         id
     }
 
-    /// Speaks for the pull's bytes of its landing and starts its clock; a pull that breaks a rule ends here.
+    /// Reserves the pull's bytes of its landing and starts its deadline; a pull that breaks a rule ends here.
     pub(super) fn begin(&mut self, mut pull: Pull) -> Option<Pull> {
         match self.claim(&mut pull) {
             Ok(()) => {
@@ -112,7 +112,7 @@ impl Ledger {
         self.looks.insert((pull.look_at, pull.id, pull.wish.peer));
     }
 
-    /// Gives a pull all its patience from `now` on.
+    /// Starts the deadline of a pull anew, at `now`.
     pub(super) fn watch_anew(&mut self, pull: &mut Pull, now: Instant) {
         self.looks.remove(&(pull.look_at, pull.id, pull.wish.peer));
         pull.since = now;

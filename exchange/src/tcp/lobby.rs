@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// In so long a peer that has said hello proves it, if its machine is not very busy.
+/// How long a peer needs at most, after its hello, to prove who it is, unless its machine is very busy.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// How far a stranger has come.
@@ -58,7 +58,7 @@ impl<T> Lobby<T> {
         Self { places: places.max(1), patience, held: BTreeMap::new(), silent, greeted }
     }
 
-    /// Takes a stranger in: one who loses the place for it.
+    /// Takes a stranger in. Out: one that loses its place for it.
     pub(super) fn enter(
         &mut self,
         token: u64,
@@ -71,7 +71,7 @@ impl<T> Lobby<T> {
         self.make_room(Said::Nothing)
     }
 
-    /// A stranger has said its hello: one who loses the place for it.
+    /// A stranger has said its hello. Out: one that loses its place for it.
     pub(super) fn greeted(&mut self, token: u64) -> Option<T> {
         let held = self.held.get_mut(&token).filter(|it| it.said == Said::Nothing)?;
         held.said = Said::Hello;
@@ -90,8 +90,8 @@ impl<T> Lobby<T> {
         Some(held.stranger)
     }
 
-    /// Whether every place of those who said hello is taken, by such as may be about to prove it: whoever comes is better off waiting
-    /// where it is.
+    /// Whether every place for those who said hello is taken by strangers that may be about to prove it. Then further ones had better
+    /// wait in the kernel's queue.
     pub(super) fn is_crowded(&self, now: Instant) -> bool {
         let oldest = self.greeted.order.first().and_then(|it| self.held.get(it));
         self.greeted.order.len() >= self.places && oldest.is_some_and(|it| now < it.since + GRACE)

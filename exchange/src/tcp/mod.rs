@@ -96,10 +96,10 @@ pub struct Limits {
     pub part_bytes: u64,
     /// How long a greeting may take, on both sides, with all tries of the opener.
     pub greeting: Duration,
-    /// How long the first words of who comes may take.
+    /// How long the hello of a stranger may take.
     pub hello: Duration,
-    /// How many links may be at the door that have said nothing of a peer, and how many that have not proved what they said; of
-    /// the source that has most of them the oldest makes room.
+    /// How many links may wait at the door that have said no hello, and as many that have not proved theirs. When there are more,
+    /// the oldest one of the address that has most is closed.
     pub strangers: usize,
 }
 

@@ -19,10 +19,10 @@ use crate::phases::PhaseOrder;
 use crate::planned::check_plans;
 use crate::turns::Turns;
 
-/// Documents and stretches of a step at most: its header is said to every worker, and written to the job's log.
+/// Most documents and stretches of a step: its header goes to every worker, and into the job's log.
 pub(super) const MAX_ENTRIES: usize = 4_000_000;
 
-/// What a header is made of.
+/// All inputs of a header.
 #[derive(Debug)]
 pub struct Making {
     /// Its turns, nano-batches and fillers are still to come.

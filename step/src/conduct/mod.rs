@@ -3,8 +3,8 @@
 //! In: [`Lengths`] of every trainer, a [`View`]. Out: a [`Header`]. Nothing is sent here: the conductor's
 //! IO thread does that.
 //!
-//! Invariant: what a [`Draft`] does costs as much as the job has slots. What costs as much as a step has documents is asked of
-//! [`Making`] and [`Filled`], which need no draft, so that another thread can do it.
+//! Invariant: the cost of what a [`Draft`] does grows with the slots of the job alone. [`Making`] and [`Filled`] do what grows with
+//! the documents of a step. They need no draft, so that another thread can do it.
 
 mod making;
 mod view;
@@ -25,7 +25,7 @@ use crate::turns::{self, Turns};
 pub use self::making::{Filled, Made, Making};
 pub use self::view::{Offer, Roster, View};
 
-/// Weight of a slot that nothing is known about.
+/// Weight of a slot whose speed nobody has measured.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
 /// What all headers of a job have in common, and the one in the making.
@@ -51,7 +51,7 @@ pub struct Draft {
     pub costs: Costs,
     /// Whether trainers take the work of a lost pool.
     pub standby: Standby,
-    /// Memory of a trainer for rows of others.
+    /// Bytes that each trainer has for rows of others, as it serves in place or stands by.
     pub trainer_memory: u64,
     /// Headers to replay.
     pub replay: Option<Arc<Log>>,
@@ -59,7 +59,7 @@ pub struct Draft {
     pub header: Option<Arc<Header>>,
     /// Who fills the slots of the header that was published last.
     pub filled: Vec<Option<Member>>,
-    /// Memory that a slot had when it was last filled.
+    /// Bytes that each slot had when it was last filled.
     pub memories: BTreeMap<usize, u64>,
 }
 
@@ -99,7 +99,7 @@ pub enum Error {
         /// The other.
         other: u32,
     },
-    /// Rows of a document whose length nobody tells.
+    /// A trainer holds rows of a document whose length it does not tell.
     #[error(
         "step {step}: a trainer holds rows of document {document} and tells no length of it; list every document that it holds"
     )]
@@ -109,7 +109,7 @@ pub enum Error {
         /// The document.
         document: u32,
     },
-    /// A header that is too long.
+    /// More documents and stretches than a header may have.
     #[error(
         "step {step} has {entries} documents and stretches, more than {}; pack fewer documents, or let ranks hold longer stretches of them",
         making::MAX_ENTRIES
@@ -120,7 +120,7 @@ pub enum Error {
         /// How many there are.
         entries: usize,
     },
-    /// Trainers that count nano-batches otherwise.
+    /// Two trainers announce different numbers of nano-batches.
     #[error(
         "step {step}: trainer {one} announced {its} nano-batches, trainer {other} {theirs}; announce all of them at every rank, also those of which it has no rows"
     )]
@@ -150,7 +150,7 @@ pub enum Error {
         /// How many there are.
         source: TooManyPlans,
     },
-    /// Turns that no step of this model can have.
+    /// Turns that do not fit the layers and nano-batches of this model.
     #[error("step {step}: {source}")]
     Turns {
         /// The step.
@@ -158,7 +158,7 @@ pub enum Error {
         /// What is wrong.
         source: turns::Error,
     },
-    /// Trainers want phases in another order.
+    /// Two trainers announce different turns.
     #[error(
         "step {step}: trainer {one} announced the turns {its}, trainer {other} {theirs}, other ones from turn {turn} on; give all ranks the same turns"
     )]
@@ -182,7 +182,7 @@ pub enum Error {
 }
 
 impl Draft {
-    /// What the next header is made of; whoever makes it needs nothing else.
+    /// All inputs of the next header, so that another thread can make it.
     pub fn order(
         &mut self,
         step: u64,
@@ -207,12 +207,12 @@ impl Draft {
         Box::new(Making { blank, lengths, replay: self.replay.clone() })
     }
 
-    /// Takes the next header, which was made of an order of this draft.
+    /// Keeps the next header, which was made of what [`Self::order`] gave.
     pub fn made(&mut self, header: Arc<Header>) {
         self.header = Some(header);
     }
 
-    /// Whether the header of a step will have the slots of the one that was made last, by this view.
+    /// Whether the header of `step`, made by this view, would have the same slots as the one that was made last.
     pub fn keeps_slots(&mut self, step: u64, view: &View) -> bool {
         let slots = match &self.replay {
             // Of a step that the log lacks: that is said where its header is made.

@@ -60,17 +60,17 @@ pub struct Offer {
     pub memory: Option<u64>,
     /// Who fills it.
     pub member: Option<Member>,
-    /// What the bits of who fills it depend on.
+    /// Numerics id of who fills it.
     pub numerics: Option<String>,
 }
 
 impl View {
-    /// Whether somebody is still expected.
+    /// Whether a slot is vacant, or no slot is there yet.
     pub fn has_vacancy(&self) -> bool {
         self.slots.is_empty() || self.slots.iter().any(|it| it.member.is_none())
     }
 
-    /// Makes slots vacant whose servers would compute other bits; says which.
+    /// Makes slots vacant whose servers have another numerics id, and so would compute other bits; says which.
     pub fn refuse_foreign(&mut self, numerics: &str) -> Vec<String> {
         let mut refused = Vec::new();
         for (index, offer) in self.slots.iter_mut().enumerate() {
@@ -118,9 +118,9 @@ impl View {
         fillers.iter().map(|it| it.as_ref().map(member)).collect()
     }
 
-    /// Who fills slots that may be of another view, and were filled by `before` so far: the others by their home, dedicated ones
-    /// by who fills them already, since a server that changed its slot in the middle of a step would have to begin anew; then
-    /// by those of the same number, where both have as many; then in order.
+    /// Who fills these slots, which may be of another view; `before` filled them so far. Slots with a home are filled by it. Then
+    /// servers of this view keep the dedicated slots that they fill, since one that changed its slot within a step would have to
+    /// begin anew. Slots that are left get the server of the same number, if view and slots have as many, else the next one.
     pub fn fill(&self, slots: &[Slot], before: &[Option<Member>]) -> Vec<Option<Member>> {
         let offers = self.slots.iter().filter(|it| it.home.is_none());
         let mut offers: Vec<_> = offers.map(|it| it.member.clone()).collect();
@@ -148,7 +148,7 @@ impl View {
     }
 }
 
-/// Who computes for a slot at a rank.
+/// Who fills a slot with a home: the trainer there, in place or standing by.
 fn at_home(slot: &Slot) -> Option<Member> {
     let RankId(rank) = slot.home?;
     Some(if slot.is_standby() { Member::Standby(rank) } else { Member::InPlace(rank) })

@@ -232,8 +232,8 @@ impl Lists {
         Shape::new(bundles, works, parcels)
     }
 
-    /// Parcels that hold rows or keys of each task of a bundle. One that none of them reads, since keys between those of two
-    /// tasks come along, is the last task's.
+    /// For each task of a bundle the parcels that hold its rows or keys. A parcel may hold only keys between those of two tasks,
+    /// which no task reads: it counts as one of the last task.
     fn needs_of_tasks(&self, problem: &Problem, plan: &Plan, bundle: BundleId) -> Vec<Vec<Parcel>> {
         let sources = &self.inputs(bundle, Direction::Forward).sources;
         let all: BTreeSet<Parcel> = self.parcels_of(bundle).map(Parcel).collect();

@@ -15,7 +15,7 @@ use crate::layers::{Kind, Layers};
 use crate::packing::Packing;
 use crate::turns::Which;
 
-/// Plans of a step at most: each has a shape of the protocol for each direction, and shapes are numbered by a `u16`.
+/// Most plans of a step: each has a shape of the protocol for each direction, and a `u16` numbers the shapes.
 pub(crate) const MAX_PLANS: usize = u16::MAX as usize / 2;
 
 /// A step with more plans than can be numbered.
@@ -44,7 +44,7 @@ pub fn check_plans(nanos: usize, layers: &Layers) -> Result<(), TooManyPlans> {
     }
 }
 
-/// Sizes of the largest bundle that are tried, each an eighth less than the one before.
+/// How many bounds of the largest bundle are tried, each an eighth less than the one before.
 const SMALLER_BUNDLES: usize = 10;
 
 /// By nano-batch and then by kind of layers: whether the step has a phase of both.
@@ -68,9 +68,8 @@ pub(super) fn has_phases(header: &Header) -> Vec<bool> {
     has
 }
 
-/// The plans of a step, by nano-batch and then by kind of layers, but for those that no phase runs. Whoever plans for a job asks
-/// here: its workers, and `cadre plan -f`. Each slot has the memory that [`needed`] says. The header's turns are of its layers
-/// and nano-batches.
+/// The plans of a step, by nano-batch and then by kind of layers, without those that no phase runs. Workers and `cadre plan -f`
+/// both plan here. Each slot has the memory that [`needed`] says. The header's turns must fit its layers and nano-batches.
 ///
 /// # Errors
 ///
@@ -95,9 +94,9 @@ pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
     Ok(plans)
 }
 
-/// Bytes that each slot needs for a step of these plans: two phases, of whichever plans, beside the largest bundle of all, since
-/// that may move there. Nothing where no plan gives the slot work: it takes over what it can hold. A server checks the same of
-/// the shapes that are made of the plans, and ends where it is not so.
+/// Bytes that each slot needs for a step of these plans: twice its largest phase, and the largest bundle of all, since that may move
+/// there. A slot to which no plan gives work needs nothing: it takes over the bundles that it can hold. A server checks the same
+/// of the shapes that are made of the plans, and ends if it has less.
 pub fn needed<'a>(plans: impl IntoIterator<Item = (&'a Problem, &'a Plan)>) -> Vec<u64> {
     let mut slots: Vec<SlotMemory> = Vec::new();
     let mut reserve = 0;
@@ -125,7 +124,7 @@ fn check_memory(plans: &[(Problem, Plan)]) -> Result<(), Error> {
     }
 }
 
-/// Makes plans anew, with ever smaller bundles, until a slot holds two phases of any of them beside the largest bundle of all.
+/// Makes plans anew, with ever smaller bundles, until each slot holds what [`needed`] says.
 fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
     let largest = |plans: &[(Problem, Plan)]| {
         plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)

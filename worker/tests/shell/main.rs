@@ -128,7 +128,7 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
     totals
 }
 
-/// Half of the runs have seeds that never change, the others those of the tree.
+/// Half of `runs` with seeds that never change, and a tenth as many with seeds of the tree.
 fn both(weather: Weather, known: u64, runs: u64) -> Totals {
     let runs = number("CADRE_RUNS").unwrap_or(runs);
     let mut totals = Totals::default();

@@ -1,26 +1,26 @@
 //! Trainers and servers that the conductor hears and that cannot reach each other.
 //!
 //! In: what trainers say of their links, and servers of their pulls. Out: whether the server is lost, or
-//! the trainer is cut off. The conductor measures for itself how long somebody complains; the other's own
-//! count, which starts anew after a pause of it, has to agree. Servers say nothing of a trainer that is
-//! silent: it is stopped, not cut off.
+//! the trainer is cut off. The conductor measures for itself how long a trainer complains. The trainer's own
+//! count, which starts anew when it was paused, has to be as long. Complaints of servers about a trainer that the
+//! conductor does not hear are ignored: it is stopped, not cut off.
 //!
-//! A trainer that complains for [`BELIEVED_AFTER`] suspicions costs the server its place, since the step
-//! cannot go on otherwise. One that cannot reach a second server costs the job: the others reach both, so
-//! it would lose every server in turn.
+//! After a complaint of [`BELIEVED_AFTER`] suspicions the server is declared lost, since the step cannot go on
+//! otherwise. If that trainer cannot reach a second server either, while the others reach both, the job ends: the
+//! trainer would lose every server in turn.
 
 use std::collections::BTreeMap;
 
 use super::{Command, Conductor};
 use crate::{End, Nanos, Peer, ServerId, TrainerId};
 
-/// Suspicions for which one trainer has to complain until its word is enough.
+/// How long one trainer has to complain until a server is lost for it, in suspicions.
 const BELIEVED_AFTER: u64 = 5;
 
-/// Complaints in a row that are believed: two breaks may have nothing to do with each other.
+/// Fewest complaints in a row until they are believed: two breaks may have nothing to do with each other.
 const BELIEVED_COMPLAINTS: u32 = 3;
 
-/// Suspicions for which a server lost on one trainer's word is remembered.
+/// How long a server that was lost on one trainer's word is remembered, in suspicions.
 const REMEMBERED_FOR: u64 = 600;
 
 /// Open complaints, and servers lost by them.
@@ -39,8 +39,8 @@ struct Complaint {
 }
 
 impl Complaints {
-    /// A trainer complains, or the server about it. For how long and how often in a row without longer
-    /// gaps than `gap`.
+    /// A trainer complains about a server, or the server about it. Out: for how long and how often in a row they have done so
+    /// without longer gaps than `gap`.
     fn hear(&mut self, now: Nanos, by: TrainerId, about: ServerId, gap: Nanos) -> (Nanos, u32) {
         let new = Complaint { first: now, last: now, count: 0 };
         let complaint = self.open.entry((by, about)).or_insert(new);
@@ -52,12 +52,12 @@ impl Complaints {
         (now.since(complaint.first), complaint.count)
     }
 
-    /// A server is no longer there to complain about.
+    /// Drops complaints about a server that is gone.
     pub(super) fn settle(&mut self, server: ServerId) {
         self.open.retain(|it, _| it.1 != server);
     }
 
-    /// This process was paused: nobody knows what was said meanwhile.
+    /// Drops all complaints, after a pause of this process: what was said meanwhile is not known.
     pub(super) fn forget(&mut self) {
         self.open.clear();
     }

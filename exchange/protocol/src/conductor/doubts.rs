@@ -4,45 +4,44 @@
 //! whether they still do. Out: the job's end by the name of trainer 0, where the conductor lives.
 //!
 //! A server that stood still for too long answers trainers again, too. But then it also answers the
-//! conductor, within a heartbeat: who is heard here is in no doubt. One answer may have been on its way
-//! when the server died; two are believed. One server may have a bad path of its own; two that trainers
-//! reach are enough. A job that has no live slot left and does not wait for one ends at once; where there
-//! are others, or replacements come, the two have to be out of reach for as long as a trainer is not
-//! believed that cannot reach a server.
+//! conductor, within a heartbeat: there is no doubt about a server that is heard here. One answer may have been on
+//! its way when the server died, so two are needed. One server may have a bad path of its own, so two servers that
+//! trainers reach are needed. A job that has no live slot left and does not wait for one then ends at once. Where
+//! there are other servers, or replacements come, both have to be out of reach for [`BELIEVED_AFTER`] suspicions.
 
 use std::collections::BTreeMap;
 
 use super::{Command, Conductor};
 use crate::{End, Filler, Nanos, OnPoolLoss, ServerId, TrainerId};
 
-/// Heartbeats after which a server that answers trainers should have been heard here.
+/// After so many heartbeats a server that answers trainers should have been heard here.
 const ANSWERED_WITHIN: u64 = 3;
 
-/// Suspicions for which servers have to be out of reach until a job ends that could go on.
+/// How long servers have to be out of reach until a job ends that could go on, in suspicions.
 const BELIEVED_AFTER: u64 = 5;
 
-/// Suspicions for which the end of a job that would not wait is put off, so that trainers can say what
-/// they reach.
+/// How long the end of a job that does not wait for servers is put off, so that trainers can say what they reach; in
+/// suspicions.
 const PUT_OFF_FOR: u64 = 2;
 
-/// Suspicions for which trainers are asked for a server that was lost, if others do its work.
+/// How long trainers are asked for a lost server, if others do its work, in suspicions.
 const ASKED_FOR: u64 = 10;
 
-/// Suspicions for which a server that was lost is remembered.
+/// How long a lost server is remembered, in suspicions.
 const REMEMBERED_FOR: u64 = 600;
 
 /// Servers lost because this process could not reach them, and not heard since.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     servers: BTreeMap<ServerId, Doubt>,
-    /// When anybody but the first one's place was there to do the work, for the last time.
+    /// When the view last had anybody else to do the work than the first of these servers, in whichever incarnation.
     elsewhere: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     lost: Nanos,
-    /// When a trainer said for the first and for the last time that it answers.
+    /// When a trainer said for the first and for the last time that the server answers.
     reached: Option<(Nanos, Nanos)>,
 }
 
@@ -51,8 +50,8 @@ impl Doubts {
         self.servers.insert(server, Doubt { lost: now, reached: None });
     }
 
-    /// A server is heard, and so the path to its place is well. Whoever has heard the one that came in place of another hears
-    /// that other no more, though trainers that have not may still reach it.
+    /// A server is heard, so the path to it is well. Its older incarnations are in no doubt either: they are not heard here since it
+    /// came, though trainers that have not heard it yet may still reach them.
     pub(super) fn heard(&mut self, server: ServerId) {
         let older = ServerId { incarnation: 0, ..server }..=server;
         let older: Vec<_> = self.servers.range(older).map(|it| *it.0).collect();

@@ -2,14 +2,14 @@
 //!
 //! A peer whose link broke gets a ping over a fresh link a moment later (both directions of a link may
 //! report the same break). A server whose fresh links are refused three times in a row, with nothing
-//! heard between, is lost; one break more says nothing, since a living peer closes links too, when a pull
-//! is late. A silent server is lost at its deadline. A trainer that refuses links for as long as that
-//! ends the job. A link that breaks later than a refusal takes had been opened: that is a new break.
+//! heard between, is lost. Fewer breaks say nothing, since a living peer closes links too, when a pull
+//! is late. A silent server is lost at its deadline. The job ends if a trainer refuses links for as long.
+//! A refusal takes at most a heartbeat: a link that breaks later had been opened, and that is a new break.
 
 use super::{Command, Conductor};
 use crate::{At, End, Filler, Fillers, Message, Nanos, Peer, ServerId, TrainerId};
 
-/// Fresh links refused in a row that are believed.
+/// After so many fresh links that were refused in a row a server is lost.
 const REFUSALS: u32 = 3;
 
 /// What is known of a peer's health.
@@ -17,14 +17,14 @@ const REFUSALS: u32 = 3;
 pub(super) struct Life {
     heard: Nanos,
     link: Link,
-    /// What it said last that it owes, and for how long.
+    /// The work that its last heartbeat says it owes, and for how long it has.
     pub(super) owes: Option<(At, Nanos)>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Link {
     Well,
-    /// Broke, and so many fresh links were refused; a ping goes out then.
+    /// Broke at `since`, and `refused` fresh links were refused; the next ping goes out at `ping_at`.
     Broken {
         since: Nanos,
         refused: u32,
@@ -47,7 +47,7 @@ impl Life {
         self.heard
     }
 
-    /// Whether it is missed sooner than before: its first word may take longer than later ones.
+    /// It is heard. Out: whether its deadline moved nearer, as after a first word, which may take longer than later ones.
     pub(super) fn hear(&mut self, now: Nanos) -> bool {
         self.link = Link::Well;
         std::mem::replace(&mut self.heard, now) > now
@@ -77,8 +77,8 @@ impl Conductor {
         self.servers.keys().any(|it| it.index == server.index && *it > server)
     }
 
-    /// After a pause of this process, silence meanwhile and old breaks say nothing about the others. Silence from before it
-    /// counts on: else a process that stands still now and then would never miss anybody.
+    /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence from before the
+    /// pause counts on: else a process that stands still now and then would never miss anybody.
     pub(super) fn forgive(&mut self, now: Nanos) {
         let pause = now.since(self.last);
         if pause > Nanos(2 * self.settings.heartbeat_every.0) {
@@ -213,8 +213,8 @@ impl Conductor {
         })
     }
 
-    /// Does what is due at `now`. What is heard moves deadlines away, but for a first word: so all lives are looked at only when
-    /// the nearest deadline has come that there was when they were looked at last.
+    /// Does what is due at `now`. Hearing a peer only moves its deadline away, but for a first word. So nobody is looked at before
+    /// `quiet_until`, the nearest deadline at the last look.
     pub(super) fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
         let mut ping = Vec::new();
         if now >= self.quiet_until {

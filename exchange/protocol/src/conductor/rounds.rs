@@ -23,7 +23,7 @@ enum State {
         proposal: u64,
         fillers: Fillers,
     },
-    /// No slot can take some bundle, and a step before it still runs: somebody may come until that one is whole.
+    /// No slot can take some bundle, and a step before it still runs: servers may come until that step is whole.
     Short {
         fillers: Fillers,
     },

@@ -1,8 +1,8 @@
-//! Which works are ready: all of a bundle when all its rows are here, and before that those that run ahead of it, since the
-//! rows that they need are here while others are not.
+//! Which works are ready: all works of a bundle when all its rows are here. Before that some may run ahead of their bundle: those
+//! whose own rows are here.
 //!
 //! Nobody computes on memory to which pulls still write. So works that run ahead get a copy of
-//! their rows ([`Command::Ahead`]), and works wait for their whole bundle where the shell cannot make one.
+//! their rows ([`Command::Ahead`]). Where the shell cannot make copies, works wait for their whole bundle.
 //!
 //! * When: nothing else is ready, so that whoever computes would wait. The earliest phase comes first.
 //! * Room: as much as all rows of the bundle, out of what the reserve has free. If that is too little, they wait for
@@ -62,7 +62,7 @@ impl Server {
         }
     }
 
-    /// Hands out works ahead of their bundle, if whoever computes has nothing else to do.
+    /// Hands out works ahead of their bundle, if no other work is ready.
     pub(super) fn run_ahead(&mut self, out: &mut Vec<Command>) {
         if self.ready > 0 || !self.settings.runs_ahead {
             return;

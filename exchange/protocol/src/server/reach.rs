@@ -1,6 +1,6 @@
 //! Trainers whose rows cannot be pulled.
 //!
-//! In: how pulls end. Out: what heartbeats say of it, and which work is not this server's fault. The
+//! In: how pulls end. Out: which trainers heartbeats name, and which late work is not this server's fault. The
 //! conductor knows whether such a trainer is there, and so whether the path to it is bad.
 //!
 //! A trainer is out of reach from the first pull that its link fails until one of its pulls ends well, or

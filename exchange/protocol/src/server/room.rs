@@ -1,18 +1,18 @@
-//! Room for bundles: two planned phases, and a reserve for what other servers leave behind.
+//! Room for bundles in a server's memory: two planned phases, and a reserve for bundles of lost servers.
 //!
 //! Flow: bundles of the server's own slot wait by phase; the two earliest phases have room. Every other
 //! bundle waits for the reserve, which takes a bundle once all its rows are readable, the earliest
 //! first. Where memory is too small for all that two live steps would hold, a phase gets planned room
 //! only if it leaves the largest reserve of all steps up to its own; until it does, its bundles go
-//! through the reserve, like moved ones. So they do while a step older than theirs may still begin.
+//! through the reserve, like moved ones. The same holds while a step older than theirs may still begin.
 //!
-//! Guarantees: a step whose two phases and reserve fit the memory, or that plans nothing here, runs, whatever the steps beside it need
-//! and in whatever order they begin. Take the earliest phase that is not passed, of step S. Phases before
-//! it hold room only until their pulls end. A bundle in the reserve waits for nobody: its rows can be
-//! pulled, its readers have reserved their landing space. Nor do works that run ahead (`ahead`), whose
-//! copies of rows are there too. So the reserve is empty after a while. Later
-//! phases with planned room may wait for S, but each was given room when S had begun here, and so left the
-//! reserve of S. A bundle of S is at most that large: so it is always its turn in the end.
+//! Guarantees: a step whose two phases and reserve fit the memory, or that plans nothing here, runs, whatever the
+//! steps beside it need and in whatever order they begin. Take the earliest phase that is not passed, of step S.
+//! Phases before it hold room only until their pulls end. A bundle in the reserve waits for nobody: its rows can be
+//! pulled, and its readers have reserved their landing space. Works that run ahead (`ahead`), whose copies of rows
+//! are in the reserve too, wait for nobody either. So the reserve becomes empty. Later phases with planned room may
+//! wait for S. But each got room only when S had begun here, and left the reserve of S free. No bundle of S is
+//! larger than that reserve, so each has its turn.
 //!
 //! Assumptions: `pass` says when a phase is passed, `over` when a step holds nothing more.
 
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Command, Server};
 use crate::{At, Bundle, End, Filler, Nanos, Step};
 
-/// Phases with planned room at a time.
+/// How many phases have planned room at a time.
 const AREAS: usize = 2;
 
 /// What waits for room, and what has it.

@@ -2,8 +2,8 @@
 //!
 //! In: tables of a step, when it begins and after every round. Out: bundles that wait for room.
 //!
-//! A bundle that alone is larger than the memory would wait for ever: whoever assigns it has been told of
-//! another memory, and the server ends and says so.
+//! A bundle that alone is larger than the memory would wait for ever. It comes only if the planner was told of
+//! more memory than there is: the server ends and says so.
 //!
 //! Guarantees: a table is asked once for each bundle of a shape, however many phases run that shape. What
 //! follows is in proportion to this server's own bundles, not to those of all.

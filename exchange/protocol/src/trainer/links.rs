@@ -11,7 +11,7 @@ use super::{Command, Trainer};
 use crate::settings::MAX_DOUBLINGS;
 use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, ServerId, Why, Work};
 
-/// What is owed to a peer.
+/// What is to be said to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     acks: Vec<(At, Work)>,
@@ -42,7 +42,7 @@ impl Link {
         self.broken = None;
     }
 
-    /// Plans to say everything again, a while after `now` that doubles with every try.
+    /// Plans to say everything again, after a wait that doubles with every try.
     pub(super) fn say_again_later(&mut self, now: Nanos, first: Nanos) {
         if self.resend.is_none() {
             self.resend = Some(now.after(Nanos(first.0 << self.tries.min(MAX_DOUBLINGS))));
@@ -110,8 +110,8 @@ impl Trainer {
         }
     }
 
-    /// The conductor cannot reach these servers: rings them again, also those that fill no slot or have no
-    /// need of these rows. Who is rung twice for a phase answers.
+    /// The conductor cannot reach these servers: rings them again, also those that fill no slot or do not need
+    /// these rows. A server that is rung twice for a phase answers.
     pub(super) fn ask(&mut self, servers: &[ServerId], out: &mut Vec<Command>) {
         self.asked.retain(|it, _| servers.contains(it));
         for &server in servers {

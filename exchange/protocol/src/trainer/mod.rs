@@ -124,7 +124,7 @@ pub struct Trainer {
     me: TrainerId,
     settings: Settings,
     steps: BTreeMap<u64, Live>,
-    /// Submitted and not released.
+    /// Phases that were submitted and not released.
     phases: BTreeMap<At, Open>,
     links: BTreeMap<Peer, Link>,
     pulls: BTreeMap<PullId, Outstanding>,
@@ -180,7 +180,7 @@ impl Trainer {
         }
     }
 
-    /// Whether the rows of one phase more may be kept.
+    /// Whether the window lets one more phase out.
     pub fn may_submit(&self) -> bool {
         self.phases.len() < self.settings.window
     }
