@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ._epochs import Epochs
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
 from ._native import Session
 from ._step import Step
@@ -38,6 +39,7 @@ class Job:
         self.ended = False
         # Of the step to begin next, if it was announced.
         self.announced: list[list[Stretch]] | None = None
+        self.epochs = Epochs(self.rank, self.ranks)
 
     def check_process(self) -> None:
         """A forked process has the memory of a rank, and neither its threads nor its turn."""
