@@ -219,6 +219,9 @@ torch.library.register_autograd("cadre::attention_backward", _twice, lib=_librar
 
 
 def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    for name, it in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(it, Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -234,7 +237,19 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
+def _check_ends(**ends: Tensor | None) -> None:
+    """Ends of documents are read when a call is made, so that they lie on the CPU."""
+    for name, it in ends.items():
+        if it is not None and not isinstance(it, Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
+        if it is not None and it.device.type != "cpu":
+            raise NotImplementedError(f"{name} is on {it.device}: so far the tensors lie on the CPU")
+
+
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
+        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
     left, right = window_size
     if left < -1 or right < -1:
         raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
@@ -274,6 +289,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _check_types(q, k, v)
+    _check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
@@ -317,7 +333,7 @@ def flash_attn_varlen_func(
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    how = {"mask": mask_of(causal, tuple(window_size)), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+    how = {"mask": mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o
 

@@ -161,7 +161,7 @@ Layout = Sequence[int] | Sequence[Stretch]
 
 def differences(name: str, ends: torch.Tensor) -> list[int]:
     """Lengths of documents, from where they end."""
-    if ends.dim() != 1 or ends.is_floating_point():
+    if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:
         raise ValueError(f"{name} is {tuple(ends.shape)} of {ends.dtype}; give integers in one dimension")
     told = ends.tolist()
     lengths = [end - start for start, end in zip(told, told[1:], strict=False)]

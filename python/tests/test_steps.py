@@ -300,6 +300,11 @@ class Epochs(unittest.TestCase):
 
 
 class Ends(Alone):
+    def test_steps_are_a_whole_number(self) -> None:
+        for steps in (0, 2.5):
+            with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
+                self.join(steps=steps)
+
     def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
         restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")
         with restarts, self.assertRaisesRegex(ValueError, "torchrun restarts ranks by itself, 3 times"):
