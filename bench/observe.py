@@ -24,7 +24,8 @@ def main() -> None:
     import cadre
     import torch
     from cadre._observe import Observer
-    from pytorch_llama import llama, packed
+    from pytorch_books import packed
+    from pytorch_llama import llama
 
     spent = [0.0]
     for name in ("_before", "_after", "_stepped"):

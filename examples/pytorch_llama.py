@@ -8,21 +8,14 @@ process for each rank; started by hand, it is one rank without a pool. What is C
 
 import argparse
 import os
-import random
-from collections.abc import Iterator
-from itertools import accumulate
-from pathlib import Path
 
 import cadre
 import cadre.transformers
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from pytorch_books import packed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
-
-BOOKS = Path(__file__).resolve().parent / "bible"
-
 
 def llama(attention: str) -> LlamaForCausalLM:
     """Four layers on bytes; every process makes the same weights."""
@@ -39,30 +32,6 @@ def llama(attention: str) -> LlamaForCausalLM:
         attn_implementation=attention,  # Cadre's name is "cadre"
     )
     return LlamaForCausalLM(config)
-
-
-def packed(rank: int, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """Batches of one row: documents one behind the other, none of them predicts the first byte of the next."""
-    books = [it.read_bytes() for it in sorted(BOOKS.glob("*.txt"))]
-    draw = random.Random(rank)
-    while True:
-        lengths, texts = [], []
-        while (left := tokens - sum(lengths)) > 0:
-            lengths.append(min(left, 1 + int(draw.lognormvariate(5.5, 1.2))))
-            book = draw.choice(books)
-            start = draw.randrange(len(book) - lengths[-1])
-            texts.append(book[start : start + lengths[-1]])
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        input_ids = torch.tensor(list(b"".join(texts)))
-        labels = input_ids.clone()
-        labels[ends[:-1].long()] = -100
-        yield {
-            "input_ids": input_ids[None],
-            "labels": labels[None],
-            "position_ids": torch.cat([torch.arange(it) for it in lengths])[None],
-            "cu_seq_lens_q": ends,
-            "cu_seq_lens_k": ends,
-        }
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     command: [torchrun, examples/pytorch_plain.py]
 
-In: books in `examples/bible`, as pytorch_llama.py packs them. Out: a line an update, of two batches each. What is
+In: books in `examples/bible`, as pytorch_books.py packs them. Out: a line an update, of two batches each. What is
 Cadre's here is marked.
 """
 
@@ -12,7 +12,7 @@ import os
 import cadre
 import torch
 import torch.distributed as dist
-from pytorch_llama import packed
+from pytorch_books import packed
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, silu
@@ -62,11 +62,15 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(attention) for _ in range(LAYERS))
         self.head = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False))
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        x = self.embed(batch["input_ids"][0])
+    def logits(self, ids: Tensor, positions: Tensor, ends: Tensor) -> Tensor:
+        x = self.embed(ids)
         for it in self.blocks:
-            x = it(x, batch["position_ids"][0], batch["cu_seq_lens_q"])
-        return cross_entropy(self.head(x)[:-1], batch["labels"][0, 1:])
+            x = it(x, positions, ends)
+        return self.head(x)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        logits = self.logits(batch["input_ids"][0], batch["position_ids"][0], batch["cu_seq_lens_q"])
+        return cross_entropy(logits[:-1], batch["labels"][0, 1:])
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import random
 
 import cadre.trainer
 import torch
-from pytorch_llama import BOOKS, llama
+from pytorch_books import BOOKS
+from pytorch_llama import llama
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 

@@ -17,11 +17,13 @@ from ._job import begin_step, busy, finish, init, local, next_micro_batch, repor
 from ._layout import Kind, Shape, Stretch
 from ._native import Session, Ticket, __version__
 from ._observe import Observer, observe
+from ._pack import Packed, pack
 
 __all__ = [
     "Batches",
     "Kind",
     "Observer",
+    "Packed",
     "Session",
     "Shape",
     "Stretch",
@@ -36,5 +38,6 @@ __all__ = [
     "local",
     "next_micro_batch",
     "observe",
+    "pack",
     "report",
 ]

@@ -8,14 +8,18 @@ in all steps; -1 for what was computed here, -2 - micro-batch where its document
 is not supported is ignored: it is refused by its name.
 """
 
+import threading
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _job, _kept, _layout, _native
+from . import _job, _kept, _layout, _native, _pack
 from ._step import Step
 
 _LOCAL_TICKET = -1
+# Of each thread: whether the forward that is called can be called again in a backward.
+_next = threading.local()
 _TYPES = (torch.float32, torch.bfloat16)
 
 _library = torch.library.Library("cadre", "DEF")
@@ -45,11 +49,11 @@ def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[i
     return lengths
 
 
-def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
+def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], int]:
     """Lengths for a forward that is computed here, and its ticket."""
-    step, ticket = _job.running(), _LOCAL_TICKET
+    step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
     if lengths is None:
-        if _job.under_local():
+        if beside:
             # Of an evaluation, whose rows are not the step's.
             raise ValueError(
                 "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
@@ -57,9 +61,12 @@ def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
         if step is None:
             raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    if step and not step.whole() and lengths == step.lengths():
+    # Documents of an evaluation may be as long as those of the step.
+    is_of_step = step is not None and not step.whole() and not beside and lengths == step.lengths()
+    if is_of_step or _pack.are_parts(ends):
+        where = f"step {step.number}: " if step else ""
         raise ValueError(
-            f"step {step.number}: a document of this rank goes on in another rank, and its keys are not here; "
+            f"{where}a document of this rank goes on in another rank, and its keys are not here; "
             "leave cadre.local() out (`cadre run --attention local` does without a pool)"
         )
     return lengths, ticket
@@ -83,6 +90,12 @@ def _rows(tensor: Tensor) -> Tensor:
     if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
         return tensor
     return tensor.contiguous()
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`contiguous` and `to` for rows that mostly are so already: each call of torch's would cost a microsecond."""
+    tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _wire(tensor: Tensor) -> torch.dtype:
@@ -114,16 +127,17 @@ def _forward(
         ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
         step.forward += 1
         job.session.wait(ticket, o, lse)
-        step.kept[at] = _kept.Kept((q, k, v), o, lse)
+        if getattr(_next, "is_repeated", True):
+            step.kept[at] = _kept.Kept((q, k, v), o, lse)
         return o, lse, torch.tensor(number)
     wire, o = _wire(q), torch.empty(q.shape, dtype=torch.float32)
-    qkv = tuple(it.to(wire).contiguous() for it in (q, k, v))
-    lengths, number = _whole(lengths)
+    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    lengths, number = _whole(lengths, cu_seqlens_q)
     check = _job.check()
     if check and check.plain:
         return *check.attention(kind, lengths, (q, k, v)), torch.tensor(number)
     _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
-    o = o.to(wire).to(q.dtype)
+    o = _as(_as(o, wire), q.dtype)
     if check:
         check.saw(o)
     return o, lse, torch.tensor(number)
@@ -152,16 +166,17 @@ def _backward(
         job.session.wait(handle, *results)
         return results
     wire, settings = _wire(q), (kind, torch.get_num_threads())
-    qkv = tuple(it.to(wire).contiguous() for it in (q, k, v))
-    given = (o.float(), lse, dout.float(), dout.to(wire), dlse)
+    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    wide = torch.float32
+    given = (_as(o, wide), _as(lse, wide), _as(dout, wide), _as(dout, wire), _as(dlse, wide))
     results = tuple(torch.empty(it.shape, dtype=torch.float32) for it in (q, k, v))
     lengths = _same_as_forward(number, cu_seqlens)
     if (check := _job.check()) and check.plain:
         return check.gradients(kind, lengths, (q, k, v), dout, dlse)
-    _native.local_backward(settings, lengths, qkv, tuple(it.contiguous() for it in given), results)
+    _native.local_backward(settings, lengths, qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
-    return dq.to(wire).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
 
 
 _library.impl("attention", _forward, "CPU")
@@ -204,6 +219,9 @@ torch.library.register_autograd("cadre::attention_backward", _twice, lib=_librar
 
 
 def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    for name, it in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(it, Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -219,7 +237,19 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
+def _check_ends(**ends: Tensor | None) -> None:
+    """Ends of documents are read when a call is made, so that they lie on the CPU."""
+    for name, it in ends.items():
+        if it is not None and not isinstance(it, Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
+        if it is not None and it.device.type != "cpu":
+            raise NotImplementedError(f"{name} is on {it.device}: so far the tensors lie on the CPU")
+
+
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
+        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
     left, right = window_size
     if left < -1 or right < -1:
         raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
@@ -232,6 +262,15 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     if left >= 0:
         raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
     return "causal" if causal else "full"
+
+
+def _eager(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+    _next.is_repeated = _kept.is_repeated()
+    try:
+        return torch.ops.cadre.attention(*arguments)
+    finally:
+        # A compiled call does not say it.
+        _next.is_repeated = True
 
 
 def attend(
@@ -250,10 +289,12 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _check_types(q, k, v)
+    _check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
-    o, lse, _ = torch.ops.cadre.attention(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+    call = torch.ops.cadre.attention if torch.compiler.is_compiling() else _eager
+    o, lse, _ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:
         return o, lse
     if sinks.shape != q.shape[1:2]:
@@ -292,7 +333,7 @@ def flash_attn_varlen_func(
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    how = {"mask": mask_of(causal, tuple(window_size)), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+    how = {"mask": mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o
 

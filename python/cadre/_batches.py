@@ -66,7 +66,8 @@ class Batches(Generic[Batch]):
         """The next step, and what comes after it; `StopIteration` where the loader or the job ends."""
         if job.ended:
             raise StopIteration
-        if self._iterator is None:
+        is_first = self._iterator is None
+        if is_first:
             self._iterator = iter(self._loader)
             self._held = self._draw() if job.next < job.steps else []
         update, self._held = self._held, []
@@ -75,6 +76,7 @@ class Batches(Generic[Batch]):
                 # The next loop is the next epoch.
                 self._iterator = None
                 raise StopIteration
+            job.epochs.step(job.next, is_first=is_first)
             if job.next + 1 < job.steps:
                 self._held = self._draw()
         layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (update, self._held))

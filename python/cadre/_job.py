@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ._epochs import Epochs
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
 from ._native import Session
 from ._step import Step
@@ -38,6 +39,7 @@ class Job:
         self.ended = False
         # Of the step to begin next, if it was announced.
         self.announced: list[list[Stretch]] | None = None
+        self.epochs = Epochs(self.rank, self.ranks)
 
     def check_process(self) -> None:
         """A forked process has the memory of a rank, and neither its threads nor its turn."""
@@ -231,7 +233,7 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
     global _JOB
     if _JOB is not None:
         raise RuntimeError("init was called before; a process is one rank of one job")
-    if steps < 1:
+    if steps < 1 or steps != int(steps):
         raise ValueError(f"init: steps is {steps}; a job has 1 or more")
     if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
         raise ValueError(
@@ -243,11 +245,11 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
     if "CADRE_CONTROL" in os.environ:
         heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()
-        session = Session.join(kinds=list(shape.kinds), heads=heads, steps=steps, seed=seed, threads=threads)
+        session = Session.join(kinds=list(shape.kinds), heads=heads, steps=int(steps), seed=seed, threads=threads)
         name_layers(model, len(shape.kinds))
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
-    _JOB = Job(shape, session, steps)
+    _JOB = Job(shape, session, int(steps))
     atexit.register(_JOB.at_exit)
     os.register_at_fork(after_in_child=_JOB.in_child)
 

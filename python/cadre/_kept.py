@@ -5,6 +5,14 @@ In: the inputs and results of a layer's forward. Out: the results again, or a re
 
 import torch
 
+
+def is_repeated() -> bool:
+    """Whether autograd may call a forward that is called now again: inside a checkpoint it keeps nothing itself. One
+    without reentrance puts hooks before what is saved, a reentrant one takes gradients away, as Megatron's does. What
+    is compiled is not asked: its own checkpoints are not seen from outside."""
+    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K and V."""
 

@@ -161,17 +161,20 @@ Layout = Sequence[int] | Sequence[Stretch]
 
 def differences(name: str, ends: torch.Tensor) -> list[int]:
     """Lengths of documents, from where they end."""
-    if ends.dim() != 1 or ends.is_floating_point():
+    if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:
         raise ValueError(f"{name} is {tuple(ends.shape)} of {ends.dtype}; give integers in one dimension")
-    told, lengths = ends.tolist(), ends.diff().tolist()
+    told = ends.tolist()
+    lengths = [end - start for start, end in zip(told, told[1:], strict=False)]
     if not lengths or told[0] != 0 or min(lengths) < 1:
         raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before")
     return lengths
 
 
-def lengths_of(batch: Any) -> list[int]:
+def lengths_of(batch: Any) -> Layout:
     """Lengths of a packed batch, from its `cu_seq_lens_q` (transformers' collator) or `cu_seqlens`; of one that has
-    no position ids, its rows."""
+    no position ids, its rows. What `pack` has made says it itself."""
+    if isinstance(layout := getattr(batch, "layout", None), list):
+        return layout
     told = batch if isinstance(batch, Mapping) else {}
     for name in ("cu_seq_lens_q", "cu_seqlens"):
         if told.get(name) is not None:

@@ -133,14 +133,22 @@ class Step:
         """Which layer's forward a call in a backward repeats. A call without a layer's number is the one whose backward
         is next, which a segment of one layer is."""
         layers, turn, where = self.layers, self.layers - 1 - self.backward, self.where()
+        if turn < self.shape.frozen and self.recomputed is not None and self.recomputed <= turn:
+            # No backward comes between those of frozen layers.
+            turn = self.recomputed - 1
         if self.forward < layers:
             raise RuntimeError(
                 f"{where}: a recompute after {self.forward} of {layers} forward phases; call backward when all layers "
                 "are forward"
             )
         layer = turn if named is None else named
+        if layer > turn or layer < 0:
+            raise RuntimeError(f"{where}: layer {max(layer, 0)} is recomputed, and its backward is over")
         if layer not in self.kept:
-            raise RuntimeError(f"{where}: layer {layer} is recomputed, and its backward is over")
+            raise RuntimeError(
+                f"{where}: layer {layer} is called in a backward, and its first call was inside of no checkpoint, so "
+                "that nothing is kept for it; checkpoint with torch.utils.checkpoint, or evaluate under cadre.local()"
+            )
         if named is None:
             if self.recomputed == turn:
                 raise RuntimeError(

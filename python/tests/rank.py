@@ -2,14 +2,15 @@
 next rank, a step of two micro-batches.
 
 In: the environment of a job; `--dtype` and `--bound` for other tensors and a coarser wire; `--recompute` for forwards
-that are called again in the backward, layer by layer or all three at once; `--frozen` for first layers without
-gradients; `--break` makes rank 1 fail in step 1: by an
+that are called again in the backward, layer by layer or all three at once; all steps are made once for each of these
+(a round); `--frozen` for first layers without gradients; `--break` makes rank 1 fail in step 1: by an
 exception (`exit`), by one on whose way `finish` is called (`finish`), or by `finish` alone (`early`).
-Out: every result of this rank as `rank-N.pt` in the run's folder. An exception, if a result differs from that of
+Out: every result of this rank as `rank-N.pt` in the run's folder, by round, step, micro-batch and name. An exception, if a result differs from that of
 `cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than the bound.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import threading
@@ -133,9 +134,11 @@ def refused(words: str, call) -> None:
         raise AssertionError(f"not refused: {words}")
 
 
-def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def micro_batch_of(
+    at: At, rank: int, ranks: int, options: argparse.Namespace, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
     """All results of a rank, from the pool; compared with those of this process where documents lie whole on it."""
-    dtype, bound = getattr(torch, options.dtype), options.bound
+    bound = options.bound
     held = rows_of(at, rank, ranks)
     cu_seqlens = torch.tensor([0] + [end - start for _, start, end in held]).cumsum(0).int()
 
@@ -176,6 +179,9 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
         found = checkpoint(stack, one, attention, use_reentrant=False)
     else:
         found = stack(one, again)
+    # What no recompute asks for is not kept.
+    kept = cadre._job.running().kept
+    assert len(kept) == (len(KINDS) if options.recompute else 0), f"{len(kept)} layers are kept"
     if options.recompute is None and not options.frozen:
         refused("it is the turn of layer 2", lambda: torch.autograd.grad(found[1].sum(), one[0][0], retain_graph=True))
     gradients = len(KINDS) - options.frozen
@@ -197,15 +203,21 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
     second = "layer 2, for a second time" if options.recompute is None else "recomputed, and its backward is over"
     if loss.requires_grad:
         refused(second, loss.backward)
-    if (child := os.fork()) == 0:
-        # Ends as a script does, with what Python does then.
-        refused("this process was forked from rank", lambda: cadre.report(loss=0.0))
-        refused("this process was forked from rank", lambda: attention(0, q, k, v))
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0, "a forked process broke"
+    # Once: a child copies what it changes, which takes longer than all of the step.
+    if cadre._job.running().number == 1:
+        if (child := os.fork()) == 0:
+            # Ends as a script does, with what Python does then.
+            refused("this process was forked from rank", lambda: cadre.report(loss=0.0))
+            refused("this process was forked from rank", lambda: attention(0, q, k, v))
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0, "a forked process broke"
     if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[at[0]][at[1]][rank]):
+        lengths = [end - start for _, start, end in held]
+        ends = cadre.pack([torch.zeros(sum(lengths) + 9).int()], rows=[len(q), 9], rank=0, ranks=2).cu_seqlens
         with cadre.local():
-            refused("goes on in another rank", lambda: attention(0, q, k, v))
+            # Other documents may be as long as those of the step.
+            ours(0, q, k, v, cu_seqlens)
+            refused("goes on in another rank", lambda: ours(0, q, k, v, ends))
     if all(start == 0 and end == whole(at, ranks)[it] for it, start, end in held):
         with cadre.local():
             other = leaves()
@@ -226,22 +238,26 @@ def micro_batch_of(at: At, rank: int, ranks: int, options: argparse.Namespace) -
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="float32", help="of each round")
     parser.add_argument("--bound", type=float, default=1e-5)
-    parser.add_argument("--recompute", choices=("layer", "reentrant", "all"))
+    parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, all")
     parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dtype = getattr(torch, options.dtype)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=len(LAYOUTS))
-    results = {}
+    rounds = list(itertools.product(options.dtype.split(","), options.recompute.split(",")))
     held = [[it[rank] for it in step] for step in LAYOUTS]
-    for step, layouts in enumerate(held):
-        following = held[step + 1] if step + 1 < len(held) else None
+    steps = len(rounds) * len(held)
+    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps)
+    results = {}
+    for step in range(steps):
+        around, place = divmod(step, len(held))
+        layouts, following = held[place], held[(place + 1) % len(held)] if step + 1 < steps else None
+        dtype, recompute = getattr(torch, rounds[around][0]), rounds[around][1]
+        options.recompute = None if recompute == "none" else recompute
         # Each way to begin: announced ahead, and not; a list of layouts, or one.
-        assert cadre.begin_step(layouts if step else layouts[0], next=following if step == 1 else None)
+        assert cadre.begin_step(layouts if place else layouts[0], next=following if place == 1 else None)
         if options.broken == "early" and step == rank == 1:
             cadre.finish()
         if options.broken and step == rank == 1:
@@ -254,15 +270,15 @@ def main() -> None:
             if micro_batch:
                 refused(f"{micro_batch} of {len(layouts)} micro-batches were run", lambda: cadre.begin_step([1]))
                 cadre.next_micro_batch()
-            at = (step, micro_batch)
-            found = micro_batch_of(at, rank, ranks, options)
+            at = (place, micro_batch)
+            found = micro_batch_of(at, rank, ranks, options, dtype)
             for name, it in expected(at, rank, ranks, dtype).items():
                 if name not in found:
                     assert name[0] == "d" and int(name[-1]) < options.frozen, f"{name} is not there"
                     continue
                 error = (found[name].double() - it).abs().max() / it.abs().max()
                 assert error <= options.bound, f"step, micro-batch {at}, rank {rank}: {name} is {error:.1e} off"
-                results[f"{step}.{micro_batch}.{name}"] = found[name]
+                results[f"{around}.{place}.{micro_batch}.{name}"] = found[name]
     cadre.finish()
     torch.save(results, Path(os.environ["CADRE_OUT"]) / f"rank-{rank}.pt")
 

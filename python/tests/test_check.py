@@ -15,29 +15,38 @@ ALONE, LENGTHS = "a document alone has the same attention", "lengths of 1, odd a
 ALL = [AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS]
 
 
-class Jobs(unittest.TestCase):
-    def check(self, planted: str, *options: str, program: str = sys.executable) -> tuple[int, dict[str, dict], str]:
-        """Exit code, findings by check, stderr."""
-        command = [PROGRAM, "check", "--json", *options, "--", program, HERE / "check_job.py", f"--plant={planted}"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        found = [json.loads(it) for it in ended.stdout.splitlines()]
-        return ended.returncode, {it["check"]: it for it in found}, ended.stderr
+def started(planted: str, *options: str, program: str = sys.executable) -> subprocess.Popen:
+    command = [PROGRAM, "check", "--json", *options, "--", program, HERE / "check_job.py", f"--plant={planted}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def finds(self, planted: str, expected: dict[str, str], *options: str, **more: str) -> None:
+
+class Jobs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        """All of them at once: a check of one rank has work for one processor, and each begins with imports."""
+        cls.right = started("")
+        cls.leak = started("leak", "--ranks=1", program="torchrun")
+        cls.wrong = started("positions,order,summed,odd")
+        for it in (cls.right, cls.leak, cls.wrong):
+            cls.addClassCleanup(it.wait)
+            cls.addClassCleanup(it.kill)
+
+    def finds(self, check: subprocess.Popen, expected: dict[str, str]) -> None:
         """What is found, with a part of its words; all else is right."""
-        code, found, said = self.check(planted, *options, **more)
-        self.assertEqual((code, said), (1 if expected else 0, ""))
+        out, said = check.communicate(timeout=600)
+        self.assertEqual((check.returncode, said), (1 if expected else 0, ""))
+        found = {it["check"]: it for it in map(json.loads, out.splitlines())}
         for name in ALL:
             verdict = found[name]
             self.assertEqual(verdict["verdict"], "found" if name in expected else "ok", verdict)
             self.assertIn(expected.get(name, ""), verdict["detail"])
 
     def test_a_job_that_is_right_passes(self) -> None:
-        self.finds("", {})
+        self.finds(self.right, {})
 
     def test_a_mask_that_leaks_is_found(self) -> None:
         wrong = {PLAIN: "step 0: ", TOKEN: "changed document", ALONE: "results alone", LENGTHS: "lengths [1, 1, 3"}
-        self.finds("leak", wrong, "--ranks=1", program="torchrun")
+        self.finds(self.leak, wrong)
 
     def test_wrong_positions_bits_sums_and_lengths_are_found(self) -> None:
         wrong = {
@@ -47,7 +56,7 @@ class Jobs(unittest.TestCase):
             ALONE: "look at its positions",
             LENGTHS: "IndexError: a document of one row",
         }
-        self.finds("positions,order,summed,odd", wrong)
+        self.finds(self.wrong, wrong)
 
     def test_a_command_that_cannot_be_tried_is_refused_with_what_it_lacks(self) -> None:
         for command, expected in (

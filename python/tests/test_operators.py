@@ -117,10 +117,22 @@ class Operators(unittest.TestCase):
             ((q, k, v[0]), ValueError, "v is "),
             ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
             ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
+            ((q, k, [1.0]), TypeError, "v is a list; give a tensor"),
             ((q[:150], k[:150], v[:150]), ValueError, "documents have 161 rows and Q has 150"),
         ):
             with self.assertRaisesRegex(error, words):
                 call(*arguments)
+        # Torch would take ends elsewhere for a question of shapes, and return memory that nobody wrote.
+        for ends, error, words in (
+            (CU_SEQLENS.to("meta"), NotImplementedError, "cu_seqlens_q is on meta"),
+            (CU_SEQLENS.tolist(), TypeError, "cu_seqlens_q is a list; give a tensor"),
+            (torch.tensor([False, True]), ValueError, "of torch.bool; give integers"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                cadre.flash_attn_varlen_func(q, k, v, ends, ends, 130, 130)
+        for window in (3, (None, None), (1, 2, 3)):
+            with self.assertRaisesRegex(TypeError, "window_size is .* give the rows to the left and to the right"):
+                call(q, k, v, window_size=window)
         with self.assertRaisesRegex(NotImplementedError, "cu_seqlens_q and cu_seqlens_k differ"):
             cadre.flash_attn_varlen_func(q, k, v, CU_SEQLENS, CU_SEQLENS + 1, 130, 130)
 

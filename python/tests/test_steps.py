@@ -11,7 +11,8 @@ from unittest import mock
 
 import cadre
 import torch
-from cadre import _job, _kept, _layout, _step
+import torch.distributed as dist
+from cadre import _epochs, _job, _kept, _layout, _step
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -118,6 +119,24 @@ class Recomputes(unittest.TestCase):
             step.recomputed_layer(2)
         step.forward = 2
         with self.assertRaisesRegex(RuntimeError, "a recompute after 2 of 3 forward phases"):
+            step.recomputed_layer(None)
+
+    def test_frozen_layers_are_recomputed_one_after_the_other_without_a_backward_between(self) -> None:
+        shape, layout = cadre.Shape(2, 2, 8, ("causal",) * 4, frozen=3), [cadre.Stretch(0, ROWS, 0, ROWS)]
+        step = _step.Step((0, 0), shape, [layout], pooled=True)
+        step.forward = 4
+        step.kept = dict.fromkeys(range(4))
+        self.assertEqual(step.recomputed_layer(None), 3)
+        step.backward = 1
+        del step.kept[3]
+        self.assertEqual([step.recomputed_layer(None) for _ in range(3)], [2, 1, 0])
+        with self.assertRaisesRegex(RuntimeError, "layer 0 is recomputed, and its backward is over"):
+            step.recomputed_layer(None)
+
+    def test_what_was_called_outside_of_a_checkpoint_is_not_kept(self) -> None:
+        step = _step.Step((0, 0), cadre.Shape(2, 2, 8, ("causal",)), [[cadre.Stretch(0, 8, 0, 8)]], pooled=True)
+        step.forward = 1
+        with self.assertRaisesRegex(RuntimeError, "layer 0 is called in a backward, and its first call was inside of"):
             step.recomputed_layer(None)
 
     def test_results_are_kept_apart_from_memory_that_others_write(self) -> None:
@@ -247,7 +266,45 @@ class Loaders(Alone):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
 
 
+class Epochs(unittest.TestCase):
+    """Ranks that share a store."""
+
+    def setUp(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        self.ranks = [_epochs.Epochs(it, 2) for it in range(2)]
+
+    def steps(self, rank: int, *are_first: bool) -> None:
+        for number, it in enumerate(are_first):
+            self.ranks[rank].step(number, is_first=it)
+
+    def test_epochs_that_begin_together_are_let_be(self) -> None:
+        for step in range(5):
+            for it in self.ranks:
+                it.step(step, is_first=step % 2 == 0)
+
+    def test_a_loader_that_goes_on_when_anothers_has_ended_is_refused(self) -> None:
+        self.steps(0, True, False)
+        self.steps(1, True, False)
+        self.ranks[0].step(2, is_first=True)
+        said = "epoch 1 begins with step 2 on rank 0, and after step 2, or later on rank 1: loaders differ in length"
+        with self.assertRaisesRegex(ValueError, said):
+            self.ranks[1].step(2, is_first=False)
+
+    def test_a_loader_that_ends_later_is_refused(self) -> None:
+        self.steps(1, True, False)
+        self.steps(0, True)
+        self.ranks[0].step(1, is_first=True)
+        with self.assertRaisesRegex(ValueError, "epoch 1 begins with step 1 on rank 0, and with step 2 on rank 1"):
+            self.ranks[1].step(2, is_first=True)
+
+
 class Ends(Alone):
+    def test_steps_are_a_whole_number(self) -> None:
+        for steps in (0, 2.5):
+            with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
+                self.join(steps=steps)
+
     def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
         restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")
         with restarts, self.assertRaisesRegex(ValueError, "torchrun restarts ranks by itself, 3 times"):

@@ -3,7 +3,7 @@
 //! In: a container's command and arguments. Out: whether it is one, and what of it the job decides ([`refused`]). The
 //! supervisor starts it once a node; which ranks it starts it learns from variables (`PET_NNODES` and the like).
 //!
-//! Its options are read as torchrun reads them, up to the script; those of the script are its own.
+//! Its options are read as torchrun reads them, up to the script, abbreviations too; those of the script are its own.
 
 use std::path::Path;
 
@@ -35,6 +35,27 @@ const OF_THE_JOB: &[&str] = &[
     "--standalone",
 ];
 const MAX_RESTARTS: &str = "--max-restarts";
+/// Further options with a value. They say which abbreviations are of one option alone.
+const OTHERS: &[&str] = &[
+    "--event-log-handler",
+    "--help",
+    "--local-addr",
+    "--local-ranks-filter",
+    "--log-dir",
+    "--log-line-prefix-template",
+    "--logs-specs",
+    "--monitor-interval",
+    "--numa-binding",
+    "--rdzv-conf",
+    "--rdzv-id",
+    "--redirects",
+    "--role",
+    "--shutdown-timeout",
+    "--signals-to-handle",
+    "--start-method",
+    "--tee",
+    MAX_RESTARTS,
+];
 /// The variable that says it, too.
 const PET_MAX_RESTARTS: &str = "PET_MAX_RESTARTS";
 
@@ -62,12 +83,8 @@ pub fn refused(container: &Container) -> Option<(String, &'static str)> {
     let words = words(container);
     let own = words.windows(2).position(|it| it == MODULE).map_or(1, |at| at + MODULE.len());
     let mut rest = words[own..].iter();
-    while let Some(word) = rest.next().filter(|it| it.starts_with('-')) {
-        let (name, value) = match word.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (word.as_str(), None),
-        };
-        let name = name.replace('_', "-");
+    while let Some(word) = rest.next().filter(|it| it.starts_with('-') && *it != "--") {
+        let (name, value) = named(word);
         let is_flag = FLAGS.contains(&name.as_str());
         let value = value.or_else(|| if is_flag { None } else { rest.next().map(String::as_str) });
         if OF_THE_JOB.contains(&name.as_str()) {
@@ -82,6 +99,28 @@ pub fn refused(container: &Container) -> Option<(String, &'static str)> {
     }
     let mut variables = container.env.iter().flatten().filter(|it| it.name == PET_MAX_RESTARTS);
     variables.find_map(|it| restarts(&it.name, it.value.as_deref()?))
+}
+
+/// The name of an option, written out, and its value if it is of the same word: `--max-restart=3`, `-r3`.
+fn named(word: &str) -> (String, Option<&str>) {
+    let is_short = !word.starts_with("--");
+    if is_short && let Some((name, value)) = word.split_at_checked(2) {
+        return (name.to_owned(), (!value.is_empty()).then_some(value));
+    }
+    let (name, value) = match word.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (word, None),
+    };
+    let name = name.replace('_', "-");
+    // As argparse does: the beginning of one option alone is that option.
+    let all = || [FLAGS, OF_THE_JOB, OTHERS].into_iter().flatten().copied();
+    let mut meant: Vec<&str> = all().filter(|it| it.starts_with(&name)).collect();
+    meant.sort_unstable();
+    meant.dedup();
+    match meant[..] {
+        [only] => (only.to_owned(), value),
+        _ => (name, value),
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +166,16 @@ mod tests {
             Some("has --nproc-per-node, which the job says"),
         );
         check("torchrun", "--standalone train.py", Some("has --standalone, which the job says"));
+        check("torchrun", "--max_restart=3 train.py", Some(&restarts("3")));
+        check("torchrun --max-r 3", "train.py", Some(&restarts("3")));
+        check("torchrun --nn", "2 train.py", Some("has --nnodes, which the job says"));
+        check("torchrun", "--stand train.py", Some("has --standalone, which the job says"));
+        // A flag that is abbreviated takes no value, and a short option may hold its own.
+        check("torchrun", "--no-py train --nnodes 2", None);
+        check("torchrun", "-r3 train.py --nnodes 2", None);
+        check("torchrun", "-t 3 -- train.py --nnodes 2", None);
+        // Torchrun itself refuses what may be two options.
+        check("torchrun", "--m 3 train.py", None);
         let module = "python -m torch.distributed.run --max-restarts=2";
         check(module, "train.py", Some(&restarts("2")));
         check("python train.py", "--max-restarts=2", None);

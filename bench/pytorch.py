@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""What the Python package costs: beside torch's own attention, beside the same job without a pool, and by itself.
+
+    bench/pytorch.py [--rounds N] [--steps N] [--no-jobs]
+
+In: a build, and the environment of PyTorch, into which it starts itself anew (`scripts/pytorch`). Out:
+target/bench/pytorch.json and a line a case. Ours and the peer's runs alternate; a case is the median of its rounds.
+
+- A call of attention of one row against an autograd Function that does nothing.
+- Attention in this process (`local()`) against torch's on packed batches, two threads.
+- `examples/pytorch_llama.py` on two ranks and two servers, a thread each, against its two ranks without a job: wall and
+  CPU seconds of all processes for the steps after the first, peak memory of a rank, and the wait before a step.
+- Seconds of `import cadre` behind torch, and the size of a wheel of the last build.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "target" / "bench"
+EXAMPLES = ROOT / "examples"
+TOKENS = 2048
+LENGTHS = ([2048], [700, 33, 410, 905], [64] * 32)
+HEADS, KV_HEADS, DIM = 8, 2, 64
+
+
+class Cases:
+    """Lines of the result."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, object]] = []
+
+    def __call__(self, case: str, ours: float, peer: float, peer_name: str, unit: str) -> None:
+        ratio = peer / ours if ours else None
+        line = {"case": case, "ours": ours, "peer": peer, "peer_name": peer_name, "unit": unit, "ratio": ratio}
+        self.lines.append(line)
+        print(f"{case}: {ours:.4g} {unit}, {peer_name} {peer:.4g}, ratio {ratio or 0:.3f}", flush=True)
+
+
+def median_of(call: Callable[[], object], times: int) -> float:
+    """Seconds of a call."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def overhead(cases: Cases, rounds: int) -> None:
+    import cadre
+    import torch
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.save_for_backward(q, k, v)
+            return q.clone()
+
+        @staticmethod
+        def backward(ctx, dout):
+            return dout, *ctx.saved_tensors[1:]
+
+    torch.set_num_threads(1)
+    rows = [torch.randn(1, 1, 8).requires_grad_() for _ in range(3)]
+    ends = torch.tensor([0, 1], dtype=torch.int32)
+
+    def ours():
+        return cadre.flash_attn_varlen_func(*rows, ends, ends, 1, 1, causal=True)
+
+    def nothing():
+        return Nothing.apply(*rows)
+
+    def with_backward(call):
+        return lambda: torch.autograd.grad(call().sum(), rows)
+
+    for name, bar, made in (("forward", 30, lambda it: it), ("forward and backward", 60, with_backward)):
+        one, other = made(ours), made(nothing)
+        samples = [(median_of(one, 300), median_of(other, 300)) for _ in range(rounds + 1)][1:]
+        more = statistics.median(a - b for a, b in samples)
+        cases(f"a call, {name}, above a Function that does nothing", more * 1e6, bar, "the bar", "us")
+
+
+def beside_torch(cases: Cases, rounds: int) -> None:
+    import cadre
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    torch.set_num_threads(2)
+    for lengths in LENGTHS:
+        count = sum(lengths)
+        rows = [torch.randn(count, it, DIM).requires_grad_() for it in (HEADS, KV_HEADS, KV_HEADS)]
+        ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+        gradient = torch.randn(count, HEADS, DIM)
+
+        def ours(rows=rows, ends=ends):
+            return cadre.flash_attn_varlen_func(*rows, ends, ends, 0, 0, causal=True)
+
+        def theirs(rows=rows, lengths=lengths):
+            documents = zip(*(it.split(lengths) for it in rows), strict=True)
+            each = (
+                scaled_dot_product_attention(*(it.transpose(0, 1)[None] for it in one), is_causal=True, enable_gqa=True)
+                for one in documents
+            )
+            return torch.cat([it[0].transpose(0, 1) for it in each])
+
+        samples = defaultdict(list)
+        for _ in range(rounds + 1):
+            for name, call in (("ours", ours), ("theirs", theirs)):
+                began = time.perf_counter()
+                out = call()
+                middle = time.perf_counter()
+                torch.autograd.grad(out, rows, gradient)
+                samples[name, "forward"].append(middle - began)
+                samples[name, "backward"].append(time.perf_counter() - middle)
+        told = f"{len(lengths)} documents of {count} rows, heads {HEADS}:{KV_HEADS}, dim {DIM}"
+        for way in ("forward", "backward"):
+            one, other = (statistics.median(samples[name, way][1:]) * 1e3 for name in ("ours", "theirs"))
+            cases(f"local(), {told}, {way}", one, other, f"PyTorch {torch.__version__} SDPA", "ms")
+
+
+def ended(processes: list[subprocess.Popen]) -> tuple[float, float]:
+    """CPU seconds of the processes with all they started, and MiB of the largest of all."""
+    cpu, peak = 0.0, 0.0
+    for it in processes:
+        _, status, usage = os.wait4(it.pid, 0)
+        it.returncode = os.waitstatus_to_exitcode(status)
+        if it.returncode:
+            raise SystemExit(f"{it.args} ended with exit code {it.returncode}")
+        cpu, peak = cpu + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss / 1024)
+    return cpu, peak
+
+
+def run(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
+    """Wall and CPU seconds, MiB of a rank."""
+    options = [f"--steps={steps}", f"--tokens={TOKENS}"]
+    began = time.perf_counter()
+    with (folder / "said").open("wb") as said:
+        more = {"stdout": said, "stderr": said, "cwd": ROOT}
+        if kind == "pool":
+            text = (EXAMPLES / "pytorch.yaml").read_text().replace("[--steps=30, --tokens=2048]", json.dumps(options))
+            (folder / "job.yaml").write_text(text)
+            program = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
+            command = [program, "run", "-f", folder / "job.yaml", "--out", folder / f"run-{steps}"]
+            processes = [subprocess.Popen(command, **more)]
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as it:
+                port = str(it.getsockname()[1])
+            meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            command = [sys.executable, EXAMPLES / "pytorch_llama.py", *options]
+            processes = [
+                subprocess.Popen(command, **more, env=os.environ | meet | {"RANK": str(it)}) for it in range(2)
+            ]
+        cpu, peak = ended(processes)
+    return time.perf_counter() - began, cpu, peak
+
+
+def jobs(cases: Cases, rounds: int, steps: int) -> None:
+    samples: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    waits = []
+    for number in range(rounds):
+        for kind in ("pool", "local")[:: 1 if number % 2 else -1]:
+            with tempfile.TemporaryDirectory(prefix="cadre-bench-") as name:
+                folder = Path(name)
+                short, long = run(kind, 1, folder), run(kind, 1 + steps, folder)
+                samples[kind].append((long[0] - short[0], long[1] - short[1], long[2]))
+                if kind == "pool":
+                    told = [json.loads(it) for it in (folder / f"run-{1 + steps}/steps.jsonl").read_text().splitlines()]
+                    waits += [it["header_wait_seconds"] / it["seconds"] for it in told[1:]]
+    for at, (what, unit) in enumerate((("wall", "s"), ("CPU", "s"), ("peak memory of a rank", "MiB"))):
+        ours, theirs = (statistics.median(it[at] for it in samples[kind]) for kind in ("pool", "local"))
+        cases(f"{steps} steps of a Llama on 2 ranks and 2 servers, {what}", ours, theirs, "local()", unit)
+    cases("wait before a step's first call", 100 * statistics.median(waits), 1.0, "the bar", "% of a step")
+
+
+def package(cases: Cases, rounds: int) -> None:
+    code = "import torch, time; began = time.perf_counter(); import cadre; print(time.perf_counter() - began)"
+    taken = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(rounds + 1)]
+    cases("import cadre, after torch", statistics.median(float(it.stdout) for it in taken[1:]) * 1e3, 100, "the bar", "ms")
+    with tempfile.TemporaryDirectory() as name:
+        library, wheel = Path(name) / "library", Path(name) / "wheel"
+        native = Path(os.environ["CADRE_PROGRAMS"]) / "libcadre_python.so"
+        subprocess.run(["strip", "-o", library, native], check=True)
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+            file.write(library, "cadre/_native.abi3.so")
+            for it in sorted((ROOT / "python" / "cadre").glob("*.py*")):
+                file.write(it, f"cadre/{it.name}")
+        cases("a wheel, stripped", wheel.stat().st_size / 2**20, 8, "the bar", "MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="of a job")
+    parser.add_argument("--no-jobs", action="store_true")
+    options = parser.parse_args()
+    cases = Cases()
+    overhead(cases, options.rounds)
+    beside_torch(cases, options.rounds)
+    package(cases, options.rounds)
+    if not options.no_jobs:
+        jobs(cases, options.rounds, options.steps)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "pytorch.json").write_text(json.dumps(cases.lines) + "\n")
+
+
+if __name__ == "__main__":
+    if "CADRE_PROGRAMS" not in os.environ:
+        os.execv(ROOT / "scripts" / "pytorch", ["pytorch", "python", __file__, *sys.argv[1:]])
+    main()
