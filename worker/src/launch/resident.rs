@@ -61,7 +61,7 @@ impl Resident {
         Ok(Some(Self { streams, turn: 0, rooms, order, plans, made: 0 }))
     }
 
-    /// Plans that were made so far: one for every launch of a step whose works are others than before, if memory lasts.
+    /// Misses of the plan cache so far: one for each launch whose works no launch of the step had before, while memory lasts.
     pub fn made(&self) -> u64 {
         self.made
     }
