@@ -9,7 +9,7 @@
 //! ```
 //!
 //! It publishes nothing. Invariant: what reads a part on a stream begins after [`Part::ready_on`], behind all copies to its room
-//! that were put before; and the memory goes back when the last owner is dropped and no copy writes to it.
+//! that were enqueued before; and the memory goes back when the last owner is dropped and no copy writes to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
