@@ -4,9 +4,9 @@
 //! objects, with the newer of both. Without it a second look, before the watch has caught up, would do everything twice.
 //!
 //! An object leaves as soon as the cache has the same version or a newer one of it, or the cache's watch is past
-//! that version and has none: then it is gone. A watch may be far behind, so no time decides about that;
-//! only when the watch began anew is its place not known, and [`LIFE`] ends it. Who has looked while
-//! [`Recent::waits`] looks again after [`LOOK_AGAIN`].
+//! that version and has none: then it is gone. A watch may be far behind, so no time decides about that.
+//! Only after a relist the watch's position is unknown, and entries expire after [`LIFE`]. A look that was taken while
+//! [`Recent::waits`] is followed by another after [`LOOK_AGAIN`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -26,7 +26,7 @@ use crate::io::{Handle, Notice, Request};
 use crate::launch::{Done, Flight, Promise, Resident, Word, Work, fuse, launch};
 use crate::trace::{Activity, Tracer};
 
-/// So many launches under way, and no further batch is put on streams: one runs on each of two, one waits behind it.
+/// Maximum launches in flight: one runs on each of two streams, and one waits behind each.
 const FLIGHTS: usize = 4;
 
 /// How long to sleep while launches are under way: nobody wakes a thread when they are over.
@@ -40,7 +40,7 @@ pub struct Compute {
     ran: BTreeMap<At, usize>,
     engine: Engine,
     resident: Option<Resident>,
-    /// Launches that were put on streams, in this order, with when.
+    /// Launches that were enqueued on streams, in this order, with when.
     flights: Vec<(Instant, Flight)>,
     /// The end of the last one, on the GPU's clock and on ours.
     before: Option<(Instant, Arc<Event>)>,
@@ -60,7 +60,7 @@ pub enum Progress {
     Idle,
     /// Launches are under way; ask again in [`FLYING`].
     Flying,
-    /// Something ran, or was put on a stream.
+    /// Something ran, or was enqueued on a stream.
     Ran,
 }
 

@@ -146,7 +146,7 @@ impl Load {
         (heard + silent <= now).then_some(Trouble::Silent)
     }
 
-    /// When [`Self::weight`] or [`Self::trouble`] may change without a report.
+    /// Whether its newest report still counts.
     pub fn is_fresh(&self, now: Duration, health: Health) -> bool {
         self.last.is_some_and(|last| now < last + health.report_timeout)
     }

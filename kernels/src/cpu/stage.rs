@@ -1,6 +1,6 @@
 //! Copies rows into scratch, contiguous, widened to f32 and padded with zeros.
 //!
-//! In: rows of the caller, every so many numbers one. Out: the same rows in panels, without gaps, or transposed.
+//! In: strided rows of the caller. Out: the same rows in panels, without gaps, or transposed.
 //!
 //! Rows a power of two apart share few cache sets, and bf16 has to be widened: so every tile is staged,
 //! once for many products.

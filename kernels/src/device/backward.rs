@@ -101,7 +101,7 @@ impl BackwardPlan {
         Self::with(stream, shape, bundles, (order, launches), &scratch)
     }
 
-    /// The same with a scratch of several plans, whose runs are put on one stream.
+    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl BackwardPlan {
 
     /// Puts the launches on `stream`, of the GPU that the plan was made on.
     ///
-    /// A second run may be put on the same stream at any time; on another one after this is done.
+    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
     ///
     /// # Errors
     ///

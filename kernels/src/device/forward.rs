@@ -72,7 +72,7 @@ impl ForwardPlan {
         Self::with(stream, shape, tasks, &Scratch::new(stream.gpu())?)
     }
 
-    /// The same with a scratch of several plans, whose runs are put on one stream.
+    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl ForwardPlan {
 
     /// Puts the launch on `stream`, of the GPU that the plan was made on.
     ///
-    /// A second run may be put on the same stream at any time; on another one after this is done.
+    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
     ///
     /// # Errors
     ///

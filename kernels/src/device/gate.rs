@@ -85,7 +85,7 @@ impl Gate {
         Ok((Self(Arc::clone(&word)), Opener(word)))
     }
 
-    /// What is put on `stream` from now on begins when the gate is open.
+    /// What is enqueued on `stream` from now on begins when the gate is open.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! Runs of plans recorded once and launched again as one: for steps whose shapes repeat.
 //!
-//! In: a stream and what is to be put on it. Out: a [`Graph`] that does all of it with one call of the driver, on any stream.
+//! In: a stream and what is to be enqueued on it. Out: a [`Graph`] that does all of it with one call of the driver, on any stream.
 //! Arguments are those of the recording: the same tensors, in the same places.
 //!
 //! Nothing runs while it is recorded. Invariant: a graph lives no longer than the plans and tensors that it was recorded with, and

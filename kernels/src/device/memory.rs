@@ -3,7 +3,7 @@
 //! In: a [`Gpu`]. Out: owners of device memory and of orders of work. A buffer is as long as it says; a
 //! [`Slice`] of it, or of memory that somebody else owns, is what launches take.
 //!
-//! Nothing is allocated behind the caller's back. Invariant: memory is freed after all work that was put on streams before,
+//! Nothing is allocated behind the caller's back. Invariant: memory is freed after all work that was enqueued on streams before,
 //! which `cuMemFree` waits for; and copies to and from the host have read or written the host's side when they return.
 
 // Every function of the driver is unsafe to call, and foreign addresses are taken on trust.
@@ -159,7 +159,7 @@ impl<T: Plain> Buffer<T> {
         Ok(buffer)
     }
 
-    /// A copy of `numbers`; put on `stream`.
+    /// A copy of `numbers`; enqueued on `stream`.
     ///
     /// # Errors
     ///

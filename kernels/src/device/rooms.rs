@@ -4,12 +4,12 @@
 //! the last is dropped. Where no arena has room another is made, so rows of any length find a place while the GPU has memory.
 //!
 //! ```text
-//! room ──copies are put on streams──▶ early ──▶ parts: launches behind these copies may be put, too
+//! room ──copies are enqueued on streams──▶ early ──▶ parts: launches may be enqueued behind these copies
 //!   └──────copies are over, launches were waited for──────▶ share ──▶ parts
 //! ```
 //!
 //! It publishes nothing. Invariant: what reads a part on a stream begins after [`Part::ready_on`], behind all copies to its room
-//! that were put before; and the memory goes back when the last owner is dropped and no copy writes to it.
+//! that were enqueued before; and the memory goes back when the last owner is dropped and no copy writes to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,7 +38,7 @@ struct Inner {
     copying: Mutex<Vec<Copying>>,
 }
 
-/// Copies that were put on one stream and may not be over; what they read stays meanwhile.
+/// Copies that were enqueued on one stream and may not be over; what they read stays meanwhile.
 #[derive(Debug)]
 struct Copying {
     over: Arc<Event>,
@@ -136,7 +136,7 @@ impl Room {
         Ok(())
     }
 
-    /// Tells of a copy to [`Self::memory`] that somebody else has put on a stream, and that is over with `over`: what reads this
+    /// Tells of a copy to [`Self::memory`] that somebody else has enqueued on a stream, and that is over with `over`: what reads this
     /// room waits for it. Of copies on one stream the last to be told of is the last that was put.
     pub fn copied_behind(&self, over: Arc<Event>) {
         self.0.behind(over, None);
@@ -166,7 +166,7 @@ impl Room {
         }
     }
 
-    /// All of it, for what is put on a stream behind the copies that were put so far: see [`Part::ready_on`]. Copies that follow
+    /// All of it, for what is enqueued on a stream behind the copies that were enqueued so far: see [`Part::ready_on`]. Copies that follow
     /// write other bytes, or take the place of those whose readers' results are thrown away.
     pub fn early(&self) -> Part {
         Part { room: Arc::clone(&self.0), at: 0, bytes: self.len_bytes() }
@@ -241,7 +241,7 @@ impl Part {
         Self { room: Arc::clone(&self.room), at: self.at + at, bytes }
     }
 
-    /// As many whole numbers as it has, for launches to read that are put on a stream after [`Self::ready_on`].
+    /// A view as whole elements of `T`, for launches that are enqueued on a stream after [`Self::ready_on`].
     pub fn slice<T: Plain>(&self) -> Slice<'_, T> {
         let len = self.bytes as usize / size_of::<T>();
         // SAFETY: inside the memory, which only copies may still write: readers are behind these.
@@ -251,7 +251,7 @@ impl Part {
         }
     }
 
-    /// Lets what is put on `stream` from now on begin when its bytes are there.
+    /// Lets what is enqueued on `stream` from now on begin when its bytes are there.
     ///
     /// # Errors
     ///

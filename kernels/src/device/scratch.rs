@@ -1,6 +1,6 @@
 //! Memory that the launches of one stream need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
 //!
-//! In: how much a plan needs. Out: where it is. Plans whose runs are put on one stream may share a [`Scratch`], which is then as
+//! In: how much a plan needs. Out: where it is. Plans whose runs are enqueued on one stream may share a [`Scratch`], which is then as
 //! large as the largest of them needs, not as all of them together.
 //!
 //! It grows and never shrinks by itself. Invariant: sums of dQ are zero when a run begins, whatever became of the one before.
@@ -11,7 +11,7 @@ use super::driver::Gpu;
 use super::error::Error;
 use super::memory::{Buffer, Stream};
 
-/// See the module; clones are the same memory. Runs that share it are put on one stream, or behind each other.
+/// See the module; clones are the same memory. Runs that share it are enqueued on one stream, or behind each other.
 #[derive(Clone, Debug)]
 pub struct Scratch(Arc<Mutex<Inner>>);
 

@@ -3,7 +3,7 @@
 //! In: a bearer token. Out: the pod's namespace, name and uid, as the API server says them. The audience is
 //! ours alone, so a token that a pod shows to somebody else is of no use here, and ours of none there.
 //!
-//! Nothing is cached: a token is good as long as its pod is there. So many questions run at a time.
+//! Nothing is cached: a token is good as long as its pod is there. At most [`AT_ONCE`] reviews run concurrently.
 
 use cadre_control::gate::Admission;
 use cadre_control::{Caller, Gate};
@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tonic::Status;
 
-/// Questions to the API server at the same time.
+/// Maximum reviews of tokens under way.
 const AT_ONCE: usize = 32;
 /// Where the API server says which pod a token is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";

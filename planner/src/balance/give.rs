@@ -20,7 +20,7 @@ const DOCUMENTS: usize = 3;
 const ENDS: u32 = 12;
 /// Part of the rows below an end that another may be away.
 const AWAY: u32 = 32;
-/// Part of an amount that need not be met more closely.
+/// Stop within this part of an amount: one in 4,096.
 const CLOSE: u64 = 4_096;
 /// Part of the level that is worth a tile of its own.
 const WORTH_TILE: u64 = 4_000;

@@ -23,7 +23,7 @@ use super::together::give_together;
 
 /// Part of the level that is left alone.
 const WORTH: u64 = 1_500;
-/// Part of what the least busiest link has to do, by which another may have more.
+/// Accept matchings whose busiest link has up to a fifth more than the least that one has.
 const NEARLY: u64 = 5;
 /// Documents of a donor that are looked at.
 const DOCUMENTS: usize = 3;

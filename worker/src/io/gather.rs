@@ -81,7 +81,8 @@ pub(super) fn ahead(
     Ok(BundleRows::Landed(room.share()))
 }
 
-/// The same as [`gather`] before pulls have ended, for launches behind their copies; none where there is no such thing.
+/// As [`gather`], before pulls have ended: for launches that are enqueued behind their copies. None where rows lie on the host, or
+/// own rows are gone.
 pub(super) fn early(
     shared: &mut Shared<impl Exchange>,
     planned: &PlannedStep,
@@ -94,7 +95,7 @@ pub(super) fn early(
     Ok(shared.provider.early(landing, &own)?.map(BundleRows::Landed))
 }
 
-/// What of a bundle is this process's own: rows, and the pieces of them that go to the bundle's landing. None where they are gone.
+/// Local rows that a bundle needs, and the pieces of them that go to its landing. None where they are gone.
 fn own<'a>(
     shared: &Shared<impl Exchange>,
     planned: &'a PlannedStep,

@@ -1,4 +1,4 @@
-//! A launch that was put on a stream and may not be over.
+//! A launch that was enqueued on a stream and may not be over.
 //!
 //! In: works, the memory that the launch writes, moments of its stream. Out: the works with their results, once the launch is
 //! over. Asking never waits.

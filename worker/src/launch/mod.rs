@@ -1,6 +1,6 @@
 //! Runs works of a plan on the kernels of this machine.
 //!
-//! In: works whose rows are all here, or will be by what was put on streams ([`Work`]). Out: their results, in memory that trainers
+//! In: works whose rows are all here, or will be by what was enqueued on streams ([`Work`]). Out: their results, in memory that trainers
 //! pull from ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to
 //! `host`, which computes them at once; rows that live on the GPU to `resident`, which puts launches on streams and gives their
 //! [`Flight`]s. `view` says where the rows of a work begin, `plans` keeps lists of launches that come again.
@@ -64,7 +64,7 @@ pub struct Work {
     pub work: u32,
     /// Rows of its bundle.
     pub rows: BundleRows,
-    /// Where its rows are still to be found good: until this is kept, what it gives is nobody's.
+    /// Set while pulls of its rows are not validated: until the promise is kept, its results are discarded or held back.
     pub promise: Option<Promise>,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Key {
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) plan: Plan,
-    /// Which stream its runs are put on: one at a time may run.
+    /// Which stream its runs are enqueued on: one at a time may run.
     pub(super) stream: usize,
     /// Rows of the query side, from the first of any work to the last.
     pub(super) span: Range<u32>,

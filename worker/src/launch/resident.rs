@@ -2,8 +2,8 @@
 //!
 //! In: works of one direction. Out: their [`Flight`]s, with results in room that trainers pull from. Works whose rows are in one
 //! memory (a bundle's landing, or the trainer's own rows) are one launch; launches go to two streams by turns, so that one's tail
-//! is filled by the next. A launch is put behind the copies to its rows that were put before, wherever they run; the host looks
-//! at none of them.
+//! is filled by the next. A launch is enqueued behind the copies to its rows that were enqueued before, on whichever stream; the
+//! host waits for none of them.
 //!
 //! ```text
 //! copy stream:  pull ─ pull ─ pull ─┐
@@ -61,7 +61,7 @@ impl Resident {
         Ok(Some(Self { streams, turn: 0, rooms, order, plans, made: 0 }))
     }
 
-    /// Plans that were made so far: one for every launch of a step whose works are others than before, if memory lasts.
+    /// Misses of the plan cache so far: one for each launch whose works no launch of the step had before, while memory lasts.
     pub fn made(&self) -> u64 {
         self.made
     }
