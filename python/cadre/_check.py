@@ -15,7 +15,7 @@ import ctypes
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,37 +151,28 @@ def put(it: Tensor, value: Tensor) -> None:
         (it.to_local() if hasattr(it, "to_local") else it).copy_(value)
 
 
-class Checked(Batches):
-    """The batches of a check: an update is not held back, since no pool waits for it."""
+class Feed:
+    """The updates that a check hands to the job's loop: none is held back, since no pool waits for it."""
 
-    def __init__(self, check: Check, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._check, self._source = check, None
-        self._update: Update | None = None
+    def __init__(self, check: Check, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]]) -> None:
+        self._check, self._layout, self._draw = check, layout, draw
+        self._source = self._drawn() if check.kind != "one" else self._probes()
 
-    def __next__(self) -> Any:
-        batch = super().__next__()
-        self._check.handed_out(self._update, self._count - len(self._left) - 1)
-        return batch
-
-    def _begin(self, job: _job.Job) -> None:
-        if self._source is None:
-            self._source = self._drawn() if self._check.kind != "one" else self._probes()
+    def begin(self, job: _job.Job) -> Update:
+        """The next update; the end of the process where there is none."""
         if (update := next(self._source, None)) is None:
             self._check.end()
-        self._update = update
         # However many steps the script has told.
         job.steps = job.next + 1
         self._check.begin()
         job.begin(update.layouts, None)
-        self._left.extend((it, None) for it in update.batches)
-        self._count = len(update.batches)
+        return update
 
     def _drawn(self) -> Iterator[Update]:
         """The first updates of the loader."""
-        check, self._iterator = self._check, iter(self._loader)
+        check = self._check
         for _ in range(STEPS):
-            batches = [_recut.copied(batch) for batch, _ in self._draw()]
+            batches = [_recut.copied(it) for it in self._draw()]
             if not batches:
                 break
             update = Update(batches, [lengths_of_layout(self._layout(it)) for it in batches])
@@ -199,6 +190,30 @@ class Checked(Batches):
         from . import _verdict
 
         return _verdict.probes(self._check, self._layout)
+
+
+class Checked(Batches):
+    """`batches` under a check."""
+
+    def __init__(self, check: Check, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._check, self._update = check, None
+        self._feed = Feed(check, self._layout, self._drawn)
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self._check.handed_out(self._update, self._count - len(self._left) - 1)
+        return batch
+
+    def _begin(self, job: _job.Job) -> None:
+        self._update = self._feed.begin(job)
+        self._left.extend((it, None) for it in self._update.batches)
+        self._count = len(self._update.batches)
+
+    def _drawn(self) -> list[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return [batch for batch, _ in self._draw()]
 
 
 def lengths_of_layout(layout: Layout) -> list[int]:

@@ -15,8 +15,10 @@ ALONE, LENGTHS = "a document alone has the same attention", "lengths of 1, odd a
 ALL = [AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS]
 
 
-def started(planted: str, *options: str, program: str = sys.executable) -> subprocess.Popen:
-    command = [PROGRAM, "check", "--json", *options, "--", program, HERE / "check_job.py", f"--plant={planted}"]
+def started(
+    planted: str, *options: str, program: str = sys.executable, script: str = "check_job.py"
+) -> subprocess.Popen:
+    command = [PROGRAM, "check", "--json", *options, "--", program, HERE / script, f"--plant={planted}"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -27,7 +29,8 @@ class Jobs(unittest.TestCase):
         cls.right = started("")
         cls.leak = started("leak", "--ranks=1", program="torchrun")
         cls.wrong = started("positions,order,summed,odd")
-        for it in (cls.right, cls.leak, cls.wrong):
+        cls.trainer = started("", "--ranks=1", script="check_trainer.py")
+        for it in (cls.right, cls.leak, cls.wrong, cls.trainer):
             cls.addClassCleanup(it.wait)
             cls.addClassCleanup(it.kill)
 
@@ -43,6 +46,9 @@ class Jobs(unittest.TestCase):
 
     def test_a_job_that_is_right_passes(self) -> None:
         self.finds(self.right, {})
+
+    def test_a_trainer_that_is_right_passes(self) -> None:
+        self.finds(self.trainer, {})
 
     def test_a_mask_that_leaks_is_found(self) -> None:
         wrong = {PLAIN: "step 0: ", TOKEN: "changed document", ALONE: "results alone", LENGTHS: "lengths [1, 1, 3"}
