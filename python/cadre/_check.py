@@ -12,6 +12,7 @@ Without the variable this module is not imported.
 
 import atexit
 import ctypes
+import dataclasses
 import hashlib
 import os
 import signal
@@ -26,7 +27,9 @@ from torch.optim import optimizer as optimizers
 
 from . import _job, _plain, _recut
 from ._batches import Batches
-from ._layout import Layout
+from ._layout import Layout, Stretch
+from ._spanning import Exchange
+from ._step import Step
 
 STEPS = 2
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +40,7 @@ class Update:
     """What an update is made of: batches, their layouts, and random numbers as of each."""
 
     batches: list[Any]
-    layouts: list[list[int]]
+    layouts: list[list[int]] | list[list[Stretch]]
     random: list[Tensor] = field(default_factory=list)
 
 
@@ -67,6 +70,8 @@ def digest(it: Any) -> str:
     if isinstance(it, Tensor):
         it = it.detach().contiguous()
         it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
+    elif dataclasses.is_dataclass(it):
+        return digest(vars(it))
     elif isinstance(it, dict):
         it = str([(name, digest(value)) for name, value in it.items()])
     elif isinstance(it, (list, tuple)):
@@ -83,6 +88,7 @@ class Check:
         self.parameters: list[Tensor] = []
         self.made = Made()
         self.plain = False
+        self.exchange = Exchange()
         self.updates: list[tuple[Update, Made]] = []
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
@@ -112,6 +118,14 @@ class Check:
         self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return _plain.backward(kind, self.lengths(lengths), qkv, dout, dlse)
+
+    @staticmethod
+    def spanning(lengths: list[int] | None) -> Step | None:
+        """The step, where a call is of its documents and these go on in other ranks."""
+        step = _job.running()
+        if step is None or not step.spans or _job.under_local() or lengths not in (None, step.lengths()):
+            return None
+        return step
 
     @staticmethod
     def lengths(told: list[int]) -> list[int]:
@@ -166,6 +180,7 @@ class Feed:
         job.steps = job.next + 1
         self._check.begin()
         job.begin(update.layouts, None)
+        job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
         return update
 
     def _drawn(self) -> Iterator[Update]:
@@ -175,7 +190,7 @@ class Feed:
             batches = [_recut.copied(it) for it in self._draw()]
             if not batches:
                 break
-            update = Update(batches, [lengths_of_layout(self._layout(it)) for it in batches])
+            update = Update(batches, [told_layout(self._layout(it)) for it in batches])
             yield Update([_recut.copied(it) for it in batches], update.layouts, update.random)
             check.updates.append((update, check.made))
         check.say("digests", [made.digests(update) for update, made in check.updates])
@@ -216,11 +231,11 @@ class Checked(Batches):
         return [batch for batch, _ in self._draw()]
 
 
-def lengths_of_layout(layout: Layout) -> list[int]:
-    lengths = list(layout)
-    if not all(isinstance(it, int) for it in lengths):
-        raise NotImplementedError("cadre check: a layout has stretches; documents lie whole on a rank in a check")
-    return lengths
+def told_layout(layout: Layout) -> list[int] | list[Stretch]:
+    """Lengths, where all documents lie whole on this rank; of a single rank they do."""
+    told = list(layout)
+    spans = int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(isinstance(it, Stretch) for it in told)
+    return told if spans else [it.rows if isinstance(it, Stretch) else int(it) for it in told]
 
 
 _CHECK: Check | None = None
