@@ -63,7 +63,9 @@ class Exchange:
         pieces.sort(key=lambda it: it[0].start)
         ends = [0, *(it.end for it, _ in pieces)]
         if [it.start for it, _ in pieces] != ends[:-1] or ends[-1] != pieces[0][0].rows:
-            raise ValueError(f"document {number} of {pieces[0][0].rows} rows is not held once: {[it for it, _ in pieces]}")
+            raise ValueError(
+                f"document {number} of {pieces[0][0].rows} rows is not held once: {[it for it, _ in pieces]}"
+            )
         return [torch.cat(it) for it in zip(*(rows for _, rows in pieces), strict=True)]
 
 

@@ -5,8 +5,9 @@ In: the environment of a job; `--dtype` and `--bound` for other tensors and a co
 that are called again in the backward, layer by layer or all three at once; all steps are made once for each of these
 (a round); `--frozen` for first layers without gradients; `--break` makes rank 1 fail in step 1: by an
 exception (`exit`), by one on whose way `finish` is called (`finish`), or by `finish` alone (`early`).
-Out: every result of this rank as `rank-N.pt` in the run's folder, by round, step, micro-batch and name. An exception, if a result differs from that of
-`cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than the bound.
+Out: every result of this rank as `rank-N.pt` in the run's folder, by round, step, micro-batch and name. An exception,
+if a result differs from that of `cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than
+the bound.
 """
 
 import argparse

@@ -283,7 +283,7 @@ class Epochs(unittest.TestCase):
             for it in self.ranks:
                 it.step(step, is_first=step % 2 == 0)
 
-    def test_a_loader_that_goes_on_when_anothers_has_ended_is_refused(self) -> None:
+    def test_a_loader_that_goes_on_when_that_of_another_rank_has_ended_is_refused(self) -> None:
         self.steps(0, True, False)
         self.steps(1, True, False)
         self.ranks[0].step(2, is_first=True)

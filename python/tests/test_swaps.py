@@ -23,7 +23,9 @@ def drawn() -> list[Tensor]:
 
 
 def of_torch(q: Tensor, k: Tensor, v: Tensor, **more: object) -> Tensor:
-    return scaled_dot_product_attention(*(it.transpose(1, 2) for it in (q, k, v)), enable_gqa=True, **more).transpose(1, 2)
+    return scaled_dot_product_attention(*(it.transpose(1, 2) for it in (q, k, v)), enable_gqa=True, **more).transpose(
+        1, 2
+    )
 
 
 class Swaps(unittest.TestCase):
