@@ -11,6 +11,7 @@ the bound.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import cadre
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 CHUNK, SCALE, SOFTCAP = 100, 0.4, 3.0
@@ -135,6 +136,12 @@ def refused(words: str, call) -> None:
         raise AssertionError(f"not refused: {words}")
 
 
+def saves_attention(_, operator, *__, **___) -> CheckpointPolicy:
+    """All but attention is computed again."""
+    is_ours = operator == torch.ops.cadre.attention.default
+    return CheckpointPolicy.MUST_SAVE if is_ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def micro_batch_of(
     at: At, rank: int, ranks: int, options: argparse.Namespace, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
@@ -171,7 +178,10 @@ def micro_batch_of(
         return o, lse
 
     def again(layer: int, q, k, v):
-        return checkpoint(attention, layer, q, k, v, use_reentrant=options.recompute == "reentrant")
+        more = {}
+        if options.recompute == "selective":
+            more["context_fn"] = functools.partial(create_selective_checkpoint_contexts, saves_attention)
+        return checkpoint(attention, layer, q, k, v, use_reentrant=options.recompute == "reentrant", **more)
 
     one = leaves()
     if options.recompute is None:
@@ -202,6 +212,9 @@ def micro_batch_of(
         thread.join()
     results = {name: it.clone() for name, it in named(one, found).items()}
     second = "layer 2, for a second time" if options.recompute is None else "recomputed, and its backward is over"
+    if options.recompute == "selective":
+        # Torch's words.
+        second = "backward an extra time"
     if loss.requires_grad:
         refused(second, loss.backward)
     # Once: a child copies what it changes, which takes longer than all of the step.
@@ -241,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="float32", help="of each round")
     parser.add_argument("--bound", type=float, default=1e-5)
-    parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, all")
+    parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, selective, all")
     parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()

@@ -127,7 +127,7 @@ def by_document(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.T
 
 
 # Rounds of the calm run.
-RECOMPUTES = ("none", "layer", "reentrant", "all")
+RECOMPUTES = ("none", "layer", "reentrant", "selective", "all")
 
 
 class Ranks(RealProcesses):
