@@ -300,6 +300,26 @@ class Epochs(unittest.TestCase):
 
 
 class Ends(Alone):
+    def test_numbers_that_cannot_be_are_refused_where_they_are_given(self) -> None:
+        for more in ({"seed": -1}, {"threads": -1}, {"seed": 1 << 64}):
+            name, value = next(iter(more.items()))
+            with self.assertRaisesRegex(ValueError, f"init: {name} is {value}; give 0 or more"):
+                cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=1, **more)
+        self.join()
+        for layout, words in (
+            ([3.5, 2], "layout .*; give whole numbers, or stretches"),
+            ([cadre.Stretch(1 << 32, 3, 0, 3)], "below 2.32, and not negative"),
+            ([cadre.Stretch(-1, 3, 0, 3)], "below 2.32, and not negative"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                cadre.begin_step(layout)
+        cadre.begin_step([ROWS])
+        for tokens in (-1, 2.5):
+            with self.assertRaisesRegex(ValueError, f"report: tokens is {tokens}"):
+                cadre.report(loss=1.0, tokens=tokens)
+        with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
+            cadre.batches([1], accumulate=1.5)
+
     def test_steps_are_a_whole_number(self) -> None:
         for steps in (0, 2.5):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
