@@ -117,14 +117,15 @@ def _forward(
     if pool := _job.pooled():
         job, step = pool
         named = None if layer is None else int(layer)
-        at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
-        number = step.ticket(at)
-        if kept:
-            o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
-            return o, lse, torch.tensor(number)
+        with job.turn:
+            at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+            number = step.ticket(at)
+            if kept:
+                o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
+                return o, lse, torch.tensor(number)
+            ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
+            step.forward += 1
         o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
-        ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
-        step.forward += 1
         job.session.wait(ticket, o, lse)
         if getattr(_next, "is_repeated", True):
             step.kept[at] = _kept.Kept((q, k, v), o, lse)
@@ -164,12 +165,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (number := int(ticket)) >= 0:
         job = _job.current()
-        step, layer = job.backward_phase(number)
-        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
+        job.check_process()
         gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
-        handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
-        step.backward += 1
-        step.kept.pop(layer, None)
+        with job.turn:
+            step, layer = job.backward_phase(number)
+            handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
+            step.backward += 1
+            step.kept.pop(layer, None)
+        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
         job.session.wait(handle, *results)
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()

@@ -15,6 +15,7 @@ import ctypes
 import dataclasses
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from operator import index
@@ -36,6 +37,8 @@ class Job:
         self.rank, self.ranks = (session.rank, session.ranks) if session else (0, 1)
         self.process = os.getpid()
         self.next = 0
+        # Held from the look at whose turn it is until the phase is submitted: calls may come from several threads.
+        self.turn = threading.Lock()
         self.running: Step | None = None
         self.ended = False
         # Of the step to begin next, if it was announced.

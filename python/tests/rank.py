@@ -171,8 +171,27 @@ def micro_batch_of(
     def attention(layer: int, q, k, v):
         return ours(layer, q, k, v, cu_seqlens, named=options.recompute == "all")
 
+    def by_two_threads(layer: int, q, k, v):
+        """One of them is refused, whichever comes second, and the step goes on."""
+        found, said = [], []
+
+        def call() -> None:
+            try:
+                found.append(attention(layer, q, k, v))
+            except RuntimeError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for it in threads:
+            it.start()
+        for it in threads:
+            it.join()
+        assert len(found) == 1 and "all 3 forward phases were called" in said[0], said
+        return found[0]
+
     def forward(layer: int, q, k, v):
-        o, lse = attention(layer, q, k, v)
+        last = layer == len(KINDS) - 1
+        o, lse = (by_two_threads if last else attention)(layer, q, k, v)
         if options.frozen <= layer < len(KINDS) - 1:
             refused(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
         return o, lse
