@@ -203,7 +203,7 @@ def package(cases: Cases, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="of a job")
     parser.add_argument("--no-jobs", action="store_true")
     options = parser.parse_args()
