@@ -266,10 +266,11 @@ class Loaders(Alone):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
 
 
-class Epochs(unittest.TestCase):
+class Epochs(Alone):
     """Ranks that share a store."""
 
     def setUp(self) -> None:
+        super().setUp()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.addCleanup(dist.destroy_process_group)
         self.ranks = [_epochs.Epochs(it, 2) for it in range(2)]
@@ -290,6 +291,15 @@ class Epochs(unittest.TestCase):
         said = "epoch 1 begins with step 2 on rank 0, and after step 2, or later on rank 1: loaders differ in length"
         with self.assertRaisesRegex(ValueError, said):
             self.ranks[1].step(2, is_first=False)
+
+    def test_batches_compare_the_epochs_of_their_loader(self) -> None:
+        self.join(steps=9)
+        _job.current().epochs, feed = self.ranks[1], cadre.batches(Loader(5), layout=lambda _: [ROWS])
+        self.steps(0, True)
+        self.assertEqual(next(feed), 0)
+        self.ranks[0].step(1, is_first=True)
+        with self.assertRaisesRegex(ValueError, "epoch 1 begins with step 1 on rank 0, and after step 1, or later on"):
+            next(feed)
 
     def test_a_loader_that_ends_later_is_refused(self) -> None:
         self.steps(1, True, False)
