@@ -70,10 +70,10 @@ def digest(it: Any) -> str:
     if isinstance(it, Tensor):
         it = it.detach().contiguous()
         it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
-    elif dataclasses.is_dataclass(it):
-        return digest(vars(it))
     elif isinstance(it, dict):
         it = str([(name, digest(value)) for name, value in it.items()])
+    elif dataclasses.is_dataclass(it):
+        return digest(vars(it))
     elif isinstance(it, (list, tuple)):
         it = str([digest(value) for value in it])
     return hashlib.sha256(it if isinstance(it, bytes) else str(it).encode()).hexdigest()[:16]

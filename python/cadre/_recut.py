@@ -28,12 +28,12 @@ def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> An
     """The same structure, of changed leaves; each is given with its name."""
     if isinstance(batch, list) and batch and all(isinstance(it, Stretch) for it in batch):
         return change(name, batch)
-    if dataclasses.is_dataclass(batch):
-        fields = [it.name for it in dataclasses.fields(batch)]
-        return dataclasses.replace(batch, **{it: _mapped(getattr(batch, it), change, it) for it in fields})
     if isinstance(batch, Mapping):
         made = {key: _mapped(it, change, str(key)) for key, it in batch.items()}
         return made if type(batch) is dict else type(batch)(made)
+    if dataclasses.is_dataclass(batch):
+        fields = [it.name for it in dataclasses.fields(batch)]
+        return dataclasses.replace(batch, **{it: _mapped(getattr(batch, it), change, it) for it in fields})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         named = zip(batch._fields, batch, strict=True)
         return type(batch)(*(_mapped(it, change, key) for key, it in named))
