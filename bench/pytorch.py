@@ -187,7 +187,9 @@ def jobs(cases: Cases, rounds: int, steps: int) -> None:
 def package(cases: Cases, rounds: int) -> None:
     code = "import torch, time; began = time.perf_counter(); import cadre; print(time.perf_counter() - began)"
     taken = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(rounds + 1)]
-    cases("import cadre, after torch", statistics.median(float(it.stdout) for it in taken[1:]) * 1e3, 100, "the bar", "ms")
+    cases(
+        "import cadre, after torch", statistics.median(float(it.stdout) for it in taken[1:]) * 1e3, 100, "the bar", "ms"
+    )
     with tempfile.TemporaryDirectory() as name:
         library, wheel = Path(name) / "library", Path(name) / "wheel"
         native = Path(os.environ["CADRE_PROGRAMS"]) / "libcadre_python.so"
@@ -201,7 +203,7 @@ def package(cases: Cases, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="of a job")
     parser.add_argument("--no-jobs", action="store_true")
     options = parser.parse_args()

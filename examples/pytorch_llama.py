@@ -17,6 +17,7 @@ from pytorch_books import packed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+
 def llama(attention: str) -> LlamaForCausalLM:
     """Four layers on bytes; every process makes the same weights."""
     torch.manual_seed(1)

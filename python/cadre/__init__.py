@@ -18,6 +18,7 @@ from ._layout import Kind, Shape, Stretch
 from ._native import Session, Ticket, __version__
 from ._observe import Observer, observe
 from ._pack import Packed, pack
+from ._swaps import flash_attn_func, install, varlen_attn
 
 __all__ = [
     "Batches",
@@ -33,11 +34,14 @@ __all__ = [
     "begin_step",
     "busy",
     "finish",
+    "flash_attn_func",
     "flash_attn_varlen_func",
     "init",
+    "install",
     "local",
     "next_micro_batch",
     "observe",
     "pack",
     "report",
+    "varlen_attn",
 ]

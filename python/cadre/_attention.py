@@ -114,33 +114,41 @@ def _forward(
     layer: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32)
     if pool := _job.pooled():
         job, step = pool
         named = None if layer is None else int(layer)
-        at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
-        number = step.ticket(at)
-        if kept:
-            o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
-            return o, lse, torch.tensor(number)
-        o = torch.empty(q.shape, dtype=q.dtype)
-        ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
-        step.forward += 1
+        with job.turn:
+            at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+            number = step.ticket(at)
+            if kept:
+                o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
+                return o, lse, torch.tensor(number)
+            ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
+            step.forward += 1
+        o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
         job.session.wait(ticket, o, lse)
         if getattr(_next, "is_repeated", True):
             step.kept[at] = _kept.Kept((q, k, v), o, lse)
         return o, lse, torch.tensor(number)
-    wire, o = _wire(q), torch.empty(q.shape, dtype=torch.float32)
-    qkv = tuple(_as(it, wire) for it in (q, k, v))
-    lengths, number = _whole(lengths, cu_seqlens_q)
     check = _job.check()
+    if check and (step := check.spanning(lengths)):
+        number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
+        o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
+        check.saw(o)
+        return o, lse, torch.tensor(number)
+    lengths, number = _whole(lengths, cu_seqlens_q)
     if check and check.plain:
         return *check.attention(kind, lengths, (q, k, v)), torch.tensor(number)
-    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
-    o = _as(_as(o, wire), q.dtype)
+    o, lse = _forward_here(kind, lengths, q, k, v)
     if check:
         check.saw(o)
     return o, lse, torch.tensor(number)
+
+
+def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    wire, o, lse = _wire(q), torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    _native.local_forward((kind, torch.get_num_threads()), lengths, tuple(_as(it, wire) for it in (q, k, v)), (o, lse))
+    return _as(_as(o, wire), q.dtype), lse
 
 
 def _backward(
@@ -157,23 +165,43 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (number := int(ticket)) >= 0:
         job = _job.current()
-        step, layer = job.backward_phase(number)
-        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
+        job.check_process()
         gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
-        handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
-        step.backward += 1
-        step.kept.pop(layer, None)
+        with job.turn:
+            step, layer = job.backward_phase(number)
+            handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
+            step.backward += 1
+            step.kept.pop(layer, None)
+        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
         job.session.wait(handle, *results)
         return results
-    wire, settings = _wire(q), (kind, torch.get_num_threads())
-    qkv = tuple(_as(it, wire) for it in (q, k, v))
-    wide = torch.float32
-    given = (_as(o, wide), _as(lse, wide), _as(dout, wide), _as(dout, wire), _as(dlse, wide))
-    results = tuple(torch.empty(it.shape, dtype=torch.float32) for it in (q, k, v))
+    given, step = (q, k, v, o, lse, dout, dlse), _job.running()
+    if step and step.spans and number < _LOCAL_TICKET:
+        layout = step.layouts[step.of_key(_LOCAL_TICKET - 1 - number)[1]]
+        here = _job.check().exchange.whole
+        return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
     lengths = _same_as_forward(number, cu_seqlens)
     if (check := _job.check()) and check.plain:
         return check.gradients(kind, lengths, (q, k, v), dout, dlse)
-    _native.local_backward(settings, lengths, qkv, given, results)
+    return _backward_here(kind, lengths, *given)
+
+
+def _backward_here(
+    kind: str,
+    lengths: list[int],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wire, wide = _wire(q), torch.float32
+    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    given = (_as(o, wide), _as(lse, wide), _as(dout, wide), _as(dout, wire), _as(dlse, wide))
+    results = tuple(torch.empty(it.shape, dtype=wide) for it in (q, k, v))
+    _native.local_backward((kind, torch.get_num_threads()), lengths, qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
@@ -264,10 +292,36 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     return "causal" if causal else "full"
 
 
-def _eager(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+class _Direct(torch.autograd.Function):
+    """The operators without torch's dispatcher, which takes longer than all that is done here."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):
+        o, lse, ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+        ctx.mark_non_differentiable(ticket)
+        ctx.kind = kind
+        ctx.save_for_backward(q, k, v, o, lse, ticket, cu_seqlens_q)
+        return o, lse, ticket
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        q, k, v, o, lse, ticket, cu_seqlens = ctx.saved_tensors
+        # The operator refuses to be differentiated again.
+        call = torch.ops.cadre.attention_backward if torch.is_grad_enabled() else _backward
+        return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
+
+
+def _is_plain(*rows: Tensor) -> bool:
+    """Whether nobody looks on who would have to see an operator: a mode, such as that of selective checkpoints, a
+    transform of functions, a class of tensors."""
+    watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    return not watched and all(type(it) in (Tensor, torch.nn.Parameter) for it in rows)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     _next.is_repeated = _kept.is_repeated()
     try:
-        return torch.ops.cadre.attention(*arguments)
+        return (_Direct.apply if _is_plain(q, k, v) else torch.ops.cadre.attention)(q, k, v, *more)
     finally:
         # A compiled call does not say it.
         _next.is_repeated = True

@@ -117,7 +117,7 @@ def batches(
     the job was asked to stop.
     """
     _job.joined("batches")
-    if accumulate < 1:
+    if accumulate < 1 or accumulate != int(accumulate):
         raise ValueError(f"batches: accumulate is {accumulate}; an update has 1 batch or more")
     if check := _job.check():
         from ._check import Checked

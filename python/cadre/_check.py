@@ -12,10 +12,11 @@ Without the variable this module is not imported.
 
 import atexit
 import ctypes
+import dataclasses
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from torch.optim import optimizer as optimizers
 
 from . import _job, _plain, _recut
 from ._batches import Batches
-from ._layout import Layout
+from ._layout import Layout, Stretch
+from ._spanning import Exchange
+from ._step import Step
 
 STEPS = 2
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +40,7 @@ class Update:
     """What an update is made of: batches, their layouts, and random numbers as of each."""
 
     batches: list[Any]
-    layouts: list[list[int]]
+    layouts: list[list[int]] | list[list[Stretch]]
     random: list[Tensor] = field(default_factory=list)
 
 
@@ -69,6 +72,8 @@ def digest(it: Any) -> str:
         it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
     elif isinstance(it, dict):
         it = str([(name, digest(value)) for name, value in it.items()])
+    elif dataclasses.is_dataclass(it):
+        return digest(vars(it))
     elif isinstance(it, (list, tuple)):
         it = str([digest(value) for value in it])
     return hashlib.sha256(it if isinstance(it, bytes) else str(it).encode()).hexdigest()[:16]
@@ -83,6 +88,7 @@ class Check:
         self.parameters: list[Tensor] = []
         self.made = Made()
         self.plain = False
+        self.exchange = Exchange()
         self.updates: list[tuple[Update, Made]] = []
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
@@ -112,6 +118,14 @@ class Check:
         self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return _plain.backward(kind, self.lengths(lengths), qkv, dout, dlse)
+
+    @staticmethod
+    def spanning(lengths: list[int] | None) -> Step | None:
+        """The step, where a call is of its documents and these go on in other ranks."""
+        step = _job.running()
+        if step is None or not step.spans or _job.under_local() or lengths not in (None, step.lengths()):
+            return None
+        return step
 
     @staticmethod
     def lengths(told: list[int]) -> list[int]:
@@ -151,40 +165,32 @@ def put(it: Tensor, value: Tensor) -> None:
         (it.to_local() if hasattr(it, "to_local") else it).copy_(value)
 
 
-class Checked(Batches):
-    """The batches of a check: an update is not held back, since no pool waits for it."""
+class Feed:
+    """The updates that a check hands to the job's loop: none is held back, since no pool waits for it."""
 
-    def __init__(self, check: Check, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._check, self._source = check, None
-        self._update: Update | None = None
+    def __init__(self, check: Check, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]]) -> None:
+        self._check, self._layout, self._draw = check, layout, draw
+        self._source = self._drawn() if check.kind != "one" else self._probes()
 
-    def __next__(self) -> Any:
-        batch = super().__next__()
-        self._check.handed_out(self._update, self._count - len(self._left) - 1)
-        return batch
-
-    def _begin(self, job: _job.Job) -> None:
-        if self._source is None:
-            self._source = self._drawn() if self._check.kind != "one" else self._probes()
+    def begin(self, job: _job.Job) -> Update:
+        """The next update; the end of the process where there is none."""
         if (update := next(self._source, None)) is None:
             self._check.end()
-        self._update = update
         # However many steps the script has told.
         job.steps = job.next + 1
         self._check.begin()
         job.begin(update.layouts, None)
-        self._left.extend((it, None) for it in update.batches)
-        self._count = len(update.batches)
+        job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
+        return update
 
     def _drawn(self) -> Iterator[Update]:
         """The first updates of the loader."""
-        check, self._iterator = self._check, iter(self._loader)
+        check = self._check
         for _ in range(STEPS):
-            batches = [_recut.copied(batch) for batch, _ in self._draw()]
+            batches = [_recut.copied(it) for it in self._draw()]
             if not batches:
                 break
-            update = Update(batches, [lengths_of_layout(self._layout(it)) for it in batches])
+            update = Update(batches, [told_layout(self._layout(it)) for it in batches])
             yield Update([_recut.copied(it) for it in batches], update.layouts, update.random)
             check.updates.append((update, check.made))
         check.say("digests", [made.digests(update) for update, made in check.updates])
@@ -201,11 +207,35 @@ class Checked(Batches):
         return _verdict.probes(self._check, self._layout)
 
 
-def lengths_of_layout(layout: Layout) -> list[int]:
-    lengths = list(layout)
-    if not all(isinstance(it, int) for it in lengths):
-        raise NotImplementedError("cadre check: a layout has stretches; documents lie whole on a rank in a check")
-    return lengths
+class Checked(Batches):
+    """`batches` under a check."""
+
+    def __init__(self, check: Check, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._check, self._update = check, None
+        self._feed = Feed(check, self._layout, self._drawn)
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self._check.handed_out(self._update, self._count - len(self._left) - 1)
+        return batch
+
+    def _begin(self, job: _job.Job) -> None:
+        self._update = self._feed.begin(job)
+        self._left.extend((it, None) for it in self._update.batches)
+        self._count = len(self._update.batches)
+
+    def _drawn(self) -> list[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return [batch for batch, _ in self._draw()]
+
+
+def told_layout(layout: Layout) -> list[int] | list[Stretch]:
+    """Lengths, where all documents lie whole on this rank; of a single rank they do."""
+    told = list(layout)
+    spans = int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(isinstance(it, Stretch) for it in told)
+    return told if spans else [it.rows if isinstance(it, Stretch) else int(it) for it in told]
 
 
 _CHECK: Check | None = None

@@ -15,8 +15,10 @@ import ctypes
 import dataclasses
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ class Job:
         self.rank, self.ranks = (session.rank, session.ranks) if session else (0, 1)
         self.process = os.getpid()
         self.next = 0
+        # Held from the look at whose turn it is until the phase is submitted: calls may come from several threads.
+        self.turn = threading.Lock()
         self.running: Step | None = None
         self.ended = False
         # Of the step to begin next, if it was announced.
@@ -56,14 +60,21 @@ class Job:
         return [self.own_stretches(it) for it in (layouts if several else [layouts])]
 
     def own_stretches(self, layout: Layout) -> list[Stretch]:
-        whole = [
-            it if isinstance(it, Stretch) else Stretch(self.rank + at * self.ranks, int(it), 0, int(it))
-            for at, it in enumerate(layout)
-        ]
+        try:
+            whole = [
+                it if isinstance(it, Stretch) else Stretch(self.rank + at * self.ranks, index(it), 0, index(it))
+                for at, it in enumerate(layout)
+            ]
+        except TypeError:
+            raise ValueError(f"rank {self.rank}: layout {layout}; give whole numbers, or stretches") from None
         if len({isinstance(it, Stretch) for it in layout}) > 1:
             raise ValueError(f"rank {self.rank}: a layout has lengths and stretches; write stretches alone")
         if not whole or any(not 0 <= it.start < it.end <= it.rows for it in whole):
             raise ValueError(f"rank {self.rank}: layout {list(layout)}; give documents of 1 row or more")
+        if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
+            raise ValueError(
+                f"rank {self.rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative"
+            )
         return whole
 
     def announce(self, step: int, layouts: list[list[Stretch]]) -> None:
@@ -235,6 +246,9 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
         raise RuntimeError("init was called before; a process is one rank of one job")
     if steps < 1 or steps != int(steps):
         raise ValueError(f"init: steps is {steps}; a job has 1 or more")
+    for name, it in (("seed", seed), ("threads", threads or 0)):
+        if not 0 <= it < 1 << 64:
+            raise ValueError(f"init: {name} is {it}; give 0 or more")
     if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
         raise ValueError(
             f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
@@ -317,7 +331,9 @@ def report(
     rows of this rank times the ranks); `validation_loss` in steps that evaluate documents that are held out."""
     if (step := joined("report").running) is None:
         raise RuntimeError("report was called outside of a step")
-    step.loss, step.tokens = float(loss), tokens
+    if tokens is not None and (tokens < 0 or tokens != int(tokens)):
+        raise ValueError(f"report: tokens is {tokens}; give the tokens of all ranks, 0 or more")
+    step.loss, step.tokens = float(loss), None if tokens is None else int(tokens)
     if of := check():
         of.made.losses.append(step.loss)
     step.gradient_norm, step.learning_rate = float(gradient_norm), learning_rate

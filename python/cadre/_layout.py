@@ -3,6 +3,7 @@
 In: a model of transformers, a batch, ends of documents. Out: a `Shape`; lengths. It knows of no job and no step.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -164,7 +165,7 @@ def differences(name: str, ends: torch.Tensor) -> list[int]:
     if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:
         raise ValueError(f"{name} is {tuple(ends.shape)} of {ends.dtype}; give integers in one dimension")
     told = ends.tolist()
-    lengths = [end - start for start, end in zip(told, told[1:], strict=False)]
+    lengths = [end - start for start, end in itertools.pairwise(told)]
     if not lengths or told[0] != 0 or min(lengths) < 1:
         raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before")
     return lengths

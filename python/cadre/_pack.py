@@ -86,7 +86,9 @@ def pack(
     fields = [_fields(at, it) for at, it in enumerate(documents)]
     if odd := [at for at, it in enumerate(fields) if it.keys() != fields[0].keys()]:
         told = (sorted(fields[0]), sorted(fields[odd[0]]))
-        raise ValueError(f"pack: document 0 has {told[0]} and document {odd[0]} has {told[1]}; give all the same fields")
+        raise ValueError(
+            f"pack: document 0 has {told[0]} and document {odd[0]} has {told[1]}; give all the same fields"
+        )
     lengths = [len(it["input_ids"]) for it in fields]
     start, end = _share(sum(lengths), rows, rank, ranks)
     layout, first = [], 0

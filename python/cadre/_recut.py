@@ -5,11 +5,14 @@ batch of the same structure. What has a number a row goes with its rows; ends of
 documents and the longest length are made anew. What else a batch holds stays as it is.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ._layout import Stretch
 
 Piece = tuple[int, int]
 """First row, and the one after the last, in the stream of all documents."""
@@ -23,9 +26,14 @@ class NotTriedError(Exception):
 
 def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
     """The same structure, of changed leaves; each is given with its name."""
+    if isinstance(batch, list) and batch and all(isinstance(it, Stretch) for it in batch):
+        return change(name, batch)
     if isinstance(batch, Mapping):
         made = {key: _mapped(it, change, str(key)) for key, it in batch.items()}
         return made if type(batch) is dict else type(batch)(made)
+    if dataclasses.is_dataclass(batch):
+        fields = [it.name for it in dataclasses.fields(batch)]
+        return dataclasses.replace(batch, **{it: _mapped(getattr(batch, it), change, it) for it in fields})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         named = zip(batch._fields, batch, strict=True)
         return type(batch)(*(_mapped(it, change, key) for key, it in named))
@@ -70,6 +78,8 @@ def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> An
         nonlocal cut
         if isinstance(it, int) and not isinstance(it, bool) and it == max(lengths) and "max" in name:
             return max(told)
+        if isinstance(it, list):
+            return [Stretch(at, rows, 0, rows) for at, rows in enumerate(told)]
         if not isinstance(it, Tensor):
             return it
         if it.dim() == 1 and it.tolist() == ends:

@@ -24,6 +24,8 @@ class Step:
     def __init__(self, where: tuple[int, int], shape: Shape, layouts: list[list[Stretch]], *, pooled: bool) -> None:
         self.rank, self.number = where
         self.shape, self.layouts, self.pooled = shape, layouts, pooled
+        self.spans = False
+        """Whether a check has documents that go on in other ranks."""
         self.began = time.monotonic()
         self.at = 0
         """The micro-batch that runs."""

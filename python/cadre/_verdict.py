@@ -4,6 +4,7 @@ In: what each rank kept of the passes `base` and `again`; the results of each up
 Out: lines of JSON in the check's folder, one a check.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _job, _recut
+from . import _check, _job, _recut, _spanning
 from ._check import Check, Made, Update
+from ._layout import Stretch
 from ._recut import NotTriedError
 
 AGAIN = "the same bits in a second run"
@@ -62,6 +64,11 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
     ]
     found(AGAIN, again(*digests))
     found(REPLICAS, replicas(digests[0]))
+    if any(isinstance(it, Stretch) for update, _ in base[0] for layout in update.layouts for it in layout):
+        with found.about(PLAIN):
+            base = [of_whole_documents(base)]
+        if len(base) > 1:
+            return
     with found.about(PLAIN):
         # The first update of all tells the parameters.
         yield base[0][0][0]
@@ -116,6 +123,19 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
         found(LENGTHS, apart(ours, check.made.attention[at], _NEAR, f"lengths {told}"), f"lengths {told}")
 
 
+def of_whole_documents(base: list[list[tuple[Update, Made]]]) -> list[tuple[Update, Made]]:
+    """What one rank is handed where documents span ranks: in each micro-batch the rows of all."""
+    made = []
+    for of in zip(*base, strict=True):
+        micro_batches = list(zip(*(it[0].layouts for it in of), strict=True))
+        batches = zip(*(it[0].batches for it in of), strict=True)
+        joined = [_spanning.joined(its, layouts) for its, layouts in zip(batches, micro_batches, strict=True)]
+        lengths = [_spanning.lengths_of_whole(layouts) for layouts in micro_batches]
+        mean = [sum(losses) / len(of) for losses in zip(*(it[1].losses for it in of), strict=False)]
+        made.append((Update(joined, lengths, of[0][0].random), dataclasses.replace(of[0][1], losses=mean)))
+    return made
+
+
 class Start:
     """Updates that begin with the same weights and differ in one batch."""
 
@@ -123,7 +143,7 @@ class Start:
         self.check, self.weights, self.layout, self.update, self.at = check, weights, layout, update, at
 
     def of(self, batch: Any, lengths: list[int]) -> Update:
-        told = list(self.layout(batch))
+        told = _check.told_layout(self.layout(batch))
         if told != lengths:
             raise NotTriedError(f"`layout` says {told} of a batch whose documents have {lengths} rows")
         restore(self.check, self.weights)

@@ -16,7 +16,7 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 # Registers the attention.
-from . import _job, transformers  # noqa: F401
+from . import _check, _job, transformers  # noqa: F401
 from ._layout import lengths_of
 
 
@@ -50,10 +50,15 @@ class OnPool:
         # The epoch's iterator, and the update that was drawn from it ahead.
         self._ahead: tuple[Iterator, tuple[list, Any]] | None = None
         self._micro_batch = 0
+        self._feed: _check.Feed | None = None
+        # Under `cadre check`, the update that runs, and the epoch that further ones are drawn from.
+        self._checked: tuple[_check.Update, Iterator] | None = None
         self.add_callback(_Calls(self))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Begins a step with the batches of an update, and announces those of the next one."""
+        if check := _job.check():
+            return self._get_checked(check, epoch_iterator, num_batches, device)
         job, ahead, self._ahead = _job.joined("get_batch_samples"), self._ahead, None
         update = ahead[1] if ahead and ahead[0] is epoch_iterator else None
         if update is None:
@@ -80,9 +85,30 @@ class OnPool:
         self.control.should_save = self.args.save_strategy != "no"
         return [], None
 
+    def _get_checked(
+        self, check: _check.Check, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, Any]:
+        """An update of the check's, in place of the loader's."""
+        drawn = super().get_batch_samples
+        if self._feed is None:
+            self._feed = _check.Feed(check, lengths_of, lambda: drawn(self._checked[1], num_batches, device)[0])
+        self._checked = (None, epoch_iterator)
+        update = self._feed.begin(_job.joined("get_batch_samples"))
+        if len(update.batches) != num_batches:
+            raise ValueError(
+                f"cadre check: an update has {len(update.batches)} batches and an epoch ends with {num_batches}; give "
+                "epochs 12 updates or more for it"
+            )
+        # However many steps the arguments have told.
+        self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
+        self._micro_batch, self._checked = 0, (update, epoch_iterator)
+        return list(update.batches), self._get_num_items_in_batch(update.batches, device)
+
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
         if self._micro_batch:
             _job.next_micro_batch()
+        if check := _job.check():
+            check.handed_out(self._checked[0], self._micro_batch)
         self._micro_batch += 1
         return super().training_step(*args, **more)
 

@@ -5,11 +5,13 @@ In: the environment of a job; `--dtype` and `--bound` for other tensors and a co
 that are called again in the backward, layer by layer or all three at once; all steps are made once for each of these
 (a round); `--frozen` for first layers without gradients; `--break` makes rank 1 fail in step 1: by an
 exception (`exit`), by one on whose way `finish` is called (`finish`), or by `finish` alone (`early`).
-Out: every result of this rank as `rank-N.pt` in the run's folder, by round, step, micro-batch and name. An exception, if a result differs from that of
-`cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than the bound.
+Out: every result of this rank as `rank-N.pt` in the run's folder, by round, step, micro-batch and name. An exception,
+if a result differs from that of `cadre.local()` bit for bit, or from that of torch's own attention in f64 by more than
+the bound.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import sys
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import cadre
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 CHUNK, SCALE, SOFTCAP = 100, 0.4, 3.0
@@ -134,6 +136,12 @@ def refused(words: str, call) -> None:
         raise AssertionError(f"not refused: {words}")
 
 
+def saves_attention(_, operator, *__, **___) -> CheckpointPolicy:
+    """All but attention is computed again."""
+    is_ours = operator == torch.ops.cadre.attention.default
+    return CheckpointPolicy.MUST_SAVE if is_ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def micro_batch_of(
     at: At, rank: int, ranks: int, options: argparse.Namespace, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
@@ -163,14 +171,36 @@ def micro_batch_of(
     def attention(layer: int, q, k, v):
         return ours(layer, q, k, v, cu_seqlens, named=options.recompute == "all")
 
+    def by_two_threads(layer: int, q, k, v):
+        """One of them is refused, whichever comes second, and the step goes on."""
+        found, said = [], []
+
+        def call() -> None:
+            try:
+                found.append(attention(layer, q, k, v))
+            except RuntimeError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for it in threads:
+            it.start()
+        for it in threads:
+            it.join()
+        assert len(found) == 1 and "all 3 forward phases were called" in said[0], said
+        return found[0]
+
     def forward(layer: int, q, k, v):
-        o, lse = attention(layer, q, k, v)
+        last = layer == len(KINDS) - 1
+        o, lse = (by_two_threads if last else attention)(layer, q, k, v)
         if options.frozen <= layer < len(KINDS) - 1:
             refused(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
         return o, lse
 
     def again(layer: int, q, k, v):
-        return checkpoint(attention, layer, q, k, v, use_reentrant=options.recompute == "reentrant")
+        more = {}
+        if options.recompute == "selective":
+            more["context_fn"] = functools.partial(create_selective_checkpoint_contexts, saves_attention)
+        return checkpoint(attention, layer, q, k, v, use_reentrant=options.recompute == "reentrant", **more)
 
     one = leaves()
     if options.recompute is None:
@@ -201,6 +231,9 @@ def micro_batch_of(
         thread.join()
     results = {name: it.clone() for name, it in named(one, found).items()}
     second = "layer 2, for a second time" if options.recompute is None else "recomputed, and its backward is over"
+    if options.recompute == "selective":
+        # Torch's words.
+        second = "backward an extra time"
     if loss.requires_grad:
         refused(second, loss.backward)
     # Once: a child copies what it changes, which takes longer than all of the step.
@@ -240,7 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="float32", help="of each round")
     parser.add_argument("--bound", type=float, default=1e-5)
-    parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, all")
+    parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, selective, all")
     parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()

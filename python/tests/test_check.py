@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent.parent / "examples"
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
 AGAIN, REPLICAS = "the same bits in a second run", "the same weights on all ranks"
 PLAIN, TOKEN = "loss and gradients of one rank with plain attention", "a token changes its own document alone"
@@ -16,7 +17,11 @@ ALL = [AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS]
 
 
 def started(planted: str, *options: str, program: str = sys.executable) -> subprocess.Popen:
-    command = [PROGRAM, "check", "--json", *options, "--", program, HERE / "check_job.py", f"--plant={planted}"]
+    return check([program, HERE / "check_job.py", f"--plant={planted}"], *options)
+
+
+def check(script: list[str | Path], *options: str) -> subprocess.Popen:
+    command = [PROGRAM, "check", "--json", *options, "--", *script]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -27,7 +32,9 @@ class Jobs(unittest.TestCase):
         cls.right = started("")
         cls.leak = started("leak", "--ranks=1", program="torchrun")
         cls.wrong = started("positions,order,summed,odd")
-        for it in (cls.right, cls.leak, cls.wrong):
+        cls.trainer = check([sys.executable, HERE / "check_trainer.py"], "--ranks=1")
+        cls.spanning = check([sys.executable, EXAMPLES / "pytorch_packed.py", "--rows=300"])
+        for it in (cls.right, cls.leak, cls.wrong, cls.trainer, cls.spanning):
             cls.addClassCleanup(it.wait)
             cls.addClassCleanup(it.kill)
 
@@ -43,6 +50,12 @@ class Jobs(unittest.TestCase):
 
     def test_a_job_that_is_right_passes(self) -> None:
         self.finds(self.right, {})
+
+    def test_documents_that_span_ranks_pass(self) -> None:
+        self.finds(self.spanning, {})
+
+    def test_a_trainer_that_is_right_passes(self) -> None:
+        self.finds(self.trainer, {})
 
     def test_a_mask_that_leaks_is_found(self) -> None:
         wrong = {PLAIN: "step 0: ", TOKEN: "changed document", ALONE: "results alone", LENGTHS: "lengths [1, 1, 3"}

@@ -4,6 +4,7 @@ In: the folder of the programs as CADRE_PROGRAMS, for a job of two ranks; CADRE_
 are drawn.
 """
 
+import itertools
 import os
 import random
 import re
@@ -13,13 +14,11 @@ import unittest
 import zlib
 
 import cadre
+import packed_rank
 import torch
+from pytorch_packed import Packed
 from test_pool import EXAMPLES, HERE, RealProcesses, by_document, losses, manifest, number
 from torch import Tensor
-
-sys.path.insert(0, str(HERE))
-import packed_rank  # noqa: E402
-from pytorch_packed import Packed  # noqa: E402
 
 # Half of them are new with every commit.
 OF_TREE = zlib.crc32(os.environ.get("CADRE_TREE_SEED", "no tree").encode())
@@ -36,7 +35,7 @@ class Packs(unittest.TestCase):
             rows = sum(len(it["input_ids"]) for it in documents)
             ranks = draw.randint(1, min(rows, 7))
             edges = [0, *sorted(draw.sample(range(1, rows), ranks - 1)), rows]
-            shares = draw.choice((None, [end - start for start, end in zip(edges, edges[1:], strict=False)]))
+            shares = draw.choice((None, [end - start for start, end in itertools.pairwise(edges)]))
             parts = [cadre.pack(documents, rows=shares, rank=it, ranks=ranks) for it in range(ranks)]
             whole = cadre.pack(documents, rank=0, ranks=1)
             with self.subTest(seed=seed, ranks=ranks, rows=shares):
@@ -47,7 +46,9 @@ class Packs(unittest.TestCase):
                 # Each part of a document continues the one before it.
                 ends = {}
                 for it in (it for part in parts for it in part.layout):
-                    self.assertEqual((it.start, it.rows), (ends.get(it.document, 0), len(documents[it.document]["labels"])))
+                    self.assertEqual(
+                        (it.start, it.rows), (ends.get(it.document, 0), len(documents[it.document]["labels"]))
+                    )
                     ends[it.document] = it.end
                 self.assertEqual(ends, {at: len(it["labels"]) for at, it in enumerate(documents)})
                 for it in parts:
@@ -113,9 +114,7 @@ class Jobs(RealProcesses):
 
     def test_the_example_has_the_losses_of_one_rank(self) -> None:
         options = ("--steps=3", "--rows=512")
-        out = self.complete(
-            manifest(*options, script=EXAMPLES / "pytorch_packed.py"), "--fault", "kill-server:0@1:bwd"
-        )
+        out = self.complete(manifest(*options, script=EXAMPLES / "pytorch_packed.py"), "--fault", "kill-server:0@1:bwd")
         command = [sys.executable, EXAMPLES / "pytorch_packed.py", *options]
         alone = subprocess.run(command, capture_output=True, text=True, check=True)
         told = [float(it) for it in re.findall(r"^loss ([0-9.]+)", alone.stdout, re.MULTILINE)]

@@ -266,10 +266,11 @@ class Loaders(Alone):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
 
 
-class Epochs(unittest.TestCase):
+class Epochs(Alone):
     """Ranks that share a store."""
 
     def setUp(self) -> None:
+        super().setUp()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.addCleanup(dist.destroy_process_group)
         self.ranks = [_epochs.Epochs(it, 2) for it in range(2)]
@@ -283,13 +284,22 @@ class Epochs(unittest.TestCase):
             for it in self.ranks:
                 it.step(step, is_first=step % 2 == 0)
 
-    def test_a_loader_that_goes_on_when_anothers_has_ended_is_refused(self) -> None:
+    def test_a_loader_that_goes_on_when_that_of_another_rank_has_ended_is_refused(self) -> None:
         self.steps(0, True, False)
         self.steps(1, True, False)
         self.ranks[0].step(2, is_first=True)
         said = "epoch 1 begins with step 2 on rank 0, and after step 2, or later on rank 1: loaders differ in length"
         with self.assertRaisesRegex(ValueError, said):
             self.ranks[1].step(2, is_first=False)
+
+    def test_batches_compare_the_epochs_of_their_loader(self) -> None:
+        self.join(steps=9)
+        _job.current().epochs, feed = self.ranks[1], cadre.batches(Loader(5), layout=lambda _: [ROWS])
+        self.steps(0, True)
+        self.assertEqual(next(feed), 0)
+        self.ranks[0].step(1, is_first=True)
+        with self.assertRaisesRegex(ValueError, "epoch 1 begins with step 1 on rank 0, and after step 1, or later on"):
+            next(feed)
 
     def test_a_loader_that_ends_later_is_refused(self) -> None:
         self.steps(1, True, False)
@@ -300,6 +310,26 @@ class Epochs(unittest.TestCase):
 
 
 class Ends(Alone):
+    def test_numbers_that_cannot_be_are_refused_where_they_are_given(self) -> None:
+        for more in ({"seed": -1}, {"threads": -1}, {"seed": 1 << 64}):
+            name, value = next(iter(more.items()))
+            with self.assertRaisesRegex(ValueError, f"init: {name} is {value}; give 0 or more"):
+                cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=1, **more)
+        self.join()
+        for layout, words in (
+            ([3.5, 2], "layout .*; give whole numbers, or stretches"),
+            ([cadre.Stretch(1 << 32, 3, 0, 3)], "below 2.32, and not negative"),
+            ([cadre.Stretch(-1, 3, 0, 3)], "below 2.32, and not negative"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                cadre.begin_step(layout)
+        cadre.begin_step([ROWS])
+        for tokens in (-1, 2.5):
+            with self.assertRaisesRegex(ValueError, f"report: tokens is {tokens}"):
+                cadre.report(loss=1.0, tokens=tokens)
+        with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
+            cadre.batches([1], accumulate=1.5)
+
     def test_steps_are_a_whole_number(self) -> None:
         for steps in (0, 2.5):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):

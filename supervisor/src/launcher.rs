@@ -113,8 +113,8 @@ fn named(word: &str) -> (String, Option<&str>) {
     };
     let name = name.replace('_', "-");
     // As argparse does: the beginning of one option alone is that option.
-    let all = || [FLAGS, OF_THE_JOB, OTHERS].into_iter().flatten().copied();
-    let mut meant: Vec<&str> = all().filter(|it| it.starts_with(&name)).collect();
+    let all = [FLAGS, OF_THE_JOB, OTHERS].into_iter().flatten().copied();
+    let mut meant: Vec<&str> = all.filter(|it| it.starts_with(&name)).collect();
     meant.sort_unstable();
     meant.dedup();
     match meant[..] {

@@ -1,0 +1,104 @@
+"""Faces of attention beside FlashAttention's for packed rows, and `install`, which puts them where others were."""
+
+import importlib
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+import cadre
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
+
+BATCH, ROWS = 3, 20
+ENDS = torch.arange(0, BATCH * ROWS + 1, ROWS, dtype=torch.int32)
+
+
+def drawn() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(BATCH, ROWS, heads, 16, generator=draw).requires_grad_() for heads in (4, 2, 2)]
+
+
+def of_torch(q: Tensor, k: Tensor, v: Tensor, **more: object) -> Tensor:
+    return scaled_dot_product_attention(*(it.transpose(1, 2) for it in (q, k, v)), enable_gqa=True, **more).transpose(
+        1, 2
+    )
+
+
+class Swaps(unittest.TestCase):
+    def alike(self, found: Tensor, expected: Tensor, rows: list[Tensor]) -> None:
+        for one, other in zip(
+            (found, *torch.autograd.grad(found.square().sum(), rows)),
+            (expected, *torch.autograd.grad(expected.square().sum(), rows)),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+    def test_rows_of_a_batch_are_documents(self) -> None:
+        rows = drawn()
+        for causal in (False, True):
+            self.alike(cadre.flash_attn_func(*rows, causal=causal), of_torch(*rows, is_causal=causal), rows)
+        o, lse, none = cadre.flash_attn_func(*rows, causal=True, return_attn_probs=True)
+        self.assertEqual((o.shape, lse.shape, none), (rows[0].shape, (BATCH, 4, ROWS), None))
+        alone = cadre.flash_attn_func(*(it[1:2] for it in rows), causal=True, return_attn_probs=True)
+        self.assertTrue(torch.equal(lse[1:2], alone[1]))
+        with self.assertRaisesRegex(ValueError, "give \\[batch, rows, heads, dim\\], of equal rows"):
+            cadre.flash_attn_func(rows[0], rows[1][:, :5], rows[2][:, :5])
+
+    def test_pytorchs_windows_say_what_is_causal(self) -> None:
+        rows = drawn()
+        packed = [it.flatten(0, 1) for it in rows]
+
+        def call(**more: object) -> Tensor:
+            return cadre.varlen_attn(*packed, ENDS, ENDS, ROWS, ROWS, enable_gqa=True, **more)
+
+        self.alike(call().unflatten(0, (BATCH, ROWS)), of_torch(*rows), rows)
+        causal = of_torch(*rows, is_causal=True, scale=0.3)
+        self.alike(call(window_size=(-1, 0), scale=0.3).unflatten(0, (BATCH, ROWS)), causal, rows)
+        before = torch.arange(ROWS)[:, None] - torch.arange(ROWS)[None]
+        near = of_torch(*rows, attn_mask=(before >= 0) & (before <= 5))
+        o, lse = call(window_size=(5, 0), return_aux=varlen.AuxRequest(lse=True))
+        self.alike(o.unflatten(0, (BATCH, ROWS)), near, rows)
+        self.assertEqual(lse.shape, (4, BATCH * ROWS))
+        for more, error, words in (
+            ({"window_size": (-1, 3)}, NotImplementedError, "window_size"),
+            ({"block_table": ENDS}, NotImplementedError, "block_table is a tensor"),
+            ({"enable_gqa": False}, ValueError, "query has 4 heads and key 2; pass enable_gqa=True"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                call(**more) if "enable_gqa" not in more else cadre.varlen_attn(*packed, ENDS, ENDS, ROWS, ROWS)
+
+    def test_originals_are_replaced_wherever_a_module_holds_one(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            package = Path(folder) / "flash_attn"
+            package.mkdir()
+            own = "def flash_attn_func(*_):\n    raise AssertionError\nflash_attn_varlen_func = lambda *_: None\n"
+            (package / "flash_attn_interface.py").write_text(own)
+            (package / "__init__.py").write_text("from .flash_attn_interface import *\n")
+            users = """
+                from flash_attn import flash_attn_func, flash_attn_varlen_func as packed
+                from torch.nn.attention.varlen import varlen_attn
+            """
+            (Path(folder) / "a_model.py").write_text(textwrap.dedent(users))
+            sys.path.insert(0, folder)
+            self.addCleanup(sys.path.remove, folder)
+            self.addCleanup(setattr, varlen, "varlen_attn", varlen.varlen_attn)
+            model = importlib.import_module("a_model")
+            for name in ("a_model", "flash_attn", "flash_attn.flash_attn_interface"):
+                self.addCleanup(sys.modules.pop, name)
+            replaced = cadre.install()
+        self.assertIn("a_model.packed", replaced)
+        self.assertIn("flash_attn.flash_attn_interface.flash_attn_func", replaced)
+        self.assertIn("transformers: cadre", replaced)
+        ours = (cadre.flash_attn_func, cadre.flash_attn_varlen_func, cadre.varlen_attn)
+        self.assertEqual((model.flash_attn_func, model.packed, model.varlen_attn), ours)
+        self.assertIs(varlen.varlen_attn, cadre.varlen_attn)
+        # A second one has nothing to do.
+        self.assertEqual(cadre.install(), ["transformers: cadre"])
+
+
+if __name__ == "__main__":
+    unittest.main()
