@@ -4,10 +4,10 @@
 //! chart has them. Everything goes when the value is dropped; a cluster of the user keeps what was
 //! put there.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -45,11 +45,17 @@ pub struct Cluster {
     config: PathBuf,
     client: Client,
     operator: OnceCell<PathBuf>,
-    nodes: RefCell<Vec<Node>>,
-    images: Vec<PathBuf>,
-    names: Option<Process>,
-    fake: Option<Process>,
-    plane: Option<Plane>,
+    nodes: Mutex<Vec<Node>>,
+    images: OnceCell<Vec<PathBuf>>,
+    names: OnceCell<Process>,
+    fake: Mutex<Option<Process>>,
+    installed: Mutex<bool>,
+    plane: Option<Mutex<Plane>>,
+}
+
+/// What a promise holds while it breaks is as good as before.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cluster {
@@ -78,10 +84,20 @@ impl Cluster {
         plane: Option<Plane>,
     ) -> Self {
         let folder = folder.to_owned();
-        let operator = OnceCell::new();
-        let (nodes, images) = (RefCell::default(), Vec::new());
-        let (names, fake) = (None, None);
-        Self { folder, programs, config, client, operator, nodes, images, names, fake, plane }
+        let plane = plane.map(Mutex::new);
+        Self {
+            folder,
+            programs,
+            config,
+            client,
+            operator: OnceCell::new(),
+            nodes: Mutex::default(),
+            images: OnceCell::new(),
+            names: OnceCell::new(),
+            fake: Mutex::default(),
+            installed: Mutex::default(),
+            plane,
+        }
     }
 
     /// Whether this is a control plane of our own.
@@ -110,37 +126,35 @@ impl Cluster {
     }
 
     /// Makes nodes of kwok, until [`Self::remove_fake_nodes`].
-    pub async fn add_fake_nodes(&mut self, wanted: Fake) -> Result<()> {
+    pub async fn add_fake_nodes(&self, wanted: Fake) -> Result<()> {
         let patience = if wanted.nodes > MANY { Patience::Long } else { Patience::Short };
         self.have_patience(patience)?;
-        self.fake = Some(fake::start(self, wanted, patience).await?);
+        let fake = fake::start(self, wanted, patience).await?;
+        *lock(&self.fake) = Some(fake);
         Ok(())
     }
 
     /// Takes them away, if there are any.
-    pub async fn remove_fake_nodes(&mut self) -> Result<()> {
-        if self.fake.is_none() {
+    pub async fn remove_fake_nodes(&self) -> Result<()> {
+        if lock(&self.fake).is_none() {
             return Ok(());
         }
         fake::remove(self).await?;
-        self.fake = None;
+        *lock(&self.fake) = None;
         self.have_patience(Patience::Short)
     }
 
-    fn have_patience(&mut self, patience: Patience) -> Result<()> {
-        match &mut self.plane {
-            Some(plane) => plane.have_patience(&self.programs, &self.folder, patience),
+    fn have_patience(&self, patience: Patience) -> Result<()> {
+        match &self.plane {
+            Some(plane) => lock(plane).have_patience(&self.programs, &self.folder, patience),
             None => Ok(()),
         }
     }
 
     /// Starts DNS and two real nodes with the project's image, unless they run.
-    pub async fn real_nodes(&mut self) -> Result<()> {
-        if self.names.is_none() {
-            room(&self.folder)?;
-            self.names = Some(self.dns().await?);
-            self.images = self.make_images()?;
-        }
+    pub async fn real_nodes(&self) -> Result<()> {
+        room(&self.folder)?;
+        self.names.get_or_try_init(|| self.dns()).await?;
         for number in 1..=2 {
             self.start_node(number).await?;
         }
@@ -149,18 +163,29 @@ impl Cluster {
 
     /// Starts a node that does not run, as after a crash.
     pub async fn start_node(&self, number: usize) -> Result<()> {
-        if !self.nodes.borrow().iter().any(|it| it.number() == number) {
-            let node = Node::start(self, number, &self.images).await?;
-            self.nodes.borrow_mut().push(node);
+        if !lock(&self.nodes).iter().any(|it| it.number() == number) {
+            let images = self.images.get_or_try_init(async || self.make_images()).await?;
+            let node = Node::start(self, number, images).await?;
+            lock(&self.nodes).push(node);
         }
         Ok(())
     }
 
     /// The node of this name crashes.
     pub fn kill_node(&self, name: &str) -> Result<()> {
-        let mut nodes = self.nodes.borrow_mut();
+        let mut nodes = lock(&self.nodes);
         let at = nodes.iter().position(|it| it.name() == name);
         nodes.remove(at.with_context(|| format!("{name} does not run"))?).kill()
+    }
+
+    /// Forgets the chart that helm has installed, which is as nobody knows: the next one installs it anew.
+    pub fn forget_release(&self) {
+        *self.installed() = false;
+    }
+
+    /// Whether helm has installed the chart for all who share it; who installs it holds this meanwhile.
+    pub(crate) fn installed(&self) -> MutexGuard<'_, bool> {
+        lock(&self.installed)
     }
 
     fn make_images(&self) -> Result<Vec<PathBuf>> {
@@ -241,8 +266,8 @@ impl Cluster {
     }
 
     /// Fails if a part of the control plane has ended.
-    pub fn check(&mut self) -> Result<()> {
-        self.plane.as_mut().map_or(Ok(()), Plane::check)
+    pub fn check(&self) -> Result<()> {
+        self.plane.as_ref().map_or(Ok(()), |it| lock(it).check())
     }
 
     /// Runs kubectl. Out: what it wrote; what it complained of is the error.

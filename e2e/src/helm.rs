@@ -19,6 +19,17 @@ pub(crate) const NAME: &str = "cadre";
 pub struct Release;
 
 impl Release {
+    /// The one that is there, or what `install` makes: those that leave it as it is share it.
+    pub fn shared(cluster: &Cluster, install: impl FnOnce() -> Result<Self>) -> Result<Self> {
+        let mut installed = cluster.installed();
+        if *installed {
+            return Ok(Self);
+        }
+        let release = install()?;
+        *installed = true;
+        Ok(release)
+    }
+
     /// Installs it, and waits until its pods are ready.
     pub fn install(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
         run(
@@ -36,6 +47,7 @@ impl Release {
 
     /// Uninstalls it, hooks and all.
     pub fn uninstall(self, cluster: &Cluster) -> Result<()> {
+        *cluster.installed() = false;
         let mut command = helm(cluster.programs(), cluster)?;
         command.args([
             "uninstall",

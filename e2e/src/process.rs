@@ -6,9 +6,12 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait::took;
 
 /// Lines of a log that an error shows.
 const TAIL: usize = 12;
@@ -134,7 +137,10 @@ pub fn kill_pod(uid: &str, program: &str) -> Result<()> {
 
 /// Runs a command to its end. Out: what it wrote; its complaint is the error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let began = Instant::now();
     let done = command.stdin(Stdio::null()).output();
+    let words: Vec<_> = command.get_args().map(|it| it.to_string_lossy()).collect();
+    took(&words.join(" "), began);
     let done = done.with_context(|| format!("{command:?} cannot be started"))?;
     if !done.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim_end());

@@ -1,7 +1,7 @@
 //! Waiting for a condition, never for a time.
 //!
 //! In: a look that answers when the condition holds. Out: its answer, or an error that names what was
-//! waited for and what the last look found.
+//! waited for and what the last look found. `CADRE_E2E_SECONDS=1` says what took a second or more.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,10 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<Option<T
     let mut last = None;
     while began.elapsed() < LONGEST {
         match look().await {
-            Ok(Some(found)) => return Ok(found),
+            Ok(Some(found)) => {
+                took(what, began);
+                return Ok(found);
+            }
             Ok(None) => last = None,
             Err(error) => last = Some(error),
         }
@@ -27,4 +30,14 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<Option<T
     }
     let last = last.map(|it| format!("; the last look said: {it:#}")).unwrap_or_default();
     bail!("waited {} s for {what}{last}", LONGEST.as_secs())
+}
+
+/// Says how long something took, where that is asked for.
+pub(crate) fn took(what: &str, began: Instant) {
+    let seconds = began.elapsed().as_secs_f64();
+    if seconds >= 1.0 && std::env::var_os("CADRE_E2E_SECONDS").is_some() {
+        let thread = std::thread::current();
+        let (who, what) = (thread.name().unwrap_or_default(), what.chars().take(150));
+        println!("    {seconds:>6.1} s  {who:.20}: {}", what.collect::<String>());
+    }
 }

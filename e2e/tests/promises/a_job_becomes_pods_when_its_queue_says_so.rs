@@ -14,7 +14,7 @@ use crate::objects::{SERVERS, all, find, job, of_job, pods, pool};
 const HERE: &str = "jobs";
 const TRAINERS: &str = "cadre.dev/job=j,cadre.dev/role=trainer";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let operator = Operator::leading(cluster, 8082).await?;
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &job(""))?;

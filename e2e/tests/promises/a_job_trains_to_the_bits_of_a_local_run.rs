@@ -8,9 +8,8 @@ use crate::objects::{SERVERS, cadre, pods};
 use crate::release::ready;
 use crate::training::{MIDDLE, STEPS, Training};
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "trains").await?;
-    let expected = training.alone(2)?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
@@ -35,7 +34,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     ensure!(training.trainers().await? == trainers, "no trainer was touched");
     let replaced = ready(training.cluster, training.here, 2).await?;
     ensure!(replaced.iter().all(|it| &it.0 != victim), "{victim} is replaced: {replaced:?}");
-    ensure!(training.losses()? == expected, "other bits than by itself");
+    training.are_those_of(2, &training.losses()?)?;
     let (fine, said) = cadre(training.cluster, training.here, &["logs", "cadjob/j"])?;
     let last = format!("step {0} of {0}", *STEPS);
     ensure!(fine && said.contains(&last), "cadre logs cadjob/j: {said}");

@@ -17,9 +17,8 @@ const KEPT: &str = "node-a";
 /// What crashes, and its number.
 const LOST: (&str, usize) = ("node-b", 2);
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "crashed").await?;
-    let expected = training.alone(2)?;
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;
     // The scheduler only prefers to spread them; a strict rule would keep the lost one from coming back.
@@ -47,7 +46,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let replaced = replaced.await;
     let replaced = training.explained(replaced)?;
     ensure!(!replaced.contains(&lost), "{lost} is replaced: {replaced:?}");
-    ensure!(training.losses()? == expected, "other bits than by itself");
+    training.are_those_of(2, &training.losses()?)?;
     training.remove()
 }
 

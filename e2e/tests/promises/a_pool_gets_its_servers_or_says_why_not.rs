@@ -13,7 +13,7 @@ use crate::objects::{SERVERS, all, find, of_pool, pods, pool};
 
 const HERE: &str = "pools";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let operator = Operator::leading(cluster, 8081).await?;
     cluster.namespace(HERE).await?;
     // Servers without a template meet the strictest level.

@@ -8,14 +8,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
 use crate::objects::{SERVERS, all, pool_with};
-use crate::release::{SERVER, clean, install, ready};
+use crate::release::{SERVER, ready, shared};
 
 const HERE: &str = "machines";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
-    cluster.real_nodes().await?;
-    clean(cluster)?;
-    let release = install(cluster)?;
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
+    shared(cluster)?;
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &pool_with(4, SERVER))?;
     ready(cluster, HERE, 4).await?;
@@ -36,8 +34,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     cluster.kubectl(&["scale", "attnpool/p", "--replicas=6", "--namespace", HERE])?;
     let six = ready(cluster, HERE, 6).await?;
     ensure!(six.len() == 6, "{six:?}");
-    cluster.kubectl(&["delete", "attnpool", "p", "--namespace", HERE, "--timeout=60s"])?;
-    release.uninstall(cluster)
+    cluster.kubectl(&["delete", "attnpool", "p", "--namespace", HERE, "--timeout=60s"]).map(drop)
 }
 
 /// Waits until four servers are ready on this node and the status counts them alone.

@@ -28,7 +28,7 @@ const METRICS: &str = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResource
     {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}\n";
 const EXTERNAL: &str = "  scaling: {mode: External}\n";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.add_fake_nodes(Fake { nodes: 2, gpus: 8, rack: 1 }).await?;
     cluster.kubectl_with(&["apply"], METRICS)?;
     let of = "crd/pods.metrics.k8s.io";

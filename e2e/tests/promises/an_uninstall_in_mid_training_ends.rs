@@ -7,10 +7,10 @@ use serde_json::json;
 
 use crate::training::{MIDDLE, Training};
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "left").await?;
     // It must not end before its namespace does.
-    training.longer(500);
+    training.endless();
     training.pool["spec"]["drain"] = json!({"timeoutSeconds": 5});
     training.start(2).await?;
     training.attempted("j-1");

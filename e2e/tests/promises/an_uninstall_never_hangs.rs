@@ -12,7 +12,7 @@ const HERE: &str = "uninstall";
 const FINALIZER: &str =
     "{\"metadata\":{\"finalizers\":[\"cadre.dev/drain\",\"example.com/other\"]}}";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let operator = Operator::leading(cluster, 8087).await?;
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &pool(2))?;

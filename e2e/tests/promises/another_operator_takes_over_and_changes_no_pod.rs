@@ -10,9 +10,10 @@ use crate::objects::{SERVERS, all, job, pods, pool};
 const HERE: &str = "operators";
 const ALL: &str = "cadre.dev/pool=p";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
-    let first = Operator::leading(cluster, 8083).await?;
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.namespace(HERE).await?;
+    let first = start(cluster, 8083).await?;
+    first.leads().await?;
     cluster.apply(HERE, &pool(4))?;
     cluster.apply(HERE, &job(""))?;
     let before = until("four servers and two trainers", async || {
@@ -20,7 +21,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
         Ok((found.len() == 6).then_some(found))
     })
     .await?;
-    let second = Operator::start(cluster, 8084).await?;
+    let second = start(cluster, 8084).await?;
     ensure!(second.metric("cadre_operator_leader")? == 0, "one leads at a time");
 
     // The leader dies; nobody asks it. What changes meanwhile is done by the next one.
@@ -37,7 +38,7 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 
     // The leader stands still; when it goes on it must end by itself, since another leads.
     second.pause()?;
-    let third = Operator::start(cluster, 8085).await?;
+    let third = start(cluster, 8085).await?;
     third.leads().await?;
     let mut second = second;
     second.resume()?;
@@ -47,13 +48,17 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
 
     // No operator at all: nothing changes, and the next one finds all as it should be.
     third.stop()?;
-    let fourth = Operator::leading(cluster, 8086).await?;
+    let fourth = start(cluster, 8086).await?;
+    fourth.leads().await?;
     settled(cluster, &fourth).await?;
     ensure!(pods(cluster, HERE, SERVERS).await? == grown, "an upgrade changes no pod");
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=60s"])?;
-    // The same is tried here again: what is left would be taken for the next pool's.
-    until("no pod", async || Ok(pods(cluster, HERE, ALL).await?.is_empty().then_some(()))).await?;
     fourth.stop()
+}
+
+/// Starts an operator that looks after our namespace alone: what promises beside this one make is nothing to it.
+async fn start(cluster: &Cluster, port: u16) -> Result<Operator> {
+    Operator::start_with(cluster, port, &[&format!("--namespace={HERE}")]).await
 }
 
 /// Waits until an operator has looked at the pool and found nothing to do.

@@ -9,7 +9,7 @@ use crate::objects::{all, job, pool, pool_with};
 
 const HERE: &str = "definitions";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.definitions()?;
     cluster.namespace(HERE).await?;
     refusals(cluster)?;

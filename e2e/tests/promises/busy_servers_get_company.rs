@@ -12,19 +12,12 @@ use crate::training::Training;
 
 /// Thousandths of a processor that a server should use: less than one that computes, more than one that waits.
 const BUSY: u32 = 60;
-/// More than are made before the servers have company.
-const MANY: &str = "--steps=1000000";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "metered").await?;
     let metrics = training.cluster.metrics_server().await?;
     training.pool["spec"]["scaling"] = json!({"mode": "External"});
-    let arguments = &mut training.job["spec"]["template"]["spec"]["containers"][0]["args"];
-    for it in arguments.as_array_mut().into_iter().flatten() {
-        if it.as_str().is_some_and(|it| it.starts_with("--steps=")) {
-            *it = MANY.into();
-        }
-    }
+    training.endless();
     training.start(1).await?;
     training.attempted("j-1");
     training.cluster.apply(training.here, &autoscaler(1, 2, BUSY))?;

@@ -29,7 +29,7 @@ struct Bad {
     object: Value,
 }
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.definitions()?;
     cluster.namespace(HERE).await?;
     let operator = Operator::leading(cluster, 8093).await?;

@@ -11,7 +11,7 @@ use crate::objects::{all, cadre, find, job, of_job, of_pool, pool};
 
 const HERE: &str = "explained";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.definitions()?;
     cluster.namespace(HERE).await?;
     cluster.apply(HERE, &pool(1))?;

@@ -9,8 +9,7 @@ use crate::release::{SERVER, clean, image, install, ready, restricted};
 
 const HERE: &str = "installed";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
-    cluster.real_nodes().await?;
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     clean(cluster)?;
     let release = install(cluster)?;
     let operators = cluster.kubectl(&[

@@ -1,9 +1,11 @@
 //! What Cadre promises on a real API server and real kubelets, one file per promise.
 //!
-//! One cluster serves all of them, one after the other, each in a namespace of its own. Words on the
+//! One cluster serves all of them, each in a namespace of its own. Those that change only what is in their namespace run
+//! beside each other, since most of their time is waiting; the others run alone. Words on the
 //! command line choose promises whose name holds one of them. A tier that is missing is said aloud with
 //! its reason; `CADRE_E2E_TIERS` names tiers that must not be missing. `CADRE_E2E_KUBECONFIG` names a cluster to take instead of
-//! our own: one to throw away, since definitions, rights and objects are put there.
+//! our own: one to throw away, since definitions, rights and objects are put there. `CADRE_E2E_SECONDS=1` says what a
+//! promise waits for.
 
 mod a_drained_trainer_costs_no_restart;
 mod a_job_becomes_pods_when_its_queue_says_so;
@@ -37,6 +39,9 @@ mod training_goes_on_without_an_operator;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -44,59 +49,79 @@ use cadre_e2e::programs::Programs;
 use cadre_e2e::{Cluster, Tier, namespaces};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
+use tokio::runtime::Runtime;
+
+use Company::Beside;
+
+/// Promises that run at the same time.
+const AT_ONCE: usize = 3;
+
+/// Whether a promise leaves to others what they need.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Company {
+    /// It changes only what is in its namespace.
+    Beside,
+    /// It changes nodes, or who leads.
+    Alone,
+}
 
 /// One promise.
 struct Promise {
     name: &'static str,
     tier: Tier,
-    keep: for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<()>>,
+    company: Company,
+    keep: for<'a> fn(&'a Cluster) -> LocalBoxFuture<'a, Result<()>>,
 }
 
 macro_rules! promises {
-    ($($tier:ident: $($module:ident)*;)*) => {
+    ($($tier:ident $company:ident: $($module:ident)*;)*) => {
         &[$($(Promise {
             name: stringify!($module),
             tier: Tier::$tier,
+            company: Company::$company,
             keep: |cluster| $module::keep(cluster).boxed_local(),
         },)*)*]
     };
 }
 
-/// All of them, those of the smallest tier first.
+/// All of them, those of the smallest tier first. Of those beside each other the longest begin first.
 const PROMISES: &[Promise] = promises! {
-    ControlPlane:
+    ControlPlane Beside:
+        another_operator_takes_over_and_changes_no_pod
         bad_objects_are_refused_in_our_words
+        the_chart_makes_the_recorded_manifests;
+    ControlPlane Alone:
         every_bad_field_is_refused_or_told
-        the_chart_makes_the_recorded_manifests
         explain_names_the_cause_and_the_remedy
         a_pool_gets_its_servers_or_says_why_not
         a_job_becomes_pods_when_its_queue_says_so
-        another_operator_takes_over_and_changes_no_pod
         an_operator_also_serves_a_cluster_of_the_user
         an_uninstall_never_hangs;
-    FakeNodes:
+    FakeNodes Alone:
         servers_are_replaced_one_after_the_other
         servers_give_way_to_urgent_pods_and_come_back
         an_autoscaler_sizes_an_external_pool
         servers_sit_where_their_trainers_are;
-    RealNodes:
-        helm_installs_upgrades_and_uninstalls
-        a_job_trains_to_the_bits_of_a_local_run
-        training_goes_on_without_an_operator
-        a_pool_is_resized_while_a_job_trains
+    RealNodes Alone:
+        helm_installs_upgrades_and_uninstalls;
+    RealNodes Beside:
+        busy_servers_get_company
         a_job_resumes_from_its_checkpoint
+        a_quota_for_some_servers_is_told_and_lifts_by_itself
+        a_job_trains_to_the_bits_of_a_local_run
         training_goes_on_when_a_gpu_is_taken
         plain_pods_join_a_pool_and_train
-        busy_servers_get_company
+        a_pool_is_resized_while_a_job_trains;
+    RealNodes Alone:
+        training_goes_on_without_an_operator
         a_drained_trainer_costs_no_restart
-        a_quota_for_some_servers_is_told_and_lifts_by_itself
-        an_uninstall_in_mid_training_ends
         a_node_that_dies_in_a_step_costs_no_bits
-        a_pool_is_whole_again_on_another_node;
+        a_pool_is_whole_again_on_another_node
+        an_uninstall_in_mid_training_ends;
 };
 
 /// Broken promises in a row after which the cluster is taken for broken: each of the rest would wait for its deadline.
-const HOPELESS: usize = 3;
+const HOPELESS: usize = 4;
 /// Newest lines of a table that are shown.
 const LINES: usize = 60;
 
@@ -138,10 +163,9 @@ fn on_cluster_of_user(config: &Path) -> Result<ExitCode> {
         println!("promise {:<48} SKIPPED: it needs a cluster of our own", it.name);
     }
     let mut failed = Vec::new();
-    tokio::runtime::Runtime::new().context("a runtime")?.block_on(async {
-        let mut cluster = Cluster::of_user(folder.path(), config).await?;
-        keep_all(&mut cluster, &chosen, &mut failed).await
-    })?;
+    let runtime = Runtime::new().context("a runtime")?;
+    let cluster = runtime.block_on(Cluster::of_user(folder.path(), config))?;
+    keep_all(&runtime, &cluster, &chosen, &mut failed)?;
     Ok(ended(&failed))
 }
 
@@ -154,7 +178,7 @@ fn ended(failed: &[String]) -> ExitCode {
 }
 
 fn inner(folder: &Path) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Runtime::new().context("a runtime")?;
+    let runtime = Runtime::new().context("a runtime")?;
     let demanded = Tier::demanded()?;
     let mut failed = Vec::new();
     let mut possible = Vec::new();
@@ -173,24 +197,19 @@ fn inner(folder: &Path) -> Result<ExitCode> {
     let chosen: Vec<_> = chosen().filter(|it| possible.contains(&it.tier)).collect();
     let (real, others): (Vec<_>, Vec<_>) =
         chosen.into_iter().partition(|it| it.tier == Tier::RealNodes);
-    if !real.is_empty() || !others.is_empty() {
-        runtime.block_on(async {
-            let began = Instant::now();
-            let mut cluster = Cluster::start(folder).await.context("the control plane")?;
-            println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
-            keep_all(&mut cluster, &others, &mut failed).await?;
-            if real.is_empty() {
-                return Ok(());
-            }
-            // Whether the kernel lets a node run shows when one does.
-            match cluster.real_nodes().await {
-                Ok(()) => keep_all(&mut cluster, &real, &mut failed).await,
-                Err(reason) => {
-                    failed.extend(missing(Tier::RealNodes, &reason, &demanded));
-                    anyhow::Ok(())
-                }
-            }
-        })?;
+    if real.is_empty() && others.is_empty() {
+        return Ok(ended(&failed));
+    }
+    let began = Instant::now();
+    let cluster = runtime.block_on(Cluster::start(folder)).context("the control plane")?;
+    println!("control plane after {:.1} s", began.elapsed().as_secs_f64());
+    keep_all(&runtime, &cluster, &others, &mut failed)?;
+    if !real.is_empty() {
+        // Whether the kernel lets a node run shows when one does.
+        match runtime.block_on(cluster.real_nodes()) {
+            Ok(()) => keep_all(&runtime, &cluster, &real, &mut failed)?,
+            Err(reason) => failed.extend(missing(Tier::RealNodes, &reason, &demanded)),
+        }
     }
     Ok(ended(&failed))
 }
@@ -220,68 +239,98 @@ fn show(cluster: &Cluster) {
     }
 }
 
-/// Takes away what a broken promise may have left and what would break others: parts of the API whose server is gone, and
-/// objects whose pods hold a node's GPUs. A cluster of the user keeps its own.
+/// Takes away what a broken promise may have left and what would break others: parts of the API whose server is gone, jobs
+/// that train, pods that hold a node's GPUs, cordons. The chart is installed anew for the next one. A cluster of the user keeps its own.
 fn take_away(cluster: &Cluster) {
     if !cluster.is_ours() {
         return;
     }
-    let mut left = vec![
-        vec!["delete", "apiservice/v1beta1.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
-        vec!["delete", "crd/pods.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
+    cluster.forget_release();
+    let left: [&[&str]; 5] = [
+        &["delete", "apiservice/v1beta1.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
+        &["delete", "crd/pods.metrics.k8s.io", "--ignore-not-found", "--timeout=30s"],
+        &["delete", "cadre,jobs", "--all", "--all-namespaces", "--timeout=90s"],
+        &["delete", "pods", "--all", "--all-namespaces", "--timeout=90s"],
+        &["uncordon", "--selector=kubernetes.io/os=linux"],
     ];
-    for kinds in ["attnpool,cadjob", "jobs", "pods"] {
-        left.push(vec!["delete", kinds, "--all", "--all-namespaces", "--timeout=40s"]);
-    }
     for it in left {
-        if let Err(error) = cluster.kubectl(&it) {
-            println!("{} was refused: {error:#}", it.join(" "));
+        if let Err(error) = cluster.kubectl(it) {
+            println!("{}: {error:#}", it.join(" "));
         }
     }
 }
 
-async fn keep_all(
-    cluster: &mut Cluster,
+/// Keeps promises, group by group.
+fn keep_all(
+    runtime: &Runtime,
+    cluster: &Cluster,
     chosen: &[&Promise],
     failed: &mut Vec<String>,
 ) -> Result<()> {
-    let mut in_a_row = 0;
-    for promise in chosen {
-        if in_a_row == HOPELESS {
-            println!(
-                "promise {:<48} NOT TRIED: the {HOPELESS} before it were broken",
-                promise.name
-            );
-            failed.push(promise.name.to_owned());
-            continue;
-        }
-        let began = Instant::now();
-        let kept = std::panic::AssertUnwindSafe((promise.keep)(cluster)).catch_unwind().await;
-        let seconds = began.elapsed().as_secs_f64();
-        match kept {
-            Ok(Ok(())) => {
-                println!("promise {:<48} kept   {seconds:>6.1} s", promise.name);
-                in_a_row = 0;
-            }
-            Ok(Err(error)) => {
-                in_a_row += 1;
-                println!("promise {:<48} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
-                show(cluster);
-                take_away(cluster);
-                failed.push(promise.name.to_owned());
-            }
-            // The panic has said why.
-            Err(_) => {
-                in_a_row += 1;
-                println!("promise {:<48} BROKEN {seconds:>6.1} s", promise.name);
-                show(cluster);
-                take_away(cluster);
-                failed.push(promise.name.to_owned());
-            }
-        }
+    let in_a_row = AtomicUsize::new(0);
+    for group in chosen.chunk_by(|one, next| (one.company, next.company) == (Beside, Beside)) {
+        let broken = keep_group(runtime, cluster, group, &in_a_row);
         cluster.check()?;
-        // What a broken promise has left would break the next ones.
-        cluster.remove_fake_nodes().await?;
+        runtime.block_on(cluster.remove_fake_nodes())?;
+        if !broken.is_empty() {
+            take_away(cluster);
+            failed.extend(broken);
+            if group.iter().any(|it| it.tier == Tier::RealNodes) {
+                runtime.block_on(cluster.real_nodes())?;
+            }
+        }
     }
     Ok(())
+}
+
+/// Keeps promises beside each other. `in_a_row`: how many were broken since one was kept. Out: names of those that are broken,
+/// and of those that were not tried.
+fn keep_group(
+    runtime: &Runtime,
+    cluster: &Cluster,
+    group: &[&Promise],
+    in_a_row: &AtomicUsize,
+) -> Vec<String> {
+    let next = AtomicUsize::new(0);
+    let broken = Mutex::new(Vec::new());
+    let lane = || {
+        while let Some(promise) = group.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if in_a_row.load(Ordering::Relaxed) >= HOPELESS {
+                println!("promise {:<48} NOT TRIED: too many before it were broken", promise.name);
+            } else if is_kept(runtime, cluster, promise) {
+                in_a_row.store(0, Ordering::Relaxed);
+                continue;
+            } else {
+                in_a_row.fetch_add(1, Ordering::Relaxed);
+            }
+            broken.lock().expect("nobody panics with it").push(promise.name.to_owned());
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE.min(group.len()) {
+            scope.spawn(lane);
+        }
+    });
+    broken.into_inner().expect("nobody panics with it")
+}
+
+/// Keeps a promise, in a thread of its name.
+fn is_kept(runtime: &Runtime, cluster: &Cluster, promise: &Promise) -> bool {
+    let began = Instant::now();
+    let kept = thread::scope(|scope| {
+        let named = thread::Builder::new().name(promise.name.to_owned());
+        let thread = named.spawn_scoped(scope, || runtime.block_on((promise.keep)(cluster)));
+        thread.expect("a thread can be started").join()
+    });
+    let seconds = began.elapsed().as_secs_f64();
+    match &kept {
+        Ok(Ok(())) => println!("promise {:<48} kept   {seconds:>6.1} s", promise.name),
+        Ok(Err(error)) => {
+            println!("promise {:<48} BROKEN {seconds:>6.1} s: {error:#}", promise.name);
+            show(cluster);
+        }
+        // The panic has said why.
+        Err(_) => println!("promise {:<48} BROKEN {seconds:>6.1} s", promise.name),
+    }
+    matches!(kept, Ok(Ok(())))
 }

@@ -14,6 +14,14 @@ pub(crate) const SERVER: &str = "  drain: {timeoutSeconds: 5}\n  template:\n    
     securityContext: {runAsNonRoot: true, runAsUser: 65532}\n      containers:\n        \
     - {name: server, image: 'localhost/cadre:e2e', command: [pause]}\n";
 
+/// The chart with the image of this run, installed once for all promises that leave it as it is.
+pub(crate) fn shared(cluster: &Cluster) -> Result<Release> {
+    Release::shared(cluster, || {
+        clean(cluster)?;
+        install(cluster)
+    })
+}
+
 /// Installs the chart with the image of this run.
 pub(crate) fn install(cluster: &Cluster) -> Result<Release> {
     cluster.kubectl_with(

@@ -17,7 +17,7 @@ const FAILED: &str = r#"{"status": {"phase": "Failed", "containerStatuses": [{"n
   "image": "i", "imageID": "", "ready": false, "restartCount": 0,
   "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "out of cheese"}}}]}}"#;
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.add_fake_nodes(FLEET).await?;
     let operator = Operator::leading(cluster, 8088).await?;
     cluster.namespace(HERE).await?;

@@ -17,7 +17,7 @@ const URGENT: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: urgent}\nspec:
                       containers: [{name: main, image: 'example.com/other:1', \
                       resources: {limits: {nvidia.com/gpu: 5}}}]\n";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.add_fake_nodes(Fake { nodes: 1, gpus: 8, rack: 1 }).await?;
     let operator = Operator::leading(cluster, 8089).await?;
     cluster.namespace(HERE).await?;

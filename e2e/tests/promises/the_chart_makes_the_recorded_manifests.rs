@@ -42,7 +42,7 @@ const REFUSED: [(&str, &str); 4] = [
     ("--set=settings.levels=hostname", "levels"),
 ];
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     cluster.operators_config().await?;
     cluster
         .kubectl_with(&["apply"], "{apiVersion: v1, kind: Namespace, metadata: {name: team-a}}")?;

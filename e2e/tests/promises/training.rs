@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use cadre_crds::TrainingJob;
@@ -18,7 +18,7 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use crate::objects::{all, find, of_job};
-use crate::release::{clean, install, ready, restricted};
+use crate::release::{ready, restricted, shared};
 
 /// Steps of a job: enough for something to happen in the middle. A soak asks for more.
 pub(crate) static STEPS: LazyLock<u64> = LazyLock::new(|| {
@@ -27,6 +27,10 @@ pub(crate) static STEPS: LazyLock<u64> = LazyLock::new(|| {
 });
 /// Step from which it does.
 pub(crate) const MIDDLE: u64 = 10;
+/// Steps of a job that does not end by itself.
+const ENDLESS: u64 = 1_000_000;
+/// The learning rate grows all the time, so that a step's is the same however many follow.
+const RATE: [&str; 2] = ["--lr=10", "--warmup=1000000"];
 /// Rows of a trainer in a step.
 const TOKENS: u32 = 512;
 
@@ -49,11 +53,9 @@ pub(crate) struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    /// Installs the chart and makes what the job needs. Its objects are not there yet.
-    pub(crate) async fn prepare(cluster: &'a mut Cluster, here: &'static str) -> Result<Self> {
-        cluster.real_nodes().await?;
-        clean(cluster)?;
-        let release = install(cluster)?;
+    /// Installs the chart, unless it is, and makes what the job needs. Its objects are not there yet.
+    pub(crate) async fn prepare(cluster: &'a Cluster, here: &'static str) -> Result<Self> {
+        let release = shared(cluster)?;
         Self::within(cluster, here, release).await
     }
 
@@ -82,10 +84,9 @@ impl<'a> Training<'a> {
         Ok(Self { cluster, here, release, data, volume, attempts, length, pool, job })
     }
 
-    /// Gives the job so many times the steps: what the promise does to it takes the cluster its time, and a fast machine trains
-    /// on meanwhile.
-    pub(crate) fn longer(&mut self, times: u64) {
-        self.length = times * *STEPS;
+    /// Gives the job more steps than it will make: it trains until the promise has seen enough, on a machine of any speed.
+    pub(crate) fn endless(&mut self) {
+        self.length = ENDLESS;
         self.job = job("/documents", self.length);
     }
 
@@ -109,11 +110,6 @@ impl<'a> Training<'a> {
             done = self.steps();
         }
         Ok(())
-    }
-
-    /// Steps of the job.
-    pub(crate) fn length(&self) -> u64 {
-        self.length
     }
 
     /// Steps that are done.
@@ -184,57 +180,75 @@ impl<'a> Training<'a> {
         self.attempts.push(job.to_owned());
     }
 
-    /// The bits of every step's loss, as the last attempt that made the step has them.
+    /// The bits of every step's loss so far, as the last attempt that made the step has them; nothing for steps of attempts
+    /// whose pods are gone. Of a job that has ended all steps are there.
     pub(crate) fn losses(&self) -> Result<Vec<String>> {
-        let mut losses = vec![String::new(); self.length as usize];
+        let mut losses = Vec::new();
         for attempt in &self.attempts {
             for (step, bits) in losses_of(&self.log(attempt)?) {
+                losses.resize(losses.len().max(step), String::new());
                 losses[step - 1] = bits;
             }
         }
+        let (found, length) = (losses.len() as u64, self.length);
+        ensure!(found == length || length == ENDLESS, "losses of {found} steps of {length}");
         Ok(losses)
     }
 
-    /// Removes everything.
-    pub(crate) fn remove(self) -> Result<()> {
-        self.remove_objects()?;
-        self.release.uninstall(self.cluster)
+    /// Checks that these losses have the bits of the same by `cadre run` on so many servers. Out: steps that are known.
+    pub(crate) fn are_those_of(&self, servers: u32, losses: &[String]) -> Result<usize> {
+        let expected = self.alone(servers, losses.len())?;
+        let known = losses.iter().position(|it| !it.is_empty()).context("steps in the logs")?;
+        ensure!(
+            losses[known..] == expected[known..],
+            "other bits than by itself from step {known}"
+        );
+        Ok(losses.len() - known)
     }
 
-    /// Removes what is in the namespace.
-    pub(crate) fn remove_objects(&self) -> Result<()> {
+    /// Removes everything but the chart, which stays for the next one.
+    pub(crate) fn remove(&self) -> Result<()> {
         let all = ["delete", "cadre,jobs", "--all", "--namespace", self.here, "--timeout=120s"];
         self.cluster.kubectl(&all).map(drop)
     }
 
-    /// The same by `cadre run`, which needs no cluster; once for each pool and length.
-    pub(crate) fn alone(&self, servers: u32) -> Result<Vec<String>> {
-        self.run_alone(servers, &format!("{servers}-{}", self.length), &[])
-    }
-
-    /// The same with the headers of this job.
-    pub(crate) fn replayed(&self, servers: u32) -> Result<Vec<String>> {
-        let log = self.headers()?.display().to_string();
-        self.run_alone(servers, self.here, &["--headers", &log])
-    }
-
-    fn run_alone(&self, servers: u32, name: &str, arguments: &[&str]) -> Result<Vec<String>> {
-        let out = self.cluster.folder().join(format!("alone-{name}"));
-        let log = out.join("logs/trainer-0-0.log");
-        if !log.exists() {
-            let data = self.data.to_str().context("a path in UTF-8")?;
-            let manifest = self.cluster.folder().join("alone.yaml");
-            let text = format!("{}\n---\n{}\n", pool(servers), job(data, self.length));
-            fs::write(&manifest, text).context("a manifest")?;
-            let mut command = Command::new(self.cluster.programs().own("cadre")?);
-            command.arg("run").arg("-f").arg(manifest).arg("--out").arg(&out).args(arguments);
-            let done = command.output().context("cadre run")?;
-            ensure!(done.status.success(), "cadre run: {}", String::from_utf8_lossy(&done.stderr));
+    /// The losses of the first steps by `cadre run`, which needs no cluster.
+    pub(crate) fn alone(&self, servers: u32, steps: usize) -> Result<Vec<String>> {
+        // One run for all promises, unless one of them asks for more steps.
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let out = self.cluster.folder().join(format!("alone-{servers}"));
+        let mut losses = by_itself(&out).unwrap_or_default();
+        if losses.len() < steps {
+            if out.exists() {
+                fs::remove_dir_all(&out).context("a shorter run")?;
+            }
+            self.run_alone(servers, &out, (*STEPS).max(steps as u64), &[])?;
+            losses = by_itself(&out)?;
         }
-        let log = fs::read_to_string(log).context("its log")?;
-        let losses: Vec<_> = losses_of(&log).into_iter().map(|it| it.1).collect();
-        ensure!(losses.len() == self.length as usize, "{} steps by itself", losses.len());
+        losses.truncate(steps);
+        ensure!(losses.len() == steps, "{} of {steps} steps by itself", losses.len());
         Ok(losses)
+    }
+
+    /// The losses of the first steps by `cadre run` with the headers of this job.
+    pub(crate) fn replayed(&self, servers: u32, steps: usize) -> Result<Vec<String>> {
+        let out = self.cluster.folder().join(format!("alone-{}", self.here));
+        let log = self.headers()?.display().to_string();
+        self.run_alone(servers, &out, steps as u64, &["--headers", &log])?;
+        by_itself(&out)
+    }
+
+    fn run_alone(&self, servers: u32, out: &Path, steps: u64, arguments: &[&str]) -> Result<()> {
+        let data = self.data.to_str().context("a path in UTF-8")?;
+        let manifest = out.with_extension("yaml");
+        let text = format!("{}\n---\n{}\n", pool(servers), job(data, steps));
+        fs::write(&manifest, text).context("a manifest")?;
+        let mut command = Command::new(self.cluster.programs().own("cadre")?);
+        command.arg("run").arg("-f").arg(manifest).arg("--out").arg(out).args(arguments);
+        let done = command.output().context("cadre run")?;
+        ensure!(done.status.success(), "cadre run: {}", String::from_utf8_lossy(&done.stderr));
+        Ok(())
     }
 
     /// What trainer 0 of a Job has said.
@@ -271,6 +285,12 @@ impl<'a> Training<'a> {
     }
 }
 
+/// Losses of a run of `cadre run`.
+fn by_itself(out: &Path) -> Result<Vec<String>> {
+    let log = fs::read_to_string(out.join("logs/trainer-0-0.log")).context("its log")?;
+    Ok(losses_of(&log).into_iter().map(|it| it.1).collect())
+}
+
 /// Steps, from 1, and the bits of their losses.
 fn losses_of(log: &str) -> Vec<(usize, String)> {
     let bits = |line: &str| {
@@ -295,15 +315,18 @@ pub(crate) fn pod(container: &Value) -> Value {
 fn pool(servers: u32) -> Value {
     let server = json!({"name": "server", "image": cadre_e2e::IMAGE, "command": ["cadre", "serve"],
         "args": ["--threads=1"]});
+    // Of a machine that does other things too one server is slower than the next, which is no trouble here.
     json!({"apiVersion": "cadre.dev/v1alpha1", "kind": "AttentionPool", "metadata": {"name": "p"},
-        "spec": {"replicas": servers, "inPlace": false, "template": pod(&server)}})
+        "spec": {"replicas": servers, "inPlace": false, "health": {"slowFactorPercent": 10000},
+            "template": pod(&server)}})
 }
 
 /// The trainer's container.
 pub(crate) fn trainer(data: &str, steps: u64) -> Value {
     json!({"name": "trainer", "image": cadre_e2e::IMAGE, "command": ["cadre", "train"],
         "args": [format!("--data={data}"), "--model=tiny", format!("--steps={steps}"),
-            format!("--tokens={TOKENS}"), "--cap=400", "--checkpoint-every=50", "--threads=1"],
+            format!("--tokens={TOKENS}"), "--cap=400", "--checkpoint-every=50", "--threads=1", RATE[0],
+            RATE[1]],
         "volumeMounts": [{"name": "documents", "mountPath": "/documents"}]})
 }
 
@@ -319,7 +342,7 @@ fn job(data: &str, steps: u64) -> Value {
 }
 
 /// A volume on this machine and a claim to it.
-fn claim(here: &str, folder: &std::path::Path) -> Value {
+fn claim(here: &str, folder: &Path) -> Value {
     let size = json!({"storage": "1Gi"});
     json!({"apiVersion": "v1", "kind": "List", "items": [
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": here},

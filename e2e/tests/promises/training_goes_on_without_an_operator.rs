@@ -11,9 +11,8 @@ use crate::training::{MIDDLE, STEPS, Training};
 /// Pods of the pool and of the job.
 const ALL: &str = "cadre.dev/pool=p";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "unattended").await?;
-    let expected = training.alone(2)?;
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
@@ -42,6 +41,6 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     ensure!(pods(training.cluster, training.here, ALL).await? == before, "no pod changes");
     let attempt = training.look().await?.status.map(|it| it.attempt);
     ensure!(attempt == Some(1), "attempt {attempt:?}");
-    ensure!(training.losses()? == expected, "other bits than by itself");
+    training.are_those_of(2, &training.losses()?)?;
     training.remove()
 }
