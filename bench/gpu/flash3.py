@@ -1,5 +1,4 @@
-"""FlashAttention 3 as a peer: its kernels for head dims 64, 128 and 256 behind the C face that scripts/flash-attention
-builds.
+"""FlashAttention 3 as a peer: its kernels for head dim 128 behind the C face that scripts/flash-attention builds.
 
 In: a batch and its tensors; libfa3.so beside this file. Out: a `Peer`. Scratch is made once, of the sizes that
 FlashAttention's own flash_api.cpp takes; equal documents go as a dense batch, others by cumulated lengths. Raises
@@ -15,7 +14,7 @@ import torch
 from cases import Batch, Tensors
 
 LIBRARY = Path(__file__).resolve().parent / "libfa3.so"
-DIMS = (64, 128, 256)
+DIM = 128
 POINTERS = (
     *(
         "q",
@@ -47,7 +46,6 @@ NUMBERS = (
     "causal",
     "deterministic",
     "processors",
-    "dim",
 )
 
 
@@ -66,15 +64,10 @@ def rounded(number: int, to: int) -> int:
     return (number + to - 1) // to * to
 
 
-def blocks(dim: int, causal: bool) -> tuple[int, int]:
-    """Rows and keys of a tile backward, as mha_bwd has them."""
-    return {64: 128, 128: 64 if causal else 80, 256: 64}[dim], 80 if dim == 256 else 128
-
-
 def sizes(batch: Batch, rows: list[int], keys: list[int], dense: bool) -> dict[str, int]:
     """Numbers of each scratch, as mha_bwd has them."""
-    heads, count, dim = batch.heads, len(rows), batch.heads.dim
-    block_m, block_n = blocks(dim, batch.causal)
+    heads, count = batch.heads, len(rows)
+    block_m, block_n = (64 if batch.causal else 80), 128
     padded_q = rounded(sum(rows) + count * block_m, block_m)
     padded_k = rounded(sum(keys) + count * block_n, block_n)
     if dense:
@@ -83,9 +76,9 @@ def sizes(batch: Batch, rows: list[int], keys: list[int], dense: bool) -> dict[s
         "metadata": 4 * rounded(count, 4) + 1,
         "delta": heads.query * padded_q,
         "lse_log2": heads.query * padded_q,
-        "dq_accum": heads.query * padded_q * dim,
-        "dk_accum": heads.kv * padded_k * dim,
-        "dv_accum": heads.kv * padded_k * dim,
+        "dq_accum": heads.query * padded_q * DIM,
+        "dk_accum": heads.kv * padded_k * DIM,
+        "dv_accum": heads.kv * padded_k * DIM,
         "dq_semaphore": rounded(max(rows), block_m) // block_m * count * heads.query,
         "dkv_semaphores": 2 * (rounded(max(keys), block_n) // block_n * count * heads.kv),
     }
@@ -96,10 +89,8 @@ def make(batch: Batch, tensors: Tensors, keys: tuple, fixed: bool, dense: bool):
 
     if not LIBRARY.exists():
         raise ImportError("libfa3.so is not packed; scripts/flash-attention builds it")
-    if batch.heads.dim not in DIMS:
-        raise ValueError(f"FlashAttention 3 is packed for head dims {DIMS} alone")
-    if fixed and batch.heads.dim == 256:
-        raise ValueError("FlashAttention 3 has no deterministic backward pass for head dim 256")
+    if batch.heads.dim != DIM:
+        raise ValueError(f"FlashAttention 3 is packed for head dim {DIM} alone")
     calls = ctypes.CDLL(str(LIBRARY))
     k, v, lengths = keys
     rows, heads, device = [it[0] for it in batch.sequences], batch.heads, k.device
@@ -130,7 +121,6 @@ def make(batch: Batch, tensors: Tensors, keys: tuple, fixed: bool, dense: bool):
     asked.batch, asked.total_q, asked.total_k = len(rows), sum(rows), sum(lengths)
     asked.max_q, asked.max_k, asked.heads, asked.kv_heads = max(rows), max(lengths), heads.query, heads.kv
     asked.causal, asked.deterministic, asked.scale = batch.causal, fixed, heads.scale
-    asked.dim = batch.heads.dim
     asked.processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def run(call) -> None:

@@ -187,21 +187,16 @@ class Flash3Test(unittest.TestCase):
         ]
         self.assertEqual(found, [(name, kind.__name__) for name, kind in flash3.Asked._fields_])
 
-    def test_scratch_is_as_large_as_tiles_of_each_head_dim_need(self) -> None:
+    def test_scratch_is_as_large_as_tiles_need(self) -> None:
         import cases
         import flash3
         from ours import Heads
 
         # By FlashAttention's mha_bwd, of a document of 1000 rows.
-        for dim, mask, q_rows, keys in (
-            (64, cases.CAUSAL, 1024, 1024),
-            (128, cases.CAUSAL, 1024, 1024),
-            (128, cases.FULL, 1040, 1024),
-            (256, cases.CAUSAL, 1024, 1040),
-        ):
-            batch = cases.dense(Heads(4, 2, dim), 1000, 1, mask)
+        for mask, q_rows in ((cases.CAUSAL, 1024), (cases.FULL, 1040)):
+            batch = cases.dense(Heads(4, 2, 128), 1000, 1, mask)
             found = flash3.sizes(batch, [1000], [1000], True)
-            self.assertEqual((found["dq_accum"], found["dk_accum"]), (4 * q_rows * dim, 2 * keys * dim), dim)
+            self.assertEqual((found["dq_accum"], found["dk_accum"]), (4 * q_rows * 128, 2 * 1024 * 128), mask)
             self.assertEqual(found["delta"], 4 * q_rows)
 
 
