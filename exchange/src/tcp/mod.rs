@@ -101,7 +101,12 @@ pub struct Limits {
     /// How many links may be at the door that have said nothing of a peer, and how many that have not proved what they said; of
     /// the source that has most of them the oldest makes room.
     pub strangers: usize,
+    /// How long the machine of a peer may acknowledge nothing until the link is closed; in whole seconds where nothing is sent.
+    pub silence: Duration,
 }
+
+/// See [`Limits::silence`]: longer than a link is down while cables or switches change.
+const SILENCE: Duration = Duration::from_mins(1);
 
 impl Default for Limits {
     fn default() -> Self {
@@ -113,6 +118,7 @@ impl Default for Limits {
             greeting: Duration::from_secs(5),
             hello: Duration::from_secs(2),
             strangers: 256,
+            silence: SILENCE,
         }
     }
 }
