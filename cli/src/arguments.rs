@@ -19,6 +19,7 @@ use crate::check::CheckOptions;
 use crate::choices::{EngineChoice, ExchangeChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
+use crate::doctor::DoctorOptions;
 use crate::model_options::ModelOptions;
 use crate::observe::ObserveCommand;
 use crate::simulate::SimulateOptions;
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Simulate(SimulateOptions),
     /// Try a job of PyTorch with its own script: masks, positions, lengths, gradients and bits; exit code 1 on a finding.
     Check(CheckOptions),
+    /// Say what this machine has for a job: paths between its processes, GPUs, limits; exit code 2 where a manifest asks for more.
+    Doctor(DoctorOptions),
     /// Say what a pool would gain for a job that ran without one, from what cadre.observe of the Python package logged.
     Observe {
         #[command(subcommand)]

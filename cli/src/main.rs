@@ -11,6 +11,7 @@ mod check;
 mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod doctor;
 mod face;
 mod launch;
 mod model_options;
@@ -73,6 +74,13 @@ fn main() -> ExitCode {
                 }
                 complain(&error.to_string(), BAD_INPUT)
             }
+        },
+        Command::Doctor(options) => match doctor::doctor(&options) {
+            Ok((text, missing)) => {
+                let printed = print(&text);
+                missing.map_or(printed, |it| complain(&it, BAD_INPUT))
+            }
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
         },
         Command::Observe { command } => match observe::observe(&command) {
             Ok(text) => print(&text),

@@ -170,3 +170,48 @@ fn other_commands_answer() {
     let (code, said) = cadre(folder.path(), &["run"]);
     assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
 }
+
+/// What `cadre doctor` says of the good manifest with other arguments, where files may have so many KiB.
+fn doctor(changed: &str, files: &str) -> (Option<i32>, serde_json::Value, String) {
+    let folder = place();
+    let text = MANIFEST.replace("--model=tiny]", &format!("--model=tiny{changed}]"));
+    fs::write(folder.path().join("m.yaml"), text).unwrap();
+    let program = env!("CARGO_BIN_EXE_cadre");
+    let script = format!("ulimit -f {files}; exec {program} doctor -f m.yaml --json");
+    let output = Command::new("sh").args(["-c", &script]).current_dir(&folder).output().unwrap();
+    let said = serde_json::from_slice(&output.stdout).unwrap();
+    (output.status.code(), said, String::from_utf8(output.stderr).unwrap())
+}
+
+fn state(said: &serde_json::Value, name: &str) -> String {
+    let all = said["findings"].as_array().unwrap();
+    let found = all.iter().find(|it| it["name"] == name).unwrap();
+    found["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
+    let (code, said, stderr) = doctor("", "unlimited");
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert_eq!((state(&said, "tcp"), state(&said, "shared memory")), ("ok".into(), "ok".into()));
+    assert_eq!(said["pairs"][0]["path"], "shared memory");
+    let (code, said, _) = doctor(", --exchange=tcp", "unlimited");
+    assert_eq!((code, &said["pairs"][0]["path"]), (Some(0), &"tcp".into()));
+    // Files that are too short for shared memory: the next path, or a refusal where it must be there.
+    let (code, said, _) = doctor("", "1024");
+    assert_eq!((code, state(&said, "shared memory")), (Some(0), "absent".into()));
+    assert_eq!(said["pairs"][0]["path"], "tcp");
+    let (code, said, stderr) = doctor(", --exchange=shm", "1024");
+    assert_eq!((code, state(&said, "shared memory")), (Some(2), "missing".into()));
+    assert!(stderr.starts_with("error: the manifest asks for shared memory, which is not there: "));
+    assert!(stderr.contains("ulimit -f") && stderr.lines().count() == 1, "{stderr}");
+    let (code, said, stderr) = doctor(", --engine=gpu", "unlimited");
+    if state(&said, "GPU") == "ok" {
+        return println!("skipped: this machine has a GPU");
+    }
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(
+        stderr.starts_with("error: the manifest asks for GPU, which is not there: "),
+        "{stderr}"
+    );
+}

@@ -12,14 +12,16 @@
 //! Tickets come over links whose both ends have proved the job's secret, so they are known inside the job only; beside it
 //! both processes have to be of one user. Threads of its own do all this, since an owner that is stopped answers nobody.
 //!
-//! Invariant: every call ends within [`PATIENCE`], and a descriptor that is received is closed by whoever gets it.
+//! Invariants: every question ends within [`PATIENCE`]; whoever says nothing at a door holds up nobody else there; a descriptor
+//! that is received is closed by whoever gets it.
+
+mod hall;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -27,10 +29,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recvmsg, socket_with, sockopt,
 };
 
+use self::hall::Hall;
 use crate::waker::Waker;
 
 /// Proves to an owner's door that the asker has heard from it over a link.
@@ -54,11 +57,11 @@ pub(crate) enum Site {
 }
 
 impl Site {
-    fn socket(&self) -> io::Result<SocketAddr> {
-        match self {
-            Self::File(path) => SocketAddr::from_pathname(path),
-            Self::Name(name) => SocketAddr::from_abstract_name(name),
-        }
+    fn address(&self) -> io::Result<SocketAddrUnix> {
+        Ok(match self {
+            Self::File(path) => SocketAddrUnix::new(path.as_path())?,
+            Self::Name(name) => SocketAddrUnix::new_abstract_name(name)?,
+        })
     }
 }
 
@@ -68,6 +71,7 @@ pub(crate) struct Door {
     site: Site,
     arenas: Arenas,
     over: Arc<AtomicBool>,
+    waker: Waker,
 }
 
 impl Door {
@@ -81,20 +85,16 @@ impl Door {
                 Err(error) => return Err(error),
             }
         }
-        let listener = UnixListener::bind_addr(&site.socket()?)?;
-        let (arenas, over) = (Arenas::default(), Arc::new(AtomicBool::new(false)));
-        let (held, ended) = (Arc::clone(&arenas), Arc::clone(&over));
+        let listener = listen(&site)?;
+        let (arenas, over, waker) = (Arenas::default(), Arc::default(), Waker::new()?);
+        let mut hall = Hall::new(listener, Arc::clone(&arenas))?;
+        let (ended, woken) = (Arc::<AtomicBool>::clone(&over), waker.clone());
         std::thread::Builder::new().name("arenas".into()).spawn(move || {
-            for stream in listener.incoming() {
-                if ended.load(Ordering::Acquire) {
-                    return;
-                }
-                if let Err(error) = stream.and_then(|it| answer(it, &held)) {
-                    tracing::debug!(%error, "a descriptor was asked for and not given");
-                }
+            while !ended.load(Ordering::Acquire) {
+                hall.turn(&woken);
             }
         })?;
-        Ok(Self { site, arenas, over })
+        Ok(Self { site, arenas, over, waker })
     }
 
     /// From now on whoever shows `ticket` gets `descriptor`.
@@ -106,17 +106,24 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        // Ends the thread's wait; where that fails, the next asker does.
-        let _ = self.site.socket().and_then(|it| UnixStream::connect_addr(&it));
+        self.waker.wake();
         if let Site::File(path) = &self.site {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-fn prepare(stream: &UnixStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn listen(site: &Site) -> io::Result<UnixListener> {
+    let kind = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &site.address()?)?;
+    // As many as the kernel lets wait.
+    rustix::net::listen(&socket, i32::MAX)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// That the process at the other end is of our user.
+fn check_user(stream: &UnixStream) -> io::Result<()> {
     let theirs = sockopt::socket_peercred(stream)?.uid;
     if theirs != rustix::process::geteuid() {
         return Err(io::Error::new(
@@ -127,27 +134,32 @@ fn prepare(stream: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-fn answer(mut stream: UnixStream, arenas: &Arenas) -> io::Result<()> {
-    prepare(&stream)?;
-    let mut ticket: Ticket = [0; 32];
-    stream.read_exact(&mut ticket)?;
-    let arenas = arenas.lock().unwrap_or_else(PoisonError::into_inner);
-    let descriptor = arenas.get(&ticket).map(OwnedFd::try_clone).transpose()?;
-    drop(arenas);
-    let descriptor =
-        descriptor.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "an unknown ticket"))?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut message = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor.as_fd()];
-    message.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(&stream, &[IoSlice::new(&[1])], &mut message, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
 /// Asks the owner at a door for what the ticket is for.
 pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
-    let mut stream = UnixStream::connect_addr(&site.socket()?)?;
-    prepare(&stream)?;
+    ask_within(site, ticket, PATIENCE)
+}
+
+/// The same, where each word of the owner may take `patience`.
+fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
+    let asked = exchange(site, ticket, patience);
+    asked.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "the owner does not answer at its door")
+        }
+        _ => error,
+    })
+}
+
+fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
+    let kind = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    // Before it connects: where too many wait at a door, that takes time, too.
+    for way in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
+        sockopt::set_socket_timeout(&socket, way, Some(patience))?;
+    }
+    connect(&socket, &site.address()?)?;
+    let mut stream = UnixStream::from(socket);
+    check_user(&stream)?;
     stream.write_all(ticket)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
@@ -217,7 +229,10 @@ impl<T: Clone + Send + 'static> Asker<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Seek as _, SeekFrom};
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    use std::os::fd::AsFd as _;
+
+    use rustix::net::SendAncillaryMessage;
 
     use super::*;
 
@@ -268,5 +283,65 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(answered.iter().enumerate().all(|(at, it)| *it == Some(at % 2 == 1)));
+    }
+
+    #[test]
+    fn whoever_says_nothing_at_a_door_holds_up_nobody_else() {
+        let site = Site::Name([b'c'; 32]);
+        let door = Door::open(site.clone()).unwrap();
+        door.show([1; 32], tempfile::tempfile().unwrap().into());
+        let connected = || {
+            let socket =
+                socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+            let socket = socket.unwrap();
+            connect(&socket, &site.address().unwrap()).unwrap();
+            UnixStream::from(socket)
+        };
+        // Stopped before they have said anything, or in the middle of it.
+        let mut silent: Vec<_> = (0..hall::PLACES + 10).map(|_| connected()).collect();
+        for stream in silent.iter_mut().step_by(2) {
+            let _ = stream.write_all(&[1; 31]);
+        }
+        assert!(ask(&site, &[1; 32]).is_ok());
+        drop(silent);
+        assert!(ask(&site, &[1; 32]).is_ok());
+    }
+
+    #[test]
+    fn an_owner_that_lets_nobody_in_is_given_up() {
+        let site = Site::Name([b'd'; 32]);
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &site.address().unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        // The first has the place that there is; it is not heard either.
+        for _ in 0..3 {
+            let error = ask_within(&site, &[1; 32], Duration::from_millis(20)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        }
+    }
+
+    #[test]
+    fn descriptors_that_nobody_asked_for_are_closed() {
+        let site = Site::Name([b'e'; 32]);
+        let listener = listen(&site).unwrap();
+        let answer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 32]).unwrap();
+            // A pipe's end tells when its last copy is closed.
+            let (from, to) = rustix::pipe::pipe().unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+            let mut message = rustix::net::SendAncillaryBuffer::new(&mut space);
+            let descriptors = [to.as_fd(); 3];
+            message.push(SendAncillaryMessage::ScmRights(&descriptors));
+            let flags = rustix::net::SendFlags::NOSIGNAL;
+            rustix::net::sendmsg(&stream, &[io::IoSlice::new(&[1])], &mut message, flags).unwrap();
+            from
+        });
+        let descriptor = ask(&site, &[1; 32]).unwrap();
+        let from = answer.join().unwrap();
+        drop(descriptor);
+        assert_eq!(rustix::io::read(&from, &mut [0; 1]), Ok(0), "somebody holds one still");
     }
 }

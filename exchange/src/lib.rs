@@ -21,6 +21,7 @@ mod shared;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod waker;
 
 pub use buffer::Buffer;
@@ -36,4 +37,5 @@ pub use provider::{
 pub use tcp::{
     Caller, Encryption, GreetError, Greeter, Guest, Limits, Purpose, Stream, Tcp, TcpConfig,
 };
+pub use trial::{Trial, TrialError, try_path};
 pub use waker::Waker;

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffer::Buffer;
@@ -22,6 +23,8 @@ pub struct Pool {
     arenas: Option<Arenas>,
     /// Written over all that is lent and, in arenas, over all that comes back.
     poison: Option<u32>,
+    /// Whether it was said that no arena could be added.
+    said: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -66,20 +69,21 @@ impl Pool {
 
     /// A buffer of `bytes` bytes, with anything in it. Where no arena can be added it is memory that only this process sees.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
-        let words = class(bytes.div_ceil(4));
         if let Some(arenas) = &self.arenas {
-            match arenas.take(words) {
+            match arenas.take(bytes.div_ceil(4)) {
                 Ok(mut part) => {
                     if let Some(poison) = self.poison {
                         part.words_mut().fill(poison);
                     }
                     return Buffer::shared(part, bytes, Arc::clone(self));
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "no memory that other processes can read: these rows go through sockets");
+                Err(error) if !self.said.swap(true, Ordering::Relaxed) => {
+                    tracing::warn!(%error, "no more memory that other processes can read: rows beyond it go through sockets");
                 }
+                Err(_) => {}
             }
         }
+        let words = class(bytes.div_ceil(4));
         let mut memory = self.lend(words).unwrap_or_else(|| vec![0; words]);
         if let Some(poison) = self.poison {
             memory.fill(poison);

@@ -14,6 +14,10 @@ const NUMBERS: [u64; 8] = [0, 1, 255, 1 << 20, (1 << 20) + 25, u32::MAX as u64, 
 pub(crate) struct Random(u64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -27,7 +31,7 @@ impl Random {
     }
 }
 
-fn setting(name: &str) -> Option<u64> {
+pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
@@ -44,7 +48,7 @@ pub(crate) fn all(folder: &str, mut check: impl FnMut(&[u8], &mut Random)) {
     assert!(!corpus.is_empty());
     let seed = setting("CADRE_SEED").unwrap_or(1);
     println!("{folder}: CADRE_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for input in &corpus {
         check(input, &mut random);
     }

@@ -229,3 +229,6 @@ pub enum Ending {
         bad_input: bool,
     },
 }
+
+#[cfg(test)]
+mod tests;

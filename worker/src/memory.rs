@@ -49,8 +49,9 @@ static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("
 /// Arenas for rows that peers of this machine read, if they do.
 static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
 
-/// Bytes of an arena; more are made as rows need them, and the machine gives the memory when it is written.
-const ARENA_BYTES: usize = 256 << 20;
+/// Bytes of an arena, more than most processes ever have rows at a time: the machine gives the memory when it is written. More
+/// arenas are made as rows need them.
+const ARENA_BYTES: usize = 32 << 30;
 
 /// From now on rows on the host lie where peers of this machine can read them. A process does it once.
 ///

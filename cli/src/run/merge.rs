@@ -112,7 +112,8 @@ fn exchange(options: &RunOptions) -> Option<String> {
     options.exchange.map(|it| format!("--exchange={}", name(it)))
 }
 
-fn name(choice: ExchangeChoice) -> &'static str {
+/// As it is said.
+pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
     match choice {
         ExchangeChoice::Auto => "auto",
         ExchangeChoice::Tcp => "tcp",

@@ -20,7 +20,7 @@ use crate::shared::{Foreign, Found};
 use crate::tcp::Pull;
 
 /// What is copied before links and the caller have their turn, in bytes.
-const TURN_BYTES: u64 = 4 << 20;
+pub(super) const TURN_BYTES: u64 = 4 << 20;
 
 /// A pull that is being copied.
 pub(super) struct Copying {
@@ -77,7 +77,7 @@ impl Paths {
 
     /// Copies for a turn.
     pub(super) fn copy(&mut self) {
-        let mut left = TURN_BYTES;
+        let mut left = self.sharing.as_ref().map_or(0, |it| it.turn_bytes);
         while left > 0
             && let Some(shared) = &mut self.sharing
             && let Some(Copying { pull, found, arena }) = shared.copying.front_mut()

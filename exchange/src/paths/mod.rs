@@ -24,6 +24,8 @@
 mod copies;
 mod offer;
 mod sharing;
+#[cfg(test)]
+mod tests;
 mod ways;
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Sharing;
-use super::copies::Copying;
+use super::copies::{Copying, TURN_BYTES};
 use super::offer::Offer;
 use super::ways::Ways;
 use crate::buffer::Buffer;
@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub(super) copying: VecDeque<Copying>,
     /// Where there is no other way: pulls whose memory is on its way.
     pub(super) waiting: Vec<Pull>,
+    /// What is copied before links and the caller have their turn, in bytes.
+    pub(super) turn_bytes: u64,
 }
 
 impl Shared {
@@ -51,6 +53,7 @@ impl Shared {
             asked: BTreeMap::new(),
             copying: VecDeque::new(),
             waiting: Vec::new(),
+            turn_bytes: TURN_BYTES,
         })
     }
 

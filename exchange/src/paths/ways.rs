@@ -29,6 +29,9 @@ use crate::waker::Waker;
 const FIRST_REST: Duration = Duration::from_secs(30);
 const LONGEST_REST: Duration = Duration::from_mins(10);
 
+/// Arenas of one peer that are mapped here: an honest one has a few. The system bounds the mappings of a process (65,530).
+const MOST_ARENAS: usize = 1024;
+
 /// See the module.
 pub(super) struct Ways {
     peers: BTreeMap<PeerId, Way>,
@@ -208,6 +211,9 @@ impl Ways {
                 Ok(Source::Shared(found, Arc::clone(arena)))
             }
             Some(None) => Ok(Source::Coming),
+            None if arenas.len() >= MOST_ARENAS => {
+                Err(format!("its rows lie in more than {MOST_ARENAS} arenas"))
+            }
             None => {
                 arenas.insert(number, None);
                 let question = Question { peer, round: *round, what: What::Arena(number) };
@@ -263,5 +269,72 @@ impl Way {
             ) => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::{Board, Spot};
+
+    const PEER: PeerId = PeerId { role: crate::peer::Role::Server, index: 0, incarnation: 0 };
+    const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
+
+    /// A way that is open to the owner of a board.
+    fn open(board: &Board) -> Ways {
+        let board = Reading::new(&board.descriptor().try_clone_to_owned().unwrap()).unwrap();
+        let mut ways = Ways::new(Waker::new().unwrap());
+        ways.ask(PEER);
+        let offer = Offer::new(|| [7; 32]);
+        ways.peers.get_mut(&PEER).unwrap().stage =
+            Stage::Open { offer, board, arenas: BTreeMap::new() };
+        ways
+    }
+
+    #[test]
+    fn a_peer_with_more_arenas_than_a_process_may_map_is_left() {
+        let mut board = Board::new().unwrap();
+        let mut ways = open(&board);
+        for arena in 0..=MOST_ARENAS as u64 {
+            assert!(board.publish(KEY, arena + 1, Spot { arena, at: 0, bytes: 8 }));
+            let found = ways.find(PEER, KEY, 8);
+            assert_eq!(found.is_err(), arena == MOST_ARENAS as u64, "arena {arena}");
+            board.withdraw(KEY);
+        }
+    }
+
+    #[test]
+    fn whatever_stands_on_a_board_nothing_is_read_behind_an_arena() {
+        let mut board = Board::new().unwrap();
+        let mut ways = open(&board);
+        let arena = crate::shared::Arenas::new(4096).unwrap().take(16).unwrap();
+        let descriptor = arena.arena().descriptor().try_clone_to_owned().unwrap();
+        let foreign = Arc::new(Foreign::new(&descriptor).unwrap());
+        let length = foreign.len_bytes();
+        if let Stage::Open { arenas, .. } = &mut ways.peers.get_mut(&PEER).unwrap().stage {
+            arenas.insert(3, Some(foreign));
+        }
+        let edges = [0, 1, 64, length - 1, length, length + 1, 1 << 63, u64::MAX];
+        let mut number = 0;
+        for (at, bytes, reach) in edges
+            .iter()
+            .flat_map(|at| edges.iter().map(move |bytes| (*at, *bytes)))
+            .flat_map(|(at, bytes)| edges.iter().map(move |reach| (at, bytes, *reach)))
+        {
+            number += 1;
+            assert!(board.publish(KEY, number, Spot { arena: 3, at, bytes }));
+            let fits = at.checked_add(bytes).is_some_and(|end| end <= length);
+            match ways.find(PEER, KEY, reach) {
+                Ok(Source::Shared(found, arena)) => {
+                    assert!(fits && reach <= bytes, "{at} {bytes} {reach}");
+                    arena.copy(found.spot.at, &mut vec![0; reach as usize]);
+                }
+                // The owner is asked for what it does not have.
+                Ok(Source::Link) => assert!(reach > bytes, "{at} {bytes} {reach}"),
+                Ok(Source::Coming) => panic!("it is mapped"),
+                Err(_) => assert!(!fits && reach <= bytes, "{at} {bytes} {reach}"),
+            }
+            board.withdraw(KEY);
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Arenas that grow in number as rows need them.
 //!
 //! In: lengths. Out: parts that nobody else has. Freed parts are used again, the first arena before later ones; an arena is
-//! kept once it was made, since readers have it mapped. Its memory is taken from the machine when it is first written.
+//! kept once it was made, since readers have it mapped. Its memory is taken from the machine when it is first written, and the
+//! seals let nobody give it back. So an arena should be longer than all rows that there are at a time: then the lowest gaps are
+//! used again, whatever the lengths, and the memory stays near the peak of what was in use.
 //!
 //! Invariant: a part is longer than an arena only if it has one of its own.
 
@@ -9,6 +11,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::mapping::{Arena, Part};
+
+/// Where the machine allows no longer one, an arena is at least so long.
+const LEAST_BYTES: usize = 64 << 20;
 
 /// See the module. Shared by all threads that take from it.
 #[derive(Debug)]
@@ -18,9 +23,16 @@ pub(crate) struct Arenas {
 }
 
 impl Arenas {
-    /// Makes the first one, so that whoever lacks shared memory learns it here.
-    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
-        Ok(Self { bytes, held: Mutex::new(vec![Arena::new(bytes)?]) })
+    /// Makes the first one, so that whoever lacks shared memory learns it here. It is shorter where limits of the process want
+    /// that.
+    pub(crate) fn new(mut bytes: usize) -> io::Result<Self> {
+        loop {
+            match Arena::new(bytes) {
+                Ok(it) => return Ok(Self { bytes, held: Mutex::new(vec![it]) }),
+                Err(_) if bytes > LEAST_BYTES => bytes = (bytes / 2).max(LEAST_BYTES),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A part of `words` words, with anything in it.
@@ -53,5 +65,46 @@ mod tests {
         drop(parts);
         assert_eq!(place(&arenas.take(9_000).unwrap()), first);
         assert_eq!(arenas.held.lock().unwrap().len(), 4);
+    }
+
+    /// Units of 64 KiB that rows have taken from the machine, as a share of the most that were in use at a time. Each phase is
+    /// cut into parts of `mean` on average, of any length; two phases are in use, and their parts are freed in any order.
+    fn taken(seed: u64, mean: usize) -> f64 {
+        const PHASE: usize = 16 << 10;
+        let mut random = crate::tests::Random::new(seed);
+        let mut free = super::super::free::Free::new(1 << 19);
+        let (mut taken, mut used, mut most) = (0, 0, 0);
+        let mut phases = std::collections::VecDeque::new();
+        for _ in 0..300 {
+            if phases.len() == 2 {
+                let mut parts: Vec<(usize, usize)> = phases.pop_front().unwrap();
+                while !parts.is_empty() {
+                    let (at, units) = parts.swap_remove(random.below(parts.len()));
+                    free.give_back(at, units);
+                    used -= units;
+                }
+            }
+            let (mut left, mut parts) = (PHASE - random.below(PHASE / 3), Vec::new());
+            while left > 0 {
+                let units = (1 + random.below(2 * mean)).min(left);
+                let at = free.take(units).expect("the arena is long");
+                (left, used, taken) = (left - units, used + units, taken.max(at + units));
+                most = most.max(used);
+                parts.push((at, units));
+            }
+            phases.push_back(parts);
+        }
+        taken as f64 / most as f64
+    }
+
+    #[test]
+    fn rows_of_any_lengths_take_little_more_than_their_peak() {
+        // In parts of 1, 10 and 40 MiB, of phases of 1 GiB.
+        for (mean, most) in [(16, 1.01), (160, 1.05), (640, 1.1)] {
+            for seed in 0..8 {
+                let taken = taken(seed, mean);
+                assert!(taken <= most, "{taken} of the peak, seed {seed}, mean {mean}");
+            }
+        }
     }
 }

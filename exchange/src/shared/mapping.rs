@@ -15,9 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 
 use super::free::Free;
 
@@ -27,6 +30,9 @@ const UNIT_WORDS: usize = UNIT_BYTES / 4;
 
 /// What readers rely on.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
+
+/// Files in memory of ordinary pages.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Mapped memory; unmapped when this is dropped.
 #[derive(Debug)]
@@ -47,7 +53,11 @@ impl Map {
         let start =
             unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, descriptor, 0)? };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
-        Ok(Self { start, bytes })
+        let map = Self { start, bytes };
+        // A dump of the process would write, and so take, all of it.
+        // SAFETY: it was just mapped, and the advice changes nothing of what is there.
+        unsafe { madvise(map.start.as_ptr().cast(), bytes, Advice::LinuxDontDump)? };
+        Ok(map)
     }
 
     /// The word of 64 bits at an index.
@@ -68,6 +78,16 @@ impl Drop for Map {
     }
 }
 
+/// A file in memory that can be sealed. Some machines allow only such that nobody can execute; older ones know no such flag.
+fn memory_file() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = match memfd_create("cadre-rows", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("cadre-rows", flags),
+        made => made,
+    };
+    Ok(made?)
+}
+
 /// Memory of this process that others can only read. New memory is zero.
 #[derive(Debug)]
 pub(super) struct Own {
@@ -78,8 +98,14 @@ pub(super) struct Own {
 impl Own {
     /// `bytes` is above 0.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let descriptor = memfd_create("cadre-rows", flags)?;
+        // Where it is lower, the system ends the process that makes a longer file.
+        if let Some(most) = getrlimit(Resource::Fsize).current.filter(|it| *it < bytes as u64) {
+            let what = format!(
+                "files may have {most} bytes, and {bytes} are needed: raise the limit (ulimit -f)"
+            );
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        let descriptor = memory_file()?;
         ftruncate(&descriptor, bytes as u64)?;
         // Mapped before the seal that forbids it to everybody else.
         let map = Map::new(descriptor.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -111,6 +137,10 @@ impl Foreign {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         if !fcntl_get_seals(descriptor)?.contains(SEALS) {
             return Err(invalid("the memory is not sealed"));
+        }
+        // A page of any other may be missing when it is read: large ones are counted by machine and container.
+        if fstatfs(descriptor)?.f_type != TMPFS_MAGIC {
+            return Err(invalid("the memory is of no kind that lasts"));
         }
         let bytes = usize::try_from(fstat(descriptor)?.st_size).unwrap_or(0);
         if bytes == 0 {
@@ -305,6 +335,14 @@ mod tests {
         ftruncate(&open, 4096).unwrap();
         let refused = Foreign::new(&open).unwrap_err();
         assert_eq!(refused.to_string(), "the memory is not sealed");
+        // Nor is memory whose pages the machine may refuse when they are read.
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        if let Ok(large) = memfd_create("large", flags) {
+            ftruncate(&large, 1 << 30).unwrap();
+            fcntl_add_seals(&large, SEALS).unwrap();
+            let refused = Foreign::new(&large).unwrap_err();
+            assert_eq!(refused.to_string(), "the memory is of no kind that lasts");
+        }
         assert!(arena.take(10_000).is_none());
         drop(parts);
         assert_eq!(arena.take(2_512).unwrap().at(), 0, "all of it is free again");

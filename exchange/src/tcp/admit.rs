@@ -52,7 +52,8 @@ impl Tcp {
                 }
             };
             let (token, now) = (self.new_token(), self.clock.now());
-            let ready = socket::prepare(&stream).and_then(|()| self.watch(&stream, token));
+            let ready = socket::prepare(&stream, self.limits.silence)
+                .and_then(|()| self.watch(&stream, token));
             match ready {
                 Ok(()) => {
                     let stream = Stream::acceptor(stream, self.identity.tls.as_ref());

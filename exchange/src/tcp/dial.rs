@@ -42,7 +42,8 @@ impl Tcp {
     }
 
     fn open_stream(&self, target: SocketAddr, token: u64) -> io::Result<Stream> {
-        let stream = Stream::opener(socket::dial(target)?, self.identity.tls.as_ref());
+        let stream =
+            Stream::opener(socket::dial(target, self.limits.silence)?, self.identity.tls.as_ref());
         let flags = EventFlags::IN | EventFlags::OUT;
         epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)?;
         Ok(stream)

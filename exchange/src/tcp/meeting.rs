@@ -10,6 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
+use super::SILENCE;
 use super::door::Stranger;
 use super::greeting::{Identity, Purpose, Verdict};
 use super::opening::{Opened, Opening};
@@ -66,7 +67,7 @@ impl Greeter {
     ///
     /// What the system refuses at once.
     pub fn dial(&self, peer: PeerId, address: SocketAddr) -> io::Result<Caller> {
-        let stream = Stream::opener(socket::dial(address)?, self.identity.tls.as_ref());
+        let stream = Stream::opener(socket::dial(address, SILENCE)?, self.identity.tls.as_ref());
         Ok(Caller { stream, since: Instant::now(), opening: Opening::new(peer) })
     }
 }
@@ -123,7 +124,7 @@ impl Guest {
     ///
     /// The stream broke.
     pub fn new(greeter: &Greeter, stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
-        socket::prepare(&stream)?;
+        socket::prepare(&stream, SILENCE)?;
         let stream = Stream::acceptor(stream, greeter.identity.tls.as_ref());
         Ok(Self { stranger: Stranger::new(stream, address), since: Instant::now() })
     }

@@ -101,7 +101,12 @@ pub struct Limits {
     /// How many links may wait at the door that have said no hello, and as many that have not proved theirs. When there are more,
     /// the oldest one of the address that has most is closed.
     pub strangers: usize,
+    /// How long the machine of a peer may acknowledge nothing until the link is closed; in whole seconds where nothing is sent.
+    pub silence: Duration,
 }
+
+/// See [`Limits::silence`]: longer than a link is down while cables or switches change.
+const SILENCE: Duration = Duration::from_mins(1);
 
 impl Default for Limits {
     fn default() -> Self {
@@ -113,6 +118,7 @@ impl Default for Limits {
             greeting: Duration::from_secs(5),
             hello: Duration::from_secs(2),
             strangers: 256,
+            silence: SILENCE,
         }
     }
 }

@@ -5,13 +5,19 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::frame::FrameError;
 use super::greeting::GreetingError;
 use super::stream::Stream;
+
+/// Questions to a machine that is silent, before the link is closed.
+const QUESTIONS: u32 = 4;
 
 /// Opens a listener on a free port.
 pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
@@ -27,9 +33,10 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// Begins to connect; the stream is writable as soon as that ended.
-pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+pub(super) fn dial(address: SocketAddr, silence: Duration) -> io::Result<TcpStream> {
     let socket = open(address)?;
     socket.set_tcp_nodelay(true)?;
+    bound_silence(&socket, silence)?;
     match socket.connect(&address.into()) {
         Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
         other => other?,
@@ -38,9 +45,22 @@ pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Prepares a stream that was accepted.
-pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn prepare(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nonblocking(true)?;
+    bound_silence(stream, silence)?;
     stream.set_nodelay(true)
+}
+
+/// Has the kernel close a link whose other machine has acknowledged nothing for so long: not what was sent and, where nothing was,
+/// no question. That of a process that is stopped answers.
+fn bound_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
+    let each = (silence / (QUESTIONS + 1)).max(Duration::from_secs(1));
+    sockopt::set_tcp_keepidle(&socket, each)?;
+    sockopt::set_tcp_keepintvl(&socket, each)?;
+    sockopt::set_tcp_keepcnt(&socket, QUESTIONS)?;
+    sockopt::set_socket_keepalive(&socket, true)?;
+    let millis = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+    Ok(sockopt::set_tcp_user_timeout(&socket, millis)?)
 }
 
 fn open(address: SocketAddr) -> io::Result<Socket> {

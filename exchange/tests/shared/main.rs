@@ -6,8 +6,10 @@
 // Each of the files brings its own.
 #![allow(clippy::duplicate_mod)]
 
+mod children;
 #[path = "../common/mod.rs"]
 mod common;
+mod limits;
 #[path = "../links.rs"]
 mod links;
 mod processes;

@@ -2,17 +2,14 @@
 //!
 //! In: children, which are this program with one ignored test, and words to them. Out: what the parent has, and what they say.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use cadre_exchange::{
     Buffer, Clock, Event, LandingId, Path, PeerId, Provider, PullError, PullId, RegionKey, Sharing,
 };
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, setrlimit, waitpid,
-};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
+use crate::children::{Told, say, word};
 use crate::common::{KEY, Node, config, pattern, until};
 
 const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
@@ -20,81 +17,6 @@ const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, in
 const OTHER: RegionKey = RegionKey([9; 4]);
 /// Many turns of copying.
 const BYTES: usize = 32 << 20;
-
-/// A child that does one thing after another as it is told, and is killed with its owner.
-struct Told {
-    child: Child,
-    said: BufReader<ChildStdout>,
-}
-
-impl Told {
-    /// Starts the ignored test of this name.
-    fn start(name: &str) -> Self {
-        let program = std::env::current_exe().expect("this program");
-        let name = format!("processes::{name}");
-        let mut child = Command::new(program)
-            .args([&name, "--exact", "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it is executable");
-        let said = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, said }
-    }
-
-    fn tell(&mut self, word: &str) {
-        let to = self.child.stdin.as_mut().expect("piped");
-        writeln!(to, "{word}").expect("it reads");
-    }
-
-    /// The next thing that it says.
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            let read = self.said.read_line(&mut line).expect("text");
-            assert!(read > 0, "the child is gone");
-            // The harness writes the test's name in front of the first one.
-            if let Some((_, said)) = line.split_once("child: ") {
-                return said.trim_end().to_owned();
-            }
-        }
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
-    }
-
-    /// Stops it, and returns when it stands.
-    fn stop(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("our own child");
-        let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED)
-            .expect("our own child")
-            .expect("it waits");
-        assert!(status.stopped(), "{status:?}");
-    }
-
-    fn go_on(&self) {
-        kill_process(self.pid(), Signal::CONT).expect("our own child");
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn say(what: &str) {
-    println!("child: {what}");
-}
-
-/// Words of the parent, while nobody polls.
-fn word() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("text");
-    line.trim().to_owned()
-}
 
 #[test]
 #[ignore = "the child of other tests"]
@@ -152,7 +74,7 @@ fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
 
 #[test]
 fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
-    let mut owner = Told::start("a_child_that_owns");
+    let mut owner = Told::start("processes::a_child_that_owns");
     let mut reader = reader(&mut owner);
     let [first, second] = [1, 2].map(|seed| pattern(BYTES, seed));
     assert!(whole(&mut reader).expect("published") == first);
@@ -170,7 +92,7 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
 
 #[test]
 fn a_killed_owner_ends_its_pulls_and_its_memory_stays_to_be_read() {
-    let mut owner = Told::start("a_child_that_owns");
+    let mut owner = Told::start("processes::a_child_that_owns");
     let mut reader = reader(&mut owner);
     assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
     let (pull, landing) = begin(&mut reader, KEY);
@@ -227,7 +149,7 @@ fn serve(owner: &mut Node, child: &mut Told) -> String {
 fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
     let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Auto);
     let mut region = owner.publish(KEY, BYTES, 1);
-    let mut reader = Told::start("a_child_that_reads");
+    let mut reader = Told::start("processes::a_child_that_reads");
     reader.tell(&owner.tcp.address());
     for lasts in [false, true] {
         // Links are served while it reads for the first time.
@@ -283,7 +205,7 @@ fn a_child_that_has_no_descriptor_left() {
 fn a_way_that_is_lost_in_the_middle_is_left_for_tcp_without_a_wrong_byte() {
     let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Auto);
     let region = owner.publish(KEY, BYTES, 1);
-    let mut reader = Told::start("a_child_that_has_no_descriptor_left");
+    let mut reader = Told::start("processes::a_child_that_has_no_descriptor_left");
     reader.tell(&owner.tcp.address());
     for turn in 0..2 {
         let heard = serve(&mut owner, &mut reader);

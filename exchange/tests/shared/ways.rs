@@ -122,7 +122,7 @@ fn a_door_that_does_not_open_is_tried_again_after_a_rest_that_grows() {
     let mut owner = node(OWNER, Sharing::Off);
     let region = owner.publish(KEY, BYTES, 6);
     // What an owner offers whose door is here: a name, and a ticket that it does not know.
-    let offer = *b"cadre-test-door-that-does-not-openticket-of-a-board-that-is-gone";
+    let offer = *b"cadre-rows-000000000000000000bad00ticket-of-a-board-that-is-gone";
     let mut offered = Buffer::zeroed(64);
     offered.bytes_mut().copy_from_slice(&offer);
     owner.tcp.publish(OFFER, Arc::new(offered));

@@ -1,0 +1,166 @@
+//! What this machine has, and what of it the manifests ask for.
+//!
+//! In: what is asked. Out: findings, each with a remedy where something is not there. Paths are tried for real.
+
+use std::fs;
+use std::num::NonZeroUsize;
+
+use cadre_exchange::{Encryption, Sharing, Trial, TrialError, allow_links, try_path};
+use cadre_kernels::{Choice, Engine, Threads};
+use rustix::process::{Resource, getrlimit};
+
+use super::{Asked, Finding, State};
+use crate::choices::{EngineChoice, ExchangeChoice};
+
+/// Names of findings that others ask for.
+pub(super) const SHARED: &str = "shared memory";
+pub(super) const GPU: &str = "GPU";
+
+/// Where the kernel lists devices for RDMA.
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
+
+/// See the module.
+pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
+    let encrypts = asked.encryption == Some(cadre_crds::Encryption::Tls);
+    vec![
+        tried(
+            "tcp",
+            try_path(Encryption::Off, Sharing::Off),
+            true,
+            "let this user listen on the loopback address",
+        ),
+        tried(
+            "tcp, encrypted",
+            try_path(Encryption::Tls, Sharing::Off),
+            encrypts,
+            "let this user listen on the loopback address",
+        ),
+        tried(
+            SHARED,
+            try_path(Encryption::Off, Sharing::Required),
+            asked.exchange(ExchangeChoice::Shm),
+            "run on Linux 5.1 or newer where memfd_create is allowed and limits (ulimit -f, -v) leave room, or say --exchange auto",
+        ),
+        gpu(asked),
+        rdma(),
+        locked(),
+        files(asked.trainers),
+        memory(),
+    ]
+}
+
+fn tried(
+    name: &'static str,
+    trial: Result<Trial, TrialError>,
+    is_asked: bool,
+    remedy: &str,
+) -> Finding {
+    match trial {
+        Ok(Trial { bytes_per_second, .. }) => {
+            let what = format!("{:.1} GiB/s between two of this machine", gib(bytes_per_second));
+            Finding { name, state: State::Ok, what, remedy: None }
+        }
+        Err(error) => absent(name, is_asked, error.to_string(), remedy),
+    }
+}
+
+fn absent(name: &'static str, is_asked: bool, what: String, remedy: &str) -> Finding {
+    let state = if is_asked { State::Missing } else { State::Absent };
+    Finding { name, state, what, remedy: Some(remedy.to_owned()) }
+}
+
+fn gpu(asked: &Asked) -> Finding {
+    let is_asked = asked.engine(EngineChoice::Gpu) || asked.exchange(ExchangeChoice::Node);
+    match Engine::choose(Choice::Gpu, Threads(NonZeroUsize::MIN)) {
+        Ok(engine) => {
+            let what = engine.description();
+            Finding { name: GPU, state: State::Ok, what, remedy: None }
+        }
+        Err(error) => {
+            let remedy = "run where there is a Hopper GPU with its driver, or say --engine=auto";
+            absent(GPU, is_asked, error.to_string(), remedy)
+        }
+    }
+}
+
+/// Devices for RDMA, with the part of the machine that each is near.
+fn rdma() -> Finding {
+    let name = "UCX, RDMA";
+    let mut devices: Vec<_> = fs::read_dir(RDMA_DEVICES)
+        .into_iter()
+        .flatten()
+        .filter_map(|it| it.ok()?.file_name().into_string().ok())
+        .collect();
+    devices.sort();
+    let near = |device: &String| {
+        let node = fs::read_to_string(format!("{RDMA_DEVICES}/{device}/device/numa_node"));
+        let node = node.map_or_else(|_| "unknown".to_owned(), |it| it.trim().to_owned());
+        format!("{device} (NUMA node {node})")
+    };
+    let devices: Vec<_> = devices.iter().map(near).collect();
+    let what = if devices.is_empty() {
+        "this build moves no rows by UCX, and the machine has no RDMA device".to_owned()
+    } else {
+        format!("this build moves no rows by UCX; devices: {}", devices.join(", "))
+    };
+    absent(name, false, what, "none is needed: rows between machines come by tcp")
+}
+
+fn locked() -> Finding {
+    let what = match getrlimit(Resource::Memlock).current {
+        None => "unlimited".to_owned(),
+        Some(bytes) => {
+            format!("{:.0} MiB; nothing of this build locks memory", bytes as f64 / f64::from(1 << 20))
+        }
+    };
+    Finding { name: "locked memory", state: State::Ok, what, remedy: None }
+}
+
+/// As workers demand it when they join.
+fn files(trainers: u64) -> Finding {
+    let name = "open files";
+    let peers = 2 * trainers;
+    match allow_links(peers) {
+        Ok(()) => {
+            let most = getrlimit(Resource::Nofile).current;
+            let most = most.map_or_else(|| "unlimited".to_owned(), |it| it.to_string());
+            let what = format!("{most}, enough for links with {peers} peers");
+            Finding { name, state: State::Ok, what, remedy: None }
+        }
+        Err(error) => {
+            absent(name, true, error.to_string(), "raise the limit, or take fewer trainers")
+        }
+    }
+}
+
+/// Rows in shared memory count as memory of the process, and of its pod.
+fn memory() -> Finding {
+    let name = "memory";
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|it| it.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    });
+    let pod = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let pod = pod.and_then(|it| it.trim().parse::<u64>().ok());
+    let mut what = match available {
+        Some(kib) => format!("{:.1} GiB available", gib(kib * 1024)),
+        None => "unknown".to_owned(),
+    };
+    if let Some(bytes) = pod {
+        what += &format!(", {:.1} GiB at most in this container", gib(bytes));
+    }
+    Finding { name, state: State::Ok, what, remedy: None }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// As it is said.
+pub(super) fn engine_name(choice: EngineChoice) -> &'static str {
+    match choice {
+        EngineChoice::Auto => "auto",
+        EngineChoice::Cpu => "cpu",
+        EngineChoice::Gpu => "gpu",
+    }
+}

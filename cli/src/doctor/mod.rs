@@ -1,0 +1,214 @@
+//! `cadre doctor`: what this machine has for a job, which path each pair of processes would take, what is missing and how to get
+//! it.
+//!
+//! In: manifests, if there are any. Out: a report, and one line where they ask for what is not there. Paths are found by trying
+//! them, the GPU by opening it, limits by asking the system. No process is started, nothing stays.
+
+mod machine;
+mod pairs;
+
+use std::path::PathBuf;
+
+use cadre_crds::manifest::{self, Manifests};
+use cadre_crds::validate::{self, Refusal};
+use cadre_crds::{AttentionPool, Encryption, TrainingJob};
+use clap::Args;
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use serde::Serialize;
+
+use self::pairs::Pair;
+use crate::arguments::{ServeOptions, TrainOptions};
+use crate::choices::{EngineChoice, ExchangeChoice};
+use crate::run::merge;
+
+/// Options of `cadre doctor`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DoctorOptions {
+    /// Manifest with a pool and a job: say whether this machine has what they ask for; may be repeated.
+    #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
+    files: Vec<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why nothing can be said.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DoctorError {
+    #[error(transparent)]
+    Manifests(#[from] manifest::Error),
+    #[error("{kind} {name}: {refusal}")]
+    Refused { kind: &'static str, name: String, refusal: Refusal },
+}
+
+/// What manifests ask of the machine; of none, what workers take by themselves.
+struct Asked {
+    trainers: u64,
+    /// Of trainers and servers.
+    exchange: [ExchangeChoice; 2],
+    engine: [EngineChoice; 2],
+    encryption: Option<Encryption>,
+}
+
+impl Asked {
+    fn engine(&self, engine: EngineChoice) -> bool {
+        self.engine.contains(&engine)
+    }
+
+    fn exchange(&self, exchange: ExchangeChoice) -> bool {
+        self.exchange.contains(&exchange)
+    }
+}
+
+/// One thing that a machine has or has not.
+#[derive(Debug, Serialize)]
+struct Finding {
+    name: &'static str,
+    state: State,
+    what: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// It is there.
+    Ok,
+    /// It is not, and nothing asked for it.
+    Absent,
+    /// It is not, and a manifest asks for it.
+    Missing,
+}
+
+/// What is not as it is without anybody's doing.
+#[derive(Debug, Serialize)]
+struct Setting {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    findings: Vec<Finding>,
+    pairs: Vec<Pair>,
+    settings: Vec<Setting>,
+}
+
+/// What to print, and what is missing in one line.
+pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DoctorError> {
+    let asked = asked(&options.files)?;
+    let findings = machine::findings(&asked);
+    let is_there = |name| findings.iter().any(|it| it.name == name && it.state == State::Ok);
+    let pairs = pairs::pairs(&asked, is_there(machine::SHARED), is_there(machine::GPU));
+    let report = Report { findings, pairs, settings: settings(&asked, !options.files.is_empty()) };
+    let missing = report.findings.iter().find(|it| it.state == State::Missing);
+    let missing = missing.map(|it| {
+        let remedy = it.remedy.as_deref().unwrap_or("ask for something else");
+        format!("the manifest asks for {}, which is not there: {}; {remedy}", it.name, it.what)
+    });
+    let text = if options.json {
+        serde_json::to_string(&report).expect("names and numbers are JSON") + "\n"
+    } else {
+        draw(&report)
+    };
+    Ok((text, missing))
+}
+
+fn asked(files: &[PathBuf]) -> Result<Asked, DoctorError> {
+    let (auto, exchange) = ([EngineChoice::Auto; 2], [ExchangeChoice::Auto; 2]);
+    if files.is_empty() {
+        return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
+    }
+    let Manifests { pool, job, .. } = manifest::load(files)?;
+    let named = |kind, name: &Option<String>| {
+        let name = name.clone().unwrap_or_default();
+        move |refusal| DoctorError::Refused { kind, name, refusal }
+    };
+    let of_pool = || named(AttentionPool::KIND, &pool.metadata.name);
+    let of_job = || named(TrainingJob::KIND, &job.metadata.name);
+    validate::pool(&pool).map_err(of_pool())?;
+    validate::job(&job).map_err(of_job())?;
+    let trainer: Option<TrainOptions> =
+        merge::read(&job.spec.template, "train").map_err(of_job())?;
+    let server: Option<ServeOptions> = match &pool.spec.template {
+        Some(template) => merge::read(template, "serve").map_err(of_pool())?,
+        None => None,
+    };
+    let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
+    let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
+    Ok(Asked {
+        trainers: u64::from(job.spec.nodes) * u64::from(job.spec.procs_per_node),
+        exchange: [trained.1, served.1],
+        engine: [trained.0, served.0],
+        encryption: job.spec.attention.encryption,
+    })
+}
+
+/// What the manifests say, and the environment; secrets by name alone.
+fn settings(asked: &Asked, has_manifests: bool) -> Vec<Setting> {
+    let mut all = Vec::new();
+    let mut say = |name: &str, value: String| all.push(Setting { name: name.to_owned(), value });
+    if has_manifests {
+        let [trainers, servers] = asked.exchange.map(merge::name);
+        say("--exchange of trainers", trainers.to_owned());
+        say("--exchange of servers", servers.to_owned());
+        let [trainers, servers] = asked.engine.map(machine::engine_name);
+        say("--engine of trainers", trainers.to_owned());
+        say("--engine of servers", servers.to_owned());
+        let encryption = match asked.encryption {
+            None => "Off with `cadre run`, Tls in a cluster",
+            Some(Encryption::Off) => "Off",
+            Some(Encryption::Tls) => "Tls",
+        };
+        say("spec.attention.encryption", encryption.to_owned());
+    }
+    let mut set: Vec<_> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, _)| name.starts_with("CADRE_"))
+        .collect();
+    set.sort();
+    for (name, value) in set {
+        let is_secret = name.contains("TOKEN") || name.contains("SECRET");
+        let value = if is_secret { "(not shown)".into() } else { value };
+        say(&name, value.to_string_lossy().into_owned());
+    }
+    all
+}
+
+fn draw(report: &Report) -> String {
+    let Report { findings, pairs, settings } = report;
+    let mut text = String::new();
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    for Finding { name, state, what, .. } in findings {
+        let state = match state {
+            State::Ok => "ok",
+            State::Absent => "absent",
+            State::Missing => "MISSING",
+        };
+        table.add_row([*name, state, what.as_str()]);
+    }
+    text += &format!("{table}\n");
+    for Finding { name, state, remedy, .. } in findings {
+        if let (Some(remedy), State::Absent | State::Missing) = (remedy, state) {
+            text += &format!("{name}: {remedy}\n");
+        }
+    }
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(["rows between", "come by"]);
+    for Pair { between, path } in pairs {
+        table.add_row([between, path]);
+    }
+    text += &format!("{table}\n");
+    if !settings.is_empty() {
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED).set_header(["setting", "in force"]);
+        for Setting { name, value } in settings {
+            table.add_row([name, value]);
+        }
+        text += &format!("{table}\n");
+    }
+    text
+}

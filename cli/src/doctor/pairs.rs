@@ -1,0 +1,52 @@
+//! Which path the rows of each pair of processes take.
+//!
+//! In: what workers are told, and what the machine has. Out: a line for each kind of pair. It is what `docs/exchange.md` says;
+//! nothing is tried here.
+
+use cadre_crds::Encryption;
+use serde::Serialize;
+
+use super::Asked;
+use crate::choices::ExchangeChoice;
+
+/// A kind of pairs and its path.
+#[derive(Debug, Serialize)]
+pub(super) struct Pair {
+    pub(super) between: &'static str,
+    pub(super) path: String,
+}
+
+/// See the module.
+pub(super) fn pairs(asked: &Asked, has_shared: bool, has_gpu: bool) -> Vec<Pair> {
+    let exchange = of_both(asked.exchange);
+    let alone = match asked.encryption {
+        Some(Encryption::Tls) => "tcp, encrypted",
+        Some(Encryption::Off) | None => "tcp",
+    };
+    let cluster = match asked.encryption {
+        Some(Encryption::Off) => "tcp",
+        Some(Encryption::Tls) | None => "tcp, encrypted",
+    };
+    let near = match exchange {
+        ExchangeChoice::Auto | ExchangeChoice::Shm if has_shared => "shared memory",
+        ExchangeChoice::Auto | ExchangeChoice::Tcp => alone,
+        ExchangeChoice::Node if has_gpu => "copies of the GPU",
+        ExchangeChoice::Shm | ExchangeChoice::Node => "none: the job is refused here",
+    };
+    let far = match exchange {
+        ExchangeChoice::Auto | ExchangeChoice::Tcp => cluster,
+        ExchangeChoice::Shm | ExchangeChoice::Node => "none: refused in a pod",
+    };
+    let pair = |between, path: &str| Pair { between, path: path.to_owned() };
+    vec![
+        pair("processes of this machine (cadre run)", near),
+        pair("pods, on one machine or on two", far),
+        pair("gradients between trainers of this machine", alone),
+        pair("gradients between pods", cluster),
+    ]
+}
+
+/// Who says auto takes what the other one can.
+fn of_both([trainers, servers]: [ExchangeChoice; 2]) -> ExchangeChoice {
+    if trainers == ExchangeChoice::Auto { servers } else { trainers }
+}
