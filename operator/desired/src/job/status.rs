@@ -11,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::stage::{
-    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, was_taken_back,
+    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, told,
+    was_taken_back,
 };
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
@@ -42,7 +43,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.progress = Some(progress.clone());
     }
     status.checkpoint_step = checkpoint(observed);
-    let mut in_a_row = status.in_a_row();
+    let mut in_a_row = told(observed).in_a_row;
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
         status.restarts = status.restarts.max(newest.restarts.all);

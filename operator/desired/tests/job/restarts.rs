@@ -93,6 +93,29 @@ fn a_checkpoint_counts_though_nobody_watched_the_attempt_that_wrote_it() {
 }
 
 #[test]
+fn a_checkpoint_that_is_written_on_the_way_out_of_a_pause_counts() {
+    let mut world = World::new(false);
+    for _ in 0..2 {
+        rest(&mut world);
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    assert_eq!(counts(&world), (3, 2, 2));
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    // The attempt's Job is gone when its trainers say what they have written.
+    assert!(world.jobs.is_empty());
+    world.checkpoint = 40;
+    rest(&mut world);
+    assert_eq!(counts(&world), (3, 2, 0));
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!((counts(&world), world.is_true("Running")), ((5, 3, 1), true));
+}
+
+#[test]
 fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_does() {
     let mut world = World::new(false);
     world.job.spec.active_deadline_seconds = Some(500);
