@@ -243,6 +243,8 @@ fn obstacles_are_named() {
 fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
     let mut world = World::new(false);
     world.job.spec.attention.profile = Some("/calibration/h200.json".into());
+    world.job.spec.checkpoint.claim_name = Some("shared".into());
+    world.job.spec.checkpoint.resume_from = Some("i-0123abcd/step-40".into());
     world.reconcile(usize::MAX);
     let job = world.jobs.first().and_then(|it| it.spec.clone()).expect("it was made");
     let pod = job.template.spec.expect("it has a spec");
@@ -261,6 +263,8 @@ fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
         ("CADRE_INCARNATION", "0"),
         ("CADRE_MEMORY_MIB", "4096"),
         ("CADRE_PROFILE", "/calibration/h200.json"),
+        ("CADRE_CHECKPOINTS", "/var/lib/cadre-checkpoints/j-uid-1"),
+        ("CADRE_RESUME", "/var/lib/cadre-checkpoints/i-0123abcd/step-40"),
         ("CADRE_INDEX", "from the pod"),
         ("RANK", "from the pod"),
         ("WORLD_SIZE", "2"),

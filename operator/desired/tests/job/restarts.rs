@@ -140,6 +140,31 @@ fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_d
 }
 
 #[test]
+fn an_end_that_is_final_says_how_a_new_job_goes_on() {
+    let check = |claim: Option<&str>, saved: u64, expected: &str| {
+        let mut world = World::new(false);
+        world.job.spec.checkpoint.claim_name = claim.map(str::to_owned);
+        rest(&mut world);
+        world.checkpoint = saved;
+        let mut late = world.clone();
+        world.end_trainer(0, 2);
+        rest(&mut world);
+        late.job.spec.active_deadline_seconds = Some(60);
+        late.clock.second += 60;
+        rest(&mut late);
+        for (world, reason) in [(world, "BadInput"), (late, "DeadlineExceeded")] {
+            let failed = world.condition("Failed").expect("it failed");
+            assert_eq!(failed.reason, reason);
+            assert!(failed.message.ends_with(expected), "{}", failed.message);
+        }
+    };
+    let goes_on = "; create a new job, which goes on with spec.checkpoint.resumeFrom: j-uid-1";
+    check(Some("shared"), 40, goes_on);
+    check(Some("shared"), 0, "; create a new job");
+    check(None, 40, "; create a new job");
+}
+
+#[test]
 fn what_an_operator_wrote_that_knew_one_count_is_read_as_restarts_in_a_row() {
     let mut world = World::new(false);
     for _ in 0..2 {
