@@ -25,6 +25,7 @@ mod every_bad_field_is_refused_or_told;
 mod explain_names_the_cause_and_the_remedy;
 mod helm_installs_upgrades_and_uninstalls;
 mod objects;
+mod only_the_operator_makes_servers;
 mod plain_pods_join_a_pool_and_train;
 mod release;
 mod servers_are_replaced_one_after_the_other;
@@ -73,6 +74,7 @@ const PROMISES: &[Promise] = promises! {
         a_job_becomes_pods_when_its_queue_says_so
         another_operator_takes_over_and_changes_no_pod
         an_operator_also_serves_a_cluster_of_the_user
+        only_the_operator_makes_servers
         an_uninstall_never_hangs;
     FakeNodes:
         servers_are_replaced_one_after_the_other
