@@ -316,7 +316,15 @@ fn the_same_spec_has_the_same_revision_in_every_build() {
         world.reconcile(usize::MAX);
         world.pods[0].metadata.labels.clone().unwrap_or_default()[LABEL_REVISION].clone()
     });
-    let expected = ["f9a1085a4c09a4a1", "f9a1085a4c09a4a1", "01aa5113bddaba86", "2d1c7ae42c100cde", "461dfde3f5ac4a87", "1b7c06fcae2030d0", "6a92ba92e7a8b572"];
+    let expected = [
+        "f9a1085a4c09a4a1",
+        "f9a1085a4c09a4a1",
+        "01aa5113bddaba86",
+        "2d1c7ae42c100cde",
+        "461dfde3f5ac4a87",
+        "1b7c06fcae2030d0",
+        "6a92ba92e7a8b572",
+    ];
     assert_eq!(made, expected);
 }
 
