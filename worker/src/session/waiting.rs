@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
 use cadre_kernels::device;
-use cadre_planner::{BundleId, RankId};
+use cadre_planner::RankId;
 use cadre_protocol::{At, Filler, TrainerId};
 use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
