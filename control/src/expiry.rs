@@ -20,6 +20,22 @@ pub fn good_until(file: &Path) -> Option<i64> {
     all.iter().map(|it| end(it)).collect::<Option<Vec<_>>>()?.into_iter().min()
 }
 
+/// The certificates of a PEM text that are good after a time in seconds since 1970, each as it stands there. What is no
+/// certificate is left out.
+pub fn good_after(text: &str, time: i64) -> Vec<&str> {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let blocks = text.match_indices(BEGIN).filter_map(|(at, _)| {
+        let rest = text.get(at..)?;
+        rest.get(..rest.find(END)? + END.len())
+    });
+    let is_good = |it: &&str| {
+        let certificate = CertificateDer::from_pem_slice(it.as_bytes());
+        certificate.is_ok_and(|it| end(&it).is_some_and(|it| it > time))
+    };
+    blocks.filter(is_good).collect()
+}
+
 /// `notAfter` of a certificate: the second time of its fourth part after the version (RFC 5280, 4.1).
 fn end(certificate: &[u8]) -> Option<i64> {
     let inside = |bytes| part(bytes).filter(|it| it.0 == SEQUENCE).map(|it| it.1);
@@ -111,5 +127,20 @@ mod tests {
             assert_eq!(good_until(&file), None, "{text}");
         }
         assert_eq!(good_until(&folder.path().join("nowhere")), None);
+    }
+
+    #[test]
+    fn certificates_that_are_good_are_picked_out_of_a_text() {
+        let made = |year: i32| {
+            let mut params = CertificateParams::new(vec!["a".to_owned()]).unwrap();
+            params.not_after = date_time_ymd(year, 2, 29);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem().trim().to_owned()
+        };
+        let (over, good, later) = (made(2020), made(2024), made(2096));
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----";
+        let text = format!("words\n{over}\n{good}{broken}\n{later}\n-----BEGIN CERTIFICATE-----");
+        assert_eq!(good_after(&text, 1_700_000_000), [&good, &later]);
+        assert_eq!(good_after(&text, 1_709_164_800), [&later], "it is over in that second");
+        assert_eq!(good_after("", 0), [""; 0]);
     }
 }

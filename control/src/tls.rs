@@ -2,7 +2,7 @@
 //!
 //! In: a TCP listener and the files of a certificate and its key. Out: a stream of connections whose
 //! handshake is done. Files that have changed are read again, so that a renewed certificate needs no
-//! restart; while they cannot be read the last good ones go on.
+//! restart; while they cannot be read the last good ones go on, and so they do until clients have been told of a new issuer.
 //!
 //! A handshake has a deadline, and so many run at a time; the stream never fails for one client.
 
@@ -42,6 +42,7 @@ pub struct Certificate {
     files: Files,
     written: [Option<SystemTime>; 2],
     config: Arc<ServerConfig>,
+    settles: Duration,
 }
 
 impl Certificate {
@@ -53,13 +54,23 @@ impl Certificate {
     pub fn read(files: Files) -> Result<Self, Error> {
         let written = files.written();
         let config = Arc::new(files.config()?);
-        Ok(Self { files, written, config })
+        Ok(Self { files, written, config, settles: Duration::ZERO })
+    }
+
+    /// The same, but files that change are used when they have been there for so long: its clients are brought the issuer of
+    /// the new one meanwhile. What is there at the start is used at once.
+    #[must_use]
+    pub fn settling(self, settles: Duration) -> Self {
+        Self { settles, ..self }
     }
 
     /// The newest that could be read.
     fn newest(&mut self) -> Arc<ServerConfig> {
         let written = self.files.written();
-        if written != self.written {
+        // Of a time to come nothing is known: a clock was set back.
+        let age = |it: &SystemTime| it.elapsed().unwrap_or(Duration::MAX);
+        let is_young = written.iter().flatten().any(|it| age(it) < self.settles);
+        if written != self.written && !is_young {
             match self.files.config() {
                 Ok(config) => {
                     tracing::info!(
@@ -160,4 +171,45 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn a_new_certificate_is_used_when_its_issuer_has_had_time_to_become_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let renew = |age: Duration| {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(vec!["a".to_owned()]).unwrap();
+            let certificate = params.self_signed(&key).unwrap();
+            for (name, text) in [("crt", certificate.pem()), ("key", key.serialize_pem())] {
+                std::fs::write(path(name), text).unwrap();
+                let file = File::options().write(true).open(path(name)).unwrap();
+                file.set_modified(SystemTime::now() - age).unwrap();
+            }
+        };
+        let hour = Duration::from_hours(1);
+        let files = || Files { certificate: path("crt"), key: path("key") };
+        renew(Duration::ZERO);
+        let mut first = Certificate::read(files()).unwrap().settling(hour);
+        let begun = first.newest();
+        renew(hour / 2);
+        assert!(Arc::ptr_eq(&first.newest(), &begun), "the last one goes on");
+        let started = Certificate::read(files()).unwrap().settling(hour);
+        assert!(!Arc::ptr_eq(&started.config, &begun), "who starts has no last one");
+        renew(hour * 2);
+        let second = first.newest();
+        assert!(!Arc::ptr_eq(&second, &begun));
+        // Said without a time to settle, it is used at once.
+        let mut first = Certificate { settles: Duration::ZERO, ..first };
+        renew(Duration::ZERO);
+        assert!(!Arc::ptr_eq(&first.newest(), &second));
+    }
 }

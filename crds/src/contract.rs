@@ -114,6 +114,8 @@ pub const CADRE_POOL: &str = "CADRE_POOL";
 pub const CADRE_OUT: &str = "CADRE_OUT";
 /// Directory for checkpoints.
 pub const CADRE_CHECKPOINTS: &str = "CADRE_CHECKPOINTS";
+/// Checkpoint of another job that this one begins with, or a directory of them; not set: it begins at step 0.
+pub const CADRE_RESUME: &str = "CADRE_RESUME";
 /// Directory that trace events go to; not set: no trace.
 pub const CADRE_TRACE: &str = "CADRE_TRACE";
 /// Process id of the supervisor; a worker whose parent is another has lost it.

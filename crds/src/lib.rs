@@ -8,7 +8,9 @@
 //! No cluster and no process: reading the manifest files is the only IO here, and
 //! [`manifest::parse`] does without. The same text gives the same objects or the same error.
 
+mod checkpoint;
 pub mod contract;
+mod failure;
 mod fields;
 mod job;
 pub mod manifest;
@@ -20,11 +22,13 @@ mod resource;
 pub mod schema;
 pub mod validate;
 
+pub use checkpoint::Checkpoint;
+pub use failure::{FailureAction, FailurePolicy, FailureRule};
 #[cfg(feature = "schema")]
 pub use job::TrainingJobResource;
 pub use job::{
-    Attention, Checkpoint, Encryption, FailureAction, FailurePolicy, FailureRule, OnPoolLoss,
-    PoolRef, Progress, TrainingJob, TrainingJobSpec, TrainingJobStatus, Wire,
+    Attention, Encryption, OnPoolLoss, PoolRef, Progress, TrainingJob, TrainingJobSpec,
+    TrainingJobStatus, Wire,
 };
 pub use k8s_openapi;
 #[cfg(feature = "schema")]

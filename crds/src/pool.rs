@@ -39,7 +39,6 @@ impl AttentionPool {
         doc = "A pool of attention servers: they compute softmax(QKᵀ)V for the jobs that name the pool.",
         shortname = "attnpool",
         category = "cadre",
-        category = "all",
         scale(
             spec_replicas_path = ".spec.replicas",
             status_replicas_path = ".status.replicas",
@@ -170,10 +169,10 @@ pub enum ScalingMode {
 #[serde(default, rename_all = "camelCase")]
 pub struct Placement {
     /// Topology keys, nearest first, such as `kubernetes.io/hostname`. Default: the chart's.
-    #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(length(min = 1, max = 316))))]
+    #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(length(min = 1, max = 316)), extend("x-kubernetes-list-type" = "set")))]
     pub levels: Vec<String>,
     /// Jobs to be near to. Default: all jobs of the pool.
-    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63))))]
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set")))]
     pub colocate_with: Vec<String>,
     /// Whether a server may start elsewhere. Default `Preferred`.
     pub colocation: Colocation,
@@ -199,7 +198,7 @@ pub struct Fabric {
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 64)))]
     pub gpus_per_server: u32,
     /// Extended resources that give a pod its RDMA devices, such as `rdma/ib`. Default none.
-    #[cfg_attr(feature = "schema", schemars(length(max = 8), inner(length(min = 1, max = 316))))]
+    #[cfg_attr(feature = "schema", schemars(length(max = 8), inner(length(min = 1, max = 316)), extend("x-kubernetes-list-type" = "set")))]
     pub rdma_resources: Vec<String>,
     /// Measured bandwidth below which a link is reported, in megabits per second. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -266,7 +265,7 @@ impl Default for Health {
 #[serde(default, rename_all = "camelCase")]
 pub struct Access {
     /// Namespaces whose jobs may join. Default: the pool's own.
-    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63))))]
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set")))]
     pub namespaces: Vec<String>,
     /// Most dedicated servers that one job may be given. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]

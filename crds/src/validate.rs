@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER, is_reserved};
-use crate::{AttentionPool, FailurePolicy, ScalingMode, TrainingJob};
+use crate::{AttentionPool, Checkpoint, FailurePolicy, ScalingMode, TrainingJob};
 
 /// Longest name of an object: leaves room for the suffixes of pods and their attempts within 63.
 pub const NAME_LENGTH: usize = 52;
@@ -142,7 +142,28 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
             "keep one of them",
         );
     }
+    resumes(&spec.checkpoint)?;
     container(&spec.template, TRAINER_CONTAINER).map(|_| ())
+}
+
+/// A job begins with a checkpoint that lies in storage which it shares with another.
+fn resumes(place: &Checkpoint) -> Result<(), Refusal> {
+    let field = "spec.checkpoint.resumeFrom";
+    let Some(from) = &place.resume_from else { return Ok(()) };
+    let (job, step) = from.split_once('/').map_or((from.as_str(), None), |it| (it.0, Some(it.1)));
+    let inner = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '-';
+    let is_job = !job.is_empty() && !job.starts_with('-') && job.chars().all(inner);
+    let digits = |it: &str| !it.is_empty() && it.chars().all(|it| it.is_ascii_digit());
+    let is_step = step.is_none_or(|it| it.strip_prefix("step-").is_some_and(digits));
+    if !is_job || !is_step || from.len() > 128 {
+        let problem = format!("is `{}`, no folder of a job's checkpoints", from.escape_debug());
+        return refuse(field, problem, "write NAME-UID, or NAME-UID/step-N for one of them");
+    }
+    if !place.is_shared() {
+        let remedy = "name that job's, spec.checkpoint.claimName or hostPath";
+        return refuse(field, "is set without storage", remedy);
+    }
+    Ok(())
 }
 
 /// Checks that a trainer that stands still is given more time than one that is silent: a process that was paused for as long

@@ -278,6 +278,16 @@ fn values_that_mean_nothing_are_refused() {
         "  checkpoint: {claimName: a, hostPath: /b}",
         "spec.checkpoint.hostPath is set beside spec.checkpoint.claimName; keep one of them",
     );
+    for (from, problem) in [
+        (
+            "i-1/../j-2",
+            "is `i-1/../j-2`, no folder of a job's checkpoints; write NAME-UID, or NAME-UID/step-N for one of them",
+        ),
+        ("i-1", "is set without storage; name that job's, spec.checkpoint.claimName or hostPath"),
+    ] {
+        let line = format!("  checkpoint: {{resumeFrom: {from}}}");
+        job("  nodes: 2", &line, &format!("spec.checkpoint.resumeFrom {problem}"));
+    }
     job(
         "        - name: trainer",
         "        - name: other\n        - name: trainer",

@@ -62,6 +62,10 @@ fn every_field_is_described_and_bounded_and_none_is_a_float() {
             assert!(field["$ref"].is_null(), "{path} is written out");
             if field["type"] == "array" {
                 assert!(field["maxItems"].is_u64(), "{path} has a longest length");
+                // Several appliers share a list of names, and none of them is there twice.
+                let is_set = field["x-kubernetes-list-type"] == "set";
+                let of_text = path.starts_with(".spec") && field["items"]["type"] == "string";
+                assert_eq!(is_set, of_text, "{path}");
             }
             let text = field["type"] == "string" && field["enum"].is_null();
             if path.starts_with(".spec") && text {
@@ -235,6 +239,19 @@ fn rules_of_jobs_refuse_and_let_pass() {
     assert_eq!(job_says(&[("/spec/checkpoint", json!({"claimName": "a"}))]), None);
     assert_eq!(job_says(&[("/spec/checkpoint", json!({"hostPath": "/b"}))]), None);
 
+    let from = |it: &str| {
+        let place = json!({"claimName": "a", "resumeFrom": it});
+        job_says(&[("/spec/checkpoint", place)])
+    };
+    for good in ["i-0123abcd", "i-0123abcd/step-40", "7b-uid-7"] {
+        assert_eq!(from(good), None, "{good}");
+    }
+    for bad in ["../i-1", "i-1/", "i-1/..", "i-1/step-", "i-1/step-4/x", "/i-1", "I-1", "-i", ""] {
+        let said = from(bad).unwrap_or_else(|| panic!("{bad} passes"));
+        assert!(said.contains("write NAME-UID, or NAME-UID/step-N"), "{bad}: {said}");
+    }
+    refused(job_says, &[("/spec/checkpoint", json!({"resumeFrom": "i-1"}))], "name that job's");
+
     // What is left out is the default, 30 and 1800.
     for (policy, is_fine) in [
         (json!({"stalledAfterSeconds": 31}), true),
@@ -274,6 +291,16 @@ fn rules_about_changes_of_jobs_refuse_and_let_pass() {
     // Each attempt keeps what it began with.
     let tls = ("/spec/attention/encryption", Value::from("Tls"));
     assert_eq!(job_update_says(&[], &[tls]), None);
+    let from = |it: &str| ("/spec/checkpoint", json!({"claimName": "a", "resumeFrom": it}));
+    let none = ("/spec/checkpoint", json!({"claimName": "a"}));
+    for (before, after) in
+        [(none.clone(), from("i-1")), (from("i-1"), none), (from("i-1"), from("i-2"))]
+    {
+        let update =
+            |after: &[(&str, Value)]| job_update_says(std::slice::from_ref(&before), after);
+        refused(update, std::slice::from_ref(&after), "spec.checkpoint.resumeFrom never changes");
+    }
+    assert_eq!(job_update_says(&[from("i-1")], &[from("i-1")]), None);
     let managed = ("/spec/managedBy", Value::from("kueue.x-k8s.io/multikueue"));
     let never = "spec.managedBy never changes";
     refused(|after| job_update_says(&[], after), std::slice::from_ref(&managed), never);
@@ -294,5 +321,5 @@ fn every_rule_is_tested_here() {
         });
     }
     // A new rule: write both of its cases above, then count it here.
-    assert_eq!(rules.len(), 14, "{rules:#?}");
+    assert_eq!(rules.len(), 17, "{rules:#?}");
 }

@@ -55,6 +55,11 @@ pub(crate) async fn serve(address: SocketAddr, context: Arc<Context>) -> anyhow:
 }
 
 async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, METRICS)], told(&context))
+}
+
+/// What Prometheus is told now.
+pub(crate) fn told(context: &Context) -> String {
     let caches = &context.caches;
     let leads = context.metrics.leader.get() == 1;
     let seen = || Seen {
@@ -70,5 +75,5 @@ async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
     let end = |folder: &Path, file| Some((file, good_until(&folder.join(file))?));
     let ends = folder.map(|it| CERTIFICATES.into_iter().filter_map(|file| end(it, file)).collect());
     seen.certificates = ends.unwrap_or_default();
-    ([(header::CONTENT_TYPE, METRICS)], context.metrics.text(&seen))
+    context.metrics.text(&seen)
 }

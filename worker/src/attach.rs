@@ -46,6 +46,8 @@ pub struct Contract {
     pub profile: Option<String>,
     /// Where checkpoints go; empty where the controller says it.
     pub checkpoints: PathBuf,
+    /// Checkpoint of another job that this one begins with, or a folder of them, if any.
+    pub resume: Option<PathBuf>,
 }
 
 /// A process that its controller knows.
@@ -212,6 +214,7 @@ impl Contract {
                 }
                 folder => folder.unwrap_or_default(),
             },
+            resume: file(contract::CADRE_RESUME),
         })
     }
 
@@ -243,9 +246,9 @@ impl Contract {
     }
 
     /// Whether this process has to find the checkpoint that the job goes on from: the operator keeps none, and the first
-    /// attempt starts from the beginning, whatever lies in the folder.
+    /// attempt starts from the beginning or with another job's checkpoint, whatever lies in the job's own folder.
     pub fn finds_checkpoint(&self) -> bool {
-        self.is_pod() && self.conducts() && self.attempt > 1
+        self.is_pod() && self.conducts() && (self.attempt > 1 || self.resume.is_some())
     }
 
     /// Who this process is, with what only a conductor in a pod says.
@@ -442,6 +445,7 @@ mod tests {
             memory_mib: 1,
             profile: None,
             checkpoints: PathBuf::new(),
+            resume: None,
         };
         let engine = Engine::cpu(Threads::ONE);
         let credentials = Credentials { issuers: "ca".into(), token: "token".into() };

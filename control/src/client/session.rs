@@ -71,10 +71,10 @@ impl Session {
     }
 
     pub(super) async fn run(mut self) -> Parting {
-        let mut pause = self.options.first_pause;
+        let mut pauses = Pauses::new(&self.options);
         loop {
-            let before = self.first.is_some();
-            match self.stream().await {
+            let (ended, was_welcome) = self.stream().await;
+            match ended {
                 Ended::Left(parting) => return parting,
                 Ended::Refused(reason) => {
                     tracing::error!(%reason, "refused by the controller");
@@ -85,11 +85,7 @@ impl Session {
                 }
                 Ended::Broken(trouble) => self.complain(trouble),
             }
-            if before && self.first.is_none() {
-                pause = self.options.first_pause;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(self.options.longest_pause);
+            tokio::time::sleep(pauses.next(was_welcome)).await;
         }
     }
 
@@ -102,17 +98,25 @@ impl Session {
         }
     }
 
-    /// One stream, from its connection to its end.
-    async fn stream(&mut self) -> Ended {
+    /// One stream, from its connection to its end, and whether the worker was welcome in it.
+    async fn stream(&mut self) -> (Ended, bool) {
+        let (outgoing, mut incoming) = match self.open().await {
+            Ok(both) => both,
+            Err(ended) => return (ended, false),
+        };
+        let mut welcome = false;
+        let ended = self.talk(outgoing, &mut incoming, &mut welcome).await;
+        (ended, welcome)
+    }
+
+    async fn open(
+        &self,
+    ) -> Result<(mpsc::Sender<WorkerMessage>, Streaming<ControllerMessage>), Ended> {
         let connect = self.options.connect;
-        let channel = match self.endpoint.connect(connect).await {
-            Ok(channel) => channel,
-            Err(error) => return Ended::Broken(error.to_string()),
-        };
-        let authorization = match self.endpoint.authorization() {
-            Ok(authorization) => authorization,
-            Err(error) => return Ended::Broken(error.to_string()),
-        };
+        let channel = self.endpoint.connect(connect).await;
+        let channel = channel.map_err(|it| Ended::Broken(it.to_string()))?;
+        let authorization = self.endpoint.authorization();
+        let authorization = authorization.map_err(|it| Ended::Broken(it.to_string()))?;
         let (outgoing, stream) = mpsc::channel(16);
         let opening = async {
             // The channel has just been made and has room.
@@ -123,27 +127,26 @@ impl Session {
             }
             ControlClient::new(channel).attach(request).await
         };
-        let mut incoming = match tokio::time::timeout(connect, opening).await {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return self.ended(&status),
-            Err(_late) => return Ended::Broken(format!("no answer within {connect:?}")),
-        };
-        self.talk(outgoing, &mut incoming).await
+        match tokio::time::timeout(connect, opening).await {
+            Ok(Ok(response)) => Ok((outgoing, response.into_inner())),
+            Ok(Err(status)) => Err(self.ended(&status)),
+            Err(_late) => Err(Ended::Broken(format!("no answer within {connect:?}"))),
+        }
     }
 
     async fn talk(
         &mut self,
         outgoing: mpsc::Sender<WorkerMessage>,
         incoming: &mut Streaming<ControllerMessage>,
+        welcome: &mut bool,
     ) -> Ended {
         let unsaid = std::mem::take(&mut self.next).into_iter().filter(|it| !lasts(it));
         self.next = self.said.again().chain(unsaid).collect();
-        let mut welcome = false;
         loop {
             tokio::select! {
                 said = incoming.message() => match said {
                     Ok(Some(message)) => {
-                        welcome |= is_welcome(&message);
+                        *welcome |= is_welcome(&message);
                         if !self.deliver(message).await {
                             return Ended::Left(Parting::Unheard);
                         }
@@ -151,7 +154,7 @@ impl Session {
                     Ok(None) => return Ended::Broken("the stream has ended".into()),
                     Err(status) => return self.ended(&status),
                 },
-                room = outgoing.reserve(), if welcome && !self.next.is_empty() => {
+                room = outgoing.reserve(), if *welcome && !self.next.is_empty() => {
                     let Ok(room) = room else {
                         return Ended::Broken("the stream has ended".into());
                     };
@@ -162,7 +165,7 @@ impl Session {
                         break;
                     }
                 }
-                message = self.queue.recv(), if welcome && self.next.is_empty() => match message {
+                message = self.queue.recv(), if *welcome && self.next.is_empty() => match message {
                     Some(message) => {
                         self.remember(&message);
                         self.next.push_back(message);
@@ -241,4 +244,45 @@ impl Session {
 
 fn is_welcome(message: &ControllerMessage) -> bool {
     matches!(message.message, Some(controller_message::Message::Welcome(_)))
+}
+
+/// Pauses between streams.
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Pauses {
+    fn new(options: &Options) -> Self {
+        let Options { first_pause: first, longest_pause: longest, .. } = *options;
+        Self { first, longest, next: first }
+    }
+
+    /// After a stream has broken. Who was welcome in it begins anew: of two operators one alone listens, so a worker may have
+    /// to try a few times before it finds the one that leads now.
+    fn next(&mut self, was_welcome: bool) -> Duration {
+        if was_welcome {
+            self.next = self.first;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_the_worker_is_welcome_and_then_begin_anew_each_time() {
+        let second = Duration::from_secs;
+        let options =
+            Options { first_pause: second(1), longest_pause: second(3), ..Options::default() };
+        let mut pauses = Pauses::new(&options);
+        let broken = [false, false, false, true, false, true, true, false];
+        let all: Vec<u64> = broken.map(|it| pauses.next(it).as_secs()).into();
+        assert_eq!(all, [1, 2, 3, 1, 2, 1, 1, 2]);
+    }
 }

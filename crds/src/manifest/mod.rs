@@ -212,7 +212,7 @@ fn only_in_a_cluster(tree: &Value) -> Vec<String> {
         .filter(|key| SPEC.contains(&key.as_str()))
         .map(|key| format!("spec.{key}"))
         .collect();
-    for key in ["claimName", "hostPath"] {
+    for key in ["claimName", "hostPath", "resumeFrom"] {
         if spec.and_then(|it| it.get("checkpoint")).and_then(|it| it.get(key)).is_some() {
             fields.push(format!("spec.checkpoint.{key}"));
         }

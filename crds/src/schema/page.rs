@@ -107,7 +107,8 @@ fn kind(field: &Value) -> String {
         "array" => {
             let most = field["maxItems"].as_u64();
             let most = most.map_or(String::new(), |it| format!(", at most {it}"));
-            format!("list of {}{most}", kind(&field["items"]))
+            let once = if field["x-kubernetes-list-type"] == "set" { ", each once" } else { "" };
+            format!("list of {}{most}{once}", kind(&field["items"]))
         }
         "integer" => match (whole("minimum"), whole("maximum")) {
             (Some(least), Some(most)) => format!("integer, {least} to {most}"),

@@ -49,6 +49,10 @@ fn refusals(cluster: &Cluster) -> Result<()> {
             pool_with(1, "  health: {suspectAfterMilliseconds: 399}\n"),
             "greater than or equal to 400",
         ),
+        (
+            pool_with(1, "  placement: {levels: [a, b, a]}\n"),
+            "spec.placement.levels: duplicate entries",
+        ),
         (pool_with(1, "  drains: {}\n"), "field not declared in schema"),
         (template("{name: other}"), "must be exactly one container, named `server`"),
         (template("{name: server}, {name: other}"), "must be exactly one container"),
@@ -69,6 +73,11 @@ fn refusals(cluster: &Cluster) -> Result<()> {
             "stalledAfterSeconds is not above spec.failurePolicy.suspectAfterSeconds",
         ),
         (job("  checkpoint: {claimName: a, hostPath: /b}\n"), "keep one of them"),
+        (job("  checkpoint: {resumeFrom: i-0123abcd}\n"), "resumeFrom is set without storage"),
+        (
+            job("  checkpoint: {claimName: a, resumeFrom: ../i-0123abcd}\n"),
+            "resumeFrom is no folder of a job's checkpoints; write NAME-UID",
+        ),
         (
             job("").replace("image:", "env: [{name: WORLD_SIZE, value: '2'}], image:"),
             "Cadre sets this variable itself",
@@ -91,6 +100,10 @@ fn refused_changes(cluster: &Cluster) -> Result<()> {
         (other("nodes: 2", "nodes: 2\n  procsPerNode: 2"), "spec.procsPerNode changes only while"),
         (other("{name: p}", "{name: q}"), "spec.attention.poolRef changes only while"),
         (job("  managedBy: example.com/other\n"), "spec.managedBy never changes"),
+        (
+            job("  checkpoint: {claimName: a, resumeFrom: i-0123abcd/step-40}\n"),
+            "spec.checkpoint.resumeFrom never changes; create a new job",
+        ),
     ] {
         refused(cluster, &manifest, words)?;
     }

@@ -180,6 +180,7 @@ fn combinations(good: &Value) -> Vec<Bad> {
         all.push(("spec", json!({"replicas": 0, "inPlace": false})));
         all.push(("spec.scaling", json!({"mode": "Auto"})));
         all.push(("spec.scaling", json!({"min": 3, "max": 2})));
+        all.push(("spec.access.namespaces", json!(["a", "a"])));
     } else {
         all.push(("spec.checkpoint", json!({"claimName": "a", "hostPath": "/b"})));
         all.push(("spec.attention.poolRef", json!({"name": "nowhere"})));

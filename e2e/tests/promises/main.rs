@@ -27,6 +27,7 @@ mod every_bad_field_is_refused_or_told;
 mod explain_names_the_cause_and_the_remedy;
 mod helm_installs_upgrades_and_uninstalls;
 mod objects;
+mod only_the_operator_makes_servers;
 mod plain_pods_join_a_pool_and_train;
 mod release;
 mod servers_are_replaced_one_after_the_other;
@@ -96,6 +97,7 @@ const PROMISES: &[Promise] = promises! {
         a_pool_gets_its_servers_or_says_why_not
         a_job_becomes_pods_when_its_queue_says_so
         an_operator_also_serves_a_cluster_of_the_user
+        only_the_operator_makes_servers
         an_uninstall_never_hangs;
     FakeNodes Alone:
         servers_are_replaced_one_after_the_other

@@ -53,8 +53,10 @@ impl Figures {
         }
     }
 
-    /// A checkpoint of an attempt holds so many steps. Out: the figures, if no newer one was heard of.
+    /// A checkpoint of an attempt holds so many steps. Out: the figures, if no newer one was heard of. More steps than a status
+    /// can hold are nonsense, which must not keep the status from being written.
     pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) -> Option<&JobFigures> {
+        i64::try_from(steps).ok()?;
         let figures = self.0.get_mut(attempt).filter(|it| it.checkpoint < steps)?;
         figures.checkpoint = steps;
         Some(figures)
@@ -119,7 +121,9 @@ mod tests {
         for (steps, news) in [(0, false), (20, true), (20, false), (10, false), (40, true)] {
             assert_eq!(figures.saved(&attempt(1), steps).is_some(), news, "{steps}");
         }
+        assert_eq!(figures.saved(&attempt(1), u64::MAX), None, "no status holds it");
         figures.begin(&attempt(2), "u", 0);
+        assert_eq!(figures.saved(&attempt(1), 60), None, "of an attempt that is over");
         assert_eq!(figures.of_those(|_| true).map(|it| it.1.checkpoint).max(), Some(40));
         assert_eq!(figures.saved(&attempt(2), 40), None);
         figures.begin(&attempt(1), "other", 0);

@@ -76,7 +76,7 @@ impl Known {
 pub(crate) async fn listen(place: &Place) -> anyhow::Result<(TcpListener, Certificate)> {
     let folder = &place.certificates;
     let files = Files { certificate: folder.join("tls.crt"), key: folder.join("tls.key") };
-    let certificate = Certificate::read(files)?;
+    let certificate = Certificate::read(files)?.settling(issuer::SETTLES);
     let listener = TcpListener::bind(place.address)
         .await
         .with_context(|| format!("{}: cannot listen; choose another --control", place.address))?;
@@ -92,6 +92,7 @@ pub(crate) async fn run(
     let gate = Reviewer::new(context.client.clone(), context.settings.audience.clone());
     let (sender, events) = mpsc::channel(QUEUE);
     context.told.start();
+    let issuers = issuer::watch(context.clone());
     let service = Service::new(context, term);
     let incoming = tls::accept(listener, certificate);
     // Of whatever build a job is: its workers are compared with each other.
@@ -99,6 +100,7 @@ pub(crate) async fn run(
         server::serve(incoming, None, Some(Arc::new(gate)), sender, std::future::pending());
     tokio::select! {
         ended = serving => ended.context("control service"),
+        () = issuers => anyhow::bail!("nobody looks at the control service's issuer any more"),
         () = service.run(events) => anyhow::bail!("the control service has no listener any more"),
     }
 }

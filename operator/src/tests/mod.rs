@@ -3,11 +3,13 @@
 //! What is decided is tested where it is decided; here is tested that it happens.
 
 mod encryption;
+mod issuers;
 mod leading;
 mod pods;
 mod refusals;
 mod server;
 mod standing;
+mod telling;
 mod versions;
 
 use std::sync::Arc;

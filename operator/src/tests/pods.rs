@@ -195,8 +195,8 @@ fn alone(node: &Node, objects: &[Value; 2]) -> Vec<String> {
     losses(&fs::read_to_string(out.join("logs/trainer-0-0.log")).expect("a log"))
 }
 
-/// Makes a pod of the job's template, as the Job controller does.
-fn trainer(server: &Server, job: &Value, index: u32) {
+/// Makes a pod of the job's template, as the Job controller does. Out: it.
+async fn trainer(server: &Server, job: &Value, index: u32) -> Value {
     let template = &job["spec"]["template"];
     let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
     let place = index.to_string();
@@ -204,7 +204,17 @@ fn trainer(server: &Server, job: &Value, index: u32) {
     pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] = place.into();
     pod["spec"]["nodeName"] = "node-1".into();
     pod["status"] = super::running()["status"].clone();
-    server.put("pods", &format!("j-1-{index}"), &pod);
+    let own = format!("{}-{index}", name(job));
+    server.put("pods", &own, &pod);
+    server.until("the pod", |all| all.get("pods", &own).cloned()).await
+}
+
+/// The job under another name, which begins with what another one has left.
+async fn go_on(server: &Server, job: &Value, (own, from): (&str, &str)) -> Value {
+    let mut job = job.clone();
+    job["spec"]["checkpoint"] = json!({"hostPath": "/shared", "resumeFrom": from});
+    server.put("trainingjobs", own, &job);
+    server.until("an attempt", |all| all.get("jobs", &format!("{own}-1")).cloned()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,13 +275,9 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
     // The job.
     server.put("trainingjobs", "j", job);
     let made = server.until("an attempt", |all| all.get("jobs", "j-1").cloned()).await;
-    for index in 0..2 {
-        trainer(&server, &made, index);
-    }
     let mut trainers = Vec::new();
     for index in 0..2 {
-        let pod =
-            server.until("a pod", |all| all.get("pods", &format!("j-1-{index}")).cloned()).await;
+        let pod = trainer(&server, &made, index).await;
         trainers.push(node.start(&pod, &authority, &token(&pod), &[]));
     }
     trainers[0].says(&format!("step 2 of {STEPS}")).await;
@@ -297,6 +303,34 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
         })
         .await;
     assert!(servers[0].child.try_wait().expect("a child of this test").is_none(), "it stays");
+
+    // A new job goes on from a checkpoint of the first one, and one that names nothing is refused by the field.
+    let first = server.until("the job", |all| all.get("trainingjobs", "j").cloned()).await;
+    let uid = first["metadata"]["uid"].as_str().expect("it has one").to_owned();
+    let from = format!("j-{}", uid.get(..8).unwrap_or(&uid));
+    let made = go_on(&server, job, ("k", &format!("{from}/step-64"))).await;
+    let mut trainers = Vec::new();
+    for index in 0..2 {
+        let pod = trainer(&server, &made, index).await;
+        trainers.push(node.start(&pod, &authority, &token(&pod), &[]));
+    }
+    for trainer in &mut trainers {
+        let end = trainer.ended().await;
+        assert_eq!(end.code(), Some(0), "{}", trainer.log());
+    }
+    assert_eq!(losses(&trainers[0].log()), expected[64..], "{}", trainers[0].log());
+    let own = server.until("the job", |all| all.get("trainingjobs", "k").cloned()).await;
+    let own = own["metadata"]["uid"].as_str().expect("it has one").to_owned();
+    let folder = node.path(&format!("checkpoints/k-{}", own.get(..8).unwrap_or(&own)));
+    let log = fs::read_to_string(folder.join("headers.jsonl")).expect("the log of headers");
+    assert_eq!(log.lines().count(), STEPS as usize, "the other job's lines, then its own");
+    let made = go_on(&server, job, ("l", &format!("{from}/step-65"))).await;
+    let pod = trainer(&server, &made, 0).await;
+    let mut refused = node.start(&pod, &authority, &token(&pod), &[]);
+    assert_eq!(refused.ended().await.code(), Some(2), "{}", refused.log());
+    let words = "/step-65 is no folder; create a new job that names the folder of a job";
+    assert!(refused.log().contains("spec.checkpoint.resumeFrom: "), "{}", refused.log());
+    assert!(refused.log().contains(words), "{}", refused.log());
     let id = rustix_pid(&servers[0].child);
     rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
     assert_eq!(servers[0].ended().await.code(), Some(0), "{}", servers[0].log());

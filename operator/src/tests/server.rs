@@ -343,9 +343,10 @@ fn refuse(code: u16) -> Response {
 }
 
 fn refuse_with(code: u16, words: &str) -> Response {
+    let reason = if code == 404 { "NotFound" } else { "Refused" };
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-        "message": words, "reason": "Refused", "metadata": {},
+        "message": words, "reason": reason, "metadata": {},
     });
     let mut response = reply(&status);
     *response.status_mut() = StatusCode::from_u16(code).expect("a code of HTTP");

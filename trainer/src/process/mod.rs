@@ -7,6 +7,7 @@
 //! Invariant: parameters change only at the end of a step that every trainer finished, so after any
 //! failure each survivor can write the checkpoint of the last completed step, with the same bytes.
 
+mod begins;
 mod closing;
 mod prepare;
 mod record;

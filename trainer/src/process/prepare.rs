@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
@@ -20,7 +20,7 @@ use cadre_worker::session::{Contract, Join, JoinError, Session, Turns};
 
 use super::record::Record;
 use super::stuck::Noticed;
-use super::{Process, STOPPED, TrainArgs};
+use super::{Process, STOPPED, TrainArgs, begins};
 use crate::checkpoint::{self, CheckpointError, State, Values};
 use crate::corpus::Corpus;
 use crate::loader::{self, Lengths, Loader};
@@ -87,7 +87,7 @@ impl Process {
         })?;
         let address = listener.local_addr().context("cannot listen for the all-reduce")?;
         let finds = contract.finds_checkpoint();
-        let resume = if finds { newest(&contract.checkpoints).map_err(bad_input)? } else { None };
+        let resume = if finds { begins::with(&contract).map_err(bad_input)? } else { None };
         let memory = args.memory_mib.map_or(contract.memory_mib, NonZeroU32::get);
         let mut begun = None;
         let first = |settings: &Settings, engine: &Engine| {
@@ -147,11 +147,6 @@ impl Process {
     }
 }
 
-/// The newest checkpoint; none where there is no folder yet.
-fn newest(folder: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    if folder.is_dir() { checkpoint::newest(folder) } else { Ok(None) }
-}
-
 /// What a trainer has before its first step.
 struct Begun {
     loader: Loader,
@@ -202,8 +197,8 @@ impl Begun {
         let linear = Linear::choose(args.engine, engine, args.threads, &weights)
             .map_err(|why| format!("--engine gpu: {why}"))?;
         tracing::info!("linear layers: {}", linear.description());
-        let (trainer, state) =
-            begin(args, model.with_linear(linear), fresh, settings).map_err(text)?;
+        let (trainer, state) = begin(args, model.with_linear(linear), fresh, settings)
+            .map_err(|why| begins::refused(contract, settings.resume.as_deref(), &why))?;
         let keeps = contract.is_pod() && contract.me.index == 0;
         let record = keeps
             .then(|| Record::open(&settings.checkpoints, state.step, settings.resume.as_deref()));

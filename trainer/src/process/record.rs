@@ -34,12 +34,14 @@ pub(super) struct Error {
 
 impl Record {
     /// Opens the log in a folder, made if it is not there, for a job that goes on with `step`, from a checkpoint if it is not the
-    /// first one. The step before is added where its trainer 0 died before it wrote it down.
+    /// first one. Where that is another job's, the log begins with the lines of that one. The step before is added where its
+    /// trainer 0 died before it wrote it down.
     pub(super) fn open(folder: &Path, step: u64, checkpoint: Option<&Path>) -> Result<Self, Error> {
         let path = folder.join(NAME);
         let opened = || {
             fs::create_dir_all(folder)?;
-            let before = match fs::read_to_string(&path) {
+            let home = checkpoint.and_then(Path::parent).unwrap_or(folder);
+            let before = match fs::read_to_string(home.join(NAME)) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
                 text => text?,
             };
@@ -126,6 +128,14 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4);
             headers::read(&path).unwrap().covers(0..4).unwrap();
         }
+        // Another job begins with that checkpoint, twice, in a folder of its own.
+        let own = folder.with_file_name("own");
+        for _ in 0..2 {
+            let mut record = Record::open(&own, 4, Some(&found)).unwrap();
+            record.add(&header(4)).unwrap();
+            headers::read(&own.join(NAME)).unwrap().covers(0..5).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4, "not its own to write");
         last(7);
         drop(Record::open(&folder, 5, Some(&found)).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4, "it is of another step");

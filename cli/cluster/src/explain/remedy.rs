@@ -70,7 +70,10 @@ const REASONS: [(&str, &str); 29] = [
     ),
     ("FailureRule", "the job's own rule ends it; correct the cause or spec.failurePolicy.rules"),
     ("BadInput", "correct what the message names; a restart does not help"),
-    ("DeadlineExceeded", "raise spec.activeDeadlineSeconds and make the job anew"),
+    (
+        "DeadlineExceeded",
+        "create a new job with more spec.activeDeadlineSeconds, which goes on with spec.checkpoint.resumeFrom",
+    ),
     (
         "Forbidden",
         "give the operator the right that the message names (the chart's role), or allow the pod in this namespace",

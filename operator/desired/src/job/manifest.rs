@@ -12,9 +12,10 @@ use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
     ANNOTATION_CHECKPOINT, ANNOTATION_ENCRYPTION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
     CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX, CADRE_JOB, CADRE_MEMORY_MIB,
-    CADRE_POOL, CADRE_PROFILE, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES,
-    PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
+    CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE,
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT,
+    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER,
+    WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -142,7 +143,7 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         variable(CADRE_ATTEMPT, number.to_string()),
         // Each attempt starts each trainer once.
         variable(CADRE_INCARNATION, number.saturating_sub(1).to_string()),
-        variable(CADRE_CHECKPOINTS, checkpoint_folder(object)),
+        variable(CADRE_CHECKPOINTS, format!("{CHECKPOINTS}/{}", checkpoint_folder(object))),
         variable(CADRE_MEMORY_MIB, spec.attention.in_place_memory_mebibytes.to_string()),
         variable(MASTER_ADDR, master),
         variable(MASTER_PORT, PORT),
@@ -158,6 +159,9 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
     if let Some(profile) = &spec.attention.profile {
         variables.push(variable(CADRE_PROFILE, profile.as_str()));
     }
+    if let Some(from) = &spec.checkpoint.resume_from {
+        variables.push(variable(CADRE_RESUME, format!("{CHECKPOINTS}/{from}")));
+    }
     if spec.procs_per_node == 1 {
         variables.push(from_field(RANK, INDEX));
         variables.push(from_field(CADRE_INDEX, INDEX));
@@ -166,11 +170,11 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
     variables
 }
 
-/// The job's own folder: jobs may share a claim, and one of the same name that was deleted is another.
-fn checkpoint_folder(object: &TrainingJob) -> String {
+/// The job's own folder in its storage: jobs may share a claim, and one of the same name that was deleted is another.
+pub(crate) fn checkpoint_folder(object: &TrainingJob) -> String {
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
     let start = uid.get(..8).unwrap_or(uid);
-    format!("{CHECKPOINTS}/{}-{start}", name(&object.metadata))
+    format!("{}-{start}", name(&object.metadata))
 }
 
 /// The claim, the node's directory, or nothing that outlives the pod.

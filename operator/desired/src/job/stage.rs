@@ -133,10 +133,18 @@ fn attempt(job: &Job) -> Option<Attempt<'_>> {
     Some(Attempt { number, restarts, checkpoint, job })
 }
 
+/// Restarts by the status, where no attempt is left to say them: those before a checkpoint that was heard of since are no
+/// more in a row. Trainers that are ended write one on their way out.
+pub(crate) fn told(observed: &Observed) -> Restarts {
+    let Some(status) = &observed.job.status else { return Restarts::default() };
+    let newer = checkpoint(observed) > status.checkpoint_step;
+    Restarts { all: status.restarts, in_a_row: if newer { 0 } else { status.in_a_row() } }
+}
+
 /// Steps in the newest checkpoint of the job that was ever heard of.
 pub(crate) fn checkpoint(observed: &Observed) -> u64 {
-    let told = observed.job.status.as_ref().map_or(0, |it| it.checkpoint_step);
-    told.max(observed.checkpoint)
+    let known = observed.job.status.as_ref().map_or(0, |it| it.checkpoint_step);
+    known.max(observed.checkpoint)
 }
 
 /// Whether the job has failed because its restarts were used up, and is allowed more by now: it goes on.
@@ -177,11 +185,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
         return Stage::Suspended;
     }
     let (restarts, after) = match newest {
-        None => {
-            let told = job.status.as_ref();
-            let told = told.map(|it| Restarts { all: it.restarts, in_a_row: it.in_a_row() });
-            (told.unwrap_or_default(), None)
-        }
+        None => (told(observed), None),
         // Pods that go with their place in the queue may let the Job fail, too.
         Some(newest) if was_taken_back(observed, newest) => {
             (newest.restarts(observed), Some(Cause::taken_back()))

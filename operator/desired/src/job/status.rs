@@ -10,8 +10,10 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
+use super::failure::RESTARTS_USED_UP;
+use super::manifest::checkpoint_folder;
 use super::stage::{
-    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, was_taken_back,
+    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, told, was_taken_back,
 };
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
@@ -42,7 +44,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.progress = Some(progress.clone());
     }
     status.checkpoint_step = checkpoint(observed);
-    let mut in_a_row = status.in_a_row();
+    let mut in_a_row = told(observed).in_a_row;
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
         status.restarts = status.restarts.max(newest.restarts.all);
@@ -82,8 +84,17 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         if suspended { ("Suspended", "spec.suspend is true") } else { ("NotSuspended", "") };
     conditions.set("Suspended", said(suspended, reason, message));
     let failed = match &stage {
-        Stage::Failed(cause) => Some(said(true, cause.reason, &cause.what)),
-        Stage::Late { seconds } => Some(late(*seconds)),
+        Stage::Failed(cause) => {
+            // The one end that is not final says itself how the job goes on.
+            let goes_on = cause.reason == RESTARTS_USED_UP;
+            let way = if goes_on { String::new() } else { way_on(observed) };
+            Some(said(true, cause.reason, format!("{}{way}", cause.what)))
+        }
+        Stage::Late { seconds } => {
+            let text =
+                format!("the job was active for {seconds} s, as spec.activeDeadlineSeconds says");
+            Some(said(true, "DeadlineExceeded", text + &way_on(observed)))
+        }
         Stage::Deleted
         | Stage::Foreign
         | Stage::Finished { .. }
@@ -129,11 +140,14 @@ fn edited(job: &TrainingJob, stage: &Stage, now: Option<Encryption>) -> String {
     }
 }
 
-fn late(seconds: u32) -> Said {
-    let text = format!(
-        "the job was active for {seconds} s; raise spec.activeDeadlineSeconds to allow more"
-    );
-    said(true, "DeadlineExceeded", text)
+/// How what a job has trained can be gone on with after an end that is final.
+fn way_on(observed: &Observed) -> String {
+    let place = &observed.job.spec.checkpoint;
+    if !place.is_shared() || checkpoint(observed) == 0 {
+        return "; create a new job".into();
+    }
+    let folder = checkpoint_folder(&observed.job);
+    format!("; create a new job, which goes on with spec.checkpoint.resumeFrom: {folder}")
 }
 
 /// Pods of the newest attempt that are not on their way out, by name.

@@ -28,6 +28,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Observed;
+use super::server::servers;
 use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
 use crate::podspec::{complete, empty, mount, variable, volume};
 use crate::settings::Settings;
@@ -52,7 +53,8 @@ pub(crate) fn levels<'a>(spec: &'a AttentionPoolSpec, settings: &'a Settings) ->
     if own.is_empty() { &settings.levels } else { own }
 }
 
-/// Digest of what servers are made from.
+/// Digest of what servers are made from. Pods that run carry it, and another one replaces them: every build makes the same
+/// of the same spec. So a field that a later build adds to these three counts only where it is set.
 pub(crate) fn revision(spec: &AttentionPoolSpec) -> String {
     let parts = (&spec.template, &spec.fabric, &spec.placement);
     let text = serde_json::to_string(&parts).expect("a spec is plain data");
@@ -62,7 +64,8 @@ pub(crate) fn revision(spec: &AttentionPoolSpec) -> String {
 /// A dedicated server.
 pub(crate) fn server(observed: &Observed, settings: &Settings, start: &Start) -> Pod {
     let pool = &observed.pool;
-    let template = pool.spec.template.clone().unwrap_or_else(|| own_template(settings));
+    let template = pool.spec.template.clone();
+    let template = template.unwrap_or_else(|| own_template(image(observed, settings), settings));
     let from = template.metadata.unwrap_or_default();
     let mut labels = from.labels.unwrap_or_default();
     labels.extend(pool_labels(&pool.metadata));
@@ -103,12 +106,25 @@ pub(crate) fn server(observed: &Observed, settings: &Settings, start: &Start) ->
     }
 }
 
-/// Pod of a pool without a template: the chart's image, nothing that is not needed.
-fn own_template(settings: &Settings) -> PodTemplateSpec {
+/// Image of a server whose pool names none: that of the servers that work for jobs, else the chart's. After an upgrade the
+/// chart's may be of another build, which cannot work for these jobs.
+fn image<'a>(observed: &'a Observed, settings: &'a Settings) -> &'a str {
+    let current = revision(&observed.pool.spec);
+    let mut all = servers(observed).into_iter();
+    let works = all.find(|it| {
+        it.revision() == Some(&current) && it.stays() && it.report.is_some_and(|it| it.serves)
+    });
+    let containers = works.and_then(|it| Some(&it.pod.spec.as_ref()?.containers));
+    let own = containers.and_then(|it| it.iter().find(|it| it.name == SERVER_CONTAINER));
+    own.and_then(|it| it.image.as_deref()).unwrap_or(&settings.server_image)
+}
+
+/// Pod of a pool without a template: an image of ours, nothing that is not needed.
+fn own_template(image: &str, settings: &Settings) -> PodTemplateSpec {
     let mut spec = PodSpec {
         containers: vec![Container {
             name: SERVER_CONTAINER.into(),
-            image: Some(settings.server_image.clone()),
+            image: Some(image.to_owned()),
             command: Some(vec!["cadre".into(), "serve".into()]),
             ..Container::default()
         }],

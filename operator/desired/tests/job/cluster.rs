@@ -31,6 +31,8 @@ pub(crate) struct World {
     pub(crate) last_words: Option<LastWords>,
     /// Failures that may have counted: a disruption never does.
     pub(crate) may_count: u32,
+    /// Those of them since a newer checkpoint was told of while the job was not over.
+    pub(crate) since_saved: u32,
     pub(crate) gone: bool,
     /// Why Jobs fail, by name, as their controller has decided.
     pub(crate) decided: BTreeMap<String, (String, String)>,
@@ -66,6 +68,7 @@ impl World {
             checkpoint: 0,
             last_words: None,
             may_count: 0,
+            since_saved: 0,
             gone: false,
             decided: BTreeMap::new(),
         };
@@ -200,26 +203,43 @@ impl World {
             Event::Suspend(suspend) => self.job.spec.suspend = suspend,
             Event::End { pod, code } => {
                 let ended = self.end_trainer(pod, code);
-                self.may_count += u32::from(ended && code != 0);
+                self.may_count(ended && code != 0);
             }
             Event::Finish => self.finish(),
             Event::Disrupt { pod, reason } => {
                 self.disrupt(pod, REASONS[reason]);
             }
-            Event::Save(steps) => self.checkpoint = self.checkpoint.max(steps),
+            Event::Save(steps) => {
+                // What is over goes on only where somebody allows it.
+                let over = self.is_true("Failed") || self.is_true("Complete");
+                self.since_saved *= u32::from(over || steps <= self.checkpoint);
+                self.checkpoint = self.checkpoint.max(steps);
+            }
             Event::Allow(restarts) => self.job.spec.failure_policy.max_restarts = Some(restarts),
-            Event::GiveUp => self.may_count += u32::from(self.give_up(3, "it stands still")),
-            Event::Beside { pod, code } => self.may_count += u32::from(self.fail_beside(pod, code)),
-            Event::Spoil { pod, code } => self.may_count += u32::from(self.spoil(pod, code)),
+            Event::GiveUp => {
+                let gives_up = self.give_up(3, "it stands still");
+                self.may_count(gives_up);
+            }
+            Event::Beside { pod, code } => {
+                let failed = self.fail_beside(pod, code);
+                self.may_count(failed);
+            }
+            Event::Spoil { pod, code } => {
+                let spoiled = self.spoil(pod, code);
+                self.may_count(spoiled);
+            }
             Event::Nominate { pod, holds } => self.nominate(pod, holds),
             // Nobody may have seen who deleted it.
-            Event::DeletePod(pod) => self.may_count += u32::from(self.delete_pod(pod)),
+            Event::DeletePod(pod) => {
+                let deleted = self.delete_pod(pod);
+                self.may_count(deleted);
+            }
             Event::LoseNode(pod) => self.lose_node_of(pod),
             Event::Preempt => {
                 if let Some(job) = self.jobs.last_mut() {
                     job.spec.get_or_insert_default().suspend = Some(true);
                     // A queue that changes its mind unseen.
-                    self.may_count += 1;
+                    self.may_count(true);
                 }
             }
             Event::DeleteJob => drop(self.jobs.pop()),
@@ -236,6 +256,11 @@ impl World {
             Event::Calm => self.calm(),
             Event::Wait(seconds) => self.clock.second += seconds,
         }
+    }
+
+    fn may_count(&mut self, has_failed: bool) {
+        self.may_count += u32::from(has_failed);
+        self.since_saved += u32::from(has_failed);
     }
 
     pub(crate) fn condition(&self, wanted: &str) -> Option<Condition> {

@@ -93,6 +93,29 @@ fn a_checkpoint_counts_though_nobody_watched_the_attempt_that_wrote_it() {
 }
 
 #[test]
+fn a_checkpoint_that_is_written_on_the_way_out_of_a_pause_counts() {
+    let mut world = World::new(false);
+    for _ in 0..2 {
+        rest(&mut world);
+        world.end_trainer(0, 1);
+    }
+    rest(&mut world);
+    assert_eq!(counts(&world), (3, 2, 2));
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    // The attempt's Job is gone when its trainers say what they have written.
+    assert!(world.jobs.is_empty());
+    world.checkpoint = 40;
+    rest(&mut world);
+    assert_eq!(counts(&world), (3, 2, 0));
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!((counts(&world), world.is_true("Running")), ((5, 3, 1), true));
+}
+
+#[test]
 fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_does() {
     let mut world = World::new(false);
     world.job.spec.active_deadline_seconds = Some(500);
@@ -114,6 +137,31 @@ fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_d
     world.job.spec.failure_policy.max_restarts = Some(9);
     rest(&mut world);
     assert_eq!((reason(&world, "Failed"), counts(&world)), ("BadInput".into(), (4, 3, 3)));
+}
+
+#[test]
+fn an_end_that_is_final_says_how_a_new_job_goes_on() {
+    let check = |claim: Option<&str>, saved: u64, expected: &str| {
+        let mut world = World::new(false);
+        world.job.spec.checkpoint.claim_name = claim.map(str::to_owned);
+        rest(&mut world);
+        world.checkpoint = saved;
+        let mut late = world.clone();
+        world.end_trainer(0, 2);
+        rest(&mut world);
+        late.job.spec.active_deadline_seconds = Some(60);
+        late.clock.second += 60;
+        rest(&mut late);
+        for (world, reason) in [(world, "BadInput"), (late, "DeadlineExceeded")] {
+            let failed = world.condition("Failed").expect("it failed");
+            assert_eq!(failed.reason, reason);
+            assert!(failed.message.ends_with(expected), "{}", failed.message);
+        }
+    };
+    let goes_on = "; create a new job, which goes on with spec.checkpoint.resumeFrom: j-uid-1";
+    check(Some("shared"), 40, goes_on);
+    check(Some("shared"), 0, "; create a new job");
+    check(None, 40, "; create a new job");
 }
 
 #[test]

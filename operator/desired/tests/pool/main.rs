@@ -4,17 +4,18 @@ mod cluster;
 #[path = "../world/mod.rs"]
 mod world;
 
-use cadre_crds::contract::{ANNOTATION_DRAIN, SERVER_CONTAINER};
+use cadre_crds::contract::{ANNOTATION_DRAIN, LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode};
 use cadre_desired::pool::{Link, Report, decide, status};
-use cadre_desired::{Action, Applied, Failure};
+use cadre_desired::{Action, Applied, Failure, Object};
 use cluster::{Event, World, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
+use serde_json::json;
 use world::{end, name, on_node, set_phase, settings};
 
 /// Lets things calm down. Out: rounds until nothing was left to do.
@@ -259,6 +260,66 @@ fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time()
     rest(&mut world);
     let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
     assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
+}
+
+#[test]
+fn a_lost_server_of_a_job_has_a_successor_of_its_build_under_another_operator() {
+    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
+    let newer = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
+    let check = |job: Option<u32>, change: fn(&mut World), expected: &str| {
+        let mut world = World::new(3);
+        world.job = job;
+        rest(&mut world);
+        change(&mut world);
+        world.happen(&Event::Fail { pod: 1, ran: 600 });
+        world.clock.second += 400;
+        let (decision, _) = decide(&world.observe(), &newer, world.clock.now());
+        let made = decision.actions.into_iter().find_map(|it| {
+            let Action::Create(Object::Pod(pod)) = it else { return None };
+            Some(pod)
+        });
+        assert_eq!(image(&made.expect("a successor")).as_deref(), Some(expected));
+    };
+    check(Some(0), |_| {}, &settings().server_image);
+    check(None, |_| {}, "cadre:9");
+    // What the user names counts, whoever works.
+    check(Some(0), |it| it.happen(&Event::Template(2)), "server:2");
+    // Those that work were made from a template that is no more.
+    let no_more = |it: &mut World| {
+        it.happen(&Event::Template(2));
+        rest(it);
+        it.pool.spec.template = None;
+    };
+    check(Some(0), no_more, "cadre:9");
+}
+
+/// Pods that run carry these: a build that makes others of the same spec replaces all servers of all pools.
+#[test]
+fn the_same_spec_has_the_same_revision_in_every_build() {
+    let made = [
+        json!({"replicas": 3, "drain": {"timeoutSeconds": 5}}),
+        json!({"fabric": {"gpusPerServer": 8}}),
+        json!({"fabric": {"rdmaResources": ["rdma/ib"], "minBandwidthMbps": 100}}),
+        json!({"placement": {"levels": ["leaf"], "colocateWith": ["j"]}}),
+        json!({"placement": {"colocation": "Required"}}),
+        json!({"template": {"spec": {"containers": [{"name": "server", "image": "i"}]}}}),
+    ]
+    .map(|spec| {
+        let mut world = World::new(1);
+        world.pool.spec = serde_json::from_value(spec).expect("a spec");
+        world.pool.spec.replicas = 1;
+        world.reconcile(usize::MAX);
+        world.pods[0].metadata.labels.clone().unwrap_or_default()[LABEL_REVISION].clone()
+    });
+    let expected = [
+        "f9a1085a4c09a4a1",
+        "01aa5113bddaba86",
+        "2d1c7ae42c100cde",
+        "461dfde3f5ac4a87",
+        "1b7c06fcae2030d0",
+        "6a92ba92e7a8b572",
+    ];
+    assert_eq!(made, expected);
 }
 
 #[test]
