@@ -5,7 +5,8 @@ In: CADRE_PACK, a pack with an emulated driver; CADRE_REHEARSED, which of how ma
 (`0/1`: all). `cargo test -p cadre-gpu-check --test rehearsal` makes packs and plays this, rehearsal_larger.py and
 rehearsal_blame.py. Out: unittest's verdict. What is played by the emulated driver: a lost
 arrival at a barrier, an illegal address, operands read otherwise, an old driver, another GPU. Tools of the machine are
-played by programs that print what the real ones do. Nothing is judged by how long it takes.
+played by programs that print what the real ones do. Nothing is judged by how long it takes. CADRE_REHEARSE=all plays
+what takes more than a few seconds, too.
 """
 
 import contextlib
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACK = Path(os.environ.get("CADRE_PACK", "no pack"))
+# Played by the soak alone.
+LONG = unittest.skipUnless(os.environ.get("CADRE_REHEARSE") == "all", "takes long: make soak PARTS=rehearsal")
 # Files that a run may leave.
 NAMES = {"gpu-check.json", "calibration.json", "trace.json", "logs.tar.gz"}
 # Characters of the end of what is printed that come back.
@@ -122,6 +125,7 @@ class Play(unittest.TestCase):
 
 
 class Rehearsal(Play):
+    @LONG
     def test_all_is_right(self) -> None:
         came = self.play(kernels="")
         kernels = came.content["kernels"]
@@ -176,6 +180,7 @@ class Rehearsal(Play):
         self.assertIn(words, self.summary(came))
         self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "fault"})
 
+    @LONG
     def test_a_kernel_hangs_while_it_is_timed(self) -> None:
         # No check launches it, the time does.
         timed = "cadre_forward_128"
@@ -185,6 +190,7 @@ class Rehearsal(Play):
         self.assertEqual(came.content["kernels"], {GOOD: "right", timed: "hang"})
         self.assertRegex(summary, rf"DIAGNOSIS {timed}: hangs: block \d, thread \d+ waits too long")
 
+    @LONG
     def test_a_kernel_hangs_while_forms_are_timed(self) -> None:
         came = self.play("--only", "decisions", HANG=BAD)
         self.assertEqual(came.content["kernels"], {BAD: "hang"})
@@ -196,6 +202,7 @@ class Rehearsal(Play):
         self.assertIn("form poll, backward d64: wrong: not timed", came.seen)
         self.assertEqual(came.content["kernels"], {BAD: "wrong"})
 
+    @LONG
     def test_streams_wait_for_no_word_of_the_host(self) -> None:
         came = self.play("--only", "smoke,decisions", GATES="0")
         self.assertEqual({it["without_host"] for it in came.content["forms"]}, {False})
@@ -231,6 +238,7 @@ class Rehearsal(Play):
             summary, r"the emulated GPU has \S+ there: the kernel's source is right as we read the hardware"
         )
 
+    @LONG
     def test_numbers_are_wrong_as_by_a_product(self) -> None:
         came = self.play(WRONG=GOOD)
         self.assertEqual(came.content["kernels"], {GOOD: "wrong", BAD: "right"})
@@ -276,6 +284,7 @@ class Rehearsal(Play):
         self.assertIn("there is no GPU 0, this machine shows 0", self.summary(came))
         self.assertEqual(came.code, 3)
 
+    @LONG
     def test_it_is_cut(self) -> None:
         process = self.start(HANG=BAD)
         printed = ""
@@ -307,6 +316,7 @@ class Rehearsal(Play):
         for row in came.content["checks"]:
             self.assertEqual(row["provenance"]["clocks"], "unknown: nvidia-smi does not answer")
 
+    @LONG
     def test_there_are_two_at_once(self) -> None:
         process = self.start(HANG=BAD)
         printed = ""
@@ -331,6 +341,7 @@ class Rehearsal(Play):
         self.assertEqual(content["kernels"], {GOOD: "right"})
         self.assertIn("logs.tar.gz", {it.name for it in self.out.iterdir()})
 
+    @LONG
     def test_the_output_cannot_be_made(self) -> None:
         (self.folder / "file").write_text("")
         self.out = self.folder / "file" / "out"
@@ -361,6 +372,7 @@ class Rehearsal(Play):
         checks = came.content["checks"]
         self.assertEqual(came.code, 4 if checks and all(it["passed"] for it in checks) else 1)
 
+    @LONG
     def test_the_output_takes_nothing(self) -> None:
         for name in ("gpu-check.json", "logs.tar.gz"):
             (self.out / name / "in the way").mkdir(parents=True)

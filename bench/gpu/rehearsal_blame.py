@@ -4,7 +4,7 @@ In: the pack of rehearsal.py. Out: unittest's verdict.
 """
 
 import rehearsal
-from rehearsal import BAD, GOOD, load_tests  # noqa: F401
+from rehearsal import BAD, GOOD, LONG, load_tests  # noqa: F401
 
 
 class Blame(rehearsal.Play):
@@ -14,6 +14,7 @@ class Blame(rehearsal.Play):
         self.assertEqual(came.code, 1)
         self.assertRegex(summary, r"FAILED the GPU: forms has GPU GPU-\S+, the first stage had GPU-\S+: their numbers")
 
+    @LONG
     def test_dq_in_bf16_is_wrong(self) -> None:
         ends = "cadre_finish_dq"
         came = self.play("--only", "smoke,diagnosis", kernels=f"{BAD},finish_dq d64 in bf16", WRONG=ends)

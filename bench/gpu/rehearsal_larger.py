@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import rehearsal
-from rehearsal import BAD, GOOD, PACK, load_tests  # noqa: F401
+from rehearsal import BAD, GOOD, LONG, PACK, load_tests  # noqa: F401
 
 
 class Larger(rehearsal.Play):
@@ -84,6 +84,7 @@ class Larger(rehearsal.Play):
         right = float(wrong["right"])
         self.assertAlmostEqual(float(found[1]), right, delta=0.02 * max(1, abs(right)))
 
+    @LONG
     def test_dq_in_bf16_is_wrong_that_only_larger_shapes_show(self) -> None:
         came = self.play("--only", "kernels", kernels=BAD, WRONG="cadre_finish_dq", **self.torch())
         self.assertEqual(came.content["kernels"], {BAD: "right", "cadre_finish_dq": "wrong"})
@@ -91,6 +92,7 @@ class Larger(rehearsal.Play):
         self.assertRegex(summary, r"FAILED .*, dQ in bf16, against float64: dQ, \d")
         self.assertRegex(summary, r"DIAGNOSIS cadre_finish_dq: wrong in bits of dQ, dQ; first dQ:\d+:\d+:\d+: ")
 
+    @LONG
     def test_a_kernel_hangs_that_only_larger_shapes_show(self) -> None:
         came = self.play("--only", "kernels", kernels=GOOD, HANG=GOOD, **self.torch())
         self.assertEqual(came.content["kernels"], {GOOD: "hang"})
