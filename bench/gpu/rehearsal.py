@@ -284,7 +284,6 @@ class Rehearsal(Play):
         self.assertIn("there is no GPU 0, this machine shows 0", self.summary(came))
         self.assertEqual(came.code, 3)
 
-    @LONG
     def test_it_is_cut(self) -> None:
         process = self.start(HANG=BAD)
         printed = ""
@@ -372,7 +371,6 @@ class Rehearsal(Play):
         checks = came.content["checks"]
         self.assertEqual(came.code, 4 if checks and all(it["passed"] for it in checks) else 1)
 
-    @LONG
     def test_the_output_takes_nothing(self) -> None:
         for name in ("gpu-check.json", "logs.tar.gz"):
             (self.out / name / "in the way").mkdir(parents=True)
