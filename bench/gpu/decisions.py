@@ -1,9 +1,10 @@
 """What the times of forms decide: which form of a kernel, which order of dQ, how many processors.
 
 In: a report, with rows of times as cadre-gpu-probe tells them. Out: lines, each with the two times that decide, and by
-how much: by the differences of rounds in which both were timed, one behind the other. A difference below their spread,
-or below 1 %, decides nothing and says so. Times of a form that is wrong, or that was not compared with f64, decide
-nothing. Pure.
+how much: by the differences of rounds in which both were timed, one behind the other. A difference that is not larger
+than any two rounds differ by, or below 1 %, decides nothing and says so; nor do few rounds. (By the quarters of five
+rounds alone one of six forms would win by noise.) Times of a form that is wrong, or that was not compared with f64,
+decide nothing. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 BUILT = "as built"
 # A smaller difference decides nothing.
 LEAST = 0.01
+# Fewer rounds decide nothing; how many times the spread of runs a difference is that counts without rounds.
+ROUNDS, UNPAIRED = 4, 2
 # What a form is there to decide, and the order of dQ in which it can differ.
 QUESTIONS = {
     "poll": ("turns at dQ are polled relaxed and with pauses, not acquired at once", ("fixed",)),
@@ -70,15 +73,17 @@ def compared(it: dict, base: dict) -> str:
     paired = sorted(a / b for a, b in zip(ours, theirs) if a and b)
     if len(paired) > 1:
         times, beside = statistics.median(paired), statistics.median(theirs)
-        spread = paired[len(paired) * 3 // 4] - paired[len(paired) // 4]
+        spread = paired[-1] - paired[0]
         rounds = f" in {len(paired)} rounds"
     else:
         times, beside = it["seconds"] / base["seconds"], base["seconds"]
-        spread, rounds = max(it["spread"], base["spread"]), ""
+        spread, rounds = UNPAIRED * max(it["spread"], base["spread"]), ""
     mine = it["seconds"] * 1e3
     words = f"{mine:.3f} ms ({it['tflops']:.0f} TFLOP/s) beside {beside * 1e3:.3f}, {times:.3f} times{rounds}"
     if not (it.get("without_host", True) and base.get("without_host", True)):
         words += ", with the host's work between runs"
+    if 1 < len(paired) < ROUNDS:
+        return f"{words}: undecided, too few"
     if abs(times - 1) <= spread:
         return f"{words}: undecided, the spread is {spread:.1%}"
     if abs(times - 1) < LEAST:

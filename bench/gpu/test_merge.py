@@ -16,6 +16,7 @@ import unittest
 from pathlib import Path
 
 import merge
+from test_judged import RIGHT, timed
 
 KERNELS = {f"cadre_{it}_{dim}": "right" for it in ("forward", "backward") for dim in (64, 128)}
 COPIES = {f"cadre_copy_rows_{it}": "right" for it in (16, 4)}
@@ -124,6 +125,55 @@ class CalibrationTest(unittest.TestCase):
             merge.with_calibration({}, content, calibration(H200)[:-9])
         with self.assertRaisesRegex(merge.RefusedError, "calibration.json is partial: 3 of 8 rows: remove it"):
             merge.with_calibration({}, content, calibration(H200, partial="3 of 8 rows"))
+
+
+class TakenTest(unittest.TestCase):
+    def content(self, **more: object) -> dict:
+        row = timed("", 1.0, kernel="Cadre", ratio=1.5, ratio_peer="FA3", case="64:8 d128, causal 16K x1")
+        peer = row | {"kernel": "cuDNN", "seconds": 2.0}
+        return {"commit": "aaa", "speeds": [row, peer], "forms": [], "checks": [], "kernels": dict(RIGHT), **more}
+
+    def test_a_pack_that_is_not_whole_gives_nothing(self) -> None:
+        pack = {"check": "pack", "what": "forms/x has other bytes: copy the pack again", "passed": False}
+        with self.assertRaisesRegex(merge.RefusedError, "its pack was not whole: forms/x has other bytes"):
+            merge.merged({}, self.content(checks=[pack]))
+
+    def test_rows_are_taken_of_kernels_that_are_right(self) -> None:
+        for kernels in ({}, RIGHT | {"cadre_forward_128": "wrong"}, {"cadre_backward_128": "right"}):
+            self.assertEqual(merge.merged({}, self.content(kernels=kernels))["rows"], [], kernels)
+        rate = {"case": "one piece", "gigabytes": 1.0, "ratio": 0.5, "provenance": {"commit": "aaa"}}
+        self.assertEqual(merge.merged({}, self.content(rates=[rate]))["rates"], [])
+        content = self.content()
+        content["speeds"].append(content["speeds"][0] | {"kernel": "Cadre softcap"})
+        self.assertEqual({it["kernel"] for it in merge.merged({}, content)["rows"]}, {"Cadre", "cuDNN"})
+
+    def test_a_calibration_needs_kernels_that_are_right(self) -> None:
+        tables = [{"head_dim": 128}]
+        text = json.dumps({"processor": "gpu-nvidia-h200", "source": "measured", "kernels": tables})
+        self.assertIn("h200", merge.with_calibration({}, self.content(), text)["calibrations"])
+        for kernels in ({}, RIGHT | {"cadre_backward_128": "hang"}):
+            with self.assertRaisesRegex(merge.RefusedError, r"cadre_\w+_128 is not known to be right"):
+                merge.with_calibration({}, self.content(kernels=kernels), text)
+
+    def test_a_bar_names_the_peer_that_it_is_against(self) -> None:
+        content = self.content()
+        content["speeds"][0] |= {"case": "64:8 d128, tasks pretrain, slot 0", "ratio_peer": "FA2 varlen"}
+        text = merge.render(merge.merged({}, content))
+        self.assertIn("| 1.50 against FA2 varlen |", next(it for it in text.splitlines() if "tasks as planned" in it))
+
+    def test_times_with_the_hosts_work_are_in_no_bar_and_marked(self) -> None:
+        content = self.content()
+        for it in content["speeds"]:
+            it["without_host"] = False
+        text = merge.render(merge.merged({}, content))
+        self.assertRegex(text, r"causal 16K x1 \| backward \| Cadre .*\| with the host's work \|")
+        self.assertIn("| not measured / not measured |", next(it for it in text.splitlines() if "dense causal" in it))
+        text = merge.render(merge.merged({}, self.content()))
+        self.assertIn("| not measured / 2.00 |", next(it for it in text.splitlines() if "dense causal" in it))
+
+    def test_a_run_that_was_stopped_is_marked(self) -> None:
+        text = merge.render(merge.merged({}, self.content(stopped="stopped by SIGTERM")))
+        self.assertRegex(text, r"causal 16K x1 .*\| of a run that was stopped \|")
 
 
 class CompiledTest(unittest.TestCase):
