@@ -257,10 +257,10 @@ impl Main {
             Direction::Backward => {
                 let right = truth.gradients(of, self.rank, planned);
                 let zeros = |it: &Vec<f32>| vec![0.0; it.len()];
-                let (mut q, mut k, mut v) = (zeros(&right.dq), zeros(&right.dk), zeros(&right.dv));
+                let (mut q, mut k, mut v) = (zeros(&own.dq), zeros(&right.dk), zeros(&right.dv));
                 let [dq, dk, dv] = [&mut q, &mut k, &mut v].map(|it| RowsMut::f32(it));
                 self.session.wait(ticket, Outputs::Backward { dq, dk, dv })?;
-                same(&q, &right.dq).ok_or_else(|| what("dQ"))?;
+                same(&q, &own.dq).ok_or_else(|| what("dQ"))?;
                 same(&k, &right.dk).ok_or_else(|| what("dK"))?;
                 same(&v, &right.dv).ok_or_else(|| what("dV"))
             }
