@@ -179,6 +179,14 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Calm, 910_000_035),
         // A trainer is cut off from the conductor while the job is stopped.
         (Weather::Stormy, 910_000_247),
+        // The conductor dies while it tells the end.
+        (Weather::Stormy, 910_007_807),
+        // A server is lent when the only trainer's machine loses its power.
+        (Weather::Burst, 910_009_516),
+        // A trainer hears of the end on its way into the all-reduce.
+        (Weather::Stormy, 910_013_182),
+        // Rows crawl, slower than pulls may be.
+        (Weather::Stormy, 910_010_538),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

@@ -176,6 +176,11 @@ impl Main {
             State::Phases(planned, next, done) => {
                 let (planned, next, done) = (Arc::clone(planned), *next, *done);
                 match self.phase(job, truth, &planned, (next, done)) {
+                    Ok(Some(Want::Reduce(step))) => {
+                        // Who hears of the end on the way into the ring finds it broken.
+                        let ending = self.session.ending(Duration::ZERO);
+                        Ok(ending.map_or(Want::Reduce(step), Want::Left))
+                    }
                     Ok(Some(want)) => Ok(want),
                     Ok(None) => Ok(idle),
                     Err(Wrong::Call(session::Error::Ended { .. })) => {

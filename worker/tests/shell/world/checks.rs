@@ -27,7 +27,9 @@ impl World {
             } else if reason.contains("is dead") || reason.contains("conductor") {
                 trainer_died || cut_off
             } else if reason.contains("cannot reach") {
-                self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
+                // Rows that crawl may be slower than any deadline.
+                let slow = |it: &Fault| matches!(it, Fault::Cut(..) | Fault::Crawl(_));
+                self.faults.list.iter().any(|it| slow(&it.1))
             } else if reason.contains("no attention server is left") {
                 !self.faults.list.is_empty() && policy != OnPoolLoss::Local && !self.job.in_place
             } else {
@@ -89,7 +91,8 @@ impl World {
         let now = self.now();
         if let Some(since) = self.dismissed {
             let paused = |it: &&Process| self.net.borrow().endpoints[it.life].paused;
-            if now > since.max(self.faults.over) + 20 * SECOND
+            // A server that nobody told ends when the conductor has been silent for long.
+            if now > since.max(self.faults.over) + 40 * SECOND
                 && let Some(process) = self.processes.values().find(|it| !paused(it))
             {
                 return Err(format!("{} stays after the job", process.id));
@@ -161,11 +164,13 @@ impl World {
         }
         let good = |it: &&&Ending| !matches!(it, Ending::Failed { .. });
         let good = here.iter().filter(good).count();
-        // Who is cut off from the conductor just then hears nothing of the end.
+        // Who is cut off from the conductor just then hears nothing of the end, nor who was not told when that one died.
         let unheard = |it: &&Ending| matches!(it, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
         let unheard = here.iter().copied().filter(unheard).count();
         let differ = good > 0 && good < here.len();
-        if differ && !(self.trainers_apart() && good + unheard == here.len()) {
+        let conductor = self.trainers[0];
+        let silent = self.trainers_apart() || self.killed.contains(&conductor);
+        if differ && !(silent && good + unheard == here.len()) {
             return Err(format!("trainers end differently: {here:?}"));
         }
         // Where a stop finds the pool lost, it does not wait for the end of a step.
