@@ -3,8 +3,8 @@
 //! In: what the planning thread of a process is to do. Out: what it answers. In some jobs every process makes its own plans, as in
 //! production; bits and digests are compared in all of them.
 
-use cadre_worker::io::planning::{self, Ready, Wanted};
 use cadre_worker::io::Request;
+use cadre_worker::io::planning::{self, Ready, Wanted};
 
 use crate::random::{Random, hash};
 
