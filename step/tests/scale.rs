@@ -227,6 +227,9 @@ impl Job {
                 server::Command::Ready { at, work } => {
                     self.queue.push_back(Next::Launch(me, at, work));
                 }
+                server::Command::Ahead { at, works } => {
+                    self.queue.extend(works.into_iter().map(|it| Next::Launch(me, at, it)));
+                }
                 server::Command::StepOver(_) => self.over += 1,
                 server::Command::Accept { .. }
                 | server::Command::FreeInput { .. }

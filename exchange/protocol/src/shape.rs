@@ -42,6 +42,8 @@ pub struct Shape {
     works: Vec<WorkShape>,
     parcels: Vec<ParcelShape>,
     parts: Vec<Parts>,
+    /// By parcel: the work that needs it, ascending.
+    users: Vec<Vec<Work>>,
     of_trainers: Vec<OfTrainer>,
 }
 
@@ -50,6 +52,8 @@ pub struct Shape {
 struct OfTrainer {
     /// Bundles that need its rows.
     feeds: Vec<Bundle>,
+    /// Its rows, as they are pulled.
+    sends: Vec<Parcel>,
     /// Work of which it wants results.
     wants: Vec<Work>,
 }
@@ -95,6 +99,9 @@ impl Shape {
             checks.work(work, shape, &parcels)?;
         }
         let mut of_trainers = Vec::new();
+        for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
+            of(&mut of_trainers, shape.from).sends.push(parcel);
+        }
         for (bundle, part) in (0..).map(Bundle).zip(&mut parts) {
             part.sources.sort_unstable();
             part.sources.dedup();
@@ -108,17 +115,31 @@ impl Shape {
                 of(&mut of_trainers, source).feeds.push(bundle);
             }
         }
+        let mut users = vec![Vec::new(); parcels.len()];
         for (work, shape) in (0..).map(Work).zip(&works) {
             for &(reader, _) in &shape.results {
                 of(&mut of_trainers, reader).wants.push(work);
             }
+            for parcel in &shape.needs {
+                users[parcel.0 as usize].push(work);
+            }
         }
-        Ok(Self { bundles, works, parcels, parts, of_trainers })
+        Ok(Self { bundles, works, parcels, parts, users, of_trainers })
     }
 
     /// Bundles that need a trainer's rows, ascending.
     pub fn feeds(&self, trainer: TrainerId) -> &[Bundle] {
         self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.feeds)
+    }
+
+    /// Parcels of a trainer's rows, ascending.
+    pub(crate) fn sends(&self, trainer: TrainerId) -> &[Parcel] {
+        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.sends)
+    }
+
+    /// Work that needs a parcel, ascending.
+    pub(crate) fn users(&self, parcel: Parcel) -> &[Work] {
+        &self.users[parcel.0 as usize]
     }
 
     /// Work of which a trainer wants results, ascending.

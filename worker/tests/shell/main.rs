@@ -15,6 +15,7 @@ mod controller;
 mod faults;
 mod job;
 mod net;
+mod plans;
 mod process;
 mod provider;
 #[path = "../../../exchange/protocol/tests/simulation/random.rs"]
@@ -174,6 +175,18 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 1_000_462),
         // Of the tensors of a pull one is gone, and a machine without power never answers for the other.
         (Weather::Stormy, 77_001_180),
+        // Chunks of one row are thousands of pulls in a millisecond.
+        (Weather::Calm, 910_000_035),
+        // A trainer is cut off from the conductor while the job is stopped.
+        (Weather::Stormy, 910_000_247),
+        // The conductor dies while it tells the end.
+        (Weather::Stormy, 910_007_807),
+        // A server is lent when the only trainer's machine loses its power.
+        (Weather::Burst, 910_009_516),
+        // A trainer hears of the end on its way into the all-reduce.
+        (Weather::Stormy, 910_013_182),
+        // Rows crawl, slower than pulls may be.
+        (Weather::Stormy, 910_010_538),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

@@ -28,13 +28,14 @@ use cadre_worker::io::rows::Rows;
 use cadre_worker::io::shared::{Shared, peer_of};
 use cadre_worker::io::standing::Standing;
 use cadre_worker::io::tasks::Tasks;
-use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn, planning};
+use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn};
 use cadre_worker::memory::Place;
 use cadre_worker::session::Rank;
 use cadre_worker::trace::Tracer;
 
 use crate::job::{Job, MEMORY};
 use crate::net::{Life, Net, Thread};
+use crate::plans::Plans;
 use crate::provider::Wires;
 use crate::trainer::{Main, Want};
 use crate::truth::Truth;
@@ -220,9 +221,9 @@ impl Process {
     }
 
     /// The thread that plans has done one.
-    pub(crate) fn plan(&mut self) {
+    pub(crate) fn plan(&mut self, plans: &mut Plans) {
         if let Some(wanted) = self.planning.pop_front() {
-            self.handle.send(planning::done(wanted));
+            self.handle.send(plans.done(wanted));
         }
     }
 

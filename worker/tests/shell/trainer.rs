@@ -176,6 +176,11 @@ impl Main {
             State::Phases(planned, next, done) => {
                 let (planned, next, done) = (Arc::clone(planned), *next, *done);
                 match self.phase(job, truth, &planned, (next, done)) {
+                    Ok(Some(Want::Reduce(step))) => {
+                        // Who hears of the end on the way into the ring finds it broken.
+                        let ending = self.session.ending(Duration::ZERO);
+                        Ok(ending.map_or(Want::Reduce(step), Want::Left))
+                    }
                     Ok(Some(want)) => Ok(want),
                     Ok(None) => Ok(idle),
                     Err(Wrong::Call(session::Error::Ended { .. })) => {
@@ -257,10 +262,10 @@ impl Main {
             Direction::Backward => {
                 let right = truth.gradients(of, self.rank, planned);
                 let zeros = |it: &Vec<f32>| vec![0.0; it.len()];
-                let (mut q, mut k, mut v) = (zeros(&right.dq), zeros(&right.dk), zeros(&right.dv));
+                let (mut q, mut k, mut v) = (zeros(&own.dq), zeros(&right.dk), zeros(&right.dv));
                 let [dq, dk, dv] = [&mut q, &mut k, &mut v].map(|it| RowsMut::f32(it));
                 self.session.wait(ticket, Outputs::Backward { dq, dk, dv })?;
-                same(&q, &right.dq).ok_or_else(|| what("dQ"))?;
+                same(&q, &own.dq).ok_or_else(|| what("dQ"))?;
                 same(&k, &right.dk).ok_or_else(|| what("dK"))?;
                 same(&v, &right.dv).ok_or_else(|| what("dV"))
             }

@@ -49,7 +49,7 @@ struct Rowset {
 }
 
 /// Rows of one trainer.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Own {
     pub(crate) q: Vec<f32>,
     pub(crate) k: Vec<f32>,
@@ -63,7 +63,6 @@ pub(crate) struct Own {
 /// Gradients of one trainer's rows.
 #[derive(Debug)]
 pub(crate) struct Gradients {
-    pub(crate) dq: Vec<f32>,
     pub(crate) dk: Vec<f32>,
     pub(crate) dv: Vec<f32>,
 }
@@ -77,14 +76,16 @@ pub(crate) struct Truth {
     job: Job,
     layouts: BTreeMap<(u64, usize), Rc<Layout>>,
     documents: BTreeMap<Of, Rc<Vec<Rowset>>>,
+    /// By rank as well.
+    owns: BTreeMap<(Of, u16), Rc<Own>>,
     /// By digest of the plan as well.
     sums: BTreeMap<(Of, u64), Rc<Sums>>,
 }
 
 impl Truth {
     pub(crate) fn new(job: Job) -> Self {
-        let (layouts, documents, sums) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { job, layouts, documents, sums }
+        let (layouts, documents) = (BTreeMap::new(), BTreeMap::new());
+        Self { job, layouts, documents, owns: BTreeMap::new(), sums: BTreeMap::new() }
     }
 
     fn heads(&self) -> Heads {
@@ -132,7 +133,10 @@ impl Truth {
     }
 
     /// What a trainer has of a phase's rows, and what has to come back of them.
-    pub(crate) fn own(&mut self, of: Of, rank: u16) -> Own {
+    pub(crate) fn own(&mut self, of: Of, rank: u16) -> Rc<Own> {
+        if let Some(found) = self.owns.get(&(of, rank)) {
+            return Rc::clone(found);
+        }
         let (heads, documents) = (self.heads(), self.documents(of));
         let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
         let mut own = Own::default();
@@ -147,6 +151,8 @@ impl Truth {
             own.dout.extend(&from.dout[part(wide)]);
             own.dq.extend(&from.dq[part(wide)]);
         }
+        let own = Rc::new(own);
+        self.owns.insert((of, rank), Rc::clone(&own));
         own
     }
 
@@ -161,7 +167,7 @@ impl Truth {
             dk.extend(&keys[part.clone()]);
             dv.extend(&values[part]);
         }
-        Gradients { dq: self.own(of, rank).dq, dk, dv }
+        Gradients { dk, dv }
     }
 
     fn sums(&mut self, of: Of, planned: &PlannedStep) -> Rc<Sums> {

@@ -7,6 +7,8 @@
 //! * When: nothing else is ready, so that whoever computes would wait. The earliest phase comes first.
 //! * Room: as much as all rows of the bundle, out of what the reserve has free. If that is too little, they wait for
 //!   their bundle.
+//! * Who: in place, what was planned here is the trainer's main thread's, which may stand in code of its own until others have
+//!   their results. Beside dedicated servers those may be of bundles that move here and want the reserve, so none of it runs ahead.
 //! * Cost: a copy has at least twice the bytes of the bundle's copy before it. So all copies of a bundle together have
 //!   fewer than twice the bytes of its rows, however many parcels these come in.
 //!
@@ -18,8 +20,8 @@ use std::ops::Bound;
 
 use super::room::Room;
 use super::work::{Active, Key, Unit, UnitState};
-use super::{Command, Server};
-use crate::{Parcel, Work};
+use super::{Command, Host, Server};
+use crate::{Filler, Parcel, Work};
 
 impl Unit {
     /// Whether it waits for no row.
@@ -70,6 +72,15 @@ impl Server {
         let mut next = self.ahead.first().copied();
         while let Some(key) = next {
             next = self.ahead.range((Bound::Excluded(key), Bound::Unbounded)).next().copied();
+            let active = &self.active[&key];
+            if !self.is_always_run(key, active) {
+                self.ahead.remove(&key);
+                continue;
+            }
+            // Most of what waits does so for room: that is looked at first.
+            if !self.rooms.may_lend(key.0, active.input_bytes()) {
+                continue;
+            }
             let active = self.active.get_mut(&key).expect("bundles that are partly here have room");
             let (works, bytes) = active.runnable();
             if works.is_empty() || bytes < 2 * active.copied {
@@ -93,6 +104,18 @@ impl Server {
         }
     }
 
+    /// Whether whoever runs the works of a bundle waits for nobody meanwhile, or nobody for the room of their copy.
+    fn is_always_run(&self, key: Key, active: &Active) -> bool {
+        let is_server = |it: &Option<Filler>| matches!(it, Some(Filler::Server(_)));
+        match self.host {
+            Host::Dedicated(_) => true,
+            Host::InPlace(_) => {
+                let fillers = &self.steps[&key.0.step].step.table().fillers;
+                active.room == Room::Reserve || !fillers.iter().any(is_server)
+            }
+        }
+    }
+
     /// A work ran, or was dropped: if it was the last that reads a copy, that is gone.
     pub(super) fn ran_ahead(&mut self, key: Key, work: Work) {
         let active = self.active.get_mut(&key).expect("a bundle outlives its works");
@@ -108,9 +131,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::server::{Event, Host};
+    use crate::server::Event;
     use crate::{
-        Acks, At, Bundle, BundleShape, Filler, Message, Nanos, ParcelShape, Peer, PullId, Round,
+        Acks, At, Bundle, BundleShape, Message, Nanos, ParcelShape, Peer, PullId, Round,
         RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, WorkShape,
     };
 
@@ -209,6 +232,57 @@ mod tests {
         assert_eq!(it.land(1), []);
         assert_eq!(it.run(&[0]), ahead(&[1]));
         assert_eq!(it.land(2), ready(&[2]));
+    }
+
+    /// Trainer 0's server in place, beside a dedicated one or another trainer's; each has one bundle of rows of trainers 1 and 2.
+    #[test]
+    fn in_place_no_copy_keeps_a_bundle_that_moves_here_waiting_for_the_main_thread() {
+        let parcel = |it: u32| {
+            let from = TrainerId(1 + (it % 2) as u16);
+            ParcelShape { bundle: Bundle(it / 2), from, bytes: 10 }
+        };
+        let work = |bundle: u32, needs: &[u32]| WorkShape {
+            bundle: Bundle(bundle),
+            needs: needs.iter().map(|it| Parcel(*it)).collect(),
+            results: vec![(TrainerId(1), 10)],
+        };
+        let works = vec![work(0, &[0]), work(0, &[0, 1]), work(1, &[2, 3])];
+        let bundles = [0, 1].map(|it| BundleShape { slot: Slot(it) }).to_vec();
+        let shape = Arc::new(Shape::new(bundles, works, (0..4).map(parcel).collect()).unwrap());
+        let slots = [Some(Slot(0)), Some(Slot(1))].to_vec();
+        let here = Some(Filler::InPlace(TrainerId(0)));
+        for (other, ran_ahead) in
+            [(Filler::Server(ME), false), (Filler::InPlace(TrainerId(1)), true)]
+        {
+            let table = |round, fillers: [_; 2], slots| RoundTable {
+                step: 0,
+                round: Round(round),
+                fillers: fillers.to_vec(),
+                assignments: vec![slots],
+            };
+            let first = table(0, [here, Some(other)], slots.clone());
+            let step = Step::new(3, 7, vec![Arc::clone(&shape)], vec![0], first).unwrap();
+            // Two phases of 40 bytes and a reserve of 40 hold no copy beside a bundle that moved.
+            let host = Host::InPlace(TrainerId(0));
+            let server = Server::new(host, u64::MAX, Settings::default(), Nanos(0));
+            let mut it = Alone { server, pulls: Vec::new(), said: Vec::new() };
+            it.handle(Event::Begin(Arc::new(step)));
+            let ring = |it: &mut Alone, from: u16| {
+                let (round, acks) = (Round(0), Acks::default());
+                let message = Message::Doorbell { at: AT, round, acks, digest: 7 };
+                it.handle(Event::Message { from: Peer::Trainer(TrainerId(from)), message });
+            };
+            ring(&mut it, 1);
+            assert_eq!(it.land(0), if ran_ahead { ahead(&[0]) } else { Vec::new() });
+            if ran_ahead {
+                continue;
+            }
+            // The main thread stands in the model's code, the dedicated server is lost, and all of its bundle is readable.
+            let next = table(1, [here, None], [Some(Slot(0)); 2].to_vec());
+            it.handle(Event::Round(Arc::new(next)));
+            ring(&mut it, 2);
+            assert!(it.pulls.iter().any(|it| it.1 == Parcel(2)), "it has no room");
+        }
     }
 
     #[test]

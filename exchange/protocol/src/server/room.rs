@@ -155,14 +155,15 @@ impl Rooms {
         moved.into_iter().chain(refused.find(&complete)).min()
     }
 
+    /// Whether the reserve has room now.
+    pub(super) fn may_lend(&self, at: At, bytes: u64) -> bool {
+        let used = self.reserve_used + bytes;
+        used <= self.sizes[&at.step].reserve && self.areas_used + used <= self.memory
+    }
+
     /// Takes room in the reserve, or says that there is none yet.
     pub(super) fn lend(&mut self, at: At, bytes: u64) -> Option<()> {
-        let used = self.reserve_used + bytes;
-        if used > self.sizes[&at.step].reserve || self.areas_used + used > self.memory {
-            return None;
-        }
-        self.reserve_used = used;
-        Some(())
+        self.may_lend(at, bytes).then(|| self.reserve_used += bytes)
     }
 
     /// Takes room in the reserve for a waiting bundle, or says that there is none yet.

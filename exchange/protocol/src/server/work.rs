@@ -18,7 +18,7 @@ pub(super) type Key = (At, Bundle);
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) shape: Arc<Shape>,
-    room: Room,
+    pub(super) room: Room,
     bytes: u64,
     /// In the order of the shape.
     pub(super) inputs: Vec<Input>,
@@ -68,11 +68,10 @@ pub(super) enum UnitState {
 impl Active {
     fn new(shape: Arc<Shape>, bundle: Bundle, room: Room) -> Self {
         let parts = shape.parts(bundle);
-        let needs = |parcel| {
-            let needs = |it: &&Work| shape.work(**it).needs.contains(&parcel);
-            parts.works.iter().filter(needs).count()
+        let input = |&parcel| {
+            let users = shape.users(parcel).len();
+            Input { parcel, state: InputState::Absent, users }
         };
-        let input = |&parcel| Input { parcel, state: InputState::Absent, users: needs(parcel) };
         let unit =
             |&work| Unit { work, missing: shape.work(work).needs.len(), state: UnitState::Waiting };
         let inputs = parts.parcels.iter().map(input).collect();
@@ -85,6 +84,11 @@ impl Active {
     fn input(&mut self, parcel: Parcel) -> &mut Input {
         let index = self.inputs.binary_search_by_key(&parcel, |it| it.parcel);
         &mut self.inputs[index.expect("a bundle is asked for its own parcels only")]
+    }
+
+    fn unit(&mut self, work: Work) -> &mut Unit {
+        let index = self.works.binary_search_by_key(&work, |it| it.work);
+        &mut self.works[index.expect("a bundle is asked for its own work only")]
     }
 
     /// A work runs no more: its inputs lose a user, and those that have none are freed.
@@ -147,23 +151,16 @@ impl Server {
         from: TrainerId,
         out: &mut Vec<Command>,
     ) {
-        let absent: Vec<_> = self
-            .fed_by(from, at)
-            .flat_map(|(key, it)| {
-                let from = move |input: &&Input| it.shape.parcel(input.parcel).from == from;
-                it.inputs.iter().filter(from).map(move |it| (key, it.parcel))
-            })
-            .collect();
-        for (key, parcel) in absent {
-            self.pull_parcel(now, key, parcel, out);
+        let shape = Arc::clone(self.steps[&at.step].step.shape(at.phase));
+        for &parcel in shape.sends(from) {
+            self.pull_parcel(now, (at, shape.parcel(parcel).bundle), parcel, out);
         }
     }
 
     /// Bundles of a phase that have room here and need a trainer's rows; so all whose results it may want.
-    fn fed_by(&self, trainer: TrainerId, at: At) -> impl Iterator<Item = (Key, &Active)> {
-        let step = self.steps.get(&at.step).map(|it| &it.step).filter(|it| it.has(at.phase));
-        let bundles = step.map_or(&[][..], |it| it.shape(at.phase).feeds(trainer));
-        bundles.iter().filter_map(move |&it| Some(((at, it), self.active.get(&(at, it))?)))
+    fn fed_by(&self, trainer: TrainerId, at: At) -> impl Iterator<Item = Key> {
+        let bundles = self.steps[&at.step].step.shape(at.phase).feeds(trainer).iter();
+        bundles.map(move |it| (at, *it)).filter(|it| self.active.contains_key(it))
     }
 
     /// Bundles up to a phase that have room here and need a trainer's rows.
@@ -171,7 +168,7 @@ impl Server {
         let mut keys = Vec::new();
         let mut next = self.active.first_key_value().map(|it| it.0.0);
         while let Some(at) = next.filter(|it| *it <= last) {
-            keys.extend(self.fed_by(trainer, at).map(|it| it.0));
+            keys.extend(self.fed_by(trainer, at));
             let later = (Bound::Excluded((at, Bundle(u32::MAX))), Bound::Unbounded);
             next = self.active.range(later).next().map(|it| it.0.0);
         }
@@ -223,10 +220,9 @@ impl Server {
                 input.state = InputState::Here;
                 active.absent -= 1;
                 out.push(Command::Accept { pull, at, parcel });
-                for unit in &mut active.works {
-                    if active.shape.work(unit.work).needs.contains(&parcel) {
-                        unit.missing -= 1;
-                    }
+                let shape = Arc::clone(&active.shape);
+                for &work in shape.users(parcel) {
+                    active.unit(work).missing -= 1;
                 }
                 self.make_ready(key, out);
             }
@@ -261,8 +257,7 @@ impl Server {
             for &reader in &left {
                 news.entry(reader).or_default().push(work);
             }
-            let unit = active.works.iter_mut().find(|it| it.work == work);
-            let unit = unit.expect("the bundle was found by this work");
+            let unit = active.unit(work);
             assert!(unit.state == UnitState::Ready, "only work made ready runs, and once");
             unit.state = if left.is_empty() {
                 out.push(Command::FreeResult { at, work });
@@ -289,10 +284,11 @@ impl Server {
         out: &mut Vec<Command>,
     ) {
         let Some(active) = self.active.get_mut(&key) else { return };
-        for unit in &mut active.works {
-            if only.is_some_and(|it| it != unit.work) {
-                continue;
-            }
+        let units = match only {
+            Some(work) => std::slice::from_mut(active.unit(work)),
+            None => &mut active.works,
+        };
+        for unit in units {
             if let UnitState::Done(left) = &mut unit.state
                 && left.remove(&from)
                 && left.is_empty()

@@ -130,7 +130,9 @@ struct Pull {
 
 #[derive(Debug, Default)]
 struct Landing {
-    buffer: Buffer,
+    bytes: usize,
+    /// The machine gives the memory when somebody writes there.
+    memory: Option<Buffer>,
     /// What was pulled into it last.
     key: Option<RegionKey>,
     busy: usize,

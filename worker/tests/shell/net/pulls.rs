@@ -9,15 +9,23 @@ use cadre_step::lowering::Tensor;
 
 use super::{Happening, Landing, Life, Net, Out, PROBE, Pull, Signal};
 
+impl Landing {
+    fn memory(&mut self) -> &mut Buffer {
+        self.memory.get_or_insert_with(|| {
+            let mut memory = Buffer::zeroed(self.bytes);
+            // Not a number: whoever reads what did not land gets wrong bits.
+            memory.bytes_mut().fill(0xff);
+            memory
+        })
+    }
+}
+
 impl Net {
     pub(crate) fn land(&mut self, me: Life, bytes: usize) -> LandingId {
         let end = &mut self.endpoints[me];
         end.last_id += 1;
         let id = LandingId(end.last_id);
-        let mut buffer = Buffer::zeroed(bytes);
-        // Not a number: whoever reads what did not land gets wrong bits.
-        buffer.bytes_mut().fill(0xff);
-        end.landings.insert(id, Landing { buffer, ..Landing::default() });
+        end.landings.insert(id, Landing { bytes, ..Landing::default() });
         id
     }
 
@@ -37,8 +45,8 @@ impl Net {
                 Err(cadre_exchange::Error::Busy { landing, outstanding: it.busy })
             }
             Some(_) => {
-                let Landing { buffer, key, .. } = end.landings.remove(&landing).expect("just seen");
-                if let Some(RegionKey([step, phase, tensor, _])) = key
+                let mut it = end.landings.remove(&landing).expect("just seen");
+                if let Some(RegionKey([step, phase, tensor, _])) = it.key
                     && tensor >= Tensor::DK as u32
                 {
                     let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
@@ -47,7 +55,8 @@ impl Net {
                     };
                     self.parts += u64::from(end.pulls.values().any(same));
                 }
-                Ok(buffer)
+                it.memory();
+                Ok(it.memory.expect("just made"))
             }
         }
     }
@@ -60,10 +69,10 @@ impl Net {
         to: &mut Buffer,
     ) -> Result<(), cadre_exchange::Error> {
         self.copied += 1;
-        let it = self.endpoints[me].landings.get(&landing).filter(|it| !it.discarded);
-        let it = it.ok_or(cadre_exchange::Error::UnknownLanding { landing })?;
+        let it = self.endpoints[me].landings.get_mut(&landing).filter(|it| !it.discarded);
+        let memory = it.ok_or(cadre_exchange::Error::UnknownLanding { landing })?.memory();
         for piece in pieces {
-            let from = &it.buffer.bytes()[piece.remote as usize..][..piece.bytes as usize];
+            let from = &memory.bytes()[piece.remote as usize..][..piece.bytes as usize];
             to.bytes_mut()[piece.local as usize..][..piece.bytes as usize].copy_from_slice(from);
         }
         Ok(())
@@ -96,7 +105,7 @@ impl Net {
         end.last_id += 1;
         let id = PullId(end.last_id);
         let inside = |it: &Piece, room: &Landing| {
-            it.local.checked_add(it.bytes).is_some_and(|it| it <= room.buffer.len_bytes() as u64)
+            it.local.checked_add(it.bytes).is_some_and(|it| it <= room.bytes as u64)
         };
         let apart = |a: &Piece, b: &Piece| {
             a.bytes == 0
@@ -177,9 +186,10 @@ impl Net {
     pub(super) fn freed(&mut self, me: Life, id: PullId) {
         let Some(pull) = self.endpoints[me].pulls.get(&id) else { return };
         let (pieces, landing) = (pull.pieces.clone(), pull.landing);
-        if let Some(Landing { buffer, .. }) = self.endpoints[me].landings.get_mut(&landing) {
+        if let Some(it) = self.endpoints[me].landings.get_mut(&landing) {
+            let memory = it.memory();
             for piece in pieces {
-                buffer.bytes_mut()[piece.local as usize..][..piece.bytes as usize].fill(0x43);
+                memory.bytes_mut()[piece.local as usize..][..piece.bytes as usize].fill(0x43);
             }
         }
         self.finish(me, id, Err(PullError::Cancelled));
@@ -240,15 +250,11 @@ impl Net {
             Some(began)
         };
         let (pieces, landing, probe) = (pull.pieces.clone(), pull.landing, pull.key == PROBE);
-        let room = self.endpoints[life].landings.get_mut(&landing);
-        let Some(Landing { buffer, .. }) = room else { return };
-        let mut bytes = 0;
-        for piece in pieces {
-            bytes += piece.bytes;
-            if probe {
-                continue;
-            }
-            let to = &mut buffer.bytes_mut()[piece.local as usize..][..piece.bytes as usize];
+        let Some(room) = self.endpoints[life].landings.get_mut(&landing) else { return };
+        let bytes = pieces.iter().map(|it| it.bytes).sum();
+        // Nobody looks at what was measured with.
+        for piece in pieces.iter().filter(|_| !probe) {
+            let to = &mut room.memory().bytes_mut()[piece.local as usize..][..piece.bytes as usize];
             let from = piece.remote as usize..(piece.remote + piece.bytes) as usize;
             match read.as_ref().map(|it| it.bytes().get(from)) {
                 Some(Some(from)) => to.copy_from_slice(from),

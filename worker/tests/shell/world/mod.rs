@@ -18,6 +18,7 @@ use crate::controller::Controller;
 use crate::faults::Faults;
 use crate::job::Job;
 use crate::net::{Chore, Happening, Life, Net, Thread};
+use crate::plans::Plans;
 use crate::process::Process;
 use crate::random::{Random, hash};
 use crate::trainer::Want;
@@ -26,8 +27,9 @@ use crate::truth::Truth;
 const SECOND: u64 = 1_000_000_000;
 /// Longest time without progress once all faults are over: longer than any deadline of the protocol.
 const PATIENCE: u64 = 150 * SECOND;
-/// Turns of one IO thread within a millisecond that are no spinning.
-const TURNS: u32 = 5_000;
+/// Turns of one IO thread within a millisecond that are no spinning: documents of one row are thousands of pulls. Who spins has a
+/// million.
+const TURNS: u32 = 50_000;
 
 /// How a scenario ended.
 #[derive(Debug, Default)]
@@ -64,6 +66,7 @@ pub(crate) struct World {
     /// It has said that a step has no server.
     pub(crate) pool_lost: bool,
     truth: Truth,
+    plans: Plans,
     faults: Faults,
     /// Trainers in the all-reduce, by step.
     reducing: BTreeMap<u64, Vec<Life>>,
@@ -75,6 +78,9 @@ pub(crate) struct World {
     progress: u64,
     /// All trainers have done everything, since when.
     idle: Option<u64>,
+    /// The job ends as soon as nothing is held, which is looked at now and then; else some time later.
+    brief: bool,
+    looked: u64,
     stopping: bool,
     dismissed: Option<u64>,
     happenings: u64,
@@ -91,6 +97,7 @@ impl World {
         (net.slowest, net.byte, net.rdma, net.queue) = (slowest, byte, rdma, queue);
         let mut world = Self {
             truth: Truth::new(job.clone()),
+            plans: Plans::new(job.seed),
             net: Rc::new(RefCell::new(net)),
             processes: BTreeMap::new(),
             trainers: Vec::new(),
@@ -105,6 +112,8 @@ impl World {
             both: false,
             progress: 0,
             idle: None,
+            brief: Random::new(hash(&[job.seed, 43])).chance(80),
+            looked: 0,
             stopping: false,
             dismissed: None,
             happenings: 0,
@@ -180,7 +189,7 @@ impl World {
                 if paused {
                     self.net.borrow_mut().soon(SECOND, Happening::Planned(life));
                 } else {
-                    process.plan();
+                    process.plan(&mut self.plans);
                     self.net.borrow_mut().wake(life);
                 }
                 Ok(())
