@@ -15,8 +15,10 @@ pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
     let policy = helm::template(cluster, &["--show-only", POLICY])?;
     let system = ["--namespace", SYSTEM_NAMESPACE];
     cluster.kubectl_with(&[&["apply", "--validate=strict"], &system[..]].concat(), &policy)?;
+    // It holds some time after it was taken.
     until("the policy", async || {
-        Ok(create(cluster, &pod("early", "server", "")).is_err().then_some(()))
+        let target = ["create", "--dry-run=server", "--namespace", HERE];
+        Ok(cluster.kubectl_with(&target, &pod("s", "server", "")).is_err().then_some(()))
     })
     .await?;
 

@@ -82,7 +82,7 @@ pub(crate) async fn bring<K: Resource>(
     let found =
         found.map_err(|it| Error::api(format!("look at ConfigMap {namespace}/{name}"), it))?;
     let (text, changed) = overlap(&certificate, found.as_ref(), Timestamp::now());
-    let notes = changed.map(|it| json!({CHANGED: it.to_string()})).unwrap_or_else(|| json!({}));
+    let notes = changed.map_or_else(|| json!({}), |it| json!({CHANGED: it.to_string()}));
     let object = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",

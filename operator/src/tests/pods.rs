@@ -255,7 +255,6 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
     for pod in &pods {
         server.put("pods", &name(pod), &super::running());
     }
-    let token = |pod: &Value| format!("token of {}", name(pod));
     let mut forged = node.start(&pods[0], &authority, "token of nobody", &[("A", "1")]);
     assert_eq!(forged.ended().await.code(), Some(2), "{}", forged.log());
     assert!(
@@ -304,15 +303,27 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
         .await;
     assert!(servers[0].child.try_wait().expect("a child of this test").is_none(), "it stays");
 
-    // A new job goes on from a checkpoint of the first one, and one that names nothing is refused by the field.
+    goes_on(&server, &node, (job, &authority), &expected).await;
+    let id = rustix_pid(&servers[0].child);
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
+    assert_eq!(servers[0].ended().await.code(), Some(0), "{}", servers[0].log());
+}
+
+/// A new job goes on from a checkpoint of the first one, and one that names nothing is refused by the field.
+async fn goes_on(
+    server: &Server,
+    node: &Node,
+    (job, authority): (&Value, &str),
+    expected: &[String],
+) {
     let first = server.until("the job", |all| all.get("trainingjobs", "j").cloned()).await;
     let uid = first["metadata"]["uid"].as_str().expect("it has one").to_owned();
     let from = format!("j-{}", uid.get(..8).unwrap_or(&uid));
-    let made = go_on(&server, job, ("k", &format!("{from}/step-64"))).await;
+    let made = go_on(server, job, ("k", &format!("{from}/step-64"))).await;
     let mut trainers = Vec::new();
     for index in 0..2 {
-        let pod = trainer(&server, &made, index).await;
-        trainers.push(node.start(&pod, &authority, &token(&pod), &[]));
+        let pod = trainer(server, &made, index).await;
+        trainers.push(node.start(&pod, authority, &token(&pod), &[]));
     }
     for trainer in &mut trainers {
         let end = trainer.ended().await;
@@ -324,16 +335,18 @@ async fn a_job_trains_as_pods_with_the_bits_of_a_local_run_while_a_server_is_kil
     let folder = node.path(&format!("checkpoints/k-{}", own.get(..8).unwrap_or(&own)));
     let log = fs::read_to_string(folder.join("headers.jsonl")).expect("the log of headers");
     assert_eq!(log.lines().count(), STEPS as usize, "the other job's lines, then its own");
-    let made = go_on(&server, job, ("l", &format!("{from}/step-65"))).await;
-    let pod = trainer(&server, &made, 0).await;
-    let mut refused = node.start(&pod, &authority, &token(&pod), &[]);
+    let made = go_on(server, job, ("l", &format!("{from}/step-65"))).await;
+    let pod = trainer(server, &made, 0).await;
+    let mut refused = node.start(&pod, authority, &token(&pod), &[]);
     assert_eq!(refused.ended().await.code(), Some(2), "{}", refused.log());
     let words = "/step-65 is no folder; create a new job that names the folder of a job";
     assert!(refused.log().contains("spec.checkpoint.resumeFrom: "), "{}", refused.log());
     assert!(refused.log().contains(words), "{}", refused.log());
-    let id = rustix_pid(&servers[0].child);
-    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
-    assert_eq!(servers[0].ended().await.code(), Some(0), "{}", servers[0].log());
+}
+
+/// What the API server knows a pod by.
+fn token(pod: &Value) -> String {
+    format!("token of {}", name(pod))
 }
 
 fn rustix_pid(child: &Child) -> rustix::process::Pid {
