@@ -71,6 +71,9 @@ impl Pool {
     fn quarantine(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         let serving = |it: &&Member| it.serves.is_some() && it.job.is_some();
         let all = self.servers.values().filter(serving).count();
+        // Who leaves or is away does not go on with the work.
+        let stays = |it: &&Member| it.leave.is_none() && it.away.is_none() && it.trouble.is_none();
+        let mut left = self.servers.values().filter(serving).filter(stays).count();
         let mut out_of_work = self.servers.values().filter(|it| it.trouble.is_some()).count();
         for (&id, server) in &mut self.servers {
             let at_work = server.serves.is_some() && server.job.is_some() && server.away.is_none();
@@ -78,8 +81,9 @@ impl Pool {
                 continue;
             }
             let Some(trouble) = server.load.trouble(now, facts.health) else { continue };
-            if out_of_work < (all / 4).max(1) && out_of_work + 1 < all {
+            if out_of_work < (all / 4).max(1) && left > 1 {
                 out_of_work += 1;
+                left -= 1;
                 server.trouble = Some(trouble);
                 server.dismiss(false);
                 let why = match trouble {

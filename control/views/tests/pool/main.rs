@@ -233,6 +233,19 @@ fn a_slow_server_is_kept_out_and_one_of_two_stays() {
 }
 
 #[test]
+fn a_slow_server_stays_while_the_only_other_one_leaves() {
+    let mut world = World::new(1, 2);
+    world.start_job("j", 1, false);
+    world.terminate(id(1, 0));
+    for _ in 0..8 {
+        world.pass(1);
+        world.report(&[300_000, 1_000_000]);
+    }
+    assert_eq!(world.trouble(id(0, 0)), None, "nobody would be left");
+    assert!(world.view("j").ends_with("D0.0 D-"), "{}", world.view("j"));
+}
+
+#[test]
 fn weights_follow_reports_unless_the_job_is_reproducible() {
     for (reproducible, expected) in [(false, [100, 100, 80]), (true, [100, 100, 100])] {
         let mut world = World::new(1, 3);
