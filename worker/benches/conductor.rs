@@ -49,7 +49,7 @@ impl Exchange for Mute {
         &Place::Host
     }
 
-    fn path(&self) -> &'static str {
+    fn path(&self, _peer: PeerId) -> &'static str {
         "mute"
     }
 
