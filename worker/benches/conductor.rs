@@ -49,7 +49,7 @@ impl Exchange for Mute {
         &Place::Host
     }
 
-    fn path(&self, _: PeerId) -> &'static str {
+    fn path(&self, _peer: PeerId) -> &'static str {
         "mute"
     }
 
@@ -241,7 +241,9 @@ fn main() {
             };
             let beats = [Some(at), None].map(|it| protocol(Message::Heartbeat(of(it))));
             for (peers, bytes) in [all, others].into_iter().zip(&beats) {
-                peers.iter().for_each(|it| job.hear(*it, bytes));
+                for it in peers {
+                    job.hear(*it, bytes);
+                }
             }
         }
     }
@@ -251,7 +253,9 @@ fn main() {
         job.word(*server, &encoded(&Said::ServerStep(done)));
     }
     let done = encoded(&Said::StepDone(StepDone::default()));
-    all.iter().for_each(|it| job.word(*it, &done));
+    for it in all {
+        job.word(*it, &done);
+    }
     assert_eq!(job.reports, 1, "the step is reported");
     let ms = |it: Duration| it.as_secs_f64() * 1e3;
     let memory = most_memory();
@@ -260,8 +264,8 @@ fn main() {
          planning thread {:.0} ms; {} messages sent; {memory:.0} MiB, bar {BAR_MEBIBYTES} MiB",
         ms(job.io),
         ms(header),
-        ms(running - header),
-        ms(job.io - running),
+        ms(running.saturating_sub(header)),
+        ms(job.io.saturating_sub(running)),
         ms(job.plan),
         job.shared.provider.rings,
     );

@@ -70,7 +70,7 @@ mod tests {
             };
             match (with(&contract), expected) {
                 (Ok(found), Ok(wanted)) => {
-                    assert_eq!(found, wanted.map(path), "{attempt} {resume:?}")
+                    assert_eq!(found, wanted.map(path), "{attempt} {resume:?}");
                 }
                 (Err(said), Err(words)) => {
                     assert!(said.starts_with(FIELD) && said.contains(words), "{said}");
