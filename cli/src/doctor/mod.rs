@@ -199,7 +199,7 @@ fn draw(report: &Report) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(["rows between", "come by"]);
     for Pair { between, path } in pairs {
-        table.add_row([between, path]);
+        table.add_row([*between, path.as_str()]);
     }
     text += &format!("{table}\n");
     if !settings.is_empty() {
