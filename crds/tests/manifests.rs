@@ -190,6 +190,7 @@ fn what_is_not_one_of_our_objects_is_refused() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "it is a table")]
 fn values_that_mean_nothing_are_refused() {
     let pool = |from: &str, to: &str, expected: &str| {
         let error = error(from, to);
