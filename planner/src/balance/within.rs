@@ -64,7 +64,7 @@ pub(super) fn plan_within_memory(
             Err(error) => found.refuse(error),
         }
     }
-    let tiles: u64 = problem.layout.documents().iter().map(|it| it.rows.into()).sum::<u64>()
+    let tiles: u64 = problem.layout.documents().iter().map(|it| u64::from(it.rows)).sum::<u64>()
         / u64::from(TILE_ROWS);
     if found.is_even() || tiles < FINE * problem.slots.len() as u64 {
         return found.best;
