@@ -223,8 +223,8 @@ def cadre(binary: Path) -> Planner:
         masks = {it["mask"] for it in case["documents"]}
         alive = [at for at, it in enumerate(case["slots"]) if it["weight"]]
         dedicated = [at for at in alive if case["slots"][at]["home"] is None]
-        if masks != {"causal"} or (dedicated and dedicated != alive):
-            raise NoPlanError("`cadre plan --workload` takes causal documents, and slots all in place or all dedicated")
+        if len(masks) > 1 or (dedicated and dedicated != alive):
+            raise NoPlanError("`cadre plan --workload` takes one mask, and slots all in place or all dedicated")
         if not dedicated and len(alive) < len(case["slots"]):
             raise NoPlanError("`cadre plan --workload` has a slot at every rank")
         heads = case["heads"]
@@ -233,6 +233,7 @@ def cadre(binary: Path) -> Planner:
             "tokens_per_rank": case["rank_rows"],
             "num_ranks": len(case["ranks"]),
             "ranks": [[it["rows"] for it in case["documents"]]],
+            "mask": masks.pop(),
         }
         with tempfile.TemporaryDirectory() as folder:
             of, to = Path(folder, "workload.json"), Path(folder, "plan.json")

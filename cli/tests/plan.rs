@@ -114,6 +114,28 @@ fn slots_of_their_own_share_by_weight() {
 }
 
 #[test]
+fn documents_have_the_mask_that_the_workload_names() {
+    let keys = |mask: &str| {
+        let mut workload = workload();
+        workload["mask"] = json!(mask);
+        let folder = place(&workload);
+        let (code, _, said) = cadre(folder.path(), &["--out", "plan.json"]);
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        let file = fs::read(folder.path().join("plan.json")).unwrap();
+        let file: Value = serde_json::from_slice(&file).unwrap();
+        let of_task = |it: &Value| (number(&it["doc"]), range(&it["q"]), range(&it["k"]));
+        file["tasks"].as_array().unwrap().iter().map(of_task).collect::<Vec<_>>()
+    };
+    let lengths = [12_000, 4_384, 8_192, 1_000, 3_000, 192, 2_000, 2_000];
+    for (document, (first, end), kept) in keys("window:600") {
+        assert_eq!(kept, (first.saturating_sub(599), end), "document {document}");
+    }
+    for (document, _, kept) in keys("full") {
+        assert_eq!(kept, (0, lengths[document as usize]), "document {document}");
+    }
+}
+
+#[test]
 fn bad_workloads_and_options_are_refused_by_name() {
     let check = |change: &dyn Fn(&mut Value), args: &[&str], expected: &str| {
         let mut workload = workload();
@@ -133,6 +155,8 @@ fn bad_workloads_and_options_are_refused_by_name() {
     check(&|it| it["num_ranks"] = json!(0), &[], "num_ranks is 0");
     check(&|it| it["num_ranks"] = json!("NaN"), &[], "expected u16");
     check(&|it| *it = json!([]), &[], "w.json");
+    check(&|it| it["mask"] = json!("window:0"), &[], "workload w.json: mask \"window:0\" is not");
+    check(&|it| it["mask"] = json!(7), &[], "expected a string");
     check(&same, &["--weights", "100,100"], "2 numbers for 4 slots");
     check(&same, &["--weights", "100,100,0,100"], "slot 2 is 0");
     check(&same, &["--weights", "100,-1,100,100"], "weights");

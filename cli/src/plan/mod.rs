@@ -3,7 +3,7 @@
 //! With `-f` it sizes the pool of a job instead, see [`size`]. In: [`PlanOptions`]. Out: a table or one line of JSON on stdout, and the plan as a file. Nothing is started.
 //!
 //! Bytes are those of one layer forward, rows that travel alone, all lanes of a slot together. Seconds of links
-//! are per lane. Masks are causal, and a pair is the only cost.
+//! are per lane. A pair is the only cost.
 
 mod file;
 mod report;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, plan as make,
+    Costs, Document, Heads, Layout, Links, Plan, Problem, Pulls, RankId, Slot, plan as make,
 };
 
 use crate::arguments::{LayoutKind, PlanOptions};
@@ -91,13 +91,14 @@ fn timed<T>(run: impl Fn() -> T) -> (T, f64) {
 }
 
 fn problem(options: &PlanOptions, workload: &Workload) -> Result<Problem, PlanError> {
-    let documents = workload.lengths().map(|rows| Document { rows, mask: Mask::Causal }).collect();
+    let refuse = |source| PlanError::Planner { name: workload.name.clone(), source };
+    let mask = workload.mask().map_err(refuse)?;
+    let documents = workload.lengths().map(|rows| Document { rows, mask }).collect();
     let lay = match options.layout {
         LayoutKind::EndToEnd => Layout::end_to_end,
         LayoutKind::HeadTail => Layout::head_tail,
     };
-    let layout = lay(documents, workload.tokens_per_rank)
-        .map_err(|source| PlanError::Planner { name: workload.name.clone(), source })?;
+    let layout = lay(documents, workload.tokens_per_rank).map_err(refuse)?;
     Ok(Problem {
         layout,
         heads: heads(options)?,

@@ -5,10 +5,12 @@
 //! ```
 //!
 //! In: a file. Out: a [`Workload`] whose documents fill all ranks exactly; other fields are ignored.
-//! `ranks` holds document lengths in tokens, in lists of any number; only their order counts.
+//! `ranks` holds document lengths in tokens, in lists of any number; only their order counts. `mask`, that of every document,
+//! is `causal` where it is left out, `full` or `window:ROWS`.
 
 use std::path::{Path, PathBuf};
 
+use cadre_planner::Mask;
 use serde::Deserialize;
 
 /// Lengths of documents and the ranks that they fill.
@@ -18,6 +20,7 @@ pub(crate) struct Workload {
     pub(crate) tokens_per_rank: u32,
     pub(crate) num_ranks: u16,
     ranks: Vec<Vec<u32>>,
+    mask: Option<String>,
 }
 
 /// Why a workload cannot be used.
@@ -31,6 +34,8 @@ pub(crate) enum WorkloadError {
     Zero { path: PathBuf, field: &'static str },
     #[error("workload {}: ranks[{list}][{index}] is 0; every document has a token", path.display())]
     EmptyDocument { path: PathBuf, list: usize, index: usize },
+    #[error("workload {}: {source}", path.display())]
+    Mask { path: PathBuf, source: cadre_planner::Error },
     #[error(
         "workload {}: ranks hold {found} tokens, but num_ranks * tokens_per_rank is {expected}; make them equal",
         path.display()
@@ -50,7 +55,7 @@ impl Workload {
         let at = || path.to_owned();
         let workload: Self = serde_json::from_slice(text)
             .map_err(|source| WorkloadError::Malformed { path: at(), source })?;
-        let Self { name: _, tokens_per_rank, num_ranks, ranks } = &workload;
+        let Self { name: _, tokens_per_rank, num_ranks, ranks, mask: _ } = &workload;
         for (field, value) in
             [("tokens_per_rank", *tokens_per_rank), ("num_ranks", (*num_ranks).into())]
         {
@@ -68,7 +73,13 @@ impl Workload {
         if found != expected {
             return Err(WorkloadError::Tokens { path: at(), found, expected });
         }
+        workload.mask().map_err(|source| WorkloadError::Mask { path: at(), source })?;
         Ok(workload)
+    }
+
+    /// The mask of every document.
+    pub(crate) fn mask(&self) -> Result<Mask, cadre_planner::Error> {
+        self.mask.as_deref().map_or(Ok(Mask::Causal), str::parse)
     }
 
     /// Lengths of all documents, in file order.
@@ -79,7 +90,7 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot, plan};
+    use cadre_planner::{Costs, Document, Heads, Layout, Links, Problem, Slot, plan};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -124,7 +135,8 @@ mod tests {
             let tokens = 4_096 * lists.len() as u32;
             let rest = tokens.saturating_sub(lists.iter().flatten().sum());
             lists[0].extend((rest > 0).then_some(rest));
-            let mut value = json!({"name": "n", "tokens_per_rank": 4_096, "num_ranks": lists.len(), "ranks": lists});
+            let mut value = json!({"name": "n", "tokens_per_rank": 4_096, "num_ranks": lists.len(), "ranks": lists,
+                "mask": "window:600"});
             if let Some((field, other)) = change {
                 *value.pointer_mut(field).expect("the field is there") = other;
             }
@@ -146,7 +158,8 @@ mod tests {
                     return Ok(());
                 }
             };
-            let documents = workload.lengths().map(|rows| Document { rows, mask: Mask::Causal });
+            let mask = workload.mask().unwrap();
+            let documents = workload.lengths().map(|rows| Document { rows, mask });
             let lay = if head_tail { Layout::head_tail } else { Layout::end_to_end };
             let Ok(layout) = lay(documents.collect(), workload.tokens_per_rank) else { return Ok(()) };
             prop_assert_eq!(layout.ranks().len(), usize::from(workload.num_ranks));

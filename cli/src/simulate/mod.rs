@@ -17,7 +17,7 @@ pub(crate) use options::SimulateOptions;
 use options::TableKind;
 
 /// Where the published lengths are.
-const WHERE: &str = "the published sets are dist_wlbllm.json (pretrain) and textbook.json (prolong) \
+const WHERE: &str = "the published sets are dist_wlbllm.json (pretrain) and dist_prolong.json (prolong) \
                      of github.com/hao-ai-lab/DistCA";
 
 /// Why there is no table.

@@ -94,6 +94,17 @@ impl Bin<'_> {
         self.slot.weight.into()
     }
 
+    /// The first document from one on that it holds, of those that it holds in part; the first of all where there is none.
+    pub(super) fn from(&self, document: DocumentId) -> Option<(DocumentId, &[Group])> {
+        let next = self.held.range(document..).next().or_else(|| self.held.first_key_value());
+        next.map(|(document, groups)| (*document, groups.as_slice()))
+    }
+
+    /// Whether it holds rows of a document in part.
+    pub(super) fn has(&self, document: DocumentId) -> bool {
+        self.held.contains_key(&document)
+    }
+
     /// Documents that it holds in part; under limits all it holds.
     pub(super) fn touched(&self) -> impl Iterator<Item = (DocumentId, &[Group])> {
         self.held.iter().map(|(document, groups)| (*document, groups.as_slice()))

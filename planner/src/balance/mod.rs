@@ -13,8 +13,8 @@
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
 //!    least bytes per cost, until the last finishes within 1/508 of the level.
 //!
-//! If the plan does not fit the slots' memory, it is bent ([`bend`]), and the steps are repeated under limits for the bytes of
-//! a slot and of a bundle; of the plans that fit the one that finishes first is taken.
+//! If the plan does not fit the slots' memory, it is bent ([`bend`]) under several limits for the bytes of a slot and of a
+//! bundle; of the plans that fit the one that finishes first is taken ([`within`]).
 
 mod bend;
 mod bins;
@@ -33,6 +33,7 @@ mod shapes;
 mod short;
 mod tails;
 mod together;
+mod within;
 
 use std::collections::BTreeSet;
 
@@ -42,8 +43,7 @@ use crate::balance::prices::Prices;
 use crate::balance::room::Limits;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
-use crate::traffic::{Held, smallest_bundle};
-use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
+use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -80,45 +80,9 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     };
     match attempt(problem, digest) {
         Ok(plan) if fits(&plan) => Ok(plan),
-        Ok(_) | Err(Error::SlotFull { .. }) => plan_within_memory(problem, digest, reserve),
+        Ok(_) | Err(Error::SlotFull { .. }) => within::plan_within_memory(problem, digest, reserve),
         Err(error) => Err(error),
     }
-}
-
-/// The best plan of those within memory: one made as if slots held anything, bent until it fits, and one that keeps the limits
-/// from the start, each under several limits for a bundle.
-fn plan_within_memory(problem: &Problem, digest: u64, beside: u64) -> Result<Plan, Error> {
-    let ample = |it: &crate::Slot| crate::Slot { memory: u64::MAX, ..*it };
-    let slots = problem.slots.iter().map(ample).collect();
-    let free = attempt(&Problem { slots, ..problem.clone() }, digest)?;
-    let enough = free.bounds().pulled + free.bounds().pulled / MORE;
-    let mut best: Result<Plan, Error> = Err(Error::NoSlot);
-    for reserve in reserves(problem, &free, beside) {
-        let limits = Limits::with_reserve(reserve, beside);
-        for is_bent in [true, false] {
-            let bins = if is_bent {
-                bend::bend(problem, &free, limits)
-            } else {
-                stay(Bins::new(problem, limits, least_work(problem))).map(bend::settle)
-            };
-            let plan = bins.and_then(|it| it.into_plan(digest));
-            let plan = plan.and_then(|it| check_beside(problem, &it, beside).map(|()| it));
-            best = match (best, plan) {
-                (Ok(best), Ok(plan)) if is_better(problem, &plan, &best) => Ok(plan),
-                // Fewer bytes for a bundle are more pieces.
-                (Ok(best), _) if !is_bent && is_even(&best) => return Ok(best),
-                (Ok(best), _) => Ok(best),
-                (Err(_), plan) => plan,
-            };
-            if let Ok(plan) = &best
-                && is_even(plan)
-                && plan.bounds().pulled <= enough
-            {
-                return best;
-            }
-        }
-    }
-    best
 }
 
 /// Whether a plan finishes as early as is asked.
@@ -126,41 +90,6 @@ fn is_even(plan: &Plan) -> bool {
     let it = plan.bounds();
     it.finish <= it.level.max(it.indivisible) + it.level / ENOUGH
 }
-
-/// Bytes that a bundle may have, the most that leave memory for what slots hold at least, then fewer.
-fn reserves(problem: &Problem, free: &Plan, beside: u64) -> Vec<u64> {
-    let active = problem.slots.iter().filter(|it| !it.is_standby());
-    let most = active.map(|it| it.memory).max().unwrap_or(0);
-    let smallest = smallest_bundle(problem, Cuts::Tiles);
-    let steps = std::iter::successors(Some(smallest), |it| Some(it + it / FINER + 1));
-    let steps = steps.take_while(|it| *it <= most / 3);
-    let mut all: Vec<u64> = steps.chain([most / 3, largest_bundle(problem, free)]).collect();
-    all.retain(|it| *it <= most / 3);
-    if beside > 0 {
-        all.retain(|it| *it < beside);
-        all.push(beside);
-    }
-    all.sort_unstable();
-    all.dedup();
-    let held = Held::of(problem, free.bounds().finish);
-    let needed = |it: u64| {
-        let phases = held.as_ref().map_or(0, |held| held.phases(Some(it)));
-        it.max(beside).saturating_add(phases)
-    };
-    let least = all.iter().copied().min_by_key(|it| (needed(*it), *it)).unwrap_or(0);
-    all.retain(|it| *it == least || (*it > least && needed(*it) <= most));
-    let steps = all.len().saturating_sub(1);
-    let mut some: Vec<u64> = (0..TRIED).map(|at| all[steps - at * steps / (TRIED - 1)]).collect();
-    some.dedup();
-    some
-}
-
-/// Limits of a bundle that are tried at most.
-const TRIED: usize = 6;
-/// Part by which a limit is larger than the one before.
-const FINER: u64 = 12;
-/// Part of the bytes of a plan without limits that one within them may move more to be good enough.
-const MORE: u64 = 10;
 
 /// Whether a plan is later by less, or puts less on its busiest link where links differ, or moves less.
 fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {

@@ -41,7 +41,7 @@ impl Limits {
         self.reserve.is_none()
     }
 
-    fn bundle(self) -> u64 {
+    pub(super) fn bundle(self) -> u64 {
         self.reserve.unwrap_or(u64::MAX)
     }
 

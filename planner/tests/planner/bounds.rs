@@ -222,5 +222,5 @@ fn small_bundles_of_a_long_document_need_more_memory_together() {
         (Heads { query: 32, kv: 8, dim: 128 }, 2, 8);
     let bounds = plan(&problem).unwrap().bounds();
     let known = bounds.least_memory as f64 / bounds.memory as f64;
-    assert!((0.85..=1.0).contains(&known), "{known} of what is needed: {bounds:?}");
+    assert!((0.97..=1.0).contains(&known), "{known} of what is needed: {bounds:?}");
 }

@@ -1,13 +1,15 @@
 //! Memory bends a plan and does not break it.
 //!
 //! Each case is drawn from a seed that is printed. Its plan without limits says what it needs (`memory`), and less than what no
-//! plan needs (`least_memory`); then all slots get the middle of both, and 1.4 times the bound.
+//! plan needs (`least_memory`); then all slots get the middle of both; of some seeds 1.4 and 1.05 times the bound, too.
 
 use cadre_planner::{Bounds, Plan, Problem, plan};
 
 use crate::draws::{Where, draw};
 
 const SEEDS: std::ops::Range<u64> = 600..606;
+/// Seeds below this one are tried near the bound, too.
+const NEAR: u64 = 603;
 
 /// The plan where every slot has so many bytes.
 fn within(problem: &Problem, bytes: u64) -> Option<Plan> {
@@ -25,7 +27,7 @@ fn late(it: &Bounds) -> f64 {
 
 #[test]
 fn memory_bends_a_plan_and_does_not_break_it() {
-    let (mut bad, mut even, mut cases) = (Vec::new(), 0, 0);
+    let (mut bad, mut even, mut cases, mut near, mut found) = (Vec::new(), 0, 0, 0, 0);
     for place in [Where::InPlace, Where::Dedicated, Where::Mixed] {
         for one_lane in [false, true] {
             for seed in SEEDS {
@@ -42,16 +44,25 @@ fn memory_bends_a_plan_and_does_not_break_it() {
                     line = format!("{line}, middle {:.4} moves {moved:.2}", late(&it));
                     cases += 1;
                     even += usize::from(late(&it) <= 1.002);
-                    let is_far = late(&it) > 1.03 || (place == Where::Dedicated && moved > 1.5);
+                    let is_far = late(&it) > 1.01 || (place == Where::Dedicated && moved > 1.5);
                     if is_far && need > 1.2 {
                         bad.push(format!("{line}: far from the free plan"));
                     }
                 } else if need > 1.1 {
                     bad.push(format!("{line}: no plan in the middle"));
                 }
-                let more = within(&problem, free.least_memory / 5 * 7);
-                let more = more.map_or(f64::INFINITY, |it| late(&it.bounds()));
-                println!("{line}, 1.4 times the bound {more:.4}");
+                if seed >= NEAR {
+                    println!("{line}");
+                    continue;
+                }
+                let at = |bytes| {
+                    let plan = within(&problem, bytes);
+                    plan.map_or(f64::INFINITY, |it| late(&it.bounds()))
+                };
+                let more = at(free.least_memory / 5 * 7);
+                let little = at(free.least_memory / 20 * 21);
+                println!("{line}, 1.4 times the bound {more:.4}, 1.05 times {little:.4}");
+                (near, found) = (near + 1, found + usize::from(little.is_finite()));
                 if more > 1.02 {
                     bad.push(format!("{line}: {more:.4} with 1.4 times the bound"));
                 }
@@ -60,5 +71,7 @@ fn memory_bends_a_plan_and_does_not_break_it() {
     }
     println!("{even} of {cases} finish within 1.002");
     assert!(bad.is_empty(), "{}", bad.join("\n"));
-    assert!(even * 3 >= cases * 2, "{even} of {cases} finish within 1.002");
+    println!("{found} of {near} have a plan at 1.05 times the bound");
+    assert!(even * 6 >= cases * 5, "{even} of {cases} finish within 1.002");
+    assert!(found * 3 >= near * 2, "{found} of {near} have a plan at 1.05 times the bound");
 }

@@ -1,18 +1,20 @@
 //! Bends a plan that asks for too much memory until it fits.
 //!
-//! In: a plan made as if slots held anything, and limits for what a slot and a bundle hold. Out: bins within the limits that
-//! are as even and move as little more as could be found; or a document for which no room was. Flow:
+//! In: a plan made as if slots held anything, and limits for what a slot and a bundle hold. Out: bins whose bundles are within
+//! the limits, and whose slots are as far as could be found; or a document of which a part has no place. Flow:
 //!
 //! 1. [`trim`]: of a bundle that is too large the tail stays; what is before becomes loose, in parts that fit a bundle each.
 //! 2. [`shed`]: a slot that holds too much lets go of what is much memory for little work: short documents, first rows of
 //!    long ones.
 //! 3. [`place`]: what is loose, the largest first, goes where memory is left: of few slots with most of it left to one that
-//!    finishes in time and has most of the keys.
-//! 4. [`even`], and [`trade`] where memory lacks at those that finish first: they let go of short documents for a piece of the
-//!    slot that finishes last.
+//!    finishes in time and has most of the keys. Where none does, one bin after the other is filled, so that few have to give
+//!    large pieces for it, not all of them small ones. What finds no room goes where most is left: too much there for now.
+//! 4. [`settle`]: [`even`], and [`trade`] where memory lacks at those that finish first: they let go of short documents for a piece of the
+//!    slot that finishes last. Where all that does not suffice, [`repair()`] makes many small moves before.
 //!
 //! Every loop has a bound: nothing is tried more often than a number that grows with slots and documents.
 
+mod repair;
 mod trade;
 
 use std::cmp::Reverse;
@@ -21,28 +23,36 @@ use std::ops::Range;
 
 use super::bins::Bins;
 use super::even::{even, latest};
-use super::groups::{Group, Span};
+use super::groups::{Group, Span, put};
 use super::prices::Prices;
 use super::room::Limits;
 use super::tails::ends;
 use crate::plan::least_work;
 use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
 
+pub(super) use repair::repair;
+
 /// Bins with room that are compared for a loose span.
 const COMPARED: usize = 8;
 /// Times that a bin may trade, in the mean.
 const TRADES: usize = 2;
+/// Part of the level by which what is late altogether has to fall for a bin to trade again.
+const WORTH: u64 = 4_096;
+/// Part of the largest bundle below which a span for which there is no room is not halved.
+const HALVED: u64 = 8;
+/// Part of the level that a bin gets too much before the next one is filled.
+const GATHERED: u64 = 4;
 
-/// Bins that hold what a plan has, but for what limits ask to move.
+/// Bins that hold what a plan has, but for what limits ask to move; and the first document for a part of which no slot had room.
 ///
 /// # Errors
 ///
-/// A document of which a part found no room.
+/// A document of which a part has no place: it fits no bundle, or no slot reaches it.
 pub(super) fn bend<'a>(
     problem: &'a Problem,
     plan: &Plan,
     limits: Limits,
-) -> Result<Bins<'a>, Error> {
+) -> Result<(Bins<'a>, Option<DocumentId>), Error> {
     let mut bins = Bins::new(problem, limits, least_work(problem));
     bins.hold(plan);
     let mut loose = Vec::new();
@@ -54,19 +64,30 @@ pub(super) fn bend<'a>(
             parts(&bins, span, &mut loose)?;
         }
     }
-    place(&mut bins, loose)?;
-    Ok(settle(bins))
+    let lacking = place(&mut bins, loose)?;
+    Ok((bins, lacking))
 }
 
 /// Evens out bins within their limits.
 pub(super) fn settle(mut bins: Bins<'_>) -> Bins<'_> {
+    let mut before = u64::MAX;
     for _ in 0..TRADES * bins.all.len() {
         even(&mut bins);
-        if !trade::trade(&mut bins) {
+        let late = bins.all.iter().map(|it| it.finish().saturating_sub(latest(&bins))).sum::<u64>();
+        if late.saturating_add(bins.level / WORTH) > before || !trade::trade(&mut bins) {
             break;
         }
+        before = late;
     }
     bins
+}
+
+/// Share of their memory that bins hold too much in the mean.
+pub(super) fn too_much(bins: &Bins<'_>) -> f64 {
+    let over: i128 = (0..bins.all.len()).map(|bin| (-bins.free(bin)).max(0)).sum();
+    let room: i128 =
+        bins.all.iter().enumerate().map(|(bin, it)| bins.free(bin) + i128::from(it.bytes)).sum();
+    over as f64 / room.max(1) as f64
 }
 
 /// Takes from a bin what makes its bundles too large.
@@ -173,32 +194,59 @@ fn part_of(bins: &Bins<'_>, span: &Span, most: u64) -> Option<Span> {
     parts.map(|it| it.1).min_by_key(|it| bins.cost(it))
 }
 
-/// Puts loose spans where memory is left, the largest first.
-fn place(bins: &mut Bins<'_>, loose: Vec<Span>) -> Result<(), Error> {
+/// Puts loose spans where memory is left, the largest first. Returns the first document for which none was.
+fn place(bins: &mut Bins<'_>, loose: Vec<Span>) -> Result<Option<DocumentId>, Error> {
     let mut order: BTreeSet<(Reverse<i128>, usize)> =
         (0..bins.all.len()).map(|bin| (Reverse(bins.free(bin)), bin)).collect();
     let prices = Prices::of(bins);
     let size = |bins: &Bins<'_>, span: &Span| bins.bytes(span.document, &alone(span));
-    let mut spans: Vec<Span> = loose;
+    let (mut spans, mut lacking, mut filled) = (loose, None, None);
+    let largest = bins.limits().bundle();
     let mut queue: BinaryHeap<(u64, Reverse<usize>)> =
         spans.iter().enumerate().map(|(at, it)| (size(bins, it), Reverse(at))).collect();
     while let Some((_, Reverse(at))) = queue.pop() {
         let span = spans[at].clone();
-        if let Some(bin) = spot(bins, &prices, &order, &span, None) {
-            order.remove(&(Reverse(bins.free(bin)), bin));
-            bins.put(bin, &span);
-            order.insert((Reverse(bins.free(bin)), bin));
+        let bin = if let Some(bin) = spot(bins, &prices, &order, &span, None) {
+            let finish = |bin: usize| bins.all[bin].finish_with(bins.cost(&span));
+            let most = bins.level + bins.level / GATHERED;
+            let gathers = |it: &usize| finish(*it) <= most && bins.has_room(*it, &span);
+            if finish(bin) > latest(bins) {
+                *filled.insert(filled.filter(gathers).unwrap_or(bin))
+            } else {
+                bin
+            }
+        } else if size(bins, &span) > largest / HALVED
+            && let Some(halves) = halves(bins, &span)
+        {
+            for half in halves {
+                queue.push((size(bins, &half), Reverse(spans.len())));
+                spans.push(half);
+            }
             continue;
-        }
-        let Some(halves) = halves(bins, &span) else {
-            return Err(Error::NoRoom { document: span.document });
+        } else {
+            lacking = lacking.or(Some(span.document));
+            overfull(bins, &order, &span)?
         };
-        for half in halves {
-            queue.push((size(bins, &half), Reverse(spans.len())));
-            spans.push(half);
-        }
+        order.remove(&(Reverse(bins.free(bin)), bin));
+        bins.put(bin, &span);
+        order.insert((Reverse(bins.free(bin)), bin));
     }
-    Ok(())
+    Ok(lacking)
+}
+
+/// The bin with most memory left of those whose bundles a span fits.
+fn overfull(
+    bins: &Bins<'_>,
+    order: &BTreeSet<(Reverse<i128>, usize)>,
+    span: &Span,
+) -> Result<usize, Error> {
+    let fits = |bin: &usize| {
+        let mut groups = bins.groups_of(&bins.all[*bin], span.document).into_owned();
+        put(&mut groups, span);
+        bins.reaches(*bin, span) && groups.iter().all(|it| bins.fits_bundle(span.document, it))
+    };
+    let found = order.iter().map(|it| it.1).find(fits);
+    found.ok_or(Error::NoRoom { document: span.document })
 }
 
 /// The bin for a span: of those with most memory left one that finishes in time and pulls least for it; none that would finish

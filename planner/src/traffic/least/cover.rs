@@ -77,15 +77,18 @@ pub(super) struct Limit {
 
 impl Limit {
     /// Up to here rows need more than so many pairs, of a document of `rows` rows: the rows above x are in bundles that
-    /// hold keys `[0, x)`, so that none has more than `(bundle − key · x) / row` of them.
+    /// hold keys `[0, x)`, one of them the last row and so all keys. So j bundles suffice for them only where
+    /// `(rows - x) * row + rows * key + (j - 1) * x * key` is at most j times what a bundle may have.
     fn end_of(&self, mask: Mask, rows: f64, pairs: u32) -> f64 {
         let Self { bundle, row, key } = *self;
-        let (pairs, all) = (f64::from(pairs) * (1.0 + ROUNDING), rows * row);
-        let left = row - pairs * key;
+        let left = row - f64::from(pairs.saturating_sub(1)) * key;
+        let pairs = f64::from(pairs) * (1.0 + ROUNDING);
         match mask {
-            Mask::Causal if left > 0.0 => ((all - pairs * bundle) / left).clamp(0.0, rows),
+            Mask::Causal if left > 0.0 => {
+                ((rows * (row + key) - pairs * bundle) / left).clamp(0.0, rows)
+            }
             // Every bundle holds all keys.
-            Mask::Full if all > pairs * (bundle - key * rows) => rows,
+            Mask::Full if rows * row > pairs * (bundle - key * rows) => rows,
             Mask::Causal | Mask::Full | Mask::Window { .. } => 0.0,
         }
     }
