@@ -110,7 +110,10 @@ fn locked() -> Finding {
     let what = match getrlimit(Resource::Memlock).current {
         None => "unlimited".to_owned(),
         Some(bytes) => {
-            format!("{:.0} MiB; nothing of this build locks memory", bytes as f64 / f64::from(1 << 20))
+            format!(
+                "{:.0} MiB; nothing of this build locks memory",
+                bytes as f64 / f64::from(1 << 20)
+            )
         }
     };
     Finding { name: "locked memory", state: State::Ok, what, remedy: None }
