@@ -59,7 +59,7 @@ fn write(lines: &[Value]) -> Result<()> {
 async fn measure(folder: &Path, words: &[String]) -> Result<Vec<Value>> {
     let chosen = |name: &str| words.is_empty() || words.iter().any(|it| it == name);
     let mut lines = Lines::default();
-    let mut cluster = Cluster::start(folder).await?;
+    let cluster = Cluster::start(folder).await?;
     cluster.add_fake_nodes(Fake { nodes: 200, gpus: 8, rack: 10 }).await?;
     cluster.namespace(HERE).await?;
     if chosen("pool") {

@@ -9,7 +9,7 @@ use crate::objects::{SERVERS, pods, pool};
 const HERE: &str = "servers-of-others";
 const POLICY: &str = "templates/admission.yaml";
 
-pub(crate) async fn keep(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let operator = Operator::leading(cluster, 8095).await?;
     cluster.namespace(HERE).await?;
     let policy = helm::template(cluster, &["--show-only", POLICY])?;
