@@ -264,6 +264,9 @@ impl World {
         while !self.wanted.is_empty() {
             assert!(Instant::now() < until, "a pull never ends");
             self.poll(2);
+            // Pauses before a link is tried again, and deadlines, are over some time.
+            self.happened.rests += 1;
+            self.hand.advance(Duration::from_millis(20));
         }
     }
 
