@@ -142,11 +142,12 @@ pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
 /// The same, where each word of the owner may take `patience`.
 fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
     let asked = exchange(site, ticket, patience);
-    asked.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => {
+    asked.map_err(|error| {
+        if error.kind() == io::ErrorKind::WouldBlock {
             io::Error::new(io::ErrorKind::TimedOut, "the owner does not answer at its door")
+        } else {
+            error
         }
-        _ => error,
     })
 }
 

@@ -9,6 +9,7 @@
 //! All processes share one heap here, which glibc tidies when a long broadcast is allocated. That is most of the conductor's time;
 //! `GLIBC_TUNABLES=glibc.malloc.mxfast=0` leaves it out.
 
+#![allow(clippy::disallowed_types, reason = "it prints what machines take of a processor")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 #![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
 

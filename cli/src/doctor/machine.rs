@@ -150,7 +150,7 @@ fn memory() -> Finding {
         None => "unknown".to_owned(),
     };
     if let Some(bytes) = pod {
-        what += &format!(", {:.1} GiB at most in this container", gib(bytes));
+        what = format!("{what}, {:.1} GiB at most in this container", gib(bytes));
     }
     Finding { name, state: State::Ok, what, remedy: None }
 }

@@ -7,6 +7,7 @@
 mod machine;
 mod pairs;
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use cadre_crds::manifest::{self, Manifests};
@@ -177,6 +178,9 @@ fn settings(asked: &Asked, has_manifests: bool) -> Vec<Setting> {
     all
 }
 
+/// Why nothing that is written to a string fails.
+const GROWS: &str = "a string takes what is written to it";
+
 fn draw(report: &Report) -> String {
     let Report { findings, pairs, settings } = report;
     let mut text = String::new();
@@ -190,10 +194,10 @@ fn draw(report: &Report) -> String {
         };
         table.add_row([*name, state, what.as_str()]);
     }
-    text += &format!("{table}\n");
+    writeln!(text, "{table}").expect(GROWS);
     for Finding { name, state, remedy, .. } in findings {
         if let (Some(remedy), State::Absent | State::Missing) = (remedy, state) {
-            text += &format!("{name}: {remedy}\n");
+            writeln!(text, "{name}: {remedy}").expect(GROWS);
         }
     }
     let mut table = Table::new();
@@ -201,14 +205,14 @@ fn draw(report: &Report) -> String {
     for Pair { between, path } in pairs {
         table.add_row([*between, path.as_str()]);
     }
-    text += &format!("{table}\n");
+    writeln!(text, "{table}").expect(GROWS);
     if !settings.is_empty() {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED).set_header(["setting", "in force"]);
         for Setting { name, value } in settings {
             table.add_row([name, value]);
         }
-        text += &format!("{table}\n");
+        writeln!(text, "{table}").expect(GROWS);
     }
     text
 }

@@ -165,8 +165,9 @@ mod tests {
         let waker = Waker::new().unwrap();
         hall.turn(&waker);
         let until = hall.deaf_until.expect("it does not listen for a while");
-        assert!(!hall.listens(until - DEAF) && hall.listens(until));
-        assert_eq!(hall.rest(until - DEAF), Some(DEAF));
+        let began = until.checked_sub(DEAF).unwrap();
+        assert!(!hall.listens(began) && hall.listens(until));
+        assert_eq!(hall.rest(began), Some(DEAF));
         assert_eq!(hall.rest(until), None);
     }
 }

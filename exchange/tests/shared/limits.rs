@@ -87,7 +87,7 @@ fn a_child_whom_many_peers_visit() {
     // Threads end a little after their door.
     let before = before.expect("more than 3 peers");
     until(&mut [&mut still], |_| held().iter().zip(before).all(|it| *it.0 <= it.1));
-    say(&format!("{} peers, nothing is left", peers));
+    say(&format!("{peers} peers, nothing is left"));
 }
 
 #[test]

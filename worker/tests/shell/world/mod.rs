@@ -53,6 +53,7 @@ pub(crate) struct Outcome {
 pub(crate) type Checked = Result<(), String>;
 
 /// See the module.
+#[allow(clippy::struct_excessive_bools, reason = "what has happened so far, each on its own")]
 pub(crate) struct World {
     pub(crate) job: Job,
     pub(crate) net: Rc<RefCell<Net>>,
