@@ -152,7 +152,7 @@ def _fields(at: int, document: Document) -> dict[str, Tensor]:
     labels = made.get("labels", tokens)
     weights = made.get("loss_weights", torch.ones(len(tokens))).float()
     if labels.dim() != 1 or weights.dim() != 1 or not bool((weights >= 0).all()):
-        raise ValueError(f"pack: document {at} has a number a token as label, and one of 0 or more as loss weight")
+        raise ValueError(f"pack: document {at}: give each token one label, and one loss weight of 0 or more")
     made["labels"] = torch.cat([labels[1:], labels.new_full((1,), IGNORED)]).long()
     shifted = torch.cat([weights[1:], weights.new_zeros(1)])
     made["loss_weights"] = torch.where(made["labels"] == IGNORED, 0.0, shifted)

@@ -34,6 +34,8 @@ def flash_attn_func(
     if q.dim() != 4 or q.shape[:2] != k.shape[:2]:
         raise ValueError(f"q is {tuple(q.shape)} and k {tuple(k.shape)}; give [batch, rows, heads, dim], of equal rows")
     batch, rows = q.shape[:2]
+    if not batch or not rows:
+        raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
     ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
     packed = flash_attn_varlen_func(
         *(it.flatten(0, 1) for it in (q, k, v)),

@@ -82,7 +82,7 @@ class Packs(unittest.TestCase):
         refused("document 0 has .* and no input_ids", [{"labels": [1]}])
         refused("labels of document 0 is", [{"input_ids": [1, 2], "labels": [1]}])
         refused("document 1 has .*; give all the same fields", [{"input_ids": [1], "speaker": [1]}, [1]])
-        refused("0 or more as loss weight", [{"input_ids": [1, 2], "loss_weights": [1.0, -1.0]}])
+        refused("one loss weight of 0 or more", [{"input_ids": [1, 2], "loss_weights": [1.0, -1.0]}])
         refused("divided by 0", [[1, 2]], total=0)
         refused("rank 2 of 2", [[1, 2]], rank=2)
         refused("give both, or none", [[1, 2]], ranks=None)

@@ -47,6 +47,9 @@ class Swaps(unittest.TestCase):
         self.assertTrue(torch.equal(lse[1:2], alone[1]))
         with self.assertRaisesRegex(ValueError, "give \\[batch, rows, heads, dim\\], of equal rows"):
             cadre.flash_attn_func(rows[0], rows[1][:, :5], rows[2][:, :5])
+        for none in (slice(0), (slice(None), slice(0))):
+            with self.assertRaisesRegex(ValueError, "give a batch of 1 or more, with 1 row or more each"):
+                cadre.flash_attn_func(*(it[none] for it in rows))
 
     def test_pytorchs_windows_say_what_is_causal(self) -> None:
         rows = drawn()
