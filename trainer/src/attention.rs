@@ -13,9 +13,26 @@ use cadre_kernels::{RowsMut, Threads, apply_sinks, delta, sink_gradient};
 /// Phases that a trainer may have submitted without having waited for them.
 pub const IN_FLIGHT: usize = 2;
 
+/// A phase of a step, without its direction.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct At {
+    /// Among the layers with core attention.
+    pub layer: usize,
+    /// Nano-batch of the step.
+    pub nano: usize,
+}
+
+impl At {
+    /// What a call of this phase answers that comes out of order.
+    pub(crate) fn cannot_be(self, what: &str) -> AttentionError {
+        let Self { layer, nano } = self;
+        AttentionError::Order { layer, nano, what: what.into() }
+    }
+}
+
 /// Core attention of one trainer, phase by phase.
 ///
-/// Layers are counted among those with core attention. All rows are those of this trainer's stretch of the packed stream of nano-batch `nano`, row-major
+/// Layers are counted among those with core attention. All rows are those of this trainer's stretch of the packed stream of one nano-batch, row-major
 /// `[rows, heads, dim]`, f32. `tokens` is the same for all nano-batches.
 ///
 /// # Flow
@@ -28,41 +45,28 @@ pub const IN_FLIGHT: usize = 2;
 ///
 /// Any error ends the step: nothing of it may be submitted or waited for again.
 pub trait Attention {
-    /// Starts the forward phase of (`layer`, `nano`). Waits for no result, but may copy the rows and wait
+    /// Starts the forward phase `at`. Waits for no result, but may copy the rows and wait
     /// for room in a queue.
     ///
-    /// `q` is `[tokens, query heads, dim]`, `k` and `v` are `[tokens, KV heads, dim]`, all rotated.
-    fn submit_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        q: Vec<f32>,
-        k: Vec<f32>,
-        v: Vec<f32>,
-    ) -> Result<(), AttentionError>;
+    /// `qkv` are Q `[tokens, query heads, dim]`, K and V `[tokens, KV heads, dim]`, all rotated.
+    fn submit_forward(&mut self, at: At, qkv: [Vec<f32>; 3]) -> Result<(), AttentionError>;
 
     /// Returns O `[tokens, query heads, dim]` with the layer's `sinks`: one of each query head, or none. They are applied here,
     /// to finished rows, and kept for the backward. Blocks; an in-place server computes in here.
-    fn wait_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        sinks: &[f32],
-    ) -> Result<Vec<f32>, AttentionError>;
+    fn wait_forward(&mut self, at: At, sinks: &[f32]) -> Result<Vec<f32>, AttentionError>;
 
-    /// Starts the backward phase of (`layer`, `nano`). Waits as [`Self::submit_forward`] does.
+    /// Starts the backward phase `at`. Waits as [`Self::submit_forward`] does.
     ///
     /// `dout` is the gradient of O and `out` O as the forward gave it, `[tokens, query heads, dim]`.
     fn submit_backward(
         &mut self,
-        layer: usize,
-        nano: usize,
+        at: At,
         dout: Vec<f32>,
         out: Vec<f32>,
     ) -> Result<(), AttentionError>;
 
     /// Returns the gradients of the rotated Q, K and V, and of the sinks. Blocks as [`Self::wait_forward`] does.
-    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError>;
+    fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError>;
 }
 
 /// What a backward phase gives back.

@@ -14,7 +14,7 @@ use cadre_kernels::{Heads, Pieces, PiecesBackward, Rows, Threads, delta};
 
 use cadre_worker::session::{Factor, Layers};
 
-use super::attention::{Attention, AttentionError, Gradients, sink, sunk};
+use super::attention::{At, Attention, AttentionError, Gradients, sink, sunk};
 
 /// Computes phases when they are waited for.
 #[derive(Debug)]
@@ -24,8 +24,7 @@ pub struct InProcess {
     threads: Threads,
     /// Rows of the documents of each nano-batch.
     documents: Vec<Vec<u32>>,
-    /// By (layer, nano-batch).
-    phases: BTreeMap<(usize, usize), Phase>,
+    phases: BTreeMap<At, Phase>,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +51,7 @@ impl InProcess {
     }
 
     /// Rows that attention of a layer does not leave: of each document of a nano-batch, or of its chunks.
-    fn rows(&self, layer: usize, nano: usize) -> Vec<u32> {
+    fn rows(&self, At { layer, nano }: At) -> Vec<u32> {
         let kind = self.layers.kind_of(layer);
         self.documents[nano].iter().flat_map(|&rows| kind.pieces(rows)).collect()
     }
@@ -65,41 +64,27 @@ impl InProcess {
         Pieces { heads, mask, scale, softcap, rows, threads }
     }
 
-    fn phase(&mut self, layer: usize, nano: usize) -> Result<&mut Phase, AttentionError> {
-        self.phases.get_mut(&(layer, nano)).ok_or_else(|| unknown(layer, nano))
+    fn phase(&mut self, at: At) -> Result<&mut Phase, AttentionError> {
+        self.phases.get_mut(&at).ok_or_else(|| at.cannot_be(UNKNOWN))
     }
 }
 
-fn unknown(layer: usize, nano: usize) -> AttentionError {
-    AttentionError::Order { layer, nano, what: "used: it was not submitted".into() }
-}
+const UNKNOWN: &str = "used: it was not submitted";
 
 fn failed(error: cadre_kernels::Error) -> AttentionError {
     AttentionError::Failed(Box::new(error))
 }
 
 impl Attention for InProcess {
-    fn submit_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        q: Vec<f32>,
-        k: Vec<f32>,
-        v: Vec<f32>,
-    ) -> Result<(), AttentionError> {
-        self.phases.insert((layer, nano), Phase { q, k, v, ..Phase::default() });
+    fn submit_forward(&mut self, at: At, [q, k, v]: [Vec<f32>; 3]) -> Result<(), AttentionError> {
+        self.phases.insert(at, Phase { q, k, v, ..Phase::default() });
         Ok(())
     }
 
-    fn wait_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        sinks: &[f32],
-    ) -> Result<Vec<f32>, AttentionError> {
-        let rows = self.rows(layer, nano);
-        let pieces = self.pieces(layer, &rows);
-        let phase = self.phase(layer, nano)?;
+    fn wait_forward(&mut self, at: At, sinks: &[f32]) -> Result<Vec<f32>, AttentionError> {
+        let rows = self.rows(at);
+        let pieces = self.pieces(at.layer, &rows);
+        let phase = self.phase(at)?;
         phase.sinks = sinks.to_vec();
         let Phase { q, k, v, lse, .. } = phase;
         let mut out = vec![0.0; q.len()];
@@ -111,22 +96,21 @@ impl Attention for InProcess {
 
     fn submit_backward(
         &mut self,
-        layer: usize,
-        nano: usize,
+        at: At,
         dout: Vec<f32>,
         out: Vec<f32>,
     ) -> Result<(), AttentionError> {
-        self.phase(layer, nano)?.backward = Some((dout, out));
+        self.phase(at)?.backward = Some((dout, out));
         Ok(())
     }
 
-    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        let counts = self.rows(layer, nano);
-        let pieces = self.pieces(layer, &counts);
+    fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError> {
+        let counts = self.rows(at);
+        let pieces = self.pieces(at.layer, &counts);
         let (dim, threads) = (self.heads.dim, self.threads);
-        let phase = self.phases.remove(&(layer, nano)).ok_or_else(|| unknown(layer, nano))?;
+        let phase = self.phases.remove(&at).ok_or_else(|| at.cannot_be(UNKNOWN))?;
         let Phase { q, k, v, lse, sinks, backward: rows } = phase;
-        let (dout, out) = rows.ok_or_else(|| unknown(layer, nano))?;
+        let (dout, out) = rows.ok_or_else(|| at.cannot_be(UNKNOWN))?;
         let delta = delta(threads, dim, &dout, &out);
         let dsinks = sunk((threads, dim), (&dout, &out), &lse, &sinks);
         let [dq, dk, dv] = [&q, &k, &v].map(|it| vec![0.0; it.len()]);

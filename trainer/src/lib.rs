@@ -23,7 +23,7 @@ mod tests;
 pub mod turns;
 mod validation;
 
-pub use attention::{Attention, AttentionError, Gradients, IN_FLIGHT};
+pub use attention::{At, Attention, AttentionError, Gradients, IN_FLIGHT};
 pub use in_process::InProcess;
 pub use pool::Pool;
 pub use process::{TrainArgs, trainer_main};

@@ -14,7 +14,7 @@ use cadre_worker::session::{
 };
 use half::bf16;
 
-use super::attention::{sink, sunk};
+use super::attention::{At, sink, sunk};
 use super::{Attention, AttentionError, Gradients};
 
 /// See the module. For one step.
@@ -26,7 +26,7 @@ pub struct Pool<'a> {
     /// For Δ of sinks.
     threads: Threads,
     /// By layer and nano-batch.
-    phases: BTreeMap<(usize, usize), Phase>,
+    phases: BTreeMap<At, Phase>,
 }
 
 #[derive(Debug)]
@@ -85,12 +85,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-fn at(direction: Direction, layer: usize, nano: usize) -> PhaseAt {
+fn phase_at(direction: Direction, At { layer, nano }: At) -> PhaseAt {
     PhaseAt { layer, nano, direction }
-}
-
-fn order(layer: usize, nano: usize, what: &str) -> AttentionError {
-    AttentionError::Order { layer, nano, what: what.into() }
 }
 
 impl From<session::Error> for AttentionError {
@@ -100,35 +96,23 @@ impl From<session::Error> for AttentionError {
 }
 
 impl Attention for Pool<'_> {
-    fn submit_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        q: Vec<f32>,
-        k: Vec<f32>,
-        v: Vec<f32>,
-    ) -> Result<(), AttentionError> {
+    fn submit_forward(&mut self, at: At, [q, k, v]: [Vec<f32>; 3]) -> Result<(), AttentionError> {
         let [q, k, v] = [q, k, v].map(|it| Kept::new(self.wire, it));
         let inputs = Inputs::Forward { q: q.rows(), k: k.rows(), v: v.rows() };
-        let ticket = self.rank.submit(at(Direction::Forward, layer, nano), inputs)?;
+        let ticket = self.rank.submit(phase_at(Direction::Forward, at), inputs)?;
         let [lse, sinks, dsinks] = [const { Vec::new() }; 3];
         let phase = Phase { q, k, v, lse, sinks, dsinks, ticket: Some(ticket) };
-        self.phases.insert((layer, nano), phase);
+        self.phases.insert(at, phase);
         Ok(())
     }
 
-    fn wait_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        sinks: &[f32],
-    ) -> Result<Vec<f32>, AttentionError> {
-        let phase = self.phases.get_mut(&(layer, nano));
+    fn wait_forward(&mut self, at: At, sinks: &[f32]) -> Result<Vec<f32>, AttentionError> {
+        let phase = self.phases.get_mut(&at);
         let (Some(phase), dim) = (phase, self.dim) else {
-            return Err(order(layer, nano, "waited for: it was not submitted"));
+            return Err(at.cannot_be("waited for: it was not submitted"));
         };
         let Some(ticket) = phase.ticket.take() else {
-            return Err(order(layer, nano, "waited for twice"));
+            return Err(at.cannot_be("waited for twice"));
         };
         let mut out = vec![0.0; phase.q.len()];
         phase.lse = vec![0.0; phase.q.len() / dim];
@@ -141,14 +125,13 @@ impl Attention for Pool<'_> {
 
     fn submit_backward(
         &mut self,
-        layer: usize,
-        nano: usize,
+        at: At,
         dout: Vec<f32>,
         out: Vec<f32>,
     ) -> Result<(), AttentionError> {
-        let phase = self.phases.get_mut(&(layer, nano)).filter(|it| it.ticket.is_none());
+        let phase = self.phases.get_mut(&at).filter(|it| it.ticket.is_none());
         let Some(phase) = phase else {
-            return Err(order(layer, nano, "submitted backward: its forward is not done"));
+            return Err(at.cannot_be("submitted backward: its forward is not done"));
         };
         let inputs = Inputs::Backward {
             q: phase.q.rows(),
@@ -159,15 +142,15 @@ impl Attention for Pool<'_> {
             dout: Rows::f32(&dout),
             dlse: None,
         };
-        phase.ticket = Some(self.rank.submit(at(Direction::Backward, layer, nano), inputs)?);
+        phase.ticket = Some(self.rank.submit(phase_at(Direction::Backward, at), inputs)?);
         phase.dsinks = sunk((self.threads, self.dim), (&dout, &out), &phase.lse, &phase.sinks);
         Ok(())
     }
 
-    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        let phase = self.phases.remove(&(layer, nano));
+    fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError> {
+        let phase = self.phases.remove(&at);
         let Some(Phase { q, k, v, lse, sinks: _, dsinks, ticket: Some(ticket) }) = phase else {
-            return Err(order(layer, nano, "waited for: it was not submitted"));
+            return Err(at.cannot_be("waited for: it was not submitted"));
         };
         drop(lse);
         let zeros = |it: Kept| vec![0.0; it.len()];

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 
-use super::attention::{Attention, AttentionError, IN_FLIGHT};
+use super::attention::{At, Attention, AttentionError, IN_FLIGHT};
 use super::loader::Rows;
 use super::model::{Activations, Model};
 use super::optimizer::{AdamW, Update};
@@ -149,18 +149,7 @@ impl Trainer {
     ) -> Result<f64, StepError> {
         let Self { model, parameters, .. } = self;
         model.embed(parameters, rows, kept);
-        let mut core = 0;
-        for layer in 0..model.stack().layers() {
-            if model.stack().kind_of(layer).is_none() {
-                model.pass_by(parameters, kept, layer)?;
-                continue;
-            }
-            let [q, k, v] = model.before_attention(parameters, kept, layer)?;
-            attention.submit_forward(core, 0, q, k, v)?;
-            let out = attention.wait_forward(core, 0, model.sinks(parameters, layer))?;
-            model.after_attention(parameters, kept, layer, out)?;
-            core += 1;
-        }
+        through(model, parameters, kept, attention)?;
         Ok(model.loss(parameters, kept)?.nats)
     }
 
@@ -232,9 +221,9 @@ impl Pass<'_> {
                     }
                 }
                 let own = model.stack().layer_of(layer);
-                let [q, k, v] = model.before_attention(parameters, kept, own)?;
+                let qkv = model.before_attention(parameters, kept, own)?;
                 self.track.span("linear", begin, Instant::now());
-                self.attention.submit_forward(layer, nano, q, k, v)?;
+                self.attention.submit_forward(At { layer, nano }, qkv)?;
             }
             Direction::Backward => {
                 for it in model.stack().behind(layer).rev() {
@@ -244,7 +233,7 @@ impl Pass<'_> {
                 let (dout, out) =
                     model.after_attention_gradient(parameters, gradients, kept, own)?;
                 self.track.span("linear", begin, Instant::now());
-                self.attention.submit_backward(layer, nano, dout, out)?;
+                self.attention.submit_backward(At { layer, nano }, dout, out)?;
             }
         }
         Ok(())
@@ -261,7 +250,7 @@ impl Pass<'_> {
                 let own = model.stack().layer_of(layer);
                 // A copy: the wait is of all of this.
                 let sinks = model.sinks(parameters, own).to_vec();
-                let out = self.waited(|attention| attention.wait_forward(layer, nano, &sinks))?;
+                let out = self.waited(|it| it.wait_forward(At { layer, nano }, &sinks))?;
                 let begin = Instant::now();
                 let Trainer { model, parameters, gradients, kept, .. } = &mut *self.trainer;
                 let kept = kept.get_mut(&nano).expect(UNDER_WAY);
@@ -280,7 +269,7 @@ impl Pass<'_> {
                 self.track.span("linear", begin, Instant::now());
             }
             Direction::Backward => {
-                let attention = self.waited(|attention| attention.wait_backward(layer, nano))?;
+                let attention = self.waited(|it| it.wait_backward(At { layer, nano }))?;
                 let begin = Instant::now();
                 let Trainer { model, parameters, gradients, kept, spare, .. } = &mut *self.trainer;
                 let own = model.stack().layer_of(layer);
@@ -337,6 +326,27 @@ pub enum StepError {
         /// NaN or an infinity.
         value: f32,
     },
+}
+
+/// Takes embedded rows of nano-batch 0 through all layers, one after the other.
+pub(crate) fn through(
+    model: &mut Model,
+    parameters: &[f32],
+    kept: &mut Activations,
+    attention: &mut dyn Attention,
+) -> Result<(), StepError> {
+    let mut at = At { layer: 0, nano: 0 };
+    for layer in 0..model.stack().layers() {
+        if model.stack().kind_of(layer).is_none() {
+            model.pass_by(parameters, kept, layer)?;
+            continue;
+        }
+        attention.submit_forward(at, model.before_attention(parameters, kept, layer)?)?;
+        let out = attention.wait_forward(at, model.sinks(parameters, layer))?;
+        model.after_attention(parameters, kept, layer, out)?;
+        at.layer += 1;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use super::model::{Activations, Config, Model, Pattern, Scores};
 use super::optimizer::{AdamW, Hyper, Schedule};
 use super::ring::{Members, Ring};
 use super::sample::sample;
-use super::step::{StepError, StepResult, Trainer};
-use super::{Attention, AttentionError, Gradients, IN_FLIGHT, InProcess};
+use super::step::{StepError, StepResult, Trainer, through};
+use super::{At, Attention, AttentionError, Gradients, IN_FLIGHT, InProcess};
 
 const STEPS: u64 = 30;
 
@@ -231,7 +231,7 @@ struct Checked {
 }
 
 impl Checked {
-    fn check(&mut self, submit: bool, back: bool, layer: usize, nano: usize) {
+    fn check(&mut self, submit: bool, back: bool, At { layer, nano }: At) {
         let direction = if back { Direction::Backward } else { Direction::Forward };
         let phase = PhaseAt { layer, nano, direction };
         if submit {
@@ -246,27 +246,15 @@ impl Checked {
 }
 
 impl Attention for Checked {
-    fn submit_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        q: Vec<f32>,
-        k: Vec<f32>,
-        v: Vec<f32>,
-    ) -> Result<(), AttentionError> {
-        self.check(true, false, layer, nano);
-        self.inner.submit_forward(layer, nano, q, k, v)
+    fn submit_forward(&mut self, at: At, qkv: [Vec<f32>; 3]) -> Result<(), AttentionError> {
+        self.check(true, false, at);
+        self.inner.submit_forward(at, qkv)
     }
 
-    fn wait_forward(
-        &mut self,
-        layer: usize,
-        nano: usize,
-        sinks: &[f32],
-    ) -> Result<Vec<f32>, AttentionError> {
-        self.check(false, false, layer, nano);
-        let mut out = self.inner.wait_forward(layer, nano, sinks)?;
-        if self.poison == Some(layer) {
+    fn wait_forward(&mut self, at: At, sinks: &[f32]) -> Result<Vec<f32>, AttentionError> {
+        self.check(false, false, at);
+        let mut out = self.inner.wait_forward(at, sinks)?;
+        if self.poison == Some(at.layer) {
             out[7] = f32::NAN;
         }
         Ok(out)
@@ -274,18 +262,17 @@ impl Attention for Checked {
 
     fn submit_backward(
         &mut self,
-        layer: usize,
-        nano: usize,
+        at: At,
         dout: Vec<f32>,
         out: Vec<f32>,
     ) -> Result<(), AttentionError> {
-        self.check(true, true, layer, nano);
-        self.inner.submit_backward(layer, nano, dout, out)
+        self.check(true, true, at);
+        self.inner.submit_backward(at, dout, out)
     }
 
-    fn wait_backward(&mut self, layer: usize, nano: usize) -> Result<Gradients, AttentionError> {
-        self.check(false, true, layer, nano);
-        self.inner.wait_backward(layer, nano)
+    fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError> {
+        self.check(false, true, at);
+        self.inner.wait_backward(at)
     }
 }
 
@@ -335,18 +322,7 @@ fn continued(model: &mut Model, parameters: &[f32], prompt: &[u8], length: usize
         model.embed(parameters, Rows { ids: text.clone(), positions, targets }, &mut kept);
         let mut attention = in_process(model);
         attention.begin(vec![vec![count]]);
-        let mut core = 0;
-        for layer in 0..model.stack().layers() {
-            if model.stack().kind_of(layer).is_none() {
-                model.pass_by(parameters, &mut kept, layer).unwrap();
-                continue;
-            }
-            let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
-            attention.submit_forward(core, 0, q, k, v).unwrap();
-            let out = attention.wait_forward(core, 0, model.sinks(parameters, layer)).unwrap();
-            model.after_attention(parameters, &mut kept, layer, out).unwrap();
-            core += 1;
-        }
+        through(model, parameters, &mut kept, &mut attention).unwrap();
         let logits = model.last_logits(parameters, &kept).unwrap();
         text.push(
             (0..=255)

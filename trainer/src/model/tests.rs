@@ -10,8 +10,8 @@ use super::{Activations, Config, Model, Parameters, Pattern, Scores, Stack};
 use crate::loader::Rows;
 use crate::optimizer::{AdamW, Hyper, Schedule};
 use crate::ring::Ring;
-use crate::step::Trainer;
-use crate::{Attention, InProcess};
+use crate::step::{Trainer, through};
+use crate::{At, Attention, InProcess};
 
 const DOCUMENTS: [u32; 3] = [20, 1, 27];
 
@@ -34,18 +34,8 @@ fn stages(config: Config, stack: &Stack, parameters: &[f32], threads: Threads) -
     let rows = rows();
     let count = rows.targets.iter().flatten().count();
     model.embed(parameters, rows, &mut kept);
-    let mut core = 0;
-    for layer in 0..config.layers {
-        if stack.kind_of(layer).is_none() {
-            model.pass_by(parameters, &mut kept, layer).unwrap();
-            continue;
-        }
-        let [q, k, v] = model.before_attention(parameters, &mut kept, layer).unwrap();
-        attention.submit_forward(core, 0, q, k, v).unwrap();
-        let out = attention.wait_forward(core, 0, model.sinks(parameters, layer)).unwrap();
-        model.after_attention(parameters, &mut kept, layer, out).unwrap();
-        core += 1;
-    }
+    through(&mut model, parameters, &mut kept, &mut attention).unwrap();
+    let mut core = stack.core().count().into();
     let loss = model.head(parameters, &mut gradients, &mut kept, 1.0 / count as f32).unwrap();
     for layer in (0..config.layers).rev() {
         if stack.kind_of(layer).is_none() {
@@ -55,8 +45,9 @@ fn stages(config: Config, stack: &Stack, parameters: &[f32], threads: Threads) -
         core -= 1;
         let (dout, out) =
             model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
-        attention.submit_backward(core, 0, dout, out).unwrap();
-        let back = attention.wait_backward(core, 0).unwrap();
+        let at = At { layer: core, nano: 0 };
+        attention.submit_backward(at, dout, out).unwrap();
+        let back = attention.wait_backward(at).unwrap();
         model
             .before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back)
             .unwrap();
