@@ -41,7 +41,7 @@ class Child:
         self.tell({"at": "the library"})
         folder = asked.lines.parent.parent / "given"
         self.library = ours.Library(
-            HERE / "libcadre_gpu.so", "cpu" if asked.dry else "cuda", asked.form, folder, asked.patience
+            HERE / "libcadre_attention.so", "cpu" if asked.dry else "cuda", asked.form, folder, asked.patience
         )
         self.broken = numbers(asked.broken)
         self.kernel = kernels_of(asked.part)[0]

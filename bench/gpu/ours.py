@@ -1,4 +1,4 @@
-"""Cadre's GPU kernels on PyTorch's tensors, through libcadre_gpu.so (kernels/check).
+"""Cadre's GPU kernels on PyTorch's tensors, through libcadre_attention.so (kernels/c).
 
 In: tasks as `Line`s, tensors [rows, heads, dim]. Out: tensors that were given, written. Nothing here compares or
 times.
@@ -30,7 +30,7 @@ class Shape(ctypes.Structure):
 
 
 class Line(ctypes.Structure):
-    """A task, or a part of a bundle; see TaskLine in kernels/check."""
+    """A task, or a part of a bundle; see cadre_task in kernels/c/include/cadre_attention.h."""
 
     _fields_ = [
         (name, ctypes.c_uint32)
@@ -88,12 +88,12 @@ class Library:
             ("cadre_processors", ctypes.c_uint32, [pointer]),
             ("cadre_uuid", ctypes.c_char_p, [pointer]),
             ("cadre_wait", ctypes.c_int32, [pointer, u64, u64]),
-            ("cadre_forward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
+            ("cadre_forward_plan", pointer, [pointer, pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             ("cadre_forward_run", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
             ("cadre_forward_sink", ctypes.c_int32, [pointer, pointer, u64, ctypes.POINTER(Tensor)]),
             ("cadre_forward_tile_pairs", u64, [pointer]),
             ("cadre_forward_free", None, [pointer]),
-            ("cadre_backward_plan", pointer, [pointer, u64, Shape, ctypes.POINTER(Line), u64]),
+            ("cadre_backward_plan", pointer, [pointer, pointer, u64, Shape, ctypes.POINTER(Line), u64]),
             (
                 "cadre_backward_run",
                 ctypes.c_int32,
@@ -152,7 +152,9 @@ class Forward:
         self.library = library
         shape = Shape(heads.query, heads.kv, heads.dim, segment, blocks, 1, 1, heads.scale, softcap)
         calls, table = library.calls, (Line * len(lines))(*lines)
-        self.plan = library.check(calls.cadre_forward_plan(library.gpu, library.stream(), shape, table, len(lines)))
+        self.plan = library.check(
+            calls.cadre_forward_plan(library.gpu, None, library.stream(), shape, table, len(lines))
+        )
 
     def run(self, q, k, v, out, lse) -> None:
         it = self.library
@@ -183,7 +185,9 @@ class Backward:
         self.library = library
         shape = Shape(heads.query, heads.kv, heads.dim, 0, blocks, fixed, launches, heads.scale, softcap)
         calls, table = library.calls, (Line * len(lines))(*lines)
-        self.plan = library.check(calls.cadre_backward_plan(library.gpu, library.stream(), shape, table, len(lines)))
+        self.plan = library.check(
+            calls.cadre_backward_plan(library.gpu, None, library.stream(), shape, table, len(lines))
+        )
 
     def run(self, q, dout, k, v, lse, delta, dq, dk, dv) -> None:
         """dQ is f32 or bf16."""

@@ -4,7 +4,7 @@ sanitizers.
 Usage: run.py [--out DIR] [--seconds N] [--dry] [--seed N] [--only STAGE,…] [--kernels NAME,…]
        run.py --table DIR/gpu-check.json    print the summary of a run, also of one that was interrupted
 
-In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libcadre_gpu.so, device-tests, cadre,
+In: the folder of this file, as `make gpu-check` packs it: cadre-gpu-probe, libcadre_attention.so, device-tests, cadre,
 forms, plans, data, wheels. Needs a Hopper GPU, and Python with PyTorch for what is compared with PyTorch; builds
 nothing. Out: DIR gets gpu-check.json, calibration.json, trace.json and logs.tar.gz, and nothing else; the last 12,000
 characters of what is printed hold the summary, failures last; exit code 1 if a check failed or it was stopped, 2 if

@@ -38,7 +38,7 @@ fn pack(place: &Path) -> PathBuf {
     copy(Path::new(env!("CARGO_BIN_EXE_cadre-gpu-probe")), "");
     // Beside the test programs, where cargo puts a library before it links it elsewhere.
     let programs = std::env::current_exe().expect("this program has a place");
-    copy(&programs.with_file_name("libcadre_gpu.so"), "");
+    copy(&programs.with_file_name("libcadre_attention.so"), "");
     for cubin in CUBINS.iter().filter(|it| it.name != "rows") {
         let mut bytes = cubin.bytes.to_vec();
         std::fs::write(pack.join("forms/poll").join(format!("{}.cubin", cubin.name)), &bytes)

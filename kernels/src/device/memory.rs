@@ -189,6 +189,11 @@ impl<T: Plain> Buffer<T> {
         self.len
     }
 
+    /// Where it lies, for callers of other languages; 0 where it has no numbers.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
     /// How much memory they take.
     pub fn len_bytes(&self) -> u64 {
         (self.len * size_of::<T>()) as u64

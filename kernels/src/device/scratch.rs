@@ -59,6 +59,12 @@ impl Scratch {
         Ok(())
     }
 
+    /// Memory of the GPU that it has taken.
+    pub fn len_bytes(&self) -> u64 {
+        let inner = self.lock();
+        [&inner.part_o, &inner.part_lse, &inner.sums].map(Buffer::len_bytes).iter().sum()
+    }
+
     /// Addresses of room for so many numbers of parts of O, and of LSE.
     pub(super) fn parts(&self, [o, lse]: [usize; 2]) -> Result<[u64; 2], Error> {
         let mut inner = self.lock();

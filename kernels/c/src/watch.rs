@@ -9,7 +9,7 @@ use std::path::Path;
 use cadre_kernels::device::{Gpu, WaitingWarp, Watch};
 use serde_json::{Value, json};
 
-use super::guard;
+use super::{given, guard};
 
 thread_local! {
     static TOLD: RefCell<CString> = RefCell::default();
@@ -36,9 +36,9 @@ pub unsafe extern "C" fn cadre_open_form(ordinal: u32, folder: *const c_char) ->
 /// `gpu` comes from [`cadre_open_form`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cadre_watch(gpu: *const Gpu) -> *const Watch {
-    // SAFETY: the caller's promise.
-    let gpu = unsafe { &*gpu };
     guard(std::ptr::null(), || {
+        // SAFETY: the caller's promise.
+        let gpu = unsafe { given(gpu, "gpu") }?;
         Ok(Watch::new(gpu)?.map_or(std::ptr::null(), |it| Box::into_raw(Box::new(it)).cast_const()))
     })
 }

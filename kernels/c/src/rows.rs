@@ -4,7 +4,7 @@
 
 use cadre_kernels::device::{Gpu, RowCopier, RowCopy, Stream};
 
-use super::{Tensor, guard};
+use super::{Tensor, freed, given, given_mut, guard, listed};
 
 /// A copy of rows, in bytes; see [`RowCopy`].
 #[repr(C)]
@@ -27,7 +27,7 @@ pub struct RowLine {
 pub unsafe extern "C" fn cadre_rows_open(gpu: *const Gpu, stream: u64) -> *mut RowCopier {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::foreign(&*gpu, stream) };
+        let stream = unsafe { Stream::foreign(given(gpu, "gpu")?, stream) };
         Ok(Box::into_raw(Box::new(RowCopier::new(stream)?)))
     })
 }
@@ -44,12 +44,12 @@ pub unsafe extern "C" fn cadre_rows_copy(
     lines: *const RowLine,
     count: u64,
 ) -> i32 {
-    // SAFETY: the caller's promise.
-    let (rows, it, lines) = unsafe {
-        let lines = std::slice::from_raw_parts(lines, count as usize);
-        (&mut *rows, std::slice::from_raw_parts(tensors, 2), lines)
-    };
     guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (rows, it, lines) = unsafe {
+            let lines = listed(lines, count, "lines")?;
+            (given_mut(rows, "rows")?, listed(tensors, 2, "tensors")?, lines)
+        };
         let copy = |it: &RowLine| {
             let RowLine { from, to, rows, bytes, from_stride, to_stride } = *it;
             RowCopy { from, to, rows: rows as u32, bytes, from_stride, to_stride }
@@ -57,7 +57,8 @@ pub unsafe extern "C" fn cadre_rows_copy(
         let copies: Vec<_> = lines.iter().map(copy).collect();
         // SAFETY: the caller's promise, for each tensor.
         let memories = unsafe { (it[0].read(), it[1].write()) };
-        rows.put(memories, &copies).map(|()| 0)
+        rows.put(memories, &copies)?;
+        Ok(0)
     })
 }
 
@@ -69,5 +70,5 @@ pub unsafe extern "C" fn cadre_rows_copy(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cadre_rows_free(rows: *mut RowCopier) {
     // SAFETY: the caller's promise.
-    drop(unsafe { Box::from_raw(rows) });
+    unsafe { freed(rows) };
 }

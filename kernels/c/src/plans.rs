@@ -1,0 +1,271 @@
+//! The part of the C face that plans attention and runs it.
+//!
+//! In: tasks as lines, device addresses. Out: plans; launches on the caller's stream. Invariant: that of the crate.
+
+use cadre_kernels::device::{
+    BackwardBundle, BackwardPlan, BackwardTensors, ForwardPlan, ForwardTask, ForwardTensors, Gpu,
+    Order, QueryGradients, Scratch, Stream,
+};
+
+use super::{Failed, LaunchShape, TaskLine, Tensor, freed, given, given_mut, guard, listed};
+
+/// What plans of one stream share while they run; null on error.
+///
+/// # Safety
+///
+/// `gpu` comes from [`crate::cadre_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_workspace(gpu: *const Gpu) -> *mut Scratch {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        Ok(Box::into_raw(Box::new(Scratch::new(unsafe { given(gpu, "gpu") }?)?)))
+    })
+}
+
+/// Bytes of the GPU's memory that a workspace has taken.
+///
+/// # Safety
+///
+/// `workspace` comes from [`cadre_workspace`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_workspace_bytes(workspace: *const Scratch) -> u64 {
+    // SAFETY: the caller's promise.
+    guard(0, || Ok(unsafe { given(workspace, "workspace") }?.len_bytes()))
+}
+
+/// Lets a workspace go; plans that were made with it keep it.
+///
+/// # Safety
+///
+/// `workspace` comes from [`cadre_workspace`], or is null, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_workspace_free(workspace: *mut Scratch) {
+    // SAFETY: the caller's promise.
+    unsafe { freed(workspace) };
+}
+
+/// The caller's workspace, or one of the plan's own.
+///
+/// # Safety
+///
+/// `workspace` comes from [`cadre_workspace`], or is null.
+unsafe fn scratch(gpu: &Gpu, workspace: *const Scratch) -> Result<Scratch, Failed> {
+    // SAFETY: the caller's promise.
+    Ok(match unsafe { workspace.as_ref() } {
+        Some(it) => it.clone(),
+        None => Scratch::new(gpu)?,
+    })
+}
+
+/// Makes a forward plan of `count` lines on a stream of the GPU; null on error.
+///
+/// # Safety
+///
+/// `gpu` comes from [`crate::cadre_open`], `workspace` from [`cadre_workspace`] or is null; `lines` are `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_plan(
+    gpu: *const Gpu,
+    workspace: *const Scratch,
+    stream: u64,
+    shape: LaunchShape,
+    lines: *const TaskLine,
+    count: u64,
+) -> *mut ForwardPlan {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::foreign(gpu, stream) };
+        let task =
+            |it: &TaskLine| ForwardTask { mask: it.mask(), keys: it.keys(), rows: it.rows() };
+        let tasks: Vec<_> = lines.iter().map(task).collect();
+        // SAFETY: the caller's promise.
+        let scratch = unsafe { scratch(gpu, workspace) }?;
+        let plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
+        Ok(Box::into_raw(Box::new(plan)))
+    })
+}
+
+/// Puts a forward launch on a stream. Tensors: Q, K, V, O (bf16), LSE (f32).
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`]; the five tensors lie where they say until the stream is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_run(
+    gpu: *const Gpu,
+    plan: *mut ForwardPlan,
+    stream: u64,
+    tensors: *const Tensor,
+) -> i32 {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
+        // SAFETY: the caller's promise.
+        let it = unsafe { listed(tensors, 5, "tensors") }?;
+        // SAFETY: the caller's promise, for the stream and each tensor.
+        let (stream, tensors) = unsafe {
+            let [q, k, v] = [it[0].read(), it[1].read(), it[2].read()];
+            let tensors = ForwardTensors { q, k, v, out: it[3].write(), lse: it[4].write() };
+            (Stream::foreign(gpu, stream), tensors)
+        };
+        plan.run(&stream, tensors)?;
+        Ok(0)
+    })
+}
+
+/// Applies sinks behind a forward launch. Tensors: sinks (f32, one a query head), O (bf16), LSE (f32).
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`]; the three tensors lie where they say until the stream is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_sink(
+    gpu: *const Gpu,
+    plan: *mut ForwardPlan,
+    stream: u64,
+    tensors: *const Tensor,
+) -> i32 {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
+        // SAFETY: the caller's promise.
+        let it = unsafe { listed(tensors, 3, "tensors") }?;
+        // SAFETY: the caller's promise, for the stream and each tensor.
+        let (stream, sinks, rows) =
+            unsafe { (Stream::foreign(gpu, stream), it[0].read(), (it[1].write(), it[2].write())) };
+        plan.sink(&stream, sinks, rows)?;
+        Ok(0)
+    })
+}
+
+/// Pairs of query and key in the tiles that a plan multiplies.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_tile_pairs(plan: *const ForwardPlan) -> u64 {
+    // SAFETY: the caller's promise.
+    guard(0, || Ok(unsafe { given(plan, "plan") }?.tile_pairs()))
+}
+
+/// Bytes of the GPU's memory that the lists of a plan take.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_bytes(plan: *const ForwardPlan) -> u64 {
+    // SAFETY: the caller's promise.
+    guard(0, || Ok(unsafe { given(plan, "plan") }?.list_bytes()))
+}
+
+/// Ends a forward plan; work that uses it is waited for.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_forward_plan`], or is null, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_forward_free(plan: *mut ForwardPlan) {
+    // SAFETY: the caller's promise.
+    unsafe { freed(plan) };
+}
+
+/// Makes a backward plan of `count` lines on a stream of the GPU; null on error.
+///
+/// # Safety
+///
+/// `gpu` comes from [`crate::cadre_open`], `workspace` from [`cadre_workspace`] or is null; `lines` are `count`, those of a bundle side by side.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_backward_plan(
+    gpu: *const Gpu,
+    workspace: *const Scratch,
+    stream: u64,
+    shape: LaunchShape,
+    lines: *const TaskLine,
+    count: u64,
+) -> *mut BackwardPlan {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::foreign(gpu, stream) };
+        let bundle = |lines: &[TaskLine]| BackwardBundle {
+            mask: lines[0].mask(),
+            keys: lines[0].keys(),
+            dkv_row: lines[0].dkv_row,
+            parts: lines.iter().map(TaskLine::rows).collect(),
+        };
+        let bundles: Vec<_> = lines.chunk_by(|a, b| a.bundle == b.bundle).map(bundle).collect();
+        let order = if shape.fixed_order != 0 { Order::Fixed } else { Order::Arrival };
+        let cut = (order, shape.launches);
+        // SAFETY: the caller's promise.
+        let scratch = unsafe { scratch(gpu, workspace) }?;
+        let plan = BackwardPlan::with(&stream, shape.shape(), &bundles, cut, &scratch)?;
+        Ok(Box::into_raw(Box::new(plan)))
+    })
+}
+
+/// Puts backward launches on a stream. Tensors: Q, dO, K, V (bf16), LSE, Δ, dQ, dK, dV (f32); with `narrow` dQ is bf16.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_backward_plan`]; the nine tensors lie where they say until the stream is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_backward_run(
+    gpu: *const Gpu,
+    plan: *mut BackwardPlan,
+    stream: u64,
+    tensors: *const Tensor,
+    narrow: u32,
+) -> i32 {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
+        // SAFETY: the caller's promise.
+        let it = unsafe { listed(tensors, 9, "tensors") }?;
+        // SAFETY: the caller's promise, for the stream and each tensor.
+        let (stream, tensors) = unsafe {
+            let tensors = BackwardTensors {
+                q: it[0].read(),
+                dout: it[1].read(),
+                k: it[2].read(),
+                v: it[3].read(),
+                lse: it[4].read(),
+                delta: it[5].read(),
+                dq: match narrow {
+                    0 => QueryGradients::F32(it[6].write()),
+                    _ => QueryGradients::Bf16(it[6].write()),
+                },
+                dk: it[7].write(),
+                dv: it[8].write(),
+            };
+            (Stream::foreign(gpu, stream), tensors)
+        };
+        plan.run(&stream, tensors)?;
+        Ok(0)
+    })
+}
+
+/// Bytes of the GPU's memory that the lists of a plan take.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_backward_plan`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_backward_bytes(plan: *const BackwardPlan) -> u64 {
+    // SAFETY: the caller's promise.
+    guard(0, || Ok(unsafe { given(plan, "plan") }?.list_bytes()))
+}
+
+/// Ends a backward plan; work that uses it is waited for.
+///
+/// # Safety
+///
+/// `plan` comes from [`cadre_backward_plan`], or is null, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cadre_backward_free(plan: *mut BackwardPlan) {
+    // SAFETY: the caller's promise.
+    unsafe { freed(plan) };
+}
