@@ -170,7 +170,7 @@ mod tests {
     use cadre_crds::Wire;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
-    use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::phases::{Direction, PhaseAt};
@@ -189,6 +189,7 @@ mod tests {
             step: 5,
             layers: Layers::alike(Kind::CAUSAL, 3).unwrap(),
             heads: HEADS,
+            kv_heads: KvHeads::Together,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),

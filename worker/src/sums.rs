@@ -154,7 +154,7 @@ mod tests {
     use cadre_crds::Wire;
     use cadre_exchange::{Buffer, Piece};
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
-    use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::planned::PlannedStep;
@@ -175,6 +175,7 @@ mod tests {
             step: 5,
             layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
             heads: HEADS,
+            kv_heads: KvHeads::Apart,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),

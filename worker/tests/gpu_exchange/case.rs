@@ -13,7 +13,7 @@ use cadre_exchange::Buffer;
 use cadre_kernels::device::Stream;
 use cadre_kernels::wire::to_bf16;
 use cadre_planner::{BundleId, Costs, DocumentId, Heads, Mask, Plan, Slot, Stretch};
-use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Lists;
 use cadre_step::packing::Packing;
@@ -57,6 +57,7 @@ impl Case {
             step: 3,
             layers: Layers::new(MASKS.map(kind)).expect("three layers"),
             heads: HEADS,
+            kv_heads: KvHeads::Together,
             wire: Wire::Bf16,
             seed: 0,
             numerics: String::new(),
