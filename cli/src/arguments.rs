@@ -16,7 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::check::CheckOptions;
-use crate::choices::{EngineChoice, ExchangeChoice, Place};
+use crate::choices::{EngineChoice, ExchangeChoice, HeadsChoice, Place};
 #[cfg(feature = "cluster")]
 use crate::cluster::{BundleOptions, ExplainOptions, LogsOptions, StatusOptions, TopOptions};
 use crate::doctor::DoctorOptions;
@@ -309,6 +309,9 @@ pub(crate) struct TrainOptions {
     /// by shared memory alone (shm); or node: copies of one GPU's memory between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
     pub(crate) exchange: ExchangeChoice,
+    /// Whether the KV heads of a document may go to different servers; what trainer 0 says counts.
+    #[arg(long, value_enum, default_value_t = HeadsChoice::Apart)]
+    pub(crate) heads: HeadsChoice,
     /// Memory for rows of others, in place and standing by; default: what the job's spec.attention.inPlaceMemoryMebibytes says.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory_mib: Option<NonZeroU32>,

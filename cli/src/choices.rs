@@ -3,6 +3,7 @@
 //! In: what was said on the command line. Out: the worker's choices and arguments. Nothing is decided here.
 
 use cadre_control::AttentionPlace;
+use cadre_step::header::KvHeads;
 use cadre_trainer::TrainArgs;
 use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads};
 use clap::ValueEnum;
@@ -72,6 +73,24 @@ impl From<ExchangeChoice> for Exchange {
     }
 }
 
+/// Whether the KV heads of a document go to different servers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum HeadsChoice {
+    /// They may, each with its own rows alone: fewer bytes travel.
+    Apart,
+    /// They stay together.
+    Together,
+}
+
+impl From<HeadsChoice> for KvHeads {
+    fn from(choice: HeadsChoice) -> Self {
+        match choice {
+            HeadsChoice::Apart => Self::Apart,
+            HeadsChoice::Together => Self::Together,
+        }
+    }
+}
+
 impl From<TrainOptions> for TrainArgs {
     fn from(options: TrainOptions) -> Self {
         let TrainOptions {
@@ -92,6 +111,7 @@ impl From<TrainOptions> for TrainArgs {
             threads,
             engine,
             exchange,
+            heads,
             memory_mib,
             checkpoint_every,
             prompt,
@@ -114,6 +134,7 @@ impl From<TrainOptions> for TrainArgs {
             threads: Threads(threads),
             engine: engine.into(),
             exchange: exchange.into(),
+            kv_heads: heads.into(),
             memory_mib,
             checkpoint_every,
             prompt,

@@ -18,6 +18,8 @@ use serde_json::Value;
 mod accumulate;
 #[path = "train/encrypted.rs"]
 mod encrypted;
+#[path = "train/heads.rs"]
+mod heads;
 #[path = "train/layers.rs"]
 mod layers;
 #[path = "train/shared.rs"]

@@ -12,7 +12,7 @@ use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
-    self, Contract, Direction, Ending, Error, Inputs, Join, JoinError, Layers, Lengths,
+    self, Contract, Direction, Ending, Error, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
     NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone, Turn, Turns, Which,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
@@ -69,6 +69,7 @@ impl Session {
             let join = Join {
                 layers,
                 heads: Heads { query, kv, dim },
+                kv_heads: KvHeads::Apart,
                 steps: Some(steps),
                 seed,
                 engine: Choice::Cpu,

@@ -29,6 +29,17 @@ pub enum Placement {
     Local,
 }
 
+/// Where the KV heads of a document may be computed.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvHeads {
+    /// All at one slot; headers that do not say it mean this.
+    #[default]
+    Together,
+    /// On different slots, each with the rows of its heads alone.
+    Apart,
+}
+
 /// Number of a view: lease transitions of its author, then a counter. Larger is newer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct ViewNumber {
@@ -67,6 +78,9 @@ pub struct Header {
     pub layers: Layers,
     /// Heads of the model.
     pub heads: Heads,
+    /// Whether the KV heads of a document may part.
+    #[serde(default)]
+    pub kv_heads: KvHeads,
     /// Type of rows on the wire.
     pub wire: Wire,
     /// Seed of the job.
@@ -96,6 +110,7 @@ impl Header {
             step,
             layers,
             heads,
+            kv_heads,
             wire,
             seed,
             numerics,
@@ -108,7 +123,8 @@ impl Header {
             fillers: _,
         } = self;
         let text = serde_json::to_vec(&(
-            step, layers, heads, wire, seed, numerics, placement, slots, costs, turns, nanos,
+            (step, layers, heads, wire, seed, numerics, placement, slots, costs, turns, nanos),
+            kv_heads,
         ))
         .expect("a header is plain data");
         xxh3_64(&text)
@@ -223,7 +239,7 @@ impl Log {
         self.headers.iter().rfind(|it| it.step == step)
     }
 
-    /// The recorded decisions for the step of `fresh`: its slots, weights, costs and placement, with
+    /// The recorded decisions for the step of `fresh`: its slots, weights, costs, placement and whether heads part, with
     /// the layout and the rest checked to be the same.
     ///
     /// # Errors
@@ -245,8 +261,8 @@ impl Log {
         if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
             return Err(Error::Foreign { path: self.path.clone(), step, what });
         }
-        let Header { placement, slots, costs, .. } = recorded.clone();
-        Ok(Header { placement, slots, costs, ..fresh })
+        let Header { placement, slots, costs, kv_heads, .. } = recorded.clone();
+        Ok(Header { placement, slots, costs, kv_heads, ..fresh })
     }
 }
 
@@ -297,7 +313,8 @@ mod tests {
     fn a_replay_takes_decisions_from_the_last_line_of_a_step_and_members_from_now() {
         let first = header(3);
         let slots = vec![slot(50), slot(200)];
-        let again = Header { slots, placement: Placement::Local, ..header(3) };
+        let (placement, kv_heads) = (Placement::Local, KvHeads::Apart);
+        let again = Header { slots, placement, kv_heads, ..header(3) };
         let log = log(&lines(&[first, again.clone()])).unwrap();
         let view = ViewNumber { term: 1, counter: 9 };
         let fresh = Header { fillers: vec![None], view, ..header(3) };
@@ -316,6 +333,7 @@ mod tests {
         for other in [
             header(4),
             Header { placement: Placement::Local, ..header(3) },
+            Header { kv_heads: KvHeads::Apart, ..header(3) },
             Header { slots: vec![slot(101)], ..header(3) },
             Header { costs: Costs::pairs_only(), ..header(3) },
             Header { nanos: vec![packing(299)], ..header(3) },

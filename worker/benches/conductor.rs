@@ -23,7 +23,7 @@ use cadre_protocol::conductor::Event as Conducted;
 use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, ServerId, Settings, TrainerId};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Envelope, Lengths, NanoLengths, Said, ServerStep, StepDone};
-use cadre_step::header::{Member, Placement, ViewNumber};
+use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 use cadre_worker::io::Request;
 use cadre_worker::io::clock::Clock;
@@ -294,6 +294,7 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
         trainers,
         layers: Layers::alike(Kind::CAUSAL, layers).expect("there is a layer"),
         heads: Heads { query: 8, kv: 2, dim: 128 },
+        kv_heads: KvHeads::Together,
         wire: Wire::Bf16,
         seed: 1,
         numerics: "bench".into(),

@@ -21,7 +21,7 @@ use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
 use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
 use cadre_step::envelope::Envelope;
-use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Tensor;
 use cadre_step::packing::Packing;
@@ -163,6 +163,7 @@ fn header() -> Header {
         step: 0,
         layers: Layers::alike(Kind::CAUSAL, TASKS).expect("tasks are layers"),
         heads: HEADS,
+        kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 0,
         numerics: String::new(),

@@ -12,8 +12,8 @@ use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
-    Contract, Direction, Ending, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths, Next,
-    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone, Turns,
+    Contract, Direction, Ending, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone, Turns,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 use xxhash_rust::xxh3::xxh3_64;
@@ -41,6 +41,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         Join {
             layers: Layers::new(LAYERS)?,
             heads: HEADS,
+            kv_heads: KvHeads::Apart,
             steps: Some(STEPS),
             seed: 0,
             engine: Choice::Cpu,

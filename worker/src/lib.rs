@@ -13,6 +13,7 @@ pub mod attach;
 pub mod compute;
 pub mod gpu_memory;
 pub mod headers;
+mod heads;
 pub mod io;
 pub mod launch;
 pub mod memory;

@@ -72,13 +72,6 @@ pub(crate) fn rows(bytes: usize) -> Buffer {
     SHARED.get().unwrap_or_else(|| &LANDINGS).take(bytes)
 }
 
-/// These values in such memory.
-pub(crate) fn copied(values: &[f32]) -> Buffer {
-    let mut copy = rows(values.len() * 4);
-    copy.f32s_mut().copy_from_slice(values);
-    copy
-}
-
 /// The same, zeroed: for sums.
 pub(crate) fn zeroed_rows(bytes: usize) -> Buffer {
     match SHARED.get() {

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Peer, Work};
-use cadre_step::lowering::Lists;
 use cadre_step::planned::{NanoPlan, PlannedStep};
 
+use crate::heads::HeadByHead;
 use crate::memory::{Memory, Place, Room};
 
 /// NaN or infinity in a result.
@@ -39,7 +39,7 @@ pub fn own_forward(
     (o, lse): (&Memory, &Memory),
     (to_o, to_lse): (&mut Room, &mut Room),
 ) -> Result<(), device::Error> {
-    let (o_pieces, lse_pieces) = Lists::forward_result(&nano.problem, &nano.plan, task, rank);
+    let (o_pieces, lse_pieces) = nano.lists.forward_result(&nano.problem, &nano.plan, task, rank);
     place.copy(o, &o_pieces, to_o)?;
     place.copy(lse, &lse_pieces, to_lse)
 }
@@ -60,7 +60,7 @@ pub fn own_backward(
     place.copy(dq, &result.dq, to)
 }
 
-/// Refuses NaN and infinity in O, and in LSE but for −∞.
+/// Refuses NaN and infinity in O, and in LSE but for −∞; both lie head by head.
 ///
 /// # Errors
 ///
@@ -73,18 +73,22 @@ pub fn check_forward(
     makers: &BTreeMap<Work, Peer>,
 ) -> Result<(), NotFinite> {
     let heads = planned.header.heads;
-    let width = usize::from(heads.query) * usize::from(heads.dim);
-    let wrong = first_not_finite(o).map(|it| ("O", it / width)).or_else(|| {
+    let query = usize::from(heads.query);
+    let wrong = first_not_finite(o).map(|it| ("O", it, query * usize::from(heads.dim)));
+    let wrong = wrong.or_else(|| {
         let bad = |it: &f32| it.is_nan() || *it == f32::INFINITY;
-        lse.iter().position(bad).map(|it| ("LSE", it / usize::from(heads.query)))
+        lse.iter().position(bad).map(|it| ("LSE", it, query))
     });
     match wrong {
-        Some((tensor, row)) => Err(not_finite(planned, at, rank, (tensor, row), makers)),
+        Some((tensor, number, width)) => {
+            let place = HeadByHead::of(planned.nano_of(at.phase).0, rank).place_of(number, width);
+            Err(not_finite(planned, at, rank, (tensor, place), makers))
+        }
         None => Ok(()),
     }
 }
 
-/// Refuses NaN and infinity in dQ, dK and dV.
+/// Refuses NaN and infinity in dQ, which lies head by head, and in dK and dV, which lie row by row.
 ///
 /// # Errors
 ///
@@ -99,10 +103,13 @@ pub fn check_backward(
     let heads = planned.header.heads;
     let dim = usize::from(heads.dim);
     let (query, kv) = (usize::from(heads.query) * dim, usize::from(heads.kv) * dim);
-    let wrong = [("dQ", dq, query), ("dK", dk, kv), ("dV", dv, kv)]
-        .into_iter()
-        .find_map(|(name, values, width)| first_not_finite(values).map(|it| (name, it / width)));
-    match wrong {
+    let turned = |number| {
+        HeadByHead::of(planned.nano_of(at.phase).0, rank).place_of(number, query)
+    };
+    let by_row = |number| (number / kv, number % kv / dim);
+    let wrong = first_not_finite(dq).map(|it| ("dQ", turned(it)));
+    let wrong = wrong.or_else(|| first_not_finite(dk).map(|it| ("dK", by_row(it))));
+    match wrong.or_else(|| first_not_finite(dv).map(|it| ("dV", by_row(it)))) {
         Some(place) => Err(not_finite(planned, at, rank, place, makers)),
         None => Ok(()),
     }
@@ -116,12 +123,12 @@ fn first_not_finite(values: &[f32]) -> Option<usize> {
     values[chunk * 4096..].iter().position(|it| !it.is_finite()).map(|it| chunk * 4096 + it)
 }
 
-/// Names the task that covers a row of this trainer's stream, and who computed it.
+/// Names the task that covers a row of this trainer's stream under a KV head, and who computed it.
 fn not_finite(
     planned: &PlannedStep,
     at: At,
     rank: RankId,
-    (tensor, row): (&'static str, usize),
+    (tensor, (row, head)): (&'static str, (usize, usize)),
     makers: &BTreeMap<Work, Peer>,
 ) -> NotFinite {
     let (nano, direction) = planned.nano_of(at.phase);
@@ -129,7 +136,8 @@ fn not_finite(
     let covers = |task: &cadre_planner::Task| {
         let rows = if of_keys { task.keys.clone() } else { task.rows.clone() };
         let mut pieces = nano.problem.layout.locate(task.document, rows);
-        pieces.any(|it| it.rank == rank && it.local.contains(&(row as u32)))
+        task.kv_heads.contains(&(head as u16))
+            && pieces.any(|it| it.rank == rank && it.local.contains(&(row as u32)))
     };
     // A row of dK or dV is a sum of parts: every server that made one of them may be the one.
     let (mut tasks, mut servers) = (Vec::new(), Vec::new());
@@ -162,7 +170,7 @@ mod tests {
     use cadre_crds::Wire;
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
     use cadre_protocol::ServerId;
-    use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::phases::{Direction, PhaseAt};
@@ -181,6 +189,7 @@ mod tests {
             step: 5,
             layers: Layers::alike(Kind::CAUSAL, 3).unwrap(),
             heads: HEADS,
+            kv_heads: KvHeads::Together,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),

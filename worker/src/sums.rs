@@ -17,6 +17,7 @@ use std::ops::Range;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, DocumentId, RankId};
 use cadre_protocol::TrainerId;
+use cadre_step::lowering::KeyRows;
 use cadre_step::phases::Direction;
 use cadre_step::planned::NanoPlan;
 
@@ -92,25 +93,40 @@ impl Sums {
         let heads = nano.problem.heads;
         let dim = usize::from(heads.dim);
         let group = &nano.plan.bundles()[bundle.0 as usize].kv_heads;
-        let columns = usize::from(group.start) * dim..usize::from(group.end) * dim;
-        let width = usize::from(heads.kv) * dim;
+        let first = usize::from(group.start) * dim;
+        let (kv_heads, width) = (group.len(), usize::from(heads.kv) * dim);
+        // A row of dK or dV has its KV heads side by side; a part has all rows of a head before those of the next.
+        let add = |to: &mut [f32], local: &Range<u32>, from: &[f32], (at, distance)| {
+            for head in 0..kv_heads {
+                let from = from[(at + head * distance) * dim..].chunks_exact(dim);
+                for (row, from) in local.clone().zip(from) {
+                    let to = &mut to[row as usize * width + first + head * dim..][..dim];
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to += from;
+                    }
+                }
+            }
+        };
         // Sums are the processor's.
         match values {
             Values::Landed(room, result) => {
                 let landed = place.unload(room)?;
                 let (dk, dv) = landed.f32s().split_at(landed.f32s().len() / 2);
-                add(&mut self.dk, width, &result.rows, &columns, dk);
-                add(&mut self.dv, width, &result.rows, &columns, dv);
+                let mut at = 0;
+                for KeyRows { local, .. } in &result.keys {
+                    add(&mut self.dk, local, dk, (at, local.len()));
+                    add(&mut self.dv, local, dv, (at, local.len()));
+                    at += local.len() * kv_heads;
+                }
             }
             Values::Own([dk, dv]) => {
                 let result =
                     nano.lists.backward_result(&nano.problem, &nano.plan, bundle, self.rank);
+                let keys = nano.plan.bundles()[bundle.0 as usize].keys.len();
                 for (to, from) in [(&mut self.dk, dk), (&mut self.dv, dv)] {
                     let from = place.read(&from)?;
-                    for (rows, piece) in result.rows.iter().zip(&result.part) {
-                        let numbers = piece.remote as usize / 4..;
-                        let rows = std::slice::from_ref(rows);
-                        add(to, width, rows, &columns, &from.f32s()[numbers]);
+                    for KeyRows { local, first } in &result.keys {
+                        add(to, local, from.f32s(), (*first as usize, keys));
                     }
                 }
             }
@@ -130,18 +146,6 @@ impl Sums {
     }
 }
 
-/// Adds rows that lie one after the other in `part` to `columns` of the rows of `to`.
-fn add(to: &mut [f32], width: usize, rows: &[Range<u32>], columns: &Range<usize>, part: &[f32]) {
-    let mut part = part.chunks_exact(columns.len());
-    for row in rows.iter().cloned().flatten() {
-        let to = &mut to[row as usize * width..][columns.clone()];
-        let Some(part) = part.next() else { return };
-        for (to, part) in to.iter_mut().zip(part) {
-            *to += part;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU16;
@@ -150,7 +154,7 @@ mod tests {
     use cadre_crds::Wire;
     use cadre_exchange::{Buffer, Piece};
     use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
-    use cadre_step::header::{Header, Placement, ViewNumber};
+    use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::planned::PlannedStep;
@@ -171,6 +175,7 @@ mod tests {
             step: 5,
             layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
             heads: HEADS,
+            kv_heads: KvHeads::Apart,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),
@@ -217,9 +222,10 @@ mod tests {
         for (index, bundle) in (0..).map(BundleId).zip(nano.plan.bundles()) {
             let values = made(nano, index, scale);
             let mut values = values.f32s().iter();
-            for key in bundle.keys.clone() {
-                let at = nano.problem.layout.locate(bundle.document, key..key + 1).next().unwrap();
-                for head in bundle.kv_heads.clone() {
+            for head in bundle.kv_heads.clone() {
+                for key in bundle.keys.clone() {
+                    let at =
+                        nano.problem.layout.locate(bundle.document, key..key + 1).next().unwrap();
                     for (column, value) in values.by_ref().take(dim).enumerate() {
                         if at.rank == rank {
                             let row = at.local.start as usize;

@@ -17,7 +17,7 @@ use cadre_crds::Wire;
 use cadre_planner::{Costs, Heads, RankId, Slot};
 
 use crate::envelope::Lengths;
-use crate::header::{Header, Log, Member, Placement, ViewNumber};
+use crate::header::{Header, KvHeads, Log, Member, Placement, ViewNumber};
 use crate::layers::Layers;
 use crate::planned::TooManyPlans;
 use crate::turns::{self, Turns};
@@ -37,6 +37,8 @@ pub struct Draft {
     pub layers: Layers,
     /// Heads of the model.
     pub heads: Heads,
+    /// Whether the KV heads of a document may part.
+    pub kv_heads: KvHeads,
     /// Type of rows on the wire.
     pub wire: Wire,
     /// Seed of the job.
@@ -193,6 +195,7 @@ impl Draft {
             step,
             layers: self.layers.clone(),
             heads: self.heads,
+            kv_heads: self.kv_heads,
             wire: self.wire,
             seed: self.seed,
             numerics: self.numerics.clone(),

@@ -15,6 +15,7 @@ fn draft(layers: u16) -> Draft {
         trainers: 1,
         layers: Layers::new((0..layers.into()).map(window)).unwrap(),
         heads: Heads { query: 2, kv: 1, dim: 8 },
+        kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 0,
         numerics: "test".into(),

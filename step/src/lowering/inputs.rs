@@ -11,8 +11,8 @@ use std::ops::Range;
 use cadre_planner::{BundleId, Plan, Problem, RankId};
 use cadre_protocol::Piece;
 
-use super::Tensor;
-use super::pieces::{gather, row};
+use super::pieces::{Strip, carry, row_bytes};
+use super::{HeadRows, Stretches, Tensor};
 use crate::phases::Direction;
 
 /// Everything that a bundle reads in one direction.
@@ -40,9 +40,9 @@ pub struct Source {
 /// Where the parts of a bundle's landing begin, in bytes.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Areas {
-    /// Queries of all tasks, in row order.
+    /// Queries, task by task, each head by head.
     pub q: Range<usize>,
-    /// Keys.
+    /// Keys, head by head.
     pub k: Range<usize>,
     /// Values.
     pub v: Range<usize>,
@@ -56,7 +56,7 @@ pub struct Areas {
 
 /// Lays out the landing of bundle `index`, whose tasks have `query_rows` rows together.
 pub(super) fn inputs(
-    problem: &Problem,
+    (problem, stretches): (&Problem, &Stretches),
     plan: &Plan,
     index: BundleId,
     query_rows: u32,
@@ -67,27 +67,33 @@ pub(super) fn inputs(
     let mut areas = Areas::default();
     let mut bytes = 0_usize;
     let mut sources: Vec<Source> = Vec::new();
+    let kv_heads = &bundle.kv_heads;
     for &tensor in read(direction) {
-        let row = row(problem, &bundle.kv_heads, tensor);
+        let row = row_bytes(problem, tensor);
         let of_keys = matches!(tensor, Tensor::K | Tensor::V);
         let rows = if of_keys { key_rows } else { query_rows };
-        let area = bytes..bytes + rows as usize * row.part as usize;
+        let area = bytes..bytes + rows as usize * kv_heads.len() * row as usize;
         bytes = area.end.next_multiple_of(4);
-        let mut add = |rank: RankId, local: &Range<u32>, first: u32| {
-            let pieces = pieces_of(&mut sources, rank, tensor);
-            gather(pieces, row, local, first, area.start as u64);
+        let mut add = |at: &cadre_planner::Piece, to: HeadRows| {
+            let pieces = pieces_of(&mut sources, at.rank, tensor);
+            let rows = at.rows.end - at.rows.start;
+            let strip = Strip { bytes: row, rows, kv_heads: kv_heads.len() };
+            carry(pieces, strip, stretches.home(at, kv_heads), (to, area.start as u64));
         };
+        let locate = |rows| problem.layout.locate(bundle.document, rows);
         if of_keys {
-            for at in problem.layout.locate(bundle.document, bundle.keys.clone()) {
-                add(at.rank, &at.local, at.rows.start - bundle.keys.start);
+            for at in locate(bundle.keys.clone()) {
+                add(&at, HeadRows::in_keys(key_rows, at.rows.start - bundle.keys.start));
             }
         } else {
             let mut base = 0;
             for task in plan.tasks_of(index) {
-                for at in problem.layout.locate(task.document, task.rows.clone()) {
-                    add(at.rank, &at.local, base + at.rows.start - task.rows.start);
+                let rows = task.rows.end - task.rows.start;
+                for at in locate(task.rows.clone()) {
+                    let offset = at.rows.start - task.rows.start;
+                    add(&at, HeadRows::in_task(base, rows, kv_heads.len(), offset));
                 }
-                base += task.rows.end - task.rows.start;
+                base += rows;
             }
         }
         *areas.of(tensor) = area;

@@ -7,12 +7,14 @@
 //! It moves nothing and knows no peers. Invariant: server and trainer compute the same lists from the
 //! same plan, so an offset is never sent; every byte travels once for each bundle that needs it.
 //!
-//! A bundle's landing, rows of its KV-head group only:
+//! Rows lie head by head, at trainers, in landings and in results ([`HeadRows`]). A bundle's landing, rows of its KV-head group
+//! only:
 //! ```text
-//! forward   | Q of its tasks, in row order | K of its keys | V of its keys |
+//! forward   | Q of its tasks | K of its keys | V of its keys |
 //! backward  | Q | K | V | dO | LSE (f32) | Δ (f32) |
 //! ```
 
+mod head_rows;
 mod inputs;
 mod pieces;
 
@@ -26,24 +28,25 @@ use cadre_protocol::{
 };
 
 use self::inputs::inputs;
-use self::pieces::{backward_bytes, forward_bytes, row, scatter};
+use self::pieces::{Strip, backward_bytes, carry, forward_bytes, row_bytes};
 use crate::phases::Direction;
 
+pub use self::head_rows::{HeadRows, Stretches};
 pub use self::inputs::{Areas, Inputs, Source};
 
-/// A tensor that travels.
+/// A tensor that travels. Its numbers, by row:
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[repr(u32)]
 pub enum Tensor {
-    /// Queries, wire type, `[rows, query heads, dim]`.
+    /// Queries, wire type, `[query heads, dim]`.
     Q,
-    /// Keys, wire type, `[rows, KV heads, dim]`.
+    /// Keys, wire type, `[KV heads, dim]`.
     K,
     /// Values, as keys.
     V,
     /// Gradient of O, as queries.
     DOut,
-    /// Log-sum-exp, f32, `[rows, query heads]`.
+    /// Log-sum-exp, f32, `[query heads]`.
     Lse,
     /// Row sums of dO ∘ O, as LSE.
     Delta,
@@ -62,6 +65,7 @@ pub enum Tensor {
 /// Transfer lists of one plan.
 #[derive(Clone, Debug)]
 pub struct Lists {
+    stretches: Stretches,
     bundles: Vec<BundleLists>,
     /// Row of the bundle's query rows at which a task begins, by task.
     task_base: Vec<u32>,
@@ -79,8 +83,9 @@ struct BundleLists {
 impl Lists {
     /// Lowers `plan`.
     pub fn new(problem: &Problem, plan: &Plan) -> Self {
-        let mut lists =
-            Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
+        let stretches = Stretches::new(&problem.layout, problem.heads.kv);
+        let (bundles, task_base, parcel_base) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lists = Self { stretches, bundles, task_base, parcel_base };
         let mut parcels = 0;
         for index in (0..plan.bundles().len() as u32).map(BundleId) {
             let mut rows = 0;
@@ -88,13 +93,19 @@ impl Lists {
                 lists.task_base.push(rows);
                 rows += task.rows.end - task.rows.start;
             }
-            let forward = inputs(problem, plan, index, rows, Direction::Forward);
-            let backward = inputs(problem, plan, index, rows, Direction::Backward);
+            let of = (problem, &lists.stretches);
+            let forward = inputs(of, plan, index, rows, Direction::Forward);
+            let backward = inputs(of, plan, index, rows, Direction::Backward);
             lists.parcel_base.push(parcels);
             parcels += forward.sources.len() as u32;
             lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
         }
         lists
+    }
+
+    /// How the rows of each rank lie.
+    pub fn stretches(&self) -> &Stretches {
+        &self.stretches
     }
 
     /// What a bundle reads.
@@ -132,20 +143,26 @@ impl Lists {
 
     /// Pieces of a task's O and LSE that belong to `rank`: from the server's result to the trainer's rows.
     pub fn forward_result(
+        &self,
         problem: &Problem,
         plan: &Plan,
         task: usize,
         rank: RankId,
     ) -> (Vec<Piece>, Vec<Piece>) {
         let task = &plan.tasks()[task];
-        let (o, lse) =
-            (row(problem, &task.kv_heads, Tensor::O), row(problem, &task.kv_heads, Tensor::OLse));
+        let (rows, kv_heads) = (task.rows.end - task.rows.start, &task.kv_heads);
         let (mut o_pieces, mut lse_pieces) = (Vec::new(), Vec::new());
         for at in problem.layout.locate(task.document, task.rows.clone()) {
             if at.rank == rank {
-                let first = at.rows.start - task.rows.start;
-                scatter(&mut o_pieces, o, first, &at.local, 0);
-                scatter(&mut lse_pieces, lse, first, &at.local, 0);
+                let offset = at.rows.start - task.rows.start;
+                let result = HeadRows::in_task(0, rows, kv_heads.len(), offset);
+                let home = self.stretches.home(&at, kv_heads);
+                let scatter = |pieces, tensor| {
+                    let strip = strip(problem, tensor, &at.rows, kv_heads);
+                    carry(pieces, strip, result, (home, 0));
+                };
+                scatter(&mut o_pieces, Tensor::O);
+                scatter(&mut lse_pieces, Tensor::OLse);
             }
         }
         (o_pieces, lse_pieces)
@@ -161,27 +178,33 @@ impl Lists {
         rank: RankId,
     ) -> BackwardResult {
         let whole = &plan.bundles()[bundle.0 as usize];
+        let (layout, kv_heads) = (&problem.layout, &whole.kv_heads);
         let mut result = BackwardResult::default();
-        let dq = row(problem, &whole.kv_heads, Tensor::DQ);
         for task in whole.tasks.clone() {
             let base = self.task_base[task as usize];
             let task = &plan.tasks()[task as usize];
-            for at in problem.layout.locate(task.document, task.rows.clone()) {
+            let rows = task.rows.end - task.rows.start;
+            for at in layout.locate(task.document, task.rows.clone()) {
                 if at.rank == rank {
-                    let first = base + at.rows.start - task.rows.start;
-                    scatter(&mut result.dq, dq, first, &at.local, 0);
+                    let offset = at.rows.start - task.rows.start;
+                    let made = HeadRows::in_task(base, rows, kv_heads.len(), offset);
+                    let home = self.stretches.home(&at, kv_heads);
+                    let strip = strip(problem, Tensor::DQ, &at.rows, kv_heads);
+                    carry(&mut result.dq, strip, made, (home, 0));
                 }
             }
         }
-        let part = row(problem, &whole.kv_heads, Tensor::DK).part;
-        for at in problem.layout.locate(whole.document, whole.keys.clone()) {
+        let keys = whole.keys.end - whole.keys.start;
+        for at in layout.locate(whole.document, whole.keys.clone()) {
             if at.rank == rank {
-                let rows = u64::from(at.rows.end - at.rows.start);
-                let remote = u64::from(at.rows.start - whole.keys.start) * part;
-                let local = result.part_bytes;
-                result.part.push(Piece { remote, local, bytes: rows * part });
-                result.part_bytes += rows * part;
-                result.rows.push(at.local);
+                let strip = strip(problem, Tensor::DK, &at.rows, kv_heads);
+                let first = at.rows.start - whole.keys.start;
+                let (made, held) =
+                    (HeadRows::in_keys(keys, first), HeadRows::in_keys(strip.rows, 0));
+                carry(&mut result.part, strip, made, (held, result.part_bytes));
+                result.part_bytes +=
+                    u64::from(strip.rows) * strip.kv_heads as u64 * strip.bytes;
+                result.keys.push(KeyRows { local: at.local, first });
             }
         }
         result
@@ -269,8 +292,23 @@ pub struct BackwardResult {
     pub part: Vec<Piece>,
     /// Size of that landing, for dK and dV each.
     pub part_bytes: u64,
-    /// The trainer's rows that the landing holds, one after the other.
-    pub rows: Vec<Range<u32>>,
+    /// The trainer's key rows that the landing holds, one stretch after the other, each head by head.
+    pub keys: Vec<KeyRows>,
+}
+
+/// Key rows of a trainer among those of a bundle.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct KeyRows {
+    /// Where they are in the trainer's stream, in rows.
+    pub local: Range<u32>,
+    /// The first one, counted from the bundle's first key.
+    pub first: u32,
+}
+
+/// Rows `rows` of `tensor` under `kv_heads`.
+fn strip(problem: &Problem, tensor: Tensor, rows: &Range<u32>, kv_heads: &Range<u16>) -> Strip {
+    let bytes = row_bytes(problem, tensor);
+    Strip { bytes, rows: rows.end - rows.start, kv_heads: kv_heads.len() }
 }
 
 #[cfg(test)]

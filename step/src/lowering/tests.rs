@@ -10,7 +10,6 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::inputs::read;
-use super::pieces::RowBytes;
 use super::*;
 
 const HEADS: Heads = Heads { query: 6, kv: 3, dim: 2 };
@@ -22,31 +21,36 @@ type Name = (Tensor, u32, u32, u64);
 type Names = Vec<Option<Name>>;
 
 /// A tensor, in a group of KV heads.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Part {
     tensor: Tensor,
-    row: RowBytes,
+    kv_heads: Range<u16>,
+    /// Bytes of a row under one KV head.
+    row: u64,
 }
 
 impl Part {
     fn of(problem: &Problem, kv_heads: &Range<u16>, tensor: Tensor) -> Self {
-        Self { tensor, row: row(problem, kv_heads, tensor) }
+        Self { tensor, kv_heads: kv_heads.clone(), row: row_bytes(problem, tensor) }
     }
 
     fn all_heads(problem: &Problem, tensor: Tensor) -> Self {
         Self::of(problem, &(0..HEADS.kv), tensor)
     }
 
-    /// The group's part of some rows, one after the other.
-    fn names(self, document: DocumentId, rows: Range<u32>) -> Names {
-        let Self { tensor, row } = self;
-        let bytes = row.offset..row.offset + row.part;
-        let name = |it| bytes.clone().map(move |byte| Some((tensor, document.0, it, byte)));
-        rows.flat_map(name).collect()
+    /// Some rows under the group's heads, head by head.
+    fn names(&self, document: DocumentId, rows: Range<u32>) -> Names {
+        let &Self { tensor, ref kv_heads, row } = self;
+        let each = |head: u16| {
+            let bytes = u64::from(head) * row..u64::from(head + 1) * row;
+            let name = move |it| bytes.clone().map(move |byte| Some((tensor, document.0, it, byte)));
+            rows.clone().flat_map(name)
+        };
+        kv_heads.clone().flat_map(each).collect()
     }
 
     /// A bundle's query rows, task by task.
-    fn queries(self, plan: &Plan, bundle: BundleId) -> Names {
+    fn queries(&self, plan: &Plan, bundle: BundleId) -> Names {
         let tasks = plan.tasks_of(bundle).iter();
         tasks.flat_map(|it| self.names(it.document, it.rows.clone())).collect()
     }
@@ -92,6 +96,15 @@ fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Di
             }
             let bytes: u64 = source.pieces.iter().map(|(_, it)| bytes_of(it)).sum();
             assert_eq!(source.bytes, bytes);
+            // Some rows of a stretch are one piece under each head.
+            for (tensor, pieces) in &source.pieces {
+                let of_keys = matches!(tensor, Tensor::K | Tensor::V);
+                let tasks = plan.tasks_of(id).iter().map(|it| it.rows.clone()).collect();
+                let rows = if of_keys { vec![bundle.keys.clone()] } else { tasks };
+                let here = rows.into_iter().flat_map(|it| problem.layout.locate(bundle.document, it));
+                let stretches = here.filter(|it| it.rank == source.rank).count();
+                assert!(pieces.len() <= stretches * bundle.kv_heads.len(), "{tensor:?}: {pieces:?}");
+            }
         }
         let mut areas = inputs.areas.clone();
         let mut used = 0;
@@ -151,6 +164,7 @@ fn tasks_need_the_parcels_that_they_read(problem: &Problem, plan: &Plan) {
 }
 
 fn outputs_reach_their_homes_once(problem: &Problem, plan: &Plan) {
+    let lists = Lists::new(problem, plan);
     for rank in ranks(problem) {
         let whole = held(problem, rank, Tensor::O);
         let whole_lse = held(problem, rank, Tensor::OLse);
@@ -160,7 +174,7 @@ fn outputs_reach_their_homes_once(problem: &Problem, plan: &Plan) {
                 let part = Part::of(problem, &task.kv_heads, tensor);
                 part.names(task.document, task.rows.clone())
             };
-            let (o_pieces, lse_pieces) = Lists::forward_result(problem, plan, index, rank);
+            let (o_pieces, lse_pieces) = lists.forward_result(problem, plan, index, rank);
             go(&o_pieces, &result(Tensor::O), &mut o);
             go(&lse_pieces, &result(Tensor::OLse), &mut lse);
             let promised: BTreeMap<_, _> =
@@ -183,21 +197,23 @@ fn gradients_reach_their_homes_once(problem: &Problem, plan: &Plan) {
             let dq_part = Part::of(problem, &bundle.kv_heads, Tensor::DQ);
             go(&result.dq, &dq_part.queries(plan, id), &mut dq);
 
-            // Rows of the landing are the trainer's rows that the result names, in that order.
+            // The landing holds the trainer's rows that the result names, in that order.
             let dk = Part::of(problem, &bundle.kv_heads, Tensor::DK);
-            let part = dk.row;
             let mut landing: Names = vec![None; result.part_bytes as usize];
             let keys = dk.names(bundle.document, bundle.keys.clone());
             go(&result.part, &keys, &mut landing);
-            let own = held(problem, rank, Tensor::DK);
-            let group = |at: u32| {
-                let first = u64::from(at) * part.whole + part.offset;
-                own[first as usize..(first + part.part) as usize].iter().copied()
-            };
-            let expected: Names = result.rows.iter().cloned().flatten().flat_map(group).collect();
+            let mut expected: Names = Vec::new();
+            for KeyRows { local, first } in &result.keys {
+                let start = bundle.keys.start + first;
+                let rows = start..start + local.len() as u32;
+                let at: Vec<_> = problem.layout.locate(bundle.document, rows.clone()).collect();
+                assert!(at.len() == 1 && at[0].rank == rank && at[0].local == *local);
+                expected.extend(dk.names(bundle.document, rows));
+            }
             assert!(landing == expected, "dK of {bundle:?} at {rank:?}");
 
-            *key_rows.entry(id).or_default() += result.part_bytes / part.part;
+            let row = dk.row * bundle.kv_heads.len() as u64;
+            *key_rows.entry(id).or_default() += result.part_bytes / row;
             let promised: BTreeMap<_, _> = backward_bytes(problem, plan, id).into_iter().collect();
             let bytes = bytes_of(&result.dq) + 2 * result.part_bytes;
             assert_eq!(bytes, promised.get(&TrainerId(rank.0)).copied().unwrap_or(0));
@@ -278,6 +294,24 @@ prop_compose! {
         let layout = Layout::new(documents, ranks).unwrap();
         let costs = Costs { task_rows: 128, ..Costs::pairs_only() };
         Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs, links: Links::equal() }
+    }
+}
+
+#[test]
+fn a_whole_document_is_one_piece_under_all_its_heads() {
+    let documents = [64, 100].map(|rows| Document { rows, mask: Mask::Causal });
+    let layout = Layout::end_to_end(documents.to_vec(), 200).unwrap();
+    let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
+    let (costs, links) = (Costs::default(), Links::equal());
+    let slots = vec![slot];
+    let problem =
+        Problem { layout, heads: HEADS, element_bytes: 4, lanes: 3, slots, costs, links };
+    let plan = plan(&problem).unwrap();
+    let lists = Lists::new(&problem, &plan);
+    for (id, _) in bundles(&plan) {
+        for (tensor, pieces) in &lists.inputs(id, Direction::Backward).sources[0].pieces {
+            assert_eq!(pieces.len(), 1, "{tensor:?}");
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use cadre_planner::{
 };
 
 use super::wire_bytes;
-use crate::header::{Header, Placement};
+use crate::header::{Header, KvHeads, Placement};
 use crate::layers::{Kind, Layers};
 use crate::packing::Packing;
 use crate::turns::Which;
@@ -156,9 +156,11 @@ fn problem(header: &Header, nano: &Packing, kind: Kind) -> Result<Problem, Error
         layout: nano.layout(kind)?,
         heads: header.heads,
         element_bytes: wire_bytes(header.wire),
-        // A trainer is one processor, so heads could part; but a piece of the exchange is one
-        // range of bytes, and a group of heads would be a piece a row.
-        lanes: header.heads.kv,
+        // A trainer is one processor, so heads may part; in as many lanes as heads they move together.
+        lanes: match header.kv_heads {
+            KvHeads::Together => header.heads.kv,
+            KvHeads::Apart => 1,
+        },
         slots: header.slots.clone(),
         costs: header.costs,
         links: Links::equal(),

@@ -25,7 +25,7 @@ use anyhow::anyhow;
 use cadre_kernels::{Choice, Threads};
 use cadre_worker::ExchangeChoice;
 use cadre_worker::process::{Termination, last_words};
-use cadre_worker::session::{Session, Turns};
+use cadre_worker::session::{KvHeads, Session, Turns};
 
 use self::prepare::Failure;
 use self::record::Record;
@@ -76,6 +76,8 @@ pub struct TrainArgs {
     pub memory_mib: Option<NonZeroU32>,
     /// What moves rows.
     pub exchange: ExchangeChoice,
+    /// Whether the KV heads of a document may go to different servers.
+    pub kv_heads: KvHeads,
     /// Steps between checkpoints; 0: at the end only.
     pub checkpoint_every: u64,
     /// Start of the sample text.

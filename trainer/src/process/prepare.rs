@@ -104,6 +104,7 @@ impl Process {
                 kv: config.kv_heads as u16,
                 dim: config.head_dim as u16,
             },
+            kv_heads: args.kv_heads,
             steps: Some(args.steps.get()),
             seed: args.seed,
             engine: args.engine,

@@ -117,13 +117,11 @@ fn tensor_of(rows: &PhaseRows, tensor: Tensor) -> &Memory {
     memory
 }
 
-/// Whether every task's rows and the keys of a bundle are one piece each, of whole rows.
+/// Whether every task's rows and the keys of a bundle are one piece each, under each KV head.
 fn side_by_side(planned: &PlannedStep, at: At, bundle: BundleId) -> bool {
     let (nano, _) = planned.nano_of(at.phase);
     let whole = &nano.plan.bundles()[bundle.0 as usize];
-    let heads = nano.problem.heads;
     let one_piece = |rows| nano.problem.layout.locate(whole.document, rows).count() == 1;
-    whole.kv_heads == (0..heads.kv)
-        && one_piece(whole.keys.clone())
+    one_piece(whole.keys.clone())
         && nano.plan.tasks_of(bundle).iter().all(|it| one_piece(it.rows.clone()))
 }

@@ -19,7 +19,7 @@ use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
 use cadre_protocol::{At, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work};
-use cadre_step::lowering::{BackwardResult, Lists, Tensor};
+use cadre_step::lowering::{BackwardResult, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
 
@@ -243,7 +243,7 @@ impl Rows {
             Landing::Forward { o, lse, .. } => {
                 let (problem, plan) = (&nano.problem, &nano.plan);
                 let (o_pieces, lse_pieces) =
-                    Lists::forward_result(problem, plan, work.0 as usize, rank);
+                    nano.lists.forward_result(problem, plan, work.0 as usize, rank);
                 vec![(key(Tensor::O), o_pieces, *o), (key(Tensor::OLse), lse_pieces, *lse)]
             }
             Landing::Backward { dq, parts, .. } => {

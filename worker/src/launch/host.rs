@@ -1,11 +1,10 @@
 //! Launches on rows in the host's memory, on the CPU or through copies to the GPU.
 //!
-//! In: works of one direction. Out: their results in new buffers. On the CPU a backward bundle that is dearer than a launch is
-//! split by key tiles, never by query rows.
+//! In: works of one direction. Out: their results in new buffers, head by head. A KV head of a work is a task or bundle of the
+//! kernels'. On the CPU a backward bundle that is dearer than a launch is split by key tiles, never by query rows.
 //!
 //! It chooses no engine. Invariant: dQ is summed in f32 over all launches of a bundle, and rounded once.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
@@ -20,10 +19,12 @@ use super::view::{Part, View, task_of, tasks_of};
 use super::{Results, Work};
 use crate::memory::{self, Memory};
 
-fn rows_mut(buffer: &mut Buffer, wire: Wire) -> RowsMut<'_> {
+/// A buffer's rows, `count` numbers after `count` numbers.
+fn rows_mut(buffer: &mut Buffer, wire: Wire, count: usize) -> Vec<RowsMut<'_>> {
+    let count = count.max(1);
     match wire {
-        Wire::F32 => RowsMut::F32(buffer.f32s_mut()),
-        Wire::Bf16 => RowsMut::Bf16(buffer.bf16s_mut()),
+        Wire::F32 => buffer.f32s_mut().chunks_exact_mut(count).map(RowsMut::F32).collect(),
+        Wire::Bf16 => buffer.bf16s_mut().chunks_exact_mut(count).map(RowsMut::Bf16).collect(),
     }
 }
 
@@ -31,32 +32,36 @@ pub(super) fn forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results
     let mut buffers: Vec<(Buffer, Buffer)> = Vec::new();
     for work in works {
         let (view, task) = task_of(work);
-        let heads = view.heads();
-        let rows = (task.rows.end - task.rows.start) as usize;
-        let o = rows * heads.query * heads.dim * usize::from(wire_bytes(view.wire));
-        buffers.push((memory::zeroed_rows(o), memory::zeroed_rows(rows * heads.query * 4)));
+        let rows = task.rows.len() * view.kv_heads();
+        let o = rows * view.width(Part::Q) * usize::from(wire_bytes(view.wire));
+        let lse = rows * view.width(Part::Lse) * 4;
+        buffers.push((memory::zeroed_rows(o), memory::zeroed_rows(lse)));
     }
     let mut tasks: Vec<Forward<'_>> = Vec::new();
     for (work, (o, lse)) in works.iter().zip(&mut buffers) {
         let (view, task) = task_of(work);
         let (mask, document_rows) = view.document();
-        let base = view.nano.lists.task_base(work.work as usize);
-        let keys = task.keys.clone();
-        let key_base = keys.start - view.keys().start;
-        tasks.push(Forward {
-            heads: view.heads(),
-            mask,
-            scale: view.scale(),
-            softcap: view.softcap(),
-            document_rows,
-            q: view.wire_rows(Part::Q, &task.rows, base),
-            k: view.wire_rows(Part::K, &keys, key_base),
-            v: view.wire_rows(Part::V, &keys, key_base),
-            rows: task.rows.clone(),
-            keys,
-            out: rows_mut(o, view.wire),
-            lse: lse.f32s_mut(),
-        });
+        let (rows, keys) = (task.rows.clone(), task.keys.clone());
+        let at = view.task_rows(task, view.nano.lists.task_base(work.work as usize));
+        let at_keys = view.key_rows(&keys);
+        let out = rows_mut(o, view.wire, rows.len() * view.width(Part::Q));
+        let lse = lse.f32s_mut().chunks_exact_mut((rows.len() * view.width(Part::Lse)).max(1));
+        for (head, (out, lse)) in out.into_iter().zip(lse).enumerate() {
+            tasks.push(Forward {
+                heads: view.heads(),
+                mask,
+                scale: view.scale(),
+                softcap: view.softcap(),
+                document_rows,
+                q: view.wire_rows(Part::Q, at.of_head(head), rows.len()),
+                k: view.wire_rows(Part::K, at_keys.of_head(head), keys.len()),
+                v: view.wire_rows(Part::V, at_keys.of_head(head), keys.len()),
+                rows: rows.clone(),
+                keys: keys.clone(),
+                out,
+                lse,
+            });
+        }
     }
     engine.forward(&mut tasks)?;
     drop(tasks);
@@ -77,11 +82,11 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
     let mut sums: Vec<Sums> = Vec::new();
     for work in works {
         let view = View::of(work, view(work));
-        let (heads, keys) = (view.heads(), view.keys());
-        let query_rows = view.nano.lists.query_rows(view.bundle) as usize;
-        let key_rows = (keys.end - keys.start) as usize * heads.kv * heads.dim * 4;
-        let dq = memory::zeroed_rows(query_rows * heads.query * heads.dim * 4);
-        let [dk, dv] = [0; 2].map(|_| memory::zeroed_rows(key_rows));
+        let kv_heads = view.kv_heads();
+        let query_rows = view.nano.lists.query_rows(view.bundle) as usize * kv_heads;
+        let key_rows = view.keys().len() * kv_heads;
+        let dq = memory::zeroed_rows(query_rows * view.width(Part::Q) * 4);
+        let [dk, dv] = [0; 2].map(|_| memory::zeroed_rows(key_rows * view.width(Part::K) * 4));
         sums.push(Sums { dq, dk, dv });
     }
     // The CPU takes a dear bundle in parts, one after the other; what fits one launch goes together.
@@ -95,14 +100,14 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
     });
     if on_gpu {
         let of = |(work, sums)| View::of(work, view(work)).backward(sums, 0, 1);
-        let mut bundles: Vec<Backward<'_>> = works.iter().zip(&mut sums).map(of).collect();
+        let mut bundles: Vec<Backward<'_>> = works.iter().zip(&mut sums).flat_map(of).collect();
         engine.backward(&mut bundles)?;
     } else {
         for (work, sums) in works.iter().zip(&mut sums) {
             let launches = parts(work, engine);
             for index in 0..launches {
-                let bundle = View::of(work, view(work)).backward(sums, index, launches);
-                engine.backward(&mut [bundle])?;
+                let mut heads = View::of(work, view(work)).backward(sums, index, launches);
+                engine.backward(&mut heads)?;
             }
         }
     }
@@ -121,67 +126,75 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
 }
 
 impl<'a> View<'a> {
-    /// The buffer of a part and the byte of it at which rows begin.
-    fn place(&self, part: Part, base: u32, position: u32) -> (&'a Buffer, usize) {
+    /// The buffer of a part and the byte of it at which row `first` begins, counted in rows of one KV head.
+    fn place(&self, part: Part, first: u64) -> (&'a Buffer, usize) {
         let (memory, area) = self.tensor(part);
-        let first = self.first_row(base, position) as usize * self.row_bytes(part);
+        let first = first as usize * self.row_bytes(part);
         (memory.on_host(), area.map_or(0, |it| it.start) + first)
     }
 
-    fn wire_rows(&self, part: Part, rows: &Range<u32>, base: u32) -> Rows<'a> {
-        let heads = self.heads();
-        let of_keys = matches!(part, Part::K | Part::V);
-        let width = if of_keys { heads.kv } else { heads.query } * heads.dim;
-        let count = (rows.end - rows.start) as usize * width;
-        let (buffer, at) = self.place(part, base, rows.start);
+    fn wire_rows(&self, part: Part, first: u64, rows: usize) -> Rows<'a> {
+        let count = rows * self.width(part);
+        let (buffer, at) = self.place(part, first);
         match self.wire {
             Wire::F32 => Rows::F32(&buffer.f32s()[at / 4..][..count]),
             Wire::Bf16 => Rows::Bf16(&buffer.bf16s()[at / 2..][..count]),
         }
     }
 
-    fn scalars(&self, part: Part, rows: &Range<u32>, base: u32) -> &'a [f32] {
-        let count = (rows.end - rows.start) as usize * self.heads().query;
-        let (buffer, at) = self.place(part, base, rows.start);
-        &buffer.f32s()[at / 4..][..count]
+    fn scalars(&self, part: Part, first: u64, rows: usize) -> &'a [f32] {
+        let (buffer, at) = self.place(part, first);
+        &buffer.f32s()[at / 4..][..rows * self.width(part)]
     }
 
-    /// Launch `index` of `launches` that share out the bundle's key tiles.
-    fn backward<'b>(&self, sums: &'b mut Sums, index: u32, launches: u32) -> Backward<'b>
+    /// Launch `index` of `launches` that share out the bundle's key tiles: its KV heads, each a bundle of the kernels'.
+    fn backward<'b>(&self, sums: &'b mut Sums, index: u32, launches: u32) -> Vec<Backward<'b>>
     where
         'a: 'b,
     {
         let (heads, keys, (mask, document_rows)) = (self.heads(), self.keys(), self.document());
         let mut rest = sums.dq.f32s_mut();
-        let mut parts = Vec::new();
+        let mut parts: Vec<Vec<_>> = (0..self.kv_heads()).map(|_| Vec::new()).collect();
         for (task, base) in tasks_of(self) {
-            let count = (task.rows.end - task.rows.start) as usize * heads.query * heads.dim;
-            let (own, behind) = rest.split_at_mut(count);
-            rest = behind;
-            parts.push(BackwardRows {
-                rows: task.rows.clone(),
-                q: self.wire_rows(Part::Q, &task.rows, base),
-                dout: self.wire_rows(Part::DOut, &task.rows, base),
-                lse: self.scalars(Part::Lse, &task.rows, base),
-                delta: self.scalars(Part::Delta, &task.rows, base),
-                dq: own,
-            });
+            let (at, rows) = (self.task_rows(task, base), task.rows.len());
+            for (head, parts) in parts.iter_mut().enumerate() {
+                let (own, behind) = rest.split_at_mut(rows * self.width(Part::Q));
+                rest = behind;
+                let first = at.of_head(head);
+                parts.push(BackwardRows {
+                    rows: task.rows.clone(),
+                    q: self.wire_rows(Part::Q, first, rows),
+                    dout: self.wire_rows(Part::DOut, first, rows),
+                    lse: self.scalars(Part::Lse, first, rows),
+                    delta: self.scalars(Part::Delta, first, rows),
+                    dq: own,
+                });
+            }
         }
         let tiles = key_tiles(&keys);
         let share = |index: u32| (u64::from(tiles) * u64::from(index) / u64::from(launches)) as u32;
-        Backward {
-            heads,
-            mask,
-            scale: self.scale(),
-            softcap: self.softcap(),
-            document_rows,
-            k: self.wire_rows(Part::K, &keys, 0),
-            v: self.wire_rows(Part::V, &keys, 0),
-            keys,
-            parts,
-            dk: sums.dk.f32s_mut(),
-            dv: sums.dv.f32s_mut(),
-            key_tiles: share(index)..share(index + 1),
+        let (at, each) = (self.key_rows(&keys), keys.len() * self.width(Part::K));
+        let (mut dk, mut dv) = (sums.dk.f32s_mut(), sums.dv.f32s_mut());
+        let mut bundles = Vec::new();
+        for (head, parts) in parts.into_iter().enumerate() {
+            let ((own_dk, rest_dk), (own_dv, rest_dv)) =
+                (dk.split_at_mut(each), dv.split_at_mut(each));
+            (dk, dv) = (rest_dk, rest_dv);
+            bundles.push(Backward {
+                heads,
+                mask,
+                scale: self.scale(),
+                softcap: self.softcap(),
+                document_rows,
+                k: self.wire_rows(Part::K, at.of_head(head), keys.len()),
+                v: self.wire_rows(Part::V, at.of_head(head), keys.len()),
+                keys: keys.clone(),
+                parts,
+                dk: own_dk,
+                dv: own_dv,
+                key_tiles: share(index)..share(index + 1),
+            });
         }
+        bundles
     }
 }

@@ -33,8 +33,8 @@ pub(super) struct Made {
     pub(super) plan: Plan,
     /// Which stream its runs are enqueued on: one at a time may run.
     pub(super) stream: usize,
-    /// Rows of the query side, from the first of any work to the last.
-    pub(super) span: Range<u32>,
+    /// Rows of the query side, from the first of any work to the last, counted in rows of one KV head.
+    pub(super) span: Range<u64>,
     /// Bytes of its results: O and LSE, or dQ, dK and dV.
     pub(super) bytes: [u64; 3],
     /// Those of each work.
@@ -52,9 +52,9 @@ pub(super) enum Plan {
 /// Bytes of a work in the results of its launch.
 #[derive(Debug)]
 pub(super) enum Slices {
-    /// Of O and LSE.
-    Forward([Range<u64>; 2]),
-    /// Of dQ, task by task, and of dK and dV.
+    /// Of O and LSE, head by head.
+    Forward([Vec<Range<u64>>; 2]),
+    /// Of dQ, task by task and head by head, and of dK and dV.
     Backward(Vec<Range<u64>>, Range<u64>),
 }
 

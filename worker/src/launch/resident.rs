@@ -22,7 +22,7 @@ use cadre_kernels::device::{
     ForwardTask, ForwardTensors, Keys, Order, Part as Rows, QueryGradients, Refusal, Rooms,
     Scratch, Shape, Stream, TaskRows,
 };
-use cadre_planner::BundleId;
+use cadre_planner::{BundleId, Task};
 use cadre_step::phases::Direction;
 
 use super::plans::{Key, Made, Plan, Plans, Slices};
@@ -130,18 +130,24 @@ impl Resident {
         let first = view(&works[0]);
         let shape = shape(&first);
         let placed: Vec<_> = works.iter().map(placed).collect();
-        let span = span(placed.iter().map(|it| &it.1));
+        let span = span(placed.iter().flat_map(|it| &it.1));
         let mut tasks = Vec::new();
-        for ((view, rows), work) in placed.iter().zip(works) {
+        for ((view, heads), work) in placed.iter().zip(works) {
             let task = task_of(work).1;
             let (mask, document_rows) = view.document();
-            let keys = keys_of(view, &task.keys, document_rows);
-            let rows = TaskRows { rows: task.rows.clone(), q_row: rows.start - span.start };
-            tasks.push(ForwardTask { mask, keys, rows });
+            for (head, at) in heads.iter().enumerate() {
+                let keys = keys_of(view, &task.keys, document_rows, head);
+                let rows = TaskRows { rows: task.rows.clone(), q_row: number(at.start - span.start) };
+                tasks.push(ForwardTask { mask, keys, rows });
+            }
         }
         let row = [Part::Q, Part::Lse].map(|it| first.row_bytes(it) as u64);
-        let bytes = row.map(|row| span.len() as u64 * row);
-        let slices = |rows: &Range<u32>| Slices::Forward(row.map(|row| bytes_of(rows, &span, row)));
+        let length = span.end - span.start;
+        let bytes = row.map(|row| length * row);
+        let slices = |heads: &[Range<u64>]| {
+            let of = |row| heads.iter().map(|it| bytes_of(it, &span, row)).collect();
+            Slices::Forward(row.map(of))
+        };
         let slices = placed.iter().map(|it| slices(&it.1)).collect();
         let (stream, scratch) = &self.streams[self.turn];
         let plan = ForwardPlan::with(stream, shape, &tasks, scratch)?;
@@ -161,35 +167,34 @@ impl Resident {
         let mut all = Vec::new();
         for work in works {
             let view = view(work);
-            let tasks = tasks_of(&view).map(|(task, base)| {
-                let start = view.first_row(base, task.rows.start);
-                (task.rows.clone(), start..start + task.rows.len() as u32)
-            });
+            let tasks = tasks_of(&view).map(|(task, base)| (task, heads_of(&view, task, base)));
             let tasks: Vec<_> = tasks.collect();
             all.push((view, tasks));
         }
-        let span = span(all.iter().flat_map(|it| &it.1).map(|it| &it.1));
+        let span = span(all.iter().flat_map(|it| &it.1).flat_map(|it| &it.1));
         let (q_row, dk_row) = (first.row_bytes(Part::Q) as u64, first.width(Part::K) as u64 * 4);
-        let (mut bundles, mut slices, mut dkv_row) = (Vec::new(), Vec::new(), 0_u32);
+        let (mut bundles, mut slices, mut dkv_row) = (Vec::new(), Vec::new(), 0_u64);
         for (view, tasks) in &all {
             let (mask, document_rows) = view.document();
-            let keys = view.keys();
-            let end = dkv_row + keys.len() as u32;
-            let part = |(rows, at): &(Range<u32>, Range<u32>)| TaskRows {
-                rows: rows.clone(),
-                q_row: at.start - span.start,
-            };
-            let parts = tasks.iter().map(part).collect();
-            let keys = keys_of(view, &keys, document_rows);
-            bundles.push(BackwardBundle { mask, keys, dkv_row, parts });
-            let dq = tasks.iter().map(|it| bytes_of(&it.1, &span, q_row)).collect();
-            slices.push(Slices::Backward(dq, bytes_of(&(dkv_row..end), &(0..0), dk_row)));
-            dkv_row = end;
+            let (keys, start) = (view.keys(), dkv_row);
+            for head in 0..view.kv_heads() {
+                let part = |(task, heads): &(&Task, Vec<Range<u64>>)| TaskRows {
+                    rows: task.rows.clone(),
+                    q_row: number(heads[head].start - span.start),
+                };
+                let parts = tasks.iter().map(part).collect();
+                let held = keys_of(view, &keys, document_rows, head);
+                bundles.push(BackwardBundle { mask, keys: held, dkv_row: number(dkv_row), parts });
+                dkv_row += keys.len() as u64;
+            }
+            let heads = tasks.iter().flat_map(|it| &it.1);
+            let dq = heads.map(|it| bytes_of(it, &span, q_row)).collect();
+            slices.push(Slices::Backward(dq, bytes_of(&(start..dkv_row), &(0..0), dk_row)));
         }
         let shape = shape(&first);
         let (stream, scratch) = &self.streams[self.turn];
         let plan = BackwardPlan::with(stream, shape, &bundles, (self.order, 1), scratch)?;
-        let (dq, dkv) = (span.len() as u64 * q_row, u64::from(dkv_row) * dk_row);
+        let (dq, dkv) = ((span.end - span.start) * q_row, dkv_row * dk_row);
         Ok(Made {
             weight: plan.list_bytes(),
             plan: Plan::Backward(plan),
@@ -248,31 +253,33 @@ impl Resident {
         let slice = |of: &Rows, it: &Range<u64>| of.part(it.start, it.end - it.start);
         Ok(match (outputs, of) {
             ([o, lse], Slices::Forward([o_at, lse_at])) => {
-                Results::Forward([slice(o, o_at), slice(lse, lse_at)].map(Memory::Gpu))
+                let (o, lse) = (self.joined(stream, o, o_at)?, self.joined(stream, lse, lse_at)?);
+                Results::Forward([o, lse].map(Memory::Gpu))
             }
-            ([dq, dk, dv], Slices::Backward(tasks, keys)) => {
-                let dq = self.joined(stream, dq, tasks)?;
+            ([dq, dk, dv], Slices::Backward(rows, keys)) => {
+                let dq = self.joined(stream, dq, rows)?;
                 Results::Backward([dq, slice(dk, keys), slice(dv, keys)].map(Memory::Gpu))
             }
             (_, _) => unreachable!("a launch has the outputs of its direction"),
         })
     }
 
-    /// Rows of dQ one after the other, task by task. A bundle at home whose tasks are apart has gaps between them.
-    fn joined(&self, stream: &Stream, dq: &Rows, tasks: &[Range<u64>]) -> Result<Rows, Error> {
-        let (start, end) = (tasks.first().map_or(0, |it| it.start), tasks.last());
+    /// Rows one after the other, task by task and head by head. At home there are gaps between tasks that are apart, and between
+    /// heads of a task that is not a whole stretch.
+    fn joined(&self, stream: &Stream, of: &Rows, rows: &[Range<u64>]) -> Result<Rows, Error> {
+        let (start, end) = (rows.first().map_or(0, |it| it.start), rows.last());
         let end = end.map_or(start, |it| it.end);
-        if tasks.windows(2).all(|it| it[0].end == it[1].start) {
-            return Ok(dq.part(start, end - start));
+        if rows.windows(2).all(|it| it[0].end == it[1].start) {
+            return Ok(of.part(start, end - start));
         }
-        let mut room = self.rooms.take(tasks.iter().map(|it| it.end - it.start).sum())?;
+        let mut room = self.rooms.take(rows.iter().map(|it| it.end - it.start).sum())?;
         let (mut pieces, mut to) = (Vec::new(), 0);
-        for task in tasks {
-            let bytes = task.end - task.start;
-            pieces.push(CopyPiece { from: task.start, to, bytes });
+        for it in rows {
+            let bytes = it.end - it.start;
+            pieces.push(CopyPiece { from: it.start, to, bytes });
             to += bytes;
         }
-        room.copy(stream, dq, &pieces)?;
+        room.copy(stream, of, &pieces)?;
         Ok(room.share())
     }
 }
@@ -305,23 +312,34 @@ fn shape(view: &View<'_>) -> Shape {
     Shape { softcap: view.softcap(), ..Shape::new(view.heads(), view.scale()) }
 }
 
-/// A task and its rows in the memory of its bundle.
-fn placed(work: &Work) -> (View<'_>, Range<u32>) {
+/// A task and its rows in the memory of its bundle, head by head.
+fn placed(work: &Work) -> (View<'_>, Vec<Range<u64>>) {
     let (view, task) = task_of(work);
-    let base = view.nano.lists.task_base(work.work as usize);
-    let start = view.first_row(base, task.rows.start);
-    (view, start..start + task.rows.len() as u32)
+    let heads = heads_of(&view, task, view.nano.lists.task_base(work.work as usize));
+    (view, heads)
+}
+
+/// Rows of a task under each KV head.
+fn heads_of(view: &View<'_>, task: &Task, base: u32) -> Vec<Range<u64>> {
+    let at = view.task_rows(task, base);
+    let of = |head| at.of_head(head)..at.of_head(head) + task.rows.len() as u64;
+    (0..view.kv_heads()).map(of).collect()
 }
 
 /// From the first of all rows to the last.
-fn span<'a>(rows: impl Iterator<Item = &'a Range<u32>> + Clone) -> Range<u32> {
+fn span<'a>(rows: impl Iterator<Item = &'a Range<u64>> + Clone) -> Range<u64> {
     let start = rows.clone().map(|it| it.start).min().unwrap_or(0);
     start..rows.map(|it| it.end).max().unwrap_or(start)
 }
 
 /// Bytes of rows of `row` bytes, counted from where `span` begins.
-fn bytes_of(rows: &Range<u32>, span: &Range<u32>, row: u64) -> Range<u64> {
-    u64::from(rows.start - span.start) * row..u64::from(rows.end - span.start) * row
+fn bytes_of(rows: &Range<u64>, span: &Range<u64>, row: u64) -> Range<u64> {
+    (rows.start - span.start) * row..(rows.end - span.start) * row
+}
+
+/// A row's number as lists have it; what is beyond their numbers is refused where plans are made.
+fn number(row: u64) -> u32 {
+    u32::try_from(row).unwrap_or(u32::MAX)
 }
 
 /// All rows of a part.
@@ -335,15 +353,13 @@ fn rows_of(view: &View<'_>, part: Part) -> Rows {
 }
 
 /// The rows `span` of a part.
-fn span_of(view: &View<'_>, rows: &Rows, part: Part, span: &Range<u32>) -> Rows {
+fn span_of(view: &View<'_>, rows: &Rows, part: Part, span: &Range<u64>) -> Rows {
     let row = view.row_bytes(part) as u64;
-    rows.part(u64::from(span.start) * row, span.len() as u64 * row)
+    rows.part(span.start * row, (span.end - span.start) * row)
 }
 
-/// Keys of a work in the memory of its bundle.
-fn keys_of(view: &View<'_>, keys: &Range<u32>, document_rows: u32) -> Keys {
-    let base = keys.start - view.keys().start;
-    // Rows without keys: their place is nobody's.
-    let kv_row = if keys.is_empty() { 0 } else { view.first_row(base, keys.start) };
+/// Keys of a work under one KV head, in the memory of its bundle.
+fn keys_of(view: &View<'_>, keys: &Range<u32>, document_rows: u32, head: usize) -> Keys {
+    let kv_row = number(view.key_rows(keys).of_head(head));
     Keys { document_rows, keys: keys.clone(), kv_row }
 }

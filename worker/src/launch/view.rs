@@ -1,7 +1,9 @@
 //! Where the rows of a work begin, in its bundle's landing or in the trainer's own rows.
 //!
-//! In: a [`Work`]. Out: heads, mask, scores and keys of its bundle, and for every [`Part`] the memory, the bytes and the first row.
-//! It reads no row.
+//! In: a [`Work`]. Out: heads, mask, scores and keys of its bundle, and for every [`Part`] the memory, the bytes and, under each KV
+//! head, the first row. It reads no row.
+//!
+//! Rows lie head by head ([`HeadRows`]), so each KV head of a work is a task of the kernels', whose rows lie side by side.
 //!
 //! Invariant: rows of one part follow one another as the lists of the plan say, whichever memory they are in.
 
@@ -9,8 +11,9 @@ use std::ops::Range;
 
 use cadre_crds::Wire;
 use cadre_kernels::{Heads, Mask};
-use cadre_planner::{BundleId, Task};
+use cadre_planner::{Bundle, BundleId, Task};
 use cadre_step::layers::{Factor, Kind};
+use cadre_step::lowering::HeadRows;
 use cadre_step::phases::Direction;
 use cadre_step::planned::{NanoPlan, wire_bytes};
 
@@ -45,11 +48,19 @@ impl<'a> View<'a> {
         Self { rows: &work.rows, nano, bundle, direction, kind, wire }
     }
 
+    /// Heads of a task of the kernels': one of the bundle's KV heads.
     pub(super) fn heads(&self) -> Heads {
         let heads = self.nano.problem.heads;
-        let kv_heads = &self.nano.plan.bundles()[self.bundle.0 as usize].kv_heads;
-        let kv = usize::from(kv_heads.end - kv_heads.start);
-        Heads { query: kv * usize::from(heads.query / heads.kv), kv, dim: heads.dim.into() }
+        Heads { query: (heads.query / heads.kv).into(), kv: 1, dim: heads.dim.into() }
+    }
+
+    /// How many KV heads the bundle has.
+    pub(super) fn kv_heads(&self) -> usize {
+        self.whole().kv_heads.len()
+    }
+
+    fn whole(&self) -> &'a Bundle {
+        &self.nano.plan.bundles()[self.bundle.0 as usize]
     }
 
     pub(super) fn scale(&self) -> f32 {
@@ -61,22 +72,22 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn document(&self) -> (Mask, u32) {
-        let document = self.nano.plan.bundles()[self.bundle.0 as usize].document;
+        let document = self.whole().document;
         let document = self.nano.problem.layout.documents()[document.0 as usize];
         (mask(document.mask), document.rows)
     }
 
-    /// Numbers in a row of a part.
+    /// Numbers in a row of a part, under one KV head.
     pub(super) fn width(&self, part: Part) -> usize {
         let heads = self.heads();
         match part {
             Part::Q | Part::DOut => heads.query * heads.dim,
-            Part::K | Part::V => heads.kv * heads.dim,
+            Part::K | Part::V => heads.dim,
             Part::Lse | Part::Delta => heads.query,
         }
     }
 
-    /// Bytes of a row of a part.
+    /// Bytes of a row of a part, under one KV head.
     pub(super) fn row_bytes(&self, part: Part) -> usize {
         let number = match part {
             Part::Q | Part::DOut | Part::K | Part::V => usize::from(wire_bytes(self.wire)),
@@ -115,20 +126,35 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The row of a part at which rows begin that are `base` behind the bundle's first one and at `position` in the document.
-    pub(super) fn first_row(&self, base: u32, position: u32) -> u32 {
+    /// Where the rows of a task begin in the parts of the query side; tasks of the bundle before it have `base` rows.
+    pub(super) fn task_rows(&self, task: &Task, base: u32) -> HeadRows {
         match self.rows {
-            BundleRows::Landed(_) => base,
-            BundleRows::Home(_) => {
-                let document = self.nano.plan.bundles()[self.bundle.0 as usize].document;
-                let at = self.nano.problem.layout.locate(document, position..position + 1).next();
-                at.expect("a bundle at home has its rows in the layout").local.start
+            BundleRows::Landed(_) => {
+                HeadRows::in_task(base, task.rows.len() as u32, self.kv_heads(), 0)
             }
+            BundleRows::Home(_) => self.at_home(task.rows.start),
         }
     }
 
+    /// Where some of the bundle's keys begin in K and V. The place of none is nobody's.
+    pub(super) fn key_rows(&self, keys: &Range<u32>) -> HeadRows {
+        let all = self.keys();
+        match self.rows {
+            _ if keys.is_empty() => HeadRows::in_keys(0, 0),
+            BundleRows::Landed(_) => HeadRows::in_keys(all.len() as u32, keys.start - all.start),
+            BundleRows::Home(_) => self.at_home(keys.start),
+        }
+    }
+
+    fn at_home(&self, row: u32) -> HeadRows {
+        let whole = self.whole();
+        let at = self.nano.problem.layout.locate(whole.document, row..row + 1).next();
+        let at = at.expect("a bundle at home has its rows in the layout");
+        self.nano.lists.stretches().home(&at, &whole.kv_heads)
+    }
+
     pub(super) fn keys(&self) -> Range<u32> {
-        self.nano.plan.bundles()[self.bundle.0 as usize].keys.clone()
+        self.whole().keys.clone()
     }
 }
 

@@ -10,8 +10,9 @@ use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
 
 use super::rows::{Rows, RowsMut};
+use crate::heads::HeadByHead;
 use crate::launch::PhaseRows;
-use crate::memory::{self, Memory, Place};
+use crate::memory::{Memory, Place};
 use crate::merge::NotFinite;
 
 /// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
@@ -140,15 +141,17 @@ impl Inputs<'_> {
         }
     }
 
-    /// Copies the rows into memory that peers may read.
+    /// Copies the rows into memory that peers may read, head by head.
     pub(super) fn hold(
         self,
-        sizes: &Sizes,
+        (sizes, form): (&Sizes, &HeadByHead),
         place: &Place,
         threads: Threads,
     ) -> Result<PhaseRows, device::Error> {
-        let count = sizes.rows;
-        let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, count, width));
+        let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, form, width));
+        let scalars = |values| {
+            place.hold(Rows::f32(values).to_wire(Wire::F32, form, sizes.query_heads))
+        };
         let qkv = |q, k, v| -> Result<[Memory; 3], device::Error> {
             Ok([rows(q, sizes.query())?, rows(k, sizes.kv())?, rows(v, sizes.kv())?])
         };
@@ -159,15 +162,13 @@ impl Inputs<'_> {
             }
             Self::Backward { q, k, v, o, lse, dout, dlse } => {
                 let [q, k, v] = qkv(q, k, v)?;
-                let (wide, out) = (dout.to_f32s(count, sizes.query()), o);
-                let out = out.to_f32s(count, sizes.query());
+                let [wide, out] = [dout, o].map(|it| it.to_f32s(sizes.rows, sizes.query()));
                 let mut delta = delta(threads, sizes.dim, &wide, &out);
                 for (delta, dlse) in delta.iter_mut().zip(dlse.unwrap_or_default()) {
                     *delta -= dlse;
                 }
                 let dout = rows(dout, sizes.query())?;
-                let lse = place.hold(memory::copied(lse))?;
-                let delta = place.hold(memory::copied(&delta))?;
+                let (lse, delta) = (scalars(lse)?, scalars(&delta)?);
                 Ok(PhaseRows { q, k, v, gradients: Some([dout, lse, delta]) })
             }
         }

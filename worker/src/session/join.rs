@@ -18,7 +18,7 @@ use cadre_planner::{Costs, Heads};
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
-use cadre_step::header::Placement;
+use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::Layers;
 
 use super::{Rank, Session};
@@ -46,6 +46,8 @@ pub struct Join<'a> {
     pub layers: Layers,
     /// Heads of every layer.
     pub heads: Heads,
+    /// Whether the KV heads of a document may go to different servers; what rank 0 says counts.
+    pub kv_heads: KvHeads,
     /// Steps of the job, if they are known: [`Rank::announce_end`] tells them later else.
     pub steps: Option<u64>,
     /// Of weights and data; the same for every rank, recorded in the headers.
@@ -279,6 +281,7 @@ fn conducting(
         trainers: settings.trainers,
         layers: join.layers.clone(),
         heads: join.heads,
+        kv_heads: join.kv_heads,
         wire: settings.wire,
         seed: join.seed,
         numerics,

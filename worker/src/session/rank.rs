@@ -21,6 +21,7 @@ use super::turn::{OutOfTurn, Turn};
 use super::waiting::Waiting;
 use super::{Next, Ticket};
 use crate::compute::{Compute, Progress};
+use crate::heads::HeadByHead;
 use crate::io::queues::{End, Notices};
 use crate::io::{Handle, Request};
 use crate::memory::Place;
@@ -174,7 +175,9 @@ impl Rank {
         inputs
             .check(&sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
-        let rows = inputs.hold(&sizes, &lock(&self.place), self.threads);
+        let nano = &planned.plans[planned.plan_index(phase)];
+        let form = HeadByHead::of(nano, RankId(self.me.0));
+        let rows = inputs.hold((&sizes, &form), &lock(&self.place), self.threads);
         let rows = rows.map_err(|source| self.refuse(self.device(step, phase, source)))?;
         let at = At { step, phase: number };
         let start = std::time::Instant::now();

@@ -1,7 +1,7 @@
 //! Rows that a caller lends to a session: f32 or bf16, at any distance in memory.
 //!
-//! In: slices of the caller. Out: one copy into memory that peers may read, in the job's wire type, or one copy out of
-//! results. Nothing of the caller's is kept.
+//! In: slices of the caller. Out: one copy into memory that peers may read, head by head in the job's wire type, or one copy
+//! out of results. Nothing of the caller's is kept.
 //!
 //! Invariant: a row is rounded by its own values alone, and rows that are in the wire type already are not, so the same rows
 //! give the same bits whenever they are submitted.
@@ -13,6 +13,7 @@ use cadre_exchange::Buffer;
 use cadre_kernels::wire;
 use half::bf16;
 
+use crate::heads::HeadByHead;
 use crate::memory;
 
 /// Elements of rows, in the caller's type.
@@ -71,18 +72,41 @@ impl<'a> Rows<'a> {
         check(self.len(), self.distance, rows, width)
     }
 
-    /// The rows in wire type, one behind the other, in memory that peers may read.
-    pub(super) fn to_wire(self, kind: Wire, rows: usize, width: usize) -> Buffer {
+    /// The rows in wire type, head by head, in memory that peers may read.
+    pub(super) fn to_wire(self, kind: Wire, form: &HeadByHead, width: usize) -> Buffer {
+        let rows = form.rows();
+        let distance = self.distance.unwrap_or(width);
+        let numbers = rows * width;
         match kind {
             Wire::F32 => {
-                let mut packed = memory::rows(rows * width * 4);
-                self.pack_f32s(packed.f32s_mut(), rows, width);
-                packed
+                let mut turned = memory::rows(numbers * 4);
+                let to = turned.f32s_mut();
+                match self.values {
+                    Values::F32(values) => {
+                        let from = each(values, rows, width, distance);
+                        form.turn(from, to, width, <[f32]>::copy_from_slice);
+                    }
+                    Values::Bf16(values) => {
+                        let from = each(values, rows, width, distance);
+                        form.turn(from, to, width, wire::to_f32);
+                    }
+                }
+                turned
             }
             Wire::Bf16 => {
-                let mut packed = memory::rows(rows * width * 2);
-                self.pack_bf16s(packed.bf16s_mut(), rows, width);
-                packed
+                let mut turned = memory::rows(numbers * 2);
+                let to = turned.bf16s_mut();
+                match self.values {
+                    Values::F32(values) => {
+                        let from = each(values, rows, width, distance);
+                        form.turn(from, to, width, wire::to_bf16);
+                    }
+                    Values::Bf16(values) => {
+                        let from = each(values, rows, width, distance);
+                        form.turn(from, to, width, <[bf16]>::copy_from_slice);
+                    }
+                }
+                turned
             }
         }
     }
@@ -93,44 +117,18 @@ impl<'a> Rows<'a> {
             Values::F32(values) if self.distance.is_none_or(|it| it == width) => {
                 Cow::Borrowed(&values[..rows * width])
             }
-            Values::F32(_) | Values::Bf16(_) => {
-                let mut packed = vec![0.0; rows * width];
-                self.pack_f32s(&mut packed, rows, width);
-                Cow::Owned(packed)
-            }
-        }
-    }
-
-    /// Writes every element of `to`.
-    fn pack_f32s(self, to: &mut [f32], rows: usize, width: usize) {
-        let (distance, to) = (self.distance.unwrap_or(width), to.chunks_exact_mut(width.max(1)));
-        match self.values {
             Values::F32(values) => {
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    to.copy_from_slice(row);
-                }
+                let distance = self.distance.unwrap_or(width);
+                Cow::Owned(each(values, rows, width, distance).flatten().copied().collect())
             }
             Values::Bf16(values) => {
+                let mut packed = vec![0.0; rows * width];
+                let distance = self.distance.unwrap_or(width);
+                let to = packed.chunks_exact_mut(width.max(1));
                 for (to, row) in to.zip(each(values, rows, width, distance)) {
                     wire::to_f32(to, row);
                 }
-            }
-        }
-    }
-
-    /// As [`Self::pack_f32s`].
-    fn pack_bf16s(self, to: &mut [bf16], rows: usize, width: usize) {
-        let (distance, to) = (self.distance.unwrap_or(width), to.chunks_exact_mut(width.max(1)));
-        match self.values {
-            Values::F32(values) => {
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    wire::to_bf16(to, row);
-                }
-            }
-            Values::Bf16(values) => {
-                for (to, row) in to.zip(each(values, rows, width, distance)) {
-                    to.copy_from_slice(row);
-                }
+                Cow::Owned(packed)
             }
         }
     }
@@ -179,6 +177,19 @@ impl<'a> RowsMut<'a> {
             }
         }
     }
+
+    /// Writes rows that lie head by head, as wide as those here.
+    pub(super) fn write_turned(self, from: &[f32], form: &HeadByHead, width: usize) {
+        let distance = self.distance.unwrap_or(width).max(1);
+        match self.values {
+            ValuesMut::F32(to) => {
+                form.back(from, to.chunks_mut(distance), width, <[f32]>::copy_from_slice);
+            }
+            ValuesMut::Bf16(to) => {
+                form.back(from, to.chunks_mut(distance), width, wire::to_bf16);
+            }
+        }
+    }
 }
 
 fn check(length: usize, distance: Option<usize>, rows: usize, width: usize) -> Result<(), String> {
@@ -220,16 +231,28 @@ mod tests {
         let rows = Rows::f32(&values).every(4);
         rows.check(3, 3).unwrap();
         let packed = [0.0, 1.0, 2.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0];
-        for kind in [Wire::F32, Wire::Bf16] {
-            let wire = rows.to_wire(kind, 3, 3);
-            let back = Rows {
-                values: match kind {
-                    Wire::F32 => Values::F32(wire.f32s()),
-                    Wire::Bf16 => Values::Bf16(wire.bf16s()),
-                },
-                distance: None,
-            };
-            assert_eq!(*back.to_f32s(3, 3), packed);
+        // Of one head, and of three in a stretch of one row and one of two.
+        for (kv_heads, turned) in
+            [(1, packed), (3, [0.0, 1.0, 2.0, 4.0, 8.0, 5.0, 9.0, 6.0, 10.0])]
+        {
+            let form = HeadByHead::new(vec![1, 2], kv_heads);
+            for kind in [Wire::F32, Wire::Bf16] {
+                let wire = rows.to_wire(kind, &form, 3);
+                let back = Rows {
+                    values: match kind {
+                        Wire::F32 => Values::F32(wire.f32s()),
+                        Wire::Bf16 => Values::Bf16(wire.bf16s()),
+                    },
+                    distance: None,
+                };
+                assert_eq!(*back.to_f32s(3, 3), turned);
+            }
+            let mut to = [-1.0; 11];
+            RowsMut::f32(&mut to).every(4).write_turned(&turned, &form, 3);
+            assert_eq!(to[..], [0.0, 1.0, 2.0, -1.0, 4.0, 5.0, 6.0, -1.0, 8.0, 9.0, 10.0][..]);
+            let mut halves = [bf16::from_f32(-1.0); 9];
+            RowsMut::bf16(&mut halves).write_turned(&turned, &form, 3);
+            assert_eq!(halves.map(bf16::to_f32)[..], packed[..]);
         }
         assert_eq!(*rows.to_f32s(3, 3), packed);
         let mut to = [-1.0; 11];
@@ -261,7 +284,8 @@ mod tests {
         }
         Rows::f32(&[]).check(0, 3).unwrap();
         Rows::f32(&[]).every(4).check(0, 3).unwrap();
-        let nothing = Rows::bf16(&[]).every(4).to_wire(Wire::F32, 0, 3);
+        let none = HeadByHead::new(Vec::new(), 3);
+        let nothing = Rows::bf16(&[]).every(4).to_wire(Wire::F32, &none, 3);
         assert!(nothing.is_empty());
     }
 }

@@ -18,8 +18,10 @@ use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes, name};
+use super::rows::RowsMut;
 use super::{Next, PhaseAt};
 use crate::compute::{Compute, FLYING, Progress};
+use crate::heads::HeadByHead;
 use crate::io::queues::{Notices, lost};
 use crate::io::rows::{Landed, Part, Whole};
 use crate::io::{Handle, Notice, Request};
@@ -169,6 +171,7 @@ impl Waiting {
         };
         let (nano, _) = planned.nano_of(at.phase);
         let (rank, place) = (RankId(self.me.0), &self.place);
+        let form = HeadByHead::of(nano, rank);
         match (whole.landed, outputs) {
             (
                 Landed::Forward { o: mut landed, lse: mut landed_lse, own },
@@ -184,8 +187,8 @@ impl Waiting {
                 let values_lse = place.unload(landed_lse).map_err(device)?;
                 let both = [&values[..], values_lse.f32s()];
                 merge::check_forward(planned, at, rank, both, &whole.makers).map_err(not_finite)?;
-                o.write(&values, sizes.query());
-                lse.copy_from_slice(values_lse.f32s());
+                o.write_turned(&values, &form, sizes.query());
+                RowsMut::f32(lse).write_turned(values_lse.f32s(), &form, sizes.query_heads);
             }
             (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
                 for (bundle, own) in &own {
@@ -198,7 +201,7 @@ impl Waiting {
                 let values = from_wire(sizes.wire, &landed);
                 let all = [&values[..], &sum_k, &sum_v];
                 merge::check_backward(planned, at, rank, all, &whole.makers).map_err(not_finite)?;
-                dq.write(&values, sizes.query());
+                dq.write_turned(&values, &form, sizes.query());
                 dk.write(&sum_k, sizes.kv());
                 dv.write(&sum_v, sizes.kv());
             }

@@ -1,7 +1,7 @@
 //! A nano-batch of two documents on one trainer, with rows drawn by seed, in the memory that a test wants them in.
 //!
 //! In: a seed. Out: works on rows at home or in landings, and the plan that they are of. The first document's bundle has two tasks
-//! with another server's rows between them.
+//! with another server's rows between them; of the second one another server has the first head.
 //!
 //! Invariant: one seed gives the same rows, wherever they lie.
 
@@ -13,7 +13,7 @@ use cadre_exchange::Buffer;
 use cadre_kernels::device::Stream;
 use cadre_kernels::wire::to_bf16;
 use cadre_planner::{BundleId, Costs, DocumentId, Heads, Mask, Plan, Slot, Stretch};
-use cadre_step::header::{Header, Member, Placement, ViewNumber};
+use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::Lists;
 use cadre_step::packing::Packing;
@@ -25,7 +25,7 @@ use cadre_worker::launch::{BundleRows, PhaseRows, Promise, Work};
 use cadre_worker::memory::{Memory, Place};
 use serde_json::json;
 
-const HEADS: Heads = Heads { query: 2, kv: 1, dim: 64 };
+const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
 /// Rows of the two documents.
 const ROWS: [u32; 2] = [200, 40];
 /// Of the layers.
@@ -57,6 +57,7 @@ impl Case {
             step: 3,
             layers: Layers::new(MASKS.map(kind)).expect("three layers"),
             heads: HEADS,
+            kv_heads: KvHeads::Together,
             wire: Wire::Bf16,
             seed: 0,
             numerics: String::new(),
@@ -75,9 +76,10 @@ impl Case {
         let mut planned = PlannedStep::new(Arc::new(header)).expect("one slot");
         for nano in &mut planned.plans {
             let mask = nano.problem.layout.documents()[0].mask;
-            // The rows between belong to a slot that is not looked at here.
-            let task = |document: usize, rows: std::ops::Range<u32>| json!({"document": document, "keys": mask.keys(ROWS[document], rows.clone()), "rows": rows, "kv_heads": 0..1, "bundle": document});
-            let bundle = |document: usize, tasks: std::ops::Range<u32>| json!({"document": document, "kv_heads": 0..1, "slot": 0, "tasks": tasks, "keys": 0..ROWS[document]});
+            // The rows between belong to a slot that is not looked at here, and so does the second document's first head.
+            let heads = |document: usize| if document == 0 { 0..2 } else { 1..2 };
+            let task = |document: usize, rows: std::ops::Range<u32>| json!({"document": document, "keys": mask.keys(ROWS[document], rows.clone()), "rows": rows, "kv_heads": heads(document), "bundle": document});
+            let bundle = |document: usize, tasks: std::ops::Range<u32>| json!({"document": document, "kv_heads": heads(document), "slot": 0, "tasks": tasks, "keys": 0..ROWS[document]});
             let mut plan = serde_json::to_value(&nano.plan).expect("plain data");
             plan["tasks"] = json!([task(0, 0..70), task(0, 130..200), task(1, 0..40)]);
             plan["bundles"] = json!([bundle(0, 0..2), bundle(1, 2..3)]);
@@ -99,14 +101,14 @@ impl Case {
             };
             (0..count).map(next).collect::<Vec<f32>>()
         };
-        let (dim, query) = (usize::from(HEADS.dim), usize::from(HEADS.query));
+        let [dim, query, kv] = [HEADS.dim, HEADS.query, HEADS.kv].map(usize::from);
         let wire = |values: &[f32]| {
             let mut buffer = Buffer::zeroed(values.len() * 2);
             to_bf16(buffer.bf16s_mut(), values);
             place.hold(buffer).expect("memory")
         };
         let [q, k, v, dout] =
-            [query, 1, 1, query].map(|it| wire(&numbers(rows * it * dim, -1.0, 1.0)));
+            [query, kv, kv, query].map(|it| wire(&numbers(rows * it * dim, -1.0, 1.0)));
         let [lse, delta] = [(4.0, 5.0), (-1.0, 1.0)].map(|(low, high)| {
             place.hold(Buffer::from(numbers(rows * query, low, high))).expect("memory")
         });

@@ -8,7 +8,7 @@ use cadre_planner::{Costs, Document, Heads, Layout, Mask};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::envelope::{Lengths, NanoLengths};
-use cadre_step::header::Placement;
+use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::{Kind, Layers, Sinks};
 use cadre_step::turns::Turns;
 
@@ -35,6 +35,7 @@ pub(crate) struct Job {
     /// Some nano-batches leave a trainer out.
     pub(crate) leaves_out: bool,
     pub(crate) heads: Heads,
+    pub(crate) kv_heads: KvHeads,
     /// Rows of a trainer in a nano-batch.
     pub(crate) tokens: u32,
     pub(crate) settings: Settings,
@@ -80,6 +81,7 @@ impl Job {
             draws_turns,
             leaves_out: Random::new(hash(&[seed, 31])).chance(30),
             heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
+            kv_heads: *Random::new(hash(&[seed, 43])).pick(&[KvHeads::Apart, KvHeads::Together]),
             tokens: *random.pick(&[8, 24, 40, 150]),
             settings,
             launch: 200_000 * slow,
@@ -173,6 +175,7 @@ impl Job {
             trainers: self.trainers,
             layers: self.layers.clone(),
             heads: self.heads,
+            kv_heads: self.kv_heads,
             wire: cadre_crds::Wire::F32,
             seed: self.seed,
             numerics: NUMERICS.into(),

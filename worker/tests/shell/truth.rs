@@ -180,52 +180,69 @@ impl Truth {
             (0..it.rows.div_ceil(scores.chunk)).map(move |chunk| (document, chunk * scores.chunk))
         };
         let chunks: Vec<_> = documents.iter().enumerate().flat_map(chunk_of).collect();
-        let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let group = heads.query / heads.kv;
         let zeros = |it: &Rowset| vec![0.0; it.k.len()];
         let mut sums: Sums = documents.iter().map(|it| (zeros(it), zeros(it))).collect();
         let at = PhaseAt { layer: of.1, nano: of.2, direction: Direction::Backward };
         let plan = &planned.plans[planned.plan_index(at)].plan;
         for (index, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
-            assert_eq!(bundle.kv_heads.len(), heads.kv, "heads stay together");
             let (document, first) = chunks[bundle.document.0 as usize];
             let from = &documents[document];
-            let part = |rows: &Range<u32>, width: usize| {
-                (first + rows.start) as usize * width..(first + rows.end) as usize * width
-            };
-            let keys = part(&bundle.keys, narrow);
-            let (mut dk, mut dv) = (vec![0.0; keys.len()], vec![0.0; keys.len()]);
             let tasks = plan.tasks_of(index);
-            let wides = tasks.iter().map(|it| vec![0.0; it.rows.len() * wide]);
-            let mut dqs: Vec<Vec<f32>> = wides.collect();
-            let parts = tasks.iter().zip(&mut dqs).map(|(task, dq)| BackwardRows {
-                rows: task.rows.clone(),
-                q: Rows::F32(&from.q[part(&task.rows, wide)]),
-                dout: Rows::F32(&from.dout[part(&task.rows, wide)]),
-                lse: &from.lse[part(&task.rows, heads.query)],
-                delta: &from.delta[part(&task.rows, heads.query)],
-                dq: &mut dq[..],
-            });
-            let whole = Backward {
-                heads,
-                mask: scores.mask,
-                scale: scores.scale,
-                softcap: scores.softcap,
-                document_rows: scores.chunk.min(from.rows - first),
-                keys: bundle.keys.clone(),
-                k: Rows::F32(&from.k[keys.clone()]),
-                v: Rows::F32(&from.v[keys.clone()]),
-                parts: parts.collect(),
-                dk: &mut dk,
-                dv: &mut dv,
-                key_tiles: 0..key_tiles(&bundle.keys),
-            };
-            backward(&mut [whole], Threads::ONE).expect("a sound bundle");
-            let (to_k, to_v) = &mut sums[document];
-            let add = |to: &mut [f32], from: &[f32]| {
-                to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-            };
-            add(&mut to_k[keys.clone()], &dk);
-            add(&mut to_v[keys], &dv);
+            for head in bundle.kv_heads.clone().map(usize::from) {
+                // Of rows of a tensor with so many heads the part of this KV head, which `each` of them read.
+                let part = |of: &[f32], rows: &Range<u32>, (each, dim): (usize, usize)| {
+                    let (all, part) = (heads.kv * each * dim, each * dim);
+                    let rows = (first + rows.start) as usize..(first + rows.end) as usize;
+                    let row = |row: usize| of[row * all + head * part..][..part].iter().copied();
+                    rows.flat_map(row).collect::<Vec<f32>>()
+                };
+                let (wide, scalars) = ((group, heads.dim), (group, 1));
+                let rows: Vec<_> = { tasks.iter() }
+                    .map(|it| {
+                        let [q, dout] = [&from.q, &from.dout].map(|of| part(of, &it.rows, wide));
+                        let sums = [&from.lse, &from.delta].map(|of| part(of, &it.rows, scalars));
+                        (vec![0.0; q.len()], [q, dout], sums)
+                    })
+                    .collect();
+                let [k, v] = [&from.k, &from.v].map(|of| part(of, &bundle.keys, (1, heads.dim)));
+                let (mut dk, mut dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
+                let mut dqs: Vec<_> = rows.iter().map(|it| it.0.clone()).collect();
+                let parts = tasks.iter().zip(&rows).zip(&mut dqs);
+                let parts = parts.map(|((task, (_, [q, dout], [lse, delta])), dq)| BackwardRows {
+                    rows: task.rows.clone(),
+                    q: Rows::F32(q),
+                    dout: Rows::F32(dout),
+                    lse,
+                    delta,
+                    dq,
+                });
+                let whole = Backward {
+                    heads: Heads { query: group, kv: 1, dim: heads.dim },
+                    mask: scores.mask,
+                    scale: scores.scale,
+                    softcap: scores.softcap,
+                    document_rows: scores.chunk.min(from.rows - first),
+                    keys: bundle.keys.clone(),
+                    k: Rows::F32(&k),
+                    v: Rows::F32(&v),
+                    parts: parts.collect(),
+                    dk: &mut dk,
+                    dv: &mut dv,
+                    key_tiles: 0..key_tiles(&bundle.keys),
+                };
+                backward(&mut [whole], Threads::ONE).expect("a sound bundle");
+                let (to_k, to_v) = &mut sums[document];
+                let add = |to: &mut [f32], from: &[f32]| {
+                    let keys = (first + bundle.keys.start) as usize..;
+                    for (key, from) in keys.zip(from.chunks_exact(heads.dim)) {
+                        let to = &mut to[(key * heads.kv + head) * heads.dim..][..heads.dim];
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                    }
+                };
+                add(to_k, &dk);
+                add(to_v, &dv);
+            }
         }
         let sums = Rc::new(sums);
         self.sums.insert((of, planned.digest), Rc::clone(&sums));

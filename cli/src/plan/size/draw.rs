@@ -126,6 +126,7 @@ fn header(
         trainers,
         layers: job.stack.core().clone(),
         heads: job.model.heads,
+        kv_heads: job.kv_heads,
         wire: job.wire,
         seed: job.settings.seed,
         numerics: String::new(),
@@ -197,7 +198,7 @@ impl Drawn {
             (finish.max(linear), back.max(2.0 * linear))
         };
         let traffic = Traffic::of(&self.problem, &self.plan);
-        // The plan shares a place's bytes among a lane for each KV head; the machine has its own number.
+        // The plan shares a place's bytes among its own lanes; the machine has another number.
         let share = f64::from(self.problem.lanes) / f64::from(machine.lanes);
         let scale = share * f64::from(NOMINAL_RATE) / f64::from(machine.rate);
         let wires = [&traffic.forward, &traffic.backward].map(|it| it.busiest() as f64 * scale);

@@ -20,6 +20,7 @@ use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, OnPoolLoss, TrainingJob, Wire};
 use cadre_planner::{Costs, Heads};
+use cadre_step::header::KvHeads;
 use cadre_step::turns::Turns;
 use cadre_trainer::loader::{Lengths, Settings};
 use cadre_trainer::model::{Config, Design, DesignError, PatternError, Scores, Stack};
@@ -118,6 +119,7 @@ struct Job {
     /// Bytes of a trainer, for rows of others.
     trainer_memory: u64,
     wire: Wire,
+    kv_heads: KvHeads,
     on_pool_loss: OnPoolLoss,
     /// What plans are made with.
     costs: Costs,
@@ -213,6 +215,7 @@ fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
         },
         trainer_memory: gib.unwrap_or(u64::from(trainer_mib) << 20),
         wire: attention.wire.unwrap_or(Wire::F32),
+        kv_heads: own.map_or(KvHeads::Apart, |it| it.heads.into()),
         on_pool_loss: attention.on_pool_loss,
         costs: profile::costs(profile.as_deref(), model.heads.dim)?,
     };

@@ -14,6 +14,7 @@ use cadre_planner::{
     DocumentId, Heads, Problem, Profile, RankId, Slot, SlotId, Stretch, plan_at_home,
 };
 use cadre_step::envelope::{Lengths, NanoLengths};
+use cadre_step::header::KvHeads;
 use cadre_step::layers::Kind;
 use cadre_step::turns::Turns;
 use cadre_trainer::loader::{self, Settings};
@@ -107,6 +108,7 @@ impl Watched {
             memory: PLENTY,
             trainer_memory: PLENTY,
             wire: self.wire,
+            kv_heads: KvHeads::Apart,
             on_pool_loss: OnPoolLoss::Fail,
             costs,
         };

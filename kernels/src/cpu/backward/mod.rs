@@ -85,10 +85,13 @@ struct Queue<'a, 'b> {
 
 /// Runs the units of some queues.
 fn run_wave(engine: Engine, wave: &[Queue<'_, '_>], space: &Shared<'_, f32>, threads: Threads) {
-    // Tiles of a queue stay ascending, since a unit waits only for units that were taken before it; heads
-    // of a bundle alternate, so that it seldom waits.
+    // Tiles of a queue stay ascending, since a unit waits only for units that were taken before it; those
+    // with as much to do alternate, as heads of a document have, so that it seldom waits.
     let mut units = Vec::new();
-    for queues in wave.chunk_by(|a, b| std::ptr::eq(a.bundle, b.bundle)) {
+    let alike = |a: &Queue<'_, '_>, b: &Queue<'_, '_>| {
+        (&a.bundle.tiles, a.bundle.cost) == (&b.bundle.tiles, b.bundle.cost)
+    };
+    for queues in wave.chunk_by(alike) {
         let tiles = &queues[0].bundle.tiles;
         for start in tiles.clone().step_by(TOGETHER) {
             let end = tiles.end.min(start + TOGETHER as u32);

@@ -13,7 +13,7 @@ use cadre_planner::{Costs, DocumentId, Heads, Stretch};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
-use cadre_step::header::{Member, Placement, ViewNumber};
+use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 
 use super::agree::LENGTHS_AHEAD;
@@ -38,6 +38,7 @@ fn draft() -> Draft {
         trainers: 2,
         layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
         heads: Heads { query: 2, kv: 1, dim: 8 },
+        kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 1,
         numerics: "test".into(),

@@ -30,16 +30,16 @@ pub struct Whole {
 pub enum Landed {
     /// O (wire type) and LSE.
     Forward {
-        /// What other processes computed, as rows of this trainer's stream: `[rows, query heads, dim]`.
+        /// What other processes computed, as rows of this trainer's stream, head by head: by row `[query heads, dim]`.
         o: Room,
-        /// `[rows, query heads]`.
+        /// By row `[query heads]`.
         lse: Room,
         /// O and LSE of tasks that this process's in-place server computed, to be copied there.
         own: Vec<(Work, [Memory; 2])>,
     },
     /// dQ (wire type).
     Backward {
-        /// What other processes computed, as rows of this trainer's stream: `[rows, query heads, dim]`.
+        /// What other processes computed, as rows of this trainer's stream, head by head: by row `[query heads, dim]`.
         dq: Room,
         /// Those of bundles that this process's in-place server computed, to be copied there.
         own: Vec<(BundleId, Memory)>,
