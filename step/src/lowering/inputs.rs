@@ -26,15 +26,39 @@ pub struct Inputs {
     pub sources: Vec<Source>,
 }
 
-/// What one trainer gives to one bundle.
+/// Most tensors that a direction reads.
+const TENSORS: usize = 6;
+
+/// What one trainer gives to one bundle. A step may have hundreds of thousands of these.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The trainer.
     pub rank: RankId,
-    /// Pieces by tensor; `remote` is in the trainer's rows of the phase, `local` in the landing.
-    pub pieces: Vec<(Tensor, Vec<Piece>)>,
-    /// All of them together.
+    /// All of its pieces together.
     pub bytes: u64,
+    /// The tensors that the direction reads; where the pieces of each end.
+    tensors: &'static [Tensor],
+    ends: [u32; TENSORS],
+    pieces: Vec<Piece>,
+}
+
+impl Source {
+    fn new(rank: RankId, tensors: &'static [Tensor]) -> Self {
+        Self { rank, bytes: 0, tensors, ends: [0; TENSORS], pieces: Vec::new() }
+    }
+
+    /// Pieces by tensor, of those of which there are any; `remote` is in the trainer's rows of the phase, `local` in the landing.
+    pub fn tensors(&self) -> impl Iterator<Item = (Tensor, &[Piece])> {
+        let begins = std::iter::once(0).chain(self.ends);
+        let of = self.tensors.iter().zip(begins.zip(self.ends));
+        let of = of.map(|(it, (begin, end))| (*it, &self.pieces[begin as usize..end as usize]));
+        of.filter(|it| !it.1.is_empty())
+    }
+
+    /// Those of all tensors.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
 }
 
 /// Where the parts of a bundle's landing begin, in bytes.
@@ -74,7 +98,7 @@ pub(super) fn inputs(
         let area = bytes..bytes + rows as usize * row.part as usize;
         bytes = area.end.next_multiple_of(4);
         let mut add = |rank: RankId, local: &Range<u32>, first: u32| {
-            let pieces = pieces_of(&mut sources, rank, tensor);
+            let pieces = pieces_of(&mut sources, rank, read(direction));
             gather(pieces, row, local, first, area.start as u64);
         };
         if of_keys {
@@ -91,11 +115,18 @@ pub(super) fn inputs(
             }
         }
         *areas.of(tensor) = area;
+        for source in &mut sources {
+            // Of the tensors behind this one, until they are there.
+            let behind = source.tensors.iter().position(|it| *it == tensor).unwrap_or(0);
+            source.ends[behind..].fill(source.pieces.len() as u32);
+        }
     }
     sources.sort_by_key(|it| it.rank);
     for source in &mut sources {
-        source.bytes = source.pieces.iter().flat_map(|(_, it)| it).map(|it| it.bytes).sum();
+        source.bytes = source.pieces.iter().map(|it| it.bytes).sum();
+        source.pieces.shrink_to_fit();
     }
+    sources.shrink_to_fit();
     Inputs { areas, bytes, sources }
 }
 
@@ -123,15 +154,14 @@ impl Areas {
     }
 }
 
-fn pieces_of(sources: &mut Vec<Source>, rank: RankId, tensor: Tensor) -> &mut Vec<Piece> {
+fn pieces_of<'a>(
+    sources: &'a mut Vec<Source>,
+    rank: RankId,
+    tensors: &'static [Tensor],
+) -> &'a mut Vec<Piece> {
     let index = sources.iter().position(|it| it.rank == rank).unwrap_or_else(|| {
-        sources.push(Source { rank, pieces: Vec::new(), bytes: 0 });
+        sources.push(Source::new(rank, tensors));
         sources.len() - 1
     });
-    let pieces = &mut sources[index].pieces;
-    let index = pieces.iter().position(|(it, _)| *it == tensor).unwrap_or_else(|| {
-        pieces.push((tensor, Vec::new()));
-        pieces.len() - 1
-    });
-    &mut pieces[index].1
+    &mut sources[index].pieces
 }

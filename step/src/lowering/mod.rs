@@ -67,6 +67,8 @@ pub struct Lists {
     task_base: Vec<u32>,
     /// First parcel of each bundle, in both directions.
     parcel_base: Vec<u32>,
+    /// The bundle of each parcel.
+    bundle_of: Vec<BundleId>,
 }
 
 #[derive(Clone, Debug)]
@@ -79,9 +81,13 @@ struct BundleLists {
 impl Lists {
     /// Lowers `plan`.
     pub fn new(problem: &Problem, plan: &Plan) -> Self {
-        let mut lists =
-            Self { bundles: Vec::new(), task_base: Vec::new(), parcel_base: Vec::new() };
-        let mut parcels = 0;
+        let (bundles, tasks) = (plan.bundles().len(), plan.tasks().len());
+        let mut lists = Self {
+            bundles: Vec::with_capacity(bundles),
+            task_base: Vec::with_capacity(tasks),
+            parcel_base: Vec::with_capacity(bundles),
+            bundle_of: Vec::with_capacity(bundles),
+        };
         for index in (0..plan.bundles().len() as u32).map(BundleId) {
             let mut rows = 0;
             for task in plan.tasks_of(index) {
@@ -90,8 +96,8 @@ impl Lists {
             }
             let forward = inputs(problem, plan, index, rows, Direction::Forward);
             let backward = inputs(problem, plan, index, rows, Direction::Backward);
-            lists.parcel_base.push(parcels);
-            parcels += forward.sources.len() as u32;
+            lists.parcel_base.push(lists.bundle_of.len() as u32);
+            lists.bundle_of.extend(forward.sources.iter().map(|_| index));
             lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
         }
         lists
@@ -118,10 +124,10 @@ impl Lists {
 
     /// The source that a parcel stands for, with its bundle.
     pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
-        let bundle = self.parcel_base.partition_point(|&base| base <= parcel.0) - 1;
-        let inputs = self.inputs(BundleId(bundle as u32), direction);
-        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle]) as usize];
-        (BundleId(bundle as u32), source)
+        let bundle = self.bundle_of[parcel.0 as usize];
+        let inputs = self.inputs(bundle, direction);
+        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle.0 as usize]) as usize];
+        (bundle, source)
     }
 
     /// Parcels of a bundle.

@@ -240,7 +240,7 @@ impl Tasks {
         let held = self.held.entry((at, bundle)).or_default();
         held.parcels += 1;
         let mine = Peer::Trainer(from) == shared.me;
-        let all = source.pieces.iter().flat_map(|it| &it.1).map(|it| it.bytes).sum::<u64>();
+        let all = source.bytes;
         self.pulls.insert(pull, Brings { at, bundle, bytes: if mine { 0 } else { all } });
         if mine {
             let here = shared.rows.contains_key(&at);
@@ -262,9 +262,8 @@ impl Tasks {
         };
         held.landing = Some(landing);
         let parts = source
-            .pieces
-            .iter()
-            .map(|(tensor, pieces)| (rows_key(at, *tensor), pieces.clone(), landing));
+            .tensors()
+            .map(|(tensor, pieces)| (rows_key(at, tensor), pieces.to_vec(), landing));
         shared.pull((Side::Server, pull), Peer::Trainer(from), parts.collect(), deadline);
     }
 
