@@ -21,6 +21,7 @@ use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
 use super::{FAREWELL, Io, Notice, Request};
+use crate::launch::Done;
 
 /// Reasons for turning somebody away that are remembered, so that each is told once.
 const TOLD: usize = 256;
@@ -62,15 +63,7 @@ impl<P: Exchange> Io<P> {
                 }
                 shared.tracer.flush();
             }
-            Request::Ran(done) => {
-                if let Some(it) = self.trainer.as_mut() {
-                    it.standing.moved();
-                }
-                self.load.ran(&done);
-                if let Some(it) = self.server.as_mut() {
-                    it.ran(shared, done);
-                }
-            }
+            Request::Ran(done) => self.ran(vec![done]),
             Request::Dropped(work) => {
                 self.load.queue = self.load.queue.saturating_sub(1);
                 if let Some(it) = self.server.as_mut() {
@@ -85,6 +78,17 @@ impl<P: Exchange> Io<P> {
             Request::Terminate => self.terminate(),
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
+        }
+    }
+
+    /// Works ran.
+    pub(super) fn ran(&mut self, done: Vec<Done>) {
+        if let Some(it) = self.trainer.as_mut().filter(|_| !done.is_empty()) {
+            it.standing.moved();
+        }
+        done.iter().for_each(|it| self.load.ran(it));
+        if let Some(it) = self.server.as_mut() {
+            it.ran(&mut self.shared, done);
         }
     }
 
