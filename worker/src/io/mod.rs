@@ -183,6 +183,8 @@ pub struct Io<P> {
     told_end: BTreeSet<Peer>,
     /// The process leaves, at the latest then.
     leaving: Option<Nanos>,
+    /// This trainer was asked to end, since when.
+    asked_to_end: Option<Nanos>,
 }
 
 /// How much of what machines gave is handed on.
@@ -274,6 +276,7 @@ impl<P: Exchange> Io<P> {
             ended: None,
             told_end: BTreeSet::new(),
             leaving: None,
+            asked_to_end: None,
         }
     }
 
