@@ -203,6 +203,11 @@ impl Owed {
         }
     }
 
+    /// Who is owed words.
+    pub fn peers(&self) -> impl Iterator<Item = Peer> {
+        self.lanes.iter().filter(|it| !it.1.words.is_empty()).map(|it| *it.0)
+    }
+
     /// Whether every word was covered.
     pub fn is_empty(&self) -> bool {
         self.lanes.values().all(|it| it.words.is_empty())

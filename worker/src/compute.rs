@@ -34,7 +34,9 @@ pub const FLYING: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub struct Compute {
-    queue: Vec<Work>,
+    /// By phase and work; there may be hundreds of thousands. A work that came again is behind the one that came first.
+    queue: BTreeMap<(At, u32, u64), Work>,
+    came: u64,
     cancelled: Option<At>,
     /// Works that ran, by phase, for the in-place server's account of a call.
     ran: BTreeMap<At, usize>,
@@ -72,10 +74,11 @@ impl Compute {
         handle: Handle,
         tracer: Tracer,
     ) -> Self {
-        let (queue, cancelled, ran) = (Vec::new(), None, BTreeMap::new());
+        let (queue, came, cancelled, ran) = (BTreeMap::new(), 0, None, BTreeMap::new());
         let (flights, before, promised, lost) = (Vec::new(), None, Vec::new(), None);
         Self {
             queue,
+            came,
             cancelled,
             ran,
             engine,
@@ -95,9 +98,8 @@ impl Compute {
         if self.cancelled >= Some(at(&work)) {
             return self.refuse(work);
         }
-        let order = |it: &Work| (at(it), it.work);
-        let place = self.queue.partition_point(|it| order(it) <= order(&work));
-        self.queue.insert(place, work);
+        self.came += 1;
+        self.queue.insert((at(&work), work.work, self.came), work);
     }
 
     /// Whether works are queued or under way.
@@ -108,8 +110,8 @@ impl Compute {
     /// Drops what nobody wants any more.
     pub fn cancel(&mut self, through: At) {
         self.cancelled = self.cancelled.max(Some(through));
-        let kept = self.queue.partition_point(|it| at(it) <= through);
-        for work in self.queue.drain(..kept).collect::<Vec<_>>() {
+        while let Some(first) = self.queue.first_entry().filter(|it| it.key().0 <= through) {
+            let work = first.remove();
             self.refuse(work);
         }
         self.ran = self.ran.split_off(&At::new(through.step, 0));
@@ -140,8 +142,10 @@ impl Compute {
 
     /// Runs the next launch, or puts it on a stream; whether there was one.
     fn begin(&mut self) -> bool {
-        let broken = |it: &Promise| it.word() == Word::Broken;
-        self.queue.retain(|it| !it.promise.as_ref().is_some_and(broken));
+        if self.resident.is_some() {
+            let broken = |it: &Promise| it.word() == Word::Broken;
+            self.queue.retain(|_, it| !it.promise.as_ref().is_some_and(broken));
+        }
         let works = fuse(&mut self.queue, &self.engine);
         let Some(first) = works.first() else { return false };
         let (start, phase) = (Instant::now(), at(first));

@@ -24,7 +24,7 @@ use crate::peer::RegionKey;
 
 const ENTRY_WORDS: usize = 8;
 const BUCKET_ENTRIES: usize = 8;
-const BUCKETS: usize = 8192;
+const BUCKETS: usize = 65_536;
 const WORDS: usize = BUCKETS * BUCKET_ENTRIES * ENTRY_WORDS;
 
 /// Where a region lies.
@@ -176,11 +176,11 @@ mod tests {
     #[test]
     fn what_has_no_room_is_said_and_what_has_is_found() {
         let (mut board, reading) = pair();
-        let keys = (0..100_000).map(|it| RegionKey([it % 7, it, 5, it / 3]));
+        let keys = (0..800_000).map(|it| RegionKey([it % 7, it, 5, it / 3]));
         let there: Vec<_> =
             keys.zip(1..).map(|(key, at)| (key, at, board.publish(key, at, spot(at)))).collect();
         let placed = there.iter().filter(|it| it.2).count();
-        assert!((40_000..65_537).contains(&placed), "{placed} of 65,536 entries are used");
+        assert!((320_000..524_289).contains(&placed), "{placed} of 524,288 entries are used");
         for (key, at, placed) in &there {
             assert_eq!(reading.find(*key).map(|it| it.spot), placed.then_some(spot(*at)));
         }

@@ -5,27 +5,53 @@
 //!
 //! Invariant: a unit is given out once until it is given back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Free {
     /// Gaps by their first unit, with their lengths; no two touch.
     gaps: BTreeMap<usize, usize>,
+    /// First units of gaps by the binary logarithm of their length: thousands of gaps may be too short for most parts.
+    by_length: Vec<BTreeSet<usize>>,
 }
 
 impl Free {
     /// All of `units` are free.
     pub(super) fn new(units: usize) -> Self {
-        Self { gaps: BTreeMap::from([(0, units)]) }
+        let mut free = Self { gaps: BTreeMap::new(), by_length: Vec::new() };
+        free.add(0, units);
+        free
+    }
+
+    fn add(&mut self, at: usize, units: usize) {
+        let class = class(units);
+        if self.by_length.len() <= class {
+            self.by_length.resize_with(class + 1, BTreeSet::new);
+        }
+        self.by_length[class].insert(at);
+        self.gaps.insert(at, units);
+    }
+
+    /// Its length, if a gap begins there.
+    fn remove(&mut self, at: usize) -> Option<usize> {
+        let units = self.gaps.remove(&at)?;
+        self.by_length[class(units)].remove(&at);
+        Some(units)
     }
 
     /// The first of `units` units, at least one.
     pub(super) fn take(&mut self, units: usize) -> Option<usize> {
-        let (&at, &length) = self.gaps.iter().find(|(_, length)| **length >= units)?;
-        self.gaps.remove(&at);
+        let class = class(units);
+        // Every gap of a higher class is long enough.
+        let longer = self.by_length.iter().skip(class + 1).filter_map(BTreeSet::first).min();
+        let longer = longer.copied();
+        let alike = self.by_length.get(class).into_iter().flatten().copied();
+        let mut alike = alike.take_while(|it| longer.is_none_or(|longer| *it < longer));
+        let at = alike.find(|it| self.gaps[it] >= units).or(longer)?;
+        let length = self.remove(at)?;
         if length > units {
-            self.gaps.insert(at + units, length - units);
+            self.add(at + units, length - units);
         }
         Some(at)
     }
@@ -33,17 +59,22 @@ impl Free {
     /// Frees what was taken.
     pub(super) fn give_back(&mut self, at: usize, units: usize) {
         let (mut at, mut units) = (at, units);
-        if let Some(behind) = self.gaps.remove(&(at + units)) {
+        if let Some(behind) = self.remove(at + units) {
             units += behind;
         }
-        if let Some((&before, length)) = self.gaps.range_mut(..at).next_back()
-            && before + *length == at
+        if let Some((&before, &length)) = self.gaps.range(..at).next_back()
+            && before + length == at
         {
-            units += *length;
+            self.remove(before);
+            units += length;
             at = before;
         }
-        self.gaps.insert(at, units);
+        self.add(at, units);
     }
+}
+
+fn class(units: usize) -> usize {
+    units.max(1).ilog2() as usize
 }
 
 #[cfg(test)]
@@ -63,7 +94,12 @@ mod tests {
                 if gives && !held.is_empty() {
                     let (at, units) = held.swap_remove(which.index(held.len()));
                     free.give_back(at, units);
-                } else if let Some(at) = free.take(units) {
+                    continue;
+                }
+                let lowest = free.gaps.iter().find(|it| *it.1 >= units).map(|it| *it.0);
+                let taken = free.take(units);
+                prop_assert_eq!(taken, lowest);
+                if let Some(at) = taken {
                     for &(other, length) in &held {
                         prop_assert!(at + units <= other || other + length <= at);
                     }

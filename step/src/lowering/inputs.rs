@@ -26,15 +26,39 @@ pub struct Inputs {
     pub sources: Vec<Source>,
 }
 
-/// What one trainer gives to one bundle.
+/// Most tensors that a direction reads.
+const TENSORS: usize = 6;
+
+/// What one trainer gives to one bundle. A step may have hundreds of thousands of these.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The trainer.
     pub rank: RankId,
-    /// Pieces by tensor; `remote` is in the trainer's rows of the phase, `local` in the landing.
-    pub pieces: Vec<(Tensor, Vec<Piece>)>,
-    /// All of them together.
+    /// All of its pieces together.
     pub bytes: u64,
+    /// The tensors that the direction reads; where the pieces of each end.
+    tensors: &'static [Tensor],
+    ends: [u32; TENSORS],
+    pieces: Vec<Piece>,
+}
+
+impl Source {
+    fn new(rank: RankId, tensors: &'static [Tensor]) -> Self {
+        Self { rank, bytes: 0, tensors, ends: [0; TENSORS], pieces: Vec::new() }
+    }
+
+    /// Pieces by tensor, of those of which there are any; `remote` is in the trainer's rows of the phase, `local` in the landing.
+    pub fn tensors(&self) -> impl Iterator<Item = (Tensor, &[Piece])> {
+        let begins = std::iter::once(0).chain(self.ends);
+        let of = self.tensors.iter().zip(begins.zip(self.ends));
+        let of = of.map(|(it, (begin, end))| (*it, &self.pieces[begin as usize..end as usize]));
+        of.filter(|it| !it.1.is_empty())
+    }
+
+    /// Those of all tensors.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
 }
 
 /// Where the parts of a bundle's landing begin, in bytes.
@@ -68,14 +92,14 @@ pub(super) fn inputs(
     let mut bytes = 0_usize;
     let mut sources: Vec<Source> = Vec::new();
     let kv_heads = &bundle.kv_heads;
-    for &tensor in read(direction) {
+    for (index_of, &tensor) in read(direction).iter().enumerate() {
         let row = row_bytes(problem, tensor);
         let of_keys = matches!(tensor, Tensor::K | Tensor::V);
         let rows = if of_keys { key_rows } else { query_rows };
         let area = bytes..bytes + rows as usize * kv_heads.len() * row as usize;
         bytes = area.end.next_multiple_of(4);
         let mut add = |at: &cadre_planner::Piece, to: HeadRows| {
-            let pieces = pieces_of(&mut sources, at.rank, tensor);
+            let pieces = pieces_of(&mut sources, at.rank, (read(direction), index_of));
             let rows = at.rows.end - at.rows.start;
             let strip = Strip { bytes: row, rows, kv_heads: kv_heads.len() };
             carry(pieces, strip, stretches.home(at, kv_heads), (to, area.start as u64));
@@ -97,11 +121,17 @@ pub(super) fn inputs(
             }
         }
         *areas.of(tensor) = area;
+        for source in &mut sources {
+            // Of the tensors behind this one, until they are there.
+            source.ends[index_of..].fill(source.pieces.len() as u32);
+        }
     }
     sources.sort_by_key(|it| it.rank);
     for source in &mut sources {
-        source.bytes = source.pieces.iter().flat_map(|(_, it)| it).map(|it| it.bytes).sum();
+        source.bytes = source.pieces.iter().map(|it| it.bytes).sum();
+        source.pieces.shrink_to_fit();
     }
+    sources.shrink_to_fit();
     Inputs { areas, bytes, sources }
 }
 
@@ -129,15 +159,15 @@ impl Areas {
     }
 }
 
-fn pieces_of(sources: &mut Vec<Source>, rank: RankId, tensor: Tensor) -> &mut Vec<Piece> {
+fn pieces_of<'a>(
+    sources: &'a mut Vec<Source>,
+    rank: RankId,
+    (tensors, index_of): (&'static [Tensor], usize),
+) -> (&'a mut Vec<Piece>, usize) {
     let index = sources.iter().position(|it| it.rank == rank).unwrap_or_else(|| {
-        sources.push(Source { rank, pieces: Vec::new(), bytes: 0 });
+        sources.push(Source::new(rank, tensors));
         sources.len() - 1
     });
-    let pieces = &mut sources[index].pieces;
-    let index = pieces.iter().position(|(it, _)| *it == tensor).unwrap_or_else(|| {
-        pieces.push((tensor, Vec::new()));
-        pieces.len() - 1
-    });
-    &mut pieces[index].1
+    let source = &mut sources[index];
+    (&mut source.pieces, source.ends[index_of] as usize)
 }

@@ -71,6 +71,8 @@ pub struct Lists {
     task_base: Vec<u32>,
     /// First parcel of each bundle, in both directions.
     parcel_base: Vec<u32>,
+    /// The bundle of each parcel.
+    bundle_of: Vec<BundleId>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,10 +85,14 @@ struct BundleLists {
 impl Lists {
     /// Lowers `plan`.
     pub fn new(problem: &Problem, plan: &Plan) -> Self {
-        let stretches = Stretches::new(&problem.layout, problem.heads.kv);
-        let (bundles, task_base, parcel_base) = (Vec::new(), Vec::new(), Vec::new());
-        let mut lists = Self { stretches, bundles, task_base, parcel_base };
-        let mut parcels = 0;
+        let (bundles, tasks) = (plan.bundles().len(), plan.tasks().len());
+        let mut lists = Self {
+            stretches: Stretches::new(&problem.layout, problem.heads.kv),
+            bundles: Vec::with_capacity(bundles),
+            task_base: Vec::with_capacity(tasks),
+            parcel_base: Vec::with_capacity(bundles),
+            bundle_of: Vec::with_capacity(bundles),
+        };
         for index in (0..plan.bundles().len() as u32).map(BundleId) {
             let mut rows = 0;
             for task in plan.tasks_of(index) {
@@ -96,8 +102,8 @@ impl Lists {
             let of = (problem, &lists.stretches);
             let forward = inputs(of, plan, index, rows, Direction::Forward);
             let backward = inputs(of, plan, index, rows, Direction::Backward);
-            lists.parcel_base.push(parcels);
-            parcels += forward.sources.len() as u32;
+            lists.parcel_base.push(lists.bundle_of.len() as u32);
+            lists.bundle_of.extend(forward.sources.iter().map(|_| index));
             lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
         }
         lists
@@ -129,10 +135,10 @@ impl Lists {
 
     /// The source that a parcel stands for, with its bundle.
     pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
-        let bundle = self.parcel_base.partition_point(|&base| base <= parcel.0) - 1;
-        let inputs = self.inputs(BundleId(bundle as u32), direction);
-        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle]) as usize];
-        (BundleId(bundle as u32), source)
+        let bundle = self.bundle_of[parcel.0 as usize];
+        let inputs = self.inputs(bundle, direction);
+        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle.0 as usize]) as usize];
+        (bundle, source)
     }
 
     /// Parcels of a bundle.
@@ -159,7 +165,7 @@ impl Lists {
                 let home = self.stretches.home(&at, kv_heads);
                 let scatter = |pieces, tensor| {
                     let strip = strip(problem, tensor, &at.rows, kv_heads);
-                    carry(pieces, strip, result, (home, 0));
+                    carry((pieces, 0), strip, result, (home, 0));
                 };
                 scatter(&mut o_pieces, Tensor::O);
                 scatter(&mut lse_pieces, Tensor::OLse);
@@ -190,7 +196,7 @@ impl Lists {
                     let made = HeadRows::in_task(base, rows, kv_heads.len(), offset);
                     let home = self.stretches.home(&at, kv_heads);
                     let strip = strip(problem, Tensor::DQ, &at.rows, kv_heads);
-                    carry(&mut result.dq, strip, made, (home, 0));
+                    carry((&mut result.dq, 0), strip, made, (home, 0));
                 }
             }
         }
@@ -201,7 +207,7 @@ impl Lists {
                 let first = at.rows.start - whole.keys.start;
                 let (made, held) =
                     (HeadRows::in_keys(keys, first), HeadRows::in_keys(strip.rows, 0));
-                carry(&mut result.part, strip, made, (held, result.part_bytes));
+                carry((&mut result.part, 0), strip, made, (held, result.part_bytes));
                 result.part_bytes +=
                     u64::from(strip.rows) * strip.kv_heads as u64 * strip.bytes;
                 result.keys.push(KeyRows { local: at.local, first });

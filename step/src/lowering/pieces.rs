@@ -34,9 +34,9 @@ pub(super) struct Strip {
     pub(super) kv_heads: usize,
 }
 
-/// Adds the pieces that carry a strip from `remote` to `local`, behind byte `area` there.
+/// Adds the pieces that carry a strip from `remote` to `local`, behind byte `area` there. Pieces before `begin` are another tensor's.
 pub(super) fn carry(
-    pieces: &mut Vec<Piece>,
+    (pieces, begin): (&mut Vec<Piece>, usize),
     strip: Strip,
     remote: HeadRows,
     (local, area): (HeadRows, u64),
@@ -46,7 +46,7 @@ pub(super) fn carry(
         let remote = remote.of_head(head) * bytes;
         let local = area + local.of_head(head) * bytes;
         let bytes = u64::from(rows) * bytes;
-        match pieces.last_mut() {
+        match pieces[begin..].last_mut() {
             Some(it) if it.remote + it.bytes == remote && it.local + it.bytes == local => {
                 it.bytes += bytes;
             }

@@ -91,10 +91,10 @@ fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Di
         let inputs = lists.inputs(id, direction);
         let mut landing: Names = vec![None; inputs.bytes];
         for source in &inputs.sources {
-            for (tensor, pieces) in &source.pieces {
-                go(pieces, &held(problem, source.rank, *tensor), &mut landing);
+            for (tensor, pieces) in source.tensors() {
+                go(pieces, &held(problem, source.rank, tensor), &mut landing);
             }
-            let bytes: u64 = source.pieces.iter().map(|(_, it)| bytes_of(it)).sum();
+            let bytes: u64 = source.tensors().map(|(_, it)| bytes_of(it)).sum();
             assert_eq!(source.bytes, bytes);
             // Some rows of a stretch are one piece under each head.
             for (tensor, pieces) in &source.pieces {
@@ -143,8 +143,8 @@ fn tasks_need_the_parcels_that_they_read(problem: &Problem, plan: &Plan) {
             let names: BTreeSet<Name> = names.into_iter().flatten().collect();
             let sends = |it: &u32| {
                 let (_, source) = lists.parcel(Parcel(*it), Direction::Forward);
-                source.pieces.iter().any(|(tensor, pieces)| {
-                    let held = held(problem, source.rank, *tensor);
+                source.tensors().any(|(tensor, pieces)| {
+                    let held = held(problem, source.rank, tensor);
                     let bytes = pieces.iter().flat_map(|it| it.remote..it.remote + it.bytes);
                     { bytes }.any(|it| held[it as usize].is_some_and(|it| names.contains(&it)))
                 })

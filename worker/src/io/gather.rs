@@ -66,13 +66,13 @@ pub(super) fn ahead(
         let (_, source) = nano.lists.parcel(parcel, direction);
         if Peer::Trainer(TrainerId(source.rank.0)) == shared.me {
             let rows = shared.rows.get(&at).expect("own rows stay until the phase is passed");
-            for (tensor, pieces) in &source.pieces {
-                place.copy(tensor_of(rows, *tensor), pieces, &mut room)?;
+            for (tensor, pieces) in source.tensors() {
+                place.copy(tensor_of(rows, tensor), pieces, &mut room)?;
             }
         } else {
             let landing = landing.expect("rows of others have landed");
             let here = |it: &Piece| Piece { remote: it.local, ..*it };
-            let pieces = source.pieces.iter().flat_map(|it| &it.1).map(here);
+            let pieces = source.pieces().iter().map(here);
             let copied =
                 shared.provider.copy_landed(landing, &pieces.collect::<Vec<_>>(), &mut room);
             copied.expect("a landing stays while pulls write to it");
@@ -105,9 +105,9 @@ fn own<'a>(
     let Peer::Trainer(TrainerId(me)) = shared.me else { return Some(Vec::new()) };
     let (nano, direction) = planned.nano_of(at.phase);
     let sources = &nano.lists.inputs(bundle, direction).sources;
-    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(|it| &it.pieces);
-    let of = |(tensor, pieces): &'a (_, Vec<Piece>)| {
-        Some((tensor_of(shared.rows.get(&at)?, *tensor).clone(), &pieces[..]))
+    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(|it| it.tensors());
+    let of = |(tensor, pieces): (_, &'a [Piece])| {
+        Some((tensor_of(shared.rows.get(&at)?, tensor).clone(), pieces))
     };
     pieces.map(of).collect()
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
-use cadre_protocol::{Peer, conductor, server, trainer};
+use cadre_protocol::{Nanos, Peer, conductor, server, trainer};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 
@@ -21,12 +21,16 @@ use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
 use super::{FAREWELL, Io, Notice, Request};
+use crate::launch::Done;
 
 /// Reasons for turning somebody away that are remembered, so that each is told once.
 const TOLD: usize = 256;
 
 /// When this process leaves: a peer that cannot be reached so often in a row has left, too.
 const GONE_AFTER_BREAKS: u32 = 2;
+
+/// A trainer that was asked to end leaves without the conductor when that one has refused its links for so long.
+const ALONE_AFTER: Nanos = Nanos::from_millis(1_000);
 
 impl<P: Exchange> Io<P> {
     /// What another thread wants.
@@ -62,15 +66,7 @@ impl<P: Exchange> Io<P> {
                 }
                 shared.tracer.flush();
             }
-            Request::Ran(done) => {
-                if let Some(it) = self.trainer.as_mut() {
-                    it.standing.moved();
-                }
-                self.load.ran(&done);
-                if let Some(it) = self.server.as_mut() {
-                    it.ran(shared, done);
-                }
-            }
+            Request::Ran(done) => self.ran(vec![done]),
             Request::Dropped(work) => {
                 self.load.queue = self.load.queue.saturating_sub(1);
                 if let Some(it) = self.server.as_mut() {
@@ -85,6 +81,17 @@ impl<P: Exchange> Io<P> {
             Request::Terminate => self.terminate(),
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
+        }
+    }
+
+    /// Works ran.
+    pub(super) fn ran(&mut self, done: Vec<Done>) {
+        if let Some(it) = self.trainer.as_mut().filter(|_| !done.is_empty()) {
+            it.standing.moved();
+        }
+        done.iter().for_each(|it| self.load.ran(it));
+        if let Some(it) = self.server.as_mut() {
+            it.ran(&mut self.shared, done);
         }
     }
 
@@ -194,7 +201,11 @@ impl<P: Exchange> Io<P> {
                     tracing::debug!("the link with {peer} is still broken: {error}");
                 }
                 let (shared, peer) = (&mut self.shared, peer_of(peer));
-                shared.cut(peer);
+                let breaks = shared.cut(peer);
+                if peer == Peer::CONDUCTOR && breaks >= GONE_AFTER_BREAKS {
+                    self.end_alone();
+                }
+                let shared = &mut self.shared;
                 if let Some(it) = &mut self.trainer {
                     it.handle(shared, trainer::Event::Closed(peer));
                 }
@@ -238,10 +249,20 @@ impl<P: Exchange> Io<P> {
             (Peer::Server(_), _) if over => self.end(Ending::Completed),
             (Peer::Server(_), _) => self.say(proto::Leaving {}),
             (Peer::Trainer(_), Some(conductor)) => conductor.stop(&mut self.shared, true),
-            (Peer::Trainer(_), None) if self.ended.is_none() => {
+            (Peer::Trainer(_), None) if self.ended.is_none() && self.asked_to_end.is_none() => {
+                self.asked_to_end = Some(self.shared.now());
                 self.shared.tell_conductor(Said::Leaving);
             }
             (Peer::Trainer(_), None) => {}
+        }
+    }
+
+    /// The conductor cannot be reached: a trainer that was asked to end does not wait until that one is silent for long.
+    fn end_alone(&mut self) {
+        let now = self.shared.now();
+        if self.asked_to_end.is_some_and(|since| now.since(since) >= ALONE_AFTER) {
+            let reason = "this trainer was asked to end, and the conductor in trainer 0 cannot be reached; restart the job from its checkpoint";
+            self.end(Ending::Failed { reason: reason.into(), bad_input: false });
         }
     }
 

@@ -67,6 +67,10 @@ use crate::launch::{Done, PhaseRows, Work};
 /// Longest sleep of the thread; everything has a deadline anyhow.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
+/// Requests, and outputs of machines, that are handed on before links and deadlines have their turn. A step of many documents brings
+/// hundreds of thousands: meanwhile this process is to be heard.
+const TURN: usize = 512;
+
 /// Longest that a process which leaves waits until its last words were heard.
 const FAREWELL: Nanos = Nanos::from_millis(2_000);
 
@@ -179,6 +183,16 @@ pub struct Io<P> {
     told_end: BTreeSet<Peer>,
     /// The process leaves, at the latest then.
     leaving: Option<Nanos>,
+    /// This trainer was asked to end, since when.
+    asked_to_end: Option<Nanos>,
+}
+
+/// How much of what machines gave is handed on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Settled {
+    All,
+    /// As much as a turn takes.
+    Some,
 }
 
 /// What comes after a turn of the thread.
@@ -262,6 +276,7 @@ impl<P: Exchange> Io<P> {
             ended: None,
             told_end: BTreeSet::new(),
             leaving: None,
+            asked_to_end: None,
         }
     }
 
@@ -281,26 +296,48 @@ impl<P: Exchange> Io<P> {
         if self.may_leave() {
             return Turn::Leave;
         }
-        while let Ok(request) = self.requests.try_recv() {
-            self.request(request);
-        }
+        let asked = self.take_requests();
         while let Ok(message) = self.control.receiver.try_recv() {
             self.controller(message);
         }
         self.settle();
         self.tick();
-        self.settle();
+        let settled = self.settle();
         self.report();
         self.drain();
         self.outlets.flush();
-        Turn::Sleep(self.sleep())
+        let is_done = asked < TURN && settled == Settled::All;
+        Turn::Sleep(if is_done { self.sleep() } else { Duration::ZERO })
+    }
+
+    /// Does what other threads want, as far as a turn goes; says how much that was. Works that ran are taken in together.
+    fn take_requests(&mut self) -> usize {
+        let mut ran = Vec::new();
+        let mut count = 0;
+        while count < TURN
+            && let Ok(request) = self.requests.try_recv()
+        {
+            count += 1;
+            match request {
+                Request::Ran(done) => ran.push(done),
+                request => {
+                    self.ran(std::mem::take(&mut ran));
+                    self.request(request);
+                }
+            }
+        }
+        self.ran(ran);
+        count
     }
 
     /// Waits for news from peers, at most for `timeout` or until a handle is used, and takes them in. `events` is empty before
     /// and after, and kept by the caller for its memory alone.
     pub fn receive(&mut self, timeout: Duration, events: &mut Vec<cadre_exchange::Event>) {
         self.shared.provider.poll(timeout, events);
-        for event in events.drain(..) {
+        for (index, event) in events.drain(..).enumerate() {
+            if index % TURN == TURN - 1 {
+                self.tick();
+            }
             self.event(event);
         }
     }

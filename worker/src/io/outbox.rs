@@ -13,15 +13,17 @@ use cadre_step::envelope::{Ending, Said};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::tasks::Planned;
-use super::{Io, Notice};
+use super::{Io, Notice, Settled, TURN};
 use crate::launch::Work;
 
 impl<P: Exchange> Io<P> {
-    /// Hands on what one side gives to another until nothing is left.
-    pub(super) fn settle(&mut self) {
-        while let Some(output) = self.shared.outputs.take() {
+    /// Hands on what one side gives to another, as far as a turn goes.
+    pub(super) fn settle(&mut self) -> Settled {
+        for _ in 0..TURN {
+            let Some(output) = self.shared.outputs.take() else { return Settled::All };
             self.hand_on(output);
         }
+        Settled::Some
     }
 
     /// Hands an output to whom it is for. Machines that are gone get nothing, and what they gave is nobody's.

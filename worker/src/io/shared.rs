@@ -319,8 +319,9 @@ impl<P: Exchange> Shared<P> {
     }
 }
 
-/// Most works that one message names: it fits a message of the exchange, whatever their numbers.
-const MAX_NAMED_WORKS: usize = 1 << 14;
+/// Most works that one message names: it fits a message of the exchange, whatever their numbers, and does not keep who hears it from
+/// others for long.
+const MAX_NAMED_WORKS: usize = 1 << 11;
 
 /// A message as several that say the same where it names more works than fit one. Works come before what they ride on, so that
 /// acknowledgements are no later than in one piece.

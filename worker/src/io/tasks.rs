@@ -130,11 +130,26 @@ impl Tasks {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
-    /// A work ran: its results are for its readers now.
-    pub fn ran(&mut self, shared: &mut Shared<impl Exchange>, done: Done) {
+    /// Works ran: their results are for their readers now. Those of one phase are told together.
+    pub fn ran(&mut self, shared: &mut Shared<impl Exchange>, done: Vec<Done>) {
+        let mut done = done.into_iter().peekable();
+        while let Some(first) = done.next() {
+            let at = at_of(&first.work);
+            let mut works = vec![self.keep(shared, first)];
+            while let Some(next) = done.next_if(|it| at_of(&it.work) == at) {
+                works.push(self.keep(shared, next));
+            }
+            self.handle(shared, Event::Ran { at, works: works.clone() });
+            if self.machine.watermark() >= Some(at) {
+                works.into_iter().for_each(|it| free_result(shared, at, it));
+            }
+        }
+    }
+
+    /// Keeps the results of a work for its readers.
+    fn keep(&mut self, shared: &mut Shared<impl Exchange>, done: Done) -> WorkId {
         let Done { work, results, busy } = done;
-        let (at, id) =
-            (At { step: work.planned.header.step, phase: work.phase }, WorkId(work.work));
+        let (at, id) = (at_of(&work), WorkId(work.work));
         self.over(&work.planned, at, id);
         // Before its room is given to others.
         drop(work);
@@ -146,15 +161,12 @@ impl Tasks {
         }
         shared.results.insert((at, id), Arc::new(results));
         tracing::trace!("ran {at:?} {id:?}");
-        self.handle(shared, Event::Ran { at, works: vec![id] });
-        if self.machine.watermark() >= Some(at) {
-            free_result(shared, at, id);
-        }
+        id
     }
 
     /// A work was dropped because nobody wants it any more.
     pub fn dropped(&mut self, shared: &mut Shared<impl Exchange>, work: Work) {
-        let at = At { step: work.planned.header.step, phase: work.phase };
+        let at = at_of(&work);
         let works = vec![WorkId(work.work)];
         self.over(&work.planned, at, works[0]);
         drop(work);
@@ -240,7 +252,7 @@ impl Tasks {
         let held = self.held.entry((at, bundle)).or_default();
         held.parcels += 1;
         let mine = Peer::Trainer(from) == shared.me;
-        let all = source.pieces.iter().flat_map(|it| &it.1).map(|it| it.bytes).sum::<u64>();
+        let all = source.bytes;
         self.pulls.insert(pull, Brings { at, bundle, bytes: if mine { 0 } else { all } });
         if mine {
             let here = shared.rows.contains_key(&at);
@@ -262,9 +274,8 @@ impl Tasks {
         };
         held.landing = Some(landing);
         let parts = source
-            .pieces
-            .iter()
-            .map(|(tensor, pieces)| (rows_key(at, *tensor), pieces.clone(), landing));
+            .tensors()
+            .map(|(tensor, pieces)| (rows_key(at, tensor), pieces.to_vec(), landing));
         shared.pull((Side::Server, pull), Peer::Trainer(from), parts.collect(), deadline);
     }
 
@@ -374,6 +385,10 @@ impl Tasks {
         let done = ServerStep { step, tasks, busy_seconds, bytes_pulled };
         shared.tell_conductor(Said::ServerStep(done));
     }
+}
+
+fn at_of(work: &Work) -> At {
+    At { step: work.planned.header.step, phase: work.phase }
 }
 
 /// The tensors of a work's results, by name.

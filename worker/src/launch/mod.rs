@@ -14,6 +14,7 @@ mod promise;
 mod resident;
 mod view;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,22 +118,23 @@ impl Work {
 }
 
 /// Takes from the front of `queue` what fits one launch: at least one work, all of one phase.
-pub fn fuse(queue: &mut Vec<Work>, engine: &Engine) -> Vec<Work> {
-    let mut cost = 0;
-    let most = queue.first().map_or(0, |it| it.launch_cost(engine));
-    let first = queue.first().map(|it| (it.planned.header.step, it.phase));
-    let fits = |work: &Work| {
+pub fn fuse<K: Ord>(queue: &mut BTreeMap<K, Work>, engine: &Engine) -> Vec<Work> {
+    let mut works: Vec<Work> = Vec::new();
+    let (mut cost, mut most) = (0, 0);
+    while let Some(entry) = queue.first_entry() {
+        let work = entry.get();
         cost += work.cost();
-        Some((work.planned.header.step, work.phase)) == first && cost <= most
-    };
-    let count = queue
-        .iter()
-        .map_while({
-            let mut fits = fits;
-            move |it| fits(it).then_some(())
-        })
-        .count();
-    queue.drain(..count.max(1).min(queue.len())).collect()
+        if let Some(first) = works.first() {
+            let step = |it: &Work| (it.planned.header.step, it.phase);
+            if step(work) != step(first) || cost > most {
+                break;
+            }
+        } else {
+            most = work.launch_cost(engine);
+        }
+        works.push(entry.remove());
+    }
+    works
 }
 
 /// Runs works of one phase together, whose rows the host holds.

@@ -155,8 +155,8 @@ impl Case {
         for bundle in (0..nano.plan.bundles().len() as u32).map(BundleId) {
             let inputs = nano.lists.inputs(bundle, direction);
             let mut room = rooms.take(inputs.bytes as u64).expect("memory");
-            for (tensor, pieces) in inputs.sources.iter().flat_map(|it| &it.pieces) {
-                let (_, memory) = tensors(rows).find(|it| it.0 == *tensor).expect("a tensor");
+            for (tensor, pieces) in inputs.sources.iter().flat_map(|it| it.tensors()) {
+                let (_, memory) = tensors(rows).find(|it| it.0 == tensor).expect("a tensor");
                 let piece = |it: &cadre_exchange::Piece| cadre_kernels::device::CopyPiece {
                     from: it.remote,
                     to: it.local,

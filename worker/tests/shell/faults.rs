@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     Stand(u16, Option<u64>),
     /// The controller is asked to end the job.
     Stop,
+    /// A trainer is asked to end.
+    Terminate(u16),
 }
 
 /// How a scenario is broken.
@@ -93,7 +95,8 @@ impl Faults {
                 | Fault::Drain(_)
                 | Fault::Lend(_)
                 | Fault::Stand(..)
-                | Fault::Stop => 0,
+                | Fault::Stop
+                | Fault::Terminate(_) => 0,
             };
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, fault));

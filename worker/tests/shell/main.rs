@@ -11,6 +11,7 @@
 //! should, within bounded time; in calm weather nobody is lost; no thread spins; pulls keep the rules of the exchange; trainers hold
 //! nothing after the last step, and servers nothing where no fault was.
 
+mod alone;
 mod controller;
 mod faults;
 mod job;

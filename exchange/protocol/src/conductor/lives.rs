@@ -73,6 +73,11 @@ impl Conductor {
         self.lost.get(&server.index).is_some_and(|it| *it >= server.incarnation)
     }
 
+    /// Whether a server is not lost, and some view or live step names it.
+    pub fn watches(&self, server: ServerId) -> bool {
+        self.servers.contains_key(&server)
+    }
+
     pub(super) fn is_replaced(&self, server: ServerId) -> bool {
         self.servers.keys().any(|it| it.index == server.index && *it > server)
     }

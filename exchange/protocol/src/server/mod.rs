@@ -33,6 +33,10 @@ use crate::{
     Step, TrainerId,
 };
 
+/// Maximum pulls that one event begins, and maximum bundles of planned phases that it makes active. A phase may have hundreds of
+/// thousands; between slices of them this process is heard, and hears others.
+const SLICE: usize = 256;
+
 /// The machine.
 #[derive(Debug)]
 pub struct Server {
@@ -47,7 +51,10 @@ pub struct Server {
     /// Works that are ready and did not run.
     ready: usize,
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
+    /// Pulls that failed wait for their time, and those that are more than a slice for the next event.
     retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
+    /// Pulls that this event may still begin.
+    slice: usize,
     /// Trainers whose rows could not be pulled when it was last tried, since when.
     unreached: BTreeMap<TrainerId, Nanos>,
     next_pull: u64,
@@ -86,6 +93,7 @@ impl Server {
             ready: 0,
             pulls: BTreeMap::new(),
             retries: BTreeSet::new(),
+            slice: SLICE,
             unreached: BTreeMap::new(),
             next_pull: 0,
             rung: BTreeSet::new(),
@@ -123,6 +131,7 @@ impl Server {
             self.unreached.clear();
         }
         self.last = now;
+        self.slice = SLICE;
         match event {
             Event::Begin(step) => self.begin(now, step, out),
             Event::Message { from, message } => self.message(now, from, message, out),
@@ -148,7 +157,8 @@ impl Server {
         let silent = self.heard.after(self.settings.conductor_after);
         let alone = matches!(self.host, Host::Dedicated(_)).then(|| self.beat_at.min(silent));
         let retry = self.retries.first().map(|it| it.0);
-        self.announce.values().copied().chain(alone).chain(retry).min()
+        let admitting = self.rooms.is_admitting().then_some(self.last);
+        self.announce.values().copied().chain(alone).chain(retry).chain(admitting).min()
     }
 
     fn end(&mut self, end: End, out: &mut Vec<Command>) {
@@ -339,6 +349,7 @@ impl Server {
     fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
         while let Some(&(due, at, bundle, parcel)) = self.retries.first()
             && due <= now
+            && self.slice > 0
         {
             self.retries.pop_first();
             self.pull_parcel(now, (at, bundle), parcel, out);
@@ -374,3 +385,7 @@ impl Server {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::wildcard_enum_match_arm, reason = "tests pick one out of many")]
+mod tests;

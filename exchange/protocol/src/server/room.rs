@@ -1,10 +1,10 @@
 //! Room for bundles in a server's memory: two planned phases, and a reserve for bundles of lost servers.
 //!
 //! Flow: bundles of the server's own slot wait by phase; the two earliest phases have room. Every other
-//! bundle waits for the reserve, which takes a bundle once all its rows are readable, the earliest
-//! first. Where memory is too small for all that two live steps would hold, a phase gets planned room
-//! only if it leaves the largest reserve of all steps up to its own; until it does, its bundles go
-//! through the reserve, like moved ones. The same holds while a step older than theirs may still begin.
+//! bundle waits for the reserve, which takes bundles once all their rows are readable, the earliest
+//! first, and small ones beside each other. Where memory is too small for all that two live steps
+//! would hold, a phase gets planned room only if it leaves the largest reserve of all steps up to its
+//! own; until it does, its bundles go through the reserve, like moved ones. The same holds while a step older than theirs may still begin.
 //!
 //! Guarantees: a step whose two phases and reserve fit the memory, or that plans nothing here, runs, whatever the
 //! steps beside it need and in whatever order they begin. Take the earliest phase that is not passed, of step S.
@@ -16,13 +16,16 @@
 //!
 //! Assumptions: `pass` says when a phase is passed, `over` when a step holds nothing more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Command, Server};
+use super::{Command, SLICE, Server};
 use crate::{At, Bundle, End, Filler, Nanos, Step};
 
 /// How many phases have planned room at a time.
 const AREAS: usize = 2;
+/// The reserve takes bundles beside each other up to the memory divided by this, also where the largest one is smaller: small ones
+/// one after the other would cost a round of messages each.
+const BESIDE: u64 = 8;
 
 /// What waits for room, and what has it.
 #[derive(Debug)]
@@ -34,13 +37,22 @@ pub(super) struct Rooms {
     over: Option<u64>,
     passed: Option<At>,
     /// Bundles of own slots and their bytes, by phase, waiting.
-    planned: BTreeMap<At, BTreeMap<Bundle, u64>>,
+    planned: BTreeMap<At, Waiting>,
+    /// Bundles of phases that have planned room, which are not active yet: a slice of them becomes so at a time.
+    admitted: VecDeque<(At, Bundle, u64)>,
     /// Phases that have planned room, with the bundles that still hold some.
     areas: BTreeMap<At, usize>,
     areas_used: u64,
     /// Other bundles, waiting.
     pub(super) moved: BTreeSet<(At, Bundle)>,
     reserve_used: u64,
+}
+
+/// Bundles of a phase, ascending, with their bytes, and all of these together.
+#[derive(Debug, Default)]
+struct Waiting {
+    bundles: VecDeque<(Bundle, u64)>,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +76,7 @@ impl Rooms {
             over: None,
             passed: None,
             planned: BTreeMap::new(),
+            admitted: VecDeque::new(),
             areas: BTreeMap::new(),
             areas_used: 0,
             moved: BTreeSet::new(),
@@ -74,7 +87,7 @@ impl Rooms {
     pub(super) fn budget(&self) -> u64 {
         let phase = self.sizes.values().map(|it| it.phase).max().unwrap_or(0);
         let reserve = self.sizes.values().map(|it| it.reserve).max().unwrap_or(0);
-        (AREAS as u64 * phase + reserve).min(self.memory)
+        (AREAS as u64 * phase + reserve.max(self.memory / BESIDE)).min(self.memory)
     }
 
     pub(super) fn begin(&mut self, step: &Step, fills: impl Fn(Filler) -> bool) -> Result<(), End> {
@@ -113,7 +126,9 @@ impl Rooms {
             return Err(End::Memory { step: at.step, needed: bytes, memory: self.memory });
         }
         if planned {
-            self.planned.entry(at).or_default().insert(bundle, bytes);
+            let waiting = self.planned.entry(at).or_default();
+            waiting.bundles.push_back((bundle, bytes));
+            waiting.bytes += bytes;
         } else {
             self.moved.insert((at, bundle));
         }
@@ -128,21 +143,27 @@ impl Rooms {
         may_run.all(|it| self.sizes.contains_key(&it))
     }
 
-    /// The earliest phase that waits for planned room and gets it now.
-    fn next_planned(&mut self) -> Option<(At, BTreeMap<Bundle, u64>)> {
-        let (&at, bundles) = self.planned.first_key_value()?;
+    /// Gives the earliest phase that waits for planned room such, if it may have it now.
+    fn admit_phase(&mut self) -> Option<()> {
+        let (&at, waiting) = self.planned.first_key_value()?;
         if self.areas.len() >= AREAS || !self.older_begun(at.step) {
             return None;
         }
-        let used = self.areas_used + bundles.values().sum::<u64>();
+        let used = self.areas_used + waiting.bytes;
         let reserve = self.sizes.range(..=at.step).map(|it| it.1.reserve).max().unwrap_or(0);
         if used + reserve.max(self.reserve_used) > self.memory {
             return None;
         }
-        let (at, bundles) = self.planned.pop_first()?;
+        let (at, Waiting { bundles, .. }) = self.planned.pop_first()?;
         self.areas.insert(at, bundles.len());
         self.areas_used = used;
-        Some((at, bundles))
+        self.admitted.extend(bundles.into_iter().map(|(bundle, bytes)| (at, bundle, bytes)));
+        Some(())
+    }
+
+    /// Whether bundles that have room are not active yet.
+    pub(super) fn is_admitting(&self) -> bool {
+        !self.admitted.is_empty()
     }
 
     /// The earliest bundle up to a phase that may go through the reserve and is `complete`: a moved one, or
@@ -151,7 +172,7 @@ impl Rooms {
         let moved = self.moved.range(..=(last, Bundle(u32::MAX))).copied().find(&complete);
         let refused = self.planned.first_key_value().filter(|_| self.areas.len() < AREAS);
         let mut refused =
-            refused.into_iter().flat_map(|(&at, it)| it.keys().map(move |it| (at, *it)));
+            refused.into_iter().flat_map(|(&at, it)| it.bundles.iter().map(move |it| (at, it.0)));
         moved.into_iter().chain(refused.find(&complete)).min()
     }
 
@@ -168,12 +189,20 @@ impl Rooms {
 
     /// Takes room in the reserve for a waiting bundle, or says that there is none yet.
     fn reserve(&mut self, at: At, bundle: Bundle, bytes: u64) -> Option<()> {
-        self.lend(at, bytes)?;
+        let used = self.reserve_used + bytes;
+        let most = self.sizes[&at.step].reserve.max(self.memory / BESIDE);
+        if used > most || self.areas_used + used > self.memory {
+            return None;
+        }
+        self.reserve_used = used;
         if !self.moved.remove(&(at, bundle))
-            && let Some(planned) = self.planned.get_mut(&at)
+            && let Some(waiting) = self.planned.get_mut(&at)
         {
-            planned.remove(&bundle);
-            if planned.is_empty() {
+            if let Ok(index) = waiting.bundles.binary_search_by_key(&bundle, |it| it.0) {
+                waiting.bundles.remove(index);
+                waiting.bytes -= bytes;
+            }
+            if waiting.bundles.is_empty() {
                 self.planned.remove(&at);
             }
         }
@@ -198,6 +227,10 @@ impl Rooms {
     pub(super) fn pass(&mut self, at: At) {
         self.passed = self.passed.max(Some(at));
         self.planned.retain(|it, _| *it > at);
+        // Phases get room in their order.
+        while let Some((phase, _, bytes)) = self.admitted.pop_front_if(|it| it.0 <= at) {
+            self.free(phase, Room::Planned, bytes);
+        }
         self.moved.retain(|it| it.0 > at);
     }
 
@@ -211,10 +244,10 @@ impl Rooms {
 impl Server {
     /// Gives room to what may have it.
     pub(super) fn admit(&mut self, now: Nanos, out: &mut Vec<Command>) {
-        while let Some((at, bundles)) = self.rooms.next_planned() {
-            for bundle in bundles.into_keys() {
-                self.activate(now, (at, bundle), Room::Planned, out);
-            }
+        while self.rooms.admit_phase().is_some() {}
+        for _ in 0..SLICE {
+            let Some((at, bundle, _)) = self.rooms.admitted.pop_front() else { break };
+            self.activate(now, (at, bundle), Room::Planned, out);
         }
         while let Some((at, bundle)) = self.next_reserved() {
             let bytes = self.steps[&at.step].step.shape(at.phase).bundle_bytes(bundle);

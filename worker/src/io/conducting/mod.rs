@@ -204,7 +204,29 @@ impl Conducting {
         if let Some(fillers) = fillers {
             self.handle(shared, Event::View(fillers));
         }
+        self.forget_servers(shared);
         self.proceed(shared);
+    }
+
+    /// Whether a peer is told anything: not a server that is lost, nor one that no view and no live step names any more.
+    fn hears(&self, peer: Peer) -> bool {
+        match peer {
+            Peer::Trainer(_) => true,
+            Peer::Server(id) => self.machine.watches(id),
+        }
+    }
+
+    /// Servers that have left are owed nothing.
+    fn forget_servers(&mut self, shared: &mut Shared<impl Exchange>) {
+        for peer in shared.telling.owed_to() {
+            if !self.hears(peer) {
+                shared.forget(peer);
+                let words = self.published.values_mut().filter_map(|it| it.word.as_mut());
+                words.for_each(|(_, told)| {
+                    told.remove(&peer);
+                });
+            }
+        }
     }
 
     /// A round may name a server that no header did; its address has to be there first.
@@ -351,6 +373,7 @@ impl Conducting {
                 self.whole = step + 1;
                 self.pool_lost.remove(&step);
                 self.stop_lost(shared);
+                self.forget_servers(shared);
                 self.proceed(shared);
             }
             Command::End(end) => shared.outputs.put(Output::JobEnd(end)),

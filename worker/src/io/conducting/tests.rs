@@ -10,7 +10,7 @@ use cadre_control::AttentionPlace;
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_planner::{Costs, DocumentId, Heads, Stretch};
-use cadre_protocol::{At, TrainerId};
+use cadre_protocol::{At, ServerId, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
@@ -110,6 +110,34 @@ impl Job {
         let number = ViewNumber { term: 1, counter };
         let view = View { number, slots: ranks.iter().map(offer).collect() };
         self.conducting.view(&mut self.shared, view);
+    }
+
+    /// The controller offers dedicated servers, by slot.
+    fn serve(&mut self, counter: u64, servers: &[Option<ServerId>]) {
+        let member = |id: ServerId| Member::Server {
+            index: id.index,
+            incarnation: id.incarnation,
+            address: "127.0.0.1:1".into(),
+        };
+        let offer = |it: &Option<ServerId>| Offer {
+            weight: 100,
+            home: None,
+            memory: Some(1 << 30),
+            member: it.map(member),
+            numerics: None,
+        };
+        let number = ViewNumber { term: 1, counter };
+        let view = View { number, slots: servers.iter().map(offer).collect() };
+        self.conducting.view(&mut self.shared, view);
+    }
+
+    /// Servers that have not heard all that they were told.
+    fn owed(&self) -> Vec<ServerId> {
+        let server = |it| match it {
+            Peer::Server(id) => Some(id),
+            Peer::Trainer(_) => None,
+        };
+        self.shared.telling.owed_to().into_iter().filter_map(server).collect()
     }
 
     /// Both trainers tell what they hold of a step; whether its header is planned then.
@@ -219,6 +247,27 @@ fn a_header_is_made_of_what_members_tell_and_planned_beside() {
     // Of a step that is out, lengths are known.
     job.tell(1, lengths(0, 1));
     assert!(job.conducting.lengths.is_empty());
+}
+
+#[test]
+fn servers_that_are_lost_or_have_left_are_told_nothing_more() {
+    let id = |index, incarnation| ServerId { index, incarnation };
+    let mut job = Job::assembled();
+    job.serve(2, &[Some(id(0, 0)), Some(id(1, 0))]);
+    assert!(job.announce(0));
+    assert_eq!(job.owed(), [id(0, 0), id(1, 0)]);
+    // Another one comes in the place of the first while the next header is planned, which was to go to both.
+    (0..2).for_each(|it| job.tell(it, lengths(1, it)));
+    job.make();
+    job.take();
+    job.serve(3, &[Some(id(0, 1)), Some(id(1, 0))]);
+    assert!(job.plan());
+    assert_eq!(job.owed(), [id(1, 0)], "a server that is lost never hears a word");
+    // The other one leaves: it is owed its words as long as a step that is out names it.
+    job.serve(4, &[Some(id(0, 1)), None]);
+    assert_eq!(job.owed(), [id(1, 0)]);
+    (0..2).for_each(|it| job.whole(it));
+    assert_eq!(job.owed(), []);
 }
 
 #[test]

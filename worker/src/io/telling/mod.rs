@@ -138,6 +138,11 @@ impl Telling {
         self.owed.is_empty()
     }
 
+    /// Who has not heard everything.
+    pub fn owed_to(&self) -> Vec<Peer> {
+        self.owed.peers().collect()
+    }
+
     /// Whether a pull of the exchange brings a word.
     pub fn is_mine(&self, pull: PullId) -> bool {
         self.fetches.values().any(|it| it.is(pull))

@@ -11,6 +11,9 @@ use crate::faults::Fault;
 use crate::net::Life;
 use crate::process::Process;
 
+/// So long a trainer may take to end whose conductor has died.
+const ALONE: u64 = 3 * SECOND;
+
 impl World {
     /// A trainer was told how the job ends.
     pub(super) fn left(&mut self, life: Life, ending: Ending) -> Checked {
@@ -39,6 +42,15 @@ impl World {
                 return Err(format!("{id} ended the job: {reason}"));
             }
         }
+        // Whoever is asked to end does not wait for a conductor that is not there.
+        let asked = |it: &&(u64, Fault)| matches!(it.1, Fault::Terminate(rank) if rank == id.index);
+        let asked = self.faults.list.iter().find(asked).map(|it| it.0);
+        if let Some(asked) = asked.filter(|_| self.killed.contains(&self.trainers[0]))
+            && self.now() > asked + ALONE
+        {
+            let late = (self.now() - asked) / 1_000_000;
+            return Err(format!("{id} ends {late} ms after it was asked to"));
+        }
         let failed = matches!(ending, Ending::Failed { .. });
         if let Some(main) = self.processes.get_mut(&life).and_then(Process::main) {
             self.steps_done.insert(main.step);
@@ -64,6 +76,7 @@ impl World {
             | Fault::Lend(_)
             | Fault::Stand(..)
             | Fault::Stop
+            | Fault::Terminate(_)
             | Fault::Away(_) => false,
         };
         self.faults.list.iter().any(|it| apart(&it.1))

@@ -61,12 +61,8 @@ impl World {
             Fault::Replace(indices) => self.replace(&indices),
             Fault::Add => self.add(),
             Fault::Crawl(byte) => self.net.borrow_mut().byte = byte,
-            Fault::Drain(index) => {
-                if let Some(life) = self.newest((Role::Server, index)) {
-                    self.processes[&life].terminate();
-                    self.net.borrow_mut().wake(life);
-                }
-            }
+            Fault::Drain(index) => self.terminate((Role::Server, index)),
+            Fault::Terminate(rank) => self.terminate((Role::Trainer, rank)),
             Fault::Lend(index) => self.lend(index),
             Fault::Stop => self.stop(),
             Fault::Away(span) => self.controller.away_until = self.now() + span,
@@ -90,6 +86,14 @@ impl World {
                     self.net.borrow_mut().at(when, Happening::Moves(newest.expect("just seen")));
                 }
             }
+        }
+    }
+
+    /// A process is asked to end.
+    fn terminate(&mut self, who: Who) {
+        if let Some(life) = self.newest(who) {
+            self.processes[&life].terminate();
+            self.net.borrow_mut().wake(life);
         }
     }
 

@@ -1,0 +1,82 @@
+//! A phase of many small bundles.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::{
+    BundleShape, Filler, ParcelShape, Round, ServerId, Shape, Slot, WorkShape,
+};
+
+const SERVERS: [ServerId; 2] = [0, 1].map(|index| ServerId { index, incarnation: 0 });
+const AT: At = At::new(0, 0);
+/// Of a bundle: its rows and its result.
+const BYTES: u64 = 2 * 8;
+
+/// Server 1 of a step of one phase and one trainer, with so many bundles in slot `slot`.
+fn server(bundles: u32, slot: u16, memory: u64) -> Server {
+    let parcel =
+        |it| ParcelShape { bundle: Bundle(it), from: TrainerId(0), bytes: BYTES / 2 };
+    let work = |it| WorkShape {
+        bundle: Bundle(it),
+        needs: vec![Parcel(it)],
+        results: vec![(TrainerId(0), BYTES / 2)],
+    };
+    let all = vec![BundleShape { slot: Slot(slot) }; bundles as usize];
+    let parcels = (0..bundles).map(parcel).collect();
+    let shape = Shape::new(all, (0..bundles).map(work).collect(), parcels).unwrap();
+    let first = table(0, SERVERS.map(|it| Some(Filler::Server(it))), bundles, slot);
+    let step = Step::new(1, 7, vec![Arc::new(shape)], vec![0], first).unwrap();
+    let host = Host::Dedicated(SERVERS[1]);
+    let mut server = Server::new(host, memory, Settings::default(), Nanos(0));
+    handle(&mut server, Event::Begin(Arc::new(step)));
+    server
+}
+
+fn table(round: u32, fillers: [Option<Filler>; 2], bundles: u32, slot: u16) -> RoundTable {
+    let assignments = vec![vec![Some(Slot(slot)); bundles as usize]];
+    RoundTable { step: 0, round: Round(round), fillers: fillers.to_vec(), assignments }
+}
+
+/// The pulls that an event begins.
+fn handle(server: &mut Server, event: Event) -> Vec<Parcel> {
+    let mut commands = Vec::new();
+    server.handle(Nanos(0), event, &mut commands);
+    let pulled = |it| match it {
+        Command::Pull { parcel, .. } => Some(parcel),
+        _ => None,
+    };
+    commands.into_iter().filter_map(pulled).collect()
+}
+
+fn ring(server: &mut Server) -> Vec<Parcel> {
+    let message =
+        Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    handle(server, Event::Message { from: Peer::Trainer(TrainerId(0)), message })
+}
+
+#[test]
+fn an_event_begins_a_slice_of_the_pulls_and_the_next_ones_the_others() {
+    let bundles = 3 * SLICE as u32 - 1;
+    let mut server = server(bundles, 1, u64::MAX);
+    let mut all = BTreeSet::new();
+    let mut begun = ring(&mut server);
+    for left in [2, 1, 0] {
+        assert!(begun.len() <= SLICE);
+        all.extend(begun);
+        assert_eq!(server.next_deadline() == Some(Nanos(0)), left > 0, "{left} slices are left");
+        begun = handle(&mut server, Event::Tick);
+    }
+    assert_eq!((begun.len(), all.len()), (0, bundles as usize), "each is pulled once");
+}
+
+#[test]
+fn small_bundles_that_move_have_room_beside_each_other() {
+    let memory = 80 * BYTES;
+    let mut server = server(100, 0, memory);
+    let fillers = [None, Some(Filler::Server(SERVERS[1]))];
+    handle(&mut server, Event::Round(Arc::new(table(1, fillers, 100, 1))));
+    // One after the other, each would wait until the one before it is acknowledged.
+    assert_eq!(ring(&mut server).len(), 10, "an eighth of the memory");
+    assert!(server.budget() <= memory);
+}
