@@ -219,8 +219,9 @@ impl<'a> Task<'a> {
             let keys = start.max(tile * KEYS)..end.min((tile + 1) * KEYS);
             let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
             let source = |rows| Source { rows, offset, distance: kv * dim, dim };
-            source(self.k).copy(engine, keys.len(), self.scale.staged, k, KEYS as usize);
-            source(self.v).copy(engine, keys.len(), 1.0, v, KEYS as usize);
+            let held = (keys.len(), round_up(keys.len(), 4));
+            source(self.k).copy(engine, held, self.scale.staged, k, KEYS as usize);
+            source(self.v).copy(engine, held, 1.0, v, KEYS as usize);
             for block in &mut *blocks {
                 if (tile * KEYS).is_multiple_of(segment) && tile * KEYS > start {
                     block.close();

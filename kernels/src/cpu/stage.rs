@@ -5,6 +5,8 @@
 //! Rows a power of two apart share few cache sets, and bf16 has to be widened: so every tile is staged,
 //! once for many products.
 
+use std::ops::Range;
+
 use super::block::{PANEL, panelled};
 use super::engine::Engine;
 use crate::{Rows, wire};
@@ -19,19 +21,17 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Copies `count` rows times `factor` into panels of `rows` rows, zeros beyond.
+    /// Copies `count` rows times `factor` into panels of `rows` rows, and zeros behind them up to row `end`; the rest stays.
     pub(super) fn copy(
         &self,
         with: Engine,
-        count: usize,
+        (count, end): (usize, usize),
         factor: f32,
         to: &mut [f32],
         rows: usize,
     ) {
         self.place(with, count, factor, to, rows);
-        for panel in to[..panelled(rows, self.dim)].chunks_exact_mut(rows * PANEL) {
-            panel[count * PANEL..].fill(0.0);
-        }
+        clear_rows(&mut to[..panelled(rows, self.dim)], rows, count..end);
     }
 
     /// Copies `count` rows times `factor` to the first rows of panels of `rows` rows.
@@ -84,6 +84,13 @@ impl Source<'_> {
                 *x *= factor;
             }
         }
+    }
+}
+
+/// Writes zeros to some rows of panels of `rows` rows.
+pub(super) fn clear_rows(panels: &mut [f32], rows: usize, which: Range<usize>) {
+    for panel in panels.chunks_exact_mut(rows * PANEL) {
+        panel[which.start * PANEL..which.end * PANEL].fill(0.0);
     }
 }
 

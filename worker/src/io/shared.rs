@@ -195,29 +195,36 @@ impl<P: Exchange> Shared<P> {
         &mut self,
         (side, pull): (Side, PullId),
         from: Peer,
-        parts: Vec<(RegionKey, Vec<Piece>, LandingId)>,
+        mut parts: Vec<(RegionKey, Vec<Piece>, LandingId)>,
         deadline: Nanos,
     ) {
-        let parts: Vec<_> = parts.into_iter().filter(|it| !it.1.is_empty()).collect();
-        let Some((id, address)) = self.addresses.get(&from).cloned() else {
+        parts.retain(|it| !it.1.is_empty());
+        let Some((id, address)) = self.addresses.get(&from) else {
             return self.ended(side, pull, Err(PullFailure::PeerFailed));
         };
         if parts.is_empty() {
             return self.ended(side, pull, Ok(from.incarnation()));
         }
-        self.provider.connect(id, &address);
+        let id = *id;
+        self.provider.connect(id, address);
         let patience = Duration::from_nanos(deadline.since(self.now()).0);
         let group = self.next_group;
         self.next_group += 1;
-        // Rows that lie apart, such as every eighth of a document, are many pieces.
-        let parts = parts.iter().flat_map(|(key, pieces, landing)| {
-            pieces.chunks(MAX_PIECES).map(|it| (*key, it.to_vec(), *landing))
-        });
         let mut left = 0;
-        for (key, pieces, landing) in parts {
-            let wire = self.provider.pull(id, key, pieces, landing, patience);
-            self.pulls.insert(wire, group);
+        let mut begin = |shared: &mut Self, key, pieces, landing| {
+            let wire = shared.provider.pull(id, key, pieces, landing, patience);
+            shared.pulls.insert(wire, group);
             left += 1;
+        };
+        for (key, pieces, landing) in parts {
+            if pieces.len() <= MAX_PIECES {
+                begin(self, key, pieces, landing);
+                continue;
+            }
+            // Rows that lie apart, such as every eighth of a document, are many pieces.
+            for pieces in pieces.chunks(MAX_PIECES) {
+                begin(self, key, pieces.to_vec(), landing);
+            }
         }
         let (bytes, failure, incarnation) = (0, None, from.incarnation());
         let (waiting, start) = (left, self.clock.moment());

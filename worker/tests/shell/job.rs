@@ -70,7 +70,7 @@ impl Job {
         let kv = random.within(1, 2) as u16;
         let mut own = Random::new(hash(&[seed, 19]));
         let draws_turns = own.chance(50);
-        Self {
+        let job = Self {
             seed,
             trainers,
             servers,
@@ -90,7 +90,22 @@ impl Job {
             open_ended: Random::new(hash(&[seed, 17])).chance(50),
             reduces: Random::new(hash(&[seed, 29])).chance(70),
             announces_late: Random::new(hash(&[seed, 31])).chance(50),
-        }
+        };
+        job.short()
+    }
+
+    /// The same with fewer rows where they are cut to the smallest chunks, each a bundle of its own. One of ten stays as it is: it
+    /// has thousands of pulls at a time, and costs as much as fifty others.
+    fn short(self) -> Self {
+        let smallest = self.layers.kinds().iter().filter_map(|it| it.chunk).min();
+        let large = Random::new(hash(&[self.seed, 53])).chance(10);
+        let most = match smallest.map_or(u32::MAX, NonZeroU32::get) {
+            _ if large => u32::MAX,
+            0..4 => 16,
+            4..16 => 40,
+            _ => u32::MAX,
+        };
+        Self { tokens: self.tokens.min(most), ..self }
     }
 
     /// The same with long steps, a few servers and nobody else, for which it waits.

@@ -4,8 +4,9 @@
 //! session, every task the real kernels, every header the real planner. Only the wires, the controller and the clock are simulated.
 //! Rows are small, so that a scenario takes milliseconds.
 //!
-//! Every scenario is made from one number. Most of them are always the same, some are made of the commit (`testing/seeds.rs`).
-//! `CADRE_SEED` and `CADRE_RUNS` choose the first and how many; a failure prints the command that repeats it.
+//! Every scenario is made from one number. Half of the numbers are always the same, half are made of the commit (`testing/seeds.rs`).
+//! `CADRE_SEED` and `CADRE_RUNS` choose the first and how many; a failure prints the command that repeats it. As many as somebody has
+//! time for: `make soak PARTS=shell`.
 //!
 //! What is checked: O, dQ, dK and dV have the bits of attention on whole documents, added in the plan's order; the job ends as it
 //! should, within bounded time; in calm weather nobody is lost; no thread spins; pulls keep the rules of the exchange; trainers hold
@@ -23,6 +24,7 @@ mod provider;
 mod random;
 #[path = "../../../testing/seeds.rs"]
 mod seeds;
+mod soak;
 mod trainer;
 mod truth;
 #[path = "../../../testing/turns.rs"]
@@ -76,6 +78,8 @@ struct Totals {
     parts: u64,
     /// Runs in which two steps were out.
     both: u64,
+    /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
+    turns: u32,
 }
 
 /// Runs scenarios on two threads; which seeds there are does not depend on who is faster.
@@ -103,6 +107,7 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
                     sum.copied += it.copied;
                     sum.parts += it.parts;
                     sum.both += u64::from(it.both);
+                    sum.turns = sum.turns.max(it.turns);
                 }
                 Err(wrong) => {
                     println!("{weather:?}: seed {seed}: {wrong}");
@@ -120,26 +125,25 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
     });
     let (totals, wrong) = totals.into_inner().expect("scenarios catch their panics");
     println!("{weather:?}: first seed {first}: {totals:?}");
-    let name = format!("{weather:?}").to_lowercase();
     for seed in &wrong {
-        println!(
-            "CADRE_SEED={seed} CADRE_RUNS=1 cargo test --release -p cadre-worker --test shell -- --exact {name} --nocapture"
-        );
+        println!("{}", repeat(weather, *seed));
     }
     assert!(wrong.is_empty(), "{weather:?}: {} scenarios went wrong", wrong.len());
     totals
 }
 
-/// Half of `runs` with seeds that never change, and a tenth as many with seeds of the tree.
+/// The command that runs a scenario again.
+fn repeat(weather: Weather, seed: u64) -> String {
+    let name = format!("{weather:?}").to_lowercase();
+    let how = "cargo test --release --locked --workspace --features cadre/cluster --test shell";
+    format!("CADRE_SEED={seed} CADRE_RUNS=1 {how} -- --exact {name} --nocapture")
+}
+
+/// Half of `runs` with seeds that never change, half with seeds of the tree.
 fn both(weather: Weather, known: u64, runs: u64) -> Totals {
     let runs = number("CADRE_RUNS").unwrap_or(runs);
     let mut totals = Totals::default();
-    let all = number("CADRE_RUNS").is_some();
-    for (at, (first, runs)) in
-        seeds::first_seeds(&format!("{weather:?}"), known, runs).into_iter().enumerate()
-    {
-        // Of the tree's a few until the million runs of the soak have been done.
-        let runs = if at > 0 && !all { runs / 10 } else { runs };
+    for (first, runs) in seeds::first_seeds(&format!("{weather:?}"), known, runs) {
         let more = simulate(weather, first, runs);
         totals.failed += more.failed;
         totals.lost += more.lost;
@@ -161,12 +165,12 @@ fn calm() {
 
 #[test]
 fn stormy() {
-    both(Weather::Stormy, 1_000_000, 1_200);
+    both(Weather::Stormy, 1_000_000, 1_000);
 }
 
 #[test]
 fn burst() {
-    both(Weather::Burst, 3_000_000, 600);
+    both(Weather::Burst, 3_000_000, 500);
 }
 
 #[test]
@@ -196,7 +200,7 @@ fn scenarios_that_once_went_wrong_go_well() {
 
 #[test]
 fn relay() {
-    let totals = both(Weather::Relay, 4_000_000, 400);
+    let totals = both(Weather::Relay, 4_000_000, 300);
     assert_eq!(totals.failed, 0, "a server comes long before the job waits in vain");
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Process {
     pub(crate) missed: [bool; 2],
     /// When the IO thread wants to run.
     pub(crate) timer: Option<u64>,
-    /// Turns of one millisecond.
+    /// Turns of one millisecond beyond those that the exchange's news were for.
     pub(crate) turns: (u64, u32),
 }
 
@@ -93,6 +93,8 @@ pub(crate) struct Turned {
     pub(crate) after: Option<After>,
     /// Which threads got something.
     pub(crate) woken: [bool; 2],
+    /// What came over the exchange.
+    pub(crate) news: usize,
     /// Headers that came to be made or planned.
     pub(crate) headers: usize,
     pub(crate) reports: Vec<proto::WorkerMessage>,
@@ -195,6 +197,7 @@ impl Process {
         self.clock.store(now - self.began, Ordering::Relaxed);
         let mut turned = Turned::default();
         let Some(io) = &mut self.io else { return turned };
+        turned.news = io.shared().provider.news();
         io.receive(Duration::ZERO, &mut self.events);
         match io.turn() {
             Turn::Sleep(sleep) => turned.sleep = Some(sleep),

@@ -20,6 +20,13 @@ pub(crate) struct Wires {
     pub(crate) waker: Waker,
 }
 
+impl Wires {
+    /// How much has come and was not looked at.
+    pub(crate) fn news(&self) -> usize {
+        self.net.borrow().endpoints[self.life].events.len()
+    }
+}
+
 impl Exchange for Wires {
     fn place(&self) -> &Place {
         &Place::Host

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use cadre_kernels::{
     Backward, BackwardRows, Heads, Mask, Pieces, PiecesBackward, Rows, Threads, backward, key_tiles,
 };
-use cadre_planner::{BundleId, Layout};
+use cadre_planner::{BundleId, Layout, Stretch};
 use cadre_step::layers::Factor;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
@@ -34,10 +34,11 @@ struct Scores {
     chunk: u32,
 }
 
-/// Rows of one document.
+/// Rows of all documents of a nano-batch, one behind the other.
 #[derive(Debug)]
 struct Rowset {
-    rows: u32,
+    /// Where each document begins, and where the last one ends.
+    edges: Vec<u32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -46,6 +47,25 @@ struct Rowset {
     lse: Vec<f32>,
     delta: Vec<f32>,
     dq: Vec<f32>,
+}
+
+impl Rowset {
+    /// The numbers of a stretch, of `width` a row.
+    fn part(&self, it: &Stretch, width: usize) -> Range<usize> {
+        let first = self.edges[it.document.0 as usize];
+        (first + it.start) as usize * width..(first + it.end) as usize * width
+    }
+
+    /// What attends to itself alone: first and end of each chunk of each document, as a plan counts them.
+    fn chunks(&self, chunk: u32) -> impl Iterator<Item = Range<u32>> {
+        self.edges.array_windows().flat_map(move |&[first, end]| {
+            let of = move |index: u32| {
+                let start: u32 = first + index * chunk;
+                start..end.min(start.saturating_add(chunk))
+            };
+            (0..(end - first).div_ceil(chunk)).map(of)
+        })
+    }
 }
 
 /// Rows of one trainer.
@@ -67,15 +87,15 @@ pub(crate) struct Gradients {
     pub(crate) dv: Vec<f32>,
 }
 
-/// dK and dV by document.
-type Sums = Vec<(Vec<f32>, Vec<f32>)>;
+/// dK and dV of all documents.
+type Sums = (Vec<f32>, Vec<f32>);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Truth {
     job: Job,
     layouts: BTreeMap<(u64, usize), Rc<Layout>>,
-    documents: BTreeMap<Of, Rc<Vec<Rowset>>>,
+    documents: BTreeMap<Of, Rc<Rowset>>,
     /// By rank as well.
     owns: BTreeMap<(Of, u16), Rc<Own>>,
     /// By digest of the plan as well.
@@ -116,18 +136,15 @@ impl Truth {
         Rc::clone(self.layouts.entry((step, nano)).or_insert_with(make))
     }
 
-    fn documents(&mut self, of: Of) -> Rc<Vec<Rowset>> {
+    fn documents(&mut self, of: Of) -> Rc<Rowset> {
         if let Some(found) = self.documents.get(&of) {
             return Rc::clone(found);
         }
         let (heads, scores, seed) = (self.heads(), self.scores(of.1), self.job.seed);
         let layout = self.layout(of.0, of.2);
-        let documents = (0_u64..).zip(layout.documents());
-        let make = |(index, document): (u64, &cadre_planner::Document)| {
-            let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64, index]);
-            rowset(heads, scores, document.rows, seed)
-        };
-        let made = Rc::new(documents.map(make).collect::<Vec<_>>());
+        let rows = layout.documents().iter().map(|it| it.rows);
+        let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64]);
+        let made = Rc::new(rowset(heads, scores, rows, seed));
         self.documents.insert(of, Rc::clone(&made));
         made
     }
@@ -141,15 +158,14 @@ impl Truth {
         let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
         let mut own = Own::default();
         for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
-            let from = &documents[it.document.0 as usize];
-            let part = |width: usize| it.start as usize * width..it.end as usize * width;
-            own.q.extend(&from.q[part(wide)]);
-            own.k.extend(&from.k[part(narrow)]);
-            own.v.extend(&from.v[part(narrow)]);
-            own.o.extend(&from.o[part(wide)]);
-            own.lse.extend(&from.lse[part(heads.query)]);
-            own.dout.extend(&from.dout[part(wide)]);
-            own.dq.extend(&from.dq[part(wide)]);
+            let part = |width| documents.part(it, width);
+            own.q.extend(&documents.q[part(wide)]);
+            own.k.extend(&documents.k[part(narrow)]);
+            own.v.extend(&documents.v[part(narrow)]);
+            own.o.extend(&documents.o[part(wide)]);
+            own.lse.extend(&documents.lse[part(heads.query)]);
+            own.dout.extend(&documents.dout[part(wide)]);
+            own.dq.extend(&documents.dq[part(wide)]);
         }
         let own = Rc::new(own);
         self.owns.insert((of, rank), Rc::clone(&own));
@@ -158,14 +174,13 @@ impl Truth {
 
     /// Gradients of a trainer's rows under a plan.
     pub(crate) fn gradients(&mut self, of: Of, rank: u16, planned: &PlannedStep) -> Gradients {
-        let sums = self.sums(of, planned);
+        let (sums, documents) = (self.sums(of, planned), self.documents(of));
         let narrow = self.heads().kv * self.heads().dim;
         let (mut dk, mut dv) = (Vec::new(), Vec::new());
         for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
-            let (keys, values) = &sums[it.document.0 as usize];
-            let part = it.start as usize * narrow..it.end as usize * narrow;
-            dk.extend(&keys[part.clone()]);
-            dv.extend(&values[part]);
+            let part = documents.part(it, narrow);
+            dk.extend(&sums.0[part.clone()]);
+            dv.extend(&sums.1[part]);
         }
         Gradients { dk, dv }
     }
@@ -175,19 +190,14 @@ impl Truth {
             return Rc::clone(found);
         }
         let (heads, scores, documents) = (self.heads(), self.scores(of.1), self.documents(of));
-        // A plan counts chunks, document after document.
-        let chunk_of = |(document, it): (usize, &Rowset)| {
-            (0..it.rows.div_ceil(scores.chunk)).map(move |chunk| (document, chunk * scores.chunk))
-        };
-        let chunks: Vec<_> = documents.iter().enumerate().flat_map(chunk_of).collect();
+        let chunks: Vec<_> = documents.chunks(scores.chunk).collect();
         let group = heads.query / heads.kv;
-        let zeros = |it: &Rowset| vec![0.0; it.k.len()];
-        let mut sums: Sums = documents.iter().map(|it| (zeros(it), zeros(it))).collect();
+        let mut sums: Sums = (vec![0.0; documents.k.len()], vec![0.0; documents.k.len()]);
         let at = PhaseAt { layer: of.1, nano: of.2, direction: Direction::Backward };
         let plan = &planned.plans[planned.plan_index(at)].plan;
         for (index, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
-            let (document, first) = chunks[bundle.document.0 as usize];
-            let from = &documents[document];
+            let Range { start: first, end } = chunks[bundle.document.0 as usize];
+            let from = &*documents;
             let tasks = plan.tasks_of(index);
             for head in bundle.kv_heads.clone().map(usize::from) {
                 // Of rows of a tensor with so many heads the part of this KV head, which `each` of them read.
@@ -222,7 +232,7 @@ impl Truth {
                     mask: scores.mask,
                     scale: scores.scale,
                     softcap: scores.softcap,
-                    document_rows: scores.chunk.min(from.rows - first),
+                    document_rows: end - first,
                     keys: bundle.keys.clone(),
                     k: Rows::F32(&k),
                     v: Rows::F32(&v),
@@ -232,7 +242,6 @@ impl Truth {
                     key_tiles: 0..key_tiles(&bundle.keys),
                 };
                 backward(&mut [whole], Threads::ONE).expect("a sound bundle");
-                let (to_k, to_v) = &mut sums[document];
                 let add = |to: &mut [f32], from: &[f32]| {
                     let keys = (first + bundle.keys.start) as usize..;
                     for (key, from) in keys.zip(from.chunks_exact(heads.dim)) {
@@ -240,8 +249,8 @@ impl Truth {
                         to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
                     }
                 };
-                add(to_k, &dk);
-                add(to_v, &dv);
+                add(&mut sums.0, &dk);
+                add(&mut sums.1, &dv);
             }
         }
         let sums = Rc::new(sums);
@@ -251,53 +260,48 @@ impl Truth {
 }
 
 /// Numbers between -1 and 1 that depend on `seed` alone.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
+fn numbers(seed: u64, count: usize) -> impl Iterator<Item = f32> {
     let mut state = seed;
-    let next = || {
+    let next = move || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 40) as f32) / ((1_u32 << 23) as f32) - 1.0
     };
-    std::iter::repeat_with(next).take(count).collect()
+    std::iter::repeat_with(next).take(count)
 }
 
-/// A document's rows, and attention on all of them at once, or chunk by chunk.
-fn rowset(heads: Heads, scores: Scores, rows: u32, seed: u64) -> Rowset {
+/// Rows of documents, and attention on each of them at once, or chunk by chunk.
+fn rowset(heads: Heads, scores: Scores, rows: impl Iterator<Item = u32>, seed: u64) -> Rowset {
     let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
-    let of = |part: u64, width: usize| numbers(hash(&[seed, part]), rows as usize * width);
-    let (q, k, v, dout) = (of(0, wide), of(1, narrow), of(2, narrow), of(3, wide));
-    let [lse, delta] = [0; 2].map(|_| vec![0.0; rows as usize * heads.query]);
-    let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
-    let mut all = Rowset { rows, q, k, v, dout, o, lse, delta, dq };
-    let mut start = 0;
-    while start < rows {
-        let end = rows.min(start.saturating_add(scores.chunk));
-        attend(heads, scores, &(start..end), &mut all);
-        start = end;
+    let (mut edges, [mut q, mut k, mut v, mut dout]) = (vec![0], [const { Vec::new() }; 4]);
+    for (document, rows) in (0..).zip(rows) {
+        edges.push(edges[document as usize] + rows);
+        let widths = [wide, narrow, narrow, wide];
+        for (part, to) in [&mut q, &mut k, &mut v, &mut dout].into_iter().enumerate() {
+            let seed = hash(&[seed, document, part as u64]);
+            to.extend(numbers(seed, rows as usize * widths[part]));
+        }
     }
+    let [lse, delta] = [0; 2].map(|_| vec![0.0; q.len() / heads.dim]);
+    let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
+    let mut all = Rowset { edges, q, k, v, dout, o, lse, delta, dq };
+    attend(heads, scores, &mut all);
     all
 }
 
-/// Attention of the rows `chunk` to each other.
-fn attend(heads: Heads, scores: Scores, chunk: &Range<u32>, all: &mut Rowset) {
-    let Scores { mask, scale, softcap, chunk: _ } = scores;
-    let of = |width: usize| chunk.start as usize * width..chunk.end as usize * width;
-    let (wide, narrow, each) =
-        (of(heads.query * heads.dim), of(heads.kv * heads.dim), of(heads.query));
-    let (q, dout) = (&all.q[wide.clone()], &all.dout[wide.clone()]);
-    let (k, v) = (&all.k[narrow.clone()], &all.v[narrow]);
-    let (o, lse) = (&mut all.o[wide.clone()], &mut all.lse[each.clone()]);
-    let rows = &[chunk.end - chunk.start];
-    let pieces = Pieces { heads, mask, scale, softcap, rows, threads: Threads::ONE };
-    let qkv = [q, k, v].map(Rows::F32);
-    pieces.forward(qkv, o, lse).expect("a sound document");
-    let (o, delta) = (&all.o[wide.clone()], &mut all.delta[each.clone()]);
-    let dots = dout.chunks_exact(heads.dim).zip(o.chunks_exact(heads.dim));
-    for (delta, (a, b)) in delta.iter_mut().zip(dots) {
+/// Attention of the rows of each chunk to each other.
+fn attend(heads: Heads, scores: Scores, all: &mut Rowset) {
+    let Scores { mask, scale, softcap, chunk } = scores;
+    let rows: Vec<_> = all.chunks(chunk).map(|it| it.end - it.start).collect();
+    let pieces = Pieces { heads, mask, scale, softcap, rows: &rows, threads: Threads::ONE };
+    let qkv = [&all.q, &all.k, &all.v].map(|it| Rows::F32(it));
+    pieces.forward(qkv, &mut all.o, &mut all.lse).expect("sound documents");
+    let dots = all.dout.chunks_exact(heads.dim).zip(all.o.chunks_exact(heads.dim));
+    for (delta, (a, b)) in all.delta.iter_mut().zip(dots) {
         *delta = a.iter().zip(b).map(|(a, b)| a * b).sum();
     }
-    let (mut dk, mut dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
-    let (lse, delta) = (&all.lse[each.clone()], &all.delta[each]);
-    let from = PiecesBackward { qkv, dout: Rows::F32(dout), lse, delta };
-    pieces.backward(from, [&mut all.dq[wide], &mut dk, &mut dv]).expect("a sound document");
+    let [mut dk, mut dv] = [0; 2].map(|_| vec![0.0; all.k.len()]);
+    let (lse, delta) = (&all.lse, &all.delta);
+    let from = PiecesBackward { qkv, dout: Rows::F32(&all.dout), lse, delta };
+    pieces.backward(from, [&mut all.dq, &mut dk, &mut dv]).expect("sound documents");
 }

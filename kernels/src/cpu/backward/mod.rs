@@ -28,7 +28,7 @@ use super::block::{Into, Left, PANEL, Panels, Shape, Target, WIDTH, panelled};
 use super::engine::Engine;
 use super::shared::Shared;
 use super::softmax::{Kept, RowSums, Scale};
-use super::stage::{Source, round_up, transpose_rows};
+use super::stage::{Source, clear_rows, round_up, transpose_rows};
 use crate::attention::tile_keys;
 use crate::{Backward, BackwardRows, Heads, Mask, Rows, TILE, Threads};
 
@@ -299,7 +299,8 @@ impl<'a> Bundle<'a> {
         }
     }
 
-    /// Stages K and V of a tile and clears its gradients.
+    /// Stages K and V of a tile and clears its gradients, as many rows as products of its keys go over: a tile of a short
+    /// document costs no more than it holds.
     fn open(
         &self,
         engine: Engine,
@@ -313,19 +314,21 @@ impl<'a> Bundle<'a> {
         let offset = ((keys.start - self.keys.start) as usize * kv + head) * dim;
         let source = |rows| Source { rows, offset, distance: kv * dim, dim };
         let Tile { keys: of_tile, k, k_columns, v_columns, dk, dv } = staged;
+        // Whole panels of columns, whole vectors of rows.
+        let (columns, held) = (round_up(keys.len(), PANEL), round_up(keys.len(), WIDTH));
         rows.resize(KEYS * dim, 0.0);
-        rows[keys.len() * dim..].fill(0.0);
+        rows[keys.len() * dim..columns * dim].fill(0.0);
         let scale = Scale::new(self.scale, self.softcap);
         for (to, from, factor) in [(k_columns, self.k, scale.staged), (v_columns, self.v, 1.0)] {
             source(from).copy_rows(keys.len(), factor, rows);
             to.resize(panelled(dim, KEYS), 0.0);
-            transpose_rows(engine, rows, dim, to);
+            transpose_rows(engine, &rows[..columns * dim], dim, to);
         }
         k.resize(panelled(KEYS, dim), 0.0);
-        source(self.k).copy(engine, keys.len(), 1.0, k, KEYS);
+        source(self.k).copy(engine, (keys.len(), held), 1.0, k, KEYS);
         for buffer in [dk, dv] {
-            buffer.clear();
             buffer.resize(panelled(KEYS, dim), 0.0);
+            clear_rows(buffer, KEYS, 0..held);
         }
         *of_tile = keys;
     }

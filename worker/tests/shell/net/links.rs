@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use cadre_exchange::{Event, PeerId, PullError, RingError};
 
-use super::{GREETING, Happening, Life, Link, Net, Out, Pull, Signal};
+use super::{GREETING, Happening, Life, Link, LinkId, Net, Out, Pull, Signal};
 
 impl Net {
     pub(crate) fn connect(&mut self, me: Life, peer: PeerId, address: &str) {
@@ -22,22 +22,18 @@ impl Net {
         let Some(acceptor) = acceptor.filter(|it: &Life| *it < self.endpoints.len()) else {
             return self.fail(me, peer, "no address");
         };
-        self.last_link += 1;
-        let link = self.last_link;
-        self.links.insert(
-            link,
-            Link {
-                opener: me,
-                acceptor: Some(acceptor),
-                peer,
-                open: false,
-                opener_holds: true,
-                acceptor_holds: false,
-                waiting: VecDeque::new(),
-                unread: 0,
-                last: [0; 2],
-            },
-        );
+        let link = self.links.len();
+        self.links.push(Link {
+            opener: me,
+            acceptor: Some(acceptor),
+            peer,
+            open: false,
+            opener_holds: true,
+            acceptor_holds: false,
+            waiting: VecDeque::new(),
+            unread: 0,
+            last: [0; 2],
+        });
         self.endpoints[me].links.entry(peer).or_default()[1] = Some(link);
         let refused = self.cut(me, acceptor).is_some_and(|it| !it.silent);
         let when = self.arrival(link, false, 0);
@@ -66,7 +62,7 @@ impl Net {
         let link = self.endpoints[me].links.get(&peer).and_then(|it| it[1]);
         let Some(link) = link else { return Err(RingError::NotConnected { peer }) };
         let queue = self.queue;
-        let it = self.links.get_mut(&link).expect("ends know links that are there");
+        let it = &mut self.links[link];
         if it.unread + message.len() > queue {
             self.full += 1;
             return Err(RingError::Full { peer, queued: it.unread });
@@ -93,7 +89,7 @@ impl Net {
     pub(super) fn drop_links(&mut self, me: Life, peer: PeerId, result: &PullError) {
         let Some(links) = self.endpoints[me].links.remove(&peer) else { return };
         for link in links.into_iter().flatten() {
-            let Some(it) = self.links.get_mut(&link) else { continue };
+            let it = &mut self.links[link];
             let other = if it.opener == me { it.acceptor } else { Some(it.opener) };
             if it.opener == me {
                 it.opener_holds = false;
@@ -103,7 +99,7 @@ impl Net {
             }
             // What is behind the end of a link is read, or lost with it.
             let behind = self.random.chance(50);
-            let back = self.links[&link].opener != me;
+            let back = self.links[link].opener != me;
             if let Some(other) = other {
                 let when =
                     if behind { self.arrival(link, back, 0) } else { self.now + self.delay() };
@@ -111,15 +107,17 @@ impl Net {
             }
             let ended = |it: &Pull| it.link == link;
             let pulls = self.endpoints[me].pulls.iter().filter(|it| ended(it.1));
-            for id in pulls.map(|it| *it.0).collect::<Vec<_>>() {
+            let mut pulls: Vec<_> = pulls.map(|it| *it.0).collect();
+            pulls.sort_unstable();
+            for id in pulls {
                 self.cut_off(me, id, Err(result.clone()));
             }
         }
     }
 
     /// An end learns that a link is closed.
-    pub(super) fn farewell(&mut self, life: Life, link: u64) {
-        let Some(it) = self.links.get(&link) else { return };
+    pub(super) fn farewell(&mut self, life: Life, link: LinkId) {
+        let it = &self.links[link];
         if it.opener == life && it.opener_holds {
             let peer = it.peer;
             self.fail(life, peer, "the link broke");
@@ -129,8 +127,8 @@ impl Net {
         }
     }
 
-    pub(super) fn dialed(&mut self, link: u64) {
-        let Some(it) = self.links.get(&link) else { return };
+    pub(super) fn dialed(&mut self, link: LinkId) {
+        let it = &self.links[link];
         let (opener, peer, Some(acceptor)) = (it.opener, it.peer, it.acceptor) else { return };
         let end = &self.endpoints[acceptor];
         if !it.opener_holds {
@@ -160,13 +158,16 @@ impl Net {
             self.fail(acceptor, who, "the peer opened a new link in place of its old one");
         }
         self.endpoints[acceptor].links.entry(who).or_default()[0] = Some(link);
-        self.links.get_mut(&link).expect("just seen").acceptor_holds = true;
+        self.links[link].acceptor_holds = true;
         let when = self.arrival(link, true, 0);
         self.at(when, Happening::Signal(Signal::Opened(link)));
     }
 
-    pub(super) fn opened(&mut self, link: u64) {
-        let Some(it) = self.links.get_mut(&link).filter(|it| it.opener_holds) else { return };
+    pub(super) fn opened(&mut self, link: LinkId) {
+        let it = &mut self.links[link];
+        if !it.opener_holds {
+            return;
+        }
         it.open = true;
         let (opener, peer, waiting) = (it.opener, it.peer, std::mem::take(&mut it.waiting));
         self.say(opener, Event::Connected(peer));
@@ -182,8 +183,8 @@ impl Net {
     }
 
     /// The end that something came for, if it still believes in the link; else whoever sent it hears so.
-    pub(super) fn listener(&mut self, link: u64) -> Option<Life> {
-        let it = self.links.get(&link)?;
+    pub(super) fn listener(&mut self, link: LinkId) -> Option<Life> {
+        let it = &self.links[link];
         let (opener, acceptor) = (it.opener, it.acceptor?);
         let holds = it.acceptor_holds;
         let end = &self.endpoints[acceptor];
@@ -197,9 +198,9 @@ impl Net {
         None
     }
 
-    pub(super) fn message(&mut self, link: u64, bytes: Vec<u8>) {
+    pub(super) fn message(&mut self, link: LinkId, bytes: Vec<u8>) {
         let Some(acceptor) = self.listener(link) else { return };
-        let it = self.links.get_mut(&link).expect("just seen");
+        let it = &mut self.links[link];
         if !self.endpoints[acceptor].paused {
             it.unread -= bytes.len().min(it.unread);
         }
@@ -213,7 +214,8 @@ impl Net {
             let ends = (Some(it.opener), it.acceptor);
             ends == (Some(a), Some(b)) || ends == (Some(b), Some(a))
         };
-        let links: Vec<_> = self.links.iter().filter(|it| between(it.1)).map(|it| *it.0).collect();
+        let links = self.links.iter().enumerate().filter(|it| between(it.1));
+        let links: Vec<_> = links.map(|it| it.0).collect();
         for link in links {
             for (end, heard) in [a, b].into_iter().zip(heard) {
                 if heard {

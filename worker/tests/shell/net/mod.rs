@@ -7,16 +7,20 @@
 //!
 //! Invariant: time is given from outside, and everything that happens later lies in one queue.
 
+mod fast;
 mod links;
 mod pulls;
+mod queue;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use cadre_control::proto;
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullId, RegionKey, Role};
 
+use self::fast::Fast;
+use self::queue::{Moment, Queue};
 use crate::random::Random;
 
 /// Longest greeting, as in `cadre_exchange::Limits`.
@@ -63,6 +67,9 @@ pub(crate) enum Thread {
     Rescue,
 }
 
+/// Where a link lies among all that ever were.
+pub(crate) type LinkId = usize;
+
 /// What a controller does after a while.
 #[derive(Debug)]
 pub(crate) enum Chore {
@@ -79,17 +86,17 @@ pub(crate) enum Chore {
 /// What travels.
 #[derive(Debug)]
 pub(crate) enum Signal {
-    Dial(u64),
-    GreetingLate(u64),
-    Opened(u64),
-    Message(u64, Vec<u8>),
-    Ask(u64, Life, PullId),
-    Copied(u64, Life, PullId),
+    Dial(LinkId),
+    GreetingLate(LinkId),
+    Opened(LinkId),
+    Message(LinkId, Vec<u8>),
+    Ask(LinkId, Life, PullId),
+    Copied(LinkId, Life, PullId),
     Late(Life, PullId),
     /// A device has copied for a pull that had ended.
     Freed(Life, PullId),
     /// An end of a link learns that it is closed.
-    Farewell(Life, u64),
+    Farewell(Life, LinkId),
 }
 
 #[derive(Debug)]
@@ -116,7 +123,7 @@ enum Out {
 
 #[derive(Debug)]
 struct Pull {
-    link: u64,
+    link: LinkId,
     key: RegionKey,
     pieces: Vec<Piece>,
     landing: LandingId,
@@ -126,6 +133,8 @@ struct Pull {
     cut_off: bool,
     asked: bool,
     data: Option<Arc<Buffer>>,
+    /// When it ends at the latest.
+    deadline: Moment,
 }
 
 #[derive(Debug, Default)]
@@ -135,7 +144,8 @@ struct Landing {
     memory: Option<Buffer>,
     /// What was pulled into it last.
     key: Option<RegionKey>,
-    busy: usize,
+    /// Pulls that write to it.
+    busy: Vec<PullId>,
     discarded: bool,
 }
 
@@ -148,11 +158,13 @@ pub(crate) struct Endpoint {
     pub(crate) answers: bool,
     pub(crate) paused: bool,
     pub(crate) events: Vec<Event>,
-    pub(crate) regions: BTreeMap<RegionKey, Arc<Buffer>>,
-    landings: BTreeMap<LandingId, Landing>,
-    pulls: BTreeMap<PullId, Pull>,
+    pub(crate) regions: Fast<RegionKey, Arc<Buffer>>,
+    landings: Fast<LandingId, Landing>,
+    pulls: Fast<PullId, Pull>,
+    /// Pulls of results of a step and phase.
+    results: Fast<[u32; 2], usize>,
     /// By peer: the link that it opened to us, the one that we opened.
-    links: BTreeMap<PeerId, [Option<u64>; 2]>,
+    links: BTreeMap<PeerId, [Option<LinkId>; 2]>,
     newest: BTreeMap<(Role, u16), u32>,
     held: Vec<Signal>,
     last_id: u64,
@@ -191,11 +203,11 @@ pub(crate) struct Net {
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
     pub(crate) parts: u64,
-    links: BTreeMap<u64, Link>,
-    last_link: u64,
-    happenings: BTreeMap<(u64, u64), Happening>,
-    sequence: u64,
-    turns: BTreeSet<Life>,
+    /// All that ever were.
+    links: Vec<Link>,
+    happenings: Queue,
+    /// By life: whether its turn comes.
+    turns: Vec<bool>,
 }
 
 impl Net {
@@ -215,17 +227,14 @@ impl Net {
             full: 0,
             copied: 0,
             parts: 0,
-            links: BTreeMap::new(),
-            last_link: 0,
-            happenings: BTreeMap::new(),
-            sequence: 0,
-            turns: BTreeSet::new(),
+            links: Vec::new(),
+            happenings: Queue::default(),
+            turns: Vec::new(),
         }
     }
 
     pub(crate) fn at(&mut self, when: u64, what: Happening) {
-        self.sequence += 1;
-        self.happenings.insert((when.max(self.now), self.sequence), what);
+        self.happenings.at(when.max(self.now), what);
     }
 
     pub(crate) fn soon(&mut self, most: u64, what: Happening) {
@@ -235,18 +244,18 @@ impl Net {
 
     /// The next thing that happens; time goes on to it.
     pub(crate) fn pop(&mut self) -> Option<Happening> {
-        let ((when, _), what) = self.happenings.pop_first()?;
+        let (when, what) = self.happenings.pop()?;
         self.now = when;
         if let Happening::Turn(life) = what {
-            self.turns.remove(&life);
+            self.turns[life] = false;
         }
         Some(what)
     }
 
     /// A process has something to look at.
     pub(crate) fn wake(&mut self, life: Life) {
-        if !self.endpoints[life].paused && self.turns.insert(life) {
-            self.at(self.now, Happening::Turn(life));
+        if !self.endpoints[life].paused && !std::mem::replace(&mut self.turns[life], true) {
+            self.happenings.turn(self.now, life);
         }
     }
 
@@ -258,15 +267,17 @@ impl Net {
     }
 
     pub(crate) fn open(&mut self, me: PeerId) -> Life {
+        self.turns.push(false);
         self.endpoints.push(Endpoint {
             me,
             alive: true,
             answers: true,
             paused: false,
             events: Vec::new(),
-            regions: BTreeMap::new(),
-            landings: BTreeMap::new(),
-            pulls: BTreeMap::new(),
+            regions: Fast::default(),
+            landings: Fast::default(),
+            pulls: Fast::default(),
+            results: Fast::default(),
             links: BTreeMap::new(),
             newest: BTreeMap::new(),
             held: Vec::new(),
@@ -291,12 +302,12 @@ impl Net {
     }
 
     /// When something that leaves now arrives, behind what left before.
-    fn arrival(&mut self, link: u64, back: bool, bytes: u64) -> u64 {
+    fn arrival(&mut self, link: LinkId, back: bool, bytes: u64) -> u64 {
         let delay = self.delay() + bytes * self.byte;
-        let Some(it) = self.links.get(&link) else { return self.now + delay };
+        let it = &self.links[link];
         let cut = it.acceptor.and_then(|acceptor| self.cut(it.opener, acceptor));
         let from = cut.map_or(self.now, |it| it.until);
-        let it = self.links.get_mut(&link).expect("just seen");
+        let it = &mut self.links[link];
         let when = (from + delay).max(it.last[usize::from(back)] + 1);
         it.last[usize::from(back)] = when;
         when
@@ -306,9 +317,8 @@ impl Net {
         match signal {
             Signal::Dial(link) => self.dialed(link),
             Signal::GreetingLate(link) => {
-                let late = self.links.get(&link).is_some_and(|it| it.opener_holds && !it.open);
-                if late {
-                    let (opener, peer) = (self.links[&link].opener, self.links[&link].peer);
+                let Link { opener, peer, opener_holds, open, .. } = self.links[link];
+                if opener_holds && !open {
                     self.fail(opener, peer, "a silent greeting");
                 }
             }
@@ -332,12 +342,13 @@ impl Net {
         end.regions.clear();
         end.landings.clear();
         end.pulls.clear();
+        end.results.clear();
         end.events.clear();
         end.held.clear();
         let links: Vec<_> = end.links.values().flatten().flatten().copied().collect();
         end.links.clear();
         for link in links {
-            let it = self.links.get_mut(&link).expect("ends know links that are there");
+            let it = &mut self.links[link];
             let other = if it.opener == life {
                 it.opener_holds = false;
                 it.acceptor
@@ -361,7 +372,7 @@ impl Net {
             return;
         }
         self.endpoints[life].paused = false;
-        for it in self.links.values_mut().filter(|it| it.acceptor == Some(life)) {
+        for it in self.links.iter_mut().filter(|it| it.acceptor == Some(life)) {
             it.unread = 0;
         }
         if self.random.chance(50) {

@@ -7,7 +7,13 @@ use std::time::Duration;
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 use cadre_step::lowering::Tensor;
 
-use super::{Happening, Landing, Life, Net, Out, PROBE, Pull, Signal};
+use super::{Happening, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signal};
+
+/// Whether a region is a work's results.
+fn is_result(key: RegionKey) -> bool {
+    let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
+    (first..=last).contains(&key.0[2])
+}
 
 impl Landing {
     fn memory(&mut self) -> &mut Buffer {
@@ -30,7 +36,7 @@ impl Net {
     }
 
     pub(crate) fn is_busy(&self, me: Life, landing: LandingId) -> bool {
-        self.endpoints[me].landings.get(&landing).is_some_and(|it| it.busy > 0)
+        self.endpoints[me].landings.get(&landing).is_some_and(|it| !it.busy.is_empty())
     }
 
     pub(crate) fn take(
@@ -41,19 +47,16 @@ impl Net {
         let end = &mut self.endpoints[me];
         match end.landings.get(&landing).filter(|it| !it.discarded) {
             None => Err(cadre_exchange::Error::UnknownLanding { landing }),
-            Some(it) if it.busy > 0 => {
-                Err(cadre_exchange::Error::Busy { landing, outstanding: it.busy })
+            Some(it) if !it.busy.is_empty() => {
+                Err(cadre_exchange::Error::Busy { landing, outstanding: it.busy.len() })
             }
             Some(_) => {
                 let mut it = end.landings.remove(&landing).expect("just seen");
                 if let Some(RegionKey([step, phase, tensor, _])) = it.key
                     && tensor >= Tensor::DK as u32
                 {
-                    let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
-                    let same = |it: &Pull| {
-                        it.key.0[..2] == [step, phase] && (first..=last).contains(&it.key.0[2])
-                    };
-                    self.parts += u64::from(end.pulls.values().any(same));
+                    self.parts +=
+                        u64::from(end.results.get(&[step, phase]).is_some_and(|it| *it > 0));
                 }
                 it.memory();
                 Ok(it.memory.expect("just made"))
@@ -87,7 +90,7 @@ impl Net {
 
     pub(super) fn free(&mut self, me: Life, landing: LandingId) {
         let end = &mut self.endpoints[me];
-        if end.landings.get(&landing).is_some_and(|it| it.discarded && it.busy == 0) {
+        if end.landings.get(&landing).is_some_and(|it| it.discarded && it.busy.is_empty()) {
             end.landings.remove(&landing);
         }
     }
@@ -113,9 +116,6 @@ impl Net {
                 || a.local + a.bytes <= b.local
                 || b.local + b.bytes <= a.local
         };
-        let others = end.pulls.values().filter(|it| it.landing == landing);
-        let taken: Vec<(Piece, bool)> =
-            others.flat_map(|it| it.pieces.iter().map(move |piece| (*piece, it.cut_off))).collect();
         let room = end.landings.get_mut(&landing).filter(|it| !it.discarded);
         let Some(room) = room else {
             self.wrong = Some(format!("{} pulls into a landing that is gone", end.me));
@@ -123,7 +123,8 @@ impl Net {
         };
         let fits = pieces.iter().all(|it| inside(it, room));
         let clash = |cut_off: bool| {
-            let mut taken = taken.iter().filter(|it| it.1 == cut_off).map(|it| &it.0);
+            let others = room.busy.iter().filter_map(|it| end.pulls.get(it));
+            let mut taken = others.filter(|it| it.cut_off == cut_off).flat_map(|it| &it.pieces);
             taken.any(|other| pieces.iter().any(|it| !apart(it, other)))
         };
         if !fits || clash(false) || clash(true) {
@@ -139,8 +140,12 @@ impl Net {
             self.say(me, Event::Pulled { pull: id, result: Err(PullError::PeerFailed) });
             return id;
         };
-        room.busy += 1;
+        room.busy.push(id);
         room.key = Some(key);
+        if is_result(key) {
+            *end.results.entry([key.0[0], key.0[1]]).or_default() += 1;
+        }
+        let deadline = self.happenings.deadline(when, me, id);
         let pull = Pull {
             link,
             key,
@@ -150,10 +155,10 @@ impl Net {
             cut_off: false,
             asked: false,
             data: None,
+            deadline,
         };
         end.pulls.insert(id, pull);
-        self.at(when, Happening::Signal(Signal::Late(me, id)));
-        let it = self.links.get_mut(&link).expect("ends know links that are there");
+        let it = &mut self.links[link];
         if it.open {
             self.ask(link, me, id);
         } else {
@@ -162,7 +167,7 @@ impl Net {
         id
     }
 
-    pub(super) fn ask(&mut self, link: u64, me: Life, id: PullId) {
+    pub(super) fn ask(&mut self, link: LinkId, me: Life, id: PullId) {
         if let Some(pull) = self.endpoints[me].pulls.get_mut(&id) {
             pull.asked = true;
             let when = self.arrival(link, false, 0);
@@ -197,9 +202,16 @@ impl Net {
 
     /// A pull is over, its bytes of the landing are free.
     pub(super) fn finish(&mut self, me: Life, id: PullId, result: Result<u64, PullError>) {
-        let Some(pull) = self.endpoints[me].pulls.remove(&id) else { return };
-        if let Some(landing) = self.endpoints[me].landings.get_mut(&pull.landing) {
-            landing.busy -= 1;
+        let end = &mut self.endpoints[me];
+        let Some(pull) = end.pulls.remove(&id) else { return };
+        self.happenings.take_back(pull.deadline);
+        if let Some(landing) = end.landings.get_mut(&pull.landing) {
+            landing.busy.retain(|it| *it != id);
+        }
+        if is_result(pull.key)
+            && let Some(left) = end.results.get_mut(&[pull.key.0[0], pull.key.0[1]])
+        {
+            *left -= 1;
         }
         self.free(me, pull.landing);
         if !pull.ended {
@@ -207,12 +219,8 @@ impl Net {
         }
     }
 
-    pub(super) fn asked(&mut self, link: u64, life: Life, id: PullId) {
-        let listener = if self.rdma {
-            self.links.get(&link).and_then(|it| it.acceptor)
-        } else {
-            self.listener(link)
-        };
+    pub(super) fn asked(&mut self, link: LinkId, life: Life, id: PullId) {
+        let listener = if self.rdma { self.links[link].acceptor } else { self.listener(link) };
         let Some(owner) = listener else { return };
         if self.endpoints[owner].paused && !self.rdma {
             self.endpoints[owner].held.push(Signal::Ask(link, life, id));
@@ -228,11 +236,11 @@ impl Net {
     }
 
     /// The last byte of a pull is there.
-    pub(super) fn copied(&mut self, link: u64, life: Life, id: PullId) {
+    pub(super) fn copied(&mut self, link: LinkId, life: Life, id: PullId) {
         let Some(pull) = self.endpoints[life].pulls.get(&id).filter(|it| !it.cut_off) else {
             return;
         };
-        let owner = self.links.get(&link).and_then(|it| it.acceptor);
+        let owner = self.links[link].acceptor;
         let Some(began) = pull.data.clone() else {
             return self.finish(life, id, Err(PullError::Gone));
         };
@@ -249,8 +257,12 @@ impl Net {
         } else {
             Some(began)
         };
-        let (pieces, landing, probe) = (pull.pieces.clone(), pull.landing, pull.key == PROBE);
-        let Some(room) = self.endpoints[life].landings.get_mut(&landing) else { return };
+        let (landing, probe) = (pull.landing, pull.key == PROBE);
+        let end = &mut self.endpoints[life];
+        let Some(room) = end.landings.get_mut(&landing) else { return };
+        let pull = end.pulls.get_mut(&id).expect("just seen");
+        // It is over in a moment.
+        let pieces = std::mem::take(&mut pull.pieces);
         let bytes = pieces.iter().map(|it| it.bytes).sum();
         // Nobody looks at what was measured with.
         for piece in pieces.iter().filter(|_| !probe) {

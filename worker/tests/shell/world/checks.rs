@@ -113,7 +113,8 @@ impl World {
             return Ok(());
         }
         let gone = |it: &Life| self.endings.contains_key(it) || !self.processes.contains_key(it);
-        if self.trainers.iter().all(gone) {
+        let some_ended = !self.endings.is_empty() || !self.killed.is_empty();
+        if some_ended && self.trainers.iter().all(gone) {
             self.dismissed = Some(now);
             self.dismiss();
             return self.check_endings();

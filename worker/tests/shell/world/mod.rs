@@ -27,8 +27,7 @@ use crate::truth::Truth;
 const SECOND: u64 = 1_000_000_000;
 /// Longest time without progress once all faults are over: longer than any deadline of the protocol.
 const PATIENCE: u64 = 150 * SECOND;
-/// Turns of one IO thread within a millisecond that are no spinning: documents of one row are thousands of pulls. Who spins has a
-/// million.
+/// Turns of one IO thread within a millisecond for which nothing came over the exchange, and that are no spinning.
 const TURNS: u32 = 50_000;
 
 /// How a scenario ended.
@@ -47,6 +46,8 @@ pub(crate) struct Outcome {
     pub(crate) parts: u64,
     /// Two steps were out in some process.
     pub(crate) both: bool,
+    /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
+    pub(crate) turns: u32,
 }
 
 /// What a handler returns: `Err` is what is wrong.
@@ -76,6 +77,8 @@ pub(crate) struct World {
     /// Steps that trainers have done when they end.
     steps_done: BTreeSet<u64>,
     both: bool,
+    /// As in [`Outcome`].
+    turns: u32,
     progress: u64,
     /// All trainers have done everything, since when.
     idle: Option<u64>,
@@ -111,6 +114,7 @@ impl World {
             killed: BTreeSet::new(),
             steps_done: BTreeSet::new(),
             both: false,
+            turns: 0,
             progress: 0,
             idle: None,
             brief: Random::new(hash(&[job.seed, 43])).chance(80),
@@ -168,6 +172,7 @@ impl World {
             copied: self.net.borrow().copied,
             parts: self.net.borrow().parts,
             both: self.both,
+            turns: self.turns,
         })
     }
 
@@ -243,13 +248,15 @@ impl World {
             return Ok(());
         }
         let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+        let turned = process.turn(now);
         let millisecond = now / 1_000_000;
-        let turns = if process.turns.0 == millisecond { process.turns.1 + 1 } else { 0 };
+        let turns = if process.turns.0 == millisecond { process.turns.1 } else { 0 };
+        let turns = turns + u32::from(turned.news == 0);
         process.turns = (millisecond, turns);
+        self.turns = self.turns.max(turns);
         if turns > TURNS {
             return Err(format!("{} spins at {millisecond} ms", process.id));
         }
-        let turned = process.turn(now);
         self.both |= process.holdings()[2] > 1;
         if let Some(sleep) = turned.sleep {
             let when = now + (sleep.as_nanos() as u64).max(1);
