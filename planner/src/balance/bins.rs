@@ -15,6 +15,8 @@ use super::room::Limits;
 use crate::plan::{Draft, level};
 use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
+/// Part of the level by which the last may finish late.
+const TOLERATED: u64 = 508;
 /// Documents held whole that are looked at when rows are to leave: the longest.
 pub(super) const LONGEST: usize = 8;
 
@@ -118,6 +120,8 @@ pub(super) struct Bins<'a> {
     pub(super) all: Vec<Bin<'a>>,
     /// When all bins finish if each gets its capacity.
     pub(super) level: u64,
+    /// How much later the last may finish.
+    pub(super) tolerated: u64,
     limits: Limits,
     /// By document the bin that holds it whole, and says nothing of it in `held`. There may be a million of these.
     owners: Vec<u32>,
@@ -152,7 +156,7 @@ impl<'a> Bins<'a> {
             bin
         });
         let owners = vec![NOBODY; problem.layout.documents().len()];
-        Self { problem, all: bins.collect(), level, limits, owners }
+        Self { problem, all: bins.collect(), level, tolerated: level / TOLERATED, limits, owners }
     }
 
     /// What a bin may hold at most.

@@ -17,7 +17,7 @@ use super::bins::Bins;
 use super::groups::Span;
 use super::prices::Prices;
 use super::tails::ends;
-use crate::{DocumentId, Error, TILE_ROWS};
+use crate::{DocumentId, Error, RankId, TILE_ROWS};
 
 /// Parts of the level that are worth a task of their own.
 const WORTH: u64 = 2_048;
@@ -91,7 +91,21 @@ pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) 
 ///
 /// A document for which no slot has memory left.
 pub(super) fn fill(bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
+    fill_with(Filling::new(bins), bins, spans)
+}
+
+/// As [`fill`], but KV heads go to slots that have rows of their document as long as one of these has room for a whole head.
+pub(super) fn fill_near(bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
     let mut filling = Filling::new(bins);
+    for (bin, it) in bins.all.iter().enumerate() {
+        if let Some(rank) = it.home() {
+            filling.near.entry(rank).or_default().push(bin);
+        }
+    }
+    fill_with(filling, bins, spans)
+}
+
+fn fill_with(mut filling: Filling, bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
     // Sorting is several times faster than a heap of a million.
     let mut spans: Vec<(u64, Span)> = spans.into_iter().map(|it| (bins.cost(&it), it)).collect();
     spans.sort_by_key(|it| Reverse(it.0));
@@ -117,6 +131,8 @@ struct Filling {
     /// Whether it matters to which of several bins with room a piece goes.
     compares: bool,
     compared: usize,
+    /// The slots at home at each rank, where those that have rows of a document come before those with most capacity left.
+    near: BTreeMap<RankId, Vec<usize>>,
 }
 
 impl Filling {
@@ -124,12 +140,13 @@ impl Filling {
         let compares =
             !bins.problem.links.are_equal() || bins.all.iter().any(|it| it.home().is_some());
         let (prices, order) = (Prices::of(bins), Order::new(bins));
-        Self { prices, queue: Queue::default(), order, compares, compared: 0 }
+        let near = BTreeMap::new();
+        Self { prices, queue: Queue::default(), order, compares, compared: 0, near }
     }
 
     /// Puts a span, or a part of it and the rest back into the queue.
     fn place(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
-        for bin in self.nearest(bins, span) {
+        for bin in self.at_home(bins, span).into_iter().chain(self.nearest(bins, span)) {
             if self.place_at(bins, bin, span) {
                 return Ok(());
             }
@@ -146,6 +163,22 @@ impl Filling {
             last = Some(at);
         }
         self.place_one_tile(bins, span)
+    }
+
+    /// Bins that have rows of a span's document and room for one of its heads, those with most room first.
+    fn at_home(&self, bins: &Bins<'_>, span: &Span) -> Vec<usize> {
+        if self.near.is_empty() {
+            return Vec::new();
+        }
+        let (one, over) = (bins.cost(&heads_for(bins, span, 0)), bins.level / OVER);
+        let left = |bin: &usize| u64::try_from(bins.all[*bin].left()).unwrap_or(0);
+        let pieces = bins.problem.layout.pieces_of_document(span.document);
+        let near = pieces.iter().filter_map(|it| self.near.get(&it.rank)).flatten().copied();
+        let mut found: Vec<usize> =
+            near.filter(|bin| left(bin) > 0 && left(bin) + over >= one).collect();
+        found.sort_unstable_by_key(|bin| (Reverse(left(bin)), *bin));
+        found.dedup();
+        found
     }
 
     /// Of the bins with most capacity left, those that have most of a span at hand or are nearest to it come first: of
@@ -188,9 +221,10 @@ impl Filling {
             self.order.put(bins, bin, span);
             return true;
         }
-        for part in [heads_for(bins, span, left), heads_for(bins, span, 0)] {
+        let most = if self.near.is_empty() { left } else { left + bins.level / OVER };
+        for part in [heads_for(bins, span, most), heads_for(bins, span, 0)] {
             let is_part = part.heads != span.heads;
-            if is_part && bins.cost(&part) <= left && bins.has_room(bin, &part) {
+            if is_part && bins.cost(&part) <= most && bins.has_room(bin, &part) {
                 self.order.put(bins, bin, &part);
                 let heads = part.heads.end..span.heads.end;
                 self.queue.push(bins, Span { heads, ..span.clone() });

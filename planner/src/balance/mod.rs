@@ -18,6 +18,8 @@
 
 mod bend;
 mod bins;
+mod coarse;
+mod cycles;
 mod edges;
 mod even;
 mod exact;
@@ -38,6 +40,7 @@ mod within;
 use std::collections::BTreeSet;
 
 use crate::balance::bins::{Bin, Bins};
+use crate::balance::groups::Span;
 use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
 use crate::balance::room::Limits;
@@ -127,7 +130,7 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     // What leaving saves is estimated too roughly to do without trying what stays.
     let mut best = stay(start.clone());
     for documents in &sets {
-        let other = leave(start.clone(), documents);
+        let other = leave(start.clone(), documents, fill::fill);
         // Those that seemed to gain most lose: more of them lose more.
         let mut is_last = false;
         best = match (best, other) {
@@ -143,7 +146,16 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
             break;
         }
     }
-    let mut bins = best?;
+    let mut best = best?;
+    let short = pour::short(&start);
+    if !short.is_empty()
+        && let Ok(other) = leave(start.clone(), &short, fill::fill_near)
+        && rank(&other) < rank(&best)
+    {
+        best = other;
+    }
+    let fine = cycles::broken(best);
+    let mut bins = coarse::cheaper(start, &fine).unwrap_or(fine);
     if problem.links.reach_all() {
         exact::improve(&mut bins);
     }
@@ -181,12 +193,16 @@ fn stay(mut start: Bins<'_>) -> Result<Bins<'_>, Error> {
 }
 
 /// Some documents leave home, and fill what room there is when the others are even.
-fn leave<'a>(mut bins: Bins<'a>, poured: &BTreeSet<DocumentId>) -> Result<Bins<'a>, Error> {
+fn leave<'a>(
+    mut bins: Bins<'a>,
+    poured: &BTreeSet<DocumentId>,
+    fill: impl Fn(&mut Bins<'a>, Vec<Span>) -> Result<(), Error>,
+) -> Result<Bins<'a>, Error> {
     let others = fill::place_at_home(&mut bins, poured);
     if let Some(way) = matching::matchings(&bins, 1).pop() {
         matching::spread(&mut bins, way);
     }
-    fill::fill(&mut bins, others)?;
+    fill(&mut bins, others)?;
     deal(&mut bins);
     even::even(&mut bins);
     Ok(bins)

@@ -19,6 +19,10 @@ use crate::{DocumentId, Mask, RankId};
 
 /// Levels of work from which a document that lies whole at one rank is asked for, where heads may part.
 const LEVELS: u64 = 4;
+/// Part of the level up to which a document is short.
+const SHORT: u64 = 8;
+/// Most bins for which short documents are dealt out by heads: with more, slots are even without.
+const MANY: usize = 512;
 /// Parts of what a document costs at home up to which it is tried elsewhere, with few bins and with many.
 const TRIED: (&[f64], &[f64]) = (&[0.8, 1.0, 1.2, 1.6], &[1.0]);
 /// Most bins that are few.
@@ -67,6 +71,22 @@ pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
         tried.iter().map(set).filter(|it| !it.is_empty()).collect();
     sets.dedup();
     sets
+}
+
+/// Short documents that lie at several ranks, where heads may part: their rows travel in any case, and dealt out by heads they
+/// fill slots exactly, where else ends of other documents would have to, each with keys of its own.
+pub(super) fn short(bins: &Bins<'_>) -> BTreeSet<DocumentId> {
+    let problem = bins.problem;
+    let is_short = |document: DocumentId| {
+        let rows = problem.document(document).rows;
+        problem.layout.spans_ranks(document)
+            && problem.cost(document, &problem.all_heads(), &(0..rows)) <= bins.level / SHORT
+    };
+    let is_few = bins.all.len() <= MANY;
+    let is_asked =
+        is_few && problem.heads_may_part() && bins.all.iter().any(|it| it.home().is_some());
+    let all = 0..if is_asked { problem.layout.documents().len() as u32 } else { 0 };
+    all.map(DocumentId).filter(|it| is_short(*it)).collect()
 }
 
 /// What a document costs when rows at ranks with a slot stay, but for what is too much there; `None` if no such rank has any.

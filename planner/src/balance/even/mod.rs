@@ -16,8 +16,6 @@ use super::groups::Span;
 use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 
-/// Part of the level by which the last may finish late.
-const WORTH: u64 = 508;
 /// Part of the level below which a difference is not worth an exchange, which makes two tasks more.
 const WORTH_EXCHANGE: u64 = 508;
 /// Receivers among which the exchange with the least bytes is sought.
@@ -33,7 +31,7 @@ const TRIES: usize = 4;
 
 /// When the last bin may finish.
 pub(super) fn latest(bins: &Bins<'_>) -> u64 {
-    bins.level + bins.level / WORTH
+    bins.level + bins.tolerated
 }
 
 /// Evens out the bins.

@@ -1,0 +1,197 @@
+//! Parts what two slots share without need: rows of the same two documents.
+//!
+//! In: bins that hold all rows. Out: the same rows, where fewer bytes travel and the last finishes no later beyond what is
+//! tolerated; or the bins as they were.
+//!
+//! Draw a line from each document to every bin that holds rows of it: a line costs the keys that the bin pulls. Along a
+//! circle of lines work can be pushed round without any bin getting more, until one line carries nothing, and its keys stay
+//! where they are. Here circles of two bins and two documents are broken: one bin gives all it has of one document for as
+//! much work of the other.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::bins::Bins;
+use super::even::even;
+use super::groups::Span;
+use super::pieces::{Offer, best_piece};
+use super::prices::Prices;
+use super::rank;
+use crate::DocumentId;
+
+/// Documents of a bin that are looked at: the dearest of those that it shares with others.
+const DOCUMENTS: usize = 6;
+/// Bins with the same two documents that are looked at.
+const BINS: usize = 6;
+/// Pieces that a bin gets at most for what it gives.
+const PIECES: usize = 3;
+/// Spans under so many heads whose pieces are counted exactly.
+const TRIES: usize = 4;
+/// Most bins for which circles are looked for: with more, the time for it is not there.
+const MANY: usize = 512;
+/// Times that all circles are looked for anew.
+const ROUNDS: usize = 4;
+/// Part of the level that what comes back may be less than what was given; the last step makes up for it.
+const CLOSE: u64 = 128;
+
+/// A document under some KV heads.
+type Column = (DocumentId, Range<u16>);
+/// A span that went from one bin to another.
+type Moved = (usize, usize, Span);
+
+/// Breaks circles as long as that saves bytes.
+pub(super) fn broken(bins: Bins<'_>) -> Bins<'_> {
+    if bins.all.len() > MANY {
+        return bins;
+    }
+    let mut found = circles(&bins);
+    if found.is_empty() {
+        return bins;
+    }
+    let mut other = bins.clone();
+    let prices = Prices::of(&other);
+    let mut is_changed = false;
+    for _ in 0..ROUNDS {
+        let mut is_again = false;
+        for (both, columns) in &found {
+            is_again |= part(&mut other, &prices, *both, columns);
+        }
+        if !is_again {
+            break;
+        }
+        is_changed = true;
+        found = circles(&other);
+    }
+    if !is_changed {
+        return bins;
+    }
+    even(&mut other);
+    if rank(&other) < rank(&bins) { other } else { bins }
+}
+
+/// Two bins and two columns of which both hold rows.
+fn circles(bins: &Bins<'_>) -> Vec<([usize; 2], [Column; 2])> {
+    let mut shared: BTreeMap<(DocumentId, u16, u16), usize> = BTreeMap::new();
+    for bin in &bins.all {
+        for (document, groups) in bin.touched() {
+            for it in groups {
+                *shared.entry((document, it.heads.start, it.heads.end)).or_default() += 1;
+            }
+        }
+    }
+    let mut holders: BTreeMap<[(DocumentId, u16, u16); 2], Vec<usize>> = BTreeMap::new();
+    for (at, bin) in bins.all.iter().enumerate() {
+        let mut columns = Vec::new();
+        for (document, groups) in bin.touched() {
+            for it in groups {
+                let key = (document, it.heads.start, it.heads.end);
+                if shared.get(&key).is_some_and(|it| *it > 1) {
+                    let cost = bins.all_cost(document, std::slice::from_ref(it));
+                    columns.push((std::cmp::Reverse(cost), key));
+                }
+            }
+        }
+        columns.sort_unstable();
+        columns.truncate(DOCUMENTS);
+        let mut keys: Vec<_> = columns.into_iter().map(|it| it.1).collect();
+        keys.sort_unstable();
+        for (index, first) in keys.iter().enumerate() {
+            for second in &keys[index + 1..] {
+                holders.entry([*first, *second]).or_default().push(at);
+            }
+        }
+    }
+    let column = |it: (DocumentId, u16, u16)| (it.0, it.1..it.2);
+    let mut found = Vec::new();
+    for (columns, all) in holders {
+        let all = &all[..all.len().min(BINS)];
+        for (index, first) in all.iter().enumerate() {
+            for second in &all[index + 1..] {
+                found.push(([*first, *second], columns.clone().map(column)));
+            }
+        }
+    }
+    found
+}
+
+/// Breaks a circle at the line where most bytes are saved; `false` if none are.
+fn part(bins: &mut Bins<'_>, prices: &Prices, both: [usize; 2], columns: &[Column; 2]) -> bool {
+    let mut best: Option<(i128, Vec<Moved>)> = None;
+    for (giver, taker) in [(both[0], both[1]), (both[1], both[0])] {
+        for (gives, gets) in [(&columns[0], &columns[1]), (&columns[1], &columns[0])] {
+            let mut moved = Vec::new();
+            let saved = exchange(bins, prices, (giver, taker), (gives, gets), &mut moved);
+            for (from, to, span) in moved.iter().rev() {
+                bins.take(*to, span);
+                bins.put(*from, span);
+            }
+            if let Some(bytes) = saved.filter(|it| *it < 0)
+                && best.as_ref().is_none_or(|it| bytes < it.0)
+            {
+                best = Some((bytes, moved));
+            }
+        }
+    }
+    let Some((_, moved)) = best else {
+        return false;
+    };
+    for (from, to, span) in moved {
+        bins.take(from, &span);
+        bins.put(to, &span);
+    }
+    true
+}
+
+/// One bin gives all of a column to another for as much of the other column: bytes that are pulled more after it, or `None`
+/// where that much is not there.
+fn exchange(
+    bins: &mut Bins<'_>,
+    prices: &Prices,
+    (giver, taker): (usize, usize),
+    (gives, gets): (&Column, &Column),
+    moved: &mut Vec<Moved>,
+) -> Option<i128> {
+    let all = spans_of(bins, giver, gives);
+    let given: u64 = all.iter().map(|it| bins.cost(it)).sum();
+    let there: u64 = spans_of(bins, taker, gets).iter().map(|it| bins.cost(it)).sum();
+    if given == 0 || there < given {
+        return None;
+    }
+    let mut bytes = 0;
+    let mut go = |bins: &mut Bins<'_>, from: usize, to: usize, span: Span| {
+        let more = prices.of_move(bins, &bins.all[from], &bins.all[to], &span);
+        bins.take(from, &span);
+        bins.put(to, &span);
+        moved.push((from, to, span));
+        more
+    };
+    for span in all {
+        if !bins.reaches(taker, &span) {
+            return None;
+        }
+        bytes += go(bins, giver, taker, span);
+    }
+    let close = bins.level / CLOSE;
+    let mut left = given;
+    for _ in 0..PIECES {
+        let spans = spans_of(bins, taker, gets);
+        let offer = [Offer { donor: taker, spans: &spans, wanted: left }];
+        let Some((_, piece)) = best_piece(bins, prices, &offer, giver, TRIES) else {
+            break;
+        };
+        left -= bins.cost(&piece.span).min(left);
+        bytes += go(bins, taker, giver, piece.span);
+        if left <= close {
+            break;
+        }
+    }
+    (left <= close).then_some(bytes)
+}
+
+/// What a bin holds of a column.
+fn spans_of(bins: &Bins<'_>, bin: usize, (document, heads): &Column) -> Vec<Span> {
+    let groups = bins.groups_of(&bins.all[bin], *document);
+    let here = groups.iter().filter(|it| it.heads == *heads);
+    let rows = here.flat_map(|it| it.rows.iter().cloned());
+    rows.map(|rows| Span { document: *document, heads: heads.clone(), rows }).collect()
+}
