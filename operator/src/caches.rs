@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
-use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
+use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
+    Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -290,10 +290,16 @@ fn prune(meta: &mut ObjectMeta) {
     }
 }
 
-/// Of a pod's spec only its node counts, of its init containers those that have failed.
+/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
-    pod.spec = pod.spec.take().map(|it| PodSpec { node_name: it.node_name, ..PodSpec::default() });
+    pod.spec = pod.spec.take().map(|it| {
+        let own = it.containers.into_iter().filter(|it| it.name == SERVER_CONTAINER);
+        let image =
+            |it: Container| Container { name: it.name, image: it.image, ..Container::default() };
+        let containers = own.map(image).collect();
+        PodSpec { node_name: it.node_name, containers, ..PodSpec::default() }
+    });
     if let Some(status) = &mut pod.status {
         let failed = |it: &ContainerStatus| {
             let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());
