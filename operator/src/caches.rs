@@ -16,6 +16,7 @@ use anyhow::Context as _;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
@@ -47,6 +48,7 @@ pub(crate) struct Caches {
     pub(crate) jobs: Store<Job>,
     pub(crate) services: Store<Service>,
     pub(crate) budgets: Store<PodDisruptionBudget>,
+    pub(crate) revisions: Store<ControllerRevision>,
     pub(crate) nodes: Option<Store<Node>>,
     pub(crate) pool_triggers: Triggers,
     pub(crate) job_triggers: Triggers,
@@ -124,6 +126,16 @@ impl Caches {
             },
         );
 
+        let own = owned.clone();
+        let revisions: Store<ControllerRevision> = watch(
+            scoped(client, namespace),
+            ours(),
+            |it| prune(&mut it.metadata),
+            move |it| {
+                own.owner(&it.metadata);
+            },
+        );
+
         let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
         let nodes = namespace.is_none().then(|| {
             watch(Api::all(client.clone()), all(), prune_node, move |it: &Node| {
@@ -147,6 +159,7 @@ impl Caches {
             jobs,
             services,
             budgets,
+            revisions,
             nodes,
             pool_triggers,
             job_triggers,
@@ -170,6 +183,7 @@ impl Caches {
         self.jobs.wait_until_ready().await.context(gone)?;
         self.services.wait_until_ready().await.context(gone)?;
         self.budgets.wait_until_ready().await.context(gone)?;
+        self.revisions.wait_until_ready().await.context(gone)?;
         if let Some(nodes) = &self.nodes {
             nodes.wait_until_ready().await.context(gone)?;
         }

@@ -64,6 +64,7 @@ impl Replay {
             unreadable: None,
             service: None,
             budget: None,
+            revisions: Vec::new(),
             pods: pods.into_iter().map(std::sync::Arc::new).collect(),
             trainers: Vec::new(),
             nodes: std::collections::BTreeMap::new(),

@@ -7,10 +7,11 @@
 use std::cmp::Reverse;
 
 use cadre_crds::contract::SERVER_CONTAINER;
-use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer};
+use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
 use k8s_openapi::jiff::Timestamp;
 
 use super::manifest::levels;
+use super::revision::{self, at_once};
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
 use super::victims::{held_back, near};
@@ -21,6 +22,8 @@ use crate::names::{is_owned, name, server_selector};
 use crate::pod::{State, condition, end, state, stuck, unscheduled};
 use crate::settings::Settings;
 
+/// Nothing is to come.
+const SETTLED: &str = "Settled";
 /// Servers that the status names.
 const WORST: usize = 8;
 /// Utilization is told in steps of so many percent.
@@ -52,6 +55,9 @@ pub fn status(
     status.replicas = number(all.iter().filter(|it| it.is_present()));
     status.ready = number(all.iter().filter(|it| it.state == State::Ready));
     status.registered = number(all.iter().filter(|it| it.is_present() && it.report.is_some()));
+    let is_new = revision::is_new(observed);
+    status.updated_replicas = number(all.iter().filter(|it| it.is_present() && is_new(it)));
+    let outdated = number(all.iter().filter(|it| it.stays() && !is_new(it)));
     status.draining = number(all.iter().filter(|it| it.is_present() && it.drain.is_some()));
     status.quarantined = number(
         all.iter().filter(|it| it.is_present() && it.report.is_some_and(|it| it.quarantined)),
@@ -66,6 +72,9 @@ pub fn status(
         percent.map(|it| (it + PERCENT_STEP / 2) / PERCENT_STEP * PERCENT_STEP);
     status.worst_servers = worst(&all);
 
+    if !deleted && refusal.is_none() {
+        [status.current_revision, status.update_revision] = revision::told(observed);
+    }
     let desired = status.desired;
     let (ready, draining) = (status.ready, status.draining);
     let in_place = status.in_place_servers;
@@ -82,6 +91,8 @@ pub fn status(
     conditions.set("Available", available(ready, in_place, desired));
     let held_back = held_back(observed, &all);
     let progressing = progressing((ready, draining, desired), held_back, deleted);
+    let updates = updates(&pool.spec, outdated, desired).filter(|_| progressing.reason == SETTLED);
+    let progressing = updates.unwrap_or(progressing);
     conditions.set("Progressing", progressing.clone());
     conditions.set("Balanced", balanced(&all));
     conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
@@ -145,7 +156,27 @@ fn progressing(
         );
         return said(true, "WaitsForJobs", text);
     }
-    said(false, "Settled", "")
+    said(false, SETTLED, "")
+}
+
+/// What is to become of servers of former revisions, if there are any.
+fn updates(spec: &AttentionPoolSpec, outdated: u32, desired: u32) -> Option<Said> {
+    let updated = desired.saturating_sub(outdated);
+    let said = match at_once(spec) {
+        Some(_) => said(
+            true,
+            "Updating",
+            format!("{updated} of {desired} servers are of the new template"),
+        ),
+        None => {
+            let text = format!(
+                "{outdated} servers are of a former template; spec.updateStrategy.type is OnDelete: delete their pods for \
+                 the new one"
+            );
+            said(false, "WaitsForDeletes", text)
+        }
+    };
+    (outdated > 0).then_some(said)
 }
 
 /// Whether the pool has all that it asks for.

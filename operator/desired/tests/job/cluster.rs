@@ -163,7 +163,7 @@ impl World {
                 assert_eq!(before, None, "what is noted is noted once");
             }
             Action::DeleteSelf => self.gone = true,
-            Action::Create(Object::Pod(_) | Object::Budget(_))
+            Action::Create(Object::Pod(_) | Object::Budget(_) | Object::Revision(_))
             | Action::Apply(_)
             | Action::Drain { .. }
             | Action::Guard
