@@ -44,7 +44,10 @@ pub fn status(
     let deleted = pool.metadata.deletion_timestamp.is_some();
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();
-    if let Some(decision) = &observed.memory.decision {
+    if pool.spec.scaling.mode != ScalingMode::Auto {
+        // Whoever turns it on again begins with the servers that are there.
+        status.last_scale_decision = None;
+    } else if let Some(decision) = &observed.memory.decision {
         status.last_scale_decision = Some(decision.clone());
     }
     status.desired = match (deleted, &refusal) {
@@ -95,7 +98,7 @@ pub fn status(
     let progressing = updates.unwrap_or(progressing);
     conditions.set("Progressing", progressing.clone());
     conditions.set("Balanced", balanced(&all));
-    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
+    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, scale::is_known(observed)));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
     let degraded = degraded(observed, &all, applied.failure());
     conditions.set("Degraded", degraded.clone());
@@ -202,13 +205,14 @@ fn balanced(all: &[Server<'_>]) -> Said {
     said(false, "Imbalanced", "the busiest server is more than a fifth above the mean")
 }
 
-fn scaling(mode: ScalingMode, reports: bool) -> Said {
-    match (mode, reports) {
+fn scaling(mode: ScalingMode, is_known: bool) -> Said {
+    match (mode, is_known) {
         (ScalingMode::Fixed, _) => said(false, "Fixed", "spec.replicas is what is wanted"),
         (ScalingMode::External, _) => said(true, "External", "an autoscaler writes spec.replicas"),
         (ScalingMode::Auto, true) => said(true, "Auto", ""),
         (ScalingMode::Auto, false) => {
-            said(false, "NoReports", "no server reports load, so the number stays as it is")
+            let text = "servers that work are silent, or none has come; the number stays as it is";
+            said(false, "NoReports", text)
         }
     }
 }

@@ -207,6 +207,28 @@ fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
 }
 
 #[test]
+fn mode_auto_begins_with_the_servers_that_are_there_whatever_it_decided_once() {
+    let mut world = World::new(2);
+    let scaling = |world: &mut World, mode| {
+        world.pool.spec.scaling.mode = mode;
+        world.pool.spec.scaling.max = Some(20);
+        for _ in 0..6 {
+            world.calm();
+            world.reconcile(usize::MAX);
+        }
+        world.pool.status.as_ref().map(|it| (it.desired, it.last_scale_decision.is_some()))
+    };
+    let time = Time(Timestamp::UNIX_EPOCH);
+    let reason = "a test".to_owned();
+    world.memory.decision =
+        Some(ScaleDecision { time, from: 2, to: 6, utilization_percent: 70, reason });
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((6, true)));
+    assert_eq!(scaling(&mut world, ScalingMode::Fixed), Some((2, false)));
+    world.pool.spec.replicas = 4;
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((4, false)));
+}
+
+#[test]
 fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
     let mut world = World::new(3);
     rest(&mut world);
