@@ -13,7 +13,8 @@ use serde::forward_to_deserialize_any;
 
 use crate::{
     Access, Attention, AttentionPool, AttentionPoolSpec, Checkpoint, Drain, Fabric, FailurePolicy,
-    FailureRule, Health, Placement, PoolRef, Scaling, TrainingJobSpec,
+    FailureRule, Health, Placement, PoolRef, RollingUpdate, Scaling, TrainingJobSpec,
+    UpdateStrategy,
 };
 
 /// Names that are right at `path` of a `kind`, such as `spec.template.spec.containers`.
@@ -29,6 +30,8 @@ pub(crate) fn known(kind: &str, path: &str) -> &'static [&'static str] {
     if kind == AttentionPool::KIND {
         match path {
             "spec" => of::<AttentionPoolSpec>(),
+            "spec.updateStrategy" => of::<UpdateStrategy>(),
+            "spec.updateStrategy.rollingUpdate" => of::<RollingUpdate>(),
             "spec.scaling" => of::<Scaling>(),
             "spec.placement" => of::<Placement>(),
             "spec.fabric" => of::<Fabric>(),

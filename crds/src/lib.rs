@@ -20,6 +20,7 @@ mod readable;
 mod resource;
 #[cfg(feature = "schema")]
 pub mod schema;
+mod update;
 pub mod validate;
 
 pub use checkpoint::Checkpoint;
@@ -38,3 +39,4 @@ pub use pool::{
     Health, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,
 };
 pub use readable::{Bare, Readable};
+pub use update::{RollingUpdate, UpdateStrategy, UpdateType};

@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::update::UpdateStrategy;
+
 /// A pool of attention servers.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct AttentionPool {
@@ -79,6 +81,8 @@ pub struct AttentionPoolSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::server_template"))]
     pub template: Option<PodTemplateSpec>,
+    /// How a changed `template`, `fabric` or `placement` reaches servers that are there.
+    pub update_strategy: UpdateStrategy,
     /// Who decides about `replicas`, and within which bounds.
     pub scaling: Scaling,
     /// How near to the trainers the servers have to be.
@@ -99,6 +103,7 @@ impl Default for AttentionPoolSpec {
             replicas: 0,
             in_place: true,
             template: None,
+            update_strategy: UpdateStrategy::default(),
             scaling: Scaling::default(),
             placement: Placement::default(),
             fabric: Fabric::default(),
@@ -288,6 +293,14 @@ pub struct AttentionPoolStatus {
     pub ready: u32,
     /// Servers with a live control connection.
     pub registered: u32,
+    /// Servers of the update revision.
+    pub updated_replicas: u32,
+    /// Name of the ControllerRevision that servers come back with until a change has reached them.
+    #[cfg_attr(feature = "schema", schemars(length(max = 253)))]
+    pub current_revision: String,
+    /// Name of the ControllerRevision of the spec as it is; the current one once the change has reached all servers.
+    #[cfg_attr(feature = "schema", schemars(length(max = 253)))]
+    pub update_revision: String,
     /// Servers on their way out.
     pub draining: u32,
     /// Servers kept out for slowness or failures.

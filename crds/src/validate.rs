@@ -10,7 +10,9 @@ use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER, is_reserved};
-use crate::{AttentionPool, Checkpoint, FailurePolicy, ScalingMode, TrainingJob};
+use crate::{
+    AttentionPool, Checkpoint, FailurePolicy, ScalingMode, TrainingJob, UpdateStrategy, UpdateType,
+};
 
 /// Longest name of an object: leaves room for the suffixes of pods and their attempts within 63.
 pub const NAME_LENGTH: usize = 52;
@@ -54,6 +56,7 @@ pub fn pool(pool: &AttentionPool) -> Result<(), Refusal> {
             "set spec.replicas to 1 or more, or spec.inPlace to true",
         );
     }
+    update(&spec.update_strategy)?;
     within("spec.scaling.min", scaling.min, 0, WORKERS)?;
     match scaling.max {
         Some(max) => within("spec.scaling.max", max, scaling.min.max(1), WORKERS)?,
@@ -85,6 +88,21 @@ pub fn pool(pool: &AttentionPool) -> Result<(), Refusal> {
     match &spec.template {
         Some(template) => container(template, SERVER_CONTAINER).map(|_| ()),
         None => Ok(()),
+    }
+}
+
+fn update(strategy: &UpdateStrategy) -> Result<(), Refusal> {
+    match (&strategy.rolling_update, strategy.r#type) {
+        (None, _) => Ok(()),
+        (Some(_), UpdateType::OnDelete) => refuse(
+            "spec.updateStrategy.rollingUpdate",
+            "is of no use to spec.updateStrategy.type OnDelete",
+            "remove it, or write RollingUpdate",
+        ),
+        (Some(rolling), UpdateType::RollingUpdate) => {
+            let field = "spec.updateStrategy.rollingUpdate.maxUnavailable";
+            within(field, rolling.max_unavailable, 1, WORKERS)
+        }
     }
 }
 

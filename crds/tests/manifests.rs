@@ -223,6 +223,14 @@ fn values_that_mean_nothing_are_refused() {
          may be at most",
     );
     spec("scaling: {min: 3, max: 2}", "spec.scaling.max is 2; write a number from 3 to 4096");
+    spec(
+        "updateStrategy: {type: OnDelete, rollingUpdate: {maxUnavailable: 2}}",
+        "spec.updateStrategy.rollingUpdate is of no use to spec.updateStrategy.type OnDelete; remove it, or write RollingUpdate",
+    );
+    spec(
+        "updateStrategy: {rollingUpdate: {maxUnavailable: 0}}",
+        "spec.updateStrategy.rollingUpdate.maxUnavailable is 0; write a number from 1 to 4096",
+    );
     spec("drain: {timeoutSeconds: 0}", "spec.drain.timeoutSeconds is 0; write 1 or more");
     spec(
         "health: {suspectAfterMilliseconds: 100}",

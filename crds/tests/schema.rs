@@ -207,6 +207,13 @@ fn rules_of_pools_refuse_and_let_pass() {
     );
     assert_eq!(pool_says(&[("/spec/scaling", json!({"min": 3, "max": 3}))]), None);
 
+    let strategy = |it: Value| [("/spec/updateStrategy", it)];
+    let both = strategy(json!({"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 2}}));
+    refused(pool_says, &both, "spec.updateStrategy.rollingUpdate is of no use");
+    for good in [json!({"type": "OnDelete"}), json!({"rollingUpdate": {"maxUnavailable": 2}})] {
+        assert_eq!(pool_says(&strategy(good)), None);
+    }
+
     let container = "/spec/template/spec/containers/0";
     let name = format!("{container}/name");
     refused(pool_says, &[(&name, "other".into())], "exactly one container, named `server`");
@@ -321,5 +328,5 @@ fn every_rule_is_tested_here() {
         });
     }
     // A new rule: write both of its cases above, then count it here.
-    assert_eq!(rules.len(), 17, "{rules:#?}");
+    assert_eq!(rules.len(), 18, "{rules:#?}");
 }

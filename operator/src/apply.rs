@@ -18,6 +18,7 @@ use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER};
 use cadre_desired::{Action, Kind, Object, Reference};
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -98,10 +99,12 @@ where
         }
         Action::Create(Object::Service(it)) => create(client, owner, *it).await.map(drop),
         Action::Create(Object::Budget(it)) => create(client, owner, *it).await.map(drop),
+        Action::Create(Object::Revision(it)) => create(client, owner, *it).await.map(drop),
         Action::Apply(Object::Pod(it)) => apply(client, &namespace, *it).await,
         Action::Apply(Object::Job(it)) => apply(client, &namespace, *it).await,
         Action::Apply(Object::Service(it)) => apply(client, &namespace, *it).await,
         Action::Apply(Object::Budget(it)) => apply(client, &namespace, *it).await,
+        Action::Apply(Object::Revision(it)) => apply(client, &namespace, *it).await,
         Action::Drain { pod, reason, since } => {
             let notes =
                 json!({ANNOTATION_DRAIN: reason, ANNOTATION_DRAIN_SINCE: since.to_string()});
@@ -141,6 +144,9 @@ where
             Kind::Budget => {
                 delete::<PodDisruptionBudget>(client, &namespace, &which).await.map(drop)
             }
+            Kind::Revision => {
+                delete::<ControllerRevision>(client, &namespace, &which).await.map(drop)
+            }
         },
         Action::DeleteSelf => {
             let name = owner.name_any();
@@ -178,6 +184,7 @@ where
                     "Service" => "Service",
                     "Job" => "Job",
                     "Pod" => "Pod",
+                    "ControllerRevision" => "ControllerRevision",
                     _ => "PodDisruptionBudget",
                 };
                 return Err(Error::NameTaken { kind, name });

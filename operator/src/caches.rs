@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
-use cadre_crds::contract::{LABEL_JOB, LABEL_POOL};
+use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
+    Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -47,6 +48,7 @@ pub(crate) struct Caches {
     pub(crate) jobs: Store<Job>,
     pub(crate) services: Store<Service>,
     pub(crate) budgets: Store<PodDisruptionBudget>,
+    pub(crate) revisions: Store<ControllerRevision>,
     pub(crate) nodes: Option<Store<Node>>,
     pub(crate) pool_triggers: Triggers,
     pub(crate) job_triggers: Triggers,
@@ -124,6 +126,16 @@ impl Caches {
             },
         );
 
+        let own = owned.clone();
+        let revisions: Store<ControllerRevision> = watch(
+            scoped(client, namespace),
+            ours(),
+            |it| prune(&mut it.metadata),
+            move |it| {
+                own.owner(&it.metadata);
+            },
+        );
+
         let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
         let nodes = namespace.is_none().then(|| {
             watch(Api::all(client.clone()), all(), prune_node, move |it: &Node| {
@@ -147,6 +159,7 @@ impl Caches {
             jobs,
             services,
             budgets,
+            revisions,
             nodes,
             pool_triggers,
             job_triggers,
@@ -170,6 +183,7 @@ impl Caches {
         self.jobs.wait_until_ready().await.context(gone)?;
         self.services.wait_until_ready().await.context(gone)?;
         self.budgets.wait_until_ready().await.context(gone)?;
+        self.revisions.wait_until_ready().await.context(gone)?;
         if let Some(nodes) = &self.nodes {
             nodes.wait_until_ready().await.context(gone)?;
         }
@@ -290,10 +304,16 @@ fn prune(meta: &mut ObjectMeta) {
     }
 }
 
-/// Of a pod's spec only its node counts, of its init containers those that have failed.
+/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
-    pod.spec = pod.spec.take().map(|it| PodSpec { node_name: it.node_name, ..PodSpec::default() });
+    pod.spec = pod.spec.take().map(|it| {
+        let own = it.containers.into_iter().filter(|it| it.name == SERVER_CONTAINER);
+        let image =
+            |it: Container| Container { name: it.name, image: it.image, ..Container::default() };
+        let containers = own.map(image).collect();
+        PodSpec { node_name: it.node_name, containers, ..PodSpec::default() }
+    });
     if let Some(status) = &mut pod.status {
         let failed = |it: &ContainerStatus| {
             let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());

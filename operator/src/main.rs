@@ -125,8 +125,11 @@ async fn main() -> anyhow::Result<()> {
         };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
-        let control = serve_workers(&context, &arguments, lease.transitions().await?);
+        let listener = listen(&arguments).await?;
+        let control = serve_workers(&context, listener, lease.transitions().await?);
         tokio::select! {
+            // The service first: it says that not all workers have come back, before anybody looks.
+            biased;
             ended = control => ended,
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
@@ -145,19 +148,26 @@ async fn main() -> anyhow::Result<()> {
     }
 }
 
-/// The control service, if there are certificates for it.
-async fn serve_workers(
-    context: &Arc<Context>,
-    arguments: &Arguments,
-    term: u64,
-) -> anyhow::Result<()> {
+/// Where workers join, if there are certificates for it.
+async fn listen(arguments: &Arguments) -> anyhow::Result<Option<control::Listener>> {
     let Some(certificates) = arguments.certificates.clone() else {
         tracing::warn!("no --certificates: workers cannot join");
-        return std::future::pending().await;
+        return Ok(None);
     };
     let place = control::Place { address: arguments.control, certificates };
     let listener = control::listen(&place).await?;
-    tracing::info!("workers join at {}, term {term}", arguments.control);
+    tracing::info!("workers join at {}", arguments.control);
+    Ok(Some(listener))
+}
+
+/// The control service, if there is a listener for it.
+async fn serve_workers(
+    context: &Arc<Context>,
+    listener: Option<control::Listener>,
+    term: u64,
+) -> anyhow::Result<()> {
+    let Some(listener) = listener else { return std::future::pending().await };
+    tracing::info!("workers are served, term {term}");
     control::run(context.clone(), listener, term).await
 }
 

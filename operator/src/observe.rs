@@ -12,6 +12,7 @@ use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use cadre_desired::pool::Node;
 use cadre_desired::{job, pool, servers_budget, servers_service, trainers_service};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -48,11 +49,17 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
     let of_servers = servers_budget(&name);
     let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
+    let of_home = |it: &ControllerRevision| {
+        it.metadata.namespace.as_ref() == Some(&home)
+            && label(&it.metadata, LABEL_POOL) == Some(&name)
+    };
+    let revisions = context.caches.revisions.state_filter(of_home);
     pool::Observed {
         pool: object.clone(),
         unreadable: read.unreadable.clone(),
         service: service.map(|it| it.as_ref().clone()),
         budget: budget.map(|it| it.as_ref().clone()),
+        revisions,
         pods,
         trainers,
         nodes,

@@ -36,8 +36,11 @@ pub(crate) async fn reconcile(
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    // What was asked for and who scales are not to see an old answer.
-    let asked = |it: &AttentionPoolStatus| (it.observed_generation, it.desired);
+    // What was asked for, who scales and who waits for a change are not to see an old answer.
+    let asked = |it: &AttentionPoolStatus| {
+        let revisions = [&it.current_revision, &it.update_revision].map(String::clone);
+        (it.observed_generation, it.desired, revisions)
+    };
     let at_once = old.is_none_or(|it| asked(it) != asked(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
     if object.object.metadata.deletion_timestamp.is_some() {

@@ -181,6 +181,8 @@ fn combinations(good: &Value) -> Vec<Bad> {
         all.push(("spec.scaling", json!({"mode": "Auto"})));
         all.push(("spec.scaling", json!({"min": 3, "max": 2})));
         all.push(("spec.access.namespaces", json!(["a", "a"])));
+        let both = json!({"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 2}});
+        all.push(("spec.updateStrategy", both));
     } else {
         all.push(("spec.checkpoint", json!({"claimName": "a", "hostPath": "/b"})));
         all.push(("spec.attention.poolRef", json!({"name": "nowhere"})));

@@ -37,6 +37,7 @@ mod the_chart_makes_the_recorded_manifests;
 mod training;
 mod training_goes_on_when_a_gpu_is_taken;
 mod training_goes_on_without_an_operator;
+mod who_may_edit_a_namespace_trains_there;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -90,6 +91,7 @@ const PROMISES: &[Promise] = promises! {
     ControlPlane Beside:
         another_operator_takes_over_and_changes_no_pod
         bad_objects_are_refused_in_our_words
+        who_may_edit_a_namespace_trains_there
         the_chart_makes_the_recorded_manifests;
     ControlPlane Alone:
         every_bad_field_is_refused_or_told

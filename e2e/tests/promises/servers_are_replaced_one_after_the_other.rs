@@ -98,7 +98,15 @@ async fn replaced(cluster: &Cluster) -> Result<()> {
     let after = after?;
     ensure!(least >= 7, "only {least} of 8 servers were ready at a time: {when}");
     ensure!(after.len() == 8, "{after:?}");
-    status(cluster, "eight servers ready", |it| it.ready == 8).await.map(drop)
+    let done = status(cluster, "eight servers of the only revision", |it| {
+        it.ready == 8 && it.updated_replicas == 8 && it.current_revision == it.update_revision
+    })
+    .await?;
+    let kept = ["get", "controllerrevisions", "-n", HERE, "-o", "name"];
+    let kept = cluster.kubectl(&kept)?;
+    let expected = format!("controllerrevision.apps/{}", done.update_revision);
+    ensure!(kept.trim() == expected, "`{kept}` are kept, of which {expected} is needed");
+    Ok(())
 }
 
 /// Pods of a node that was silent are not ready for a moment: that replaces nobody.

@@ -7,6 +7,7 @@
 
 use std::ops::Deref;
 
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -59,6 +60,8 @@ pub enum Object {
     Pod(Box<Pod>),
     /// How many servers may be evicted at once.
     Budget(Box<PodDisruptionBudget>),
+    /// What servers are made from.
+    Revision(Box<ControllerRevision>),
 }
 
 /// Kind of an object that the operator makes.
@@ -72,6 +75,8 @@ pub enum Kind {
     Pod,
     /// `policy/v1` `PodDisruptionBudget`.
     Budget,
+    /// `apps/v1` `ControllerRevision`.
+    Revision,
 }
 
 /// One object of the cluster.
@@ -103,6 +108,7 @@ impl Object {
             Self::Job(_) => Kind::Job,
             Self::Pod(_) => Kind::Pod,
             Self::Budget(_) => Kind::Budget,
+            Self::Revision(_) => Kind::Revision,
         }
     }
 
@@ -113,6 +119,7 @@ impl Object {
             Self::Job(it) => &it.metadata,
             Self::Pod(it) => &it.metadata,
             Self::Budget(it) => &it.metadata,
+            Self::Revision(it) => &it.metadata,
         }
     }
 }

@@ -6,6 +6,7 @@
 //! ```text
 //! attempt of a job    NAME-ATTEMPT            52 + 1 + 5; its pods NAME-ATTEMPT-INDEX, + 1 + 4
 //! server of a pool    NAME-SLOT-INCARNATION   52 + 1 + 3 + 1 + 6, the numbers in base 36
+//! revision of a pool  NAME-DIGEST             no label, so it may be longer
 //! services, budget    NAME-trainers, NAME-servers   2 + 52 + 9
 //! ```
 //!
@@ -54,6 +55,11 @@ fn letter(name: &str) -> &'static str {
 /// Name of a server's pod.
 pub fn server(pool: &str, slot: u32, incarnation: u32) -> String {
     format!("{pool}-{}-{}", base36(slot), base36(incarnation.min(LAST_INCARNATION)))
+}
+
+/// Name of what servers of this digest are made from.
+pub(crate) fn revision(pool: &str, digest: &str) -> String {
+    format!("{pool}-{digest}")
 }
 
 fn base36(mut number: u32) -> String {

@@ -7,6 +7,7 @@ mod issuers;
 mod leading;
 mod pods;
 mod refusals;
+mod rollout;
 mod server;
 mod standing;
 mod telling;

@@ -104,4 +104,16 @@ async fn a_job_is_served_by_servers_of_its_build_and_others_wait_for_one_of_thei
     let (another, newer) = tokio::join!(another, newer);
     let (another, _newer) = (another.expect("it serves"), newer.expect("it trains"));
     assert_eq!(another.welcome.session, "n/newer/1");
+
+    // As if another operator had made the one that works on: a lost server has a successor of that one's image.
+    let image = json!({"spec": {"containers": [{"name": "server", "image": "cadre:before"}]}});
+    server.put("pods", &name(&servers[0]), &image);
+    server.remove_object("pods", &name(&servers[1]));
+    let successor = server
+        .until("a successor", |all| {
+            let slot = |it: &Value| it["metadata"]["labels"]["cadre.dev/slot"] == "1";
+            all.of("pods").into_iter().find(|it| role(it) && slot(it)).cloned()
+        })
+        .await;
+    assert_eq!(successor["spec"]["containers"][0]["image"], "cadre:before");
 }

@@ -2,12 +2,15 @@
 //!
 //! In: a pool that passed validation and what a server's start is about. Out: the server's pod, the
 //! Service and the disruption budget. Nothing is decided here; equal inputs, equal objects.
-//!
-//! A pod's revision is made from what the user wrote, not from what became of it: another version of the
-//! operator makes other pods and replaces none.
 
 use std::collections::BTreeMap;
 
+use super::Observed;
+use super::revision::Revision;
+use super::server::servers;
+use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
+use crate::podspec::{complete, empty, mount, variable, volume};
+use crate::settings::Settings;
 use cadre_crds::contract::{
     ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, CADRE_INCARNATION, CADRE_INDEX,
     CADRE_POOL, CADRE_ROLE, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE, LABEL_SLOT,
@@ -25,13 +28,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     LabelSelector, LabelSelectorRequirement, ObjectMeta,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use xxhash_rust::xxh3::xxh3_64;
-
-use super::Observed;
-use super::server::servers;
-use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
-use crate::podspec::{complete, empty, mount, variable, volume};
-use crate::settings::Settings;
 
 /// Seconds beyond the drain's that a server has between SIGTERM and SIGKILL.
 const GRACE_SECONDS: i64 = 10;
@@ -53,25 +49,23 @@ pub(crate) fn levels<'a>(spec: &'a AttentionPoolSpec, settings: &'a Settings) ->
     if own.is_empty() { &settings.levels } else { own }
 }
 
-/// Digest of what servers are made from. Pods that run carry it, and another one replaces them: every build makes the same
-/// of the same spec. So a field that a later build adds to these three counts only where it is set.
-pub(crate) fn revision(spec: &AttentionPoolSpec) -> String {
-    let parts = (&spec.template, &spec.fabric, &spec.placement);
-    let text = serde_json::to_string(&parts).expect("a spec is plain data");
-    format!("{:016x}", xxh3_64(text.as_bytes()))
-}
-
-/// A dedicated server.
-pub(crate) fn server(observed: &Observed, settings: &Settings, start: &Start) -> Pod {
-    let pool = &observed.pool;
+/// A dedicated server of a revision.
+pub(crate) fn server(
+    observed: &Observed,
+    settings: &Settings,
+    revision: &Revision<'_>,
+    start: &Start,
+) -> Pod {
+    let pool = revision.pool.as_ref();
     let template = pool.spec.template.clone();
-    let template = template.unwrap_or_else(|| own_template(image(observed, settings), settings));
+    let own = || own_template(image(observed, &revision.digest, settings), settings);
+    let template = template.unwrap_or_else(own);
     let from = template.metadata.unwrap_or_default();
     let mut labels = from.labels.unwrap_or_default();
     labels.extend(pool_labels(&pool.metadata));
     labels.extend(queue_labels(&pool.metadata));
     labels.insert(LABEL_SLOT.into(), start.slot.to_string());
-    labels.insert(LABEL_REVISION.into(), revision(&pool.spec));
+    labels.insert(LABEL_REVISION.into(), revision.digest.clone());
     let mut annotations = from.annotations.unwrap_or_default();
     annotations.insert(ANNOTATION_INCARNATION.into(), start.incarnation.to_string());
     annotations.insert(ANNOTATION_FAILURES.into(), start.failures.to_string());
@@ -106,13 +100,12 @@ pub(crate) fn server(observed: &Observed, settings: &Settings, start: &Start) ->
     }
 }
 
-/// Image of a server whose pool names none: that of the servers that work for jobs, else the chart's. After an upgrade the
-/// chart's may be of another build, which cannot work for these jobs.
-fn image<'a>(observed: &'a Observed, settings: &'a Settings) -> &'a str {
-    let current = revision(&observed.pool.spec);
+/// Image of a server whose revision names none: that of the servers of it that work for jobs, else the chart's. After an
+/// upgrade the chart's may be of another build, which cannot work for these jobs.
+fn image<'a>(observed: &'a Observed, digest: &str, settings: &'a Settings) -> &'a str {
     let mut all = servers(observed).into_iter();
     let works = all.find(|it| {
-        it.revision() == Some(&current) && it.stays() && it.report.is_some_and(|it| it.serves)
+        it.revision() == Some(digest) && it.stays() && it.report.is_some_and(|it| it.serves)
     });
     let containers = works.and_then(|it| Some(&it.pod.spec.as_ref()?.containers));
     let own = containers.and_then(|it| it.iter().find(|it| it.name == SERVER_CONTAINER));
@@ -277,7 +270,7 @@ pub(crate) fn budget(pool: &AttentionPool, wanted: u32) -> PodDisruptionBudget {
     }
 }
 
-fn meta(pool: &AttentionPool, name: String) -> ObjectMeta {
+pub(crate) fn meta(pool: &AttentionPool, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
         namespace: pool.metadata.namespace.clone(),

@@ -15,10 +15,12 @@
 //! end. A server that nobody is connected to has nothing to hand over.
 //!
 //! Invariants: at most the wanted number of servers is made; a slot has one successor at a time; a
-//! replacement takes the lowest free slot, which is the one of the server that it replaces.
+//! replacement takes the lowest free slot, which is the one of the server that it replaces. What a
+//! replacement is made from is decided in `revision.rs`.
 
 mod facts;
 mod manifest;
+mod revision;
 pub mod scale;
 mod server;
 mod status;
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
 use cadre_crds::validate::{self, Refusal};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
@@ -40,6 +43,7 @@ use crate::names::{LAST_INCARNATION, is_owned};
 use crate::pod::State;
 use crate::settings::Settings;
 pub use facts::facts;
+use revision::Rollout;
 use scale::{Memory, Scale};
 use server::{Server, servers};
 pub use status::status;
@@ -64,6 +68,8 @@ pub struct Observed {
     pub service: Option<Service>,
     /// Its disruption budget, if there is one by that name.
     pub budget: Option<PodDisruptionBudget>,
+    /// What its servers are and were made from.
+    pub revisions: Vec<Arc<ControllerRevision>>,
     /// Its servers' pods.
     pub pods: Vec<Arc<Pod>>,
     /// Pods of trainers, of any kind, that joined the pool by its label.
@@ -132,6 +138,9 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         surroundings(observed, scale.servers, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
+    if !deleted {
+        revision::keep(observed, &all, wanted, &mut decision.actions);
+    }
     leave(observed, settings, &all, wanted, now, &mut decision);
     come(observed, settings, &all, wanted, now, &mut decision);
     bury(&all, wanted, &mut decision);
@@ -149,7 +158,8 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut V
     let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
     let guarded = finalizers.iter().any(|it| it == FINALIZER);
     let serving = all.iter().any(|it| it.is_present() && it.report.is_some());
-    if guarded && !serving {
+    // Of a leader who has just begun not all servers have come back.
+    if guarded && !serving && observed.reports_complete {
         actions.push(Action::Release);
     } else if !guarded && serving && !deleted {
         actions.push(Action::Guard);
@@ -230,6 +240,7 @@ fn come(
     let held = all.iter().filter(|it| it.is_present() && !it.shrinks()).count();
     let taken: BTreeSet<u32> = all.iter().filter(|it| it.is_present()).map(|it| it.slot).collect();
     let free = (0_u32..).filter(|slot| !taken.contains(slot));
+    let mut rollout = Rollout::new(observed, all);
     let mut made = 0;
     for slot in free.take(wanted.saturating_sub(held)) {
         if made == MADE_AT_ONCE {
@@ -253,7 +264,7 @@ fn come(
         let incarnation = last.map_or(age, |it| age.max(it.incarnation.saturating_add(1)));
         let avoid = last.map_or_else(Vec::new, |it| it.avoided(&observed.pool));
         let start = manifest::Start { slot, incarnation, failures, avoid };
-        let pod = manifest::server(observed, settings, &start);
+        let pod = manifest::server(observed, settings, rollout.next(last), &start);
         decision.actions.push(Action::Create(Object::Pod(Box::new(pod))));
         made += 1;
     }

@@ -12,7 +12,9 @@
 //! most. It shrinks when they are less busy than a fifth below the target, to a number that would be a
 //! tenth below it, and only when every look within `scaleDownStabilizationSeconds` wanted that.
 //! Between the two it stays, and it lands well inside: at constant load it finds a number and stays.
-//! Without reports it stays too.
+//! While a server that works is silent it stays too, and where some of the wanted servers are not there, it does not take
+//! their share for idle. Servers without a job are idle. A pool has one server at least while a job is there, and else
+//! `min`, so it goes to 0 and comes back.
 //!
 //! Whole numbers only; the memory is bounded.
 
@@ -25,6 +27,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::server::servers;
+use crate::pod::{State, state};
 
 /// Looks that are remembered at most; within a window older ones are thinned out.
 const REMEMBERED: usize = 128;
@@ -72,13 +75,21 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let mut memory = observed.memory.clone();
     let second = now.as_second();
     let again = Some(LOOK_SECONDS);
-    let Some((load, busy)) = load_ppm(observed).zip(utilization_ppm(observed)) else {
+    let Some(load) = load_ppm(observed) else {
         return Scale { servers: current, memory, again };
     };
-    let wish = wish(load, scaling.target_utilization_percent, current).clamp(scaling.min, most);
+    let least = least(observed).min(most);
+    let busy = load.busy();
+    let wish = match busy {
+        Some(busy) => wish(load.sum, busy, scaling.target_utilization_percent, current),
+        None => current,
+    };
+    let wish = wish.clamp(least, most);
     memory.look(second, wish, i64::from(scaling.scale_down_stabilization_seconds));
     let grown = memory.lacked(second).min(wish);
-    let servers = if grown > current {
+    let servers = if current < least {
+        least
+    } else if grown > current {
         // Doubling at most: load that was held back shows itself in the next look.
         grown.min(current.saturating_mul(2).max(1))
     } else if wish > current {
@@ -87,8 +98,10 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
         memory.sufficed(second, i64::from(scaling.scale_down_stabilization_seconds), current)
     };
     if servers != current {
-        let percent = busy / 10_000;
-        let reason = if servers > current {
+        let percent = u32::try_from(busy.unwrap_or(0) / 10_000).unwrap_or(100);
+        let reason = if current < least {
+            "a job waits for a server".to_owned()
+        } else if servers > current {
             format!("servers were busy for {percent} %, above the target")
         } else {
             format!("{servers} servers sufficed for {} s", scaling.scale_down_stabilization_seconds)
@@ -104,9 +117,15 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     Scale { servers, memory, again }
 }
 
-/// Servers for the load (in millionths of a server), or as many as there are when that is near enough. They are counted as
-/// `cadre plan` counts them.
-fn wish(load: u64, target_percent: u32, current: u32) -> u32 {
+/// Servers that a pool has at least: one for a job that is there.
+fn least(observed: &Observed) -> u32 {
+    let is_there = observed.trainers.iter().any(|it| state(it) != State::Ended);
+    observed.pool.spec.scaling.min.max(u32::from(is_there))
+}
+
+/// Servers for the load (in millionths of a server), or as many as there are when that is near enough, or when those of
+/// them that are there are `busy`. They are counted as `cadre plan` counts them.
+fn wish(load: u64, busy: u64, target_percent: u32, current: u32) -> u32 {
     let target = u64::from(target_percent) * 10_000;
     let share = |percent: u64| (target * percent / 100).max(1);
     let busy_at = |percent: u64| {
@@ -117,7 +136,7 @@ fn wish(load: u64, target_percent: u32, current: u32) -> u32 {
     if load > share(GROW_PERCENT) * u64::from(current) {
         return busy_at(100);
     }
-    if load < share(SHRINK_PERCENT) * u64::from(current) {
+    if load < share(SHRINK_PERCENT) * u64::from(current) && busy < share(SHRINK_PERCENT) {
         return busy_at(LAND_PERCENT).min(current);
     }
     current
@@ -137,12 +156,39 @@ pub(crate) fn decided(observed: &Observed) -> u32 {
     last.map_or(pool.spec.replicas, |it| it.to).clamp(scaling.min, most)
 }
 
-/// Work at hand, in millionths of a server: the sum over the servers that serve. None while one of them
-/// is silent, since its part is not known. Servers that have just come have no part yet.
-fn load_ppm(observed: &Observed) -> Option<u64> {
-    let serving = servers(observed);
-    let parts = serving.iter().filter(|it| it.stays()).filter_map(|it| it.report);
-    parts.map(|it| it.busy_ppm.map(u64::from)).sum()
+/// Work at hand.
+struct Load {
+    /// In millionths of a server.
+    sum: u64,
+    /// Servers that it is of.
+    servers: u64,
+}
+
+impl Load {
+    /// Mean busy share of its servers, in millionths; none where there are none.
+    fn busy(&self) -> Option<u64> {
+        self.sum.checked_div(self.servers)
+    }
+}
+
+/// The load of all servers that are connected. None while one that works is silent, since its part is not known. Servers
+/// that have just come have no part yet, and those without a job none.
+fn load_ppm(observed: &Observed) -> Option<Load> {
+    let mut load = Load { sum: 0, servers: 0 };
+    for report in servers(observed).iter().filter(|it| it.stays()).filter_map(|it| it.report) {
+        load.sum += match report.busy_ppm {
+            Some(busy) => u64::from(busy),
+            None if report.serves => return None,
+            None => 0,
+        };
+        load.servers += 1;
+    }
+    Some(load)
+}
+
+/// Whether mode `Auto` knows how much work there is.
+pub(crate) fn is_known(observed: &Observed) -> bool {
+    load_ppm(observed).is_some_and(|it| it.servers > 0 || decided(observed) == 0)
 }
 
 /// Mean busy share of the servers that report, in millionths; none while none does.

@@ -23,6 +23,8 @@ const AVOIDED: usize = 8;
 pub(crate) const SHRINK: &str = "ScaledDown";
 /// Reason of a drain before the pool's own end.
 pub(crate) const POOL_DELETED: &str = "PoolDeleted";
+/// Reason of a drain for a server of another revision.
+pub(crate) const TEMPLATE_CHANGED: &str = "TemplateChanged";
 /// Reason of a drain for slowness or failures.
 pub(crate) const QUARANTINED: &str = "Quarantined";
 
@@ -103,8 +105,14 @@ impl Server<'_> {
         }
     }
 
+    /// Digest of what it was made from.
     pub(crate) fn revision(&self) -> Option<&str> {
         label(&self.pod.metadata, LABEL_REVISION)
+    }
+
+    /// It leaves, or has left, for one of another revision.
+    pub(crate) fn is_updated(&self) -> bool {
+        self.drain.as_ref().is_some_and(|it| it.reason == TEMPLATE_CHANGED)
     }
 
     /// Failures of the slot in a row, this server's included; 0 unless it has failed.

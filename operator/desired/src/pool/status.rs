@@ -7,10 +7,11 @@
 use std::cmp::Reverse;
 
 use cadre_crds::contract::SERVER_CONTAINER;
-use cadre_crds::{AttentionPoolStatus, ScalingMode, WorstServer};
+use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
 use k8s_openapi::jiff::Timestamp;
 
 use super::manifest::levels;
+use super::revision::{self, at_once};
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
 use super::victims::{held_back, near};
@@ -21,6 +22,8 @@ use crate::names::{is_owned, name, server_selector};
 use crate::pod::{State, condition, end, state, stuck, unscheduled};
 use crate::settings::Settings;
 
+/// Nothing is to come.
+const SETTLED: &str = "Settled";
 /// Servers that the status names.
 const WORST: usize = 8;
 /// Utilization is told in steps of so many percent.
@@ -41,7 +44,10 @@ pub fn status(
     let deleted = pool.metadata.deletion_timestamp.is_some();
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();
-    if let Some(decision) = &observed.memory.decision {
+    if pool.spec.scaling.mode != ScalingMode::Auto {
+        // Whoever turns it on again begins with the servers that are there.
+        status.last_scale_decision = None;
+    } else if let Some(decision) = &observed.memory.decision {
         status.last_scale_decision = Some(decision.clone());
     }
     status.desired = match (deleted, &refusal) {
@@ -52,6 +58,9 @@ pub fn status(
     status.replicas = number(all.iter().filter(|it| it.is_present()));
     status.ready = number(all.iter().filter(|it| it.state == State::Ready));
     status.registered = number(all.iter().filter(|it| it.is_present() && it.report.is_some()));
+    let is_new = revision::is_new(observed);
+    status.updated_replicas = number(all.iter().filter(|it| it.is_present() && is_new(it)));
+    let outdated = number(all.iter().filter(|it| it.stays() && !is_new(it)));
     status.draining = number(all.iter().filter(|it| it.is_present() && it.drain.is_some()));
     status.quarantined = number(
         all.iter().filter(|it| it.is_present() && it.report.is_some_and(|it| it.quarantined)),
@@ -66,6 +75,9 @@ pub fn status(
         percent.map(|it| (it + PERCENT_STEP / 2) / PERCENT_STEP * PERCENT_STEP);
     status.worst_servers = worst(&all);
 
+    if !deleted && refusal.is_none() {
+        [status.current_revision, status.update_revision] = revision::told(observed);
+    }
     let desired = status.desired;
     let (ready, draining) = (status.ready, status.draining);
     let in_place = status.in_place_servers;
@@ -82,9 +94,11 @@ pub fn status(
     conditions.set("Available", available(ready, in_place, desired));
     let held_back = held_back(observed, &all);
     let progressing = progressing((ready, draining, desired), held_back, deleted);
+    let updates = updates(&pool.spec, outdated, desired).filter(|_| progressing.reason == SETTLED);
+    let progressing = updates.unwrap_or(progressing);
     conditions.set("Progressing", progressing.clone());
     conditions.set("Balanced", balanced(&all));
-    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, percent.is_some()));
+    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, scale::is_known(observed)));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
     let degraded = degraded(observed, &all, applied.failure());
     conditions.set("Degraded", degraded.clone());
@@ -145,7 +159,27 @@ fn progressing(
         );
         return said(true, "WaitsForJobs", text);
     }
-    said(false, "Settled", "")
+    said(false, SETTLED, "")
+}
+
+/// What is to become of servers of former revisions, if there are any.
+fn updates(spec: &AttentionPoolSpec, outdated: u32, desired: u32) -> Option<Said> {
+    let updated = desired.saturating_sub(outdated);
+    let said = match at_once(spec) {
+        Some(_) => said(
+            true,
+            "Updating",
+            format!("{updated} of {desired} servers are of the new template"),
+        ),
+        None => {
+            let text = format!(
+                "{outdated} servers are of a former template; spec.updateStrategy.type is OnDelete: delete their pods for \
+                 the new one"
+            );
+            said(false, "WaitsForDeletes", text)
+        }
+    };
+    (outdated > 0).then_some(said)
 }
 
 /// Whether the pool has all that it asks for.
@@ -171,13 +205,14 @@ fn balanced(all: &[Server<'_>]) -> Said {
     said(false, "Imbalanced", "the busiest server is more than a fifth above the mean")
 }
 
-fn scaling(mode: ScalingMode, reports: bool) -> Said {
-    match (mode, reports) {
+fn scaling(mode: ScalingMode, is_known: bool) -> Said {
+    match (mode, is_known) {
         (ScalingMode::Fixed, _) => said(false, "Fixed", "spec.replicas is what is wanted"),
         (ScalingMode::External, _) => said(true, "External", "an autoscaler writes spec.replicas"),
         (ScalingMode::Auto, true) => said(true, "Auto", ""),
         (ScalingMode::Auto, false) => {
-            said(false, "NoReports", "no server reports load, so the number stays as it is")
+            let text = "servers that work are silent, or none has come; the number stays as it is";
+            said(false, "NoReports", text)
         }
     }
 }

@@ -5,10 +5,11 @@
 //! A pool that shrinks gives up, in this order: who has no node, who is quarantined, who is not ready, who works for no
 //! job, the slowest, the farthest from the trainers, who sits most alone (the most fragmented place), the
 //! highest slot. Replacements (quarantine, cordoned node, new template) take turns: at most a quarter
-//! of the pool at a time, and for a new template one after the other.
+//! of the pool at a time, and for a new template as many as `spec.updateStrategy` says.
 //!
-//! A server that works for a job is replaced by one of a new template only while that one may work for the same job: where
-//! the first successor turns out to be of another data version, the others stay until their job has ended.
+//! A server that works for a job is replaced by one of a new template only while that one may work for the same job: the
+//! first one goes alone, and where its successor turns out to be of another data version, the others stay until their job
+//! has ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Observed;
-use super::manifest::{levels, revision};
-use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server};
+use super::manifest::levels;
+use super::revision::{at_once, digest};
+use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
 use crate::pod::{State, node};
 use crate::settings::Settings;
 
@@ -57,30 +59,31 @@ pub(crate) fn choose<'s, 'a>(
         chosen.push((*server, reason));
         turns -= 1;
     }
-    if chosen.is_empty()
-        && let Some(server) = outdated(observed, all, &staying, wanted)
-    {
-        chosen.push((server, "TemplateChanged"));
+    if chosen.is_empty() {
+        let outdated = outdated(observed, all, &staying, wanted);
+        chosen.extend(outdated.into_iter().map(|it| (it, TEMPLATE_CHANGED)));
     }
     chosen
 }
 
-/// The next server of an old template, when all others are well.
+/// The next servers of an old template: as many as may be missing beside those that are not there, not ready or on their way.
 fn outdated<'s, 'a>(
     observed: &Observed,
     all: &[Server<'_>],
     staying: &[&'s Server<'a>],
     wanted: usize,
-) -> Option<&'s Server<'a>> {
-    let current = revision(&observed.pool.spec);
-    let is_old = |it: &Server<'_>| it.revision() != Some(current.as_str());
-    let new_ones_are_well =
-        staying.iter().filter(|it| !is_old(it)).all(|it| it.state == State::Ready);
-    let nobody_is_on_the_way =
-        staying.len() == wanted && all.iter().all(|it| it.stays() || it.state == State::Ended);
-    let successors: Vec<_> = staying.iter().copied().filter(|it| !is_old(it)).collect();
-    let old = staying.iter().copied().find(|it| is_old(it) && may_follow(it, &successors))?;
-    (new_ones_are_well && nobody_is_on_the_way).then_some(old)
+) -> Vec<&'s Server<'a>> {
+    let Some(most) = at_once(&observed.pool.spec) else { return Vec::new() };
+    let current = digest(&observed.pool.spec);
+    let (new, old): (Vec<&Server<'_>>, Vec<_>) =
+        staying.iter().copied().partition(|it| it.revision() == Some(current.as_str()));
+    let not_ready = new.iter().filter(|it| it.state != State::Ready).count();
+    let missing = wanted.saturating_sub(staying.len()) + not_ready;
+    let leaving = all.iter().filter(|it| !it.stays() && it.state != State::Ended).count();
+    let serve = old.iter().any(|it| it.report.is_some_and(|it| it.serves));
+    let most = if new.is_empty() && serve { 1 } else { most };
+    let room = most.saturating_sub(missing.max(leaving));
+    old.into_iter().filter(|it| may_follow(it, &new)).take(room).collect()
 }
 
 /// Whether what this server does for a job can be done by those of the new template that are there; that is known once
@@ -93,7 +96,7 @@ fn may_follow(server: &Server<'_>, successors: &[&Server<'_>]) -> bool {
 
 /// Servers of an old template that work for jobs of another data version than the new template's.
 pub(crate) fn held_back(observed: &Observed, all: &[Server<'_>]) -> usize {
-    let current = revision(&observed.pool.spec);
+    let current = digest(&observed.pool.spec);
     let staying = all.iter().filter(|it| it.stays());
     let (new, old): (Vec<_>, Vec<_>) = staying.partition(|it| it.revision() == Some(&current));
     let came: Vec<_> = new.into_iter().filter(|it| it.report.is_some()).collect();

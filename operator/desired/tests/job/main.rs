@@ -4,6 +4,7 @@ mod causes;
 mod cluster;
 mod encryption;
 mod kubernetes;
+mod refusals;
 mod restarts;
 #[path = "../world/mod.rs"]
 mod world;
@@ -19,6 +20,7 @@ use proptest::prelude::*;
 use world::settings;
 
 fn rest(world: &mut World) {
+    world.refused.clear();
     for _ in 0..100 {
         world.calm();
         let before = (world.jobs.len(), world.job.status.clone());
@@ -49,6 +51,9 @@ proptest! {
         world.job.spec.active_deadline_seconds = deadline;
         for event in &events {
             world.happen(event);
+        }
+        if !world.refused.is_empty() {
+            refusals::are_told(&mut world);
         }
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");

@@ -189,3 +189,21 @@ fn what_an_operator_wrote_that_knew_one_count_is_read_as_restarts_in_a_row() {
     rest(&mut world);
     assert!(world.is_true("Failed"), "a new operator reopens nothing by itself");
 }
+
+#[test]
+fn a_job_has_a_folder_of_its_name_and_the_start_of_its_uid_and_says_so_to_the_next() {
+    let mut world = World::new(false);
+    world.job.metadata.uid = Some("0123abcd-4567-89ab-cdef-0123456789ab".into());
+    world.job.spec.checkpoint.claim_name = Some("shared".into());
+    rest(&mut world);
+    let pod = world.jobs[0].spec.clone().and_then(|it| it.template.spec).expect("it has one");
+    let env = pod.containers[0].env.clone().unwrap_or_default();
+    let folder = env.iter().find(|it| it.name == "CADRE_CHECKPOINTS");
+    let folder = folder.and_then(|it| it.value.as_deref());
+    assert_eq!(folder, Some("/var/lib/cadre-checkpoints/j-0123abcd"));
+    world.checkpoint = 40;
+    world.end_trainer(0, 2);
+    rest(&mut world);
+    let failed = world.condition("Failed").expect("it failed").message;
+    assert!(failed.ends_with("spec.checkpoint.resumeFrom: j-0123abcd"), "{failed}");
+}

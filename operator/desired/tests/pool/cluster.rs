@@ -1,22 +1,21 @@
 //! A pool in a small cluster: what Kubernetes and users do to it, one look of the operator after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadre_crds::contract::{
-    ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT, SERVER_CONTAINER,
-};
+use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT};
 use cadre_crds::validate::Refusal;
-use cadre_crds::{AttentionPool, AttentionPoolSpec};
+use cadre_crds::{AttentionPool, AttentionPoolSpec, UpdateType};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
-use cadre_desired::{Action, Applied, Kind, Object};
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec, Service};
+use cadre_desired::{Action, Applied, Failure, Kind, Object};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use proptest::prelude::*;
 
-use super::world::{Clock, end, name, on_node, set_condition, set_phase, settings};
+use super::events::words;
+use super::world::{Clock, name, on_node, set_phase, settings};
 
 /// Nodes of the cluster; two on each leaf.
 pub(crate) const NODES: usize = 6;
@@ -28,9 +27,20 @@ pub(crate) struct World {
     pub(crate) unreadable: Option<Refusal>,
     pub(crate) service: Option<Service>,
     pub(crate) budget: Option<PodDisruptionBudget>,
+    pub(crate) revisions: Vec<ControllerRevision>,
+    /// Somebody has deleted some of them.
+    pub(crate) has_lost_revisions: bool,
     pub(crate) pods: Vec<Pod>,
     pub(crate) nodes: BTreeMap<String, Node>,
+    /// What the operator knows of servers, and whether it knows all of them.
     pub(crate) reports: BTreeMap<String, Report>,
+    pub(crate) is_complete: bool,
+    /// What servers do, whoever knows it.
+    pub(crate) doing: BTreeMap<String, Report>,
+    /// What the API server refuses, of [`REFUSALS`].
+    pub(crate) refused: BTreeSet<&'static str>,
+    /// Number of an image whose servers never become ready.
+    pub(crate) broken: Option<u8>,
     pub(crate) memory: Memory,
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
@@ -59,9 +69,15 @@ impl World {
             unreadable: None,
             service: None,
             budget: None,
+            revisions: Vec::new(),
+            has_lost_revisions: false,
             pods: Vec::new(),
             nodes: (0..NODES).map(node).collect(),
             reports: BTreeMap::new(),
+            is_complete: true,
+            doing: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            broken: None,
             memory: Memory::default(),
             gone: false,
             job: None,
@@ -77,11 +93,12 @@ impl World {
             unreadable: self.unreadable.clone(),
             service: self.service.clone(),
             budget: self.budget.clone(),
+            revisions: self.revisions.iter().cloned().map(Arc::new).collect(),
             pods: self.pods.iter().cloned().map(Arc::new).collect(),
             trainers: vec![Arc::new(trainer)],
             nodes: self.nodes.clone(),
             reports: self.reports.clone(),
-            reports_complete: true,
+            reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
     }
@@ -94,12 +111,18 @@ impl World {
         let (decision, memory) = decide(&self.observe(), &settings(), self.clock.now());
         let idle = decision.actions.is_empty();
         let whole = decision.actions.len() <= most;
+        let mut failure = None;
         for action in decision.actions.into_iter().take(most) {
-            self.carry_out(action);
+            let name = words(&action);
+            if self.refused.contains(name.as_str()) {
+                failure.get_or_insert(Failure { reason: "Forbidden", message: name });
+            } else {
+                self.carry_out(action);
+            }
         }
         if whole && !self.gone {
             self.memory = memory;
-            let applied = Applied::new(self.observe(), None);
+            let applied = Applied::new(self.observe(), failure);
             self.pool.status = Some(status(&applied, &settings(), self.clock.now()));
         }
         idle
@@ -112,11 +135,8 @@ impl World {
                     return;
                 }
                 let slot = |it: &Pod| it.metadata.labels.as_ref()?.get(LABEL_SLOT).cloned();
-                let present = |it: &&Pod| {
-                    let phase = it.status.as_ref().and_then(|it| it.phase.clone());
-                    it.metadata.deletion_timestamp.is_none() && phase.as_deref() != Some("Failed")
-                };
-                let twin = self.pods.iter().filter(present).find(|it| slot(it) == slot(&pod));
+                let twin =
+                    self.pods.iter().filter(|it| is_present(it)).find(|it| slot(it) == slot(&pod));
                 assert!(twin.is_none(), "a slot has one server: {:?}", name(&pod.metadata));
                 self.clock.born(&mut pod.metadata);
                 set_phase(&mut pod, "Pending", false);
@@ -130,20 +150,32 @@ impl World {
                 self.clock.born(&mut it.metadata);
                 self.budget = Some(*it);
             }
+            Action::Create(Object::Revision(mut it)) => {
+                if self.revisions.iter().all(|old| old.metadata.name != it.metadata.name) {
+                    self.clock.born(&mut it.metadata);
+                    self.revisions.push(*it);
+                }
+            }
             Action::Drain { pod, reason, since } => {
                 let found =
                     self.pods.iter_mut().find(|it| it.metadata.uid == Some(pod.uid.clone()));
                 let found = found.expect("only pods that are there are drained");
                 annotate(&mut found.metadata, ANNOTATION_DRAIN, reason.to_owned());
                 annotate(&mut found.metadata, ANNOTATION_DRAIN_SINCE, since.to_string());
+                if reason == "TemplateChanged" {
+                    self.no_more_are_missing_than_may_be();
+                }
             }
             Action::Delete(which) if which.kind == Kind::Budget => self.budget = None,
+            Action::Delete(which) if which.kind == Kind::Revision => {
+                self.revisions.retain(|it| it.metadata.uid.as_ref() != Some(&which.uid));
+            }
             Action::Delete(which) => {
                 assert_eq!(which.kind, Kind::Pod);
                 let found =
                     self.pods.iter_mut().find(|it| it.metadata.uid.as_ref() == Some(&which.uid));
                 let Some(pod) = found else { return };
-                let report = self.reports.get(&which.name);
+                let report = self.doing.get(&which.name);
                 let since = pod.metadata.annotations.as_ref().and_then(|it| {
                     it.get(ANNOTATION_DRAIN_SINCE)?.parse::<k8s_openapi::jiff::Timestamp>().ok()
                 });
@@ -155,14 +187,44 @@ impl World {
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {
+                let serves = |it: &Pod| self.doing.contains_key(&name(&it.metadata));
+                let serving = self.pods.iter().find(|it| is_present(it) && serves(it));
+                assert!(
+                    serving.is_none(),
+                    "it goes before {:?}",
+                    serving.map(|it| name(&it.metadata))
+                );
                 self.pool.metadata.finalizers = None;
                 self.gone = self.pool.metadata.deletion_timestamp.is_some();
             }
             Action::Create(Object::Job(_))
-            | Action::Apply(Object::Job(_) | Object::Pod(_))
+            | Action::Apply(Object::Job(_) | Object::Pod(_) | Object::Revision(_))
             | Action::Note { .. }
             | Action::DeleteSelf => panic!("not for a pool: {action:?}"),
         }
+    }
+
+    /// Of a rollout: those that go for it, and those that have come by it and are not ready.
+    fn no_more_are_missing_than_may_be(&self) {
+        let strategy = &self.pool.spec.update_strategy;
+        assert_eq!(strategy.r#type, UpdateType::RollingUpdate, "nobody goes by itself");
+        let most = strategy.rolling_update.as_ref().map_or(1, |it| it.max_unavailable as usize);
+        let wanted = self.wanted_image();
+        let goes = |it: &&Pod| {
+            let notes = it.metadata.annotations.as_ref();
+            notes.and_then(|it| it.get(ANNOTATION_DRAIN)).is_some_and(|it| it == "TemplateChanged")
+        };
+        let comes = |it: &&Pod| image_of(it) == wanted && !is_ready(it);
+        let present = || self.pods.iter().filter(|it| is_present(it));
+        let missing = present().filter(|it| goes(it) || comes(it)).count();
+        assert!(missing <= most, "{missing} of at most {most} are missing");
+    }
+
+    /// Image that servers of the spec as it is have.
+    pub(crate) fn wanted_image(&self) -> Option<String> {
+        let template = self.pool.spec.template.as_ref();
+        let own = template.and_then(|it| it.spec.as_ref()?.containers.first()?.image.clone());
+        own.or_else(|| Some(settings().server_image))
     }
 
     /// How many servers may be evicted now, as the disruption controller counts: `maxUnavailable` from the scale
@@ -183,6 +245,7 @@ impl World {
     /// What scheduler, kubelet and servers do when nothing goes wrong.
     pub(crate) fn calm(&mut self) {
         self.clock.second += 5;
+        let broken = self.broken.map(|it| format!("server:{it}"));
         let open: Vec<String> =
             self.nodes.iter().filter(|it| !it.1.cordoned).map(|it| it.0.clone()).collect();
         self.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
@@ -194,18 +257,17 @@ impl World {
             if pod.spec.as_ref().is_none_or(|it| it.node_name.is_none()) {
                 on_node(pod, &open[at % open.len()]);
             }
-            set_phase(pod, "Running", true);
+            let is_broken = broken.is_some() && image_of(pod) == broken;
+            set_phase(pod, "Running", !is_broken);
         }
         let draining = |it: &Pod| {
             it.metadata.annotations.as_ref().is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
         };
-        let serving = self.pods.iter().filter(|it| {
-            it.status.as_ref().is_some_and(|it| it.phase.as_deref() == Some("Running"))
-        });
+        let serving = self.pods.iter().filter(|it| is_ready(it));
         // Images with even numbers are of one build.
         let build = |pod: &Pod| {
-            let image = pod.spec.as_ref().and_then(|it| it.containers.first()?.image.clone());
-            let number = image.and_then(|it| it.strip_prefix("server:")?.parse::<u32>().ok());
+            let number =
+                image_of(pod).and_then(|it| it.strip_prefix("server:")?.parse::<u32>().ok());
             number.unwrap_or(0) % 2
         };
         let report = |pod: &Pod| {
@@ -216,92 +278,27 @@ impl World {
             (name(&pod.metadata), report)
         };
         self.reports = serving.map(report).collect();
+        self.doing = self.reports.clone();
+        self.is_complete = true;
     }
+}
 
-    /// Something that happens to a cluster.
-    pub(crate) fn happen(&mut self, event: &Event) {
-        let at = |which: &usize, of: usize| which % of.max(1);
-        let pods = self.pods.len();
-        match event {
-            Event::Replicas(wanted) => self.pool.spec.replicas = *wanted,
-            Event::Fail { pod, ran } => {
-                if let Some(pod) = self.pods.get_mut(at(pod, pods)) {
-                    end(pod, SERVER_CONTAINER, 1, *ran, &self.clock);
-                    self.reports.remove(&name(&pod.metadata));
-                }
-            }
-            Event::Evict(pod) => {
-                if let Some(pod) = self.pods.get_mut(at(pod, pods)) {
-                    set_condition(pod, "DisruptionTarget", true);
-                    pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
-                }
-            }
-            Event::Cordon { node, cordoned } => {
-                // One stays open, so that there is a place to come to rest.
-                if let Some(node) = self.nodes.get_mut(&format!("node-{}", at(node, NODES - 1))) {
-                    node.cordoned = *cordoned;
-                }
-            }
-            Event::Slow(pod) => {
-                if let Some(pod) = self.pods.get(at(pod, pods))
-                    && let Some(report) = self.reports.get_mut(&name(&pod.metadata))
-                {
-                    *report = Report { quarantined: true, slow_factor_percent: 300, ..*report };
-                }
-            }
-            Event::Template(image) => {
-                let container = Container {
-                    name: SERVER_CONTAINER.into(),
-                    image: Some(format!("server:{image}")),
-                    ..Container::default()
-                };
-                let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
-                let template = PodTemplateSpec { metadata: None, spec: Some(spec) };
-                self.pool.spec.template = Some(template);
-            }
-            Event::Reconcile(most) => drop(self.reconcile(*most)),
-            Event::Calm => self.calm(),
-            Event::Wait(seconds) => self.clock.second += seconds,
-            Event::Delete => {
-                if self.pool.metadata.finalizers.is_some() {
-                    self.pool.metadata.deletion_timestamp = Some(Time(self.clock.now()));
-                }
-            }
-        }
-    }
+pub(crate) fn is_present(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && phase != Some("Failed")
+}
+
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
+    let ready =
+        conditions.is_some_and(|it| it.iter().any(|it| it.type_ == "Ready" && it.status == "True"));
+    is_present(pod) && ready
+}
+
+pub(crate) fn image_of(pod: &Pod) -> Option<String> {
+    pod.spec.as_ref().and_then(|it| it.containers.first()?.image.clone())
 }
 
 pub(crate) fn annotate(meta: &mut ObjectMeta, key: &str, value: String) {
     meta.annotations.get_or_insert_with(BTreeMap::new).insert(key.to_owned(), value);
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Replicas(u32),
-    Fail { pod: usize, ran: i64 },
-    Evict(usize),
-    Cordon { node: usize, cordoned: bool },
-    Slow(usize),
-    Template(u8),
-    Reconcile(usize),
-    Calm,
-    Wait(i64),
-    Delete,
-}
-
-pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
-    let event = prop_oneof![
-        2 => (0_u32..9).prop_map(Event::Replicas),
-        2 => (any::<usize>(), 0_i64..120).prop_map(|(pod, ran)| Event::Fail { pod, ran }),
-        2 => any::<usize>().prop_map(Event::Evict),
-        1 => (any::<usize>(), any::<bool>())
-            .prop_map(|(node, cordoned)| Event::Cordon { node, cordoned }),
-        1 => any::<usize>().prop_map(Event::Slow),
-        1 => (0_u8..3).prop_map(Event::Template),
-        6 => (0_usize..5).prop_map(Event::Reconcile),
-        4 => Just(Event::Reconcile(usize::MAX)),
-        4 => Just(Event::Calm),
-        1 => (0_i64..400).prop_map(Event::Wait),
-    ];
-    prop::collection::vec(event, 0..60)
 }

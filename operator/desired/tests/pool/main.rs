@@ -1,25 +1,45 @@
 //! Pools: from any state to rest, with no server lost that had something to hand over.
 
 mod cluster;
+mod events;
+mod rollout;
 #[path = "../world/mod.rs"]
 mod world;
 
-use cadre_crds::contract::{ANNOTATION_DRAIN, LABEL_REVISION, SERVER_CONTAINER};
+use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
-use cadre_crds::{ScaleDecision, ScalingMode};
+use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
 use cadre_desired::pool::{Link, Report, decide, status};
-use cadre_desired::{Action, Applied, Failure, Object};
-use cluster::{Event, World, events};
+use cadre_desired::{Action, Applied, Failure};
+use cluster::{World, image_of};
+use events::{Event, events};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
-use serde_json::json;
 use world::{end, name, on_node, set_phase, settings};
+
+/// Lets things calm down until all is tried that may be, and nothing changes any more.
+fn settle(world: &mut World) {
+    for _ in 0..400 {
+        let before = (world.pods.clone(), world.pool.status.clone(), world.revisions.clone());
+        // Longer than any pause.
+        world.clock.second += 400;
+        world.calm();
+        world.reconcile(usize::MAX);
+        if (&world.pods, &world.pool.status, &world.revisions) == (&before.0, &before.1, &before.2)
+        {
+            return;
+        }
+    }
+    panic!("it never settles: {:#?}", decide(&world.observe(), &settings(), world.clock.now()));
+}
 
 /// Lets things calm down. Out: rounds until nothing was left to do.
 fn rest(world: &mut World) -> usize {
+    world.refused.clear();
     for round in 0..400 {
         world.calm();
         if world.reconcile(usize::MAX) && world.reconcile(usize::MAX) {
@@ -45,7 +65,12 @@ proptest! {
         for event in &events {
             world.happen(event);
         }
+        if !world.refused.is_empty() {
+            settle(&mut world);
+            prop_assert!(is_whole(&world) || says_what_is_refused(&world), "{:#?}", world);
+        }
         rest(&mut world);
+        prop_assert!(is_whole(&world), "{:#?}", world);
         let status = world.pool.status.clone().expect("it was reported");
         prop_assert_eq!(status.ready, world.pool.spec.replicas);
         prop_assert_eq!(status.replicas, world.pool.spec.replicas);
@@ -65,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_deleted_pool_drains_and_is_gone(events in events()) {
+    fn a_deleted_pool_drains_and_is_gone(events in events(), takeover in any::<bool>()) {
         let mut world = World::new(4);
         for event in &events {
             world.happen(event);
@@ -75,9 +100,52 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
         world.happen(&Event::Delete);
+        if takeover {
+            world.reconcile(1);
+            world.happen(&Event::Takeover);
+            world.reconcile(usize::MAX);
+            prop_assert!(!world.gone, "its servers serve");
+        }
         rest(&mut world);
         prop_assert!(world.gone);
     }
+}
+
+/// Whether all is as the spec says, or as who deletes servers for a new template has left it.
+fn is_whole(world: &World) -> bool {
+    let Some(status) = &world.pool.status else { return false };
+    let spec = &world.pool.spec;
+    let images = || world.pods.iter().map(image_of);
+    let is_kept = |it: &Pod| {
+        let digest = it.metadata.labels.as_ref().and_then(|it| it.get(LABEL_REVISION));
+        let kept = |it: &ControllerRevision| {
+            it.metadata.labels.as_ref().and_then(|it| it.get(LABEL_REVISION)) == digest
+        };
+        world.revisions.iter().filter(|it| kept(it)).count() == 1
+    };
+    let is_new = |it: &Option<String>| *it == world.wanted_image();
+    let by_hand = spec.update_strategy.r#type == UpdateType::OnDelete;
+    status.ready == spec.replicas
+        && world.pods.len() == spec.replicas as usize
+        && status.updated_replicas as usize == images().filter(is_new).count()
+        && if by_hand {
+            world.has_lost_revisions || world.pods.iter().all(is_kept)
+        } else {
+            images().all(|it| is_new(&it))
+                && world.revisions.len() == 1
+                && status.current_revision == status.update_revision
+        }
+}
+
+/// Whether the first thing that the API server refuses is named.
+fn says_what_is_refused(world: &World) -> bool {
+    let conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+    let degraded = conditions.filter(|it| it.type_ == "Degraded").last();
+    degraded.is_some_and(|it| {
+        it.status == "True"
+            && it.reason == "Forbidden"
+            && world.refused.contains(it.message.as_str())
+    })
 }
 
 /// The conditions that tools know of any kind.
@@ -136,6 +204,28 @@ fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
         assert_eq!(ready, Some(auto.unwrap_or(written)));
         assert_eq!(world.evictions(), expected, "{written} written, {auto:?} decided");
     }
+}
+
+#[test]
+fn mode_auto_begins_with_the_servers_that_are_there_whatever_it_decided_once() {
+    let mut world = World::new(2);
+    let scaling = |world: &mut World, mode| {
+        world.pool.spec.scaling.mode = mode;
+        world.pool.spec.scaling.max = Some(20);
+        for _ in 0..6 {
+            world.calm();
+            world.reconcile(usize::MAX);
+        }
+        world.pool.status.as_ref().map(|it| (it.desired, it.last_scale_decision.is_some()))
+    };
+    let time = Time(Timestamp::UNIX_EPOCH);
+    let reason = "a test".to_owned();
+    world.memory.decision =
+        Some(ScaleDecision { time, from: 2, to: 6, utilization_percent: 70, reason });
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((6, true)));
+    assert_eq!(scaling(&mut world, ScalingMode::Fixed), Some((2, false)));
+    world.pool.spec.replicas = 4;
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((4, false)));
 }
 
 #[test]
@@ -223,6 +313,7 @@ fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
         let failed = world.clock.second;
         let before = name(&pod.metadata);
         world.reports.clear();
+        world.doing.clear();
         while world.pods.last().is_some_and(|it| name(&it.metadata) == before) {
             world.reconcile(usize::MAX);
             world.clock.second += 1;
@@ -235,120 +326,6 @@ fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
     let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
     let text = serde_json::to_string(&spec.affinity).expect("plain data");
     assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
-}
-
-#[test]
-fn another_operator_version_replaces_no_pod_and_another_template_one_at_a_time() {
-    let mut world = World::new(4);
-    rest(&mut world);
-    let other = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
-    let (decision, _) = decide(&world.observe(), &other, world.clock.now());
-    assert_eq!(decision.actions, []);
-    world.happen(&Event::Template(1));
-    let mut least = 4;
-    for _ in 0..60 {
-        world.calm();
-        world.reconcile(usize::MAX);
-        let draining = |it: &&Pod| {
-            let notes = it.metadata.annotations.as_ref();
-            notes.is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
-                || it.metadata.deletion_timestamp.is_some()
-        };
-        least = least.min(world.pods.iter().filter(|it| !draining(it)).count());
-    }
-    assert_eq!(least, 3);
-    rest(&mut world);
-    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
-    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
-}
-
-#[test]
-fn a_lost_server_of_a_job_has_a_successor_of_its_build_under_another_operator() {
-    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
-    let newer = cadre_desired::Settings { server_image: "cadre:9".into(), ..settings() };
-    let check = |job: Option<u32>, change: fn(&mut World), expected: &str| {
-        let mut world = World::new(3);
-        world.job = job;
-        rest(&mut world);
-        change(&mut world);
-        world.happen(&Event::Fail { pod: 1, ran: 600 });
-        world.clock.second += 400;
-        let (decision, _) = decide(&world.observe(), &newer, world.clock.now());
-        let made = decision.actions.into_iter().find_map(|it| {
-            let Action::Create(Object::Pod(pod)) = it else { return None };
-            Some(pod)
-        });
-        assert_eq!(image(&made.expect("a successor")).as_deref(), Some(expected));
-    };
-    check(Some(0), |_| {}, &settings().server_image);
-    check(None, |_| {}, "cadre:9");
-    // What the user names counts, whoever works.
-    check(Some(0), |it| it.happen(&Event::Template(2)), "server:2");
-    // Those that work were made from a template that is no more.
-    let no_more = |it: &mut World| {
-        it.happen(&Event::Template(2));
-        rest(it);
-        it.pool.spec.template = None;
-    };
-    check(Some(0), no_more, "cadre:9");
-}
-
-/// Pods that run carry these: a build that makes others of the same spec replaces all servers of all pools.
-#[test]
-fn the_same_spec_has_the_same_revision_in_every_build() {
-    let made = [
-        json!({"replicas": 3, "drain": {"timeoutSeconds": 5}}),
-        json!({"fabric": {"gpusPerServer": 8}}),
-        json!({"fabric": {"rdmaResources": ["rdma/ib"], "minBandwidthMbps": 100}}),
-        json!({"placement": {"levels": ["leaf"], "colocateWith": ["j"]}}),
-        json!({"placement": {"colocation": "Required"}}),
-        json!({"template": {"spec": {"containers": [{"name": "server", "image": "i"}]}}}),
-    ]
-    .map(|spec| {
-        let mut world = World::new(1);
-        world.pool.spec = serde_json::from_value(spec).expect("a spec");
-        world.pool.spec.replicas = 1;
-        world.reconcile(usize::MAX);
-        world.pods[0].metadata.labels.clone().unwrap_or_default()[LABEL_REVISION].clone()
-    });
-    let expected = [
-        "f9a1085a4c09a4a1",
-        "01aa5113bddaba86",
-        "2d1c7ae42c100cde",
-        "461dfde3f5ac4a87",
-        "1b7c06fcae2030d0",
-        "6a92ba92e7a8b572",
-    ];
-    assert_eq!(made, expected);
-}
-
-#[test]
-fn servers_of_a_job_of_another_build_are_replaced_when_that_job_has_ended() {
-    let serving = |world: &World| world.reports.values().filter(|it| it.serves).count();
-    let image = |it: &Pod| it.spec.as_ref().and_then(|it| it.containers[0].image.clone());
-    let mut world = World::new(4);
-    world.job = Some(0);
-    rest(&mut world);
-    // Of the same build: one after the other, under the job.
-    world.happen(&Event::Template(2));
-    let mut least = 4;
-    for _ in 0..60 {
-        world.calm();
-        world.reconcile(usize::MAX);
-        world.calm();
-        least = least.min(serving(&world));
-    }
-    assert_eq!(least, 3);
-    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:2")));
-    // Of another: the first one shows it.
-    world.happen(&Event::Template(1));
-    rest(&mut world);
-    assert_eq!(serving(&world), 3);
-    assert_eq!(for_tools(&world), ["Ready False WaitsForJobs", "Reconciling True WaitsForJobs"]);
-    world.job = None;
-    rest(&mut world);
-    assert!(world.pods.iter().all(|it| image(it).as_deref() == Some("server:1")));
-    assert_eq!(for_tools(&world), ["Ready True Ready"]);
 }
 
 #[test]

@@ -270,6 +270,7 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         unreadable: None,
         service: None,
         budget: None,
+        revisions: Vec::new(),
         pods: Vec::new(),
         trainers: Vec::new(),
         nodes: BTreeMap::new(),

@@ -1,0 +1,35 @@
+//! An API server that refuses some of what a job needs, beside all else that happens.
+
+use cadre_desired::{Action, Object};
+
+use super::cluster::World;
+
+/// What the API server may refuse, as [`words`] call it.
+pub(crate) const REFUSALS: [&str; 4] = ["create Service", "create Job", "delete Job", "note"];
+
+pub(crate) fn words(action: &Action) -> &'static str {
+    match action {
+        Action::Create(Object::Service(_)) => REFUSALS[0],
+        Action::Create(_) => REFUSALS[1],
+        Action::Delete(_) => REFUSALS[2],
+        Action::Note { .. } => REFUSALS[3],
+        Action::Apply(_)
+        | Action::Drain { .. }
+        | Action::DeleteSelf
+        | Action::Guard
+        | Action::Release => "",
+    }
+}
+
+/// What is refused again and again is told, by the words of who refuses it.
+pub(crate) fn are_told(world: &mut World) {
+    for _ in 0..12 {
+        world.calm();
+        world.reconcile(usize::MAX);
+        let degraded = world.condition("Degraded").map(|it| (it.status, it.message));
+        if let Some(failure) = &world.failure {
+            let told = ("True".to_owned(), failure.message.clone());
+            assert_eq!(degraded, Some(told), "{:?}", world.job.status);
+        }
+    }
+}
