@@ -6,6 +6,8 @@
 //! is late. A silent server is lost at its deadline. The job ends if a trainer refuses links for as long.
 //! A refusal takes at most a heartbeat: a link that breaks later had been opened, and that is a new break.
 
+use std::collections::BTreeMap;
+
 use super::{Command, Conductor};
 use crate::{At, End, Filler, Fillers, Message, Nanos, Peer, ServerId, TrainerId};
 
@@ -19,6 +21,8 @@ pub(super) struct Life {
     link: Link,
     /// The work that its last heartbeat says it owes, and for how long it has.
     pub(super) owes: Option<(At, Nanos)>,
+    /// Live steps that its heartbeats say it has not begun, and since when.
+    lacks: BTreeMap<u64, Nanos>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -40,7 +44,7 @@ enum Link {
 
 impl Life {
     pub(super) fn new(now: Nanos) -> Self {
-        Self { heard: now, link: Link::Well, owes: None }
+        Self { heard: now, link: Link::Well, owes: None, lacks: BTreeMap::new() }
     }
 
     pub(super) fn heard(&self) -> Nanos {
@@ -51,6 +55,20 @@ impl Life {
     pub(super) fn hear(&mut self, now: Nanos) -> bool {
         self.link = Link::Well;
         std::mem::replace(&mut self.heard, now) > now
+    }
+
+    /// A heartbeat names all live steps but these.
+    pub(super) fn lack(&mut self, now: Nanos, steps: &[u64]) {
+        self.lacks.retain(|it, _| steps.contains(it));
+        for &step in steps {
+            self.lacks.entry(step).or_insert(now);
+        }
+    }
+
+    /// Whether it owes a phase, as it says, or has not begun the step of the phase, for so long.
+    pub(super) fn is_behind(&self, now: Nanos, phase: At, span: Nanos) -> bool {
+        let lacks = self.lacks.get(&phase.step).is_some_and(|it| now.since(*it) >= span);
+        lacks || self.owes.is_some_and(|(at, owed)| at <= phase && owed >= span)
     }
 
     fn ping_at(&self) -> Option<Nanos> {
@@ -91,6 +109,9 @@ impl Conductor {
             let ping_at = now.after(self.settings.retry_after);
             for life in trainers.chain(self.servers.values_mut()) {
                 life.heard = life.heard.after(pause);
+                for since in life.lacks.values_mut() {
+                    *since = since.after(pause);
+                }
                 if life.link != Link::Well {
                     life.link = Link::Broken { since: now, refused: 0, ping_at };
                     self.quiet_until = self.quiet_until.min(ping_at);

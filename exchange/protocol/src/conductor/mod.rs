@@ -318,6 +318,7 @@ impl Conductor {
         if let Some(at) = self.watermark.filter(|_| *watermark < self.watermark) {
             out.push(Command::Send { to: from, message: Message::Watermark { at } });
         }
+        let mut lacks = Vec::new();
         for (&step, live) in &self.live {
             match rounds.iter().find(|it| it.0 == step) {
                 Some(it) if it.1 < live.round() => {
@@ -326,8 +327,14 @@ impl Conductor {
                 Some(_) => {}
                 // Its first heartbeat after the header may have crossed it.
                 None if now.since(live.published) < self.settings.heartbeat_every => {}
-                None => out.push(Command::Header { step, to: from }),
+                None => {
+                    lacks.push(step);
+                    out.push(Command::Header { step, to: from });
+                }
             }
+        }
+        if let Some(life) = self.life(from) {
+            life.lack(now, &lacks);
         }
         self.cannot_pull(now, from, unreached, out);
         if matches!(from, Peer::Trainer(_)) && from != Peer::CONDUCTOR {
@@ -346,10 +353,7 @@ impl Conductor {
         match why {
             Why::Broken => self.unreachable(now, from, server, lasting, out),
             Why::Late { step, phase } => {
-                let late = |(at, span): (At, Nanos)| {
-                    at <= (At { step, phase }) && span >= self.settings.phase_within
-                };
-                if life.owes.is_some_and(late) {
+                if life.is_behind(now, At { step, phase }, self.settings.phase_within) {
                     self.declare_lost(now, server, out);
                 } else {
                     self.try_link(now, server);

@@ -2,7 +2,7 @@
 
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::{
-    End, Filler, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId, Why,
+    End, Filler, Heartbeat, Message, Nanos, Peer, Phase, Round, ServerId, Settings, TrainerId, Why,
 };
 
 const SERVERS: [ServerId; 2] =
@@ -322,4 +322,41 @@ fn breaks_as_far_apart_as_links_take_to_fail_are_believed() {
         Some(12_700),
         "two breaks may have nothing to do with each other, three are one"
     );
+}
+
+/// Trainer 1 says every second that server 0, which beats, is late with the first phase. Server 0 begins the step at `begins`, and the
+/// conductor stands still in `pause`; when the server is lost.
+fn never_begun(begins: u64, pause: std::ops::Range<u64>) -> Option<u64> {
+    let (mut conductor, server) = (running(), SERVERS[0]);
+    let from = Peer::Trainer(TrainerId(1));
+    for millis in (100..120_000).step_by(100).filter(|it| !pause.contains(it)) {
+        let now = ms(millis);
+        let mut said = quiet(&mut conductor, millis, millis + 1, &[Peer::Server(server)]);
+        let rounds = if millis < begins { Vec::new() } else { vec![(0, Round(0))] };
+        let message = Message::Heartbeat(Heartbeat { rounds, ..Heartbeat::default() });
+        said.extend(handle(
+            &mut conductor,
+            now,
+            Event::Message { from: Peer::Server(server), message },
+        ));
+        if millis % 1_000 == 0 {
+            let why = Why::Late { step: 0, phase: Phase(0) };
+            let message = Message::Suspect { server, why, lasting: ms(millis) };
+            said.extend(handle(&mut conductor, now, Event::Message { from, message }));
+        }
+        if ends(&said) {
+            assert!(said.contains(&Command::DeclareLost(server)), "{said:?}");
+            return Some(millis);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_server_that_beats_and_never_begins_a_step_is_lost_when_a_trainer_complains() {
+    // It is told the header for as long as a phase may take, from its first heartbeat that lacks it.
+    assert_eq!(never_begun(u64::MAX, 0..0), Some(31_000));
+    assert_eq!(never_begun(30_000, 0..0), None);
+    // While the conductor stands still it tells nobody.
+    assert_eq!(never_begun(u64::MAX, 10_000..20_000), Some(41_000));
 }
