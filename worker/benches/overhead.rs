@@ -1,22 +1,24 @@
-//! A server's own time for each task: decode the doorbell, admit the task, issue its pulls, take the rows,
-//! and after the launch publish and announce the results. Pulls, queue and kernel are not counted.
+//! A server's own time for each task: decode the doorbell, admit the task, issue its pulls, take the rows, hand the work to the
+//! thread that computes, launch it, hand it back, publish and announce the results. Neither pulls nor the kernel are counted.
 //!
-//! An idle server, tasks of 128 query rows by 128 keys, one at a time; the parts of the IO thread are run
-//! here one by one, over two providers on loopback. Prints median and 99th percentile, writes
-//! `target/bench/overhead.json` beside the bar of 50 µs.
+//! An idle server, tasks of 128 query rows by 128 keys, one at a time. The parts of the IO thread are run here one by one,
+//! over two providers on loopback; the thread that computes is the server's, over the server's queues. The kernel's time alone,
+//! measured in this thread, is taken off. Prints median and 99th percentile, writes `target/bench/overhead.json` beside the bar
+//! of 50 µs.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
 
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
 use cadre_exchange::{
     Buffer, Encryption, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig,
 };
-use cadre_kernels::Engine;
+use cadre_kernels::{Engine, Forward, Rows, RowsMut};
 use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
 use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
@@ -28,11 +30,13 @@ use cadre_step::packing::Packing;
 use cadre_step::planned::PlannedStep;
 use cadre_step::turns::Turns;
 use cadre_worker::Threads;
+use cadre_worker::compute::Compute;
 use cadre_worker::io::clock::Clock;
 use cadre_worker::io::output::Output;
+use cadre_worker::io::queues::{Outlet, notices};
 use cadre_worker::io::shared::{Shared, rows_key};
 use cadre_worker::io::tasks::Tasks;
-use cadre_worker::launch::launch;
+use cadre_worker::io::{Handle, Notice, Request};
 use cadre_worker::trace::Tracer;
 
 const TASKS: u16 = 2000;
@@ -68,6 +72,14 @@ fn main() {
     let row = usize::from(HEADS.dim) * 4;
     let q = Arc::new(Buffer::from(vec![0.5; ROWS as usize * usize::from(HEADS.query) * row / 4]));
     let k = Arc::new(Buffer::from(vec![0.5; ROWS as usize * usize::from(HEADS.kv) * row / 4]));
+    let (mut outlet, told) = notices(shared.provider.waker());
+    let (handle, requests) = Handle::channel(shared.provider.waker());
+    std::thread::spawn(move || {
+        let (engine, tracer) = (Engine::cpu(Threads::ONE), Tracer::off());
+
+        Compute::new((engine, None), "compute", handle, tracer).serve(&told)
+    });
+    let alone = kernel(&q, &k);
     let mut times: Vec<f64> = Vec::new();
     for phase in 0..u32::from(TASKS) {
         let at = At::new(0, phase);
@@ -78,7 +90,9 @@ fn main() {
         let acks = Acks { through, works: Vec::new() };
         let message = Message::Doorbell { at, round: Round(0), acks, digest: planned.digest };
         let bytes = postcard::to_stdvec(&Envelope::Protocol(message)).expect("a small message");
-        times.push(one(&mut shared, &mut tasks, &mut trainer, &bytes).as_secs_f64() * 1e6);
+        let lines = (&mut outlet, &requests);
+        let whole = one(&mut shared, &mut tasks, &mut trainer, lines, &bytes);
+        times.push(whole.saturating_sub(alone).as_secs_f64() * 1e6);
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
             trainer.withdraw(rows_key(at, tensor));
         }
@@ -100,8 +114,14 @@ fn main() {
     std::fs::write(folder.join("overhead.json"), text).expect("the target folder can be written");
 }
 
-/// One task from its doorbell to its announcement; the time of the parts that count.
-fn one(shared: &mut Shared<Tcp>, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[u8]) -> Duration {
+/// One task from its doorbell to its announcement; the time of the parts that count, and of the kernel.
+fn one(
+    shared: &mut Shared<Tcp>,
+    tasks: &mut Tasks,
+    trainer: &mut Tcp,
+    (outlet, requests): (&mut Outlet, &Receiver<Request>),
+    bytes: &[u8],
+) -> Duration {
     let from = Peer::Trainer(TrainerId(0));
     let start = Instant::now();
     let envelope: Envelope = postcard::from_bytes(bytes).expect("what was encoded above");
@@ -130,17 +150,59 @@ fn one(shared: &mut Shared<Tcp>, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[
             own += start.elapsed();
         }
     }
-    let done = launch(ready, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
     let start = Instant::now();
-    for done in done {
-        tasks.ran(shared, done);
+    for work in ready {
+        outlet.tell(Notice::Work(Box::new(work)));
     }
+    let done = loop {
+        match requests.try_recv() {
+            Ok(Request::Ran(done)) => break done,
+            Ok(other) => unreachable!("{other:?}"),
+            Err(_) => shared.provider.poll(Duration::from_secs(1), &mut seen),
+        }
+    };
+    tasks.ran(shared, done);
     own += start.elapsed();
     while !theirs.iter().any(|it| matches!(it, Seen::Message { .. })) {
         shared.provider.poll(Duration::ZERO, &mut seen);
         trainer.poll(Duration::ZERO, &mut theirs);
     }
     own
+}
+
+/// Median time of the kernel alone, warm as the server's is.
+fn kernel(q: &Buffer, k: &Buffer) -> Duration {
+    let mut engine = Engine::cpu(Threads::ONE);
+    let rows = ROWS as usize * usize::from(HEADS.query);
+    let (mut out, mut lse) = (vec![0.0; rows * usize::from(HEADS.dim)], vec![0.0; rows]);
+    let mut times: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let heads = cadre_kernels::Heads {
+                query: HEADS.query.into(),
+                kv: HEADS.kv.into(),
+                dim: HEADS.dim.into(),
+            };
+            let task = Forward {
+                heads,
+                mask: cadre_kernels::Mask::Causal,
+                scale: 0.125,
+                softcap: None,
+                document_rows: ROWS,
+                q: Rows::F32(q.f32s()),
+                k: Rows::F32(k.f32s()),
+                v: Rows::F32(k.f32s()),
+                rows: 0..ROWS,
+                keys: 0..ROWS,
+                out: RowsMut::F32(&mut out),
+                lse: &mut lse,
+            };
+            let start = Instant::now();
+            engine.forward(&mut [task]).expect("a sound task");
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
 }
 
 fn open(me: PeerId) -> Tcp {
