@@ -60,6 +60,7 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
             )
         if step is None:
             raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
+        step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
     # Documents of an evaluation may be as long as those of the step.
     is_of_step = step is not None and not step.whole() and not beside and lengths == step.lengths()
@@ -118,17 +119,19 @@ def _forward(
         job, step = pool
         named = None if layer is None else int(layer)
         with job.turn:
-            at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
-            number = step.ticket(at)
+            phase, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+            at, layer_at = phase
+            number = step.ticket(at, layer_at)
             if kept:
-                o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
+                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
                 return o, lse, torch.tensor(number)
-            ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
-            step.forward += 1
+            ticket = job.session.submit(phase, (_rows(q), _rows(k), _rows(v)))
+            step.forward[at] += 1
         o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
-        job.session.wait(ticket, o, lse)
+        if what := job.session.wait(ticket, o, lse):
+            job.not_finite.found(step.number, what)
         if getattr(_next, "is_repeated", True):
-            step.kept[at] = _kept.Kept((q, k, v), o, lse)
+            step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, torch.tensor(number)
     check = _job.check()
     if check and (step := check.spanning(lengths)):
@@ -138,6 +141,8 @@ def _forward(
         return o, lse, torch.tensor(number)
     lengths, number = _whole(lengths, cu_seqlens_q)
     if check and check.plain:
+        if (step := _job.running()) and not _job.under_local():
+            number = _LOCAL_TICKET - 1 - step.key()
         return *check.attention(kind, lengths, (q, k, v)), torch.tensor(number)
     o, lse = _forward_here(kind, lengths, q, k, v)
     if check:
@@ -168,12 +173,13 @@ def _backward(
         job.check_process()
         gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
         with job.turn:
-            step, layer = job.backward_phase(number)
-            handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
-            step.backward += 1
-            step.kept.pop(layer, None)
+            step, at, layer = job.backward_phase(number)
+            handle = job.session.submit((at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
+            step.backward[at] += 1
+            step.kept.pop((at, layer), None)
         results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
-        job.session.wait(handle, *results)
+        if what := job.session.wait(handle, *results):
+            job.not_finite.found(step.number, what)
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
     if step and step.spans and number < _LOCAL_TICKET:
@@ -274,24 +280,6 @@ def _check_ends(**ends: Tensor | None) -> None:
             raise NotImplementedError(f"{name} is on {it.device}: so far the tensors lie on the CPU")
 
 
-def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
-    sides = window_size if isinstance(window_size, (tuple, list)) else ()
-    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
-        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
-    left, right = window_size
-    if left < -1 or right < -1:
-        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
-    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
-        raise NotImplementedError(
-            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
-        )
-    if left >= 0 and (causal or right == 0):
-        return f"window:{left + 1}"
-    if left >= 0:
-        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
-    return "causal" if causal else "full"
-
-
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which takes longer than all that is done here."""
 
@@ -386,15 +374,7 @@ def flash_attn_varlen_func(
     `chunk`: documents are cut after so many rows. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    how = {"mask": mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+    _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o
-
-
-def refuse(**arguments: object) -> None:
-    """Refuses an argument that asks for what is not there."""
-    for name, value in arguments.items():
-        if value is not None and not (isinstance(value, (int, float)) and value == 0):
-            said = "a tensor" if isinstance(value, Tensor) else value
-            raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")

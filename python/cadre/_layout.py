@@ -44,6 +44,33 @@ def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, so
     return told
 
 
+def refuse(**arguments: object) -> None:
+    """Refuses an argument that asks for what is not there."""
+    for name, value in arguments.items():
+        if value is not None and not (isinstance(value, (int, float)) and value == 0):
+            said = "a tensor" if isinstance(value, torch.Tensor) else value
+            raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
+
+
+def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
+    """A mask, from FlashAttention's arguments."""
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
+        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
+    left, right = window_size
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
+    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
+        raise NotImplementedError(
+            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
+        )
+    if left >= 0 and (causal or right == 0):
+        return f"window:{left + 1}"
+    if left >= 0:
+        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
+    return "causal" if causal else "full"
+
+
 @dataclass(frozen=True)
 class Shape:
     """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind too."""

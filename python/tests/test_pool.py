@@ -196,6 +196,23 @@ class Ranks(RealProcesses):
             self.assertEqual(code, 3, said)
             self.assertIn(f"rank 1, step 1: {why}", said)
 
+    def test_micro_batches_in_flight_change_no_bit_and_what_is_not_finite_is_told(self) -> None:
+        def run(end: str, *more: str) -> tuple[int, str, Path]:
+            return self.run_job(manifest(f"--on-nonfinite={end}", script=HERE / "flight_rank.py"), *more)
+
+        code, said, out = run("report", "--fault", "kill-server:0@1:bwd")
+        logs = [it.read_text() for it in sorted(out.glob("logs/*trainer*"))]
+        self.assertEqual(code, 0, "\n".join((said, *logs)))
+        found = (
+            "rank 1, step 5, layer 1, nano-batch 0, forward: O of layer 1 is not finite (task rows 0..40 of document"
+        )
+        self.assertEqual((said.count("is not finite"), said.count(found)), (1, 1), said)
+        self.assertRegex(said, r"computed by server 1 .*It is passed on")
+        self.assertEqual([it.count(found) for it in logs], [0, 1])
+        code, said, _ = run("end")
+        self.assertEqual(code, 3, said)
+        self.assertIn(found, said)
+
     def test_torchrun_numbers_the_ranks_of_its_nodes(self) -> None:
         # A torchrun a node, which meet.
         text = manifest(program="torchrun", servers=3)
