@@ -277,7 +277,7 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
         threads = threads or torch.get_num_threads()
         more = {"threads": threads, "on_nonfinite": on_nonfinite}
         session = Session.join(kinds=list(shape.kinds), heads=heads, steps=int(steps), seed=seed, **more)
-        name_layers(model, len(shape.kinds))
+        name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
     _JOB = Job(shape, session, int(steps))
