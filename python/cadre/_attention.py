@@ -113,7 +113,7 @@ def _forward(
     cu_seqlens_k: Tensor | None,
     kind: str,
     layer: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, int]:
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
     if pool := _job.pooled():
         job, step = pool
@@ -124,7 +124,7 @@ def _forward(
             number = step.ticket(at, layer_at)
             if kept:
                 o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
-                return o, lse, torch.tensor(number)
+                return o, lse, number
             ticket = job.session.submit(phase, (_rows(q), _rows(k), _rows(v)))
             step.forward[at] += 1
         o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
@@ -132,46 +132,48 @@ def _forward(
             job.not_finite.found(step.number, what)
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
-        return o, lse, torch.tensor(number)
+        return o, lse, number
     check = _job.check()
     if check and (step := check.spanning(lengths)):
         number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
-        return o, lse, torch.tensor(number)
+        return o, lse, number
     lengths, number = _whole(lengths, cu_seqlens_q)
     if check and check.plain:
         if (step := _job.running()) and not _job.under_local():
             number = _LOCAL_TICKET - 1 - step.key()
-        return *check.attention(kind, lengths, (q, k, v)), torch.tensor(number)
+        return *check.attention(kind, lengths, (q, k, v)), number
     o, lse = _forward_here(kind, lengths, q, k, v)
     if check:
         check.saw(o)
-    return o, lse, torch.tensor(number)
+    return o, lse, number
 
 
 def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    wire, o, lse = _wire(q), torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-    _native.local_forward((kind, torch.get_num_threads()), lengths, tuple(_as(it, wire) for it in (q, k, v)), (o, lse))
+    wire = _wire(q)
+    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
 
 def _backward(
     dout: Tensor,
-    dlse: Tensor,
+    dlse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    ticket: Tensor,
+    ticket: Tensor | int,
     cu_seqlens: Tensor | None,
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()
-        gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
+        gradients = (_rows(o), lse.contiguous(), _rows(dout), None if dlse is None else dlse.contiguous())
         with job.turn:
             step, at, layer = job.backward_phase(number)
             handle = job.session.submit((at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
@@ -183,12 +185,13 @@ def _backward(
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
     if step and step.spans and number < _LOCAL_TICKET:
+        given = (*given[:-1], torch.zeros_like(lse) if dlse is None else dlse)
         layout = step.layouts[step.of_key(_LOCAL_TICKET - 1 - number)[1]]
         here = _job.check().exchange.whole
         return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
     lengths = _same_as_forward(number, cu_seqlens)
     if (check := _job.check()) and check.plain:
-        return check.gradients(kind, lengths, (q, k, v), dout, dlse)
+        return check.gradients(kind, lengths, (q, k, v), dout, torch.zeros_like(lse) if dlse is None else dlse)
     return _backward_here(kind, lengths, *given)
 
 
@@ -201,19 +204,26 @@ def _backward_here(
     o: Tensor,
     lse: Tensor,
     dout: Tensor,
-    dlse: Tensor,
+    dlse: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wire, wide = _wire(q), torch.float32
     qkv = tuple(_as(it, wire) for it in (q, k, v))
-    given = (_as(o, wide), _as(lse, wide), _as(dout, wide), _as(dout, wire), _as(dlse, wide))
-    results = tuple(torch.empty(it.shape, dtype=wide) for it in (q, k, v))
+    wide_dout = _as(dout, wide)
+    on_wire = wide_dout if wire == wide else _as(dout, wire)
+    given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
+    results = tuple(torch.empty_like(it, dtype=wide) for it in qkv)
     _native.local_backward((kind, torch.get_num_threads()), lengths, qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
 
 
-_library.impl("attention", _forward, "CPU")
+def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+    o, lse, number = _forward(*arguments)
+    return o, lse, torch.tensor(number)
+
+
+_library.impl("attention", _operator, "CPU")
 _library.impl("attention_backward", _backward, "CPU")
 
 
@@ -259,12 +269,13 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    is_dual = forward_ad._current_level >= 0
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise NotImplementedError(f"{name} is on {tensor.device}: so far the tensors lie on the CPU")
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+        if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
         if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
@@ -285,17 +296,22 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):
-        o, lse, ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
-        ctx.mark_non_differentiable(ticket)
+        o, lse, ctx.ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
         ctx.kind = kind
-        ctx.save_for_backward(q, k, v, o, lse, ticket, cu_seqlens_q)
-        return o, lse, ticket
+        # Zeros for the gradient of LSE would cost more than all that is done here.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q)
+        return o, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse, _):
-        q, k, v, o, lse, ticket, cu_seqlens = ctx.saved_tensors
-        # The operator refuses to be differentiated again.
-        call = torch.ops.cadre.attention_backward if torch.is_grad_enabled() else _backward
+    def backward(ctx, dout, dlse):
+        q, k, v, o, lse, cu_seqlens = ctx.saved_tensors
+        dout = torch.zeros_like(o) if dout is None else dout
+        call, ticket = _backward, ctx.ticket
+        if torch.is_grad_enabled():
+            # The operator refuses to be differentiated again.
+            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket)
+            dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
 
 
@@ -306,7 +322,7 @@ def _is_plain(*rows: Tensor) -> bool:
     return not watched and all(type(it) in (Tensor, torch.nn.Parameter) for it in rows)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:
     _next.is_repeated = _kept.is_repeated()
     try:
         return (_Direct.apply if _is_plain(q, k, v) else torch.ops.cadre.attention)(q, k, v, *more)
@@ -336,7 +352,7 @@ def attend(
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     call = torch.ops.cadre.attention if torch.compiler.is_compiling() else _eager
-    o, lse, _ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+    o, lse, *_ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:
         return o, lse
     if sinks.shape != q.shape[1:2]:

@@ -155,15 +155,18 @@ impl Session {
         gradients: Option<Given<'_, 4>>,
     ) -> PyResult<Ticket> {
         let [q, k, v] = Tensor::all(["Q", "K", "V"], &qkv)?;
-        let names = ["O", "LSE", "dO", "dLSE"];
-        let gradients = gradients.map(|it| Tensor::all(names, &it)).transpose()?;
+        let gradients = gradients.map(|[o, lse, dout, dlse]| -> PyResult<_> {
+            let of = Tensor::all(["O", "LSE", "dO"], &[o, lse, dout])?;
+            Ok((of, Tensor::optional("dLSE", &dlse)?))
+        });
+        let gradients = gradients.transpose()?;
         let ticket = py.detach(|| {
             let (q, k, v) = (q.rows(), k.rows(), v.rows());
             let (direction, inputs) = match &gradients {
                 None => (Direction::Forward, Inputs::Forward { q, k, v }),
-                Some([o, lse, dout, dlse]) => {
-                    let (o, lse, dout, dlse) =
-                        (o.rows(), lse.f32s()?, dout.rows(), Some(dlse.f32s()?));
+                Some(([o, lse, dout], dlse)) => {
+                    let (o, lse, dout) = (o.rows(), lse.f32s()?, dout.rows());
+                    let dlse = dlse.as_ref().map(Tensor::f32s).transpose()?;
                     (Direction::Backward, Inputs::Backward { q, k, v, o, lse, dout, dlse })
                 }
             };
