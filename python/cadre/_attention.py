@@ -60,6 +60,7 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
             )
         if step is None:
             raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
+        step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
     # Documents of an evaluation may be as long as those of the step.
     is_of_step = step is not None and not step.whole() and not beside and lengths == step.lengths()
@@ -112,77 +113,85 @@ def _forward(
     cu_seqlens_k: Tensor | None,
     kind: str,
     layer: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, int]:
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
     if pool := _job.pooled():
         job, step = pool
         named = None if layer is None else int(layer)
         with job.turn:
-            at, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
-            number = step.ticket(at)
+            phase, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
+            at, layer_at = phase
+            number = step.ticket(at, layer_at)
             if kept:
-                o, lse = kept.again((q, k, v), f"{step.where()}, layer {at}")
-                return o, lse, torch.tensor(number)
-            ticket = job.session.submit((step.at, at), (_rows(q), _rows(k), _rows(v)))
-            step.forward += 1
+                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
+                return o, lse, number
+            ticket = job.session.submit(phase, (_rows(q), _rows(k), _rows(v)))
+            step.forward[at] += 1
         o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
-        job.session.wait(ticket, o, lse)
+        if what := job.session.wait(ticket, o, lse):
+            job.not_finite.found(step.number, what)
         if getattr(_next, "is_repeated", True):
-            step.kept[at] = _kept.Kept((q, k, v), o, lse)
-        return o, lse, torch.tensor(number)
+            step.kept[phase] = _kept.Kept((q, k, v), o, lse)
+        return o, lse, number
     check = _job.check()
     if check and (step := check.spanning(lengths)):
         number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
-        return o, lse, torch.tensor(number)
+        return o, lse, number
     lengths, number = _whole(lengths, cu_seqlens_q)
     if check and check.plain:
-        return *check.attention(kind, lengths, (q, k, v)), torch.tensor(number)
+        if (step := _job.running()) and not _job.under_local():
+            number = _LOCAL_TICKET - 1 - step.key()
+        return *check.attention(kind, lengths, (q, k, v)), number
     o, lse = _forward_here(kind, lengths, q, k, v)
     if check:
         check.saw(o)
-    return o, lse, torch.tensor(number)
+    return o, lse, number
 
 
 def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    wire, o, lse = _wire(q), torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-    _native.local_forward((kind, torch.get_num_threads()), lengths, tuple(_as(it, wire) for it in (q, k, v)), (o, lse))
+    wire = _wire(q)
+    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
 
 def _backward(
     dout: Tensor,
-    dlse: Tensor,
+    dlse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    ticket: Tensor,
+    ticket: Tensor | int,
     cu_seqlens: Tensor | None,
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()
-        gradients = (_rows(o), lse.contiguous(), _rows(dout), dlse.contiguous())
+        gradients = (_rows(o), lse.contiguous(), _rows(dout), None if dlse is None else dlse.contiguous())
         with job.turn:
-            step, layer = job.backward_phase(number)
-            handle = job.session.submit((step.at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
-            step.backward += 1
-            step.kept.pop(layer, None)
+            step, at, layer = job.backward_phase(number)
+            handle = job.session.submit((at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
+            step.backward[at] += 1
+            step.kept.pop((at, layer), None)
         results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
-        job.session.wait(handle, *results)
+        if what := job.session.wait(handle, *results):
+            job.not_finite.found(step.number, what)
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
     if step and step.spans and number < _LOCAL_TICKET:
+        given = (*given[:-1], torch.zeros_like(lse) if dlse is None else dlse)
         layout = step.layouts[step.of_key(_LOCAL_TICKET - 1 - number)[1]]
         here = _job.check().exchange.whole
         return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
     lengths = _same_as_forward(number, cu_seqlens)
     if (check := _job.check()) and check.plain:
-        return check.gradients(kind, lengths, (q, k, v), dout, dlse)
+        return check.gradients(kind, lengths, (q, k, v), dout, torch.zeros_like(lse) if dlse is None else dlse)
     return _backward_here(kind, lengths, *given)
 
 
@@ -195,19 +204,26 @@ def _backward_here(
     o: Tensor,
     lse: Tensor,
     dout: Tensor,
-    dlse: Tensor,
+    dlse: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wire, wide = _wire(q), torch.float32
     qkv = tuple(_as(it, wire) for it in (q, k, v))
-    given = (_as(o, wide), _as(lse, wide), _as(dout, wide), _as(dout, wire), _as(dlse, wide))
-    results = tuple(torch.empty(it.shape, dtype=wide) for it in (q, k, v))
+    wide_dout = _as(dout, wide)
+    on_wire = wide_dout if wire == wide else _as(dout, wire)
+    given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
+    results = tuple(torch.empty_like(it, dtype=wide) for it in qkv)
     _native.local_backward((kind, torch.get_num_threads()), lengths, qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
 
 
-_library.impl("attention", _forward, "CPU")
+def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+    o, lse, number = _forward(*arguments)
+    return o, lse, torch.tensor(number)
+
+
+_library.impl("attention", _operator, "CPU")
 _library.impl("attention_backward", _backward, "CPU")
 
 
@@ -253,12 +269,13 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    is_dual = forward_ad._current_level >= 0
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise NotImplementedError(f"{name} is on {tensor.device}: so far the tensors lie on the CPU")
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+        if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
         if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
@@ -274,40 +291,27 @@ def _check_ends(**ends: Tensor | None) -> None:
             raise NotImplementedError(f"{name} is on {it.device}: so far the tensors lie on the CPU")
 
 
-def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
-    sides = window_size if isinstance(window_size, (tuple, list)) else ()
-    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
-        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
-    left, right = window_size
-    if left < -1 or right < -1:
-        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
-    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
-        raise NotImplementedError(
-            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
-        )
-    if left >= 0 and (causal or right == 0):
-        return f"window:{left + 1}"
-    if left >= 0:
-        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
-    return "causal" if causal else "full"
-
-
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which takes longer than all that is done here."""
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):
-        o, lse, ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
-        ctx.mark_non_differentiable(ticket)
+        o, lse, ctx.ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
         ctx.kind = kind
-        ctx.save_for_backward(q, k, v, o, lse, ticket, cu_seqlens_q)
-        return o, lse, ticket
+        # Zeros for the gradient of LSE would cost more than all that is done here.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q)
+        return o, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse, _):
-        q, k, v, o, lse, ticket, cu_seqlens = ctx.saved_tensors
-        # The operator refuses to be differentiated again.
-        call = torch.ops.cadre.attention_backward if torch.is_grad_enabled() else _backward
+    def backward(ctx, dout, dlse):
+        q, k, v, o, lse, cu_seqlens = ctx.saved_tensors
+        dout = torch.zeros_like(o) if dout is None else dout
+        call, ticket = _backward, ctx.ticket
+        if torch.is_grad_enabled():
+            # The operator refuses to be differentiated again.
+            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket)
+            dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
 
 
@@ -318,7 +322,7 @@ def _is_plain(*rows: Tensor) -> bool:
     return not watched and all(type(it) in (Tensor, torch.nn.Parameter) for it in rows)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
+def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:
     _next.is_repeated = _kept.is_repeated()
     try:
         return (_Direct.apply if _is_plain(q, k, v) else torch.ops.cadre.attention)(q, k, v, *more)
@@ -348,7 +352,7 @@ def attend(
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     call = torch.ops.cadre.attention if torch.compiler.is_compiling() else _eager
-    o, lse, _ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+    o, lse, *_ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:
         return o, lse
     if sinks.shape != q.shape[1:2]:
@@ -386,15 +390,7 @@ def flash_attn_varlen_func(
     `chunk`: documents are cut after so many rows. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    how = {"mask": mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+    _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o
-
-
-def refuse(**arguments: object) -> None:
-    """Refuses an argument that asks for what is not there."""
-    for name, value in arguments.items():
-        if value is not None and not (isinstance(value, (int, float)) and value == 0):
-            said = "a tensor" if isinstance(value, Tensor) else value
-            raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from . import _job
 from ._layout import Layout, lengths_of
+from ._turns import Turns
 
 Batch = TypeVar("Batch")
 
@@ -18,8 +19,10 @@ Batch = TypeVar("Batch")
 class Batches(Generic[Batch]):
     """See `batches`."""
 
-    def __init__(self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int) -> None:
-        self._loader, self._layout, self._accumulate = loader, layout, accumulate
+    def __init__(
+        self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int, turns: Turns = None
+    ) -> None:
+        self._loader, self._layout, self._accumulate, self._turns = loader, layout, accumulate, turns
         self._iterator: Iterator[Batch] | None = None
         self._count = 0
         # Batches of the update that runs, and of the one that is held back, each with the loader's state behind it.
@@ -80,7 +83,7 @@ class Batches(Generic[Batch]):
             if job.next + 1 < job.steps:
                 self._held = self._draw()
         layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (update, self._held))
-        if not job.begin(layouts, after or None):
+        if not job.begin(layouts, after or None, self._turns):
             raise StopIteration
         self._left.extend(update)
         self._count = len(update)
@@ -108,13 +111,18 @@ class Batches(Generic[Batch]):
 
 
 def batches(
-    loader: Iterable[Batch], layout: Callable[[Batch], Layout] = lengths_of, *, accumulate: int = 1
+    loader: Iterable[Batch],
+    layout: Callable[[Batch], Layout] = lengths_of,
+    *,
+    accumulate: int = 1,
+    turns: Turns = None,
 ) -> Batches[Batch]:
     """The batches of `loader`, `accumulate` of them a step, as many as the job has steps.
 
     An update is held back: its documents are announced while the one before runs. Where the loader ends the loop ends,
     with an update of the batches that are left; the next call goes on with the next epoch. The loop ends early when
-    the job was asked to stop.
+    the job was asked to stop. `turns` is that of `begin_step`: with `turns=2` the next batch goes forward before the
+    backward of the one before.
     """
     _job.joined("batches")
     if accumulate < 1 or accumulate != int(accumulate):
@@ -123,4 +131,4 @@ def batches(
         from ._check import Checked
 
         return Checked(check, loader, layout, accumulate)
-    return Batches(loader, layout, accumulate)
+    return Batches(loader, layout, accumulate, turns)

@@ -30,6 +30,7 @@ from ._batches import Batches
 from ._layout import Layout, Stretch
 from ._spanning import Exchange
 from ._step import Step
+from ._turns import Turns
 
 STEPS = 2
 _PR_SET_PDEATHSIG = 1
@@ -117,7 +118,7 @@ class Check:
     def gradients(
         self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _plain.backward(kind, self.lengths(lengths), qkv, dout, dlse)
+        return _plain.backward(kind, lengths, qkv, dout, dlse)
 
     @staticmethod
     def spanning(lengths: list[int] | None) -> Step | None:
@@ -130,7 +131,10 @@ class Check:
     @staticmethod
     def lengths(told: list[int]) -> list[int]:
         step = _job.running()
-        return told if step is None or _job.under_local() else step.lengths()
+        if step is None or _job.under_local():
+            return told
+        step.refuse_unknown_recompute()
+        return step.lengths()
 
     def begin(self) -> None:
         """An update begins."""
@@ -172,14 +176,14 @@ class Feed:
         self._check, self._layout, self._draw = check, layout, draw
         self._source = self._drawn() if check.kind != "one" else self._probes()
 
-    def begin(self, job: _job.Job) -> Update:
+    def begin(self, job: _job.Job, turns: Turns = None) -> Update:
         """The next update; the end of the process where there is none."""
         if (update := next(self._source, None)) is None:
             self._check.end()
         # However many steps the script has told.
         job.steps = job.next + 1
         self._check.begin()
-        job.begin(update.layouts, None)
+        job.begin(update.layouts, None, turns)
         job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
         return update
 
@@ -221,7 +225,7 @@ class Checked(Batches):
         return batch
 
     def _begin(self, job: _job.Job) -> None:
-        self._update = self._feed.begin(job)
+        self._update = self._feed.begin(job, self._turns)
         self._left.extend((it, None) for it in self._update.batches)
         self._count = len(self._update.batches)
 

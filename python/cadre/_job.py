@@ -24,9 +24,11 @@ from typing import Any
 import torch
 
 from ._epochs import Epochs
+from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
 from ._native import Session
 from ._step import Step
+from ._turns import Turn, Turns, order_of
 
 
 class Job:
@@ -42,7 +44,8 @@ class Job:
         self.running: Step | None = None
         self.ended = False
         # Of the step to begin next, if it was announced.
-        self.announced: list[list[Stretch]] | None = None
+        self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
+        self.not_finite = NotFinite(session)
         self.epochs = Epochs(self.rank, self.ranks)
 
     def check_process(self) -> None:
@@ -77,7 +80,7 @@ class Job:
             )
         return whole
 
-    def announce(self, step: int, layouts: list[list[Stretch]]) -> None:
+    def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
         told = [
             (
                 list(dict.fromkeys((it.document, it.rows) for it in layout)),
@@ -85,10 +88,16 @@ class Job:
             )
             for layout in layouts
         ]
-        self.session.announce(step, told, self.shape.frozen)
-        self.announced = layouts
+        has_backward = self.shape.frozen < len(self.shape.kinds)
+        self.session.announce(step, told, [it for it in order if has_backward or it[0] == "F"], self.shape.frozen)
+        self.announced = layouts, order
 
-    def begin(self, layouts: Layout | Sequence[Layout], following: Layout | Sequence[Layout] | None) -> bool:
+    def begin(
+        self,
+        layouts: Layout | Sequence[Layout],
+        following: Layout | Sequence[Layout] | None,
+        turns: Turns = None,
+    ) -> bool:
         """Ends the step that runs and begins the next one; whether there is one."""
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
@@ -98,22 +107,25 @@ class Job:
         if self.next == self.steps:
             return self.end()
         stretches = self.stretches(layouts)
+        order = order_of(turns, len(stretches))
         # Refused before the step begins, not when it is too late to say so.
         after = self.stretches(following) if following is not None and self.next + 1 < self.steps else None
+        order_after = order_of(turns, len(after)) if after else []
         if self.session:
             if self.announced is None:
-                self.announce(self.next, stretches)
-            elif self.announced != stretches:
+                self.announce(self.next, stretches, order)
+            elif self.announced != (stretches, order):
                 raise ValueError(
                     f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
-                    f"{stretches}; give begin_step the layouts that were `next` before"
+                    f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns"
                 )
             if (state := self.session.begin(self.next)) != "step":
                 return self.leave(state)
             self.announced = None
             if after is not None:
-                self.announce(self.next + 1, after)
-        self.running = Step((self.rank, self.next), self.shape, stretches, pooled=self.session is not None)
+                self.announce(self.next + 1, after, order_after)
+        where, pooled = (self.rank, self.next), self.session is not None
+        self.running = Step(where, self.shape, stretches, pooled=pooled, order=order)
         self.next += 1
         return True
 
@@ -173,19 +185,20 @@ class Job:
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
 
-    def backward_phase(self, number: int) -> tuple[Step, int]:
-        """Step and layer of a forward's ticket; refuses what is not the next backward, before anything is sent."""
+    def backward_phase(self, number: int) -> tuple[Step, int, int]:
+        """Step, micro-batch and layer of a forward's ticket; refuses what is not the next backward, before anything is
+        sent."""
         self.check_process()
         key, layer = divmod(number, len(self.shape.kinds))
-        step, (of, _) = self.running, Step.of_key(key)
+        step, (of, at) = self.running, Step.of_key(key)
         if step is None or step.number != of:
             now = f"step {step.number} runs" if step else "no step runs"
             raise RuntimeError(
                 f"rank {self.rank}: backward of step {of}, layer {layer}, while {now}; call backward before the next "
                 "step"
             )
-        step.backward_phase(key, layer)
-        return step, layer
+        step.backward_phase(at, layer)
+        return step, at, layer
 
 
 _JOB: Job | None = None
@@ -235,10 +248,11 @@ def with_frozen(model: Any, shape: Shape) -> Shape:
     return dataclasses.replace(shape, frozen=frozen)
 
 
-def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -> None:
+def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, on_nonfinite: str = "report") -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
     Every rank gives the same model, `steps` and `seed`. `threads` compute in place (default: as many as torch has).
+    `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
@@ -246,6 +260,8 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
         raise RuntimeError("init was called before; a process is one rank of one job")
     if steps < 1 or steps != int(steps):
         raise ValueError(f"init: steps is {steps}; a job has 1 or more")
+    if on_nonfinite not in ("report", "end"):
+        raise ValueError(f"init: on_nonfinite is {on_nonfinite!r}; say 'report' or 'end'")
     for name, it in (("seed", seed), ("threads", threads or 0)):
         if not 0 <= it < 1 << 64:
             raise ValueError(f"init: {name} is {it}; give 0 or more")
@@ -259,8 +275,9 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None) -
     if "CADRE_CONTROL" in os.environ:
         heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()
-        session = Session.join(kinds=list(shape.kinds), heads=heads, steps=int(steps), seed=seed, threads=threads)
-        name_layers(model, len(shape.kinds))
+        more = {"threads": threads, "on_nonfinite": on_nonfinite}
+        session = Session.join(kinds=list(shape.kinds), heads=heads, steps=int(steps), seed=seed, **more)
+        name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
     _JOB = Job(shape, session, int(steps))
@@ -287,13 +304,17 @@ def joined(what: str) -> Job:
 def begin_step(
     layouts: Layout | Sequence[Layout],
     next: Layout | Sequence[Layout] | None = None,  # noqa: A002
+    *,
+    turns: Turns = None,
 ) -> bool:
     """Ends the step that runs, if any, and begins the one that holds these documents; `False` where the job is over.
 
     `layouts` is a layout, or a list of one for each micro-batch. `next` is that of the step after it, which is planned
-    meanwhile; without it the next step begins with a round trip.
+    meanwhile; without it the next step begins with a round trip. `turns` says in which order micro-batches go forward
+    and backward, by default one after the other: how many may be in flight, or `F0 F1 B0 B1`, or a function of their
+    number. It is that of both steps.
     """
-    return joined("begin_step").begin(layouts, next)
+    return joined("begin_step").begin(layouts, next, turns)
 
 
 def next_micro_batch() -> None:

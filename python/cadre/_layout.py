@@ -44,6 +44,33 @@ def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, so
     return told
 
 
+def refuse(**arguments: object) -> None:
+    """Refuses an argument that asks for what is not there."""
+    for name, value in arguments.items():
+        if value is not None and not (isinstance(value, (int, float)) and value == 0):
+            said = "a tensor" if isinstance(value, torch.Tensor) else value
+            raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
+
+
+def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
+    """A mask, from FlashAttention's arguments."""
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
+        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
+    left, right = window_size
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
+    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
+        raise NotImplementedError(
+            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
+        )
+    if left >= 0 and (causal or right == 0):
+        return f"window:{left + 1}"
+    if left >= 0:
+        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
+    return "causal" if causal else "full"
+
+
 @dataclass(frozen=True)
 class Shape:
     """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind too."""
@@ -80,12 +107,13 @@ class Shape:
         # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
         told = scalar**-0.5 if scalar is not None else scale
-        scales = [it.scaling for it in _attention_modules(model, layers)] or [told] * layers
         softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         masks = {"full_attention": "causal", "sliding_attention": f"window:{window}"}
         # Without kinds all layers have the window, if there is one: Mistral, Phi3.
-        kinds = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
+        every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
+        kinds = [it for it in every if it not in _WITHOUT]
+        scales = [it.scaling for it in _attention_modules(model, _with_attention(model))] or [told] * len(kinds)
         if unknown := sorted(set(kinds) - set(masks)):
             raise NotImplementedError(f"init: layers of kind {unknown[0]} are not there yet; give a cadre.Shape")
         if window is None and "sliding_attention" in kinds:
@@ -98,12 +126,24 @@ class Shape:
         )
 
 
-def _attention_modules(model: Any, layers: int) -> list[torch.nn.Module]:
-    """Those of a model of transformers, by layer; none where they are not one a layer."""
+# Layers of hybrid models, in the words of transformers, that have no core attention.
+_WITHOUT = ("linear_attention", "conv", "moe")
+
+
+def _with_attention(model: Any) -> list[int]:
+    """Layers of a model of transformers that have core attention."""
+    config = model.config
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [at for at, it in enumerate(kinds) if it not in _WITHOUT]
+
+
+def _attention_modules(model: Any, layers: list[int]) -> list[torch.nn.Module]:
+    """Those of layers of a model of transformers; none where they are not one a layer."""
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    found = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
+    known = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
+    found = [it for it in known if it.layer_idx in layers]
     found.sort(key=lambda it: it.layer_idx)
-    return found if [it.layer_idx for it in found] == list(range(layers)) else []
+    return found if [it.layer_idx for it in found] == layers else []
 
 
 def is_partly_frozen(model: Any) -> bool:
@@ -137,11 +177,12 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
     return watched.count(False)
 
 
-def name_layers(model: Any, layers: int) -> None:
+def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
-    for it in _attention_modules(model, layers):
-        it.cadre_layer = torch.tensor(it.layer_idx)
+    if hasattr(getattr(model, "config", None), "num_hidden_layers"):
+        for at, it in enumerate(_attention_modules(model, _with_attention(model))):
+            it.cadre_layer = torch.tensor(at)
 
 
 class Stretch(NamedTuple):

@@ -21,19 +21,29 @@ class Session:
     """Type of rows on the wire, `float32` or `bfloat16`: rows are rounded to it when they are submitted."""
 
     @staticmethod
-    def join(*, kinds: Sequence[str], heads: tuple[int, int, int], steps: int, seed: int, threads: int) -> Session:
+    def join(
+        *,
+        kinds: Sequence[str],
+        heads: tuple[int, int, int],
+        steps: int,
+        seed: int,
+        threads: int,
+        on_nonfinite: str = "end",
+    ) -> Session:
         """Joins the job that the environment names. `kinds`: one a layer, such as `causal`, `full`,
         `window:ROWS` or `window:128 in chunks of 512 scale 0.0625 softcap 50`; `heads`: query heads, KV heads, head
-        dim; all the same on every rank."""
+        dim; all the same on every rank. `on_nonfinite`: `report` or `end`."""
 
     def announce(
         self,
         step: int,
         micro_batches: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int, int]]]],
+        turns: Sequence[tuple[str, int]],
         frozen: int,
     ) -> None:
         """What this rank holds of a step, by micro-batch: `(document, its rows)`, and `(document, start, end)` in the
-        order of its rows. Each goes forward and then backward, but for the first `frozen` layers, before the next."""
+        order of its rows. `turns`: micro-batches that go forward (`F`) and backward (`B`, but for the first `frozen`
+        layers), in their order."""
 
     def begin(self, step: int) -> str:
         """Waits for the step: `step`, or `completed` or `stopped` where none follows."""
@@ -42,14 +52,15 @@ class Session:
         self,
         phase: tuple[int, int],
         qkv: tuple[Tensor, Tensor, Tensor],
-        gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None,
     ) -> Ticket:
-        """Starts a phase of `(micro-batch, layer)`: backward with `gradients` (O, LSE, dO, dLSE). `[rows, heads, dim]`,
-        f32 or bf16, on the CPU, rows at any distance; LSE `[rows, query heads]` in f32. The rows are the caller's again
-        when it returns."""
+        """Starts a phase of `(micro-batch, layer)`: backward with `gradients` (O, LSE, dO, dLSE or None). `[rows,
+        heads, dim]`, f32 or bf16, on the CPU, rows at any distance; LSE `[rows, query heads]` in f32. The rows are the
+        caller's again when it returns."""
 
-    def wait(self, ticket: Ticket, *results: Tensor) -> None:
-        """Waits for a phase, computing what is planned for this rank, and writes O and LSE, or dQ, dK and dV."""
+    def wait(self, ticket: Ticket, *results: Tensor) -> str | None:
+        """Waits for a phase, computing what is planned for this rank, and writes O and LSE, or dQ, dK and dV. What is
+        not finite among them, with layer, task and server; with `on_nonfinite="end"` it ends the job."""
 
     def done(
         self,
@@ -63,6 +74,9 @@ class Session:
         seconds: float,
     ) -> None:
         """The step is over here."""
+
+    def warn(self, text: str) -> None:
+        """Says something to whoever reads the job's log."""
 
     def busy(self, seconds: float) -> None:
         """This rank is at work elsewhere for so long, at most: it does not stand still."""
@@ -82,7 +96,7 @@ def local_backward(
     settings: tuple[str, int],
     documents: Sequence[int],
     qkv: tuple[Tensor, Tensor, Tensor],
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     results: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """dQ, dK and dV in f32, from O, LSE and dO in f32, dO in the type of Q, and dLSE."""
+    """dQ, dK and dV in f32, from O, LSE and dO in f32, dO in the type of Q, and dLSE, None for zeros."""

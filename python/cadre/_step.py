@@ -3,8 +3,8 @@
 In: layouts, calls of attention. Out: the phase that a call is, or a refusal that names rank, step and remedy; a call
 that is refused changes nothing. It knows no session.
 
-A micro-batch goes forward layer by layer, then backward in reverse, then the next one does. Layers that are frozen
-have no backward.
+A micro-batch goes forward layer by layer, and backward in reverse, as its turns come: the next one may go forward
+before. Layers that are frozen have no backward.
 """
 
 import time
@@ -13,6 +13,7 @@ import torch
 
 from ._kept import Kept
 from ._layout import Shape, Stretch
+from ._turns import Turn, in_words, order_of
 
 # More micro-batches than a step can have: the session counts them in 16 bits.
 _MICRO_BATCHES = 1 << 16
@@ -21,21 +22,34 @@ _MICRO_BATCHES = 1 << 16
 class Step:
     """See the module. Phases are counted where the step is the pool's alone."""
 
-    def __init__(self, where: tuple[int, int], shape: Shape, layouts: list[list[Stretch]], *, pooled: bool) -> None:
+    def __init__(
+        self,
+        where: tuple[int, int],
+        shape: Shape,
+        layouts: list[list[Stretch]],
+        *,
+        pooled: bool,
+        order: list[Turn] | None = None,
+    ) -> None:
         self.rank, self.number = where
         self.shape, self.layouts, self.pooled = shape, layouts, pooled
+        self.order = order or order_of(None, len(layouts))
+        self.in_flight = self.order != order_of(None, len(layouts))
+        """Whether a micro-batch goes forward before the backward of the one before."""
         self.spans = False
         """Whether a check has documents that go on in other ranks."""
         self.began = time.monotonic()
         self.at = 0
-        """The micro-batch that runs."""
-        self.forward = 0
-        """Its phases that the pool was asked for; `backward` likewise."""
-        self.backward = 0
-        self.kept: dict[int, Kept] = {}
-        """By layer, until its backward."""
-        self.recomputed: int | None = None
-        """The layer that a call without a layer's number was taken for last, in a backward."""
+        """The micro-batch that forwards are of."""
+        self.forward = [0] * len(layouts)
+        """Phases of each that the pool was asked for; `backward` likewise."""
+        self.backward = [0] * len(layouts)
+        self.kept: dict[tuple[int, int], Kept] = {}
+        """By micro-batch and layer, until its backward."""
+        self.recomputed: dict[int, int] = {}
+        """By micro-batch, the layer that a call without a layer's number was taken for last, in a backward."""
+        self.tasks: dict[int, int] = {}
+        """Micro-batches of autograd's backwards."""
         self.loss, self.gradient_norm, self.learning_rate = 0.0, 0.0, 0.0
         self.validation_loss: float | None = None
         self.tokens: int | None = None
@@ -43,6 +57,18 @@ class Step:
     @property
     def layers(self) -> int:
         return len(self.shape.kinds)
+
+    @property
+    def backwards(self) -> int:
+        """Layers that have one."""
+        return self.layers - self.shape.frozen
+
+    def due(self) -> Turn | None:
+        """The turn that runs, or is next; none where the step is over."""
+        for way, at in self.order:
+            if self.forward[at] < self.layers if way == "F" else self.backward[at] < self.backwards:
+                return way, at
+        return None
 
     def lengths(self, at: int | None = None) -> list[int]:
         """Rows of each stretch of a micro-batch, by default of the one that runs."""
@@ -69,48 +95,65 @@ class Step:
         """Step and micro-batch."""
         return divmod(key, _MICRO_BATCHES)
 
-    def missing(self) -> str | None:
-        """What the micro-batch that runs lacks to be over."""
-        backwards = self.layers - self.shape.frozen
-        if not self.pooled or (self.forward, self.backward) == (self.layers, backwards):
+    def missing(self, at: int) -> str | None:
+        """What a micro-batch lacks to be over."""
+        forward, backward = self.forward[at], self.backward[at]
+        if not self.pooled or (forward, backward) == (self.layers, self.backwards):
             return None
         return (
-            f"{self.where()}: {self.forward} of {self.layers} forward phases and {self.backward} of {backwards} "
-            "backward phases were called; it is over when all were"
+            f"{self.where(at)}: {forward} of {self.layers} forward phases and {backward} of {self.backwards} "
+            f"backward phases were called; it is over when all were{self.in_order()}"
         )
+
+    def refuse_unknown_recompute(self) -> None:
+        """Of a call that says no documents, and is computed here."""
+        if self.in_flight and torch._C._current_graph_task_id() != -1:
+            raise ValueError(
+                "a recompute where micro-batches are in flight, and nothing says of which one: pass cu_seqlens "
+                "(cu_seq_lens_q)"
+            )
+
+    def in_order(self) -> str:
+        return f" (the turns of the step are {in_words(self.order)})" if self.in_flight else ""
 
     def unfinished(self) -> str | None:
         """What the step lacks to be over."""
         begun, count = self.at + 1, len(self.layouts)
-        if (missing := self.missing()) is None and self.pooled and begun < count:
+        for at in range(begun):
+            if missing := self.missing(at):
+                return missing
+        if self.pooled and begun < count:
             return (
                 f"rank {self.rank}, step {self.number}: {begun} of {count} micro-batches were run; call "
                 "next_micro_batch before each of the others"
             )
-        return missing
+        return None
 
     def advance(self) -> None:
         """To the next micro-batch."""
         if self.at + 1 == len(self.layouts):
             raise RuntimeError(f"{self.where()}: it is the last micro-batch of the step; call begin_step")
-        if missing := self.missing():
+        if self.pooled and (due := self.due()) != ("F", self.at + 1) and (missing := self.missing(due[1])):
             raise RuntimeError(missing)
         self.at += 1
-        self.forward = self.backward = 0
-        self.kept.clear()
-        self.recomputed = None
+        # What frozen layers have kept has no backward that would take it away.
+        over = {at for at in range(self.at) if self.missing(at) is None}
+        self.kept = {phase: it for phase, it in self.kept.items() if phase[0] not in over}
 
     def forward_phase(
         self, kind: str, lengths: list[int] | None, shapes: list[tuple[int, ...]], named: int | None
-    ) -> tuple[int, Kept | None]:
-        """The layer whose turn it is, or which one is recomputed, and what its forward came to; refuses what is not the
-        announced one's."""
-        shape, layers, where = self.shape, self.layers, self.where()
+    ) -> tuple[tuple[int, int], Kept | None]:
+        """Micro-batch and layer whose turn it is, or which are recomputed, and what their forward came to; refuses what
+        is not the announced one's."""
+        shape, layers, at = self.shape, self.layers, self.at
         # Autograd is at work in this thread: a forward there is a recompute.
-        is_again = torch._C._current_graph_task_id() != -1
+        is_again = (task := torch._C._current_graph_task_id()) != -1
         if is_again:
-            layer = self.recomputed_layer(named)
-        elif (layer := self.forward) == layers:
+            at = self.recomputed_micro_batch(task)
+        where = self.where(at)
+        if is_again:
+            layer = self.recomputed_layer(at, named)
+        elif (layer := self.forward[at]) == layers:
             raise RuntimeError(
                 f"{where}: all {layers} forward phases were called; begin the next micro-batch or step, or evaluate "
                 "under cadre.local()"
@@ -121,7 +164,7 @@ class Step:
             raise ValueError(
                 f"{where}: layer {layer} is {shape.kinds[layer]} and the call is {kind}; call layers in order"
             )
-        announced = self.lengths()
+        announced = self.lengths(at)
         if lengths is not None and lengths != announced:
             raise ValueError(f"{where}: cu_seqlens say {lengths}, announced were {announced}; pass those of the batch")
         rows, dim = sum(announced), shape.head_dim
@@ -129,60 +172,74 @@ class Step:
         for name, found, expected in zip("qkv", shapes, wanted, strict=True):
             if found != expected:
                 raise ValueError(f"{where}, layer {layer}: {name} is {found}, announced was {expected}")
-        return layer, self.kept[layer] if is_again else None
+        return (at, layer), self.kept[at, layer] if is_again else None
 
-    def recomputed_layer(self, named: int | None) -> int:
+    def recomputed_micro_batch(self, task: int) -> int:
+        """Which one a backward of autograd's is of: the one whose turn it was when it began."""
+        if task in self.tasks:
+            return self.tasks[task]
+        way, at = self.due() or ("F", self.at)
+        if way == "F":
+            # Refused: its forward is not complete, or its backward is over.
+            return self.at
+        self.tasks[task] = at
+        return at
+
+    def recomputed_layer(self, at: int, named: int | None) -> int:
         """Which layer's forward a call in a backward repeats. A call without a layer's number is the one whose backward
         is next, which a segment of one layer is."""
-        layers, turn, where = self.layers, self.layers - 1 - self.backward, self.where()
-        if turn < self.shape.frozen and self.recomputed is not None and self.recomputed <= turn:
+        layers, turn, where = self.layers, self.layers - 1 - self.backward[at], self.where(at)
+        before = self.recomputed.get(at)
+        if turn < self.shape.frozen and before is not None and before <= turn:
             # No backward comes between those of frozen layers.
-            turn = self.recomputed - 1
-        if self.forward < layers:
+            turn = before - 1
+        if self.forward[at] < layers:
             raise RuntimeError(
-                f"{where}: a recompute after {self.forward} of {layers} forward phases; call backward when all layers "
-                "are forward"
+                f"{where}: a recompute after {self.forward[at]} of {layers} forward phases; call backward when all "
+                "layers are forward"
             )
         layer = turn if named is None else named
         if layer > turn or layer < 0:
             raise RuntimeError(f"{where}: layer {max(layer, 0)} is recomputed, and its backward is over")
-        if layer not in self.kept:
+        if (at, layer) not in self.kept:
             raise RuntimeError(
                 f"{where}: layer {layer} is called in a backward, and its first call was inside of no checkpoint, so "
                 "that nothing is kept for it; checkpoint with torch.utils.checkpoint, or evaluate under cadre.local()"
             )
         if named is None:
-            if self.recomputed == turn:
+            if before == turn:
                 raise RuntimeError(
                     f"{where}: two forwards are recomputed before the backward of layer {turn}, and nothing says of "
                     "which layers; checkpoint each layer by itself, or give init the model of transformers"
                 )
-            self.recomputed = turn
+            self.recomputed[at] = turn
         return layer
 
-    def ticket(self, layer: int) -> int:
-        """Number of a phase of the micro-batch that runs, in all steps."""
-        return self.key() * self.layers + layer
+    def ticket(self, at: int, layer: int) -> int:
+        """Number of a phase, in all steps."""
+        return (self.number * _MICRO_BATCHES + at) * self.layers + layer
 
-    def backward_phase(self, key: int, layer: int) -> None:
+    def backward_phase(self, at: int, layer: int) -> None:
         """Refuses what is not the next backward."""
-        _, at = self.of_key(key)
         layers, where = self.layers, f"{self.where(at)}: backward of layer {layer}"
-        if at != self.at:
-            raise RuntimeError(f"{where}, while micro-batch {self.at} runs; call backward before the next micro-batch")
-        if self.forward < layers:
+        if self.forward[at] < layers:
             raise RuntimeError(
-                f"{where}, after {self.forward} of {layers} forward phases; call backward when all layers are forward"
+                f"{where}, after {self.forward[at]} of {layers} forward phases; call backward when all layers are "
+                "forward"
             )
         if layer < self.shape.frozen:
             raise RuntimeError(
                 f"{where}, which was announced to have none; freeze parameters and enable checkpointing before init, "
                 f"or give it a cadre.Shape with frozen={layer}"
             )
-        turn = layers - 1 - self.backward
+        turn = layers - 1 - self.backward[at]
         if layer > turn:
             raise RuntimeError(f"{where}, for a second time; a step has one backward (leave retain_graph out)")
         if layer < turn:
             raise RuntimeError(
                 f"{where}, and it is the turn of layer {turn}; the loss depends on all layers, in their order"
             )
+        due = self.due()
+        if due != ("B", at):
+            raise RuntimeError(f"{where}, and the turn of {in_words([due])} comes before{self.in_order()}")
+        self.tasks[torch._C._current_graph_task_id()] = at

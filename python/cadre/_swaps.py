@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attention import attend, flash_attn_varlen_func, mask_of, refuse
+from ._attention import attend, flash_attn_varlen_func
+from ._layout import mask_of, refuse
 
 
 def flash_attn_func(

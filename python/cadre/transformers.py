@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as masks
 
-from ._attention import attend, mask_of, refuse
+from ._attention import attend
+from ._layout import mask_of, refuse
 
 # What models hand down to every layer, and core attention does not depend on.
 _HARMLESS = {

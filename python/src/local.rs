@@ -80,7 +80,7 @@ pub(crate) fn local_forward(
     })
 }
 
-/// dQ, dK and dV of whole documents, from Q, K, V and from O, LSE, dO, dO in the type of Q, and dLSE. As on a pool Δ comes
+/// dQ, dK and dV of whole documents, from Q, K, V and from O, LSE, dO, dO in the type of Q, and dLSE if it is not zero. As on a pool Δ comes
 /// from O and dO in f32, and the kernel reads dO as it is on the wire.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
@@ -93,16 +93,18 @@ pub(crate) fn local_backward(
     results: Given<'_, 3>,
 ) -> PyResult<()> {
     let qkv = Tensor::all(["Q", "K", "V"], &qkv)?;
-    let gradients = Tensor::all(["O", "LSE", "dO", "dO on the wire", "dLSE"], &gradients)?;
+    let [o, lse, wide, dout, dlse] = gradients;
+    let gradients = Tensor::all(["O", "LSE", "dO", "dO on the wire"], &[o, lse, wide, dout])?;
+    let dlse = Tensor::optional("dLSE", &dlse)?;
     let mut results = Tensor::all(["dQ", "dK", "dV"], &results)?;
-    let read: Vec<&Tensor> = qkv.iter().chain(&gradients).collect();
+    let read: Vec<&Tensor> = qkv.iter().chain(&gradients).chain(&dlse).collect();
     check_apart(&results.each_ref(), &read)?;
     let common = Common::new(&settings, &documents, &qkv)?;
-    let [o, lse, wide, dout, dlse] = &gradients;
+    let [o, lse, wide, dout] = &gradients;
     for rows in [o, wide, dout] {
         rows.check_shape(qkv[0].shape())?;
     }
-    for heads in [lse, dlse] {
+    for heads in [lse].into_iter().chain(&dlse) {
         heads.check_shape(&qkv[0].shape()[..2])?;
     }
     for (result, of) in results.iter().zip(&qkv) {
@@ -111,8 +113,10 @@ pub(crate) fn local_backward(
     py.detach(|| {
         let Common { heads, threads, .. } = common;
         let mut delta = delta(threads, heads.dim, wide.f32s()?, o.f32s()?);
-        for (delta, dlse) in delta.iter_mut().zip(dlse.f32s()?) {
-            *delta -= dlse;
+        if let Some(dlse) = &dlse {
+            for (delta, dlse) in delta.iter_mut().zip(dlse.f32s()?) {
+                *delta -= dlse;
+            }
         }
         let qkv = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
         let (dout, lse) = (dout.dense()?, lse.f32s()?);

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
+use cadre_control::proto::notice::{Event, Level};
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::process::arm_parent_death;
 use cadre_worker::session::{
@@ -32,6 +33,7 @@ type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
 pub(crate) struct Session {
     held: RwLock<Option<session::Session>>,
     layers: u16,
+    not_finite: NotFinite,
     #[pyo3(get)]
     rank: u16,
     #[pyo3(get)]
@@ -39,6 +41,15 @@ pub(crate) struct Session {
     /// Type of rows on the wire: `torch.float32` or `torch.bfloat16` without the `torch.`.
     #[pyo3(get)]
     wire: &'static str,
+}
+
+/// What happens where results are not finite.
+#[derive(Clone, Copy)]
+enum NotFinite {
+    /// The caller gets them, and what is said of them.
+    Report,
+    /// The job ends.
+    End,
 }
 
 /// A submitted phase, to be waited for once.
@@ -49,7 +60,7 @@ pub(crate) struct Ticket(Mutex<Option<session::Ticket>>);
 impl Session {
     /// Joins the job that the environment names, with a kind for each layer.
     #[staticmethod]
-    #[pyo3(signature = (*, kinds, heads, steps, seed, threads))]
+    #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end"))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
     fn join(
         py: Python<'_>,
@@ -58,7 +69,16 @@ impl Session {
         steps: u64,
         seed: u64,
         threads: usize,
+        on_nonfinite: &str,
     ) -> PyResult<Self> {
+        let not_finite = match on_nonfinite {
+            "report" => NotFinite::Report,
+            "end" => NotFinite::End,
+            other => {
+                let why = format!("on_nonfinite is {other:?}; say \"report\" or \"end\"");
+                return Err(refused(why));
+            }
+        };
         let kinds: Result<Vec<session::Kind>, _> = kinds.iter().map(|it| it.parse()).collect();
         let layers = Layers::new(kinds.map_err(refused)?).map_err(refused)?;
         let count = layers.count();
@@ -89,13 +109,21 @@ impl Session {
             cadre_crds::Wire::F32 => "float32",
             cadre_crds::Wire::Bf16 => "bfloat16",
         };
-        Ok(Self { held: RwLock::new(Some(joined)), layers: count, rank, ranks, wire })
+        let held = RwLock::new(Some(joined));
+        Ok(Self { held, layers: count, not_finite, rank, ranks, wire })
     }
 
-    /// Tells the conductor what this rank holds of a step, by micro-batch. Each goes forward, then backward but for the first
-    /// `frozen` layers, before the next one does.
-    fn announce(&self, step: u64, micro_batches: Vec<MicroBatch>, frozen: u16) -> PyResult<()> {
-        let turns = turns(micro_batches.len(), frozen, self.layers)?;
+    /// Tells the conductor what this rank holds of a step, by micro-batch. They go forward (`F`) and backward (`B`), but for the
+    /// first `frozen` layers, in the order of `turns`.
+    #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
+    fn announce(
+        &self,
+        step: u64,
+        micro_batches: Vec<MicroBatch>,
+        turns: Vec<(char, u16)>,
+        frozen: u16,
+    ) -> PyResult<()> {
+        let turns = in_words(&turns, frozen, self.layers)?;
         let stretch =
             |(document, start, end)| Stretch { document: DocumentId(document), start, end };
         let nanos = micro_batches.into_iter().map(|(documents, stretches)| {
@@ -128,15 +156,18 @@ impl Session {
         gradients: Option<Given<'_, 4>>,
     ) -> PyResult<Ticket> {
         let [q, k, v] = Tensor::all(["Q", "K", "V"], &qkv)?;
-        let names = ["O", "LSE", "dO", "dLSE"];
-        let gradients = gradients.map(|it| Tensor::all(names, &it)).transpose()?;
+        let gradients = gradients.map(|[o, lse, dout, dlse]| -> PyResult<_> {
+            let of = Tensor::all(["O", "LSE", "dO"], &[o, lse, dout])?;
+            Ok((of, Tensor::optional("dLSE", &dlse)?))
+        });
+        let gradients = gradients.transpose()?;
         let ticket = py.detach(|| {
             let (q, k, v) = (q.rows(), k.rows(), v.rows());
             let (direction, inputs) = match &gradients {
                 None => (Direction::Forward, Inputs::Forward { q, k, v }),
-                Some([o, lse, dout, dlse]) => {
-                    let (o, lse, dout, dlse) =
-                        (o.rows(), lse.f32s()?, dout.rows(), Some(dlse.f32s()?));
+                Some(([o, lse, dout], dlse)) => {
+                    let (o, lse, dout) = (o.rows(), lse.f32s()?, dout.rows());
+                    let dlse = dlse.as_ref().map(Tensor::f32s).transpose()?;
                     (Direction::Backward, Inputs::Backward { q, k, v, o, lse, dout, dlse })
                 }
             };
@@ -147,7 +178,8 @@ impl Session {
         Ok(Ticket(Mutex::new(Some(ticket))))
     }
 
-    /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV.
+    /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV. What is not finite
+    /// among them, in words, unless it ends the job.
     #[pyo3(signature = (ticket, *results))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
     fn wait(
@@ -155,7 +187,7 @@ impl Session {
         py: Python<'_>,
         ticket: &Ticket,
         results: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<String>> {
         let names: &[&'static str] = match results.len() {
             2 => &["O", "LSE"],
             3 => &["dQ", "dK", "dV"],
@@ -177,7 +209,13 @@ impl Session {
                 }
                 _ => unreachable!("there are as many tensors as names"),
             };
-            self.with(|session| session.wait(ticket, outputs).map_err(told))
+            self.with(|session| match self.not_finite {
+                NotFinite::Report => {
+                    let found = session.wait_reporting(ticket, outputs).map_err(told)?;
+                    Ok(found.map(|it| it.to_string()))
+                }
+                NotFinite::End => session.wait(ticket, outputs).map_err(told).map(|()| None),
+            })
         })
     }
 
@@ -209,6 +247,14 @@ impl Session {
                 header_wait_seconds,
             };
             session.done(done).map_err(told)
+        })
+    }
+
+    /// Warns whoever reads the job's log.
+    fn warn(&self, text: String) -> PyResult<()> {
+        self.with(|session| {
+            session.tell(Level::Warning, text, Event::Unspecified);
+            Ok(())
         })
     }
 
@@ -263,21 +309,22 @@ impl Session {
 }
 
 /// The order of a step's phases; none where it is the usual one.
-fn turns(micro_batches: usize, frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
-    if micro_batches == 1 && frozen == 0 {
+fn in_words(turns: &[(char, u16)], frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
+    if frozen == 0 && turns == [('F', 0), ('B', 0)] {
         return Ok(None);
     }
-    let back = match frozen {
-        0 => Some(Which::All),
-        frozen if frozen < layers => Some(Which::Only((frozen..layers).collect())),
-        _ => None,
-    };
-    let turn = |direction, nano, layers| Turn { direction, nanos: vec![nano], layers };
-    let turns = (0..u16::try_from(micro_batches).map_err(refused)?).flat_map(|it| {
-        let back = back.clone().map(|layers| turn(Direction::Backward, it, layers));
-        [turn(Direction::Forward, it, Which::All)].into_iter().chain(back)
+    let turns = turns.iter().map(|&(way, nano)| {
+        let (direction, layers) = match (way, frozen) {
+            ('F', _) => (Direction::Forward, Which::All),
+            ('B', 0) => (Direction::Backward, Which::All),
+            ('B', _) => (Direction::Backward, Which::Only((frozen..layers).collect())),
+            (other, _) => {
+                return Err(refused(format!("turn {other}{nano}; say F{nano} or B{nano}")));
+            }
+        };
+        Ok(Turn { direction, nanos: vec![nano], layers })
     });
-    Turns::new(turns.collect()).map(Some).map_err(refused)
+    Turns::new(turns.collect::<PyResult<_>>()?).map(Some).map_err(refused)
 }
 
 /// The session's own words; of a kind that says whether the caller can correct it.

@@ -12,6 +12,7 @@ use half::bf16;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 /// Tensors that a call is given.
 pub(crate) type Given<'py, const N: usize> = [Bound<'py, PyAny>; N];
@@ -36,22 +37,32 @@ pub(crate) struct Tensor {
     elements: usize,
 }
 
+/// PyTorch's objects for f32 and bf16, of which there is one each.
+fn types(py: Python<'_>) -> PyResult<&'static [Py<PyAny>; 2]> {
+    static TYPES: PyOnceLock<[Py<PyAny>; 2]> = PyOnceLock::new();
+    TYPES.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        Ok([torch.getattr("float32")?.unbind(), torch.getattr("bfloat16")?.unbind()])
+    })
+}
+
 impl Tensor {
     /// Reads where `tensor` lies; `name` is what a refusal calls it.
     pub(crate) fn new(name: &'static str, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
         let refuse = |what: &str| refuse(name, what);
-        let device: String =
-            tensor.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.extract()?;
-        if device != "cpu" {
+        if !tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+            let device = tensor.getattr(intern!(py, "device"))?;
             return refuse(&format!("is on {device}; hand over a tensor on the CPU"));
         }
-        let (kind, bytes) = match &*tensor.getattr(intern!(py, "dtype"))?.str()?.to_cow()? {
-            "torch.float32" => (Kind::F32, size_of::<f32>()),
-            "torch.bfloat16" => (Kind::Bf16, size_of::<bf16>()),
-            other => {
-                return refuse(&format!("is {other}; use torch.float32 or torch.bfloat16"));
-            }
+        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let [f32s, bf16s] = types(py)?;
+        let (kind, bytes) = if dtype.is(f32s) {
+            (Kind::F32, size_of::<f32>())
+        } else if dtype.is(bf16s) {
+            (Kind::Bf16, size_of::<bf16>())
+        } else {
+            return refuse(&format!("is {dtype}; use torch.float32 or torch.bfloat16"));
         };
         let shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
         let strides: Vec<usize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
@@ -77,6 +88,14 @@ impl Tensor {
             return refuse("does not lie on a multiple of its elements' size; clone it");
         }
         Ok(Self { name, address, kind, shape, distance, elements })
+    }
+
+    /// Reads one that may be `None`.
+    pub(crate) fn optional(
+        name: &'static str,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Self>> {
+        if tensor.is_none() { Ok(None) } else { Self::new(name, tensor).map(Some) }
     }
 
     /// Reads several.

@@ -12,7 +12,7 @@ from unittest import mock
 import cadre
 import torch
 import torch.distributed as dist
-from cadre import _epochs, _job, _kept, _layout, _step
+from cadre import _epochs, _job, _kept, _layout, _step, _turns
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -106,38 +106,38 @@ class Recomputes(unittest.TestCase):
     def test_a_forward_in_a_backward_is_that_of_the_layer_whose_backward_is_next(self) -> None:
         shape, layout = cadre.Shape(2, 2, 8, ("causal",) * 3), [cadre.Stretch(0, ROWS, 0, ROWS)]
         step = _step.Step((0, 0), shape, [layout], pooled=True)
-        step.forward = 3
-        step.kept = dict.fromkeys(range(3))
-        self.assertEqual(step.recomputed_layer(None), 2)
+        step.forward = [3]
+        step.kept = dict.fromkeys((0, it) for it in range(3))
+        self.assertEqual(step.recomputed_layer(0, None), 2)
         with self.assertRaisesRegex(RuntimeError, "two forwards are recomputed before the backward of layer 2"):
-            step.recomputed_layer(None)
-        self.assertEqual([step.recomputed_layer(it) for it in (0, 1, 2)], [0, 1, 2])
-        step.backward = 1
-        del step.kept[2]
-        self.assertEqual(step.recomputed_layer(None), 1)
+            step.recomputed_layer(0, None)
+        self.assertEqual([step.recomputed_layer(0, it) for it in (0, 1, 2)], [0, 1, 2])
+        step.backward = [1]
+        del step.kept[0, 2]
+        self.assertEqual(step.recomputed_layer(0, None), 1)
         with self.assertRaisesRegex(RuntimeError, "layer 2 is recomputed, and its backward is over"):
-            step.recomputed_layer(2)
-        step.forward = 2
+            step.recomputed_layer(0, 2)
+        step.forward = [2]
         with self.assertRaisesRegex(RuntimeError, "a recompute after 2 of 3 forward phases"):
-            step.recomputed_layer(None)
+            step.recomputed_layer(0, None)
 
     def test_frozen_layers_are_recomputed_one_after_the_other_without_a_backward_between(self) -> None:
         shape, layout = cadre.Shape(2, 2, 8, ("causal",) * 4, frozen=3), [cadre.Stretch(0, ROWS, 0, ROWS)]
         step = _step.Step((0, 0), shape, [layout], pooled=True)
-        step.forward = 4
-        step.kept = dict.fromkeys(range(4))
-        self.assertEqual(step.recomputed_layer(None), 3)
-        step.backward = 1
-        del step.kept[3]
-        self.assertEqual([step.recomputed_layer(None) for _ in range(3)], [2, 1, 0])
+        step.forward = [4]
+        step.kept = dict.fromkeys((0, it) for it in range(4))
+        self.assertEqual(step.recomputed_layer(0, None), 3)
+        step.backward = [1]
+        del step.kept[0, 3]
+        self.assertEqual([step.recomputed_layer(0, None) for _ in range(3)], [2, 1, 0])
         with self.assertRaisesRegex(RuntimeError, "layer 0 is recomputed, and its backward is over"):
-            step.recomputed_layer(None)
+            step.recomputed_layer(0, None)
 
     def test_what_was_called_outside_of_a_checkpoint_is_not_kept(self) -> None:
         step = _step.Step((0, 0), cadre.Shape(2, 2, 8, ("causal",)), [[cadre.Stretch(0, 8, 0, 8)]], pooled=True)
-        step.forward = 1
+        step.forward = [1]
         with self.assertRaisesRegex(RuntimeError, "layer 0 is called in a backward, and its first call was inside of"):
-            step.recomputed_layer(None)
+            step.recomputed_layer(0, None)
 
     def test_results_are_kept_apart_from_memory_that_others_write(self) -> None:
         q, o, lse = rows().detach(), torch.ones(2), torch.ones(2)
@@ -152,8 +152,13 @@ class Recomputes(unittest.TestCase):
         kept = _kept.Kept((q, q, q), *results)
         with self.assertRaisesRegex(RuntimeError, "here: k of a forward in the backward is not that of"):
             kept.again((q, q + 1, q), "here")
+        bad = q * torch.nan
         with self.assertRaisesRegex(RuntimeError, "here: q of"):
-            kept.again((q * torch.nan, q, q), "here")
+            kept.again((bad, q, q), "here")
+        # Which is passed on, and the same again.
+        _kept.Kept((bad, q, q), *results).again((bad, q, q), "here")
+        with self.assertRaisesRegex(RuntimeError, "here: k of"):
+            _kept.Kept((bad, q, q), *results).again((bad, q + 1, q), "here")
 
     def test_samples_are_of_all_heads_and_dims(self) -> None:
         q = torch.zeros(2048, 4, 32)
@@ -182,6 +187,40 @@ class Loader:
 
     def load_state_dict(self, state: dict) -> None:
         self.drawn = state["drawn"]
+
+
+class Orders(Alone):
+    def test_turns_are_written_as_a_number_or_an_order(self) -> None:
+        for turns, count, told in (
+            (None, 2, "F0 B0 F1 B1"),
+            (1, 2, "F0 B0 F1 B1"),
+            (2, 3, "F0 F1 B0 F2 B1 B2"),
+            (9, 2, "F0 F1 B0 B1"),
+            ("F0 F1 B1 B0", 2, "F0 F1 B1 B0"),
+            (lambda count: f"F0 F1 B{count - 1} B0", 2, "F0 F1 B1 B0"),
+        ):
+            self.assertEqual(_turns.in_words(_turns.order_of(turns, count)), told)
+        for turns, words in (
+            (0, "turns is 0; 1 micro-batch or more"),
+            ("F0 b0 F1 B1", "'b0' is no turn"),
+            ("F0 B0", "the step has 2 micro-batches; each goes forward once"),
+            ("F1 B1 F0 B0", "in their order"),
+            ("F0 F1 B0 B0", "and backward once"),
+            ("F0 B1 F1 B0", "B1 comes before F1"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                _turns.order_of(turns, 2)
+
+    def test_batches_go_forward_before_the_backward_of_the_one_before(self) -> None:
+        self.join(steps=1)
+        waiting, seen = [], []
+        for batch in (feed := cadre.batches(Loader(3), lambda it: [ROWS + it], accumulate=3, turns=2)):
+            waiting.append(batch)
+            seen.append(f"F{batch}")
+            while len(waiting) > (not feed.is_last):
+                seen.append(f"B{waiting.pop(0)}")
+            order = _turns.in_words(_job.running().order)
+        self.assertEqual(" ".join(seen), order)
 
 
 class Loaders(Alone):

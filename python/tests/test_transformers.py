@@ -138,11 +138,11 @@ class Frozen(unittest.TestCase):
 class Shapes(unittest.TestCase):
     def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
         model = llama()
-        name_layers(model, 2)
+        name_layers(model)
         self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
         twice = llama()
         twice.model.layers[1].self_attn.layer_idx = 0
-        name_layers(twice, 2)
+        name_layers(twice)
         self.assertFalse(hasattr(twice.model.layers[0].self_attn, "cadre_layer"))
 
     def test_windows_are_read_without_kinds_of_layers(self) -> None:

@@ -1,4 +1,4 @@
-//! Merges what came from servers into a trainer's tensors, and refuses what is not finite.
+//! Merges what came from servers into a trainer's tensors, and looks whether it is finite.
 //!
 //! In: landed results and those of the own process. Out: O, LSE and dQ as the model wants them; `sums` has dK and dV.
 //! Invariant: what is not finite is named with its task and whoever computed it.

@@ -194,6 +194,23 @@ impl Rank {
     ///
     /// [`Error::OutOfTurn`], [`Error::Rows`], [`Error::NotFinite`], [`Error::Device`], [`Error::Ended`].
     pub fn wait(&self, ticket: Ticket, outputs: Outputs<'_>) -> Result<(), Error> {
+        match self.wait_reporting(ticket, outputs)? {
+            None => Ok(()),
+            Some(not_finite) => Err(self.refuse(not_finite)),
+        }
+    }
+
+    /// As [`Self::wait`] for callers that can leave a step out: results that are not finite are written too and the job goes on.
+    /// The first of them is an [`Error::NotFinite`], which is returned and told to nobody.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::wait`], but for [`Error::NotFinite`].
+    pub fn wait_reporting(
+        &self,
+        ticket: Ticket,
+        outputs: Outputs<'_>,
+    ) -> Result<Option<Error>, Error> {
         let Ticket { planned, at, phase } = ticket;
         lock(&self.turn).check_wait(&planned, phase).map_err(|it| self.out_of_turn(it))?;
         let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
@@ -206,11 +223,11 @@ impl Rank {
             .map_err(|(tensor, what)| self.refuse(self.rows(at.step, phase, tensor, what)))?;
         let result = lock(&self.waiting).finish(&planned, (at, phase), &sizes, outputs);
         match result {
-            Ok(()) => lock(&self.turn).waited(),
-            Err(ended @ Error::Ended { .. }) => return Err(ended),
+            Ok(_) => lock(&self.turn).waited(),
+            Err(Error::Ended { .. }) => {}
             Err(error) => return Err(self.refuse(error)),
         }
-        Ok(())
+        result
     }
 
     /// Whether [`Self::wait`] would not block now. Computes nothing; see [`Self::advance`].

@@ -7,15 +7,15 @@ use std::time::Duration;
 use cadre_exchange::{Buffer, Waker};
 use cadre_kernels::{Engine, Threads};
 use cadre_planner::BundleId;
-use cadre_protocol::TrainerId;
+use cadre_protocol::{Peer, ServerId, TrainerId, Work};
 use cadre_step::header::{Header, Member};
 
 use super::*;
 use crate::compute::Compute;
 use crate::io::queues::{Outlet, notices};
-use crate::io::rows::{Part, Values};
+use crate::io::rows::{Landed, Part, Values, Whole};
 use crate::io::{Handle, Notice, Request};
-use crate::memory::{Memory, Place};
+use crate::memory::{Memory, Place, Room};
 use crate::trace::Tracer;
 
 /// A rank without an IO thread: what it asks for, and where notices go.
@@ -227,4 +227,46 @@ fn a_part_that_nobody_took_holds_nobody_up() {
     assert!(outlet.is_owed());
     assert!(matches!(rank.begin(0), Next::Step(_)));
     assert!(!outlet.is_owed(), "it has taken both");
+}
+
+#[test]
+fn results_that_are_not_finite_end_the_job_or_are_handed_over_and_named() {
+    let (rank, requests, mut outlet) = rank(0);
+    let planned = planned(0);
+    rank.announce(lengths(0)).unwrap();
+    outlet.tell(Notice::Step(Arc::clone(&planned)));
+    assert!(matches!(rank.begin(0), Next::Step(_)));
+    let (q, kv) = (vec![0.5; QUERY], vec![0.5; KV]);
+    let (q, kv) = (Rows::f32(&q), Rows::f32(&kv));
+    requests.try_recv().unwrap();
+    let mut run = |layer| {
+        let phase = PhaseAt { layer, nano: 0, direction: Direction::Forward };
+        let ticket = rank.submit(phase, Inputs::Forward { q, k: kv, v: kv }).unwrap();
+        requests.try_recv().unwrap();
+        let [mut o, lse] = [QUERY, QUERY / 8].map(|it| Buffer::zeroed(4 * it));
+        o.f32s_mut()[QUERY - 1] = f32::NAN;
+        let maker = Peer::Server(ServerId { index: 3, incarnation: 1 });
+        let makers = (0..9).map(|it| (Work(it), maker)).collect();
+        let landed = Landed::Forward { o: Room::Host(o), lse: Room::Host(lse), own: Vec::new() };
+        outlet.tell(Notice::Whole(Box::new(Whole { at: ticket.at, landed, makers })));
+        ticket
+    };
+    let told = |layer| {
+        format!(
+            "rank 0, step 0, layer {layer}, nano-batch 0, forward: O of layer {layer} is not finite \
+             (task rows 0..300 of document 0, computed by server 3 (incarnation 1)); look at its inputs first"
+        )
+    };
+    let (mut o, mut lse) = (vec![7.0; QUERY], vec![7.0; QUERY / 8]);
+    let ticket = run(0);
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let found = rank.wait_reporting(ticket, room).unwrap().unwrap().to_string();
+    assert_eq!(found, told(0));
+    assert!(o[QUERY - 1].is_nan() && o[..QUERY - 1] == [0.0; QUERY - 1], "they are written");
+    assert!(requests.try_recv().is_err(), "the job goes on");
+    let ticket = run(1);
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let refused = rank.wait(ticket, room).unwrap_err().to_string();
+    assert_eq!(refused, told(1));
+    assert_eq!(failed(&requests), refused);
 }

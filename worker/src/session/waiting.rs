@@ -151,14 +151,14 @@ impl Waiting {
         true
     }
 
-    /// Waits for a phase and writes its results.
+    /// Waits for a phase and writes its results; which of them is not finite, if any.
     pub(super) fn finish(
         &mut self,
         planned: &PlannedStep,
         (at, phase): (At, PhaseAt),
         sizes: &Sizes,
         outputs: Outputs<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Error>, Error> {
         let whole = self.whole(planned, at)?;
         let device = |source| {
             let source = Box::new(source);
@@ -172,7 +172,7 @@ impl Waiting {
         let (nano, _) = planned.nano_of(at.phase);
         let (rank, place) = (RankId(self.me.0), &self.place);
         let form = HeadByHead::of(nano, rank);
-        match (whole.landed, outputs) {
+        let checked = match (whole.landed, outputs) {
             (
                 Landed::Forward { o: mut landed, lse: mut landed_lse, own },
                 Outputs::Forward { o, lse },
@@ -186,9 +186,9 @@ impl Waiting {
                 let values = from_wire(sizes.wire, &landed);
                 let values_lse = place.unload(landed_lse).map_err(device)?;
                 let both = [&values[..], values_lse.f32s()];
-                merge::check_forward(planned, at, rank, both, &whole.makers).map_err(not_finite)?;
                 o.write_turned(&values, &form, sizes.query());
                 RowsMut::f32(lse).write_turned(values_lse.f32s(), &form, sizes.query_heads);
+                merge::check_forward(planned, at, rank, both, &whole.makers)
             }
             (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
                 for (bundle, own) in &own {
@@ -200,16 +200,16 @@ impl Waiting {
                 let landed = place.unload(landed).map_err(device)?;
                 let values = from_wire(sizes.wire, &landed);
                 let all = [&values[..], &sum_k, &sum_v];
-                merge::check_backward(planned, at, rank, all, &whole.makers).map_err(not_finite)?;
                 dq.write_turned(&values, &form, sizes.query());
                 dk.write(&sum_k, sizes.kv());
                 dv.write(&sum_v, sizes.kv());
+                merge::check_backward(planned, at, rank, all, &whole.makers)
             }
             (Landed::Forward { .. } | Landed::Backward { .. }, _) => {
                 unreachable!("the phase's direction was checked, and it lands what it is")
             }
-        }
-        Ok(())
+        };
+        Ok(checked.err().map(not_finite))
     }
 
     /// Waits until a phase is whole and this rank's own part of it has run.

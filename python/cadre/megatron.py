@@ -1,0 +1,112 @@
+"""Core attention of Megatron-core: `CoreAttention` takes the place of its own in the spec of a layer.
+
+    spec = get_gpt_layer_local_spec(...)
+    cadre.megatron.put_into(spec)
+    model = GPTModel(config, spec, ...)
+    cadre.init(cadre.megatron.shape(config), steps=...)
+
+In: rows of Q, K and V as Megatron lays them out, `[rows, batch, heads, dim]`, or `[rows, heads, dim]` of packed
+documents. Out: O, the heads of a row side by side. Documents are those of the step; outside of one, the columns of the
+batch or `PackedSeqParams`. Data parallel: what divides heads, rows or layers among processes is refused by name.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor, nn
+
+from . import _job
+from ._attention import attend
+from ._layout import Kind, Shape, mask_of, refuse
+
+_CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
+
+
+def shape(config: TransformerConfig) -> Shape:
+    """For `cadre.init`."""
+    return Shape(
+        query_heads=config.num_attention_heads,
+        kv_heads=config.num_query_groups,
+        head_dim=config.kv_channels,
+        kinds=(Kind(scale=config.softmax_scale),) * config.num_layers,
+    )
+
+
+def put_into(spec: ModuleSpec) -> ModuleSpec:
+    """Puts it into the spec of a layer, or of each layer of a block."""
+    for it in getattr(spec, "layer_specs", None) or [spec]:
+        it.submodules.self_attention.submodules.core_attention = CoreAttention
+    return spec
+
+
+def check(config: TransformerConfig) -> None:
+    """Refuses what is not there, by its name."""
+    for name, usual in (
+        ("tensor_model_parallel_size", 1),
+        ("pipeline_model_parallel_size", 1),
+        ("context_parallel_size", 1),
+        ("attention_dropout", 0.0),
+        ("apply_query_key_layer_scaling", False),
+        ("softmax_type", "vanilla"),
+        ("window_size", None),
+        ("multi_latent_attention", False),
+    ):
+        if (value := getattr(config, name, usual)) != usual:
+            raise NotImplementedError(f"{name} is {value}: it is not there yet; set it to {usual}")
+
+
+class CoreAttention(nn.Module):
+    """See the module."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        check(config)
+        refuse(attention_dropout=attention_dropout)
+        if attention_type != "self":
+            raise NotImplementedError(f"attention_type is {attention_type}: attention is of a layer's own rows here")
+        self.mask, self.scale = attn_mask_type, softmax_scale
+        # Not a buffer: it is no part of a checkpoint, and stays on the CPU. Megatron counts layers from 1.
+        self.layer = torch.tensor(layer_number - 1)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """As Megatron's for TransformerEngine, a causal layer does not look at `attention_mask`."""
+        refuse(attention_bias=attention_bias)
+        mask = attn_mask_type or self.mask
+        if mask not in _CAUSAL and (mask != AttnMaskType.no_mask or attention_mask is not None):
+            raise NotImplementedError(f"attn_mask_type is {mask}: layers are causal, or have no mask, here")
+        packed = query.dim() == 3
+        rows, batch = query.shape[0], 1 if packed else query.shape[1]
+        ends = None
+        if packed:
+            if packed_seq_params is None:
+                raise ValueError("packed rows without packed_seq_params; give their PackedSeqParams")
+            ends = packed_seq_params.cu_seqlens_q
+        elif batch > 1 or _job.running() is None or _job.under_local():
+            ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
+        if not packed:
+            query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))
+        how = {"mask": mask_of(causal=mask in _CAUSAL, window_size=(-1, -1)), "scale": self.scale}
+        o, _lse = attend(query, key, value, ends, ends, **how, layer=self.layer)
+        o = o.flatten(1)
+        return o if packed else o.unflatten(0, (batch, rows)).transpose(0, 1).contiguous()

@@ -1,0 +1,70 @@
+"""Core attention of torchtitan's models, by its overrides.
+
+    torchtitan ... --override.imports cadre.torchtitan.attention
+
+In: a model whose attention backend is `varlen`. Out: O, as its layers want it, from the pool. Documents are those of
+torchtitan's metadata, which have to be the announced ones. Data parallel, sharded or not: torchtitan itself refuses
+context parallel for `varlen`, and heads that tensor parallel divides are refused by their number.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtitan.config import derive, override
+from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+
+from ._attention import attend
+from ._layout import Kind, Shape, mask_of, refuse
+
+
+class Attention(VarlenAttention):
+    """See the module."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        """Nothing is shared out: K and V stay on the rank that made them."""
+
+    def __init__(self, config: Config) -> None:
+        torch.nn.Module.__init__(self)
+        # No implementation of FlashAttention is looked for.
+        self.window_size = config.window_size
+
+    def forward(
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: VarlenMetadata,
+        scale: float | None = None,
+        out_transform: Callable[[Tensor, Tensor], Tensor] | None = None,
+        enable_gqa: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        del enable_gqa
+        refuse(**more)
+        batch, rows = q_BLNH.shape[:2]
+        q, k, v = (it.flatten(0, 1) for it in (q_BLNH, k_BLNH, v_BLNH))
+        ends = (attention_masks.cu_seq_q, attention_masks.cu_seq_k)
+        mask = mask_of(causal=self.window_size[1] == 0, window_size=self.window_size)
+        o, lse = attend(q, k, v, *ends, mask=mask, scale=scale)
+        o, lse = o.unflatten(0, (batch, rows)), lse.unflatten(0, (batch, rows))
+        return out_transform(o, lse) if out_transform else o
+
+
+@override(target=VarlenAttention.Config, description="core attention on a pool of Cadre's")
+def attention(config: VarlenAttention.Config) -> Attention.Config:
+    return derive(config, Attention.Config)
+
+
+def shape(config: Any) -> Shape:
+    """For `cadre.init`, from the configuration of a model whose layers all have attention."""
+    each = [it.attention for it in config.layers]
+    first = each[0]
+    heads, kv_heads = first.n_heads, first.n_kv_heads or first.n_heads
+    windows = (it.inner_attention.window_size for it in each)
+    kinds = tuple(Kind(mask_of(causal=it[1] == 0, window_size=it)) for it in windows)
+    return Shape(heads, kv_heads, first.head_dim or config.dim // heads, kinds)

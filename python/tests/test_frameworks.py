@@ -1,0 +1,109 @@
+"""Adapters of frameworks that bring their own models: Megatron-core and torchtitan, each by its example's script.
+
+In: the folder of the programs as CADRE_PROGRAMS. Their trainers ask for a GPU, so the scripts have loops of their own.
+"""
+
+import contextlib
+import sys
+import unittest
+import warnings
+from typing import Any
+from unittest import mock
+
+import cadre
+import torch
+import torch.distributed as dist
+from test_pool import EXAMPLES, RealProcesses, by_document, losses, manifest, number
+
+sys.path.insert(0, str(EXAMPLES))
+with warnings.catch_warnings():
+    # What is optional, and not there.
+    warnings.simplefilter("ignore")
+    import pytorch_megatron
+    import pytorch_torchtitan
+    from megatron.core import parallel_state
+    from megatron.core.transformer.enums import AttnMaskType
+    from pytorch_books import packed
+    from pytorch_hybrid import documents
+
+TOKENS = 256
+
+
+class PlainMegatron(torch.nn.Module):
+    """Torch's own attention, `[rows, batch, heads, dim]`."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        q, k, v = (it.permute(1, 2, 0, 3) for it in (q, k, v))
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return o.permute(2, 0, 1, 3).flatten(2)
+
+
+class Frameworks(RealProcesses):
+    def check(self, script: str, models: list[Any], loss_of: Any, batches: list[Any]) -> None:
+        """Gradients of the two models are the same, and the first loss of the job's two ranks is that of the second
+        one, whatever server dies."""
+        first = [sum(loss_of(it, batch) for batch in batches) / len(batches) for it in models]
+        for it in first:
+            it.backward()
+        for found, expected in zip(*(it.parameters() for it in models), strict=True):
+            self.assertLess((found.grad - expected.grad).abs().max() / expected.grad.abs().max(), 1e-5)
+        text = manifest("--steps=2", f"--tokens={TOKENS}", script=EXAMPLES / script)
+        found = losses(self.complete(text, "--fault", "kill-server:0@1:bwd"))
+        self.assertEqual(len(found), 2)
+        self.assertLess(abs(number(found[0]) - first[1].item()) / first[1].item(), 1e-6)
+
+    def test_a_gpt_of_megatron_learns_the_same(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel()
+        self.addCleanup(parallel_state.destroy_model_parallel)
+        layers = (pytorch_megatron.layer(it) for it in (None, PlainMegatron))
+        models = [pytorch_megatron.gpt(it, TOKENS) for it in layers]
+        loaders = [documents(rank, TOKENS) for rank in range(2)]
+        batches = [next(it) for it in loaders for _ in range(pytorch_megatron.ACCUMULATE)]
+        self.check("pytorch_megatron.py", models, pytorch_megatron.loss_of, batches)
+
+    def test_megatron_is_refused_what_is_not_there_by_its_name(self) -> None:
+        config = pytorch_megatron.configuration()
+        make = cadre.megatron.CoreAttention
+        kind = AttnMaskType.causal
+        for name, value in (
+            ("tensor_model_parallel_size", 2),
+            ("pipeline_model_parallel_size", 2),
+            ("context_parallel_size", 2),
+            ("attention_dropout", 0.1),
+            ("softmax_type", "learnable"),
+            ("window_size", (4, 0)),
+        ):
+            changed = mock.patch.object(config, name, value)
+            with changed, self.assertRaisesRegex(NotImplementedError, f"{name} is .*set it to"):
+                make(config, 1, kind, "self")
+        with self.assertRaisesRegex(NotImplementedError, "attention_type is cross"):
+            make(config, 1, kind, "cross")
+        q = torch.randn(4, 1, 4, 16)
+        with self.assertRaisesRegex(NotImplementedError, "attn_mask_type is .*arbitrary"):
+            make(config, 1, AttnMaskType.arbitrary, "self")(q, q[:, :, :2], q[:, :, :2])
+        with self.assertRaisesRegex(ValueError, "packed rows without packed_seq_params"):
+            make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2])
+
+    def test_a_llama_of_torchtitan_learns_the_same(self) -> None:
+        models = [
+            pytorch_torchtitan.llama(pytorch_torchtitan.configuration(*it))
+            for it in (["cadre.torchtitan.attention"], [])
+        ]
+        with contextlib.ExitStack() as stack:
+            for it in models[1].layers.values():
+
+                def plain(q, k, v, *, attention_masks, **_):
+                    return by_document(q[0], k[0], v[0], attention_masks.cu_seq_q)[None]
+
+                stack.enter_context(mock.patch.object(it.attention.inner_attention, "forward", plain))
+            batches = [next(packed(rank, TOKENS)) for rank in range(2)]
+            self.check("pytorch_torchtitan.py", models, pytorch_torchtitan.loss_of, batches)
+
+
+if __name__ == "__main__":
+    unittest.main()
