@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::{
-    BundleShape, Filler, ParcelShape, Round, ServerId, Shape, Slot, WorkShape,
-};
+use crate::{BundleShape, Filler, ParcelShape, Round, ServerId, Shape, Slot, WorkShape};
 
 const SERVERS: [ServerId; 2] = [0, 1].map(|index| ServerId { index, incarnation: 0 });
 const AT: At = At::new(0, 0);
@@ -15,8 +13,7 @@ const BYTES: u64 = 2 * 8;
 
 /// Server 1 of a step of one phase and one trainer, with so many bundles in slot `slot`.
 fn server(bundles: u32, slot: u16, memory: u64) -> Server {
-    let parcel =
-        |it| ParcelShape { bundle: Bundle(it), from: TrainerId(0), bytes: BYTES / 2 };
+    let parcel = |it| ParcelShape { bundle: Bundle(it), from: TrainerId(0), bytes: BYTES / 2 };
     let work = |it| WorkShape {
         bundle: Bundle(it),
         needs: vec![Parcel(it)],
@@ -50,8 +47,7 @@ fn handle(server: &mut Server, event: Event) -> Vec<Parcel> {
 }
 
 fn ring(server: &mut Server) -> Vec<Parcel> {
-    let message =
-        Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    let message = Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
     handle(server, Event::Message { from: Peer::Trainer(TrainerId(0)), message })
 }
 
