@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::*;
 use crate::{BundleShape, Filler, ParcelShape, Round, ServerId, Shape, Slot, WorkShape};
 
-const SERVERS: [ServerId; 2] = [0, 1].map(|index| ServerId { index, incarnation: 0 });
+const SERVERS: [ServerId; 2] =
+    [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
 const AT: At = At::new(0, 0);
 /// Of a bundle: its rows and its result.
 const BYTES: u64 = 2 * 8;
