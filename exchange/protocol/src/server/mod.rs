@@ -33,8 +33,9 @@ use crate::{
     Step, TrainerId,
 };
 
-/// Maximum pulls that one event begins, and maximum bundles of planned phases that it makes active. A phase may have hundreds of
-/// thousands; between slices of them this process is heard, and hears others.
+/// Maximum pulls that begin, and maximum bundles of planned phases that become active, until the next [`Event::Tick`], which is due
+/// at once where some are left. A phase may have hundreds of thousands, and so many events may come between two looks at links:
+/// between slices this process is heard, and hears others.
 const SLICE: usize = 256;
 
 /// The machine.
@@ -51,10 +52,10 @@ pub struct Server {
     /// Works that are ready and did not run.
     ready: usize,
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
-    /// Pulls that failed wait for their time, and those that are more than a slice for the next event.
+    /// Pulls that failed wait for their time, and those that are more than a slice for the next tick.
     retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
-    /// Pulls that this event may still begin.
-    slice: usize,
+    /// How many pulls may begin, and bundles of planned phases become active, until then.
+    slices: [usize; 2],
     /// Trainers whose rows could not be pulled when it was last tried, since when.
     unreached: BTreeMap<TrainerId, Nanos>,
     next_pull: u64,
@@ -93,7 +94,7 @@ impl Server {
             ready: 0,
             pulls: BTreeMap::new(),
             retries: BTreeSet::new(),
-            slice: SLICE,
+            slices: [SLICE; 2],
             unreached: BTreeMap::new(),
             next_pull: 0,
             rung: BTreeSet::new(),
@@ -131,7 +132,6 @@ impl Server {
             self.unreached.clear();
         }
         self.last = now;
-        self.slice = SLICE;
         match event {
             Event::Begin(step) => self.begin(now, step, out),
             Event::Message { from, message } => self.message(now, from, message, out),
@@ -140,7 +140,7 @@ impl Server {
             Event::Round(table) => self.round(now, &table, out),
             Event::Closed(peer) => self.closed(now, peer),
             Event::Unsaid(peer) => self.unsaid(now, peer),
-            Event::Tick => {}
+            Event::Tick => self.slices = [SLICE; 2],
         }
         if !self.ended {
             self.admit(now, out);
@@ -269,6 +269,7 @@ impl Server {
             return self.end(End::Digest { from, ours, theirs }, out);
         }
         if self.rung.insert((at, from)) {
+            self.rooms.look_again();
             self.pull_rows(now, at, from, out);
         } else {
             // Rung again: the trainer may have missed what it was told.
@@ -349,7 +350,7 @@ impl Server {
     fn deadlines(&mut self, now: Nanos, out: &mut Vec<Command>) {
         while let Some(&(due, at, bundle, parcel)) = self.retries.first()
             && due <= now
-            && self.slice > 0
+            && self.slices[0] > 0
         {
             self.retries.pop_first();
             self.pull_parcel(now, (at, bundle), parcel, out);

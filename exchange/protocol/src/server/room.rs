@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Command, SLICE, Server};
+use super::{Command, Server};
 use crate::{At, Bundle, End, Filler, Nanos, Step};
 
 /// How many phases have planned room at a time.
@@ -46,6 +46,9 @@ pub(super) struct Rooms {
     /// Other bundles, waiting.
     pub(super) moved: BTreeSet<(At, Bundle)>,
     reserve_used: u64,
+    /// No bundle gets the reserve before something changes: what waits, what can be pulled, or what is free. To find out took a
+    /// walk over all that wait.
+    idle: bool,
 }
 
 /// Bundles of a phase, ascending, with their bytes, and all of these together.
@@ -81,7 +84,13 @@ impl Rooms {
             areas_used: 0,
             moved: BTreeSet::new(),
             reserve_used: 0,
+            idle: false,
         }
+    }
+
+    /// Something changed: some bundle may get the reserve.
+    pub(super) fn look_again(&mut self) {
+        self.idle = false;
     }
 
     pub(super) fn budget(&self) -> u64 {
@@ -91,6 +100,7 @@ impl Rooms {
     }
 
     pub(super) fn begin(&mut self, step: &Step, fills: impl Fn(Filler) -> bool) -> Result<(), End> {
+        self.look_again();
         let mine: Vec<bool> =
             step.table().fillers.iter().map(|it| it.is_some_and(&fills)).collect();
         let mut sizes = Sizes { phase: 0, reserve: 0 };
@@ -125,6 +135,7 @@ impl Rooms {
         if bytes > self.memory {
             return Err(End::Memory { step: at.step, needed: bytes, memory: self.memory });
         }
+        self.look_again();
         if planned {
             let waiting = self.planned.entry(at).or_default();
             waiting.bundles.push_back((bundle, bytes));
@@ -210,6 +221,7 @@ impl Rooms {
     }
 
     pub(super) fn free(&mut self, at: At, room: Room, bytes: u64) {
+        self.look_again();
         match room {
             Room::Reserve => self.reserve_used -= bytes,
             Room::Planned => {
@@ -225,6 +237,7 @@ impl Rooms {
 
     /// Nothing up to `at` needs room any more.
     pub(super) fn pass(&mut self, at: At) {
+        self.look_again();
         self.passed = self.passed.max(Some(at));
         self.planned.retain(|it, _| *it > at);
         // Phases get room in their order.
@@ -236,6 +249,7 @@ impl Rooms {
 
     /// Forgets a step that is over and holds nothing.
     pub(super) fn over(&mut self, step: u64) {
+        self.look_again();
         self.sizes.remove(&step);
         self.over = self.over.max(Some(step));
     }
@@ -245,16 +259,21 @@ impl Server {
     /// Gives room to what may have it.
     pub(super) fn admit(&mut self, now: Nanos, out: &mut Vec<Command>) {
         while self.rooms.admit_phase().is_some() {}
-        for _ in 0..SLICE {
-            let Some((at, bundle, _)) = self.rooms.admitted.pop_front() else { break };
+        while self.slices[1] > 0
+            && let Some((at, bundle, _)) = self.rooms.admitted.pop_front()
+        {
+            self.slices[1] -= 1;
             self.activate(now, (at, bundle), Room::Planned, out);
         }
-        while let Some((at, bundle)) = self.next_reserved() {
-            let bytes = self.steps[&at.step].step.shape(at.phase).bundle_bytes(bundle);
-            if self.rooms.reserve(at, bundle, bytes).is_none() {
-                break;
+        while !self.rooms.idle {
+            let next = self.next_reserved().and_then(|(at, bundle)| {
+                let bytes = self.steps[&at.step].step.shape(at.phase).bundle_bytes(bundle);
+                self.rooms.reserve(at, bundle, bytes).map(|()| (at, bundle))
+            });
+            match next {
+                Some(key) => self.activate(now, key, Room::Reserve, out),
+                None => self.rooms.idle = true,
             }
-            self.activate(now, (at, bundle), Room::Reserve, out);
         }
     }
 

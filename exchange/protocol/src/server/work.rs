@@ -190,11 +190,11 @@ impl Server {
         if input.state != InputState::Absent || !self.rung.contains(&(at, peer)) {
             return;
         }
-        if self.slice == 0 {
+        if self.slices[0] == 0 {
             self.retries.insert((now, at, key.1, parcel));
             return;
         }
-        self.slice -= 1;
+        self.slices[0] -= 1;
         input.state = InputState::Pulling;
         let pull = PullId(self.next_pull);
         self.next_pull += 1;
