@@ -316,10 +316,14 @@ pub(super) fn place<L: Lanes>(
                 numbers.mul(times).store(to.as_mut_ptr().add(at));
             }
         }
-        for column in whole..columns.next_multiple_of(PANEL) {
-            let inside = column < columns;
-            let number = if inside { from[row * distance + column] * factor } else { 0.0 };
-            to[(column / PANEL * stride + row) * PANEL + column % PANEL] = number;
+        // What is less than a vector, and zeros, lie in one panel.
+        let rest = columns.next_multiple_of(PANEL) - whole;
+        if rest > 0 {
+            let at = (whole / PANEL * stride + row) * PANEL + whole % PANEL;
+            let (to, zeros) = to[at..at + rest].split_at_mut(columns - whole);
+            let from = &from[row * distance + whole..][..to.len()];
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * factor);
+            zeros.fill(0.0);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! What a server measures when it joins: how fast rows of each trainer come, and over what.
 //!
-//! In: the trainers. Out: one [`Probed`](proto::Probed) for all of them. Three pulls a trainer, one after
+//! In: the trainers. Out: one [`Probed`](proto::Probed) for all of them. A few pulls a trainer, one after
 //! the other: the first opens the link and is not counted, the second is one row long and tells the delay,
-//! the third tells the bandwidth.
+//! the others tell the bandwidth.
 //!
 //! Trainers are measured one after the other, so that a server does not compete with itself. A region that
-//! every trainer publishes is read; nothing here touches a step.
+//! every trainer publishes is read. Replies come in order, so rows of a step wait behind what is measured:
+//! each pull is longer than the one before only where that one came fast.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,8 +24,13 @@ pub(super) const KEY: RegionKey = RegionKey([u32::MAX; 4]);
 const MOST: u64 = 4 << 20;
 /// Bytes that a server pulls from all trainers together, about.
 const ALTOGETHER: u64 = 256 << 20;
-/// Least bytes that tell a bandwidth.
+/// Least bytes that tell a bandwidth, where there are many trainers.
 const LEAST: u64 = 256 << 10;
+/// Bytes of the first pull that tells a bandwidth; how many times as long the next one is, and beyond the delay within what time
+/// the one before has to come for that, at the second try at the latest.
+const FIRST: u64 = 16 << 10;
+const TIMES: u64 = 32;
+const FAST: Duration = Duration::from_millis(30);
 /// Bytes of one row.
 const ROW: u64 = 512;
 /// Longest wait for a pull; a trainer that is slower is not reached.
@@ -61,7 +67,10 @@ struct Pull {
 pub(super) struct Probing {
     waiting: VecDeque<PeerId>,
     current: Option<Pull>,
+    /// Of the last pull.
     bytes: u64,
+    /// The pull on its way is a second try: the process may have been busy elsewhere at the first.
+    again: bool,
     microseconds: u32,
     done: Vec<proto::Probe>,
 }
@@ -93,12 +102,22 @@ impl Probing {
         shared.provider.discard(landing);
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         match (stage, result) {
-            (Stage::Link, Ok(_)) => self.pull(shared, peer, Stage::Delay),
+            (Stage::Link, Ok(_)) => self.pull(shared, peer, Stage::Delay, ROW),
             (Stage::Delay, Ok(_)) => {
-                self.microseconds = micros;
-                self.pull(shared, peer, Stage::Bandwidth);
+                (self.microseconds, self.again) = (micros, false);
+                self.pull(shared, peer, Stage::Bandwidth, FIRST.min(self.bytes));
             }
-            (Stage::Bandwidth, Ok(_)) => self.tell(shared, peer, mbps(bytes, took)),
+            (Stage::Bandwidth, Ok(_)) => {
+                let delay = Duration::from_micros(self.microseconds.into());
+                let fast = took.saturating_sub(delay) < FAST;
+                if bytes < self.bytes && (fast || !self.again) {
+                    let next = if fast { self.bytes.min(bytes * TIMES) } else { bytes };
+                    self.again = !fast;
+                    self.pull(shared, peer, Stage::Bandwidth, next);
+                } else {
+                    self.tell(shared, peer, mbps(bytes, took));
+                }
+            }
             (_, Err(error)) => {
                 tracing::warn!("{peer} cannot be measured: {error}");
                 self.microseconds = 0;
@@ -113,12 +132,11 @@ impl Probing {
 
     fn next(&mut self, shared: &mut Shared<impl Exchange>) {
         if let Some(peer) = self.waiting.pop_front() {
-            self.pull(shared, peer, Stage::Link);
+            self.pull(shared, peer, Stage::Link, ROW);
         }
     }
 
-    fn pull(&mut self, shared: &mut Shared<impl Exchange>, peer: PeerId, stage: Stage) {
-        let bytes = if stage == Stage::Bandwidth { self.bytes } else { ROW };
+    fn pull(&mut self, shared: &mut Shared<impl Exchange>, peer: PeerId, stage: Stage, bytes: u64) {
         let landing = match shared.provider.land(bytes as usize) {
             Ok(landing) => landing,
             Err(why) => return shared.broke(&why),

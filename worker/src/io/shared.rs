@@ -32,6 +32,8 @@ use crate::trace::{Activity, Tracer};
 
 /// Pulls that the provider refuses in a row, some 20 ms apart, before this process gives up.
 const MAX_REFUSED: u32 = 1000;
+/// Room for an envelope; most are shorter.
+const MESSAGE_BYTES: usize = 64;
 
 /// A pull of a machine, in the provider's hands.
 #[derive(Debug)]
@@ -162,7 +164,7 @@ impl<P: Exchange> Shared<P> {
             tracing::debug!("no address of {to} yet");
             return;
         };
-        let bytes = match postcard::to_stdvec(envelope) {
+        let bytes = match postcard::to_extend(envelope, Vec::with_capacity(MESSAGE_BYTES)) {
             Ok(bytes) => bytes,
             Err(error) => return tracing::error!("a message to {to} cannot be encoded: {error}"),
         };

@@ -197,8 +197,11 @@ impl World {
         self.tell(life, Message::Drain(proto::Drain { stays: false, over: false }));
     }
 
-    /// Another job gets a server.
+    /// Another job gets a server, unless this one is over: then all of them go.
     pub(crate) fn lend(&mut self, index: u16) {
+        if self.controller.over {
+            return;
+        }
         let slot = self.controller.slots.get_mut(&index).filter(|it| !it.drained);
         let Some(slot) = slot else { return };
         let Some(life) = slot.life.take() else { return };

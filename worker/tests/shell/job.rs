@@ -94,15 +94,16 @@ impl Job {
         job.short()
     }
 
-    /// The same with fewer rows where they are cut to the smallest chunks, each a bundle of its own. One of ten stays as it is: it
-    /// has thousands of pulls at a time, and costs as much as fifty others.
+    /// The same, most often with fewer rows: where they are cut to the smallest chunks, each a bundle of its own, and where there
+    /// are many. One of ten stays as it is: with thousands of pulls at a time it may cost as much as fifty others.
     fn short(self) -> Self {
+        let mut random = Random::new(hash(&[self.seed, 53]));
         let smallest = self.layers.kinds().iter().filter_map(|it| it.chunk).min();
-        let large = Random::new(hash(&[self.seed, 53])).chance(10);
         let most = match smallest.map_or(u32::MAX, NonZeroU32::get) {
-            _ if large => u32::MAX,
+            _ if random.chance(10) => u32::MAX,
             0..4 => 16,
             4..16 => 40,
+            _ if random.chance(50) => 40,
             _ => u32::MAX,
         };
         Self { tokens: self.tokens.min(most), ..self }

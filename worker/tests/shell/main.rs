@@ -186,12 +186,15 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 910_000_247),
         // The conductor dies while it tells the end.
         (Weather::Stormy, 910_007_807),
-        // A server is lent when the only trainer's machine loses its power.
+        // A server is to be lent just after the only trainer's machine has lost its power.
         (Weather::Burst, 910_009_516),
         // A trainer hears of the end on its way into the all-reduce.
         (Weather::Stormy, 910_013_182),
-        // Rows crawl, slower than pulls may be.
+        // Rows crawl, slower than pulls may be without a byte.
         (Weather::Stormy, 910_010_538),
+        // Rows that crawl wait behind what a server measures.
+        (Weather::Stormy, 930_000_437),
+        (Weather::Stormy, 930_000_059),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

@@ -327,7 +327,8 @@ impl Server {
 
     fn closed(&mut self, now: Nanos, peer: Peer) {
         let again = now.after(self.settings.retry_after);
-        if peer == Peer::CONDUCTOR {
+        // One that is silent for long is gone, or turns this one away: it is called no more often than it is told.
+        if peer == Peer::CONDUCTOR && now.since(self.heard) < self.settings.suspect_after {
             self.beat_at = self.beat_at.min(again);
         }
         if let Peer::Trainer(trainer) = peer

@@ -78,7 +78,8 @@ impl Trainer {
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let (retry, gap) = (self.settings.retry_after, self.settings.between_breaks());
-        if peer == Peer::CONDUCTOR {
+        // One that is silent for long is gone: it is called no more often than it is told.
+        if peer == Peer::CONDUCTOR && now.since(self.heard) < self.settings.suspect_after {
             self.beat_at = self.beat_at.min(now.after(retry));
         }
         let open = self.phases.values().any(|it| it.rung.contains(&peer));

@@ -1,6 +1,8 @@
 //! Servers that no view names, a conductor that stands still now and then, and steps that fit no slot.
 
 use cadre_protocol::conductor::{Command, Conductor, Event};
+use cadre_protocol::server::{self, Host, Server};
+use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
     At, End, Filler, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
 };
@@ -34,6 +36,38 @@ fn a_server_that_no_view_names_any_more_hears_the_conductor_until_it_is_let_go()
     let commands = heard(&mut conductor, ms(60_001), left);
     let leave = |it: &Command| matches!(it, Command::Send { to, message: Message::Leave { .. } } if *to == left);
     assert!(commands.iter().any(leave), "{commands:?}");
+}
+
+#[test]
+fn a_conductor_that_refuses_every_link_is_called_no_more_often_than_it_is_told() {
+    let settings = Settings::default();
+    let server = Server::new(Host::Dedicated(SERVERS[0]), 1 << 20, settings, ms(0));
+    let (mut server, mut trainer) = (server, Trainer::new(TrainerId(1), settings, ms(0)));
+    let (mut calls, mut soon) = ([0; 2], [0; 2]);
+    // Each call is refused at once.
+    for millis in 1..29_000 {
+        let mut out = Vec::new();
+        let event = |was: usize| {
+            if was > 0 { server::Event::Closed(Peer::CONDUCTOR) } else { server::Event::Tick }
+        };
+        server.handle(ms(millis), event(soon[0]), &mut out);
+        soon[0] = out.len();
+        let mut out = Vec::new();
+        let event = if soon[1] > 0 {
+            trainer::Event::Closed(Peer::CONDUCTOR)
+        } else {
+            trainer::Event::Tick
+        };
+        trainer.handle(ms(millis), event, &mut out);
+        soon[1] = out.len();
+        for (calls, soon) in calls.iter_mut().zip(soon) {
+            *calls += soon;
+        }
+    }
+    // A second of tries, then its heartbeats.
+    for calls in calls {
+        assert!((150..200).contains(&calls), "{calls} calls");
+    }
 }
 
 #[test]

@@ -6,7 +6,43 @@ use std::collections::VecDeque;
 
 use cadre_exchange::{Event, PeerId, PullError, RingError};
 
-use super::{GREETING, Happening, Life, Link, LinkId, Net, Out, Pull, Signal};
+use super::{GREETING, Happening, Life, LinkId, Net, Out, Pull, Signal};
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) opener: Life,
+    pub(super) acceptor: Option<Life>,
+    /// Whom the opener wants.
+    pub(super) peer: PeerId,
+    pub(super) open: bool,
+    /// Whether each end believes in it.
+    pub(super) opener_holds: bool,
+    pub(super) acceptor_holds: bool,
+    pub(super) waiting: VecDeque<Out>,
+    /// Bytes that a process which does not look has not read.
+    pub(super) unread: usize,
+    pub(super) last: [u64; 2],
+    /// From when to when bytes come from the acceptor without a gap, the newest last.
+    pub(super) coming: VecDeque<(u64, u64)>,
+}
+
+impl Link {
+    /// Bytes will come from `start` to `end`; nobody asks any more what came before `now`.
+    pub(super) fn come(&mut self, start: u64, end: u64, now: u64) {
+        match self.coming.back_mut() {
+            Some(last) if start <= last.1 => *last = (last.0.min(start), last.1.max(end)),
+            Some(_) | None => self.coming.push_back((start, end)),
+        }
+        while self.coming.get(1).is_some_and(|it| it.0 <= now) {
+            self.coming.pop_front();
+        }
+    }
+
+    /// Until when bytes come without a gap, or came last; nothing before any has.
+    pub(super) fn came(&self, now: u64) -> Option<u64> {
+        self.coming.iter().take_while(|it| it.0 <= now).last().map(|it| it.1)
+    }
+}
 
 impl Net {
     pub(crate) fn connect(&mut self, me: Life, peer: PeerId, address: &str) {
@@ -33,6 +69,7 @@ impl Net {
             waiting: VecDeque::new(),
             unread: 0,
             last: [0; 2],
+            coming: VecDeque::new(),
         });
         self.endpoints[me].links.entry(peer).or_default()[1] = Some(link);
         let refused = self.cut(me, acceptor).is_some_and(|it| !it.silent);

@@ -12,7 +12,7 @@ mod links;
 mod pulls;
 mod queue;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,6 +20,7 @@ use cadre_control::proto;
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullId, RegionKey, Role};
 
 use self::fast::Fast;
+use self::links::Link;
 use self::queue::{Moment, Queue};
 use crate::random::Random;
 
@@ -100,22 +101,6 @@ pub(crate) enum Signal {
 }
 
 #[derive(Debug)]
-struct Link {
-    opener: Life,
-    acceptor: Option<Life>,
-    /// Whom the opener wants.
-    peer: PeerId,
-    open: bool,
-    /// Whether each end believes in it.
-    opener_holds: bool,
-    acceptor_holds: bool,
-    waiting: VecDeque<Out>,
-    /// Bytes that a process which does not look has not read.
-    unread: usize,
-    last: [u64; 2],
-}
-
-#[derive(Debug)]
 enum Out {
     Message(Vec<u8>),
     Pull(PullId),
@@ -133,8 +118,9 @@ struct Pull {
     cut_off: bool,
     asked: bool,
     data: Option<Arc<Buffer>>,
-    /// When it ends at the latest.
+    /// When it ends, unless bytes have come over its link for less than its patience.
     deadline: Moment,
+    patience: u64,
 }
 
 #[derive(Debug, Default)]
@@ -174,6 +160,7 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) ends: (Life, Life),
+    pub(crate) since: u64,
     pub(crate) until: u64,
     /// Nothing is refused: what was sent arrives afterwards.
     pub(crate) silent: bool,
@@ -310,6 +297,9 @@ impl Net {
         let it = &mut self.links[link];
         let when = (from + delay).max(it.last[usize::from(back)] + 1);
         it.last[usize::from(back)] = when;
+        if back {
+            it.come(when - bytes * self.byte, when, self.now);
+        }
         when
     }
 

@@ -103,7 +103,8 @@ impl Net {
         landing: LandingId,
         patience: Duration,
     ) -> PullId {
-        let when = self.now + patience.as_nanos() as u64;
+        let patience = patience.as_nanos() as u64;
+        let when = self.now + patience;
         let end = &mut self.endpoints[me];
         end.last_id += 1;
         let id = PullId(end.last_id);
@@ -156,6 +157,7 @@ impl Net {
             asked: false,
             data: None,
             deadline,
+            patience,
         };
         end.pulls.insert(id, pull);
         let it = &mut self.links[link];
@@ -280,14 +282,18 @@ impl Net {
         self.finish(life, id, Ok(bytes));
     }
 
+    /// A pull is late when nothing has come over its link for so long, however long it takes.
     pub(super) fn late(&mut self, life: Life, id: PullId) {
         let Some(pull) = self.endpoints[life].pulls.get_mut(&id) else { return };
-        if pull.asked {
-            if !std::mem::replace(&mut pull.ended, true) {
-                self.say(life, Event::Pulled { pull: id, result: Err(PullError::Deadline) });
-            }
-        } else {
-            self.finish(life, id, Err(PullError::Deadline));
+        if !pull.asked {
+            return self.finish(life, id, Err(PullError::Deadline));
+        }
+        let came = self.links[pull.link].came(self.now);
+        let when = came.map_or(0, |it| it + pull.patience);
+        if when > self.now {
+            pull.deadline = self.happenings.deadline(when, life, id);
+        } else if !std::mem::replace(&mut pull.ended, true) {
+            self.say(life, Event::Pulled { pull: id, result: Err(PullError::Deadline) });
         }
     }
 }

@@ -13,6 +13,11 @@ use crate::process::Process;
 
 /// So long a trainer may take to end whose conductor has died.
 const ALONE: u64 = 3 * SECOND;
+/// A server whose controller has let it go says its last words within 2 s.
+const STAYS: u64 = 5 * SECOND;
+
+/// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
+const LEAVES: u64 = 3 * SECOND;
 
 impl World {
     /// A trainer was told how the job ends.
@@ -30,9 +35,7 @@ impl World {
             } else if reason.contains("is dead") || reason.contains("conductor") {
                 trainer_died || cut_off
             } else if reason.contains("cannot reach") {
-                // Rows that crawl may be slower than any deadline.
-                let slow = |it: &Fault| matches!(it, Fault::Cut(..) | Fault::Crawl(_));
-                self.faults.list.iter().any(|it| slow(&it.1))
+                self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
             } else if reason.contains("no attention server is left") {
                 !self.faults.list.is_empty() && policy != OnPoolLoss::Local && !self.job.in_place
             } else {
@@ -55,7 +58,7 @@ impl World {
         if let Some(main) = self.processes.get_mut(&life).and_then(Process::main) {
             self.steps_done.insert(main.step);
         }
-        self.endings.insert(life, ending);
+        self.endings.insert(life, (self.now(), ending));
         if failed {
             self.end_standing();
         }
@@ -104,8 +107,7 @@ impl World {
         let now = self.now();
         if let Some(since) = self.dismissed {
             let paused = |it: &&Process| self.net.borrow().endpoints[it.life].paused;
-            // A server that nobody told ends when the conductor has been silent for long.
-            if now > since.max(self.faults.over) + 40 * SECOND
+            if now > since.max(self.faults.over) + STAYS
                 && let Some(process) = self.processes.values().find(|it| !paused(it))
             {
                 return Err(format!("{} stays after the job", process.id));
@@ -172,19 +174,19 @@ impl World {
     }
 
     pub(super) fn check_endings(&self) -> Checked {
-        let here: Vec<_> = self.trainers.iter().filter_map(|it| self.endings.get(it)).collect();
+        let told = |it: &Life| Some((*it, self.endings.get(it)?));
+        let here: Vec<_> = self.trainers.iter().filter_map(told).collect();
         if here.len() < self.trainers.len() && self.killed.is_empty() {
             return Err("a trainer is gone, and nobody has killed it".into());
         }
-        let good = |it: &&&Ending| !matches!(it, Ending::Failed { .. });
-        let good = here.iter().filter(good).count();
-        // Who is cut off from the conductor just then hears nothing of the end, nor who was not told when that one died.
-        let unheard = |it: &&Ending| matches!(it, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
-        let unheard = here.iter().copied().filter(unheard).count();
-        let differ = good > 0 && good < here.len();
-        let conductor = self.trainers[0];
-        let silent = self.trainers_apart() || self.killed.contains(&conductor);
-        if differ && !(silent && good + unheard == here.len()) {
+        let is_good = |it: &Ending| !matches!(it, Ending::Failed { .. });
+        let good = here.iter().filter(|it| is_good(&it.1.1)).count();
+        // The others heard no less, but for those that nobody could tell.
+        let first = here.iter().filter(|it| is_good(&it.1.1)).map(|it| it.1.0).min();
+        let fine = |(life, (_, ending)): &(Life, &(u64, Ending))| {
+            is_good(ending) || first.is_some_and(|it| self.is_untold(*life, ending, it))
+        };
+        if good > 0 && !here.iter().all(fine) {
             return Err(format!("trainers end differently: {here:?}"));
         }
         // Where a stop finds the pool lost, it does not wait for the end of a step.
@@ -199,5 +201,21 @@ impl World {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a trainer could not be told the end, which others heard at `first`: the conductor was killed just then, or it
+    /// left before nothing cut the two off from each other any more.
+    fn is_untold(&self, life: Life, ending: &Ending, first: u64) -> bool {
+        let heard_nothing =
+            matches!(ending, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
+        let conductor = self.trainers[0];
+        let left = first + LEAVES;
+        let killed = self.conductor_killed.is_some_and(|it| it <= left);
+        let net = self.net.borrow();
+        let cut = net.cuts.iter().any(|it| {
+            let between = it.ends == (conductor, life) || it.ends == (life, conductor);
+            between && it.since <= left && it.until + SECOND >= first
+        });
+        heard_nothing && (killed || cut)
     }
 }

@@ -15,6 +15,9 @@ impl World {
     pub(crate) fn kill(&mut self, life: Life, silently: bool) {
         if self.processes.contains_key(&life) {
             self.killed.insert(life);
+            if self.trainers.first() == Some(&life) {
+                self.conductor_killed = Some(self.now());
+            }
             self.end(life, silently);
             // Whoever has started it sees it, unless the whole machine is gone.
             let most = if silently { 2 * SECOND } else { 50_000_000 };
@@ -52,7 +55,8 @@ impl World {
                 if let (Some(a), Some(b)) = (self.newest(a), self.newest(b)) {
                     let mut net = self.net.borrow_mut();
                     let until = net.now + span;
-                    net.cuts.push(Cut { ends: (a, b), until, silent });
+                    let since = net.now;
+                    net.cuts.push(Cut { ends: (a, b), since, until, silent });
                     if !silent {
                         net.break_links(a, b, [true; 2]);
                     }

@@ -27,8 +27,9 @@ use crate::truth::Truth;
 const SECOND: u64 = 1_000_000_000;
 /// Longest time without progress once all faults are over: longer than any deadline of the protocol.
 const PATIENCE: u64 = 150 * SECOND;
-/// Turns of one IO thread within a millisecond for which nothing came over the exchange, and that are no spinning.
-const TURNS: u32 = 50_000;
+/// Turns of one IO thread within a millisecond for which nothing came over the exchange, and that are no spinning: 17 were the most
+/// that were seen.
+const TURNS: u32 = 100;
 
 /// How a scenario ended.
 #[derive(Debug, Default)]
@@ -72,8 +73,10 @@ pub(crate) struct World {
     faults: Faults,
     /// Trainers in the all-reduce, by step.
     reducing: BTreeMap<u64, Vec<Life>>,
-    endings: BTreeMap<Life, Ending>,
+    /// And when they were told.
+    endings: BTreeMap<Life, (u64, Ending)>,
     killed: BTreeSet<Life>,
+    conductor_killed: Option<u64>,
     /// Steps that trainers have done when they end.
     steps_done: BTreeSet<u64>,
     both: bool,
@@ -112,6 +115,7 @@ impl World {
             reducing: BTreeMap::new(),
             endings: BTreeMap::new(),
             killed: BTreeSet::new(),
+            conductor_killed: None,
             steps_done: BTreeSet::new(),
             both: false,
             turns: 0,
@@ -161,7 +165,7 @@ impl World {
             }
             self.advance()?;
         }
-        let failed = self.endings.values().any(|it| matches!(it, Ending::Failed { .. }));
+        let failed = self.endings.values().any(|it| matches!(it.1, Ending::Failed { .. }));
         Ok(Outcome {
             steps: self.reports,
             failed,
