@@ -103,9 +103,7 @@ pub fn check_backward(
     let heads = planned.header.heads;
     let dim = usize::from(heads.dim);
     let (query, kv) = (usize::from(heads.query) * dim, usize::from(heads.kv) * dim);
-    let turned = |number| {
-        HeadByHead::of(planned.nano_of(at.phase).0, rank).place_of(number, query)
-    };
+    let turned = |number| HeadByHead::of(planned.nano_of(at.phase).0, rank).place_of(number, query);
     let by_row = |number| (number / kv, number % kv / dim);
     let wrong = first_not_finite(dq).map(|it| ("dQ", turned(it)));
     let wrong = wrong.or_else(|| first_not_finite(dk).map(|it| ("dK", by_row(it))));

@@ -8,7 +8,8 @@ use super::{JOB, Job, Place, close, rows};
 use crate::fs;
 
 /// Eight KV heads, and documents that are longer than what a trainer holds.
-const APART: &str = "--checkpoint-every=2, --kv-heads=8, --query-heads=8, --head-dim=8, --tokens=1024, --cap=2048";
+const APART: &str =
+    "--checkpoint-every=2, --kv-heads=8, --query-heads=8, --head-dim=8, --tokens=1024, --cap=2048";
 const TOGETHER: &str = "--checkpoint-every=2, --kv-heads=8, --query-heads=8, --head-dim=8, --tokens=1024, --cap=2048, --heads=together";
 
 /// Bytes that the servers of a run pulled.

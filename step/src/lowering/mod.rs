@@ -208,8 +208,7 @@ impl Lists {
                 let (made, held) =
                     (HeadRows::in_keys(keys, first), HeadRows::in_keys(strip.rows, 0));
                 carry((&mut result.part, 0), strip, made, (held, result.part_bytes));
-                result.part_bytes +=
-                    u64::from(strip.rows) * strip.kv_heads as u64 * strip.bytes;
+                result.part_bytes += u64::from(strip.rows) * strip.kv_heads as u64 * strip.bytes;
                 result.keys.push(KeyRows { local: at.local, first });
             }
         }

@@ -43,7 +43,8 @@ impl Part {
         let &Self { tensor, ref kv_heads, row } = self;
         let each = |head: u16| {
             let bytes = u64::from(head) * row..u64::from(head + 1) * row;
-            let name = move |it| bytes.clone().map(move |byte| Some((tensor, document.0, it, byte)));
+            let name =
+                move |it| bytes.clone().map(move |byte| Some((tensor, document.0, it, byte)));
             rows.clone().flat_map(name)
         };
         kv_heads.clone().flat_map(each).collect()
@@ -101,9 +102,13 @@ fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Di
                 let of_keys = matches!(tensor, Tensor::K | Tensor::V);
                 let tasks = plan.tasks_of(id).iter().map(|it| it.rows.clone()).collect();
                 let rows = if of_keys { vec![bundle.keys.clone()] } else { tasks };
-                let here = rows.into_iter().flat_map(|it| problem.layout.locate(bundle.document, it));
+                let here =
+                    rows.into_iter().flat_map(|it| problem.layout.locate(bundle.document, it));
                 let stretches = here.filter(|it| it.rank == source.rank).count();
-                assert!(pieces.len() <= stretches * bundle.kv_heads.len(), "{tensor:?}: {pieces:?}");
+                assert!(
+                    pieces.len() <= stretches * bundle.kv_heads.len(),
+                    "{tensor:?}: {pieces:?}"
+                );
             }
         }
         let mut areas = inputs.areas.clone();
@@ -304,8 +309,7 @@ fn a_whole_document_is_one_piece_under_all_its_heads() {
     let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
     let (costs, links) = (Costs::default(), Links::equal());
     let slots = vec![slot];
-    let problem =
-        Problem { layout, heads: HEADS, element_bytes: 4, lanes: 3, slots, costs, links };
+    let problem = Problem { layout, heads: HEADS, element_bytes: 4, lanes: 3, slots, costs, links };
     let plan = plan(&problem).unwrap();
     let lists = Lists::new(&problem, &plan);
     for (id, _) in bundles(&plan) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
-    Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
-    Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
+    Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 
@@ -28,6 +28,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let join = || Join {
         layers: layers.clone(),
         heads: HEADS,
+        kv_heads: KvHeads::Apart,
         steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
         seed: 0,
         engine: Choice::Cpu,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::session::{
-    Contract, Direction, Ending, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths, Next,
-    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
+    Contract, Direction, Ending, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 
@@ -35,6 +35,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         Join {
             layers: Layers::alike(Layer::CAUSAL, 1)?,
             heads: HEADS,
+            kv_heads: KvHeads::Apart,
             steps: Some(1),
             seed: 0,
             engine: Choice::Cpu,

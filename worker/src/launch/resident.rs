@@ -137,7 +137,8 @@ impl Resident {
             let (mask, document_rows) = view.document();
             for (head, at) in heads.iter().enumerate() {
                 let keys = keys_of(view, &task.keys, document_rows, head);
-                let rows = TaskRows { rows: task.rows.clone(), q_row: number(at.start - span.start) };
+                let rows =
+                    TaskRows { rows: task.rows.clone(), q_row: number(at.start - span.start) };
                 tasks.push(ForwardTask { mask, keys, rows });
             }
         }

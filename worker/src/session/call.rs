@@ -149,9 +149,8 @@ impl Inputs<'_> {
         threads: Threads,
     ) -> Result<PhaseRows, device::Error> {
         let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, form, width));
-        let scalars = |values| {
-            place.hold(Rows::f32(values).to_wire(Wire::F32, form, sizes.query_heads))
-        };
+        let scalars =
+            |values| place.hold(Rows::f32(values).to_wire(Wire::F32, form, sizes.query_heads));
         let qkv = |q, k, v| -> Result<[Memory; 3], device::Error> {
             Ok([rows(q, sizes.query())?, rows(k, sizes.kv())?, rows(v, sizes.kv())?])
         };

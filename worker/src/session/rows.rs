@@ -232,8 +232,7 @@ mod tests {
         rows.check(3, 3).unwrap();
         let packed = [0.0, 1.0, 2.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0];
         // Of one head, and of three in a stretch of one row and one of two.
-        for (kv_heads, turned) in
-            [(1, packed), (3, [0.0, 1.0, 2.0, 4.0, 8.0, 5.0, 9.0, 6.0, 10.0])]
+        for (kv_heads, turned) in [(1, packed), (3, [0.0, 1.0, 2.0, 4.0, 8.0, 5.0, 9.0, 6.0, 10.0])]
         {
             let form = HeadByHead::new(vec![1, 2], kv_heads);
             for kind in [Wire::F32, Wire::Bf16] {
