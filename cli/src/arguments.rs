@@ -150,21 +150,12 @@ pub(crate) struct RunOptions {
     pub(crate) no_replace: bool,
 }
 
-/// Options of `cadre plan`.
+/// A job, and what is known of it beside its manifests.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct PlanOptions {
-    /// Lengths of documents and the ranks that they fill, as JSON.
-    #[arg(long, value_name = "FILE", required_unless_present = "files", conflicts_with = "files")]
-    pub(crate) workload: Option<PathBuf>,
+pub(crate) struct JobOptions {
     /// Manifests of a pool and a job: say what pool the job needs and what it gets.
-    #[arg(short, long = "file", value_name = "FILE", num_args = 1.., requires = "nodes")]
+    #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
     pub(crate) files: Vec<PathBuf>,
-    /// With -f: nodes that trainers and servers may have together.
-    #[arg(long, value_name = "N", requires = "files")]
-    pub(crate) nodes: Option<NonZeroU32>,
-    /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
-    #[arg(long, value_name = "FILE", requires = "files")]
-    pub(crate) lengths: Option<String>,
     /// With -f: calibration, a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2; default: the job's.
     /// Without one plans are of nominal costs, and times those of h200-hopper.
     #[arg(long, value_name = "NAME", requires = "files")]
@@ -188,6 +179,22 @@ pub(crate) struct PlanOptions {
     /// With -f: memory of a server for rows and results, all lanes together.
     #[arg(long, value_name = "GIB", requires = "files")]
     pub(crate) memory_gib: Option<NonZeroU64>,
+}
+
+/// Options of `cadre plan`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlanOptions {
+    /// Lengths of documents and the ranks that they fill, as JSON.
+    #[arg(long, value_name = "FILE", required_unless_present = "files", conflicts_with = "files")]
+    pub(crate) workload: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) job: JobOptions,
+    /// With -f: nodes that trainers and servers may have together.
+    #[arg(long, value_name = "N", requires = "files")]
+    pub(crate) nodes: Option<NonZeroU32>,
+    /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
+    #[arg(long, value_name = "FILE", requires = "files")]
+    pub(crate) lengths: Option<String>,
     /// With -f: draw slots as bars and documents as colours, before and after, as SVG.
     #[arg(long, value_name = "FILE", requires = "files")]
     pub(crate) picture: Option<PathBuf>,

@@ -72,3 +72,108 @@ fn bad_lengths_are_refused_by_name() {
     check("[100]", &file, "need more than the 1 documents");
     check("[100]", &["--batches", "0"], "--batches");
 }
+
+/// A job by its manifest, as `cadre plan -f` reads it.
+fn of_job(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
+    cadre(folder, &[&["-f", manifest.to_str().unwrap()], args].concat())
+}
+
+/// An 8B model on lanes of 8, 128K tokens a rank.
+const LONG: [&str; 6] = ["--model", "8b", "--lanes", "8", "--tokens", "131072"];
+
+fn report(folder: &Path, args: &[&str]) -> Value {
+    let (code, out, said) = of_job(folder, &[&["--json"], args].concat());
+    assert_eq!((code, said.as_str()), (Some(0), ""), "{args:?}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn a_job_is_simulated_at_home_in_place_dedicated_and_mixed() {
+    let folder = tempfile::tempdir().unwrap();
+    // One document in 40 is as long as a rank, all others short: at home one rank has far more attention than another.
+    let lengths: Vec<u64> = (0..4_000).map(|it| if it % 40 == 0 { 131_072 } else { 700 }).collect();
+    fs::write(folder.path().join("l.json"), serde_json::to_string(&lengths).unwrap()).unwrap();
+    let long =
+        [&LONG[..], &["--cap", "131072", "--lengths", "l.json", "--memory-gib", "600"]].concat();
+    let with = |args: &[&str]| report(folder.path(), &[&long, args].concat());
+    let it = with(&["--servers", "2", "--lose", "1,2", "--figures", "figures"]);
+    let rows = it["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|it| it["attention"].as_str().unwrap()).collect();
+    assert_eq!(names, ["at home", "in place", "dedicated", "mixed"], "{it}");
+    let processors: Vec<u64> = rows.iter().map(|it| it["processors"].as_u64().unwrap()).collect();
+    assert_eq!(processors, [16, 16, 32, 32]);
+    let of = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    assert!(of(0, "max_over_mean") > 1.1 && of(1, "max_over_mean") < 1.02, "{it}");
+    assert!(of(1, "step_seconds") < of(0, "step_seconds"), "{it}");
+    assert!(of(3, "step_seconds") < of(1, "step_seconds"), "{it}");
+    assert_eq!(it["pool"], "dedicated");
+    let bottleneck = rows[0]["bottleneck"].as_str().unwrap();
+    assert!(
+        bottleneck.contains("attention of trainer") && bottleneck.contains("131072 rows"),
+        "{it}"
+    );
+    let gain = of(1, "tokens_per_second_and_processor") / of(0, "tokens_per_second_and_processor");
+    assert!(gain > 1.02 && it["gain"].as_f64().unwrap() >= gain - 1e-9, "{it}");
+    assert!(it["verdict"].as_str().unwrap().starts_with("best: "), "{it}");
+    // One server of two: what is left takes twice as long; none: the job waits.
+    let [one, both] = [0, 1].map(|at| &it["lost"][at]);
+    assert!(one["seconds_until_replaced"].as_f64().unwrap() > of(2, "step_seconds"), "{it}");
+    let anew = one["seconds_planned_anew"].as_f64().unwrap();
+    assert!(anew > of(2, "step_seconds") && one["seconds_at_once"].as_f64().unwrap() > 1.0, "{it}");
+    assert!(both["because"].as_str().unwrap().contains("the job waits"), "{it}");
+    // A slow link costs; the slower, the more.
+    let slow = |it: &Value| it["slow_nic"]["step_seconds"].as_f64().unwrap();
+    let slower = with(&["--servers", "2", "--slow-nic", "400"]);
+    assert!(slow(&it) >= of(2, "step_seconds") && slow(&slower) > 2.0 * slow(&it), "{slower}");
+    assert!(slower["slow_nic"]["place"].as_str().unwrap().contains("er "), "{slower}");
+    // Weights on the links are never free.
+    let sharded = with(&["--servers", "2", "--fsdp", "--slow-nic", "400"]);
+    assert!(slow(&sharded) >= slow(&slower), "{sharded}");
+    for name in ["in-place", "dedicated", "mixed"] {
+        let svg = fs::read_to_string(folder.path().join(format!("figures/{name}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    }
+    // Each rank has one document of the same length: nothing to even out.
+    fs::write(folder.path().join("alike.json"), "[131072]").unwrap();
+    let alike = [&LONG[..], &["--cap", "131072", "--lengths", "alike.json", "--memory-gib", "600"]];
+    let alike = report(folder.path(), &alike.concat());
+    let verdict = alike["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("no gain here: attention at home is even"), "{alike}");
+    // Short documents: hardly any attention.
+    fs::write(folder.path().join("short.json"), "[100, 90, 300]").unwrap();
+    let short = [&LONG[..], &["--cap", "300", "--lengths", "short.json", "--memory-gib", "600"]];
+    let short = report(folder.path(), &short.concat());
+    assert!(short["verdict"].as_str().unwrap().contains("of the work"), "{short}");
+    let (code, table, _) = of_job(folder.path(), &[]);
+    assert!(code == Some(0) && table.contains("dedicated, 2 servers (the pool)"), "{table}");
+    assert!(table.contains("servers lost") && table.contains("times slower"), "{table}");
+}
+
+#[test]
+fn what_a_job_cannot_be_simulated_by_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("none.json"), "[]").unwrap();
+    for (args, expected) in [
+        (&["--lose", "3"][..], "--lose 3: the pool has 2 dedicated servers"),
+        (&["--lose", "0"], "--lose"),
+        (&["--servers", "0"], "--servers"),
+        (&["--slow-nic", "0"], "--slow-nic"),
+        (&["--lanes", "0"], "--lanes"),
+        (&["--table", "churn"], "--table"),
+        (&["--set", "prolong"], "--set"),
+        (&["--profile", "a100"], "h200-hopper"),
+        (&["--model", "70b"], "--model 70b"),
+        (&["--lengths", "none.json"], "the list is empty"),
+        (&["--lengths", "missing.json"], "missing.json"),
+        (&["--memory-gib", "0"], "--memory-gib"),
+    ] {
+        let (code, out, said) = of_job(folder.path(), args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {said}");
+        assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
+    }
+    let (code, _, said) = cadre(folder.path(), &["-f", "missing.yaml"]);
+    assert!(code == Some(2) && said.contains("missing.yaml"), "{said}");
+    let (code, _, said) = cadre(folder.path(), &[]);
+    assert!(code == Some(2) && said.contains("--table"), "{said}");
+}

@@ -1,6 +1,6 @@
 //! `cadre simulate`: steps of a training job on machines that one does not have.
 //!
-//! In: [`SimulateOptions`], a file of document lengths. Out: a table or a line of JSON for each row on stdout, and
+//! With `-f` one's own job instead, see [`simulated`]. In: [`SimulateOptions`], a file of document lengths. Out: a table or a line of JSON for each row on stdout, and
 //! pictures as SVG files. Nothing is started. All numbers but planning times come from the model of `cadre-simulator`.
 
 mod figures;
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use cadre_simulator::{SimulationError, churn, ours, published};
 use serde::Serialize;
 
+use crate::plan::size::SizeError;
+use crate::plan::size::simulated::{self, Asked};
 pub(crate) use options::SimulateOptions;
 use options::TableKind;
 
@@ -33,18 +35,25 @@ pub(crate) enum SimulateError {
     Simulation { path: PathBuf, source: SimulationError },
     #[error("cannot write {}: {source}", path.display())]
     Unwritable { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Job(#[from] SizeError),
+    #[error("--lengths {}: not UTF-8; give another name", path.display())]
+    Name { path: PathBuf },
     #[error("cannot draw {name}: {reason}")]
     Picture { name: &'static str, reason: String },
 }
 
 /// Simulates; returns what to print.
 pub(crate) fn simulate(options: &SimulateOptions) -> Result<String, SimulateError> {
+    let Some(table) = options.table else {
+        return of_job(options);
+    };
     let path = options.lengths.as_deref().ok_or(SimulateError::NoLengths)?;
     let lengths = read(path)?;
     let refuse = |source| SimulateError::Simulation { path: path.to_owned(), source };
     let (set, seed) = (options.set.into(), options.seed);
     let batches = options.batches.get().into();
-    let (text, picture) = match options.table {
+    let (text, picture) = match table {
         TableKind::Published => {
             let rows: Result<Vec<_>, _> = published::settings(set)
                 .into_iter()
@@ -87,6 +96,25 @@ pub(crate) fn simulate(options: &SimulateOptions) -> Result<String, SimulateErro
             .map_err(|source| SimulateError::Unwritable { path: file, source })?;
     }
     Ok(text)
+}
+
+/// The job of some manifests.
+fn of_job(options: &SimulateOptions) -> Result<String, SimulateError> {
+    let name = |path: &PathBuf| {
+        let name = path.to_str().ok_or_else(|| SimulateError::Name { path: path.clone() });
+        name.map(str::to_owned)
+    };
+    let lengths = options.lengths.as_ref().map(name).transpose()?;
+    let asked = Asked {
+        lanes: options.lanes.get(),
+        servers: options.servers,
+        lose: options.lose.clone(),
+        slow_nic: options.slow_nic.get(),
+        fsdp: options.fsdp,
+        json: options.json,
+        figures: options.figures.clone(),
+    };
+    Ok(simulated::simulate(&options.job, lengths.as_deref(), &asked)?)
 }
 
 fn read(path: &Path) -> Result<Vec<u64>, SimulateError> {

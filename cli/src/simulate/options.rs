@@ -8,29 +8,54 @@ use std::path::PathBuf;
 use cadre_simulator::LengthSet;
 use clap::{Args, ValueEnum};
 
+use crate::arguments::JobOptions;
+
 /// Options of `cadre simulate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateOptions {
     /// What to simulate.
-    #[arg(long, value_enum)]
-    pub(crate) table: TableKind,
-    /// Document lengths, as a JSON list.
+    #[arg(long, value_enum, required_unless_present = "files", conflicts_with = "files")]
+    pub(crate) table: Option<TableKind>,
+    #[command(flatten)]
+    pub(crate) job: JobOptions,
+    /// With -f: processors of a rank and of a server.
+    #[arg(long, default_value = "1", value_name = "N", requires = "files")]
+    pub(crate) lanes: NonZeroU16,
+    /// With -f: dedicated servers; default: those of the pool, or as many as keep up if it asks for none.
+    #[arg(long, value_name = "N", requires = "files")]
+    pub(crate) servers: Option<NonZeroU16>,
+    /// With -f: numbers of servers that are lost at once.
+    #[arg(long, value_delimiter = ',', value_name = "N,…", requires = "files")]
+    pub(crate) lose: Vec<NonZeroU16>,
+    /// With -f: how many times slower one place's links are.
+    #[arg(long, default_value = "4", value_name = "TIMES", requires = "files")]
+    pub(crate) slow_nic: NonZeroU16,
+    /// With -f: weights are sharded over all trainers, gathered before each layer, and gradients spread after it.
+    #[arg(long, requires = "files")]
+    pub(crate) fsdp: bool,
+    /// Document lengths, as a JSON list; with -f what documents are cut at, `sampler` for the list that ships with Cadre.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
     /// Rules by which documents are drawn from them.
-    #[arg(long, value_enum, default_value_t = Set::Pretrain)]
+    #[arg(long, value_enum, default_value_t = Set::Pretrain, conflicts_with = "files")]
     pub(crate) set: Set,
     /// Seed of the draw.
-    #[arg(long, default_value = "1")]
+    #[arg(long, default_value = "1", conflicts_with = "files")]
     pub(crate) seed: u64,
     /// Batches of a row; times are their mean.
-    #[arg(long, default_value = "4")]
+    #[arg(long, default_value = "4", conflicts_with = "files")]
     pub(crate) batches: NonZeroU16,
     /// Nodes of eight processors, for `ours`.
-    #[arg(long, value_delimiter = ',', default_value = "8,16,32,64", value_name = "N,…")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8,16,32,64",
+        value_name = "N,…",
+        conflicts_with = "files"
+    )]
     pub(crate) nodes: Vec<NonZeroU16>,
     /// Most slots, for `scale`.
-    #[arg(long, default_value = "8192")]
+    #[arg(long, default_value = "8192", conflicts_with = "files")]
     pub(crate) slots: NonZeroU16,
     /// Print one JSON object a row.
     #[arg(long)]

@@ -17,7 +17,7 @@ pub use least::{Least, least, least_memory};
 pub use pulls::{Pull, Pulls};
 
 use crate::plan::Runs;
-use crate::{BundleId, DocumentId, Plan, Problem, SlotId};
+use crate::{Assignment, BundleId, DocumentId, Plan, Problem, SlotId};
 
 /// Bytes of a phase forward and of a phase backward.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -114,8 +114,22 @@ impl Traffic {
         Self::of_runs(problem, plan, &Runs::of(plan))
     }
 
+    /// The same where bundles may be executed elsewhere; those without an executor move nothing.
+    pub fn of_assignment(problem: &Problem, plan: &Plan, assignment: &Assignment) -> Self {
+        Self::of_executors(problem, plan, &Runs::of(plan), |bundle| assignment.executor(bundle))
+    }
+
     /// The same, with the plan's runs at hand.
     pub(crate) fn of_runs(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
+        Self::of_executors(problem, plan, runs, |bundle| plan.bundle(bundle).map(|it| it.slot))
+    }
+
+    fn of_executors(
+        problem: &Problem,
+        plan: &Plan,
+        runs: &Runs,
+        executor: impl Fn(BundleId) -> Option<SlotId>,
+    ) -> Self {
         let (place_of, places) = problem.places();
         let mut accounts = rows(problem).map(|row| Account {
             row,
@@ -126,7 +140,9 @@ impl Traffic {
         let mut from = vec![(0, 0); places];
         let mut ranks: Vec<usize> = Vec::new();
         for (id, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
-            let SlotId(slot) = bundle.slot;
+            let Some(SlotId(slot)) = executor(id) else {
+                continue;
+            };
             let there = place_of[usize::from(slot)];
             if is_whole_at(problem, there, bundle.document) {
                 continue;

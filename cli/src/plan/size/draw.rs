@@ -47,6 +47,23 @@ impl Machine {
         cost * self.pair / f64::from(self.lanes)
     }
 
+    /// Processors of a rank and of a server.
+    pub(super) fn lanes(&self) -> u16 {
+        self.lanes
+    }
+
+    /// Nanoseconds of a place's links for so many bytes, each way.
+    pub(super) fn wire(&self, bytes: f64) -> f64 {
+        bytes * 1e3 / (f64::from(self.rate) * f64::from(self.lanes))
+    }
+
+    /// This machine's time of links over that which the planner accounts for: a plan shares a place's bytes among a lane for
+    /// each KV head at the nominal rate, and the machine has its own number and rate.
+    pub(super) fn scale(&self, problem: &Problem) -> f64 {
+        let share = f64::from(problem.lanes) / f64::from(self.lanes);
+        share * f64::from(NOMINAL_RATE) / f64::from(self.rate)
+    }
+
     /// Nanoseconds that a trainer needs beside attention for its rows of a layer, forward.
     pub(super) fn linear(&self, job: &Job) -> f64 {
         let super::Model { hidden, heads, .. } = job.model;
@@ -198,9 +215,7 @@ impl Drawn {
             (finish.max(linear), back.max(2.0 * linear))
         };
         let traffic = Traffic::of(&self.problem, &self.plan);
-        // The plan shares a place's bytes among its own lanes; the machine has another number.
-        let share = f64::from(self.problem.lanes) / f64::from(machine.lanes);
-        let scale = share * f64::from(NOMINAL_RATE) / f64::from(machine.rate);
+        let scale = machine.scale(&self.problem);
         let wires = [&traffic.forward, &traffic.backward].map(|it| it.busiest() as f64 * scale);
         let bytes = wires.iter().sum::<f64>() * f64::from(machine.rate) / 1e3;
         let hides = job.together > 1;

@@ -12,6 +12,7 @@ mod draw;
 pub(crate) mod observed;
 mod picture;
 mod report;
+pub(crate) mod simulated;
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ use cadre_trainer::model::{Config, Design, DesignError, PatternError, Scores, St
 use cadre_trainer::turns;
 use cadre_worker::profile;
 
-use crate::arguments::{PlanOptions, ServeOptions, TrainOptions};
+use crate::arguments::{JobOptions, PlanOptions, ServeOptions, TrainOptions};
 use crate::run::merge;
 use draw::Machine;
 use report::Report;
@@ -66,6 +67,10 @@ pub(crate) enum SizeError {
     Header(#[from] cadre_step::conduct::Error),
     #[error("step {step} as drawn: {source}")]
     Planner { step: u64, source: cadre_planner::Error },
+    #[error(
+        "--lose {lost}: the pool has {servers} dedicated servers; give at most as many, or say --servers"
+    )]
+    Lost { lost: u16, servers: u32 },
     #[error("cannot write {}: {source}", path.display())]
     Unwritable { path: PathBuf, source: std::io::Error },
 }
@@ -121,6 +126,8 @@ struct Job {
     wire: Wire,
     kv_heads: KvHeads,
     on_pool_loss: OnPoolLoss,
+    /// From a server's death until it is declared lost.
+    suspected_ms: u32,
     /// What plans are made with.
     costs: Costs,
 }
@@ -128,7 +135,7 @@ struct Job {
 /// Sizes a job; returns what to print.
 pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
     let nodes = options.nodes.ok_or(SizeError::Nodes)?.get();
-    let (job, name) = job(options)?;
+    let (job, name) = job(&options.job, options.lengths.as_deref())?;
     let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
     let profile = profile::read(name)?;
     let machine = Machine::new(&profile, job.model.heads.dim, options.lanes.get())
@@ -142,7 +149,7 @@ pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
 }
 
 /// The job, and its calibration if it has one.
-fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
+fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<String>), SizeError> {
     let Manifests { pool, job, .. } = manifest::load(&options.files)?;
     let named = |kind, name: Option<&String>| {
         let name = name.cloned().unwrap_or_default();
@@ -172,7 +179,7 @@ fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
     let layers_assumed = said.is_none();
     let pattern = said.unwrap_or_default();
     let scores = design.map_or_else(Scores::default, |it| it.scores);
-    let lengths = match options.lengths.as_deref() {
+    let lengths = match lengths {
         None | Some("sampler") => Lengths::shipped(),
         Some(file) => {
             Lengths::read(file.as_ref()).map_err(|it| SizeError::Lengths(it.to_string()))?
@@ -217,6 +224,7 @@ fn job(options: &PlanOptions) -> Result<(Job, Option<String>), SizeError> {
         wire: attention.wire.unwrap_or(Wire::F32),
         kv_heads: own.map_or(KvHeads::Apart, |it| it.heads.into()),
         on_pool_loss: attention.on_pool_loss,
+        suspected_ms: pool.spec.health.suspect_after_milliseconds,
         costs: profile::costs(profile.as_deref(), model.heads.dim)?,
     };
     Ok((job, profile))

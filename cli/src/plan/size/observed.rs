@@ -110,6 +110,7 @@ impl Watched {
             wire: self.wire,
             kv_heads: KvHeads::Apart,
             on_pool_loss: OnPoolLoss::Fail,
+            suspected_ms: 0,
             costs,
         };
         (0..).zip(steps).map(|(step, it)| self.step(&job, &machine, step, it)).collect()
@@ -169,7 +170,7 @@ impl Watched {
 }
 
 /// The same rows, on slots in place at every rank.
-fn at_home(problem: &Problem) -> Problem {
+pub(super) fn at_home(problem: &Problem) -> Problem {
     let ranks = (0..problem.layout.ranks().len() as u16).map(RankId);
     let slot = |rank| Slot { weight: 100, head_start: 0, home: Some(rank), memory: PLENTY };
     Problem { slots: ranks.map(slot).collect(), ..problem.clone() }

@@ -57,9 +57,32 @@ struct Speeds {
 }
 
 /// How many layers of a job have each kind.
-fn having(job: &Job) -> impl Iterator<Item = f64> + Clone {
+pub(super) fn having(job: &Job) -> impl Iterator<Item = f64> + Clone {
     let layers = job.stack.core();
     (0..layers.kinds().len()).map(|it| f64::from(layers.having(it)))
+}
+
+/// The least servers that keep up with the trainers, for the dearest layer of the steps drawn.
+pub(super) fn servers_needed(job: &Job, machine: &Machine) -> Result<u64, SizeError> {
+    // One plan of each nano-batch and kind of layers tells all work; where it goes comes after the pool's size is known.
+    let probe = job.replicas.max(u32::from(!job.in_place));
+    let (memory, trainer_memory) = (u64::MAX >> 4, u64::MAX >> 4);
+    let roomy = Job { memory, trainer_memory, ..job.clone() };
+    let mut dearest: f64 = 0.0;
+    for step in 0..STEPS {
+        for drawn in Drawn::all(&roomy, probe, step)? {
+            dearest = dearest.max(machine.attention(drawn.work() as f64));
+        }
+    }
+    // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
+    let back = (machine.back / 2.0).max(1.0);
+    Ok(servers_for((dearest * back) as u64, machine.linear(job) as u64, 100, job.in_place))
+}
+
+/// Dedicated servers: those of the pool, or as many as are needed if it asks for none.
+pub(super) fn servers(job: &Job, needed: u64) -> u32 {
+    let most = u64::from(u16::MAX >> 2);
+    if job.replicas > 0 { job.replicas } else { needed.min(most) as u32 }
 }
 
 impl Report {
@@ -70,22 +93,8 @@ impl Report {
         profile: &Profile,
     ) -> Result<Self, SizeError> {
         let nanos = job.settings.nano_batches.get();
-        let linear = machine.linear(job);
-        // One plan of each nano-batch and kind of layers tells all work; where it goes comes after the pool's size is known.
-        let probe = job.replicas.max(u32::from(!job.in_place));
-        let (memory, trainer_memory) = (u64::MAX >> 4, u64::MAX >> 4);
-        let roomy = Job { memory, trainer_memory, ..job.clone() };
-        let mut dearest: f64 = 0.0;
-        for step in 0..STEPS {
-            for drawn in Drawn::all(&roomy, probe, step)? {
-                dearest = dearest.max(machine.attention(drawn.work() as f64));
-            }
-        }
-        // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
-        let back = (machine.back / 2.0).max(1.0);
-        let needed = servers_for((dearest * back) as u64, linear as u64, 100, job.in_place);
-        let most = u64::from(u16::MAX >> 2);
-        let servers = if job.replicas > 0 { job.replicas } else { needed.min(most) as u32 };
+        let needed = servers_needed(job, machine)?;
+        let servers = servers(job, needed);
         let mut because = Vec::new();
         let trainers = job.settings.trainers.get();
         let on_nodes = servers.div_ceil(job.processes_per_node.max(1));
