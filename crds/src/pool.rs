@@ -295,10 +295,10 @@ pub struct AttentionPoolStatus {
     pub registered: u32,
     /// Servers of the update revision.
     pub updated_replicas: u32,
-    /// Name of the ControllerRevision that servers come back with until a change has reached them.
+    /// Name of the `ControllerRevision` that servers come back with until a change has reached them.
     #[cfg_attr(feature = "schema", schemars(length(max = 253)))]
     pub current_revision: String,
-    /// Name of the ControllerRevision of the spec as it is; the current one once the change has reached all servers.
+    /// Name of the `ControllerRevision` of the spec as it is; the current one once the change has reached all servers.
     #[cfg_attr(feature = "schema", schemars(length(max = 253)))]
     pub update_revision: String,
     /// Servers on their way out.
