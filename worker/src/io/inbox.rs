@@ -116,6 +116,7 @@ impl<P: Exchange> Io<P> {
                 if let Some(conductor) = &mut self.conductor {
                     conductor.trainers(shared, list);
                 }
+                self.named();
             }
             Some(Message::View(it)) => {
                 if let Some(conductor) = &mut self.conductor {
@@ -264,10 +265,12 @@ impl<P: Exchange> Io<P> {
         match envelope {
             Envelope::Protocol(message) => {
                 let (speaker, name) = speaker(&message);
-                if speaker.is(peer) {
-                    self.deliver(peer, message);
-                } else {
+                if !speaker.is(peer) {
                     self.disbelieve(peer, name);
+                } else if self.shared.id_of(peer).is_some() {
+                    self.deliver(peer, message);
+                } else if let Some(refused) = self.unnamed.ring(from, message) {
+                    self.disbelieve(peer, refused);
                 }
             }
             // Its sender says it again until the controller or the conductor has named it here.
@@ -283,6 +286,13 @@ impl<P: Exchange> Io<P> {
             Envelope::Heard { by, stream, through } => {
                 self.shared.covered((peer, by), stream, through);
             }
+        }
+    }
+
+    /// All trainers are known now: what they rang before counts.
+    fn named(&mut self) {
+        for (from, message) in self.unnamed.named() {
+            self.ring(from, Envelope::Protocol(message));
         }
     }
 
@@ -303,6 +313,7 @@ impl<P: Exchange> Io<P> {
                 for (id, address) in &trainers {
                     self.shared.know(*id, address);
                 }
+                self.named();
                 self.headers.came(header);
                 self.plan();
             }

@@ -37,6 +37,7 @@ pub mod shared;
 pub mod standing;
 pub mod tasks;
 pub mod telling;
+mod unnamed;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,6 +63,7 @@ use self::queues::Outlet;
 use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
+use self::unnamed::Unnamed;
 use crate::launch::{Done, PhaseRows, Work};
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
@@ -174,6 +176,7 @@ pub struct Io<P> {
     probing: Probing,
     /// What somebody said who may not say it; each is warned of once.
     disbelieved: BTreeSet<(Peer, &'static str)>,
+    unnamed: Unnamed,
     ended: Option<Ending>,
     /// Whom the conductor has told the end.
     told_end: BTreeSet<Peer>,
@@ -259,6 +262,7 @@ impl<P: Exchange> Io<P> {
             draining: None,
             probing: Probing::default(),
             disbelieved: BTreeSet::new(),
+            unnamed: Unnamed::default(),
             ended: None,
             told_end: BTreeSet::new(),
             leaving: None,
