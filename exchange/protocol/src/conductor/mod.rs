@@ -201,6 +201,11 @@ impl Conductor {
         self.watermark
     }
 
+    /// Whether a view or a live step names a server that is not lost.
+    pub fn watches(&self, server: ServerId) -> bool {
+        self.servers.contains_key(&server)
+    }
+
     /// Takes an event, appends what has to be done. `now` never goes back.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Vec<Command>) {
         if self.ended {

@@ -84,6 +84,8 @@ pub struct Conducting {
     /// What was proposed before its step began here: step, proposal, tables.
     proposal: Option<(u64, u64, Vec<Fillers>)>,
     lost: BTreeSet<Peer>,
+    /// Servers that the newest view does not name, and that may work for a step that is out.
+    left: BTreeSet<Peer>,
     /// Since the last step that was over.
     failovers: u32,
     /// Of the job, those before this process among them. A report that is read twice counts them once.
@@ -134,6 +136,7 @@ impl Conducting {
             published: BTreeMap::new(),
             proposal: None,
             lost: BTreeSet::new(),
+            left: BTreeSet::new(),
             failovers: 0,
             failovers_so_far: job.failovers,
             faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
@@ -181,17 +184,22 @@ impl Conducting {
             }
         }
         let servers: Vec<_> = view.addresses().collect();
+        let mut left: BTreeSet<_> = self.servers().into_iter().collect();
+        left.append(&mut self.left);
+        let mut elsewhere = BTreeSet::new();
         for (id, address) in &servers {
             let peer = peer_of(*id);
-            // Elsewhere under its old name: another job had it, and what it was told is gone.
+            left.remove(&peer);
             if shared.address_of(peer).is_some_and(|it| it != address) {
-                let words = self.published.values_mut().filter_map(|it| it.word.as_mut());
-                words.for_each(|(_, told)| {
-                    told.remove(&peer);
-                });
+                elsewhere.insert(peer);
             }
             shared.know(*id, address);
         }
+        // Another job had who comes back under its name, or has whom no view names: what it was told is gone.
+        for (_, told) in self.published.values_mut().filter_map(|it| it.word.as_mut()) {
+            told.retain(|it| !elsewhere.contains(it) && !left.contains(it));
+        }
+        self.left = left;
         self.view = Some(view);
         self.tell_addresses(shared);
         let newest = self.published.keys().next_back().copied();
@@ -289,6 +297,15 @@ impl Conducting {
         for answer in answers {
             self.handle(shared, answer);
         }
+        let machine = &self.machine;
+        self.left.retain(|&peer| {
+            let works = matches!(peer, Peer::Server(id) if machine.watches(id));
+            if !works {
+                // Its controller has let it go, so it answers no more.
+                shared.forget(peer);
+            }
+            works
+        });
         if self.patience.is_some_and(|it| it <= shared.now()) {
             self.patience = None;
             self.proceed(shared);

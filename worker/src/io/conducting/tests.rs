@@ -10,7 +10,7 @@ use cadre_control::AttentionPlace;
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_planner::{Costs, DocumentId, Heads, Stretch};
-use cadre_protocol::{At, TrainerId};
+use cadre_protocol::{At, ServerId, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{Member, Placement, ViewNumber};
@@ -55,6 +55,10 @@ fn draft() -> Draft {
 
 impl Job {
     fn new() -> Self {
+        Self::with(cadre_protocol::Settings::default())
+    }
+
+    fn with(settings: cadre_protocol::Settings) -> Self {
         let (bind, me) = (std::net::Ipv4Addr::LOCALHOST.into(), PeerId::trainer(0, 0));
         let (secret, limits) = ([0; 32], Limits::default());
         let encryption = Encryption::Off;
@@ -63,7 +67,6 @@ impl Job {
         let nanos = Arc::<AtomicU64>::default();
         let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
         let shared = Shared::new(peer_of(me), (links, clock), Tracer::off());
-        let settings = cadre_protocol::Settings::default();
         let job = Settings {
             job: "test".into(),
             attempt: 1,
@@ -88,11 +91,16 @@ impl Job {
         Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
     }
 
+    /// Both trainers know each other.
+    fn introduce(&mut self) {
+        let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
+        self.conducting.trainers(&mut self.shared, trainers.collect());
+    }
+
     /// Both trainers are there, each with a server in place.
     fn assembled() -> Self {
         let mut job = Self::new();
-        let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
-        job.conducting.trainers(&mut job.shared, trainers.collect());
+        job.introduce();
         job.view(1, &[Some(0), Some(1)]);
         job
     }
@@ -108,6 +116,16 @@ impl Job {
         };
         let number = ViewNumber { term: 1, counter };
         let view = View { number, slots: ranks.iter().map(offer).collect() };
+        self.conducting.view(&mut self.shared, view);
+    }
+
+    /// The controller offers a dedicated server for one slot, or nobody.
+    fn server(&mut self, counter: u64, address: Option<&str>) {
+        let (index, incarnation) = (0, 0);
+        let member = address.map(|it| Member::Server { index, incarnation, address: it.into() });
+        let offer =
+            Offer { weight: 100, home: None, memory: Some(1 << 30), member, numerics: None };
+        let view = View { number: ViewNumber { term: 1, counter }, slots: vec![offer] };
         self.conducting.view(&mut self.shared, view);
     }
 
@@ -486,4 +504,31 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     assert!(job.conducting.proposal.is_some());
     job.conducting.begun(&mut job.shared);
     assert!(job.conducting.proposal.is_none());
+}
+
+#[test]
+fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_nothing() {
+    let (mut job, server) = (Job::new(), ServerId { index: 0, incarnation: 0 });
+    let peer = Peer::Server(server);
+    job.introduce();
+    job.server(1, Some("127.0.0.1:1"));
+    assert!(job.announce(0));
+    let told = |job: &Job| {
+        let (_, told) = job.conducting.published[&0].word.as_ref().unwrap();
+        told.contains(&peer)
+    };
+    assert!(told(&job));
+    // Another job had it meanwhile; it listens where it did.
+    job.server(2, None);
+    job.server(3, Some("127.0.0.1:1"));
+    assert!(!told(&job));
+    job.conducting.header(&mut job.shared, 0, peer);
+    assert!(told(&job));
+    // The step may still use it, then nobody does.
+    job.server(4, None);
+    job.shared.forget(Peer::Trainer(TrainerId(1)));
+    assert!(!job.shared.telling.is_covered());
+    job.whole(0);
+    job.shared.forget(Peer::Trainer(TrainerId(1)));
+    assert!(job.shared.telling.is_covered());
 }
