@@ -247,6 +247,15 @@ impl Conducting {
         }
     }
 
+    /// A step has servers again, or for the first time.
+    fn pool_is_back(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+        if self.pool_lost.remove(&step) {
+            let text = format!("step {step} goes on");
+            let level = notice::Level::Information;
+            Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
+        }
+    }
+
     /// No step follows: every trainer is told.
     fn close(&mut self, shared: &mut Shared<impl Exchange>, ending: Ending) {
         self.ending.get_or_insert_with(|| ending.clone());
@@ -356,11 +365,7 @@ impl Conducting {
                 self.stop_lost(shared);
             }
             Command::Filled { step, round } => {
-                if self.pool_lost.remove(&step) {
-                    let text = format!("step {step} goes on");
-                    let level = notice::Level::Information;
-                    Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
-                }
+                self.pool_is_back(shared, step);
                 tracing::info!("round {} of step {step} is out", round.0);
             }
             Command::StepDone(step) => {

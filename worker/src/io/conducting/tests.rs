@@ -532,3 +532,27 @@ fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_n
     job.shared.forget(Peer::Trainer(TrainerId(1)));
     assert!(job.shared.telling.is_covered());
 }
+
+#[test]
+fn a_pool_that_is_lost_before_a_header_is_out_is_said_to_be_back() {
+    let on_pool_loss = cadre_protocol::OnPoolLoss::Wait(Nanos(u64::MAX / 2));
+    let mut job = Job::with(cadre_protocol::Settings { on_pool_loss, ..Default::default() });
+    job.introduce();
+    job.server(1, None);
+    job.conducting.patience = None;
+    let mut events = Vec::new();
+    for address in [None, Some("127.0.0.1:1")] {
+        (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+        job.make();
+        if address.is_some() {
+            job.server(2, address);
+        }
+        while let Some(output) = job.shared.outputs.take() {
+            let Output::Report(report) = output else { continue };
+            if let Some(proto::worker_message::Message::Notice(it)) = report.message {
+                events.push(it.event());
+            }
+        }
+    }
+    assert_eq!(events, [notice::Event::PoolLost, notice::Event::PoolBack]);
+}
