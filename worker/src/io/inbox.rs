@@ -14,6 +14,7 @@ use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{Peer, conductor, server, trainer};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
+use cadre_step::header::Header;
 
 use super::conducting::reports;
 use super::exchange::Exchange;
@@ -289,6 +290,18 @@ impl<P: Exchange> Io<P> {
         }
     }
 
+    /// Why this process would compute other bits than the header promises, if it would.
+    fn foreign(&self, header: &Header) -> Option<String> {
+        let (own, me) = (self.shared.numerics.as_ref()?, self.shared.me);
+        (*own != header.numerics).then(|| {
+            format!(
+                "{me} computes with {own:?}, the job with {:?}; the job says reproducible, so give all ranks and servers \
+                 one kind of processor and one --engine, or leave reproducible out",
+                header.numerics
+            )
+        })
+    }
+
     /// All trainers are known now: what they rang before counts.
     fn named(&mut self) {
         for (from, message) in self.unnamed.named() {
@@ -296,7 +309,7 @@ impl<P: Exchange> Io<P> {
         }
     }
 
-    fn told_all(&mut self, from: Peer, told: Vec<Said>) {
+    pub(super) fn told_all(&mut self, from: Peer, told: Vec<Said>) {
         for said in told {
             if said.speaker().is(from) {
                 self.told(from, said);
@@ -314,6 +327,9 @@ impl<P: Exchange> Io<P> {
                     self.shared.know(*id, address);
                 }
                 self.named();
+                if let Some(reason) = self.foreign(&header) {
+                    return self.give_up(reason, true);
+                }
                 self.headers.came(header);
                 self.plan();
             }

@@ -37,6 +37,8 @@ pub mod shared;
 pub mod standing;
 pub mod tasks;
 pub mod telling;
+#[cfg(test)]
+mod tests;
 mod unnamed;
 
 use std::collections::BTreeSet;

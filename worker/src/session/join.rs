@@ -203,6 +203,7 @@ impl Session {
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
         let first = first(&settings, &engine).map_err(JoinError::First)?;
         let numerics = engine.numerics_id();
+        let promised = settings.reproducible.then(|| numerics.clone());
         let Heads { query, kv, dim } = join.heads;
         let [query, kv, elements] = [query, kv, dim].map(usize::from);
         let heads = cadre_kernels::Heads { query, kv, dim: elements };
@@ -220,6 +221,7 @@ impl Session {
         let (launches, beside) = (launches(engine)?, launches(beside)?);
         let clock = Clock::system();
         let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());
+        shared.numerics = promised;
         if let Some((id, address)) = conductor {
             shared.know(id, &address);
         }
