@@ -27,7 +27,15 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let layers = Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?;
     let join = || Join {
         layers: layers.clone(),
-        heads: HEADS,
+        heads: if contract.me.index == 0 {
+            HEADS
+        } else {
+            match mistake {
+                "heads" => Heads { kv: 2, ..HEADS },
+                "dim" => Heads { dim: 12, ..HEADS },
+                _ => HEADS,
+            }
+        },
         steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
         seed: 0,
         engine: Choice::Cpu,

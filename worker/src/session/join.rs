@@ -112,6 +112,16 @@ pub enum JoinError {
         /// Which number.
         what: &'static str,
     },
+    /// No engine computes such heads.
+    #[error(
+        "no engine takes the head dim {dim} of rank {rank}; give the model heads of a multiple of 8 up to 256"
+    )]
+    HeadDim {
+        /// Which rank.
+        rank: u16,
+        /// Its head dim.
+        dim: u16,
+    },
     /// The system has no thread to give.
     #[error("rank {rank} cannot start its threads: {source}; raise the limit on processes")]
     Threads {
@@ -131,7 +141,8 @@ impl JoinError {
             | Self::First(_)
             | Self::Headers(_)
             | Self::Profile(_)
-            | Self::Nothing { .. } => true,
+            | Self::Nothing { .. }
+            | Self::HeadDim { .. } => true,
             Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
         }
     }
@@ -173,6 +184,9 @@ impl Session {
             if number == 0 {
                 return Err(JoinError::Nothing { rank, what });
             }
+        }
+        if !cadre_kernels::is_head_dim(dim.into()) {
+            return Err(JoinError::HeadDim { rank, dim });
         }
         let joined = Once::take().ok_or(JoinError::Twice { rank })?;
         // Before the controller hears of this rank: bits depend on the engine.
