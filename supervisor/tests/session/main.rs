@@ -169,6 +169,14 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "rank 1: its layers are 2 × window:8, those of step 0 are 2 × causal; give every rank the same model",
         ),
         (
+            "heads",
+            "rank 1 has 2 query and 2 KV heads of dim 8, step 0 2 query and 1 KV heads of dim 8; give every rank the same",
+        ),
+        (
+            "seed",
+            "rank 1 has the seed 1, step 0 the seed 0; give every rank the same model and seed",
+        ),
+        (
             "direction",
             "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
              forward with its rows is next",

@@ -37,7 +37,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
             }
         },
         steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
-        seed: 0,
+        seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
         engine: Choice::Cpu,
         threads: Threads::ONE,
         memory: 1 << 28,

@@ -21,7 +21,7 @@ use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::Placement;
 use cadre_step::layers::Layers;
 
-use super::{Rank, Session};
+use super::{Model, Rank, Session};
 use crate::attach::{
     self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
 };
@@ -275,7 +275,8 @@ impl Session {
             .map_err(threads)?;
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let begins = (join.layers, first, join.steps);
+        let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };
+        let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let pod = contract.is_pod();
         let io = Some(io);
