@@ -6,8 +6,8 @@
 //! Invariant: bad input is refused before any thread starts, and the conductor is in rank 0 only.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_control::{AttentionPlace, Settings};
 use cadre_crds::{OnPoolLoss, Wire};
@@ -31,7 +31,7 @@ use crate::io::clock::Clock;
 use crate::io::conducting::Conducting;
 use crate::io::exchange::{self, Exchange, Opened};
 use crate::io::planning::Guard;
-use crate::io::queues::notices;
+use crate::io::queues::{Handle, notices};
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
@@ -148,22 +148,45 @@ impl JoinError {
     }
 }
 
-/// Whether this process has a session.
-static JOINED: AtomicBool = AtomicBool::new(false);
+/// The session of this process.
+static HERE: Mutex<Here> = Mutex::new(Here::Nobody);
+
+enum Here {
+    Nobody,
+    Joining,
+    /// It has joined: what ends its job.
+    Joined(Handle),
+}
 
 /// The one session of this process, as long as it is held.
 #[derive(Debug)]
 pub(super) struct Once(());
 
 impl Once {
-    fn take() -> Option<Self> {
-        (!JOINED.swap(true, Ordering::SeqCst)).then_some(Self(()))
+    /// A second one is refused, and ends the job of the first one: its caller counts on both.
+    fn take(rank: u16) -> Result<Self, JoinError> {
+        let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Here::Nobody = &*here else {
+            let twice = JoinError::Twice { rank };
+            if let Here::Joined(handle) = &*here {
+                let handle = handle.clone();
+                drop(here);
+                handle.send(Request::Fail(twice.to_string()));
+            }
+            return Err(twice);
+        };
+        *here = Here::Joining;
+        Ok(Self(()))
+    }
+
+    fn joined(&self, handle: Handle) {
+        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(handle);
     }
 }
 
 impl Drop for Once {
     fn drop(&mut self) {
-        JOINED.store(false, Ordering::SeqCst);
+        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Nobody;
     }
 }
 
@@ -188,7 +211,7 @@ impl Session {
         if !cadre_kernels::is_head_dim(dim.into()) {
             return Err(JoinError::HeadDim { rank, dim });
         }
-        let joined = Once::take().ok_or(JoinError::Twice { rank })?;
+        let joined = Once::take(rank)?;
         // Before the controller hears of this rank: bits depend on the engine.
         let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
         tracing::info!("core attention in place: {}", engine.description());
@@ -260,19 +283,24 @@ impl Session {
         let outlets = Outlets { main, rescue: Some(rescue), interrupt: Some(interrupt.clone()) };
         let machines = (Some(rows), Some(tasks), conducting);
         let lines = control(&sender, receiver);
-        let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
-        let rescuer = Compute::new(beside, "rescue", handle.clone(), tracer.clone());
-        let ender = handle.clone();
+        // Before the IO thread, so that nothing runs if the system has no thread to give; it ends if that one does not start.
+        let (begin, begun) = sync_channel::<Handle>(1);
+        let traced = tracer.clone();
         std::thread::Builder::new()
             .name("rescue".into())
             .spawn(move || {
-                let guard = Guard::new("rescue", &ender);
+                let Ok(handle) = begun.recv() else { return };
+                let guard = Guard::new("rescue", &handle);
+                let rescuer = Compute::new(beside, "rescue", handle.clone(), traced);
                 if let Err(why) = rescuer.serve(&rescued) {
-                    ender.send(Request::Fail(why));
+                    handle.send(Request::Fail(why));
                 }
                 guard.over();
             })
             .map_err(threads)?;
+        let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
+        begin.send(handle.clone()).ok();
+        once.joined(handle.clone());
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
         let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };
