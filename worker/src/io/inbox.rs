@@ -134,7 +134,15 @@ impl<P: Exchange> Io<P> {
                     conductor.stop(shared, it.checkpoint);
                 }
             }
-            Some(Message::Drain(it)) => self.draining = Some(it),
+            Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
+                self.draining = Some(it);
+            }
+            Some(Message::Drain(_)) => {
+                tracing::warn!(
+                    "the controller lets {} go, which is no server: it stays",
+                    shared.me
+                );
+            }
             Some(Message::Welcome(it)) => {
                 if let Some(conductor) = it.conductor {
                     shared.know(

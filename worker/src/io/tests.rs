@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::sync_channel;
 
+use cadre_control::proto::{ControllerMessage, controller_message::Message};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_step::header::Header;
 
@@ -72,3 +73,13 @@ fn a_worker_that_would_compute_other_bits_than_the_header_promises_refuses_it() 
     }
 }
 
+#[test]
+fn a_controller_lets_servers_go_and_no_trainer() {
+    for (me, goes) in [(PeerId::server(0, 0), true), (PeerId::trainer(0, 0), false)] {
+        let (mut io, _told, _planned) = io(me, None);
+        let drain = proto::Drain { stays: false, over: true };
+        io.controller(ControllerMessage { message: Some(Message::Drain(drain)) });
+        io.turn();
+        assert_eq!(io.ended == Some(Ending::Completed), goes);
+    }
+}
