@@ -157,6 +157,18 @@ impl Outlets {
     }
 }
 
+impl Drop for Outlets {
+    /// An IO thread that panics has ended the job for the threads of its process: whatever they wait for ends.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lost = || Notice::Lost("the io thread panicked; its log says where".into());
+            self.main.tell(lost());
+            self.rescue.iter_mut().for_each(|it| it.tell(lost()));
+            self.interrupt.iter().for_each(Waker::wake);
+        }
+    }
+}
+
 /// The thread's state.
 pub struct Io<P> {
     shared: Shared<P>,

@@ -1,5 +1,7 @@
 //! What an IO thread without machines makes of what it is told, and what its end means to the threads of its process.
 
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::sync::mpsc::sync_channel;
 
 use cadre_control::proto::{ControllerMessage, controller_message::Message};
@@ -82,4 +84,23 @@ fn a_controller_lets_servers_go_and_no_trainer() {
         io.turn();
         assert_eq!(io.ended == Some(Ending::Completed), goes);
     }
+}
+
+#[test]
+fn an_io_thread_that_panics_ends_the_waits_of_its_process() {
+    let (mut io, told, _planned) = io(PeerId::trainer(1, 0), None);
+    let interrupt = Waker::new().unwrap();
+    io.outlets.interrupt = Some(interrupt.clone());
+    let end = told.end();
+    let thread = std::thread::spawn(move || {
+        let _io = io;
+        panic!("as a bug does");
+    });
+    assert!(thread.join().is_err());
+    let ended = end.wait(Duration::ZERO);
+    assert!(matches!(ended, Some(Ending::Failed { reason, .. }) if reason.contains("io thread")));
+    assert!(matches!(told.recv(), Ok(Notice::Lost(_))));
+    // Fails if nobody has woken it: its counter is never waited for.
+    let mut counter = std::fs::File::from(interrupt.as_fd().try_clone_to_owned().unwrap());
+    counter.read_exact(&mut [0; 8]).unwrap();
 }
