@@ -171,9 +171,14 @@ pub(crate) fn backward(task: usize, it: &Backward<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether an engine computes heads of this dim.
+pub fn is_head_dim(dim: usize) -> bool {
+    dim.is_multiple_of(8) && (8..=256).contains(&dim)
+}
+
 fn common(task: usize, heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Error> {
     let Heads { query, kv, dim } = heads;
-    if !dim.is_multiple_of(8) || dim == 0 || dim > 256 {
+    if !is_head_dim(dim) {
         return Err(Error::Dim { task, dim });
     }
     if kv == 0 || query == 0 || !query.is_multiple_of(kv) {

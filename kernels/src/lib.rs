@@ -31,7 +31,7 @@ pub mod wire;
 
 pub use attention::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut};
 pub use attention::{TILE, backward_cost, forward_cost, key_tiles};
-pub use check::Error;
+pub use check::{Error, is_head_dim};
 pub use delta::delta;
 pub use engine::{Choice, Engine, EngineError};
 pub use linear::{Linear, LinearRows};

@@ -37,10 +37,15 @@ pub(crate) struct Lying {
 impl Liar {
     /// One that has nothing to say yet.
     pub(crate) fn new() -> Self {
+        Self::named(ME)
+    }
+
+    /// One that calls itself this.
+    pub(crate) fn named(me: PeerId) -> Self {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
         let (secret, data_version, limits) = (SECRET, DATA_VERSION, Limits::default());
         let encryption = Encryption::Off;
-        let links = Tcp::open(TcpConfig { bind, me: ME, secret, data_version, encryption, limits });
+        let links = Tcp::open(TcpConfig { bind, me, secret, data_version, encryption, limits });
         Self { links: links.expect("a port"), envelopes: Vec::new(), words: 0 }
     }
 

@@ -11,8 +11,8 @@ mod relay;
 
 use std::collections::BTreeSet;
 
-use cadre_exchange::RegionKey;
-use cadre_protocol::{At, Message, Round, ServerId};
+use cadre_exchange::{PeerId, RegionKey};
+use cadre_protocol::{Acks, At, Message, Round, ServerId};
 use cadre_step::envelope::{Ending, Envelope, Lengths, Said, Stands, StepDone};
 use cadre_step::header::Header;
 use cadre_step::words::{Body, Published};
@@ -96,12 +96,21 @@ fn what_only_others_may_say_changes_nothing_and_is_warned_of_once() {
             liar.will_say(&said);
         }
     }
+    // Has the secret of the job, and nobody has named it: more doorbells than a trainer may have out would end a server.
+    let mut stranger = Liar::named(PeerId::trainer(9, 0));
+    for phase in 0..17 {
+        let (round, acks) = (Round(0), Acks::default());
+        let message = Message::Doorbell { at: At::new(7, phase), round, acks, digest: 0 };
+        stranger.will_ring(Envelope::Protocol(message));
+    }
     let job = Job::start(Loss::Nothing, Some((liar::ME, liar.address())));
-    let lying = liar.lie(job.addresses());
+    let lying = [liar, stranger].map(|it| it.lie(job.addresses()));
     let run = job.finish();
     drop(lying);
     assert_eq!(run.losses, quiet.losses);
     assert_eq!(run.codes, [Some(0); 3], "{:#?}", run.logs);
+    let unnamed = "trainer 9 says a doorbell without being a member, which it may not;";
+    assert_eq!(run.logs["server-0"].matches(unnamed).count(), 1, "{:#?}", run.logs);
     for (worker, log) in &run.logs {
         let warned = |name| {
             let warning = format!("server 1 (incarnation 0) says {name}, which it may not;");

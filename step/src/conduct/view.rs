@@ -70,10 +70,12 @@ impl View {
         self.slots.is_empty() || self.slots.iter().any(|it| it.member.is_none())
     }
 
-    /// Makes slots vacant whose servers have another numerics id, and so would compute other bits; says which.
+    /// Makes slots vacant whose dedicated servers have another numerics id, and so would compute other bits; says which. A rank of
+    /// another one ends the job when it hears the header: its slot is always filled.
     pub fn refuse_foreign(&mut self, numerics: &str) -> Vec<String> {
         let mut refused = Vec::new();
-        for (index, offer) in self.slots.iter_mut().enumerate() {
+        let dedicated = self.slots.iter_mut().enumerate().filter(|it| it.1.home.is_none());
+        for (index, offer) in dedicated {
             let other = offer.numerics.as_deref().filter(|it| !it.is_empty() && *it != numerics);
             if let Some(other) = other {
                 refused.push(format!(
@@ -175,9 +177,11 @@ mod tests {
 
     #[test]
     fn servers_of_other_numerics_leave_their_slots_vacant() {
-        let mut view = view(vec![server(0, "cpu"), server(1, "gpu")]);
+        let in_place =
+            Offer { home: Some(0), member: Some(Member::InPlace(0)), ..server(2, "gpu") };
+        let mut view = view(vec![server(0, "cpu"), server(1, "gpu"), in_place]);
         let refused = view.refuse_foreign("cpu");
-        assert_eq!(refused.len(), 1);
+        assert_eq!(refused.len(), 1, "what fills a slot in place stays there: {refused:?}");
         assert!(refused[0].contains("slot 1 computes with \"gpu\""), "{refused:?}");
         assert!(view.slots[0].member.is_some() && view.slots[1].member.is_none());
         assert!(view.has_vacancy());

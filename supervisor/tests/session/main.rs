@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use cadre_control::AttentionPlace;
 use cadre_supervisor::{Interrupt, Limits, RunConfig, RunError, run};
+use cadre_worker::session::JoinError;
 use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
@@ -41,11 +42,15 @@ fn acts_as_worker() {
         (_, Ok(mistake)) => mistaken::main(&mistake),
         (_, Err(_)) => rank::main(),
     };
-    let code = ended.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        ExitCode::from(3)
-    });
-    std::process::exit(i32::from(code != ExitCode::SUCCESS) * 3);
+    let code = match ended {
+        Ok(code) => i32::from(code != ExitCode::SUCCESS) * 3,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let refused = error.downcast_ref::<JoinError>();
+            if refused.is_some_and(JoinError::is_bad_input) { 2 } else { 3 }
+        }
+    };
+    std::process::exit(code);
 }
 
 fn config(
@@ -167,6 +172,14 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "rank 1: its layers are 2 × window:8, those of step 0 are 2 × causal; give every rank the same model",
         ),
         (
+            "heads",
+            "rank 1 has 2 query and 2 KV heads of dim 8, step 0 2 query and 1 KV heads of dim 8; give every rank the same",
+        ),
+        (
+            "seed",
+            "rank 1 has the seed 1, step 0 the seed 0; give every rank the same model and seed",
+        ),
+        (
             "direction",
             "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
              forward with its rows is next",
@@ -204,6 +217,19 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
     // Most of their time is waiting.
     for some in mistakes.chunks(AT_ONCE) {
         thread::scope(|scope| some.iter().for_each(|&it| drop(scope.spawn(move || check(it)))));
+    }
+}
+
+#[test]
+fn a_head_dim_that_no_engine_takes_is_refused_before_a_rank_joins() {
+    match ended(AttentionPlace::Pool, &[], Some("dim")).0 {
+        Err(RunError::BadInput { message, .. }) => assert!(
+            message.contains(
+                "no engine takes the head dim 12 of rank 1; give the model heads of a multiple of 8"
+            ),
+            "{message}"
+        ),
+        other => panic!("{other:?}"),
     }
 }
 

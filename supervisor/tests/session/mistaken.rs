@@ -27,10 +27,18 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let layers = Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?;
     let join = || Join {
         layers: layers.clone(),
-        heads: HEADS,
+        heads: if contract.me.index == 0 {
+            HEADS
+        } else {
+            match mistake {
+                "heads" => Heads { kv: 2, ..HEADS },
+                "dim" => Heads { dim: 12, ..HEADS },
+                _ => HEADS,
+            }
+        },
         kv_heads: KvHeads::Apart,
         steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
-        seed: 0,
+        seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
         engine: Choice::Cpu,
         threads: Threads::ONE,
         memory: 1 << 28,
@@ -42,9 +50,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let session = Session::join(&contract, join())?;
     let wrong = session.rank() == 1;
     if wrong && mistake == "again" {
-        session.fail(
-            Session::join(&contract, join()).err().map_or_else(String::new, |it| it.to_string()),
-        );
+        Session::join(&contract, join()).err().ok_or("it has two sessions")?;
     }
     if wrong && mistake == "second" {
         session.fail(second()?);

@@ -14,6 +14,7 @@ use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{Nanos, Peer, conductor, server, trainer};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
+use cadre_step::header::Header;
 
 use super::conducting::reports;
 use super::exchange::Exchange;
@@ -123,6 +124,7 @@ impl<P: Exchange> Io<P> {
                 if let Some(conductor) = &mut self.conductor {
                     conductor.trainers(shared, list);
                 }
+                self.named();
             }
             Some(Message::View(it)) => {
                 if let Some(conductor) = &mut self.conductor {
@@ -139,7 +141,15 @@ impl<P: Exchange> Io<P> {
                     conductor.stop(shared, it.checkpoint);
                 }
             }
-            Some(Message::Drain(it)) => self.draining = Some(it),
+            Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
+                self.draining = Some(it);
+            }
+            Some(Message::Drain(_)) => {
+                tracing::warn!(
+                    "the controller lets {} go, which is no server: it stays",
+                    shared.me
+                );
+            }
             Some(Message::Welcome(it)) => {
                 if let Some(conductor) = it.conductor {
                     shared.know(
@@ -285,10 +295,12 @@ impl<P: Exchange> Io<P> {
         match envelope {
             Envelope::Protocol(message) => {
                 let (speaker, name) = speaker(&message);
-                if speaker.is(peer) {
-                    self.deliver(peer, message);
-                } else {
+                if !speaker.is(peer) {
                     self.disbelieve(peer, name);
+                } else if self.shared.id_of(peer).is_some() {
+                    self.deliver(peer, message);
+                } else if let Some(refused) = self.unnamed.ring(from, message) {
+                    self.disbelieve(peer, refused);
                 }
             }
             // Its sender says it again until the controller or the conductor has named it here.
@@ -307,7 +319,26 @@ impl<P: Exchange> Io<P> {
         }
     }
 
-    fn told_all(&mut self, from: Peer, told: Vec<Said>) {
+    /// Why this process would compute other bits than the header promises, if it would.
+    fn foreign(&self, header: &Header) -> Option<String> {
+        let (own, me) = (self.shared.numerics.as_ref()?, self.shared.me);
+        (*own != header.numerics).then(|| {
+            format!(
+                "{me} computes with {own:?}, the job with {:?}; the job says reproducible, so give all ranks and servers \
+                 one kind of processor and one --engine, or leave reproducible out",
+                header.numerics
+            )
+        })
+    }
+
+    /// All trainers are known now: what they rang before counts.
+    fn named(&mut self) {
+        for (from, message) in self.unnamed.named() {
+            self.ring(from, Envelope::Protocol(message));
+        }
+    }
+
+    pub(super) fn told_all(&mut self, from: Peer, told: Vec<Said>) {
         for said in told {
             if said.speaker().is(from) {
                 self.told(from, said);
@@ -323,6 +354,10 @@ impl<P: Exchange> Io<P> {
             Said::Header { header, trainers } => {
                 for (id, address) in &trainers {
                     self.shared.know(*id, address);
+                }
+                self.named();
+                if let Some(reason) = self.foreign(&header) {
+                    return self.give_up(reason, true);
                 }
                 self.headers.came(header);
                 self.plan();

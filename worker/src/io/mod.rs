@@ -37,6 +37,9 @@ pub mod shared;
 pub mod standing;
 pub mod tasks;
 pub mod telling;
+#[cfg(test)]
+mod tests;
+mod unnamed;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,6 +65,7 @@ use self::queues::Outlet;
 use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
+use self::unnamed::Unnamed;
 use crate::launch::{Done, PhaseRows, Work};
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
@@ -157,6 +161,18 @@ impl Outlets {
     }
 }
 
+impl Drop for Outlets {
+    /// An IO thread that panics has ended the job for the threads of its process: whatever they wait for ends.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lost = || Notice::Lost("the io thread panicked; its log says where".into());
+            self.main.tell(lost());
+            self.rescue.iter_mut().for_each(|it| it.tell(lost()));
+            self.interrupt.iter().for_each(Waker::wake);
+        }
+    }
+}
+
 /// The thread's state.
 pub struct Io<P> {
     shared: Shared<P>,
@@ -178,6 +194,7 @@ pub struct Io<P> {
     probing: Probing,
     /// What somebody said who may not say it; each is warned of once.
     disbelieved: BTreeSet<(Peer, &'static str)>,
+    unnamed: Unnamed,
     ended: Option<Ending>,
     /// Whom the conductor has told the end.
     told_end: BTreeSet<Peer>,
@@ -273,6 +290,7 @@ impl<P: Exchange> Io<P> {
             draining: None,
             probing: Probing::default(),
             disbelieved: BTreeSet::new(),
+            unnamed: Unnamed::default(),
             ended: None,
             told_end: BTreeSet::new(),
             leaving: None,

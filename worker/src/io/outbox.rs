@@ -86,7 +86,7 @@ impl<P: Exchange> Io<P> {
                 self.fail(end.to_string(), too_small);
             }
             Output::Unplaceable(error) => self.fail(error.to_string(), false),
-            Output::Broken(reason) => self.give_up(reason),
+            Output::Broken(reason) => self.give_up(reason, false),
         }
     }
 
@@ -133,10 +133,10 @@ impl<P: Exchange> Io<P> {
     }
 
     /// A process that can move nothing more: a dedicated server goes, and its work to others; a trainer's job cannot go on.
-    pub(super) fn give_up(&mut self, reason: String) {
+    pub(super) fn give_up(&mut self, reason: String, bad_input: bool) {
         match self.shared.me {
             Peer::Server(_) => self.tell(Notice::Lost(reason)),
-            Peer::Trainer(_) => self.fail(reason, false),
+            Peer::Trainer(_) => self.fail(reason, bad_input),
         }
     }
 

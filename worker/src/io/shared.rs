@@ -78,6 +78,8 @@ pub struct Shared<P> {
     pub telling: Telling,
     /// Time spans.
     pub tracer: Tracer,
+    /// Numerics id of this process, if the job wants the same everywhere.
+    pub numerics: Option<String>,
     addresses: BTreeMap<Peer, (PeerId, String)>,
     pulls: BTreeMap<WirePull, u64>,
     groups: BTreeMap<u64, Group>,
@@ -105,6 +107,7 @@ impl<P: Exchange> Shared<P> {
             outputs: Outputs::default(),
             telling: Telling::new(life()),
             tracer,
+            numerics: None,
             addresses: BTreeMap::new(),
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),

@@ -118,10 +118,12 @@ fn serve_over<P: Exchange + Send + 'static>(
 ) -> anyhow::Result<After> {
     let Joined { greeter: _, sender, receiver, settings, tracer, conductor } = joined;
     let me = contract.me;
+    let numerics = settings.reproducible.then(|| engine.numerics_id());
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
     let resident = Resident::new(&engine, provider.place()).context("the GPU of this server")?;
     let mut shared = Shared::new(peer_of(me), (provider, Clock::system()), tracer.clone());
+    shared.numerics = numerics;
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
     }

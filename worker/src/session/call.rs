@@ -252,6 +252,18 @@ pub enum Error {
         /// Those of rank 0, in the header.
         job: String,
     },
+    /// A step of a model with other heads, or with another seed.
+    #[error("rank {rank} has {own}, step {step} {job}; give every rank the same model and seed")]
+    Model {
+        /// Whose model differs.
+        rank: u16,
+        /// The step.
+        step: u64,
+        /// What the rank has.
+        own: String,
+        /// What rank 0 has, in the header.
+        job: String,
+    },
     /// A result holds NaN or infinity.
     #[error("rank {rank}, {phase}: {source}; look at its inputs first")]
     NotFinite {

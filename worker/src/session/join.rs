@@ -6,8 +6,8 @@
 //! Invariant: bad input is refused before any thread starts, and the conductor is in rank 0 only.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_control::{AttentionPlace, Settings};
 use cadre_crds::{OnPoolLoss, Wire};
@@ -21,7 +21,7 @@ use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::Layers;
 
-use super::{Rank, Session};
+use super::{Model, Rank, Session};
 use crate::attach::{
     self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
 };
@@ -31,7 +31,7 @@ use crate::io::clock::Clock;
 use crate::io::conducting::Conducting;
 use crate::io::exchange::{self, Exchange, Opened};
 use crate::io::planning::Guard;
-use crate::io::queues::notices;
+use crate::io::queues::{Handle, notices};
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
@@ -114,6 +114,16 @@ pub enum JoinError {
         /// Which number.
         what: &'static str,
     },
+    /// No engine computes such heads.
+    #[error(
+        "no engine takes the head dim {dim} of rank {rank}; give the model heads of a multiple of 8 up to 256"
+    )]
+    HeadDim {
+        /// Which rank.
+        rank: u16,
+        /// Its head dim.
+        dim: u16,
+    },
     /// The system has no thread to give.
     #[error("rank {rank} cannot start its threads: {source}; raise the limit on processes")]
     Threads {
@@ -133,28 +143,52 @@ impl JoinError {
             | Self::First(_)
             | Self::Headers(_)
             | Self::Profile(_)
-            | Self::Nothing { .. } => true,
+            | Self::Nothing { .. }
+            | Self::HeadDim { .. } => true,
             Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
         }
     }
 }
 
-/// Whether this process has a session.
-static JOINED: AtomicBool = AtomicBool::new(false);
+/// The session of this process.
+static HERE: Mutex<Here> = Mutex::new(Here::Nobody);
+
+enum Here {
+    Nobody,
+    Joining,
+    /// It has joined: what ends its job.
+    Joined(Handle),
+}
 
 /// The one session of this process, as long as it is held.
 #[derive(Debug)]
 pub(super) struct Once(());
 
 impl Once {
-    fn take() -> Option<Self> {
-        (!JOINED.swap(true, Ordering::SeqCst)).then_some(Self(()))
+    /// A second one is refused, and ends the job of the first one: its caller counts on both.
+    fn take(rank: u16) -> Result<Self, JoinError> {
+        let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Here::Nobody = &*here else {
+            let twice = JoinError::Twice { rank };
+            if let Here::Joined(handle) = &*here {
+                let handle = handle.clone();
+                drop(here);
+                handle.send(Request::Fail(twice.to_string()));
+            }
+            return Err(twice);
+        };
+        *here = Here::Joining;
+        Ok(Self(()))
+    }
+
+    fn joined(&self, handle: Handle) {
+        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(handle);
     }
 }
 
 impl Drop for Once {
     fn drop(&mut self) {
-        JOINED.store(false, Ordering::SeqCst);
+        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Nobody;
     }
 }
 
@@ -176,7 +210,10 @@ impl Session {
                 return Err(JoinError::Nothing { rank, what });
             }
         }
-        let joined = Once::take().ok_or(JoinError::Twice { rank })?;
+        if !cadre_kernels::is_head_dim(dim.into()) {
+            return Err(JoinError::HeadDim { rank, dim });
+        }
+        let joined = Once::take(rank)?;
         // Before the controller hears of this rank: bits depend on the engine.
         let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
         tracing::info!("core attention in place: {}", engine.description());
@@ -205,6 +242,7 @@ impl Session {
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
         let first = first(&settings, &engine).map_err(JoinError::First)?;
         let numerics = engine.numerics_id();
+        let promised = settings.reproducible.then(|| numerics.clone());
         let Heads { query, kv, dim } = join.heads;
         let [query, kv, elements] = [query, kv, dim].map(usize::from);
         let heads = cadre_kernels::Heads { query, kv, dim: elements };
@@ -222,6 +260,7 @@ impl Session {
         let (launches, beside) = (launches(engine)?, launches(beside)?);
         let clock = Clock::system();
         let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());
+        shared.numerics = promised;
         if let Some((id, address)) = conductor {
             shared.know(id, &address);
         }
@@ -246,22 +285,28 @@ impl Session {
         let outlets = Outlets { main, rescue: Some(rescue), interrupt: Some(interrupt.clone()) };
         let machines = (Some(rows), Some(tasks), conducting);
         let lines = control(&sender, receiver);
-        let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
-        let rescuer = Compute::new(beside, "rescue", handle.clone(), tracer.clone());
-        let ender = handle.clone();
+        // Before the IO thread, so that nothing runs if the system has no thread to give; it ends if that one does not start.
+        let (begin, begun) = sync_channel::<Handle>(1);
+        let traced = tracer.clone();
         std::thread::Builder::new()
             .name("rescue".into())
             .spawn(move || {
-                let guard = Guard::new("rescue", &ender);
+                let Ok(handle) = begun.recv() else { return };
+                let guard = Guard::new("rescue", &handle);
+                let rescuer = Compute::new(beside, "rescue", handle.clone(), traced);
                 if let Err(why) = rescuer.serve(&rescued) {
-                    ender.send(Request::Fail(why));
+                    handle.send(Request::Fail(why));
                 }
                 guard.over();
             })
             .map_err(threads)?;
+        let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
+        begin.send(handle.clone()).ok();
+        once.joined(handle.clone());
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let begins = (join.layers, first, join.steps);
+        let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };
+        let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let pod = contract.is_pod();
         let io = Some(io);

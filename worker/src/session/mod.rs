@@ -51,7 +51,7 @@ pub use self::call::{Error, Inputs, Outputs};
 use self::join::Once;
 pub use self::join::{First, Join, JoinError};
 pub use self::leave::{Outcome, Panicked};
-pub use self::rank::Rank;
+pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
 pub use crate::attach::{ASSEMBLE, Contract};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};

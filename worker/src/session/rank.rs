@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
-use cadre_planner::RankId;
+use cadre_planner::{Heads, RankId};
 use cadre_protocol::{At, Nanos, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::header::Header;
 use cadre_step::layers::Layers;
 use cadre_step::phases::{PhaseAt, PhaseOrder};
 
@@ -30,14 +31,24 @@ use crate::trace::{Activity, Tracer};
 /// Longest time that [`Rank::busy`] grants: the most that a job may give its trainers.
 const LONGEST_LEASE: Duration = Duration::from_hours(24);
 
+/// What every rank says alike of its model.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Model {
+    /// As [`super::Join::layers`].
+    pub layers: Layers,
+    /// As [`super::Join::heads`].
+    pub heads: Heads,
+    /// As [`super::Join::seed`].
+    pub seed: u64,
+}
+
 /// See the module. [`super::Session`] is one with its threads and its controller.
 pub struct Rank {
     me: TrainerId,
     threads: Threads,
     handle: Handle,
     tracer: Tracer,
-    /// Of this rank's model.
-    layers: Layers,
+    model: Model,
     turn: Mutex<Turn>,
     /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
     place: Mutex<Place>,
@@ -47,14 +58,14 @@ pub struct Rank {
 
 impl Rank {
     /// Rank `me`, whose IO thread is behind `handle` and `notices`. `compute` runs what is planned for it in place and merges
-    /// into the first of `places`; rows are copied into the second, with `threads`. Its model has `layers`; the job begins with
-    /// step `first`, and has `steps` steps if that is known.
+    /// into the first of `places`; rows are copied into the second, with `threads`. The job begins with step
+    /// `first`, and has `steps` steps if that is known.
     pub fn new(
         me: TrainerId,
         (handle, notices): (Handle, Notices),
         (compute, threads): (Compute, Threads),
         [merged, copied]: [Place; 2],
-        (layers, first, steps): (Layers, u64, Option<u64>),
+        (model, first, steps): (Model, u64, Option<u64>),
         tracer: Tracer,
     ) -> Self {
         let end = notices.end();
@@ -68,7 +79,7 @@ impl Rank {
             threads,
             handle,
             tracer,
-            layers,
+            model,
             turn: Mutex::new(Turn::new(me.0, first, steps)),
             place: Mutex::new(copied),
             waiting: Mutex::new(waiting),
@@ -84,7 +95,7 @@ impl Rank {
     /// [`Error::OutOfTurn`], [`Error::Turns`].
     pub fn announce(&self, lengths: Lengths) -> Result<(), Error> {
         if let Some(turns) = &lengths.turns {
-            let order = PhaseOrder::new(turns, self.layers.count(), lengths.nanos.len());
+            let order = PhaseOrder::new(turns, self.model.layers.count(), lengths.nanos.len());
             order.map_err(|source| {
                 self.refuse(Error::Turns { rank: self.me.0, step: lengths.step, source })
             })?;
@@ -139,10 +150,8 @@ impl Rank {
 
     fn turn_to(&self, next: Next) -> Next {
         let Next::Step(planned) = &next else { return next };
-        if planned.header.layers != self.layers {
-            let (rank, step) = (self.me.0, planned.header.step);
-            let (own, job) = (self.layers.to_string(), planned.header.layers.to_string());
-            let reason = self.refuse(Error::Layers { rank, step, own, job }).to_string();
+        if let Some(other) = self.differs(&planned.header) {
+            let reason = self.refuse(other).to_string();
             return Next::End(Ending::Failed { reason, bad_input: false });
         }
         let mut turn = lock(&self.turn);
@@ -150,6 +159,26 @@ impl Rank {
         self.skip(&mut turn);
         drop(turn);
         next
+    }
+
+    /// What this rank says otherwise than rank 0 does in the header.
+    fn differs(&self, header: &Header) -> Option<Error> {
+        let (rank, step) = (self.me.0, header.step);
+        let Model { layers, heads, seed } = &self.model;
+        if *layers != header.layers {
+            let (own, job) = (layers.to_string(), header.layers.to_string());
+            return Some(Error::Layers { rank, step, own, job });
+        }
+        let named =
+            |it: &Heads| format!("{} query and {} KV heads of dim {}", it.query, it.kv, it.dim);
+        let (own, job) = if *heads != header.heads {
+            (named(heads), named(&header.heads))
+        } else if *seed != header.seed {
+            (format!("the seed {seed}"), format!("the seed {}", header.seed))
+        } else {
+            return None;
+        };
+        Some(Error::Model { rank, step, own, job })
     }
 
     /// Submits the phases up to the next one of which this rank has rows: others wait for its word of each, and nobody calls for

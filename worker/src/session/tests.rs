@@ -27,7 +27,8 @@ fn rank(first: u64) -> (Rank, Receiver<Request>, Outlet) {
     let compute = Compute::new(engine, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Place::Host, Place::Host];
-    let begins = (planned(first).header.layers.clone(), first, None);
+    let Header { layers, heads, seed, .. } = planned(first).header.as_ref().clone();
+    let begins = (Model { layers, heads, seed }, first, None);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }

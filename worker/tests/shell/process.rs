@@ -30,7 +30,7 @@ use cadre_worker::io::standing::Standing;
 use cadre_worker::io::tasks::Tasks;
 use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn};
 use cadre_worker::memory::Place;
-use cadre_worker::session::Rank;
+use cadre_worker::session::{Model, Rank};
 use cadre_worker::trace::Tracer;
 
 use crate::job::{Job, MEMORY};
@@ -142,7 +142,8 @@ impl Process {
                     Tasks::new(Host::InPlace(me), MEMORY, job.settings, (&shared.provider, now));
                 let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
                 let main = (compute("main"), Threads::ONE);
-                let begins = (job.layers.clone(), 0, job.known_steps());
+                let model = Model { layers: job.layers.clone(), heads: job.heads, seed: job.seed };
+                let begins = (model, 0, job.known_steps());
                 let own = Rank::new(me, io, main, places, begins, Tracer::off());
                 let (rescue, notices) = line();
                 let worker = Worker { compute: compute("rescue"), notices, ended: false };

@@ -104,9 +104,9 @@ impl Conducting {
         step: u64,
         fillers: &Fillers,
     ) {
-        let Some(view) = &self.view else { return };
         // The machine has found servers for it. If they are lost while it is planned, the machine says so anew.
-        self.pool_lost.remove(&step);
+        self.pool_is_back(shared, step);
+        let Some(view) = &self.view else { return };
         let header = Box::new(self.draft.finish(view.number, view.members(fillers)));
         shared.outputs.put(Output::Plan(Wanted::Own(header, self.roster.list())));
         self.publishing = Some(Publishing { step, to: BTreeSet::new(), proposal: None });

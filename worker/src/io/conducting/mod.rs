@@ -181,16 +181,19 @@ impl Conducting {
             }
         }
         let servers: Vec<_> = view.addresses().collect();
+        let mut left: BTreeSet<_> = self.servers().into_iter().collect();
+        let mut elsewhere = BTreeSet::new();
         for (id, address) in &servers {
             let peer = peer_of(*id);
-            // Elsewhere under its old name: another job had it, and what it was told is gone.
+            left.remove(&peer);
             if shared.address_of(peer).is_some_and(|it| it != address) {
-                let words = self.published.values_mut().filter_map(|it| it.word.as_mut());
-                words.for_each(|(_, told)| {
-                    told.remove(&peer);
-                });
+                elsewhere.insert(peer);
             }
             shared.know(*id, address);
+        }
+        // Another job had who comes back under its name, or has whom no view names: what it was told is gone.
+        for (_, told) in self.published.values_mut().filter_map(|it| it.word.as_mut()) {
+            told.retain(|it| !elsewhere.contains(it) && !left.contains(it));
         }
         self.view = Some(view);
         self.tell_addresses(shared);
@@ -258,6 +261,15 @@ impl Conducting {
     fn stop_lost(&mut self, shared: &mut Shared<impl Exchange>) {
         if let Some(stopped) = self.stop.clone().filter(|_| self.waits_for_the_pool()) {
             self.close(shared, stopped);
+        }
+    }
+
+    /// A step has servers again, or for the first time.
+    fn pool_is_back(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+        if self.pool_lost.remove(&step) {
+            let text = format!("step {step} goes on");
+            let level = notice::Level::Information;
+            Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
         }
     }
 
@@ -361,11 +373,7 @@ impl Conducting {
                 self.stop_lost(shared);
             }
             Command::Filled { step, round } => {
-                if self.pool_lost.remove(&step) {
-                    let text = format!("step {step} goes on");
-                    let level = notice::Level::Information;
-                    Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
-                }
+                self.pool_is_back(shared, step);
                 tracing::info!("round {} of step {step} is out", round.0);
             }
             Command::StepDone(step) => {

@@ -56,6 +56,10 @@ fn draft() -> Draft {
 
 impl Job {
     fn new() -> Self {
+        Self::with(cadre_protocol::Settings::default())
+    }
+
+    fn with(settings: cadre_protocol::Settings) -> Self {
         let (bind, me) = (std::net::Ipv4Addr::LOCALHOST.into(), PeerId::trainer(0, 0));
         let (secret, limits) = ([0; 32], Limits::default());
         let encryption = Encryption::Off;
@@ -64,7 +68,6 @@ impl Job {
         let nanos = Arc::<AtomicU64>::default();
         let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
         let shared = Shared::new(peer_of(me), (links, clock), Tracer::off());
-        let settings = cadre_protocol::Settings::default();
         let job = Settings {
             job: "test".into(),
             attempt: 1,
@@ -89,11 +92,16 @@ impl Job {
         Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
     }
 
+    /// Both trainers know each other.
+    fn introduce(&mut self) {
+        let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
+        self.conducting.trainers(&mut self.shared, trainers.collect());
+    }
+
     /// Both trainers are there, each with a server in place.
     fn assembled() -> Self {
         let mut job = Self::new();
-        let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
-        job.conducting.trainers(&mut job.shared, trainers.collect());
+        job.introduce();
         job.view(1, &[Some(0), Some(1)]);
         job
     }
@@ -138,6 +146,16 @@ impl Job {
             Peer::Trainer(_) => None,
         };
         self.shared.telling.owed_to().into_iter().filter_map(server).collect()
+    }
+
+    /// The controller offers a dedicated server for one slot, or nobody.
+    fn server(&mut self, counter: u64, address: Option<&str>) {
+        let (index, incarnation) = (0, 0);
+        let member = address.map(|it| Member::Server { index, incarnation, address: it.into() });
+        let offer =
+            Offer { weight: 100, home: None, memory: Some(1 << 30), member, numerics: None };
+        let view = View { number: ViewNumber { term: 1, counter }, slots: vec![offer] };
+        self.conducting.view(&mut self.shared, view);
     }
 
     /// Both trainers tell what they hold of a step; whether its header is planned then.
@@ -536,4 +554,55 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     assert!(job.conducting.proposal.is_some());
     job.conducting.begun(&mut job.shared);
     assert!(job.conducting.proposal.is_none());
+}
+
+#[test]
+fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_nothing() {
+    let (mut job, server) = (Job::new(), ServerId { index: 0, incarnation: 0 });
+    let peer = Peer::Server(server);
+    job.introduce();
+    job.server(1, Some("127.0.0.1:1"));
+    assert!(job.announce(0));
+    let told = |job: &Job| {
+        let (_, told) = job.conducting.published[&0].word.as_ref().unwrap();
+        told.contains(&peer)
+    };
+    assert!(told(&job));
+    // Another job had it meanwhile; it listens where it did.
+    job.server(2, None);
+    job.server(3, Some("127.0.0.1:1"));
+    assert!(!told(&job));
+    job.conducting.header(&mut job.shared, 0, peer);
+    assert!(told(&job));
+    // The step may still use it, then nobody does.
+    job.server(4, None);
+    job.shared.forget(Peer::Trainer(TrainerId(1)));
+    assert!(!job.shared.telling.is_covered());
+    job.whole(0);
+    job.shared.forget(Peer::Trainer(TrainerId(1)));
+    assert!(job.shared.telling.is_covered());
+}
+
+#[test]
+fn a_pool_that_is_lost_before_a_header_is_out_is_said_to_be_back() {
+    let on_pool_loss = cadre_protocol::OnPoolLoss::Wait(Nanos(u64::MAX / 2));
+    let mut job = Job::with(cadre_protocol::Settings { on_pool_loss, ..Default::default() });
+    job.introduce();
+    job.server(1, None);
+    job.conducting.patience = None;
+    let mut events = Vec::new();
+    for address in [None, Some("127.0.0.1:1")] {
+        (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+        job.make();
+        if address.is_some() {
+            job.server(2, address);
+        }
+        while let Some(output) = job.shared.outputs.take() {
+            let Output::Report(report) = output else { continue };
+            if let Some(proto::worker_message::Message::Notice(it)) = report.message {
+                events.push(it.event());
+            }
+        }
+    }
+    assert_eq!(events, [notice::Event::PoolLost, notice::Event::PoolBack]);
 }

@@ -310,6 +310,12 @@ impl<P: Exchange> Shared<P> {
             Err(PullError::Refused { reason }) => {
                 return Err(Error::Refused { from, reason: reason.clone() });
             }
+            // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
+            Err(PullError::Gone) => {
+                self.provider.discard(landing);
+                self.telling.fetches.remove(&from);
+                return Ok(None);
+            }
             Err(error) => {
                 tracing::debug!("a word of {from} did not come: {error}");
                 fetch.state = State::Waiting(now.after(RETRY_AFTER));

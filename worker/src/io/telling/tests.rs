@@ -23,6 +23,8 @@ struct Side {
     told: Vec<Said>,
     /// Pulls of words that ended well.
     parts: usize,
+    /// Those that found nothing.
+    gone: usize,
     failed: Option<Error>,
 }
 
@@ -34,7 +36,7 @@ impl Side {
         let links =
             Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
         let shared = Shared::new(peer_of(me), (links, Clock::system()), Tracer::off());
-        Self { shared, told: Vec::new(), parts: 0, failed: None }
+        Self { shared, told: Vec::new(), parts: 0, gone: 0, failed: None }
     }
 
     /// As the IO thread does it, for words alone.
@@ -58,6 +60,7 @@ impl Side {
                 },
                 Event::Pulled { pull, result } => match self.shared.fetched(pull, &result) {
                     Ok(told) => {
+                        self.gone += usize::from(matches!(result, Err(PullError::Gone)));
                         self.parts += usize::from(result.is_ok());
                         self.told.extend(told.into_iter().flat_map(|it| it.1));
                     }
@@ -176,6 +179,21 @@ fn one_publication_serves_all_who_are_told_and_lasts_as_long_as_its_author_wants
     drop(body);
     conductor.shared.tell_again();
     assert!(conductor.shared.telling.publications.is_empty());
+}
+
+#[test]
+fn a_word_that_was_withdrawn_is_pulled_as_long_as_its_author_owes_it() {
+    let (mut conductor, mut trainer) = pair();
+    let kept = trainer.shared.compose(&Said::Lengths(lengths(0, 100_000)));
+    let Body::There(word) = *kept else { panic!("long words are published") };
+    trainer.shared.provider.withdraw(key(word.publication));
+    trainer.shared.tell(Peer::CONDUCTOR, &kept);
+    until((&mut conductor, &mut trainer), |it, _| it.gone >= 3, |_| false);
+    trainer.shared.forget(Peer::CONDUCTOR);
+    let idle = |it: &Side, _: &Side| it.shared.telling.fetches.is_empty();
+    until((&mut conductor, &mut trainer), idle, |_| false);
+    assert_eq!(conductor.shared.telling.next_deadline(), None, "nobody owes it: it is let be");
+    assert!(conductor.told.is_empty());
 }
 
 #[test]

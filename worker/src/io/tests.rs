@@ -1,0 +1,106 @@
+//! What an IO thread without machines makes of what it is told, and what its end means to the threads of its process.
+
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::sync::mpsc::sync_channel;
+
+use cadre_control::proto::{ControllerMessage, controller_message::Message};
+use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
+use cadre_step::header::Header;
+
+use super::clock::Clock;
+use super::queues::{Notices, notices};
+use super::shared::peer_of;
+use super::*;
+use crate::trace::Tracer;
+
+/// Of a job that wants `numerics`, if any; with the queue of its main thread, and what it has planned.
+fn io(me: PeerId, numerics: Option<&str>) -> (Io<Tcp>, Notices, Receiver<planning::Wanted>) {
+    let bind = std::net::Ipv4Addr::LOCALHOST.into();
+    let (secret, limits, encryption) = ([0; 32], Limits::default(), Encryption::Off);
+    let links =
+        Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
+    let mut shared = Shared::new(peer_of(me), (links, Clock::system()), Tracer::off());
+    shared.numerics = numerics.map(str::to_owned);
+    let (_, requests) = Handle::channel(shared.provider.waker());
+    let (main, told) = notices(shared.provider.waker());
+    let outlets = Outlets { main, rescue: None, interrupt: None };
+    let (plans, planned) = sync_channel(4);
+    let (_, receiver) = std::sync::mpsc::sync_channel(1);
+    let control = Control { sender: Box::new(|_| Ok(())), receiver };
+    let lines = Lines { requests, plans, control, outlets };
+    (Io::new(shared, (None, None, None), lines), told, planned)
+}
+
+#[test]
+fn a_worker_that_would_compute_other_bits_than_the_header_promises_refuses_it() {
+    let header: Header =
+        serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    assert_eq!(header.numerics, "test");
+    for (me, numerics, refused) in [
+        (
+            PeerId::trainer(1, 0),
+            Some("other"),
+            Some("trainer 1 computes with \"other\", the job with \"test\""),
+        ),
+        (
+            PeerId::server(1, 0),
+            Some("other"),
+            Some("server 1 (incarnation 0) computes with \"other\""),
+        ),
+        (PeerId::trainer(1, 0), Some("test"), None),
+        (PeerId::server(1, 0), None, None),
+    ] {
+        let (mut io, told, planned) = io(me, numerics);
+        let header = Box::new(header.clone());
+        io.told_all(Peer::CONDUCTOR, vec![Said::Header { header, trainers: Vec::new() }]);
+        assert_eq!(planned.try_recv().is_ok(), refused.is_none());
+        let said = match told.try_recv() {
+            Ok(Notice::End(Ending::Failed { reason, bad_input: true })) if me.index == 1 => {
+                Some(reason)
+            }
+            Ok(Notice::Lost(reason)) => Some(reason),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => None,
+        };
+        let Some(start) = refused else {
+            assert_eq!(said, None);
+            continue;
+        };
+        assert!(
+            said.is_some_and(|it| it.starts_with(start) && it.contains("leave reproducible out"))
+        );
+        // The work of a server goes to others; a rank's job ends.
+        assert_eq!(io.ended.is_some(), me.role == cadre_exchange::Role::Trainer);
+    }
+}
+
+#[test]
+fn a_controller_lets_servers_go_and_no_trainer() {
+    for (me, goes) in [(PeerId::server(0, 0), true), (PeerId::trainer(0, 0), false)] {
+        let (mut io, _told, _planned) = io(me, None);
+        let drain = proto::Drain { stays: false, over: true };
+        io.controller(ControllerMessage { message: Some(Message::Drain(drain)) });
+        io.turn();
+        assert_eq!(io.ended == Some(Ending::Completed), goes);
+    }
+}
+
+#[test]
+fn an_io_thread_that_panics_ends_the_waits_of_its_process() {
+    let (mut io, told, _planned) = io(PeerId::trainer(1, 0), None);
+    let interrupt = Waker::new().unwrap();
+    io.outlets.interrupt = Some(interrupt.clone());
+    let end = told.end();
+    let thread = std::thread::spawn(move || {
+        let _io = io;
+        panic!("as a bug does");
+    });
+    assert!(thread.join().is_err());
+    let ended = end.wait(Duration::ZERO);
+    assert!(matches!(ended, Some(Ending::Failed { reason, .. }) if reason.contains("io thread")));
+    assert!(matches!(told.recv(), Ok(Notice::Lost(_))));
+    // Fails if nobody has woken it: its counter is never waited for.
+    let mut counter = std::fs::File::from(interrupt.as_fd().try_clone_to_owned().unwrap());
+    counter.read_exact(&mut [0; 8]).unwrap();
+}
