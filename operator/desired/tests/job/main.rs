@@ -4,7 +4,6 @@ mod causes;
 mod cluster;
 mod encryption;
 mod kubernetes;
-mod refusals;
 mod restarts;
 #[path = "../world/mod.rs"]
 mod world;
@@ -20,7 +19,6 @@ use proptest::prelude::*;
 use world::settings;
 
 fn rest(world: &mut World) {
-    world.refused.clear();
     for _ in 0..100 {
         world.calm();
         let before = (world.jobs.len(), world.job.status.clone());
@@ -51,9 +49,6 @@ proptest! {
         world.job.spec.active_deadline_seconds = deadline;
         for event in &events {
             world.happen(event);
-        }
-        if !world.refused.is_empty() {
-            refusals::are_told(&mut world);
         }
         rest(&mut world);
         let status = world.job.status.clone().expect("it was reported");
