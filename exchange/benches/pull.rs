@@ -200,7 +200,7 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
 fn rows(sharing: Sharing) -> Buffer {
     match sharing {
         Sharing::Off => Buffer::from(vec![1.0; ARENA_BYTES / 4]),
-        Sharing::Auto | Sharing::Required => {
+        Sharing::Auto | Sharing::Required | Sharing::Ucx(_) => {
             let mut rows = Pool::shared(ARENA_BYTES).expect("shared memory").take(ARENA_BYTES);
             rows.f32s_mut().fill(1.0);
             rows

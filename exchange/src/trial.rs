@@ -72,7 +72,7 @@ pub fn try_path(encryption: Encryption, sharing: Sharing) -> Result<Trial, Trial
     let (mut owner, mut reader) = (open(OWNER)?, open(READER)?);
     let mut rows = match sharing {
         Sharing::Off => Buffer::zeroed(BYTES),
-        Sharing::Auto | Sharing::Required => {
+        Sharing::Auto | Sharing::Required | Sharing::Ucx(_) => {
             Pool::shared(BYTES).map_err(TrialError::Memory)?.take(BYTES)
         }
     };
