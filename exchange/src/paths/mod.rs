@@ -21,6 +21,7 @@
 //!
 //! Invariant: a copy counts only if its region was published from before it began until after it was over.
 
+mod choice;
 mod copies;
 mod offer;
 mod remote;
@@ -33,6 +34,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
 use self::offer::{OFFER, OFFER_BYTES, Offer};
 use self::remote::Remote;
 use self::sharing::Shared;
@@ -41,62 +43,12 @@ use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
-use crate::tcp::{Limits, Tcp, TcpConfig};
+use crate::tcp::{Limits, Tcp};
 use crate::ucx::{Transports, UcxError, rdma_devices};
 use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
 const OFFER_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Whether rows take other paths than links.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Sharing {
-    /// Never; nothing is offered either.
-    #[default]
-    Off,
-    /// Shared memory where the peer is of this machine, else UCX where both have network cards for RDMA.
-    Auto,
-    /// Shared memory from every peer; one that cannot be reached so is closed.
-    Required,
-    /// UCX over these transports from every peer; one that cannot be reached so is closed.
-    Ucx(Transports),
-}
-
-/// How to open [`Paths`].
-#[derive(Clone, Copy)]
-pub struct PathsConfig {
-    /// Of the links.
-    pub tcp: TcpConfig,
-    /// Which paths there are.
-    pub sharing: Sharing,
-}
-
-/// Bytes of rows that pulls have brought, by their path.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Traffic {
-    /// Copied from memory of peers.
-    pub shared_bytes: u64,
-    /// Read by UCX.
-    pub ucx_bytes: u64,
-    /// Over links.
-    pub tcp_bytes: u64,
-    /// Pulls from peers with a better path that had to be sent over the link: rows in no arena or one that was not mapped yet, rows
-    /// that were withdrawn while they were copied, and those of a way that failed.
-    pub sent_anew: u64,
-}
-
-/// How rows of a peer come.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Path {
-    /// By tcp, until it has answered whether there is a better way.
-    Asked,
-    /// By shared memory.
-    Shared,
-    /// By UCX.
-    Ucx,
-    /// By tcp.
-    Tcp,
-}
 
 /// See the module.
 pub struct Paths {
@@ -412,11 +364,8 @@ impl Provider for Paths {
             let left = until.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
             let done = !self.events.is_empty() || left.is_zero();
             // Also where there is news already: queued messages are sent, and nothing waits for the caller's next turn.
-            let sleep = if done || is_more || !self.arm() {
-                Duration::ZERO
-            } else {
-                left.min(self.rest())
-            };
+            let sleep =
+                if done || is_more || !self.arm() { Duration::ZERO } else { left.min(self.rest()) };
             self.tcp.poll(sleep, &mut news);
             let early = self.tcp.was_called() && news.is_empty();
             for event in news.drain(..) {

@@ -227,9 +227,8 @@ mod tests {
             let found = Found::among(key, &bucket).unwrap();
             assert_eq!((found.number, found.spot), (u64::from(at) + 7, spot(64)));
             assert_eq!(Found::among(RegionKey([9, 9, at, 1]), &bucket), None);
-            let still = |board: &Board| {
-                found.is_still(key, &words(board, found.place(), ENTRY_BYTES))
-            };
+            let still =
+                |board: &Board| found.is_still(key, &words(board, found.place(), ENTRY_BYTES));
             assert!(still(&board));
             // The same number with another place is a mixture of two publications.
             board.words.store(found.entry + 4, 65);

@@ -8,6 +8,9 @@
 //!
 //! Invariant: memory that a read lands in stays until the read has ended or its worker is gone.
 
+mod calls;
+mod closing;
+mod context;
 mod flying;
 mod net;
 
@@ -64,7 +67,9 @@ pub enum UcxError {
     #[error(transparent)]
     Absent(#[from] Absent),
     /// The machine has nothing that it could use.
-    #[error("this machine has no device that UCX can use for RDMA ({asked}): run where there is one, or without --exchange ucx")]
+    #[error(
+        "this machine has no device that UCX can use for RDMA ({asked}): run where there is one, or without --exchange ucx"
+    )]
     NoDevice {
         /// What was asked for.
         asked: &'static str,
@@ -107,7 +112,7 @@ fn devices(printed: &str) -> Vec<String> {
 pub fn ucx_here() -> Result<(String, Vec<String>), UcxError> {
     let ucx = cadre_ucx_sys::ucx().map_err(Clone::clone)?;
     let (major, minor, release) = ucx.version();
-    Ok((format!("{major}.{minor}.{release}"), devices(&net::print_all(ucx)?)))
+    Ok((format!("{major}.{minor}.{release}"), devices(&context::print_all(ucx)?)))
 }
 
 /// Devices for RDMA that the kernel knows.

@@ -53,7 +53,9 @@ pub enum Absent {
         symbol: &'static str,
     },
     /// Another one is in the process.
-    #[error("this process has two copies of UCX ({paths}): run with one, or without --exchange ucx")]
+    #[error(
+        "this process has two copies of UCX ({paths}): run with one, or without --exchange ucx"
+    )]
     Second {
         /// Where they are.
         paths: String,

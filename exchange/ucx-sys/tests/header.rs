@@ -29,22 +29,54 @@ fn ours() -> Vec<(String, i64)> {
         };
     }
     fields!(ucp_params_t {
-        field_mask, features, request_size, request_init, request_cleanup, tag_sender_mask,
-        mt_workers_shared, estimated_num_eps, estimated_num_ppn, name
+        field_mask,
+        features,
+        request_size,
+        request_init,
+        request_cleanup,
+        tag_sender_mask,
+        mt_workers_shared,
+        estimated_num_eps,
+        estimated_num_ppn,
+        name
     });
     fields!(ucp_worker_params_t {
-        field_mask, thread_mode, cpu_mask, events, user_data, event_fd, flags, name, am_alignment,
+        field_mask,
+        thread_mode,
+        cpu_mask,
+        events,
+        user_data,
+        event_fd,
+        flags,
+        name,
+        am_alignment,
         client_id
     });
     fields!(ucp_err_handler_t { cb, arg });
     fields!(ucs_sock_addr_t { addr, addrlen });
     fields!(ucp_ep_params_t {
-        field_mask, address, err_mode, err_handler, user_data, flags, sockaddr, conn_request, name,
+        field_mask,
+        address,
+        err_mode,
+        err_handler,
+        user_data,
+        flags,
+        sockaddr,
+        conn_request,
+        name,
         local_sockaddr
     });
     fields!(ucp_mem_map_params_t { field_mask, address, length, flags, prot, memory_type });
     fields!(ucp_request_param_t {
-        op_attr_mask, flags, request, cb, datatype, user_data, reply_buffer, memory_type, recv_info,
+        op_attr_mask,
+        flags,
+        request,
+        cb,
+        datatype,
+        user_data,
+        reply_buffer,
+        memory_type,
+        recv_info,
         memh
     });
     all.push(("sizeof(ucs_status_t)".to_owned(), size_of::<ucs_status_t>() as i64));

@@ -18,6 +18,8 @@
 //! Invariant: a pull counts only if its entry was the same before its first byte was read and after its last one was.
 
 mod card;
+mod leaving;
+mod opening;
 mod pulls;
 mod way;
 
@@ -138,7 +140,9 @@ impl Remote {
                 continue;
             }
             let at = index * STRETCH_BYTES;
-            let Some(stretch) = Stretch::of_arena(arena, at, STRETCH_BYTES as usize) else { return };
+            let Some(stretch) = Stretch::of_arena(arena, at, STRETCH_BYTES as usize) else {
+                return;
+            };
             if let Err(why) = self.show(tcp, place, stretch) {
                 if !self.said {
                     tracing::warn!("rows go over links: {why}");
