@@ -43,7 +43,7 @@ use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
-use crate::tcp::{Limits, Tcp};
+use crate::tcp::{Encryption, Limits, Tcp};
 use crate::ucx::{Transports, UcxError, rdma_devices};
 use crate::waker::Waker;
 
@@ -79,10 +79,13 @@ impl Paths {
     /// As [`Self::open`].
     pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
         let PathsConfig { tcp, sharing } = config;
-        let limits = tcp.limits;
+        let (limits, encrypts) = (tcp.limits, tcp.encryption == Encryption::Tls);
         let mut tcp = Tcp::open_at(tcp, clock)?;
         let remote = match sharing {
+            Sharing::Ucx(_) if encrypts => return Err(UcxError::InTheClear.into()),
             Sharing::Ucx(over) => Some(Remote::open(&mut tcp, over, true, limits)?),
+            // Rows are not to cross a network in the clear where links are encrypted.
+            Sharing::Auto if encrypts => None,
             Sharing::Auto => match Self::open_rdma(&mut tcp, limits) {
                 Ok(it) => it,
                 Err(error) => {
@@ -301,6 +304,7 @@ impl Provider for Paths {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
+        // First, since the next line may free what was published before.
         // First, since the next line may free what was published before.
         self.withdraw_from_boards(key);
         let number = self.tcp.announce(key, Arc::clone(&memory));

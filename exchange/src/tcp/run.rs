@@ -153,6 +153,12 @@ impl Tcp {
         self.watch(source, DEVICE)
     }
 
+    /// Such a descriptor ends no poll any more.
+    pub(crate) fn forget_device(&self, source: impl AsFd) {
+        // One that is watched is there; one that is not needs nothing.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+
     /// Whether the waker was used since this was asked last.
     pub(crate) fn was_called(&mut self) -> bool {
         std::mem::take(&mut self.is_called)

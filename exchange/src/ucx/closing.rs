@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ impl Net {
         let Some(end) = reading.ends.get_mut(&id.0) else { return true };
         if let Some(closing) = end.closing {
             // SAFETY: it is a request that was not freed yet.
-            if unsafe { (of.ucp_request_check_status)(closing.as_ptr()) } == b::UCS_INPROGRESS {
+            let status = unsafe { (of.ucp_request_check_status)(closing.as_ptr()) };
+            if status == b::UCS_INPROGRESS {
                 return false;
             }
             // SAFETY: it has ended, and nobody else has it.
@@ -73,6 +75,13 @@ impl Net {
             // UCX 1.13 ends the process when a worker is destroyed that has sent requests for reads. What comes for them lands when
             // the worker makes progress, which it never does again; it stays as it is until the process ends.
             self.context.is_abandoned = true;
+            let mut descriptor = -1;
+            // SAFETY: the worker is open; it writes the number.
+            unsafe { (of.ucp_worker_get_efd)(worker, &raw mut descriptor) };
+            if descriptor >= 0 {
+                // SAFETY: it is open as long as its worker, which is never destroyed.
+                self.left.push(unsafe { BorrowedFd::borrow_raw(descriptor) });
+            }
             std::mem::forget(queue);
         } else {
             for key in ends.values().flat_map(|it| &it.keys) {

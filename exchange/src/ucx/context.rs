@@ -151,8 +151,10 @@ fn context(
 /// What UCX prints of all that it could use here.
 pub(super) fn print_all(ucx: &Ucx) -> Result<String, UcxError> {
     let context = context(ucx, &[("LOG_LEVEL", "fatal"), ("TLS", "all")]).map_err(|it| it.1)?;
-    // SAFETY: the stream is open while this runs.
-    let printed = ucx.printed(|of, stream| unsafe { (of.ucp_context_print_info)(context, stream) });
+    let printed = ucx.printed(|of, stream| {
+        // SAFETY: the context is open, and the stream while this runs.
+        unsafe { (of.ucp_context_print_info)(context, stream) };
+    });
     // SAFETY: it was just made, and nothing of it is left.
     unsafe { (ucx.functions.ucp_cleanup)(context) };
     Ok(printed)

@@ -65,10 +65,11 @@ impl Flying {
                     return;
                 };
                 let (now, later) = to.split_at_mut(to.len().min(left as usize));
-                let bytes = now.len();
+                let (place, bytes) = (NonNull::from(&mut *now).cast(), now.len());
                 // SAFETY: these bytes are the target of this pull alone, and its landing stays until it ends, which is not before
                 // its reads have ended or their worker is gone.
-                match unsafe { net.begin(read, NonNull::from(&mut *now).cast(), bytes) } {
+                let is_begun = unsafe { net.begin(read, place, bytes) };
+                match is_begun {
                     Ok(Begun::Over) => {}
                     Ok(Begun::Flying(get)) => {
                         self.flying += 1;

@@ -35,6 +35,15 @@ pub enum Transports {
 const NEW_PROTOCOLS: (u32, u32) = (1, 19);
 
 impl Transports {
+    /// RDMA; or what `CADRE_UCX_OVER` says, `shm` or `tcp`, for tests on machines that have none.
+    pub fn asked() -> Self {
+        match std::env::var("CADRE_UCX_OVER").as_deref() {
+            Ok("shm") => Self::SharedMemory,
+            Ok("tcp") => Self::Sockets,
+            _ => Self::Rdma,
+        }
+    }
+
     /// As UCX calls them.
     pub(crate) fn names(self) -> &'static str {
         match self {
@@ -74,6 +83,11 @@ pub enum UcxError {
         /// What was asked for.
         asked: &'static str,
     },
+    /// Links are encrypted, and it encrypts nothing.
+    #[error(
+        "UCX sends rows in the clear, and the links of this job are encrypted: say spec.attention.encryption: Off, or --exchange auto"
+    )]
+    InTheClear,
     /// A call failed.
     #[error("UCX cannot {what}: {why}")]
     Call {
@@ -94,9 +108,10 @@ pub(crate) fn is_rdma(lanes: &str) -> bool {
 
 /// Names of the transports and devices in what UCX prints of itself, each once.
 fn devices(printed: &str) -> Vec<String> {
-    let mut all: Vec<_> = printed
-        .split_whitespace()
-        .filter(|it| it.split_once('/').is_some_and(|(a, b)| !a.is_empty() && !b.is_empty()))
+    let resources = printed.lines().filter(|it| it.contains(" resource "));
+    let mut all: Vec<_> = resources
+        .filter_map(|it| it.split_whitespace().last())
+        .filter(|it| it.contains('/') && !it.starts_with("self/"))
         .map(str::to_owned)
         .collect();
     all.sort();

@@ -83,12 +83,15 @@ pub(super) struct End {
     pub(super) flying: usize,
 }
 
+/// What a look reads.
+type Words = Box<[u64; WORDS]>;
+
 pub(super) struct Reading {
     pub(super) worker: b::ucp_worker_h,
     pub(super) queue: Arc<Queue>,
     pub(super) ends: BTreeMap<u64, End>,
     /// Reads under way: of which end, and their words.
-    pub(super) gets: BTreeMap<u64, (u64, Option<Box<[u64; WORDS]>>)>,
+    pub(super) gets: BTreeMap<u64, (u64, Option<Words>)>,
 }
 
 /// See the module.
@@ -101,6 +104,8 @@ pub(crate) struct Net {
     pub(super) done: VecDeque<Done>,
     pub(super) failed: VecDeque<(EndId, String)>,
     pub(super) next: u64,
+    /// Descriptors of workers that were left.
+    pub(super) left: Vec<BorrowedFd<'static>>,
 }
 
 // SAFETY: the handles are used by whoever has the `Net`, one thread at a time; UCX keeps nothing in the thread that made them.
@@ -113,7 +118,16 @@ impl Net {
         let serving = context.worker()?;
         let (done, failed) = (VecDeque::new(), VecDeque::new());
         let emulates = transports != Transports::Rdma;
-        Ok(Self { context, emulates, serving, reading: None, done, failed, next: 0 })
+        Ok(Self {
+            context,
+            emulates,
+            serving,
+            reading: None,
+            done,
+            failed,
+            next: 0,
+            left: Vec::new(),
+        })
     }
 
     /// Lets readers who get these bytes read a memory, as long as this lives.
@@ -200,7 +214,8 @@ impl Net {
         let mut words = Box::new([0; WORDS]);
         let to = NonNull::from(&mut *words).cast();
         // SAFETY: the words stay in the table of reads until this one has ended, or with the worker that it is of.
-        match unsafe { self.begin(read, to, bytes) }? {
+        let begun = unsafe { self.begin(read, to, bytes) };
+        match begun? {
             Begun::Flying(get) => {
                 let reading = self.reading.as_mut().expect("it reads");
                 if let Some((_, kept)) = reading.gets.get_mut(&get.0) {
@@ -266,13 +281,15 @@ impl Net {
     pub(crate) fn progress(&mut self) -> bool {
         let mut is_more = false;
         let reading = self.reading.as_ref().map_or(ptr::null_mut(), |it| it.worker);
-        for worker in [self.serving, reading] {
+        for worker in [self.serving, reading].into_iter().filter(|it| !it.is_null()) {
             let mut turns = 0;
-            // SAFETY: the worker is open.
-            while !worker.is_null()
-                && unsafe { (self.context.ucx.functions.ucp_worker_progress)(worker) } > 0
-            {
+            loop {
+                // SAFETY: the worker is open.
+                let done = unsafe { (self.context.ucx.functions.ucp_worker_progress)(worker) };
                 turns += 1;
+                if done == 0 {
+                    break;
+                }
                 if turns == TURNS {
                     is_more = true;
                     break;
@@ -322,8 +339,15 @@ impl Net {
     pub(crate) fn lanes(&self, end: EndId) -> String {
         let end = self.reading.as_ref().and_then(|it| it.ends.get(&end.0));
         let Some(end) = end.filter(|it| !it.is_closed) else { return String::new() };
-        // SAFETY: the endpoint is open, and the stream while this runs.
-        self.context.ucx.printed(|of, stream| unsafe { (of.ucp_ep_print_info)(end.ep, stream) })
+        self.context.ucx.printed(|of, stream| {
+            // SAFETY: the endpoint is open, and the stream while this runs.
+            unsafe { (of.ucp_ep_print_info)(end.ep, stream) };
+        })
+    }
+
+    /// The next descriptor that is to wake nobody any more.
+    pub(crate) fn left(&mut self) -> Option<BorrowedFd<'static>> {
+        self.left.pop()
     }
 
     /// Readies the descriptors to wake who waits for them: false where there is something to do already.

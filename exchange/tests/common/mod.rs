@@ -43,10 +43,12 @@ fn ucx() -> Sharing {
             false
         }
     });
-    match std::env::var("CADRE_UCX_OVER").as_deref() {
-        _ if !*HERE => Sharing::Off,
-        Ok("tcp") => Sharing::Ucx(Transports::Sockets),
-        _ => Sharing::Ucx(Transports::SharedMemory),
+    if !*HERE {
+        return Sharing::Off;
+    }
+    match Transports::asked() {
+        Transports::Rdma | Transports::SharedMemory => Sharing::Ucx(Transports::SharedMemory),
+        Transports::Sockets => Sharing::Ucx(Transports::Sockets),
     }
 }
 

@@ -82,7 +82,11 @@ fn rows_of_two_stretches_are_one_region() {
     let Some((mut owner, mut reader)) = pair() else { return };
     // An arena of its own, of which a second stretch is shown.
     let bytes = (64 << 20) + 1000;
-    let region = owner.publish(KEY, bytes, 3);
+    // The pattern alone would be the same in both.
+    let mut rows = pattern(bytes, 3);
+    rows.bytes_mut()[64 << 20..].copy_from_slice(pattern(1000, 8).bytes());
+    let region = Arc::new(rows);
+    owner.tcp.publish(KEY, Arc::clone(&region));
     let around = (64 << 20) - 500_u64;
     let landing = reader.tcp.land(Buffer::zeroed(1500));
     let pull = reader.pull(OWNER, KEY, &[(around, 500, 1000), (around + 900, 0, 500)], landing);
@@ -199,13 +203,14 @@ fn a_sleeping_owner_wakes_to_answer_and_a_sleeping_reader_to_be_told() {
     std::thread::scope(|scope| {
         let owner = scope.spawn(move || {
             // Only what comes by UCX can end its sleep before the reader has all.
-            owner.tcp.poll(Duration::from_mins(10), &mut owner.events);
+            owner.tcp.poll(Duration::from_secs(20), &mut owner.events);
             owner
         });
         let landing = reader.tcp.land(Buffer::zeroed(BYTES));
-        let pull = reader.pull(OWNER, KEY, &[(0, 0, BYTES as u64)], landing);
+        let whole = [(0, 0, BYTES as u64)];
+        let pull = reader.pull_until(OWNER, KEY, &whole, landing, Duration::from_secs(10));
         while reader.result(pull).is_none() {
-            reader.tcp.poll(Duration::from_mins(10), &mut reader.events);
+            reader.tcp.poll(Duration::from_secs(20), &mut reader.events);
         }
         assert_eq!(reader.result(pull), Some(Ok(BYTES as u64)));
         assert!(reader.tcp.take(landing).expect("it ended") == *region);

@@ -115,7 +115,11 @@ impl Ucx {
         let flags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
         // SAFETY: what its constructors do is UCX's; it is opened as every program does that is linked with it.
         let library = unsafe { Library::open(Some(name.as_ref()), flags) };
-        let library = library.map_err(|error| Absent::NotOpened { reason: error.to_string() })?;
+        let library = library.map_err(|error| {
+            // What the loader says stands behind its words.
+            let reason = std::error::Error::source(&error).map(ToString::to_string);
+            Absent::NotOpened { reason: reason.unwrap_or_else(|| error.to_string()) }
+        })?;
         let find = |symbol: &'static str| {
             // SAFETY: the address of a symbol is taken, and nothing is done with it here.
             let found = unsafe { library.get::<*mut c_void>(symbol) }.ok()?;
@@ -198,8 +202,9 @@ mod tests {
     fn library(folder: &tempfile::TempDir, source: &str) -> PathBuf {
         let (from, to) = (folder.path().join("it.c"), folder.path().join("libit.so"));
         std::fs::write(&from, source).unwrap();
-        let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&to).arg(&from);
-        assert!(built.status().expect("the linker of Rust").success());
+        let mut build = Command::new("cc");
+        let built = build.args(["-shared", "-fPIC", "-o"]).arg(&to).arg(&from).status();
+        assert!(built.expect("the linker of Rust").success());
         to
     }
 

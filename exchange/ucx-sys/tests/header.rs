@@ -7,7 +7,17 @@ use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 use std::process::Command;
 
-use cadre_ucx_sys::bindings::*;
+use cadre_ucx_sys::bindings::{
+    UCP_EP_CLOSE_FLAG_FORCE, UCP_EP_PARAM_FIELD_ERR_HANDLER, UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+    UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, UCP_ERR_HANDLING_MODE_PEER, UCP_FEATURE_RMA,
+    UCP_FEATURE_WAKEUP, UCP_MEM_MAP_PARAM_FIELD_ADDRESS, UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+    UCP_MEM_MAP_PARAM_FIELD_PROT, UCP_MEM_MAP_PROT_LOCAL_READ, UCP_MEM_MAP_PROT_REMOTE_READ,
+    UCP_OP_ATTR_FIELD_CALLBACK, UCP_OP_ATTR_FIELD_FLAGS, UCP_OP_ATTR_FIELD_USER_DATA,
+    UCP_PARAM_FIELD_FEATURES, UCP_WORKER_PARAM_FIELD_THREAD_MODE, UCS_ERR_BUSY, UCS_ERR_CANCELED,
+    UCS_ERR_LAST, UCS_ERR_NO_DEVICE, UCS_INPROGRESS, UCS_OK, UCS_THREAD_MODE_SERIALIZED,
+    ucp_ep_params_t, ucp_err_handler_t, ucp_mem_map_params_t, ucp_params_t, ucp_request_param_t,
+    ucp_worker_params_t, ucs_sock_addr_t, ucs_status_t,
+};
 
 const HEADER: &str = "/usr/include/ucp/api/ucp.h";
 

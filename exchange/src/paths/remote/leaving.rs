@@ -80,7 +80,7 @@ impl Paths {
             .iter()
             .filter(|it| matches!(it.1.stage, Stage::Looking { until, .. } if until <= now));
         for peer in looks.map(|it| *it.0).collect::<Vec<_>>() {
-            let why = "it does not answer by UCX".to_owned();
+            let why = "it does not answer by UCX";
             self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
         }
         let Some(remote) = &mut self.remote else { return };
@@ -94,19 +94,19 @@ impl Paths {
         }
         for peer in stuck {
             let theirs = late.iter().filter(|it| it.1 == peer).map(|it| it.0).collect();
-            let why = "nothing came for too long".to_owned();
+            let why = "nothing came for too long";
             self.leave(peer, why, true, Onward::Link(theirs));
         }
     }
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
-    pub(super) fn leave(&mut self, peer: PeerId, why: String, is_odd: bool, onward: Onward) {
+    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: Onward) {
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };
         let pulls = remote.close_way(peer, now);
         let required = remote.required;
         if let Some(way) = remote.ways.get_mut(&peer) {
-            way.shut(peer, &why, is_odd, now);
+            way.shut(peer, why, is_odd, now);
         }
         let mut again = Vec::new();
         for pull in pulls {
@@ -151,6 +151,14 @@ impl Paths {
         }
     }
 
+    /// As if the way to a peer had failed.
+    #[cfg(test)]
+    pub(in crate::paths) fn lose_way(&mut self, peer: PeerId) {
+        if self.remote.as_ref().is_some_and(|it| it.ways.contains_key(&peer)) {
+            self.leave(peer, "a test", false, Onward::Link(BTreeSet::new()));
+        }
+    }
+
     /// Ends all pulls from a peer that UCX brings, and forgets the way.
     pub(in crate::paths) fn end_all_remote(&mut self, peer: PeerId, why: &PullError) {
         if self
@@ -160,7 +168,7 @@ impl Paths {
         {
             return;
         }
-        self.leave(peer, "its link is closed".to_owned(), false, Onward::End(why.clone()));
+        self.leave(peer, "its link is closed", false, Onward::End(why.clone()));
         let Some(remote) = &mut self.remote else { return };
         remote.ways.remove(&peer);
         let theirs = |it: &mut Pull| it.peer() == peer;

@@ -80,7 +80,7 @@ impl Paths {
                 Some(place) => said.and_then(|it| self.take_key(peer, place, &it)),
             };
             if let Err(why) = taken {
-                self.leave(peer, why, is_odd, Onward::Link(BTreeSet::new()));
+                self.leave(peer, &why, is_odd, Onward::Link(BTreeSet::new()));
             }
         }
         true
@@ -147,7 +147,7 @@ impl Paths {
         if let Some(end) = way.end()
             && emulates(&remote.net.lanes(end))
         {
-            let why = "UCX would emulate reads with the owner's processor".to_owned();
+            let why = "UCX would emulate reads with the owner's processor";
             return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
@@ -181,16 +181,16 @@ impl Paths {
         let sound =
             stretches.filter(|it| it.end < 1 << 24 && it.end.saturating_sub(it.start) < 1 << 16);
         let Some(stretches) = sound else {
-            let why = "its region ends behind every arena".to_owned();
+            let why = "its region ends behind every arena";
             return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
         };
         let mut wanted = Vec::new();
         for index in stretches {
             let place = (spot.arena, index as u32);
-            if !way.keys.contains_key(&place) {
-                way.keys.insert(place, None);
+            way.keys.entry(place).or_insert_with(|| {
                 wanted.push(place);
-            }
+                None
+            });
         }
         for place in wanted {
             self.ask_owner(peer, round, card::key_region(place), KEY_BYTES, Some(place));

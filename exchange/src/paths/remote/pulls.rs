@@ -134,7 +134,7 @@ impl Paths {
         let reading = Reading { flying: Flying::new(pull), step: Step::Finding };
         remote.reading.insert(id, reading);
         if let Err(why) = remote.look(peer, Found::bucket(key), BUCKET_BYTES, For::Pull(id)) {
-            self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
         }
     }
 
@@ -154,11 +154,14 @@ impl Paths {
                 let of =
                     |it: &Remote| it.ways.iter().find(|it| it.1.end() == Some(end)).map(|it| *it.0);
                 if let Some(peer) = self.remote.as_ref().and_then(of) {
-                    self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+                    self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
                 }
             }
             self.end_late_remote(now);
             self.read_on();
+            while let Some(left) = self.remote.as_mut().and_then(|it| it.net.left()) {
+                self.tcp.forget_device(left);
+            }
             if is_still {
                 return is_more;
             }
@@ -183,7 +186,7 @@ impl Paths {
         };
         if let Err(why) = &done.result {
             let why = format!("a read ended with {why:?}");
-            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
         }
         match what {
             For::Look(peer, _) => self.seen(peer),
@@ -238,7 +241,7 @@ impl Paths {
         let ids: Vec<_> = remote.reading.keys().copied().collect();
         for id in ids {
             if let Err((peer, why)) = self.read_more(id) {
-                self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+                self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
             }
         }
     }
