@@ -305,8 +305,9 @@ pub(crate) struct TrainOptions {
     /// linear layers: if cuBLASLt is there), the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by shared memory where the peer is of this machine and TCP elsewhere (auto), by TCP, or
-    /// by shared memory alone (shm); or node: copies of one GPU's memory between processes of one machine.
+    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
+    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
+    /// between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
     pub(crate) exchange: ExchangeChoice,
     /// Memory for rows of others, in place and standing by; default: what the job's spec.attention.inPlaceMemoryMebibytes says.
@@ -336,8 +337,9 @@ pub(crate) struct ServeOptions {
     /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by shared memory where the peer is of this machine and TCP elsewhere (auto), by TCP, or
-    /// by shared memory alone (shm); or node: copies of one GPU's memory between processes of one machine.
+    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
+    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
+    /// between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
     pub(crate) exchange: ExchangeChoice,
     /// Memory for rows and results.
