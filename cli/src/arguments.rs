@@ -312,8 +312,9 @@ pub(crate) struct TrainOptions {
     /// linear layers: if cuBLASLt is there), the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by shared memory where the peer is of this machine and TCP elsewhere (auto), by TCP, or
-    /// by shared memory alone (shm); or node: copies of one GPU's memory between processes of one machine.
+    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
+    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
+    /// between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
     pub(crate) exchange: ExchangeChoice,
     /// Whether the KV heads of a document may go to different servers; what trainer 0 says counts.
@@ -346,8 +347,9 @@ pub(crate) struct ServeOptions {
     /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by shared memory where the peer is of this machine and TCP elsewhere (auto), by TCP, or
-    /// by shared memory alone (shm); or node: copies of one GPU's memory between processes of one machine.
+    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
+    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
+    /// between processes of one machine.
     #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
     pub(crate) exchange: ExchangeChoice,
     /// Memory for rows and results.

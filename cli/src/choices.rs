@@ -52,12 +52,14 @@ impl From<EngineChoice> for Choice {
 /// What moves rows between processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum ExchangeChoice {
-    /// From the host's memory: by shared memory where the peer is of this machine, else through sockets.
+    /// From the host's memory: by shared memory where the peer is of this machine, by RDMA where both have it, else through sockets.
     Auto,
     /// From the host's memory, through sockets.
     Tcp,
     /// From the host's memory, by shared memory alone: the job is refused where it cannot be had.
     Shm,
+    /// From the host's memory, by UCX alone, which reads it by RDMA: the job is refused where it cannot be had.
+    Ucx,
     /// By copies of the GPU that all processes share.
     Node,
 }
@@ -68,6 +70,7 @@ impl From<ExchangeChoice> for Exchange {
             ExchangeChoice::Auto => Self::Auto,
             ExchangeChoice::Tcp => Self::Tcp,
             ExchangeChoice::Shm => Self::Shared,
+            ExchangeChoice::Ucx => Self::Ucx,
             ExchangeChoice::Node => Self::Node,
         }
     }

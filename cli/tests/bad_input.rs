@@ -205,6 +205,20 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
     assert_eq!((code, state(&said, "shared memory")), (Some(2), "missing".into()));
     assert!(stderr.starts_with("error: the manifest asks for shared memory, which is not there: "));
     assert!(stderr.contains("ulimit -f") && stderr.lines().count() == 1, "{stderr}");
+    let (code, said, stderr) = doctor(", --exchange=ucx", "unlimited");
+    if state(&said, "RDMA") == "ok" {
+        println!("skipped: this machine has RDMA");
+    } else {
+        assert_eq!(
+            (code, &said["pairs"][0]["path"]),
+            (Some(2), &"none: the job is refused here".into())
+        );
+        assert!(
+            stderr.starts_with("error: the manifest asks for RDMA, which is not there: "),
+            "{stderr}"
+        );
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
     let (code, said, stderr) = doctor(", --engine=gpu", "unlimited");
     if state(&said, "GPU") == "ok" {
         return println!("skipped: this machine has a GPU");

@@ -28,6 +28,8 @@ mod shared;
 mod together;
 #[path = "train/trainers.rs"]
 mod trainers;
+#[path = "train/ucx.rs"]
+mod ucx;
 
 /// Steps of a run.
 const STEPS: usize = 6;

@@ -5,6 +5,8 @@
 //! Round trip: 32 bytes there and back, beside a blocking ping-pong with the same socket options.
 //! Shared memory: the same pulls from an arena, beside a thread that copies the same bytes from the same arena and rings
 //! nobody, and beside our own pulls by tcp.
+//! UCX: the same pulls over its shared memory and its sockets, which emulate reads, beside `ucx_perftest` with gets of that length
+//! over the same transports and in the same error mode, where it is installed.
 //! Encrypted: the same pulls, beside a blocking writer and reader of a plain rustls connection with the same cipher.
 //!
 //! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
@@ -12,13 +14,14 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
     Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
-    Provider, RegionKey, Sharing, TcpConfig,
+    Provider, RegionKey, Sharing, TcpConfig, Transports, ucx_here,
 };
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
@@ -55,6 +58,19 @@ fn main() {
         let name = format!("shared memory, {} KiB a unit", unit_bytes >> 10);
         let rates = (0..RUNS).map(|_| (pulls(unit_bytes, SHARED), pulls(unit_bytes, TCP)));
         rows.push(Row::new((name, "our tcp"), "MiB/s", rates, |ours, peer| ours / peer));
+    }
+    for (over, name) in [(Transports::SharedMemory, "sysv,posix"), (Transports::Sockets, "tcp")] {
+        let way = (Encryption::Off, Sharing::Ucx(over));
+        for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
+            if ucx_here().is_err() || perftest(unit_bytes, name).is_none() {
+                println!("skipped: UCX or ucx_perftest is not installed");
+                continue;
+            }
+            let peer = || perftest(unit_bytes, name).expect("it ran before");
+            let rates = (0..RUNS).map(|_| (pulls(unit_bytes, way), peer()));
+            let name = format!("UCX over {name}, {} KiB a unit", unit_bytes >> 10);
+            rows.push(Row::new((name, "ucx_perftest"), "MiB/s", rates, |ours, peer| ours / peer));
+        }
     }
     for unit_bytes in [1 << 20, 16 << 20] {
         let name = format!("encrypted, {} KiB a unit", unit_bytes >> 10);
@@ -200,7 +216,7 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
 fn rows(sharing: Sharing) -> Buffer {
     match sharing {
         Sharing::Off => Buffer::from(vec![1.0; ARENA_BYTES / 4]),
-        Sharing::Auto | Sharing::Required => {
+        Sharing::Auto | Sharing::Required | Sharing::Ucx(_) => {
             let mut rows = Pool::shared(ARENA_BYTES).expect("shared memory").take(ARENA_BYTES);
             rows.f32s_mut().fill(1.0);
             rows
@@ -218,7 +234,36 @@ fn reach(owner: &mut Paths, reader: &mut Paths) {
         owner.poll(Duration::ZERO, &mut Vec::new());
         reader.poll(Duration::ZERO, &mut events);
     }
-    assert_eq!(reader.traffic().shared_bytes, ARENA_BYTES as u64, "{events:?}");
+    let traffic = reader.traffic();
+    assert_eq!(traffic.shared_bytes + traffic.ucx_bytes, ARENA_BYTES as u64, "{events:?}");
+}
+
+/// UCX's own benchmark of reads, in MiB/s; none where it is not installed.
+fn perftest(unit_bytes: usize, transports: &str) -> Option<f64> {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).ok()?.port();
+    let port = port.to_string();
+    let start = |words: &[&str]| {
+        let mut command = Command::new("ucx_perftest");
+        command.args(["-p", &port]).args(words).env("UCX_TLS", transports);
+        command.env("UCX_MM_ERROR_HANDLING", "y").stderr(Stdio::null());
+        command
+    };
+    let mut server = start(&[]).stdout(Stdio::null()).spawn().ok()?;
+    let (unit, units) = (unit_bytes.to_string(), (TOTAL_BYTES / unit_bytes).to_string());
+    let gets = ["127.0.0.1", "-t", "ucp_get", "-s", &unit, "-n", &units, "-e", "-f"];
+    // It listens a moment after it was started.
+    let said = (0..50).find_map(|_| {
+        let done = start(&gets).output().ok().filter(|it| it.status.success());
+        if done.is_none() {
+            thread::sleep(Duration::from_millis(20));
+        }
+        done
+    });
+    let _ = server.kill();
+    let _ = server.wait();
+    // Iterations, three latencies, average and overall rate.
+    let text = String::from_utf8(said?.stdout).ok()?;
+    text.lines().rev().find_map(|it| it.split_whitespace().nth(5)?.parse().ok())
 }
 
 /// The same by copies alone, from an arena to memory of our own.

@@ -22,6 +22,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod ucx;
 mod waker;
 
 pub use buffer::Buffer;
@@ -38,4 +39,5 @@ pub use tcp::{
     Caller, Encryption, GreetError, Greeter, Guest, Limits, Purpose, Stream, Tcp, TcpConfig,
 };
 pub use trial::{Trial, TrialError, try_path};
+pub use ucx::{Transports, UcxError, rdma_devices, ucx_here};
 pub use waker::Waker;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::peer::{PeerId, Piece, RegionKey};
+use crate::ucx::UcxError;
 use crate::waker::Waker;
 
 /// Longest message that [`Provider::ring`] takes, in bytes.
@@ -241,6 +242,13 @@ pub enum Error {
     Shared {
         /// What the system says.
         source: std::io::Error,
+    },
+    /// UCX, which must be there, is not.
+    #[error("{source}")]
+    Ucx {
+        /// Why.
+        #[from]
+        source: UcxError,
     },
     /// A pull still writes there.
     #[error("landing {} is the target of {outstanding} pulls: wait for them or close their peers", landing.0)]

@@ -16,6 +16,8 @@ use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
 use crate::provider::{Error, Event, LandingId, Provider as _, PullError};
 use crate::tcp::{Encryption, Limits, TcpConfig};
+#[cfg(test)]
+use crate::ucx::Transports;
 
 const OWNER: PeerId = PeerId { role: Role::Trainer, index: 0, incarnation: 0 };
 const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
@@ -72,7 +74,7 @@ pub fn try_path(encryption: Encryption, sharing: Sharing) -> Result<Trial, Trial
     let (mut owner, mut reader) = (open(OWNER)?, open(READER)?);
     let mut rows = match sharing {
         Sharing::Off => Buffer::zeroed(BYTES),
-        Sharing::Auto | Sharing::Required => {
+        Sharing::Auto | Sharing::Required | Sharing::Ucx(_) => {
             Pool::shared(BYTES).map_err(TrialError::Memory)?.take(BYTES)
         }
     };
@@ -98,14 +100,20 @@ fn measure(reader: &mut Paths) -> Result<Trial, TrialError> {
     // Opens the link and, where there is one, the way.
     pull(reader, landing)?;
     let mut fastest = Duration::MAX;
-    let before = reader.traffic().shared_bytes;
+    let before = reader.traffic();
     for _ in 0..TURNS {
         let began = Instant::now();
         pull(reader, landing)?;
         fastest = fastest.min(began.elapsed());
     }
-    let all = reader.traffic().shared_bytes - before == (TURNS * BYTES) as u64;
-    let path = if all { Path::Shared } else { Path::Tcp };
+    let (now, all) = (reader.traffic(), (TURNS * BYTES) as u64);
+    let path = if now.shared_bytes - before.shared_bytes == all {
+        Path::Shared
+    } else if now.ucx_bytes - before.ucx_bytes == all {
+        Path::Ucx
+    } else {
+        Path::Tcp
+    };
     let rate = BYTES as f64 / fastest.as_secs_f64();
     Ok(Trial { path, bytes_per_second: rate as u64 })
 }
@@ -148,5 +156,21 @@ mod tests {
         assert_eq!(path(Encryption::Off, Sharing::Off), Path::Tcp);
         assert_eq!(path(Encryption::Tls, Sharing::Off), Path::Tcp);
         assert_eq!(path(Encryption::Tls, Sharing::Required), Path::Shared);
+        let ucx = |over| try_path(Encryption::Off, Sharing::Ucx(over)).map(|it| it.path);
+        if let Err(why) = crate::ucx::ucx_here() {
+            return println!("skipped: {why}");
+        }
+        for over in [Transports::SharedMemory, Transports::Sockets] {
+            assert_eq!(ucx(over).unwrap(), Path::Ucx, "{over:?}");
+        }
+        if crate::ucx::rdma_devices().is_empty() {
+            let said = ucx(Transports::Rdma).unwrap_err().to_string();
+            assert!(
+                said.starts_with("this machine has no device that UCX can use for RDMA"),
+                "{said}"
+            );
+        }
+        let refused = try_path(Encryption::Tls, Sharing::Ucx(Transports::SharedMemory));
+        assert!(refused.unwrap_err().to_string().starts_with("UCX sends rows in the clear"));
     }
 }

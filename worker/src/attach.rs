@@ -17,7 +17,9 @@ use std::time::Duration;
 use cadre_control::client::{self, Options};
 use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, Settings, proto};
 use cadre_crds::contract;
-use cadre_exchange::{Encryption, Greeter, PeerId, Purpose, Role, Sharing, TcpConfig, Waker};
+use cadre_exchange::{
+    Encryption, Greeter, PeerId, Purpose, Role, Sharing, TcpConfig, Transports, Waker,
+};
 use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
 
@@ -231,7 +233,8 @@ impl Contract {
         exchange: Choice,
     ) -> Result<Option<(&'a Gpu, &'a Path)>, Error> {
         match (exchange, &self.control, engine.gpu()) {
-            (Choice::Auto | Choice::Tcp, _, _) | (Choice::Shared, Endpoint::Unix(_), _) => Ok(None),
+            (Choice::Auto | Choice::Tcp | Choice::Ucx, _, _)
+            | (Choice::Shared, Endpoint::Unix(_), _) => Ok(None),
             (Choice::Shared, Endpoint::Tls { .. }, _) => Err(Error::SharedInPod),
             (Choice::Node, Endpoint::Tls { .. }, _) => Err(Error::NodeInPod),
             (Choice::Node, Endpoint::Unix(_), None) => Err(Error::NodeWithoutGpu),
@@ -344,6 +347,7 @@ pub fn attach(
         Choice::Auto => Sharing::Auto,
         Choice::Tcp | Choice::Node => Sharing::Off,
         Choice::Shared => Sharing::Required,
+        Choice::Ucx => Sharing::Ucx(Transports::asked()),
     };
     let provider = match on_gpu {
         None => Opened::Paths(Box::new(open_paths(links, sharing)?)),

@@ -5,7 +5,10 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
-use cadre_exchange::{Encryption, Sharing, Trial, TrialError, allow_links, try_path};
+use cadre_exchange::{
+    Encryption, Sharing, Transports, Trial, TrialError, allow_links, rdma_devices, try_path,
+    ucx_here,
+};
 use cadre_kernels::{Choice, Engine, Threads};
 use rustix::process::{Resource, getrlimit};
 
@@ -15,9 +18,7 @@ use crate::choices::{EngineChoice, ExchangeChoice};
 /// Names of findings that others ask for.
 pub(super) const SHARED: &str = "shared memory";
 pub(super) const GPU: &str = "GPU";
-
-/// Where the kernel lists devices for RDMA.
-const RDMA_DEVICES: &str = "/sys/class/infiniband";
+pub(super) const RDMA: &str = "RDMA";
 
 /// See the module.
 pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
@@ -41,8 +42,9 @@ pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
             asked.exchange(ExchangeChoice::Shm),
             "run on Linux 5.1 or newer where memfd_create is allowed and limits (ulimit -f, -v) leave room, or say --exchange auto",
         ),
+        ucx(),
+        rdma(asked),
         gpu(asked),
-        rdma(),
         locked(),
         files(asked.trainers),
         memory(),
@@ -83,27 +85,48 @@ fn gpu(asked: &Asked) -> Finding {
     }
 }
 
-/// Devices for RDMA, with the part of the machine that each is near.
-fn rdma() -> Finding {
-    let name = "UCX, RDMA";
-    let mut devices: Vec<_> = fs::read_dir(RDMA_DEVICES)
-        .into_iter()
-        .flatten()
-        .filter_map(|it| it.ok()?.file_name().into_string().ok())
-        .collect();
-    devices.sort();
+/// The library that RDMA needs, and over what it could move bytes.
+fn ucx() -> Finding {
+    let name = "UCX";
+    match ucx_here() {
+        Ok((version, devices)) => {
+            let what = format!("{version}: {}", devices.join(", "));
+            Finding { name, state: State::Ok, what, remedy: None }
+        }
+        // Whoever asks for RDMA is told by that.
+        Err(why) => absent(name, false, why.to_string(), "none is needed without cards for RDMA"),
+    }
+}
+
+/// Whether UCX reads by network cards alone; over devices with the part of the machine that each is near.
+fn rdma(asked: &Asked) -> Finding {
     let near = |device: &String| {
-        let node = fs::read_to_string(format!("{RDMA_DEVICES}/{device}/device/numa_node"));
+        let node = fs::read_to_string(format!("/sys/class/infiniband/{device}/device/numa_node"));
         let node = node.map_or_else(|_| "unknown".to_owned(), |it| it.trim().to_owned());
         format!("{device} (NUMA node {node})")
     };
-    let devices: Vec<_> = devices.iter().map(near).collect();
-    let what = if devices.is_empty() {
-        "this build moves no rows by UCX, and the machine has no RDMA device".to_owned()
-    } else {
-        format!("this build moves no rows by UCX; devices: {}", devices.join(", "))
-    };
-    absent(name, false, what, "none is needed: rows between machines come by tcp")
+    let devices: Vec<_> = rdma_devices().iter().map(near).collect();
+    let devices = if devices.is_empty() { "no device".to_owned() } else { devices.join(", ") };
+    let (over, is_asked) = (Transports::asked(), asked.exchange(ExchangeChoice::Ucx));
+    match try_path(Encryption::Off, Sharing::Ucx(over)) {
+        Ok(Trial { bytes_per_second, .. }) => {
+            let how = match over {
+                Transports::Rdma => "read by network cards",
+                Transports::SharedMemory => "no RDMA: emulated over shared memory, for tests",
+                Transports::Sockets => "no RDMA: emulated over sockets, for tests",
+            };
+            let what = format!(
+                "{how}, {:.1} GiB/s between two of this machine; {devices}",
+                gib(bytes_per_second)
+            );
+            Finding { name: RDMA, state: State::Ok, what, remedy: None }
+        }
+        Err(why) => {
+            let remedy =
+                "none is needed: with --exchange auto, rows between machines come by tcp then";
+            absent(RDMA, is_asked, format!("{why}; {devices}"), remedy)
+        }
+    }
 }
 
 fn locked() -> Finding {
@@ -111,7 +134,7 @@ fn locked() -> Finding {
         None => "unlimited".to_owned(),
         Some(bytes) => {
             format!(
-                "{:.0} MiB; nothing of this build locks memory",
+                "{:.0} MiB; cards for RDMA hold rows in it, nothing else does",
                 bytes as f64 / f64::from(1 << 20)
             )
         }

@@ -101,8 +101,8 @@ struct Report {
 pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DoctorError> {
     let asked = asked(&options.files)?;
     let findings = machine::findings(&asked);
-    let is_there = |name| findings.iter().any(|it| it.name == name && it.state == State::Ok);
-    let pairs = pairs::pairs(&asked, is_there(machine::SHARED), is_there(machine::GPU));
+    let is_there = |name: &str| findings.iter().any(|it| it.name == name && it.state == State::Ok);
+    let pairs = pairs::pairs(&asked, is_there);
     let report = Report { findings, pairs, settings: settings(&asked, !options.files.is_empty()) };
     let missing = report.findings.iter().find(|it| it.state == State::Missing);
     let missing = missing.map(|it| {

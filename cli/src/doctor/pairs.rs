@@ -7,6 +7,7 @@ use cadre_crds::Encryption;
 use serde::Serialize;
 
 use super::Asked;
+use super::machine::{GPU, RDMA, SHARED};
 use crate::choices::ExchangeChoice;
 
 /// A kind of pairs and its path.
@@ -17,7 +18,7 @@ pub(super) struct Pair {
 }
 
 /// See the module.
-pub(super) fn pairs(asked: &Asked, has_shared: bool, has_gpu: bool) -> Vec<Pair> {
+pub(super) fn pairs(asked: &Asked, has: impl Fn(&str) -> bool) -> Vec<Pair> {
     let exchange = of_both(asked.exchange);
     let alone = match asked.encryption {
         Some(Encryption::Tls) => "tcp, encrypted",
@@ -28,13 +29,21 @@ pub(super) fn pairs(asked: &Asked, has_shared: bool, has_gpu: bool) -> Vec<Pair>
         Some(Encryption::Tls) | None => "tcp, encrypted",
     };
     let near = match exchange {
-        ExchangeChoice::Auto | ExchangeChoice::Shm if has_shared => "shared memory",
+        ExchangeChoice::Auto | ExchangeChoice::Shm if has(SHARED) => "shared memory",
         ExchangeChoice::Auto | ExchangeChoice::Tcp => alone,
-        ExchangeChoice::Node if has_gpu => "copies of the GPU",
-        ExchangeChoice::Shm | ExchangeChoice::Node => "none: the job is refused here",
+        ExchangeChoice::Node if has(GPU) => "copies of the GPU",
+        ExchangeChoice::Ucx if has(RDMA) && asked.encryption != Some(Encryption::Tls) => "UCX",
+        ExchangeChoice::Shm | ExchangeChoice::Ucx | ExchangeChoice::Node => {
+            "none: the job is refused here"
+        }
     };
+    // Where links are encrypted, nothing crosses a network in the clear.
+    let is_clear = asked.encryption == Some(Encryption::Off);
     let far = match exchange {
+        ExchangeChoice::Auto | ExchangeChoice::Ucx if has(RDMA) && is_clear => "UCX",
         ExchangeChoice::Auto | ExchangeChoice::Tcp => cluster,
+        ExchangeChoice::Ucx if is_clear => "none: the job is refused here",
+        ExchangeChoice::Ucx => "none: refused where links are encrypted",
         ExchangeChoice::Shm | ExchangeChoice::Node => "none: refused in a pod",
     };
     let pair = |between, path: &str| Pair { between, path: path.to_owned() };

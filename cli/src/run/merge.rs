@@ -9,7 +9,7 @@
 use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, TrainingJob, Wire};
+use cadre_crds::{AttentionPool, Encryption, TrainingJob, Wire};
 use cadre_supervisor::launcher;
 use cadre_trainer::model::Design;
 use clap::{Args, Parser};
@@ -118,14 +118,15 @@ pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
         ExchangeChoice::Auto => "auto",
         ExchangeChoice::Tcp => "tcp",
         ExchangeChoice::Shm => "shm",
+        ExchangeChoice::Ucx => "ucx",
         ExchangeChoice::Node => "node",
     }
 }
 
 /// Whether workers that say these can be of one job. One that says auto takes what the other can.
 fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
-    use ExchangeChoice::{Auto, Shm, Tcp};
-    one == other || matches!((one, other), (Auto, Tcp | Shm) | (Tcp | Shm, Auto))
+    use ExchangeChoice::{Auto, Shm, Tcp, Ucx};
+    one == other || matches!((one, other), (Auto, Tcp | Shm | Ucx) | (Tcp | Shm | Ucx, Auto))
 }
 
 /// Refuses an exchange that the workers, or the rows of the job, are not for.
@@ -137,6 +138,13 @@ pub(super) fn check_exchange(
     let refuse = |field: &str, problem: &str, remedy: &str| {
         Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
     };
+    let chosen = [trainer.map(|it| it.exchange), server.map(|it| it.exchange)];
+    if chosen.contains(&Some(ExchangeChoice::Ucx))
+        && job.spec.attention.encryption == Some(Encryption::Tls)
+    {
+        let problem = "is ucx, which sends rows in the clear, and spec.attention.encryption is Tls";
+        return refuse("--exchange", problem, "say encryption: Off there, or --exchange=auto");
+    }
     let Some(trainer) = trainer else {
         if server.is_some_and(|it| it.exchange == ExchangeChoice::Node) {
             let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
@@ -310,6 +318,14 @@ mod tests {
         assert_eq!(refusal, told);
         let node = ServeOptions { exchange: ExchangeChoice::Node, ..super::parse(&[]).unwrap() };
         check_exchange(&job, None, Some(&node)).unwrap_err();
+        let ucx = ServeOptions { exchange: ExchangeChoice::Ucx, ..node };
+        assert!(check_exchange(&job, None, Some(&ucx)).is_ok());
+        job.spec.attention.encryption = Some(Encryption::Tls);
+        assert_eq!(
+            check_exchange(&job, None, Some(&ucx)).unwrap_err().to_string(),
+            "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Tls; say encryption: Off there, \
+             or --exchange=auto"
+        );
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) struct Copying {
 impl Paths {
     /// Begins a claimed pull on the best path that it has.
     pub(super) fn begin(&mut self, mut pull: Pull) {
-        let Some(shared) = &mut self.sharing else { return self.tcp.send_pull(pull) };
+        let Some(shared) = &mut self.sharing else { return self.begin_remote(pull) };
         let peer = pull.peer();
         if shared.required && !shared.ways.knows(peer) && self.tcp.is_opening(peer) {
             return shared.waiting.push(pull);
@@ -47,7 +47,7 @@ impl Paths {
                 if matches!(source, Source::Coming) {
                     self.traffic.sent_anew += 1;
                 }
-                self.tcp.send_pull(pull);
+                self.begin_remote(pull);
             }
             Err(why) => {
                 let answer = shared.ways.shut(peer, why, true, self.tcp.now());
@@ -101,6 +101,15 @@ impl Paths {
 
     /// Ends all pulls from a peer that are not the link's, and forgets its memory.
     pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
+        self.end_all_remote(peer, why);
+        self.end_all_shared(peer, why);
+        // They end before the event that says why.
+        for event in self.tcp.take_events() {
+            self.take_in(event);
+        }
+    }
+
+    fn end_all_shared(&mut self, peer: PeerId, why: &PullError) {
         let Some(shared) = &mut self.sharing else { return };
         shared.ways.forget(peer);
         let copying = std::mem::take(&mut shared.copying);
@@ -122,10 +131,6 @@ impl Paths {
         }
         for pull in ended {
             self.tcp.end_copied(pull, Err(why.clone()));
-        }
-        // They end before the event that says why.
-        for event in self.tcp.take_events() {
-            self.take_in(event);
         }
     }
 }

@@ -21,8 +21,10 @@
 //!
 //! Invariant: a copy counts only if its region was published from before it began until after it was over.
 
+mod choice;
 mod copies;
 mod offer;
+mod remote;
 mod sharing;
 #[cfg(test)]
 mod tests;
@@ -32,65 +34,26 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
 use self::offer::{OFFER, OFFER_BYTES, Offer};
+use self::remote::Remote;
 use self::sharing::Shared;
 use self::ways::Answer;
 use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
-use crate::tcp::{Tcp, TcpConfig};
+use crate::tcp::{Encryption, Limits, Tcp};
+use crate::ucx::{Transports, UcxError, rdma_devices};
 use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
 const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether rows take shared memory.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Sharing {
-    /// Never; nothing is offered either.
-    #[default]
-    Off,
-    /// Where the peer is of this machine.
-    Auto,
-    /// From every peer; one that cannot be reached so is closed.
-    Required,
-}
-
-/// How to open [`Paths`].
-#[derive(Clone, Copy)]
-pub struct PathsConfig {
-    /// Of the links.
-    pub tcp: TcpConfig,
-    /// Which paths there are.
-    pub sharing: Sharing,
-}
-
-/// Bytes of rows that pulls have brought, by their path.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Traffic {
-    /// Copied from memory of peers.
-    pub shared_bytes: u64,
-    /// Over links.
-    pub tcp_bytes: u64,
-    /// Pulls from peers whose memory is mapped here that had to be sent over the link: rows in no arena or one that was not mapped
-    /// yet, and rows that were withdrawn while they were copied.
-    pub sent_anew: u64,
-}
-
-/// How rows of a peer come.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Path {
-    /// By tcp, until it has answered whether there is a better way.
-    Asked,
-    /// By shared memory.
-    Shared,
-    /// By tcp.
-    Tcp,
-}
-
 /// See the module.
 pub struct Paths {
+    /// Before the landings, which it may write to.
+    remote: Option<Remote>,
     tcp: Tcp,
     sharing: Option<Shared>,
     /// Pulls that were copied and not told yet.
@@ -104,7 +67,7 @@ impl Paths {
     ///
     /// # Errors
     ///
-    /// [`Error::Open`], [`Error::Shared`].
+    /// [`Error::Open`], [`Error::Shared`], [`Error::Ucx`].
     pub fn open(config: PathsConfig) -> Result<Self, Error> {
         Self::open_at(config, Clock::system())
     }
@@ -116,9 +79,24 @@ impl Paths {
     /// As [`Self::open`].
     pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
         let PathsConfig { tcp, sharing } = config;
+        let (limits, encrypts) = (tcp.limits, tcp.encryption == Encryption::Tls);
         let mut tcp = Tcp::open_at(tcp, clock)?;
+        let remote = match sharing {
+            Sharing::Ucx(_) if encrypts => return Err(UcxError::InTheClear.into()),
+            Sharing::Ucx(over) => Some(Remote::open(&mut tcp, over, true, limits)?),
+            // Rows are not to cross a network in the clear where links are encrypted.
+            Sharing::Auto if encrypts => None,
+            Sharing::Auto => match Self::open_rdma(&mut tcp, limits) {
+                Ok(it) => it,
+                Err(error) => {
+                    tracing::info!(%error, "rows between machines come by tcp");
+                    None
+                }
+            },
+            Sharing::Off | Sharing::Required => None,
+        };
         let opened = match sharing {
-            Sharing::Off => None,
+            Sharing::Off | Sharing::Ucx(_) => None,
             Sharing::Auto | Sharing::Required => match Shared::open(&tcp, sharing) {
                 Ok(it) => Some(it),
                 Err(source) if sharing == Sharing::Required => {
@@ -136,7 +114,15 @@ impl Paths {
             tcp.announce(OFFER, Arc::new(offer));
         }
         let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
-        Ok(Self { tcp, sharing: opened, copied, traffic, events })
+        Ok(Self { remote, tcp, sharing: opened, copied, traffic, events })
+    }
+
+    /// UCX, where the machine has a card for it.
+    fn open_rdma(tcp: &mut Tcp, limits: Limits) -> Result<Option<Remote>, UcxError> {
+        if rdma_devices().is_empty() {
+            return Ok(None);
+        }
+        Remote::open(tcp, Transports::Rdma, false, limits).map(Some)
     }
 
     /// Bytes by path so far.
@@ -146,7 +132,13 @@ impl Paths {
 
     /// How rows of a peer come now.
     pub fn path(&self, peer: PeerId) -> Path {
-        self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer))
+        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
+        let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
+        // The best one that is open; then one that may be.
+        [Path::Shared, Path::Ucx, Path::Asked]
+            .into_iter()
+            .find(|it| shared == *it || remote == *it)
+            .unwrap_or(Path::Tcp)
     }
 
     /// As [`Tcp::landed`].
@@ -168,25 +160,42 @@ impl Paths {
         shared.asked.insert(pull, (peer, landing));
     }
 
-    /// Does what can be done without the links.
-    fn advance(&mut self) {
+    /// Does what can be done without the links: whether there may be more at once.
+    fn advance(&mut self) -> bool {
         let now = self.tcp.now();
         while let Some(answer) = self.sharing.as_mut().and_then(|it| it.ways.answer(now)) {
             self.take_answer(answer);
         }
         self.end_late(now);
         self.copy();
+        self.advance_remote()
+    }
+
+    /// Readies all that may end a wait: false where there is something to do already.
+    fn arm(&mut self) -> bool {
+        self.remote.as_mut().is_none_or(Remote::arm)
     }
 
     /// How long nothing has to be done unless the links or a door have news.
     fn rest(&self) -> Duration {
-        let Some(shared) = &self.sharing else { return Duration::MAX };
+        let now = self.tcp.now();
+        let remote = self.rest_remote(now);
+        let Some(shared) = &self.sharing else { return remote };
         if !shared.copying.is_empty() {
             return Duration::ZERO;
         }
-        let now = self.tcp.now();
         let late = shared.waiting.iter().map(|it| it.late_at().saturating_duration_since(now));
-        late.min().unwrap_or(Duration::MAX)
+        late.min().unwrap_or(Duration::MAX).min(remote)
+    }
+
+    /// When this returns, the memory of a region may be written.
+    fn withdraw_from_boards(&mut self, key: RegionKey) {
+        if let Some(shared) = &mut self.sharing {
+            shared.board.withdraw(key);
+        }
+        if let Some(remote) = &mut self.remote {
+            remote.board.withdraw(key);
+        }
     }
 
     fn take_answer(&mut self, answer: Answer) {
@@ -214,9 +223,12 @@ impl Paths {
     /// Takes in what the links say.
     fn take_in(&mut self, event: Event) {
         match &event {
-            Event::Connected(peer) if self.sharing.is_some() => {
+            Event::Connected(peer) => {
                 self.ask(*peer);
-                if self.sharing.as_ref().is_some_and(|it| it.required) {
+                self.ask_card(*peer);
+                if self.sharing.as_ref().is_some_and(|it| it.required)
+                    || self.remote.as_ref().is_some_and(|it| it.required)
+                {
                     return;
                 }
             }
@@ -226,12 +238,14 @@ impl Paths {
                 if let Some((peer, landing)) = asked {
                     return self.offered(peer, landing, result);
                 }
+                if self.take_said(*pull, result) {
+                    return;
+                }
                 if !self.copied.remove(pull) {
                     self.traffic.tcp_bytes += result.as_ref().unwrap_or(&0);
                 }
             }
-            Event::Connected(_)
-            | Event::Message { .. }
+            Event::Message { .. }
             | Event::Begun { .. }
             | Event::Room { .. }
             | Event::Refused { .. }
@@ -261,11 +275,18 @@ impl Paths {
 impl Drop for Paths {
     /// Ends all publications before their memory is free, and says by which path rows came.
     fn drop(&mut self) {
-        if let Some(shared) = &mut self.sharing {
-            shared.board.withdraw_all();
-            let Traffic { shared_bytes, tcp_bytes, sent_anew } = self.traffic;
+        let boards = [
+            self.sharing.as_mut().map(|it| &mut it.board),
+            self.remote.as_mut().map(|it| &mut it.board),
+        ];
+        let is_more = boards.iter().any(Option::is_some);
+        for board in boards.into_iter().flatten() {
+            board.withdraw_all();
+        }
+        if is_more {
+            let Traffic { shared_bytes, ucx_bytes, tcp_bytes, sent_anew } = self.traffic;
             tracing::info!(
-                "bytes of rows came by shared memory: {shared_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no shared memory in time)"
+                "bytes of rows came by shared memory: {shared_bytes}, by UCX: {ucx_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no better path in time)"
             );
         }
     }
@@ -284,19 +305,19 @@ impl Provider for Paths {
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
         // First, since the next line may free what was published before.
-        if let Some(shared) = &mut self.sharing {
-            shared.board.withdraw(key);
-        }
+        // First, since the next line may free what was published before.
+        self.withdraw_from_boards(key);
         let number = self.tcp.announce(key, Arc::clone(&memory));
         if let Some(shared) = &mut self.sharing {
             shared.publish(key, number, &memory);
         }
+        if let Some(remote) = &mut self.remote {
+            remote.publish(&mut self.tcp, key, number, &memory);
+        }
     }
 
     fn withdraw(&mut self, key: RegionKey) -> Option<Arc<Buffer>> {
-        if let Some(shared) = &mut self.sharing {
-            shared.board.withdraw(key);
-        }
+        self.withdraw_from_boards(key);
         self.tcp.withdraw(key)
     }
 
@@ -326,6 +347,9 @@ impl Provider for Paths {
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
                 self.ask(peer);
             }
+            if self.remote.as_ref().is_some_and(|it| it.is_to_be_tried(peer, now)) {
+                self.ask_card(peer);
+            }
             self.begin(pull);
         }
         id
@@ -339,14 +363,15 @@ impl Provider for Paths {
         let until = Instant::now().checked_add(timeout);
         let mut news = Vec::new();
         loop {
-            self.advance();
+            let is_more = self.advance();
             let now = Instant::now();
             let left = until.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
             let done = !self.events.is_empty() || left.is_zero();
             // Also where there is news already: queued messages are sent, and nothing waits for the caller's next turn.
-            let sleep = if done { Duration::ZERO } else { left.min(self.rest()) };
+            let sleep =
+                if done || is_more || !self.arm() { Duration::ZERO } else { left.min(self.rest()) };
             self.tcp.poll(sleep, &mut news);
-            let early = news.is_empty() && now.elapsed() < sleep;
+            let early = self.tcp.was_called() && news.is_empty();
             for event in news.drain(..) {
                 self.take_in(event);
             }

@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::remote::Remote;
 use super::{Paths, PathsConfig, Sharing};
 use crate::clock::{Clock, Hand};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
@@ -16,6 +17,7 @@ use crate::pool::Pool;
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::tests::{Random, setting};
+use crate::ucx::Transports;
 
 const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
 /// Words of the longest region.
@@ -49,6 +51,8 @@ struct Happened {
 }
 
 struct World {
+    /// Of the owners.
+    sharing: Sharing,
     random: Random,
     hand: Hand,
     reader: Paths,
@@ -66,29 +70,42 @@ struct World {
 
 fn open(me: PeerId, sharing: Sharing, clock: Clock) -> Paths {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let (encryption, limits) = (Encryption::Off, Limits::default());
+    // Reads of many parts, too.
+    let (part_bytes, peer_window_bytes) = match sharing {
+        Sharing::Ucx(_) => (4096, 16_384),
+        Sharing::Off | Sharing::Auto | Sharing::Required => (1 << 20, 16 << 20),
+    };
+    let limits = Limits { peer_window_bytes, part_bytes, ..Limits::default() };
+    let encryption = Encryption::Off;
     let tcp = TcpConfig { bind, me, secret: [3; 32], data_version: 1, encryption, limits };
     let mut paths = Paths::open_at(PathsConfig { tcp, sharing }, clock).unwrap();
     // A pull of many turns.
-    paths.sharing.as_mut().unwrap().turn_bytes = 8192;
+    if let Some(shared) = &mut paths.sharing {
+        shared.turn_bytes = 8192;
+    }
     paths
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, ucx: Option<Transports>) -> Self {
         let mut random = Random::new(seed);
-        let sharing = [Sharing::Auto, Sharing::Required][random.below(2)];
+        let required = [Sharing::Auto, Sharing::Required][random.below(2)];
+        let (sharing, required) = match ucx {
+            None => (Sharing::Auto, required),
+            Some(over) => (Sharing::Ucx(over), Sharing::Ucx(over)),
+        };
         let (clock, hand) = Clock::driven();
-        let reader = open(READER, sharing, clock);
+        let reader = open(READER, required, clock);
         let owners = (0..2).map(|index| {
             let id = PeerId { role: Role::Trainer, index, incarnation: 0 };
-            Owner { paths: open(id, Sharing::Auto, Clock::system()), id }
+            Owner { paths: open(id, sharing, Clock::system()), id }
         });
         let owners = owners.collect();
         let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
         let (published, numbers, wanted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (happened, events) = (Happened::default(), Vec::new());
         Self {
+            sharing,
             random,
             hand,
             reader,
@@ -231,9 +248,13 @@ impl World {
                 // The way is lost.
                 let (id, now) = (self.owners[owner].id, self.reader.tcp.now());
                 self.happened.losses += 1;
-                let shared = self.reader.sharing.as_mut().unwrap();
-                let answer = shared.ways.shut(id, "a test".to_owned(), false, now);
-                self.reader.take_answer(answer);
+                match &mut self.reader.sharing {
+                    Some(shared) => {
+                        let answer = shared.ways.shut(id, "a test".to_owned(), false, now);
+                        self.reader.take_answer(answer);
+                    }
+                    None => self.reader.lose_way(id),
+                }
             }
             10 if self.random.below(2) == 0 => {
                 self.happened.rests += 1;
@@ -248,7 +269,7 @@ impl World {
                 self.happened.deaths += 1;
                 let PeerId { role, index, incarnation } = self.owners[owner].id;
                 let id = PeerId { role, index, incarnation: incarnation + 1 };
-                let paths = open(id, Sharing::Auto, Clock::system());
+                let paths = open(id, self.sharing, Clock::system());
                 self.owners[owner] = Owner { paths, id };
                 self.published.retain(|it, _| it.0.index != index);
             }
@@ -294,8 +315,11 @@ impl World {
                 left.pop();
             }
         }
-        let shared = self.reader.sharing.as_ref().unwrap();
-        assert!(shared.copying.is_empty() && shared.waiting.is_empty() && shared.asked.len() <= 2);
+        if let Some(shared) = &self.reader.sharing {
+            assert!(shared.copying.is_empty() && shared.waiting.is_empty());
+            assert!(shared.asked.len() <= 2);
+        }
+        assert!(self.reader.remote.as_ref().is_none_or(Remote::is_idle));
         self.came
     }
 }
@@ -307,8 +331,23 @@ fn whatever_happens_to_ways_and_owners_a_pull_ends_once_and_brings_one_publicati
     let (mut came, mut seed) = (0, first);
     while seed < first + runs {
         println!("CADRE_SEED={seed} CADRE_PATHS_RUNS=1");
-        came += World::new(seed).run();
+        came += World::new(seed, None).run();
         seed += 1;
+    }
+    assert!(came > runs * 6, "{came} pulls brought rows");
+}
+
+#[test]
+fn whatever_happens_to_ways_of_ucx_a_pull_ends_once_and_brings_one_publication() {
+    if let Err(why) = crate::ucx::ucx_here() {
+        return println!("skipped: {why}");
+    }
+    let first = setting("CADRE_SEED").unwrap_or(1);
+    let runs = setting("CADRE_PATHS_RUNS").unwrap_or(60) / 6;
+    let mut came = 0;
+    for seed in first..first + runs {
+        println!("CADRE_SEED={seed} CADRE_PATHS_RUNS=6");
+        came += World::new(seed, Some(Transports::SharedMemory)).run();
     }
     assert!(came > runs * 6, "{came} pulls brought rows");
 }

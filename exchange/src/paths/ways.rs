@@ -26,8 +26,8 @@ use crate::shared::{Foreign, Found, Reading};
 use crate::waker::Waker;
 
 /// After how long a way that is shut is tried again, at first and at most.
-const FIRST_REST: Duration = Duration::from_secs(30);
-const LONGEST_REST: Duration = Duration::from_mins(10);
+pub(super) const FIRST_REST: Duration = Duration::from_secs(30);
+pub(super) const LONGEST_REST: Duration = Duration::from_mins(10);
 
 /// Arenas of one peer that are mapped here: an honest one has a few. The system bounds the mappings of a process (65,530).
 const MOST_ARENAS: usize = 1024;

@@ -17,15 +17,20 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::mapping::{Foreign, Own};
+use super::mapping::{Foreign, Own, Stretch};
 use crate::peer::RegionKey;
 
 const ENTRY_WORDS: usize = 8;
 const BUCKET_ENTRIES: usize = 8;
 const BUCKETS: usize = 65_536;
 const WORDS: usize = BUCKETS * BUCKET_ENTRIES * ENTRY_WORDS;
+
+/// Bytes of an entry, and of all entries that a key may have; they lie one behind the other.
+pub(crate) const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
+pub(crate) const BUCKET_BYTES: usize = BUCKET_ENTRIES * ENTRY_BYTES;
 
 /// Where a region lies.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,18 +43,23 @@ pub(crate) struct Spot {
 /// The table of this process.
 #[derive(Debug)]
 pub(crate) struct Board {
-    words: Own,
+    words: Arc<Own>,
     /// First words of the entries of keys.
     places: BTreeMap<RegionKey, usize>,
 }
 
 impl Board {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { words: Own::new(WORDS * 8)?, places: BTreeMap::new() })
+        Ok(Self { words: Arc::new(Own::new(WORDS * 8)?), places: BTreeMap::new() })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.words.descriptor()
+    }
+
+    /// All of it, for a device that reads it.
+    pub(crate) fn stretch(&self) -> Stretch {
+        Stretch::of_own(&self.words)
     }
 
     /// Writes down a publication of a key that has none, whose number is not 0 and was never used. False where there is no room.
@@ -92,6 +102,37 @@ pub(crate) struct Found {
     entry: usize,
     pub(crate) number: u64,
     pub(crate) spot: Spot,
+}
+
+impl Found {
+    /// First byte of the bucket of a key in its owner's table.
+    pub(crate) fn bucket(key: RegionKey) -> u64 {
+        entries(key).next().map_or(0, |it| it as u64 * 8)
+    }
+
+    /// A region among the words of its bucket that a device has copied. Words of two publications may be mixed in them: who uses it
+    /// copies its entry again when all is here, and looks whether [`Self::is_still`] what it was.
+    pub(crate) fn among(key: RegionKey, words: &[u64]) -> Option<Self> {
+        let mut bucket = entries(key).zip(words.chunks_exact(ENTRY_WORDS));
+        bucket.find_map(|(entry, words)| {
+            let &[number, one, two, arena, at, bytes, ..] = words else { return None };
+            let found = Self { entry, number, spot: Spot { arena, at, bytes } };
+            (number != 0 && [one, two] == key_words(key)).then_some(found)
+        })
+    }
+
+    /// First byte of its entry in its owner's table.
+    pub(crate) fn place(&self) -> u64 {
+        self.entry as u64 * 8
+    }
+
+    /// Whether a later copy of its entry says the same of the key: then it was published when the first of them was made, its place
+    /// was the right one, and it lasted until the second began.
+    pub(crate) fn is_still(&self, key: RegionKey, words: &[u64]) -> bool {
+        let Spot { arena, at, bytes } = self.spot;
+        let [one, two] = key_words(key);
+        words.starts_with(&[self.number, one, two, arena, at, bytes])
+    }
 }
 
 impl Reading {
@@ -171,6 +212,31 @@ mod tests {
         assert_eq!(found.spot, spot(128));
         board.withdraw_all();
         assert_eq!((reading.find(key), reading.still(&found)), (None, false));
+    }
+
+    #[test]
+    fn copied_words_of_a_table_say_the_same_as_the_table() {
+        let (mut board, _) = pair();
+        let words = |board: &Board, at: u64, bytes: usize| -> Vec<u64> {
+            (0..bytes / 8).map(|it| board.words.load(at as usize / 8 + it)).collect()
+        };
+        for at in 0..20_u32 {
+            let key = RegionKey([at % 3, at, 5, at]);
+            assert!(board.publish(key, u64::from(at) + 7, spot(64)));
+            let bucket = words(&board, Found::bucket(key), BUCKET_BYTES);
+            let found = Found::among(key, &bucket).unwrap();
+            assert_eq!((found.number, found.spot), (u64::from(at) + 7, spot(64)));
+            assert_eq!(Found::among(RegionKey([9, 9, at, 1]), &bucket), None);
+            let still =
+                |board: &Board| found.is_still(key, &words(board, found.place(), ENTRY_BYTES));
+            assert!(still(&board));
+            // The same number with another place is a mixture of two publications.
+            board.words.store(found.entry + 4, 65);
+            assert!(!still(&board));
+            board.withdraw(key);
+            assert!(!still(&board));
+            assert_eq!(Found::among(key, &words(&board, Found::bucket(key), BUCKET_BYTES)), None);
+        }
     }
 
     #[test]

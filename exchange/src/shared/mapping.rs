@@ -127,6 +127,48 @@ impl Own {
     }
 }
 
+/// A stretch of memory of this process that others can only read, and that stays mapped as long as this lives. It has no
+/// accessors for bytes: it is for devices that read by themselves.
+#[derive(Debug)]
+pub(crate) struct Stretch {
+    of: Mapped,
+    at: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Mapped {
+    Arena(Arc<Arena>),
+    Own(Arc<Own>),
+}
+
+impl Stretch {
+    /// The bytes of an arena from `at` on, at most `bytes`; none behind its end.
+    pub(crate) fn of_arena(arena: &Arc<Arena>, at: u64, bytes: usize) -> Option<Self> {
+        let length = arena.own.map.bytes;
+        let at = usize::try_from(at).ok().filter(|at| *at < length)?;
+        Some(Self { of: Mapped::Arena(Arc::clone(arena)), at, bytes: bytes.min(length - at) })
+    }
+
+    /// All of a memory.
+    pub(super) fn of_own(own: &Arc<Own>) -> Self {
+        Self { of: Mapped::Own(Arc::clone(own)), at: 0, bytes: own.map.bytes }
+    }
+
+    /// Where it begins in this process.
+    pub(crate) fn address(&self) -> u64 {
+        let map = match &self.of {
+            Mapped::Arena(arena) => &arena.own.map,
+            Mapped::Own(own) => &own.map,
+        };
+        map.start.as_ptr() as u64 + self.at as u64
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// Memory of another process, which may write it at any time.
 #[derive(Debug)]
 pub(crate) struct Foreign(Map);

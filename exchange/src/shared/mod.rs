@@ -19,5 +19,5 @@ mod free;
 mod mapping;
 
 pub(crate) use self::arena::Arenas;
-pub(crate) use self::board::{Board, Found, Reading, Spot};
-pub(crate) use self::mapping::{Foreign, Part};
+pub(crate) use self::board::{BUCKET_BYTES, Board, ENTRY_BYTES, Found, Reading, Spot};
+pub(crate) use self::mapping::{Foreign, Part, Stretch};

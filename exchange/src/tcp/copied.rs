@@ -39,7 +39,7 @@ impl Tcp {
         let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
         let wish = Wish { peer, key, spans, runs, bytes };
         let token = self.peers.get(&peer).and_then(|it| it.outgoing);
-        // Links count from 2.
+        // Links count from 3.
         let place = (landing, token.unwrap_or(0));
         let pull = Pull::new(id, wish, place, patience, self.clock.now());
         (id, self.ledger.begin(pull))
@@ -153,6 +153,16 @@ impl Pull {
     /// When it is late if it has only waited.
     pub(crate) fn late_at(&self) -> Instant {
         self.deadline(self.since)
+    }
+
+    /// When it is late if something came for it, or for another one, last at `heard`.
+    pub(crate) fn late_after(&self, heard: Option<Instant>) -> Instant {
+        self.deadline(heard.unwrap_or(self.since))
+    }
+
+    /// What has landed of it does not count.
+    pub(crate) fn begin_anew(&mut self) {
+        self.restart();
     }
 
     pub(crate) fn is_late(&self, now: Instant) -> bool {

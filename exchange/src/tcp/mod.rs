@@ -153,6 +153,8 @@ pub struct Tcp {
     resting: BTreeSet<(Instant, u64)>,
     /// Bytes that were asked for over all links and are not here.
     asked_bytes: u64,
+    /// Whether the waker was used, for who polls this as a part of itself.
+    is_called: bool,
 }
 
 /// A provider is opened in one thread and polled in another.
@@ -221,6 +223,7 @@ impl Tcp {
             opening: BTreeSet::new(),
             resting: BTreeSet::new(),
             asked_bytes: 0,
+            is_called: false,
         };
         tcp.watch(&tcp.waker, run::WAKER)?;
         tcp.watch(&tcp.listener, run::LISTENER)?;

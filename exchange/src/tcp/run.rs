@@ -23,7 +23,8 @@ use crate::provider::{Event, PullError};
 /// Tokens of what is not a link.
 pub(super) const WAKER: u64 = 0;
 pub(super) const LISTENER: u64 = 1;
-pub(super) const FIRST_LINK: u64 = 2;
+const DEVICE: u64 = 2;
+pub(super) const FIRST_LINK: u64 = 3;
 
 /// Sockets that one wait reports; others have their turn in the next one.
 const READY: usize = 256;
@@ -42,7 +43,8 @@ impl Tcp {
             let wait = if done { Some(Duration::ZERO) } else { self.sleep(until, now) };
             let ready = self.wait(wait);
             for (token, flags) in ready {
-                woken |= token == WAKER;
+                self.is_called |= token == WAKER;
+                woken |= token == WAKER || token == DEVICE;
                 self.serve(token, flags);
             }
             if done || woken || !self.ledger.events.is_empty() {
@@ -76,6 +78,8 @@ impl Tcp {
             self.waker.clear();
         } else if token == LISTENER {
             self.accept();
+        } else if token == DEVICE {
+            // Its owner looks at it when the poll has ended.
         } else if self.strangers.get_mut(token).is_some() {
             self.serve_stranger(token);
         } else if let Some(link) = self.incoming.get_mut(&token) {
@@ -142,6 +146,22 @@ impl Tcp {
     /// Watches for input.
     pub(super) fn watch(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(token), EventFlags::IN)?)
+    }
+
+    /// Lets a poll end when a descriptor is readable that is no link's. It is forgotten when it is closed.
+    pub(crate) fn watch_device(&self, source: impl AsFd) -> io::Result<()> {
+        self.watch(source, DEVICE)
+    }
+
+    /// Such a descriptor ends no poll any more.
+    pub(crate) fn forget_device(&self, source: impl AsFd) {
+        // One that is watched is there; one that is not needs nothing.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+
+    /// Whether the waker was used since this was asked last.
+    pub(crate) fn was_called(&mut self) -> bool {
+        std::mem::take(&mut self.is_called)
     }
 
     /// Sends what is queued for peers, and asks for what there is room for.

@@ -1,6 +1,6 @@
 //! Providers on loopback, polled in turn by one test thread, and a peer that speaks raw bytes.
 //!
-//! In the program `shared` the same cases take shared memory: nodes require it, and what they publish lies in arenas.
+//! In the program `shared` the same cases take shared memory, in `ucx` UCX: nodes require it, and what they publish lies in arenas.
 //!
 //! The raw peer writes the greeting down a second time, from `docs/exchange.md`, so that page and code are compared.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cadre_exchange::{
     Buffer, Clock, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
-    Provider, PullError, PullId, RegionKey, Role, Sharing, TcpConfig,
+    Provider, PullError, PullId, RegionKey, Role, Sharing, TcpConfig, Transports,
 };
 
 pub(crate) const SECRET: [u8; 32] = [42; 32];
@@ -26,8 +26,30 @@ static ARENAS: LazyLock<Arc<Pool>> =
     LazyLock::new(|| Pool::shared_and_poisoned(1 << 20).expect("shared memory"));
 
 /// Which paths the nodes of this program take.
-fn sharing() -> Sharing {
-    if env!("CARGO_CRATE_NAME") == "shared" { Sharing::Required } else { Sharing::Off }
+pub(crate) fn sharing() -> Sharing {
+    match env!("CARGO_CRATE_NAME") {
+        "shared" => Sharing::Required,
+        "ucx" => ucx(),
+        _ => Sharing::Off,
+    }
+}
+
+/// UCX, over what `CADRE_UCX_OVER` says, or links where this machine has none.
+fn ucx() -> Sharing {
+    static HERE: LazyLock<bool> = LazyLock::new(|| match cadre_exchange::ucx_here() {
+        Ok(_) => true,
+        Err(why) => {
+            println!("skipped: {why}");
+            false
+        }
+    });
+    if !*HERE {
+        return Sharing::Off;
+    }
+    match Transports::asked() {
+        Transports::Rdma | Transports::SharedMemory => Sharing::Ucx(Transports::SharedMemory),
+        Transports::Sockets => Sharing::Ucx(Transports::Sockets),
+    }
 }
 
 /// A provider and what it has reported.
@@ -165,7 +187,7 @@ pub(crate) fn connect(from: &mut Node, to: &mut Node) {
 pub(crate) fn pattern(bytes: usize, seed: usize) -> Buffer {
     let mut memory = match sharing() {
         Sharing::Off => Buffer::zeroed(bytes),
-        Sharing::Auto | Sharing::Required => ARENAS.take(bytes),
+        Sharing::Auto | Sharing::Required | Sharing::Ucx(_) => ARENAS.take(bytes),
     };
     for (at, byte) in memory.bytes_mut().iter_mut().enumerate() {
         *byte = (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(17) ^ seed.wrapping_mul(101)) as u8;

@@ -31,7 +31,7 @@ fn whole(reader: &mut Node, owner: &mut Node, key: RegionKey) -> Result<Buffer, 
 }
 
 fn by(shared: usize, tcp: usize, sent_anew: u64) -> Traffic {
-    Traffic { shared_bytes: shared as u64, tcp_bytes: tcp as u64, sent_anew }
+    Traffic { shared_bytes: shared as u64, ucx_bytes: 0, tcp_bytes: tcp as u64, sent_anew }
 }
 
 #[test]

@@ -157,13 +157,15 @@ impl Opened {
 /// How rows are to move.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Choice {
-    /// From the host's memory: by shared memory where the peer is of this machine, else through sockets.
+    /// From the host's memory: by shared memory where the peer is of this machine, by RDMA where both have it, else through sockets.
     #[default]
     Auto,
     /// From the host's memory, through sockets.
     Tcp,
     /// From the host's memory, by shared memory alone.
     Shared,
+    /// From the host's memory, by UCX alone.
+    Ucx,
     /// By copies of the GPU, between processes of one machine.
     Node,
 }
@@ -205,7 +207,9 @@ pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
     if sharing != Sharing::Off {
         match memory::share_rows() {
             Ok(()) => {}
-            Err(source) if sharing == Sharing::Required => return Err(Error::Shared { source }),
+            Err(source) if matches!(sharing, Sharing::Required | Sharing::Ucx(_)) => {
+                return Err(Error::Shared { source });
+            }
             Err(error) => {
                 tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp");
             }
@@ -242,6 +246,7 @@ impl OnHost for Paths {
         match self.path(peer) {
             PeerPath::Asked | PeerPath::Tcp => "tcp",
             PeerPath::Shared => "shm",
+            PeerPath::Ucx => "ucx",
         }
     }
 

@@ -1,0 +1,199 @@
+//! How a way is opened: what its owner says of itself, its first read, and the keys of its memory.
+//!
+//! In: peers that connect, what they say over links. Out: ways that are open, or left.
+//!
+//! Invariant: what a peer says counts for the way that it was asked for alone.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::card::{self, CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
+use super::leaving::Onward;
+use super::way::{Key, Stage, Way};
+use super::{Asked, For, PATIENCE, Remote};
+use crate::buffer::Buffer;
+use crate::paths::{Path, Paths};
+use crate::peer::{PeerId, Piece, RegionKey};
+use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
+use crate::shared::{ENTRY_BYTES, Found};
+use crate::ucx::{Transports, is_rdma};
+
+impl Remote {
+    /// How rows of a peer come now.
+    pub(in crate::paths) fn path(&self, peer: PeerId) -> Option<Path> {
+        self.ways.get(&peer).map(Way::path)
+    }
+
+    /// Whether a way that is shut has rested long enough.
+    pub(in crate::paths) fn is_to_be_tried(&self, peer: PeerId, now: Instant) -> bool {
+        let again = |it: &Way| matches!(it.stage, Stage::Shut { again } if again <= now);
+        self.ways.get(&peer).is_some_and(again)
+    }
+}
+
+impl Paths {
+    /// Asks a peer for its card.
+    pub(in crate::paths) fn ask_card(&mut self, peer: PeerId) {
+        let now = self.tcp.now();
+        let Some(remote) = &mut self.remote else { return };
+        remote.rounds += 1;
+        let round = remote.rounds;
+        let left = remote.close_way(peer, now);
+        let before = remote.ways.remove(&peer);
+        remote.ways.insert(peer, Way::asked(round, before));
+        for pull in left {
+            self.tcp.send_anew(pull);
+        }
+        self.ask_owner(peer, round, CARD, CARD_BYTES, None);
+    }
+
+    fn ask_owner(
+        &mut self,
+        peer: PeerId,
+        round: u64,
+        key: RegionKey,
+        bytes: usize,
+        stretch: Option<(u64, u32)>,
+    ) {
+        let landing = self.tcp.land(Buffer::zeroed(bytes));
+        let whole = vec![Piece { remote: 0, local: 0, bytes: bytes as u64 }];
+        let pull = self.tcp.pull(peer, key, whole, landing, PATIENCE);
+        if let Some(remote) = &mut self.remote {
+            remote.asked.insert(pull, Asked { peer, round, landing, stretch });
+        }
+    }
+
+    /// Takes what a peer says of itself, if this pull asked for it.
+    pub(in crate::paths) fn take_said(
+        &mut self,
+        pull: PullId,
+        result: &Result<u64, PullError>,
+    ) -> bool {
+        let asked = self.remote.as_mut().and_then(|it| it.asked.remove(&pull));
+        let Some(Asked { peer, round, landing, stretch }) = asked else { return false };
+        let said = self.said(landing, result);
+        let is_there = |it: &Remote| it.ways.get(&peer).is_some_and(|it| it.round == round);
+        if self.remote.as_ref().is_some_and(is_there) {
+            let is_odd = stretch.is_some() || !matches!(result, Err(PullError::Gone));
+            let taken = match stretch {
+                None => said.and_then(|it| self.take_card(peer, round, &it)),
+                Some(place) => said.and_then(|it| self.take_key(peer, place, &it)),
+            };
+            if let Err(why) = taken {
+                self.leave(peer, &why, is_odd, Onward::Link(BTreeSet::new()));
+            }
+        }
+        true
+    }
+
+    fn said(
+        &mut self,
+        landing: LandingId,
+        result: &Result<u64, PullError>,
+    ) -> Result<Buffer, String> {
+        let landed = self.tcp.take(landing).map_err(|it| it.to_string());
+        match result {
+            Ok(_) => landed,
+            Err(PullError::Gone) => Err("it offers no UCX".to_owned()),
+            Err(why) => Err(format!("it does not say how its rows are read: {why}")),
+        }
+    }
+
+    /// Opens the way to the owner of a card, and looks at its board for the first time.
+    fn take_card(&mut self, peer: PeerId, round: u64, said: &Buffer) -> Result<(), String> {
+        let card = Card::decode(said.bytes()).ok_or("its card is none of this build")?;
+        let until = self.tcp.now() + PATIENCE;
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        let was_reading = remote.net.descriptors().is_ok_and(|it| it.1.is_some());
+        let end = remote.net.connect(&card.address).map_err(|it| it.to_string())?;
+        if !was_reading {
+            let (_, reading) = remote.net.descriptors().map_err(|it| it.to_string())?;
+            if let Some(it) = reading {
+                self.tcp.watch_device(it).map_err(|it| it.to_string())?;
+            }
+        }
+        let key = remote.net.unpack(end, &card.board.key);
+        let id = match key {
+            Ok(id) => id,
+            Err(why) => {
+                remote.net.close(end);
+                return Err(why.to_string());
+            }
+        };
+        let board = Key { id, start: card.board.start };
+        if let Some(way) = remote.ways.get_mut(&peer) {
+            way.stage = Stage::Looking { end, board, until };
+        }
+        remote.look(peer, 0, ENTRY_BYTES, For::Look(peer, round))
+    }
+
+    fn take_key(&mut self, peer: PeerId, place: (u64, u32), said: &Buffer) -> Result<(), String> {
+        let PackedKey { start, key } =
+            PackedKey::decode(said.bytes()).ok_or("its key is none of this build")?;
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        let Some(way) = remote.ways.get_mut(&peer) else { return Ok(()) };
+        let Some(end) = way.end() else { return Ok(()) };
+        let id = remote.net.unpack(end, &key).map_err(|it| it.to_string())?;
+        way.keys.insert(place, Some(Key { id, start }));
+        Ok(())
+    }
+
+    /// The first look at a board has come.
+    pub(super) fn seen(&mut self, peer: PeerId) {
+        let Some(remote) = &mut self.remote else { return };
+        let over = remote.transports.names();
+        let Some(way) = remote.ways.get_mut(&peer) else { return };
+        let emulates = |lanes: &str| remote.transports == Transports::Rdma && !is_rdma(lanes);
+        if let Some(end) = way.end()
+            && emulates(&remote.net.lanes(end))
+        {
+            let why = "UCX would emulate reads with the owner's processor";
+            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+        }
+        way.open(peer, over);
+        if remote.required {
+            // Held back until there is a way.
+            self.events.push(Event::Connected(peer));
+            self.begin_waiting_remote();
+        }
+    }
+
+    /// Begins again what has waited for a way.
+    fn begin_waiting_remote(&mut self) {
+        let waiting = self.remote.as_mut().map(|it| std::mem::take(&mut it.waiting));
+        for mut pull in waiting.unwrap_or_default() {
+            self.tcp.watch_anew(&mut pull);
+            self.begin_remote(pull);
+        }
+    }
+
+    /// Asks for the keys of a region that are not here.
+    pub(super) fn ask_keys(&mut self, id: PullId, found: &Found) {
+        let Some(remote) = &mut self.remote else { return };
+        let Some(reading) = remote.reading.get(&id) else { return };
+        let (peer, reach) = (reading.peer(), reading.flying.pull().reach());
+        let Some(way) = remote.ways.get_mut(&peer) else { return };
+        let (round, spot) = (way.round, found.spot);
+        let end =
+            spot.at.checked_add(reach).and_then(|it| it.checked_next_multiple_of(STRETCH_BYTES));
+        let stretches = end.map(|end| spot.at / STRETCH_BYTES..end / STRETCH_BYTES);
+        // More than any machine has memory.
+        let sound =
+            stretches.filter(|it| it.end < 1 << 24 && it.end.saturating_sub(it.start) < 1 << 16);
+        let Some(stretches) = sound else {
+            let why = "its region ends behind every arena";
+            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+        };
+        let mut wanted = Vec::new();
+        for index in stretches {
+            let place = (spot.arena, index as u32);
+            way.keys.entry(place).or_insert_with(|| {
+                wanted.push(place);
+                None
+            });
+        }
+        for place in wanted {
+            self.ask_owner(peer, round, card::key_region(place), KEY_BYTES, Some(place));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The way to one owner by UCX: from its card to an open end, or why there is none.
+//!
+//! In: what was asked and what came of it, with the time. Out: stages. Nothing is read here.
+//!
+//! ```text
+//! connected ──▶ Asked: card over the link ──▶ Looking: a read of its board ──▶ Open: keys as they are needed
+//!                  └──────────────▶ Shut ◀──────────┴─────────────────────────────┘
+//!                    ▲               │ 30 s, doubling to 10 min; then with the next pull
+//!                    └───────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::super::Path;
+use super::super::ways::{FIRST_REST, LONGEST_REST};
+use crate::peer::PeerId;
+use crate::ucx::{EndId, KeyId, Read};
+
+/// See the module.
+pub(super) struct Way {
+    pub(super) stage: Stage,
+    pub(super) round: u64,
+    /// Keys of stretches; none while they are on their way.
+    pub(super) keys: BTreeMap<(u64, u32), Option<Key>>,
+    /// Bytes of rows that are under way.
+    pub(super) flying_bytes: u64,
+    /// When a read ended last.
+    pub(super) heard: Option<Instant>,
+    /// The rest that follows when it is shut.
+    rest: Duration,
+    /// What was said of it last.
+    said: Option<Path>,
+}
+
+pub(super) enum Stage {
+    Asked,
+    Looking { end: EndId, board: Key, until: Instant },
+    Open { end: EndId, board: Key },
+    Shut { again: Instant },
+}
+
+/// A memory of an owner.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    pub(super) id: KeyId,
+    /// Its first byte in the owner's process.
+    pub(super) start: u64,
+}
+
+impl Key {
+    /// A read from its byte `at` on.
+    pub(super) fn at(self, end: EndId, at: u64) -> Read {
+        Read { end, key: self.id, from: self.start.wrapping_add(at) }
+    }
+}
+
+impl Way {
+    /// One that is asked for, after `before` to the same peer.
+    pub(super) fn asked(round: u64, before: Option<Self>) -> Self {
+        let (rest, said) = before.map_or((FIRST_REST, None), |it| (it.rest, it.said));
+        let (stage, keys) = (Stage::Asked, BTreeMap::new());
+        Self { stage, round, keys, flying_bytes: 0, heard: None, rest, said }
+    }
+
+    pub(super) fn end(&self) -> Option<EndId> {
+        match self.stage {
+            Stage::Looking { end, .. } | Stage::Open { end, .. } => Some(end),
+            Stage::Asked | Stage::Shut { .. } => None,
+        }
+    }
+
+    pub(super) fn path(&self) -> Path {
+        match self.stage {
+            Stage::Asked | Stage::Looking { .. } => Path::Asked,
+            Stage::Open { .. } => Path::Ucx,
+            Stage::Shut { .. } => Path::Tcp,
+        }
+    }
+
+    /// Its first look was seen.
+    pub(super) fn open(&mut self, peer: PeerId, over: &str) {
+        let Stage::Looking { end, board, .. } = self.stage else { return };
+        if self.said != Some(Path::Ucx) {
+            tracing::info!("rows of {peer} come by UCX ({over})");
+        }
+        (self.said, self.rest) = (Some(Path::Ucx), FIRST_REST);
+        self.stage = Stage::Open { end, board };
+    }
+
+    /// Leaves it for a while.
+    pub(super) fn shut(&mut self, peer: PeerId, why: &str, is_odd: bool, now: Instant) {
+        if self.said != Some(Path::Tcp) {
+            if is_odd {
+                tracing::warn!("rows of {peer} do not come by UCX: {why}");
+            } else {
+                tracing::debug!("rows of {peer} do not come by UCX: {why}");
+            }
+            self.said = Some(Path::Tcp);
+        }
+        self.stage = Stage::Shut { again: now + self.rest };
+        self.rest = (2 * self.rest).min(LONGEST_REST);
+        self.keys.clear();
+    }
+}

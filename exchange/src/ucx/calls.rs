@@ -1,0 +1,91 @@
+//! How UCX is called and calls back: parameters of requests, what it answers at once, and what its callbacks leave.
+//!
+//! In: what UCX gives to callbacks. Out: a queue that whoever makes progress takes in.
+//!
+//! Invariant: a note is given back once, by the callback or by who began the request.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cadre_ucx_sys::bindings as b;
+
+/// Zeros behind what a peer says, so that UCX reads no other memory when a length in it lies.
+const MARGIN: usize = 4096;
+
+/// What callbacks leave.
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) done: Vec<(u64, b::ucs_status_t)>,
+    /// Endpoints that failed.
+    pub(super) failed: Vec<(usize, b::ucs_status_t)>,
+}
+
+pub(super) type Queue = Mutex<Told>;
+
+/// What a callback of a read gets.
+pub(super) struct Note {
+    pub(super) queue: Arc<Queue>,
+    pub(super) get: u64,
+    pub(super) free: unsafe extern "C" fn(*mut c_void),
+}
+
+pub(super) unsafe extern "C" fn ended(
+    request: *mut c_void,
+    status: b::ucs_status_t,
+    note: *mut c_void,
+) {
+    // SAFETY: UCX gives back what `begin` gave it, once.
+    let note = unsafe { Box::from_raw(note.cast::<Note>()) };
+    note.queue.lock().unwrap_or_else(PoisonError::into_inner).done.push((note.get, status));
+    // SAFETY: the request has ended, and nobody else has it.
+    unsafe { (note.free)(request) };
+}
+
+pub(super) unsafe extern "C" fn failed(
+    queue: *mut c_void,
+    ep: b::ucp_ep_h,
+    status: b::ucs_status_t,
+) {
+    // SAFETY: the queue lives as long as the worker that calls this.
+    let queue = unsafe { &*queue.cast::<Queue>() };
+    let mut told = queue.lock().unwrap_or_else(PoisonError::into_inner);
+    told.failed.push((ep as usize, status));
+}
+
+pub(super) fn padded(said: &[u8]) -> Vec<u8> {
+    [said, &[0; MARGIN]].concat()
+}
+
+pub(super) fn request(
+    op_attr_mask: u32,
+    flags: u32,
+    cb: b::ucp_send_nbx_callback_t,
+    user_data: *mut c_void,
+) -> b::ucp_request_param_t {
+    b::ucp_request_param_t {
+        op_attr_mask,
+        flags,
+        request: ptr::null_mut(),
+        cb,
+        datatype: 0,
+        user_data,
+        reply_buffer: ptr::null_mut(),
+        memory_type: 0,
+        recv_info: ptr::null_mut(),
+        memh: ptr::null_mut(),
+    }
+}
+
+/// What UCX has answered: done, a request, or an error.
+pub(super) fn taken(
+    status: b::ucs_status_ptr_t,
+) -> Result<Option<NonNull<c_void>>, b::ucs_status_t> {
+    let number = status as isize;
+    if (isize::from(b::UCS_ERR_LAST)..0).contains(&number) {
+        return Err(number as b::ucs_status_t);
+    }
+    Ok(NonNull::new(status))
+}

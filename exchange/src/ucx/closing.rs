@@ -1,0 +1,120 @@
+//! How ends are closed, and with them reads that nobody can call back.
+//!
+//! In: ends that are given up. Out: the ends of all their reads, at once.
+//!
+//! Invariant: when an end is closed, nothing is written for its reads any more.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use cadre_ucx_sys::bindings as b;
+
+use super::calls::{request, taken};
+use super::net::{Done, EndId, GetId, Net, Reading};
+
+/// How long the close of an end may take before its worker goes.
+const CLOSING: Duration = Duration::from_millis(20);
+
+impl Net {
+    /// Closes an end by force. When this returns, none of its reads is under way: [`Self::done`] tells each of them. Where UCX does
+    /// not end them in time, all other ends are closed with it.
+    pub(crate) fn close(&mut self, end: EndId) {
+        let Some(reading) = &mut self.reading else { return };
+        let Some(it) = reading.ends.get_mut(&end.0).filter(|it| !it.is_closed) else { return };
+        it.is_closed = true;
+        let param =
+            request(b::UCP_OP_ATTR_FIELD_FLAGS, b::UCP_EP_CLOSE_FLAG_FORCE, None, ptr::null_mut());
+        // SAFETY: the endpoint is open, and is not used after this.
+        let status =
+            unsafe { (self.context.ucx.functions.ucp_ep_close_nbx)(it.ep, &raw const param) };
+        it.closing = taken(status).unwrap_or_default();
+        let until = Instant::now() + CLOSING;
+        while !self.is_over(end) {
+            if Instant::now() >= until {
+                return self.cut();
+            }
+            self.progress();
+        }
+    }
+
+    /// Whether the close of an end has ended, with all its reads; then nothing of it is left.
+    fn is_over(&mut self, id: EndId) -> bool {
+        let of = &self.context.ucx.functions;
+        let Some(reading) = &mut self.reading else { return true };
+        let Some(end) = reading.ends.get_mut(&id.0) else { return true };
+        if let Some(closing) = end.closing {
+            // SAFETY: it is a request that was not freed yet.
+            let status = unsafe { (of.ucp_request_check_status)(closing.as_ptr()) };
+            if status == b::UCS_INPROGRESS {
+                return false;
+            }
+            // SAFETY: it has ended, and nobody else has it.
+            unsafe { (of.ucp_request_free)(closing.as_ptr()) };
+            end.closing = None;
+        }
+        if end.flying > 0 {
+            return false;
+        }
+        for key in std::mem::take(&mut end.keys) {
+            // SAFETY: no read uses it any more.
+            unsafe { (of.ucp_rkey_destroy)(key) };
+        }
+        reading.ends.remove(&id.0);
+        true
+    }
+
+    /// Ends the reading worker with all its ends: after this nothing is written for any of its reads.
+    fn cut(&mut self) {
+        self.collect();
+        let Some(Reading { worker, queue, ends, gets }) = self.reading.take() else { return };
+        let of = &self.context.ucx.functions;
+        if self.emulates {
+            // UCX 1.13 ends the process when a worker is destroyed that has sent requests for reads. What comes for them lands when
+            // the worker makes progress, which it never does again; it stays as it is until the process ends.
+            self.context.is_abandoned = true;
+            let mut descriptor = -1;
+            // SAFETY: the worker is open; it writes the number.
+            unsafe { (of.ucp_worker_get_efd)(worker, &raw mut descriptor) };
+            if descriptor >= 0 {
+                // SAFETY: it is open as long as its worker, which is never destroyed.
+                self.left.push(unsafe { BorrowedFd::borrow_raw(descriptor) });
+            }
+            std::mem::forget(queue);
+        } else {
+            for key in ends.values().flat_map(|it| &it.keys) {
+                // SAFETY: what still uses it ends with the worker, before anything else is done with it.
+                unsafe { (of.ucp_rkey_destroy)(*key) };
+            }
+            // SAFETY: it is destroyed once: nothing else has it any more. Its queue is still there.
+            unsafe { (of.ucp_worker_destroy)(worker) };
+        }
+        for (get, (_, words)) in gets {
+            std::mem::forget(words);
+            let result = Err("its worker was ended".to_owned());
+            self.done.push_back(Done { get: GetId(get), words: Vec::new(), result });
+        }
+        for (id, _) in ends.into_iter().filter(|it| !it.1.is_closed) {
+            self.failed.push_back((EndId(id), "its worker was ended".to_owned()));
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        let ends = self.reading.iter().flat_map(|it| it.ends.keys().copied());
+        for end in ends.collect::<Vec<_>>() {
+            self.close(EndId(end));
+        }
+        let reading = self.reading.take().map(|it| (it.worker, it.queue));
+        let destroy = self.context.ucx.functions.ucp_worker_destroy;
+        if let Some((worker, _queue)) = reading {
+            // SAFETY: it has no ends any more, and is destroyed once.
+            unsafe { destroy(worker) };
+        }
+        // SAFETY: it is destroyed once.
+        unsafe { destroy(self.serving) };
+    }
+}

@@ -1,0 +1,161 @@
+//! The devices of a process that UCX may use, and the memory that readers may read there.
+//!
+//! In: settings; stretches of memory. Out: workers, and keys for readers.
+//!
+//! Invariant: a memory stays mapped as long as it is registered.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+use cadre_ucx_sys::{Ucx, bindings as b};
+
+use super::{Transports, UcxError};
+use crate::shared::Stretch;
+
+/// See the module.
+pub(super) struct Context {
+    pub(super) ucx: &'static Ucx,
+    handle: b::ucp_context_h,
+    memories: Vec<(b::ucp_mem_h, Stretch)>,
+    /// Whether a worker is left in it that nobody may end: then it stays until the process ends.
+    pub(super) is_abandoned: bool,
+}
+
+impl Context {
+    /// Opens the devices of these transports.
+    pub(super) fn open(transports: Transports) -> Result<Self, UcxError> {
+        let ucx = cadre_ucx_sys::ucx().map_err(Clone::clone)?;
+        let handle = context(ucx, &transports.settings(ucx.version())).map_err(|it| match it {
+            (b::UCS_ERR_NO_DEVICE, _) => UcxError::NoDevice { asked: transports.names() },
+            (_, error) => error,
+        })?;
+        Ok(Self { ucx, handle, memories: Vec::new(), is_abandoned: false })
+    }
+
+    /// A new worker, which is to be destroyed before this is dropped.
+    pub(super) fn worker(&self) -> Result<b::ucp_worker_h, UcxError> {
+        let params = b::ucp_worker_params_t {
+            field_mask: b::UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+            thread_mode: b::UCS_THREAD_MODE_SERIALIZED,
+            cpu_mask: [0; 16],
+            events: 0,
+            user_data: ptr::null_mut(),
+            event_fd: -1,
+            flags: 0,
+            name: ptr::null(),
+            am_alignment: 0,
+            client_id: 0,
+        };
+        let mut worker = ptr::null_mut();
+        let create = self.ucx.functions.ucp_worker_create;
+        // SAFETY: the context is open, and the mask says which fields count.
+        let status = unsafe { create(self.handle, &raw const params, &raw mut worker) };
+        call(self.ucx, "make a worker", status).map(|()| worker)
+    }
+
+    /// Lets readers who get these bytes read a memory, as long as this lives.
+    pub(super) fn show(&mut self, memory: Stretch) -> Result<Vec<u8>, UcxError> {
+        let of = &self.ucx.functions;
+        let params = b::ucp_mem_map_params_t {
+            field_mask: b::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                | b::UCP_MEM_MAP_PARAM_FIELD_LENGTH
+                | b::UCP_MEM_MAP_PARAM_FIELD_PROT,
+            address: memory.address() as *mut c_void,
+            length: memory.len_bytes(),
+            flags: 0,
+            prot: b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_REMOTE_READ,
+            memory_type: 0,
+        };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the memory is mapped as long as the stretch lives, which is kept until it is no longer registered.
+        let status = unsafe { (of.ucp_mem_map)(self.handle, &raw const params, &raw mut handle) };
+        call(self.ucx, "register memory; raise the limit of locked memory (ulimit -l)", status)?;
+        self.memories.push((handle, memory));
+        let (mut key, mut bytes) = (ptr::null_mut(), 0);
+        // SAFETY: the memory was just registered; it writes both.
+        let status =
+            unsafe { (of.ucp_rkey_pack)(self.handle, handle, &raw mut key, &raw mut bytes) };
+        call(self.ucx, "make a key of memory", status)?;
+        // SAFETY: the key has so many bytes until it is released.
+        let copy = unsafe { std::slice::from_raw_parts(key.cast::<u8>(), bytes) }.to_vec();
+        // SAFETY: it was just given, and is released once.
+        unsafe { (of.ucp_rkey_buffer_release)(key) };
+        Ok(copy)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.is_abandoned {
+            return std::mem::forget(std::mem::take(&mut self.memories));
+        }
+        let of = &self.ucx.functions;
+        for (memory, _mapped) in self.memories.drain(..) {
+            // SAFETY: it was registered once, and is mapped still.
+            unsafe { (of.ucp_mem_unmap)(self.handle, memory) };
+        }
+        // SAFETY: nothing of it is left.
+        unsafe { (of.ucp_cleanup)(self.handle) };
+    }
+}
+
+pub(super) fn call(ucx: &Ucx, what: &'static str, status: b::ucs_status_t) -> Result<(), UcxError> {
+    if status == b::UCS_OK {
+        return Ok(());
+    }
+    Err(UcxError::Call { what, why: ucx.meaning(status) })
+}
+
+/// A context with these settings over those of the environment.
+fn context(
+    ucx: &Ucx,
+    settings: &[(&str, &str)],
+) -> Result<b::ucp_context_h, (b::ucs_status_t, UcxError)> {
+    let failed = |what, status| (status, call(ucx, what, status).expect_err("it failed"));
+    let of = &ucx.functions;
+    let mut config = ptr::null_mut();
+    // SAFETY: it writes the pointer; null stands for the default.
+    let status = unsafe { (of.ucp_config_read)(ptr::null(), ptr::null(), &raw mut config) };
+    if status != b::UCS_OK {
+        return Err(failed("read its settings", status));
+    }
+    for (name, value) in settings {
+        let [name, value] = [name, value].map(|it| CString::new(*it).expect("no zero in ours"));
+        // SAFETY: the settings were just read, and both are texts. One that this version does not know changes nothing.
+        unsafe { (of.ucp_config_modify)(config, name.as_ptr(), value.as_ptr()) };
+    }
+    let params = b::ucp_params_t {
+        field_mask: b::UCP_PARAM_FIELD_FEATURES,
+        features: b::UCP_FEATURE_RMA | b::UCP_FEATURE_WAKEUP,
+        request_size: 0,
+        request_init: None,
+        request_cleanup: None,
+        tag_sender_mask: 0,
+        mt_workers_shared: 0,
+        estimated_num_eps: 0,
+        estimated_num_ppn: 0,
+        name: ptr::null(),
+    };
+    let mut context = ptr::null_mut();
+    let (major, minor) = (b::UCP_API_MAJOR, b::UCP_API_MINOR);
+    // SAFETY: the structure is of the version that is named, and its mask says which fields count.
+    let status =
+        unsafe { (of.ucp_init_version)(major, minor, &raw const params, config, &raw mut context) };
+    // SAFETY: it was read above, and nobody uses it any more.
+    unsafe { (of.ucp_config_release)(config) };
+    if status == b::UCS_OK { Ok(context) } else { Err(failed("open its devices", status)) }
+}
+
+/// What UCX prints of all that it could use here.
+pub(super) fn print_all(ucx: &Ucx) -> Result<String, UcxError> {
+    let context = context(ucx, &[("LOG_LEVEL", "fatal"), ("TLS", "all")]).map_err(|it| it.1)?;
+    let printed = ucx.printed(|of, stream| {
+        // SAFETY: the context is open, and the stream while this runs.
+        unsafe { (of.ucp_context_print_info)(context, stream) };
+    });
+    // SAFETY: it was just made, and nothing of it is left.
+    unsafe { (ucx.functions.ucp_cleanup)(context) };
+    Ok(printed)
+}

@@ -1,0 +1,165 @@
+//! Reads of a peer's memory by UCX, where the machine has it: the only code of this crate that calls it.
+//!
+//! In: memory to show, addresses and keys of peers, places to read. Out: [`Net`]; bytes that have landed, or why not. No peer, region
+//! or pull is known here but by [`Flying`], which keeps a pull as long as something is written for it.
+//!
+//! UCX parses what peers say (addresses, keys) and believes it; so it comes from peers that have proved the job's secret. It
+//! encrypts nothing and checks nobody.
+//!
+//! Invariant: memory that a read lands in stays until the read has ended or its worker is gone.
+
+mod calls;
+mod closing;
+mod context;
+mod flying;
+mod net;
+
+use cadre_ucx_sys::Absent;
+
+pub(crate) use self::flying::Flying;
+pub(crate) use self::net::{Done, EndId, GetId, KeyId, Net, Read};
+
+/// Over what UCX moves bytes. We name it; the environment does not.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Transports {
+    /// RDMA of a network card, between machines.
+    Rdma,
+    /// Shared memory of one machine, where reads are answered by the owner's processor. For tests.
+    SharedMemory,
+    /// Sockets, where reads are answered by the owner's processor. For tests; with UCX 1.13 an owner that answers a reader which
+    /// is gone ends its process.
+    Sockets,
+}
+
+/// Since when reads without the owner's processor know errors of peers in UCX's newer protocols; before, its older ones do.
+const NEW_PROTOCOLS: (u32, u32) = (1, 19);
+
+impl Transports {
+    /// RDMA; or what `CADRE_UCX_OVER` says, `shm` or `tcp`, for tests on machines that have none.
+    pub fn asked() -> Self {
+        match std::env::var("CADRE_UCX_OVER").as_deref() {
+            Ok("shm") => Self::SharedMemory,
+            Ok("tcp") => Self::Sockets,
+            _ => Self::Rdma,
+        }
+    }
+
+    /// As UCX calls them.
+    pub(crate) fn names(self) -> &'static str {
+        match self {
+            Self::Rdma => "rc,dc",
+            Self::SharedMemory => "sysv,posix",
+            Self::Sockets => "tcp",
+        }
+    }
+
+    /// What is set for them, whatever the environment says.
+    fn settings(self, (major, minor, _): (u32, u32, u32)) -> Vec<(&'static str, &'static str)> {
+        let is_new = (major, minor) >= NEW_PROTOCOLS;
+        let mut all = vec![
+            // What it would print there is said by us, once.
+            ("LOG_LEVEL", "fatal"),
+            ("TLS", self.names()),
+            ("PROTO_ENABLE", if is_new { "y" } else { "n" }),
+        ];
+        if self == Self::SharedMemory {
+            all.push(("MM_ERROR_HANDLING", "y"));
+        }
+        all
+    }
+}
+
+/// Why UCX does not do something.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum UcxError {
+    /// There is none.
+    #[error(transparent)]
+    Absent(#[from] Absent),
+    /// The machine has nothing that it could use.
+    #[error(
+        "this machine has no device that UCX can use for RDMA ({asked}): run where there is one, or without --exchange ucx"
+    )]
+    NoDevice {
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// Links are encrypted, and it encrypts nothing.
+    #[error(
+        "UCX sends rows in the clear, and the links of this job are encrypted: say spec.attention.encryption: Off, or --exchange auto"
+    )]
+    InTheClear,
+    /// A call failed.
+    #[error("UCX cannot {what}: {why}")]
+    Call {
+        /// What it should do.
+        what: &'static str,
+        /// What it says.
+        why: String,
+    },
+}
+
+/// Whether reads over an endpoint are done by network cards alone, by what UCX prints of its lanes.
+pub(crate) fn is_rdma(lanes: &str) -> bool {
+    let reads = |line: &&str| line.contains("lane[") && line.contains("rma");
+    let is_card = |line: &str| line.contains(":rc_") || line.contains(":dc_");
+    let mut lanes = lanes.lines().filter(reads).peekable();
+    lanes.peek().is_some() && lanes.all(is_card)
+}
+
+/// Names of the transports and devices in what UCX prints of itself, each once.
+fn devices(printed: &str) -> Vec<String> {
+    let resources = printed.lines().filter(|it| it.contains(" resource "));
+    let mut all: Vec<_> = resources
+        .filter_map(|it| it.split_whitespace().last())
+        .filter(|it| it.contains('/') && !it.starts_with("self/"))
+        .map(str::to_owned)
+        .collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// The UCX of this machine, for reports: its version, and over what it could move bytes.
+///
+/// # Errors
+///
+/// [`UcxError`].
+pub fn ucx_here() -> Result<(String, Vec<String>), UcxError> {
+    let ucx = cadre_ucx_sys::ucx().map_err(Clone::clone)?;
+    let (major, minor, release) = ucx.version();
+    Ok((format!("{major}.{minor}.{release}"), devices(&context::print_all(ucx)?)))
+}
+
+/// Devices for RDMA that the kernel knows.
+pub fn rdma_devices() -> Vec<String> {
+    let mut devices: Vec<_> = std::fs::read_dir("/sys/class/infiniband")
+        .into_iter()
+        .flatten()
+        .filter_map(|it| it.ok()?.file_name().into_string().ok())
+        .collect();
+    devices.sort();
+    devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lanes_of_network_cards_are_rdma() {
+        let lane = |name: &str, uses: &str| {
+            format!("#      lane[0]:  0:{name}/mlx5_0:1.0 md[0]   -> md[0]/ib/sysdev[0] {uses}\n")
+        };
+        let end = "#                  rma_bw: mds #\n";
+        for (lanes, right) in [
+            (lane("rc_verbs", "rma#0 am am_bw#0"), true),
+            (lane("rc_mlx5", "rma_bw#0") + &lane("dc_mlx5", "rma_bw#1"), true),
+            (lane("rc_verbs", "am am_bw#0"), false),
+            (lane("rc_verbs", "rma#0") + &lane("tcp", "rma_bw#1"), false),
+            (lane("tcp", "am am_bw#0 keepalive"), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_rdma(&(lanes.clone() + end)), right, "{lanes}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Two processes: one that is stopped or killed takes no byte from the other, and gives none that is wrong.
+//!
+//! Over shared memory of UCX, where the owner's processor answers reads: so an owner that is stopped gives nothing, and an owner that
+//! goes on after its reader has given it up answers reads that nobody waits for any more.
+
+use std::time::Duration;
+
+use cadre_exchange::{
+    Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, RegionKey, Sharing,
+};
+
+use crate::children::{Told, say, word};
+use crate::common::{KEY, Node, config, pattern, sharing, until};
+
+const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
+const OTHER: RegionKey = RegionKey([9; 4]);
+/// More than the windows.
+const BYTES: usize = 40 << 20;
+
+fn node(me: PeerId) -> Node {
+    Node::on(config(me), Clock::system(), sharing())
+}
+
+#[test]
+#[ignore = "the child of other tests"]
+fn a_child_that_owns() {
+    let mut owner = node(OWNER);
+    say(&owner.tcp.address());
+    let (words, heard) = std::sync::mpsc::channel();
+    let waker = owner.tcp.waker();
+    std::thread::spawn(move || {
+        loop {
+            let word = word();
+            let is_over = word.is_empty();
+            words.send(word).expect("it is polled");
+            waker.wake();
+            if is_over {
+                return;
+            }
+        }
+    });
+    let mut region = None;
+    loop {
+        owner.tcp.poll(Duration::from_secs(10), &mut owner.events);
+        let Ok(word) = heard.try_recv() else { continue };
+        let Ok(seed) = word.parse() else { return };
+        // The same memory, with other rows.
+        drop(owner.tcp.withdraw(KEY));
+        drop(region.take());
+        region = Some(owner.publish(KEY, BYTES, seed));
+        say("published");
+    }
+}
+
+/// A reader whose owner is a child, and publishes rows of seed 1.
+fn reader(owner: &mut Told) -> Node {
+    let address = owner.hear();
+    owner.tell("1");
+    assert_eq!(owner.hear(), "published");
+    let mut reader = node(READER);
+    reader.tcp.connect(OWNER, &address);
+    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
+    reader
+}
+
+fn begin(reader: &mut Node, patience: Duration) -> (PullId, LandingId) {
+    let landing = reader.tcp.land(Buffer::zeroed(BYTES));
+    let whole = [(0, 0, BYTES as u64)];
+    (reader.pull_until(OWNER, KEY, &whole, landing, patience), landing)
+}
+
+fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
+    let (pull, landing) = begin(reader, Duration::from_mins(1));
+    until(&mut [reader], |nodes| nodes[0].result(pull).is_some());
+    let landed = reader.tcp.take(landing).expect("it ended");
+    reader.result(pull).expect("just seen").map(|_| landed)
+}
+
+/// Polls until rows land.
+fn until_in_the_middle(reader: &mut Node, (pull, landing): (PullId, LandingId)) {
+    let reads = |it: &Node| it.tcp.landed(landing).expect("it is there").bytes()[1000] != 0;
+    until(&mut [reader], |nodes| reads(nodes[0]));
+    assert_eq!(reader.result(pull), None, "more than a window");
+}
+
+#[test]
+fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut reader = reader(&mut owner);
+    let (pull, landing) = begin(&mut reader, Duration::from_millis(300));
+    until_in_the_middle(&mut reader, (pull, landing));
+    owner.stop();
+    until(&mut [&mut reader], |nodes| nodes[0].result(pull).is_some());
+    assert_eq!(reader.result(pull), Some(Err(PullError::Deadline)));
+    let mut ours = reader.tcp.take(landing).expect("it ended");
+    ours.bytes_mut().fill(9);
+    owner.tell("2");
+    owner.go_on();
+    assert_eq!(owner.hear(), "published");
+    // It has answered all that it was asked; and what it publishes now can be had.
+    assert!(whole(&mut reader).expect("published") == pattern(BYTES, 2));
+    assert!(ours.bytes().iter().all(|it| *it == 9), "ours is ours");
+    assert_eq!(reader.tcp.traffic().ucx_bytes, BYTES as u64);
+    assert!(reader.closed(OWNER).is_none());
+}
+
+#[test]
+fn a_killed_owner_ends_its_pulls() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut reader = reader(&mut owner);
+    let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
+    until_in_the_middle(&mut reader, (pull, landing));
+    owner.child.kill().expect("our own child");
+    owner.child.wait().expect("our own child");
+    until(&mut [&mut reader], |nodes| nodes[0].closed(OWNER).is_some());
+    assert_eq!(reader.result(pull), Some(Err(PullError::PeerFailed)));
+    let place = |wanted: fn(&Event) -> bool| reader.events.iter().position(wanted);
+    let ended = place(|it| matches!(it, Event::Pulled { result: Err(_), .. }));
+    assert!(ended < place(|it| matches!(it, Event::Closed { .. })), "pulls end before their link");
+    let mut ours = reader.tcp.take(landing).expect("it ended");
+    ours.bytes_mut().fill(9);
+    reader.poll();
+    assert!(ours.bytes().iter().all(|it| *it == 9), "nothing comes from the dead");
+}
+
+#[test]
+#[ignore = "the child of other tests"]
+fn a_child_that_reads() {
+    let mut reader = node(READER);
+    reader.tcp.connect(OWNER, &word());
+    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
+    assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
+    for _ in 0..2 {
+        let reads = begin(&mut reader, Duration::from_mins(1));
+        until_in_the_middle(&mut reader, reads);
+        say("in the middle");
+        assert_eq!(word(), "go on");
+        until(&mut [&mut reader], |nodes| nodes[0].result(reads.0).is_some());
+        say(&format!("{:?}", reader.result(reads.0).expect("just seen")));
+        assert_eq!(word(), "again");
+    }
+    say(&format!("{:?}", reader.tcp.traffic().ucx_bytes));
+}
+
+/// Polls the owner until the child says something.
+fn serve(owner: &mut Node, child: &mut Told) -> String {
+    let waker = owner.tcp.waker();
+    std::thread::scope(|scope| {
+        let hearing = scope.spawn(|| {
+            let heard = child.hear();
+            waker.wake();
+            heard
+        });
+        while !hearing.is_finished() {
+            // The wake comes just before the thread is finished.
+            owner.tcp.poll(Duration::from_millis(100), &mut owner.events);
+        }
+        hearing.join().expect("it says")
+    })
+}
+
+#[test]
+fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let mut owner = node(OWNER);
+    let mut region = owner.publish(KEY, BYTES, 1);
+    let mut reader = Told::start("processes::a_child_that_reads");
+    reader.tell(&owner.tcp.address());
+    for lasts in [false, true] {
+        assert_eq!(serve(&mut owner, &mut reader), "in the middle");
+        reader.stop();
+        if !lasts {
+            // The same bytes of the arena are other rows now, under another name.
+            drop(owner.tcp.withdraw(KEY));
+            drop(region);
+            owner.publish(OTHER, BYTES, 2);
+        }
+        reader.go_on();
+        reader.tell("go on");
+        // Whoever stood still over rows that lasted has them.
+        let right = if lasts { format!("Ok({BYTES})") } else { "Err(Gone)".to_owned() };
+        assert_eq!(serve(&mut owner, &mut reader), right);
+        drop(owner.tcp.withdraw(OTHER));
+        region = owner.publish(KEY, BYTES, 1);
+        reader.tell("again");
+    }
+    assert_eq!(serve(&mut owner, &mut reader), format!("{}", 2 * BYTES));
+}
+
+#[test]
+fn a_reader_that_is_killed_leaves_its_owner_to_others() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let mut owner = node(OWNER);
+    let region = owner.publish(KEY, BYTES, 1);
+    let mut child = Told::start("processes::a_child_that_reads");
+    child.tell(&owner.tcp.address());
+    assert_eq!(serve(&mut owner, &mut child), "in the middle");
+    child.child.kill().expect("our own child");
+    child.child.wait().expect("our own child");
+    until(&mut [&mut owner], |nodes| nodes[0].closed(READER).is_some());
+    let mut reader = node(PeerId::server(1, 0));
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
+    assert!(reader.tcp.take(landing).expect("it ended") == *region);
+    assert_eq!(reader.tcp.traffic().ucx_bytes, BYTES as u64);
+}
