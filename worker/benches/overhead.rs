@@ -132,9 +132,7 @@ fn one(shared: &mut Shared<Tcp>, tasks: &mut Tasks, trainer: &mut Tcp, bytes: &[
     }
     let done = launch(ready, &mut Engine::cpu(Threads::ONE)).expect("a sound task");
     let start = Instant::now();
-    for done in done {
-        tasks.ran(shared, done);
-    }
+    tasks.ran(shared, done);
     own += start.elapsed();
     while !theirs.iter().any(|it| matches!(it, Seen::Message { .. })) {
         shared.provider.poll(Duration::ZERO, &mut seen);
