@@ -12,7 +12,7 @@ use cadre_exchange::{LandingId, Piece};
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{At, Parcel, Peer, TrainerId, Work};
-use cadre_step::lowering::Tensor;
+use cadre_step::lowering::{Source, Tensor};
 use cadre_step::planned::PlannedStep;
 
 use super::exchange::Exchange;
@@ -105,7 +105,7 @@ fn own<'a>(
     let Peer::Trainer(TrainerId(me)) = shared.me else { return Some(Vec::new()) };
     let (nano, direction) = planned.nano_of(at.phase);
     let sources = &nano.lists.inputs(bundle, direction).sources;
-    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(|it| it.tensors());
+    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(Source::tensors);
     let of = |(tensor, pieces): (_, &'a [Piece])| {
         Some((tensor_of(shared.rows.get(&at)?, tensor).clone(), pieces))
     };

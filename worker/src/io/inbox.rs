@@ -90,7 +90,9 @@ impl<P: Exchange> Io<P> {
         if let Some(it) = self.trainer.as_mut().filter(|_| !done.is_empty()) {
             it.standing.moved();
         }
-        done.iter().for_each(|it| self.load.ran(it));
+        for it in &done {
+            self.load.ran(it);
+        }
         if let Some(it) = self.server.as_mut() {
             it.ran(&mut self.shared, done);
         }

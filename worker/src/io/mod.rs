@@ -336,13 +336,12 @@ impl<P: Exchange> Io<P> {
             && let Ok(request) = self.requests.try_recv()
         {
             count += 1;
-            match request {
-                Request::Ran(done) => ran.push(done),
-                request => {
-                    self.ran(std::mem::take(&mut ran));
-                    self.request(request);
-                }
+            if let Request::Ran(done) = request {
+                ran.push(done);
+                continue;
             }
+            self.ran(std::mem::take(&mut ran));
+            self.request(request);
         }
         self.ran(ran);
         count

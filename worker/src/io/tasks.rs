@@ -141,7 +141,9 @@ impl Tasks {
             }
             self.handle(shared, Event::Ran { at, works: works.clone() });
             if self.machine.watermark() >= Some(at) {
-                works.into_iter().for_each(|it| free_result(shared, at, it));
+                for work in works {
+                    free_result(shared, at, work);
+                }
             }
         }
     }

@@ -15,7 +15,7 @@ use cadre_kernels::wire::to_bf16;
 use cadre_planner::{BundleId, Costs, DocumentId, Heads, Mask, Plan, Slot, Stretch};
 use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
-use cadre_step::lowering::Lists;
+use cadre_step::lowering::{Lists, Source};
 use cadre_step::packing::Packing;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
@@ -155,7 +155,7 @@ impl Case {
         for bundle in (0..nano.plan.bundles().len() as u32).map(BundleId) {
             let inputs = nano.lists.inputs(bundle, direction);
             let mut room = rooms.take(inputs.bytes as u64).expect("memory");
-            for (tensor, pieces) in inputs.sources.iter().flat_map(|it| it.tensors()) {
+            for (tensor, pieces) in inputs.sources.iter().flat_map(Source::tensors) {
                 let (_, memory) = tensors(rows).find(|it| it.0 == tensor).expect("a tensor");
                 let piece = |it: &cadre_exchange::Piece| cadre_kernels::device::CopyPiece {
                     from: it.remote,

@@ -56,6 +56,10 @@ fn ring(server: &mut Server) -> Vec<Parcel> {
 fn pulls_begin_slice_by_slice_however_many_events_come() {
     let bundles = 3 * SLICE as u32 - 1;
     let mut server = server(bundles, 1, u64::MAX);
+    assert!(server.rooms.is_admitting(), "bundles become active slice by slice");
+    while server.rooms.is_admitting() {
+        handle(&mut server, Event::Tick);
+    }
     let mut all = BTreeSet::new();
     let mut begun = ring(&mut server);
     for left in [2, 1, 0] {
