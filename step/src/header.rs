@@ -261,8 +261,8 @@ impl Log {
         if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
             return Err(Error::Foreign { path: self.path.clone(), step, what });
         }
-        let Header { placement, slots, costs, kv_heads, .. } = recorded.clone();
-        Ok(Header { placement, slots, costs, kv_heads, ..fresh })
+        let Header { kv_heads, placement, slots, costs, .. } = recorded.clone();
+        Ok(Header { kv_heads, placement, slots, costs, ..fresh })
     }
 }
 
@@ -314,7 +314,7 @@ mod tests {
         let first = header(3);
         let slots = vec![slot(50), slot(200)];
         let (placement, kv_heads) = (Placement::Local, KvHeads::Apart);
-        let again = Header { slots, placement, kv_heads, ..header(3) };
+        let again = Header { kv_heads, placement, slots, ..header(3) };
         let log = log(&lines(&[first, again.clone()])).unwrap();
         let view = ViewNumber { term: 1, counter: 9 };
         let fresh = Header { fillers: vec![None], view, ..header(3) };
