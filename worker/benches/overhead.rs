@@ -161,7 +161,7 @@ fn one(
             Err(_) => shared.provider.poll(Duration::from_secs(1), &mut seen),
         }
     };
-    tasks.ran(shared, done);
+    tasks.ran(shared, vec![done]);
     own += start.elapsed();
     while !theirs.iter().any(|it| matches!(it, Seen::Message { .. })) {
         shared.provider.poll(Duration::ZERO, &mut seen);

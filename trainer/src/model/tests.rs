@@ -204,6 +204,17 @@ fn loss_and_gradients_of_sinks_are_those_of_a_naive_f64_model() {
 }
 
 #[test]
+fn loss_and_gradients_of_other_heads_are_those_of_a_naive_f64_model() {
+    let tiny = Config::preset("tiny").unwrap();
+    // All query heads read one KV head, each reads its own; dims that are no power of two, and the longest one.
+    for (query_heads, kv_heads, head_dim) in [(4, 1, 8), (3, 3, 24), (6, 2, 40), (1, 1, 256)] {
+        let config = Config { query_heads, kv_heads, head_dim, layers: 1, ..tiny };
+        let sinks = Scores { sinks: Sinks::Learnt, ..PLAIN };
+        gradients_of(config, "window:9", sinks);
+    }
+}
+
+#[test]
 fn loss_and_gradients_of_layers_without_attention_are_those_of_a_naive_f64_model() {
     gradients_are_those_of_a_naive_f64_model("none,full", PLAIN);
     gradients_are_those_of_a_naive_f64_model("full,none", PLAIN);
@@ -237,7 +248,10 @@ fn a_step_goes_through_layers_without_attention_in_their_order() {
 }
 
 fn gradients_are_those_of_a_naive_f64_model(pattern: &str, scores: Scores) {
-    let config = Config::preset("tiny").unwrap();
+    gradients_of(Config::preset("tiny").unwrap(), pattern, scores);
+}
+
+fn gradients_of(config: Config, pattern: &str, scores: Scores) {
     let stack = stack(&config, pattern, scores);
     let layout = Parameters::new(&config, &stack);
     let mut parameters = layout.initial(5);

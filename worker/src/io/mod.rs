@@ -37,8 +37,6 @@ pub mod shared;
 pub mod standing;
 pub mod tasks;
 pub mod telling;
-#[cfg(test)]
-mod tests;
 mod unnamed;
 
 use std::collections::BTreeSet;
@@ -438,3 +436,6 @@ impl<P: Exchange> Io<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
