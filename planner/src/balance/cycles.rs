@@ -107,7 +107,7 @@ fn circles(bins: &Bins<'_>) -> Vec<([usize; 2], [Column; 2])> {
         let all = &all[..all.len().min(BINS)];
         for (index, first) in all.iter().enumerate() {
             for second in &all[index + 1..] {
-                found.push(([*first, *second], columns.clone().map(column)));
+                found.push(([*first, *second], columns.map(column)));
             }
         }
     }

@@ -94,7 +94,7 @@ impl Bottleneck {
         };
         let (what, why) = match self.resource {
             Resource::Linear => ("linear layers", String::new()),
-            Resource::Attention => ("attention", format!(", most of it of {} rows", self.rows)),
+            Resource::Attention => ("attention", format!(", longest document {} rows", self.rows)),
             Resource::LinkOut => {
                 ("link out", format!(", sends rows of a document of {}", self.rows))
             }
