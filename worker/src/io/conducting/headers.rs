@@ -171,6 +171,10 @@ impl Conducting {
 
     /// Tells a peer the header of a step, or will when it is planned.
     pub(super) fn header(&mut self, shared: &mut Shared<impl Exchange>, step: u64, to: Peer) {
+        // It may have gone while the header was planned.
+        if matches!(to, Peer::Server(id) if !self.machine.watches(id)) {
+            return;
+        }
         if let Some(it) = self.publishing.as_mut().filter(|it| it.step == step) {
             it.to.insert(to);
             return;
