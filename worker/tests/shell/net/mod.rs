@@ -191,6 +191,8 @@ pub(crate) struct Net {
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
     pub(crate) parts: u64,
+    /// Words that were pulled.
+    pub(crate) words: u64,
     links: BTreeMap<u64, Link>,
     last_link: u64,
     happenings: BTreeMap<(u64, u64), Happening>,
@@ -215,6 +217,7 @@ impl Net {
             full: 0,
             copied: 0,
             parts: 0,
+            words: 0,
             links: BTreeMap::new(),
             last_link: 0,
             happenings: BTreeMap::new(),

@@ -9,6 +9,9 @@ use cadre_step::lowering::Tensor;
 
 use super::{Happening, Landing, Life, Net, Out, PROBE, Pull, Signal};
 
+/// How names of words begin that are published: no step has this number.
+const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
+
 impl Landing {
     fn memory(&mut self) -> &mut Buffer {
         self.memory.get_or_insert_with(|| {
@@ -46,6 +49,7 @@ impl Net {
             }
             Some(_) => {
                 let mut it = end.landings.remove(&landing).expect("just seen");
+                self.words += u64::from(it.key.is_some_and(|it| it.0[..2] == WORDS));
                 if let Some(RegionKey([step, phase, tensor, _])) = it.key
                     && tensor >= Tensor::DK as u32
                 {
