@@ -181,7 +181,7 @@ impl Once {
         Ok(Self(()))
     }
 
-    fn joined(&self, handle: Handle) {
+    fn joined(handle: Handle) {
         *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(handle);
     }
 }
@@ -302,7 +302,7 @@ impl Session {
             .map_err(threads)?;
         let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
         begin.send(handle.clone()).ok();
-        once.joined(handle.clone());
+        Once::joined(handle.clone());
         let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
         let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };

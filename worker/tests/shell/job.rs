@@ -50,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) reduces: bool,
     /// Trainers announce the next step as soon as a step begins, or at any time in it.
     pub(crate) announces_late: bool,
+    /// Bytes of the longest word that rides in its ring; longer ones are published and pulled.
+    pub(crate) riding: usize,
 }
 
 impl Job {
@@ -90,6 +92,7 @@ impl Job {
             open_ended: Random::new(hash(&[seed, 17])).chance(50),
             reduces: Random::new(hash(&[seed, 29])).chance(70),
             announces_late: Random::new(hash(&[seed, 31])).chance(50),
+            riding: *Random::new(hash(&[seed, 43])).pick(&[4096, 4096, 200, 50]),
         };
         job.short()
     }

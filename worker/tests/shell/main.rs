@@ -76,6 +76,8 @@ struct Totals {
     copied: u64,
     /// Parts of dK or dV that went on while others of their phase were pulled.
     parts: u64,
+    /// Words that were published and pulled.
+    words: u64,
     /// Runs in which two steps were out.
     both: u64,
     /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
@@ -106,6 +108,7 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
                     sum.full += it.full;
                     sum.copied += it.copied;
                     sum.parts += it.parts;
+                    sum.words += it.words;
                     sum.both += u64::from(it.both);
                     sum.turns = sum.turns.max(it.turns);
                 }
@@ -150,6 +153,7 @@ fn both(weather: Weather, known: u64, runs: u64) -> Totals {
         totals.both += more.both;
         totals.copied += more.copied;
         totals.parts += more.parts;
+        totals.words += more.words;
     }
     totals
 }
@@ -160,6 +164,7 @@ fn calm() {
     assert_eq!((totals.failed, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
     assert!(totals.both > 50 || number("CADRE_RUNS").is_some(), "a header goes out early");
     assert!(totals.copied > 0 || number("CADRE_RUNS").is_some(), "no work ran ahead of its bundle");
+    assert!(totals.words > 100 || number("CADRE_RUNS").is_some(), "no header was pulled");
     assert!(totals.parts > 0 || number("CADRE_RUNS").is_some(), "no part went on before its phase");
 }
 

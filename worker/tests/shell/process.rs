@@ -111,7 +111,8 @@ impl Process {
         let wires = Wires { net: Rc::clone(net), life, waker: waker.clone() };
         let me = peer_of(id);
         let counted = Clock::counted(epoch, Arc::clone(&clock));
-        let shared = Shared::new(me, (wires, counted), Tracer::off());
+        let mut shared = Shared::new(me, (wires, counted), Tracer::off());
+        shared.telling.riding = job.riding;
         let (handle, requests) = Handle::channel(waker.clone());
         let (plans, wanted) = sync_channel(1);
         let (report, reports) = channel();

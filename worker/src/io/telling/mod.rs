@@ -81,6 +81,8 @@ pub enum Error {
 /// What this process owes and hears.
 #[derive(Debug)]
 pub struct Telling {
+    /// Longest word that rides in its ring; [`MAX_RIDING_BYTES`], but in simulations with short words.
+    pub riding: usize,
     me: Life,
     owed: Owed,
     heard: Heard,
@@ -115,6 +117,7 @@ impl Telling {
     /// Of a process in this life.
     pub fn new(me: Life) -> Self {
         Self {
+            riding: MAX_RIDING_BYTES,
             me,
             owed: Owed::new(me),
             heard: Heard::default(),
@@ -168,7 +171,7 @@ impl<P: Exchange> Shared<P> {
 
     /// As [`Self::compose`], of what is encoded.
     pub fn compose_encoded(&mut self, bytes: Vec<u8>) -> Arc<Body> {
-        if bytes.len() <= MAX_RIDING_BYTES {
+        if bytes.len() <= self.telling.riding {
             return Arc::new(Body::Here(bytes));
         }
         let publication = self.telling.next_publication;

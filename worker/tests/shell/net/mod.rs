@@ -190,6 +190,8 @@ pub(crate) struct Net {
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
     pub(crate) parts: u64,
+    /// Words that were pulled.
+    pub(crate) words: u64,
     /// All that ever were.
     links: Vec<Link>,
     happenings: Queue,
@@ -214,6 +216,7 @@ impl Net {
             full: 0,
             copied: 0,
             parts: 0,
+            words: 0,
             links: Vec::new(),
             happenings: Queue::default(),
             turns: Vec::new(),

@@ -15,6 +15,9 @@ fn is_result(key: RegionKey) -> bool {
     (first..=last).contains(&key.0[2])
 }
 
+/// How names of words begin that are published: no step has this number.
+const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
+
 impl Landing {
     fn memory(&mut self) -> &mut Buffer {
         self.memory.get_or_insert_with(|| {
@@ -52,6 +55,7 @@ impl Net {
             }
             Some(_) => {
                 let mut it = end.landings.remove(&landing).expect("just seen");
+                self.words += u64::from(it.key.is_some_and(|it| it.0[..2] == WORDS));
                 if let Some(RegionKey([step, phase, tensor, _])) = it.key
                     && tensor >= Tensor::DK as u32
                 {

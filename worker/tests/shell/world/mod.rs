@@ -45,6 +45,8 @@ pub(crate) struct Outcome {
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
     pub(crate) parts: u64,
+    /// Words that were pulled.
+    pub(crate) words: u64,
     /// Two steps were out in some process.
     pub(crate) both: bool,
     /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
@@ -175,6 +177,7 @@ impl World {
             full: self.net.borrow().full,
             copied: self.net.borrow().copied,
             parts: self.net.borrow().parts,
+            words: self.net.borrow().words,
             both: self.both,
             turns: self.turns,
         })
