@@ -92,7 +92,7 @@ impl Job {
             open_ended: Random::new(hash(&[seed, 17])).chance(50),
             reduces: Random::new(hash(&[seed, 29])).chance(70),
             announces_late: Random::new(hash(&[seed, 31])).chance(50),
-            riding: *Random::new(hash(&[seed, 43])).pick(&[4096, 4096, 200, 50]),
+            riding: *Random::new(hash(&[seed, 59])).pick(&[4096, 4096, 200, 50]),
         };
         job.short()
     }
