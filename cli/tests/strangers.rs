@@ -17,6 +17,8 @@ use serde_json::Value;
 const STEPS: usize = 4;
 /// Of each kind, at each port.
 const STRANGERS: usize = 200;
+/// As many are kept out of a port before the rest stays away.
+const KEPT_OUT: usize = 20;
 
 const JOB: &str = "apiVersion: cadre.dev/v1alpha1
 kind: AttentionPool
@@ -114,11 +116,11 @@ fn doors(parent: u32) -> BTreeSet<Door> {
     tcp.chain(unix).collect()
 }
 
-/// Strangers who stay until they are dropped. Where a queue is full, nobody else gets in either: the rest stays away.
+/// Strangers who stay until they are dropped. Where a queue stays full, nobody else gets in either: the rest stays away.
 fn knock(door: &Door) -> Vec<Box<dyn Send>> {
     let noise = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(4);
     let kinds: [&[u8]; 3] = [b"", &noise, b"cadrex01\x01\0\0\0\0\0\0\0"];
-    let mut all: Vec<Box<dyn Send>> = Vec::new();
+    let (mut all, mut kept_out) = (Vec::<Box<dyn Send>>::new(), 0);
     for words in kinds.iter().cycle().take(kinds.len() * STRANGERS) {
         // Who is turned away at once has knocked all the same.
         let stranger: Option<Box<dyn Send>> = match door {
@@ -137,7 +139,8 @@ fn knock(door: &Door) -> Vec<Box<dyn Send>> {
         };
         match stranger {
             Some(stranger) => all.push(stranger),
-            None => return all,
+            None if kept_out == KEPT_OUT => return all,
+            None => kept_out += 1,
         }
     }
     all
@@ -167,6 +170,9 @@ fn strangers_at_every_port_from_the_first_moment_change_no_bit() {
     assert!(known.len() >= 5, "{known:?}");
     let strangers = strangers.into_iter().map(|it| it.join().expect("it only knocks").len());
     let strangers: Vec<_> = strangers.collect();
+    // Some doors close before the crowd is there, such as that of the ring.
+    let crowds = strangers.iter().filter(|it| **it >= STRANGERS).count();
+    assert!(crowds >= 2, "who knocked: {strangers:?} at {known:?}");
     let crowded = losses(folder, "crowded", job);
     assert_eq!(crowded, quiet, "{strangers:?} strangers at {known:?}");
     assert_eq!(quiet.1, 0);
