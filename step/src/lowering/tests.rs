@@ -98,7 +98,7 @@ fn landings_hold_what_bundles_read(problem: &Problem, plan: &Plan, direction: Di
             let bytes: u64 = source.tensors().map(|(_, it)| bytes_of(it)).sum();
             assert_eq!(source.bytes, bytes);
             // Some rows of a stretch are one piece under each head.
-            for (tensor, pieces) in &source.pieces {
+            for (tensor, pieces) in source.tensors() {
                 let of_keys = matches!(tensor, Tensor::K | Tensor::V);
                 let tasks = plan.tasks_of(id).iter().map(|it| it.rows.clone()).collect();
                 let rows = if of_keys { vec![bundle.keys.clone()] } else { tasks };
@@ -313,7 +313,7 @@ fn a_whole_document_is_one_piece_under_all_its_heads() {
     let plan = plan(&problem).unwrap();
     let lists = Lists::new(&problem, &plan);
     for (id, _) in bundles(&plan) {
-        for (tensor, pieces) in &lists.inputs(id, Direction::Backward).sources[0].pieces {
+        for (tensor, pieces) in lists.inputs(id, Direction::Backward).sources[0].tensors() {
             assert_eq!(pieces.len(), 1, "{tensor:?}");
         }
     }
