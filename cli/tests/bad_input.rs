@@ -112,7 +112,7 @@ fn bad_options_are_refused() {
     check(|_| (), &["--steps", "0"], "--steps");
     check(|_| (), &["--what"], "unexpected argument '--what'");
     check(|_| (), &["--attention", "both"], "[possible values: pool, local]");
-    check(|_| (), &["--exchange", "rdma"], "[possible values: auto, tcp, shm, node]");
+    check(|_| (), &["--exchange", "rdma"], "[possible values: auto, tcp, shm, ucx, node]");
     check(|_| (), &["--exchange", "node"], "not all workers say --engine gpu; say --engine=gpu");
     check(|_| (), &["--fault", "explode@1"], "kill-server[:I]@STEP");
     check(|_| (), &["--fault", "kill-server@5"], "can never fire");

@@ -78,7 +78,7 @@ class CoreAttention(nn.Module):
             raise NotImplementedError(f"attention_type is {attention_type}: attention is of a layer's own rows here")
         self.mask, self.scale = attn_mask_type, softmax_scale
         # Not a buffer: it is no part of a checkpoint, and stays on the CPU. Megatron counts layers from 1.
-        self.layer = torch.tensor(layer_number - 1)
+        self.layer = torch.tensor(layer_number - 1, device="cpu")
 
     def forward(
         self,

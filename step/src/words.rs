@@ -196,10 +196,13 @@ impl Owed {
         self.lanes.values().filter(|it| !it.words.is_empty()).map(|it| it.due).min()
     }
 
-    /// Owes a peer nothing any more: it was given up. Later words to it are numbered on.
+    /// Owes a peer nothing any more: it was given up, or has left. Should it come back, words to it begin anew: it does not wait
+    /// for one that it never heard.
     pub fn forget(&mut self, peer: Peer) {
-        if let Some(lane) = self.lanes.get_mut(&peer) {
+        if let Some(lane) = self.lanes.get_mut(&peer).filter(|it| !it.words.is_empty()) {
             lane.words.clear();
+            lane.era = lane.era.wrapping_add(1);
+            lane.next = 0;
         }
     }
 

@@ -19,7 +19,7 @@ pub enum Sharing {
     Ucx(Transports),
 }
 
-/// How to open [`Paths`].
+/// How to open [`Paths`](super::Paths).
 #[derive(Clone, Copy)]
 pub struct PathsConfig {
     /// Of the links.

@@ -86,7 +86,11 @@ pub fn ucx() -> Result<&'static Ucx, &'static Absent> {
     UCX.get_or_init(|| {
         let ucx = Ucx::open("libucp.so.0")?;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        one_copy(&maps)?;
+        if let Err(second) = one_copy(&maps) {
+            // Its constructors have run: it stays open as long as the process lives.
+            std::mem::forget(ucx);
+            return Err(second);
+        }
         Ok(ucx)
     })
     .as_ref()

@@ -191,6 +191,16 @@ pub unsafe extern "C" fn cadre_backward_plan(
         let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::foreign(gpu, stream) };
+        for (index, pair) in lines.windows(2).enumerate() {
+            let keys = |it: &TaskLine| (it.mask, it.keys(), it.dkv_row);
+            if pair[0].bundle == pair[1].bundle && keys(&pair[0]) != keys(&pair[1]) {
+                let (index, bundle) = (index + 1, pair[1].bundle);
+                let text = format!(
+                    "task {index}: mask, keys or dkv_row differ from those of bundle {bundle}; give it a bundle of its own"
+                );
+                return Err(text.into());
+            }
+        }
         let bundle = |lines: &[TaskLine]| BackwardBundle {
             mask: lines[0].mask(),
             keys: lines[0].keys(),

@@ -68,6 +68,7 @@ fn a_wrong_call_has_words_and_harms_nothing() {
         "3 query heads do not divide over 2 KV heads; hand in whole KV-head groups",
         "task 0 and 1 share row 50; give each its own",
         "tasks is null; hand in what the call that made it gave, if that succeeded",
+        "task 1: mask, keys or dkv_row differ from those of bundle 0; give it a bundle of its own",
         "q has 63 numbers, the tasks reach to 6400; hand in the whole tensor",
         "out begins at address 0x2, which is no multiple of 16; align it",
         "plan is null; hand in what the call that made it gave, if that succeeded",

@@ -16,6 +16,8 @@ int main(void) {
     REFUSED(cadre_backward_plan(gpu, NULL, 0, wrong, tasks, 1), NULL);
     REFUSED(cadre_forward_plan(gpu, NULL, 0, shape, tasks, 2), NULL);
     REFUSED(cadre_forward_plan(gpu, NULL, 0, shape, NULL, 1), NULL);
+    tasks[1].bundle = 0;
+    REFUSED(cadre_backward_plan(gpu, NULL, 0, shape, tasks, 2), NULL);
 
     cadre_scratch* workspace = cadre_workspace(gpu);
     cadre_forward* plan = cadre_forward_plan(gpu, workspace, 0, shape, tasks, 1);

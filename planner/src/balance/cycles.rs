@@ -29,6 +29,8 @@ const PIECES: usize = 3;
 const TRIES: usize = 4;
 /// Most bins for which circles are looked for: with more, the time for it is not there.
 const MANY: usize = 512;
+/// Most circles of a round, so that time has a bound however documents lie.
+const CIRCLES: usize = 4_000;
 /// Times that all circles are looked for anew.
 const ROUNDS: usize = 4;
 /// Part of the level that what comes back may be less than what was given; the last step makes up for it.
@@ -111,6 +113,7 @@ fn circles(bins: &Bins<'_>) -> Vec<([usize; 2], [Column; 2])> {
             }
         }
     }
+    found.truncate(CIRCLES);
     found
 }
 

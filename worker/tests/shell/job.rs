@@ -81,7 +81,7 @@ impl Job {
             layers: layers(seed, random.within(1, 3)),
             nanos: random.within(1, if draws_turns { 3 } else { 2 }) as usize,
             draws_turns,
-            leaves_out: Random::new(hash(&[seed, 31])).chance(30),
+            leaves_out: Random::new(hash(&[seed, 61])).chance(30),
             heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
             kv_heads: *Random::new(hash(&[seed, 43])).pick(&[KvHeads::Apart, KvHeads::Together]),
             tokens: *random.pick(&[8, 24, 40, 150]),

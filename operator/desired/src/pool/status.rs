@@ -165,19 +165,14 @@ fn progressing(
 /// What is to become of servers of former revisions, if there are any.
 fn updates(spec: &AttentionPoolSpec, outdated: u32, desired: u32) -> Option<Said> {
     let updated = desired.saturating_sub(outdated);
-    let said = match at_once(spec) {
-        Some(_) => said(
-            true,
-            "Updating",
-            format!("{updated} of {desired} servers are of the new template"),
-        ),
-        None => {
-            let text = format!(
-                "{outdated} servers are of a former template; spec.updateStrategy.type is OnDelete: delete their pods for \
-                 the new one"
-            );
-            said(false, "WaitsForDeletes", text)
-        }
+    let said = if at_once(spec).is_some() {
+        said(true, "Updating", format!("{updated} of {desired} servers are of the new template"))
+    } else {
+        let text = format!(
+            "{outdated} servers are of a former template; spec.updateStrategy.type is OnDelete: delete their pods for the \
+             new one"
+        );
+        said(false, "WaitsForDeletes", text)
     };
     (outdated > 0).then_some(said)
 }

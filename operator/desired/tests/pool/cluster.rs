@@ -115,6 +115,8 @@ impl World {
         for action in decision.actions.into_iter().take(most) {
             let name = words(&action);
             if self.refused.contains(name.as_str()) {
+                // Servers are made all the same, and what they are made from may change before it is kept.
+                self.has_lost_revisions |= name == "create Revision";
                 failure.get_or_insert(Failure { reason: "Forbidden", message: name });
             } else {
                 self.carry_out(action);

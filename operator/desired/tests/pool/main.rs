@@ -13,9 +13,8 @@ use cadre_desired::pool::{Link, Report, decide, status};
 use cadre_desired::{Action, Applied, Failure};
 use cluster::{World, image_of};
 use events::{Event, events};
-use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
@@ -115,26 +114,26 @@ proptest! {
 fn is_whole(world: &World) -> bool {
     let Some(status) = &world.pool.status else { return false };
     let spec = &world.pool.spec;
-    let images = || world.pods.iter().map(image_of);
+    let wanted = world.wanted_image();
+    let new = world.pods.iter().filter(|it| image_of(it) == wanted).count();
     let is_kept = |it: &Pod| {
-        let digest = it.metadata.labels.as_ref().and_then(|it| it.get(LABEL_REVISION));
-        let kept = |it: &ControllerRevision| {
-            it.metadata.labels.as_ref().and_then(|it| it.get(LABEL_REVISION)) == digest
-        };
-        world.revisions.iter().filter(|it| kept(it)).count() == 1
+        let digest = label(&it.metadata);
+        world.revisions.iter().filter(|it| label(&it.metadata) == digest).count() == 1
     };
-    let is_new = |it: &Option<String>| *it == world.wanted_image();
-    let by_hand = spec.update_strategy.r#type == UpdateType::OnDelete;
-    status.ready == spec.replicas
-        && world.pods.len() == spec.replicas as usize
-        && status.updated_replicas as usize == images().filter(is_new).count()
-        && if by_hand {
-            world.has_lost_revisions || world.pods.iter().all(is_kept)
-        } else {
-            images().all(|it| is_new(&it))
-                && world.revisions.len() == 1
-                && status.current_revision == status.update_revision
+    let servers = spec.replicas as usize;
+    let is_updated = match spec.update_strategy.r#type {
+        UpdateType::OnDelete => world.has_lost_revisions || world.pods.iter().all(is_kept),
+        UpdateType::RollingUpdate => {
+            let is_current = status.current_revision == status.update_revision;
+            new == servers && world.revisions.len() == 1 && is_current
         }
+    };
+    let counts = [status.ready as usize, world.pods.len(), status.updated_replicas as usize];
+    counts == [servers, servers, new] && is_updated
+}
+
+fn label(meta: &ObjectMeta) -> Option<&String> {
+    meta.labels.as_ref()?.get(LABEL_REVISION)
 }
 
 /// Whether the first thing that the API server refuses is named.

@@ -181,19 +181,18 @@ impl Conducting {
             }
         }
         let servers: Vec<_> = view.addresses().collect();
-        let mut left: BTreeSet<_> = self.servers().into_iter().collect();
-        let mut elsewhere = BTreeSet::new();
+        let before: BTreeSet<_> = self.servers().into_iter().collect();
+        let mut stay = BTreeSet::new();
         for (id, address) in &servers {
             let peer = peer_of(*id);
-            left.remove(&peer);
-            if shared.address_of(peer).is_some_and(|it| it != address) {
-                elsewhere.insert(peer);
+            if before.contains(&peer) && shared.address_of(peer).is_some_and(|it| it == address) {
+                stay.insert(peer);
             }
             shared.know(*id, address);
         }
-        // Another job had who comes back under its name, or has whom no view names: what it was told is gone.
+        // Another job may have had whoever comes back under its name, or have whom no view names: what it was told is gone.
         for (_, told) in self.published.values_mut().filter_map(|it| it.word.as_mut()) {
-            told.retain(|it| !elsewhere.contains(it) && !left.contains(it));
+            told.retain(|it| matches!(it, Peer::Trainer(_)) || stay.contains(it));
         }
         self.view = Some(view);
         self.tell_addresses(shared);
@@ -215,7 +214,7 @@ impl Conducting {
     fn hears(&self, peer: Peer) -> bool {
         match peer {
             Peer::Trainer(_) => true,
-            Peer::Server(id) => self.machine.watches(id),
+            Peer::Server(id) => self.machine.watches(id) || self.servers().contains(&peer),
         }
     }
 
