@@ -137,8 +137,8 @@ fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
         // A step has 24 launches, all of them on one server: it is lost in the second step.
         ("lost", &["--exchange=tcp"][..], ("CADRE_EMULATED_LOST", "30")),
         ("lost-node", &["--exchange=node"], ("CADRE_EMULATED_LOST", "30")),
-        // A step has 108 copies of rows to servers and 60 of results back: it is lost in the second step.
-        ("copies", &["--exchange=node"], ("CADRE_EMULATED_COPIES", "135")),
+        // A server makes fewer copies of one step's rows than of two steps': it is lost in the second one.
+        ("copies", &["--exchange=node"], ("CADRE_EMULATED_COPIES", "server:100")),
     ] {
         let job = Job { engine: "gpu", servers: 2, changes: &[], words, environment: &[lost] };
         let (output, events) = job.run(place.path(), name);

@@ -5,10 +5,10 @@
 // is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
 // once, as the driver does with memory that is not pinned.
 //
-// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost, and
-// CADRE_EMULATED_COPIES, copies inside the device until then; CADRE_EMULATED_SEED of stalls. CADRE_EMULATED_ORPHAN, the
-// copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait of a stream for such
-// copies at which this process loses all its links: both as ROLE:COUNT. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
+// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
+// CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside the device until it is lost;
+// CADRE_EMULATED_ORPHAN, the copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait
+// of a stream for such copies at which this process loses all its links. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
 // that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with head dim
 // 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it rounds).
 // CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of GPUs

@@ -238,7 +238,7 @@ macro_rules! broken_rules {
 
 broken_rules! {
     rows_reused_before_the_watermark_are_seen: "release at watermark" from 2_000_000,
-    rows_pulled_after_the_watermark_are_seen: "pull checks watermark" from 2_005_160,
+    rows_pulled_after_the_watermark_are_seen: "pull checks watermark" from 2_020_080,
     results_merged_twice_are_seen: "first result wins" from 2_000_000,
     moved_bundles_that_nobody_rings_for_are_seen: "round rings again" from 2_000_000,
 }
