@@ -7,13 +7,14 @@
 //
 // Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
 // CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside the device until it is lost;
-// CADRE_EMULATED_ORPHAN, the copy from another process during which that process is killed; CADRE_EMULATED_CUT, the wait
-// of a stream for such copies at which this process loses all its links. CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel
-// that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with head dim
-// 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it rounds).
-// CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of GPUs
-// (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait for no
-// word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
+// CADRE_EMULATED_ORPHAN, the copy from another process during which that process is killed; CADRE_EMULATED_CUT, the
+// wait of a stream for such copies at which this process loses all its links. CADRE_EMULATED_HANG, _FAULT, _WRONG: the
+// kernel that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with
+// head dim 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it
+// rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
+// GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait
+// for no word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
+// refuse.
 #include <unistd.h>
 
 #include <chrono>

@@ -41,7 +41,9 @@ fn end_of(problem: &Problem, document: u32, start: u32, pairs: f64) -> f64 {
     let it = problem.layout.documents()[document as usize];
     match it.mask {
         Mask::Full => f64::from(start) + pairs / f64::from(it.rows),
-        _ => (f64::from(start) * f64::from(start) + 2.0 * pairs).sqrt(),
+        Mask::Causal | Mask::Window { .. } => {
+            (f64::from(start) * f64::from(start) + 2.0 * pairs).sqrt()
+        }
     }
 }
 

@@ -75,13 +75,12 @@ fn words_of_the_wrong_author_change_nothing() {
             checked += 1;
             let mut answer = told.hear(now, from, message.clone());
             // The conductor takes every word as a sign of life.
-            let nothing = match kind {
-                3 => untold.hear(now, from, Message::Pulse { watermark: None, ask: Vec::new() }),
+            let nothing = if kind == 3 {
+                untold.hear(now, from, Message::Pulse { watermark: None, ask: Vec::new() })
+            } else {
                 // Pulls may begin anew with a tick alone.
-                _ => {
-                    answer += &told.tick(now);
-                    untold.tick(now) + &untold.tick(now)
-                }
+                answer += &told.tick(now);
+                untold.tick(now) + &untold.tick(now)
             };
             assert_eq!(answer, nothing, "{from} said {message:?}");
             assert_eq!(format!("{told:?}"), format!("{untold:?}"), "{from} said {message:?}");

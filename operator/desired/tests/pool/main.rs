@@ -138,8 +138,8 @@ fn label(meta: &ObjectMeta) -> Option<&String> {
 
 /// Whether the first thing that the API server refuses is named.
 fn says_what_is_refused(world: &World) -> bool {
-    let conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
-    let degraded = conditions.filter(|it| it.type_ == "Degraded").last();
+    let mut conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+    let degraded = conditions.rfind(|it| it.type_ == "Degraded");
     degraded.is_some_and(|it| {
         it.status == "True"
             && it.reason == "Forbidden"

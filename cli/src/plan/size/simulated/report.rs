@@ -217,10 +217,9 @@ impl Report {
             text += &table(&head, self.lost.iter().map(line));
         }
         if let Some(it) = &self.slow_nic {
-            text += &format!(
-                "links of {} {} times slower: a step of {:.3} s\n",
-                it.place, it.times, it.step_seconds
-            );
+            let (place, times, seconds) = (&it.place, it.times, it.step_seconds);
+            let line = format!("links of {place} {times} times slower: a step of {seconds:.3} s\n");
+            text += &line;
         }
         text + &self.verdict + "\n"
     }
@@ -233,19 +232,18 @@ impl Row {
         let asked = if self.attention == own { " (the pool)" } else { "" };
         let mut cells =
             vec![format!("{}{servers}{asked}", self.attention), self.processors.to_string()];
-        match &self.speeds {
-            Some(it) => cells.extend([
+        if let Some(it) = &self.speeds {
+            cells.extend([
                 format!("{:.3}", it.step_seconds),
                 format!("{:.0}", it.tokens_per_second),
                 format!("{:.0}", it.tokens_per_second_and_processor),
                 format!("{:.3}", it.max_over_mean),
                 format!("{:.1} %", 100.0 * it.waits_for_links),
                 it.bottleneck.clone(),
-            ]),
-            None => {
-                cells.extend(std::iter::repeat_n("–".to_owned(), 5));
-                cells.push(self.because.clone().unwrap_or_default());
-            }
+            ]);
+        } else {
+            cells.extend(std::iter::repeat_n("–".to_owned(), 5));
+            cells.push(self.because.clone().unwrap_or_default());
         }
         cells
     }
