@@ -125,11 +125,8 @@ async fn main() -> anyhow::Result<()> {
         };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
-        let listener = listen(&arguments).await?;
-        let control = serve_workers(&context, listener, lease.transitions().await?);
+        let control = serve_workers(&context, &arguments, lease.transitions().await?);
         tokio::select! {
-            // The service first: it says that not all workers have come back, before anybody looks.
-            biased;
             ended = control => ended,
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
@@ -148,26 +145,19 @@ async fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Where workers join, if there are certificates for it.
-async fn listen(arguments: &Arguments) -> anyhow::Result<Option<control::Listener>> {
+/// The control service, if there are certificates for it.
+async fn serve_workers(
+    context: &Arc<Context>,
+    arguments: &Arguments,
+    term: u64,
+) -> anyhow::Result<()> {
     let Some(certificates) = arguments.certificates.clone() else {
         tracing::warn!("no --certificates: workers cannot join");
-        return Ok(None);
+        return std::future::pending().await;
     };
     let place = control::Place { address: arguments.control, certificates };
     let listener = control::listen(&place).await?;
-    tracing::info!("workers join at {}", arguments.control);
-    Ok(Some(listener))
-}
-
-/// The control service, if there is a listener for it.
-async fn serve_workers(
-    context: &Arc<Context>,
-    listener: Option<control::Listener>,
-    term: u64,
-) -> anyhow::Result<()> {
-    let Some(listener) = listener else { return std::future::pending().await };
-    tracing::info!("workers are served, term {term}");
+    tracing::info!("workers join at {}, term {term}", arguments.control);
     control::run(context.clone(), listener, term).await
 }
 

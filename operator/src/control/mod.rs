@@ -72,11 +72,8 @@ impl Known {
     }
 }
 
-/// Where workers come to.
-pub(crate) type Listener = (TcpListener, Certificate);
-
 /// Listens. Out: a listener for [`run`], so that its address is known before.
-pub(crate) async fn listen(place: &Place) -> anyhow::Result<Listener> {
+pub(crate) async fn listen(place: &Place) -> anyhow::Result<(TcpListener, Certificate)> {
     let folder = &place.certificates;
     let files = Files { certificate: folder.join("tls.crt"), key: folder.join("tls.key") };
     let certificate = Certificate::read(files)?.settling(issuer::SETTLES);
@@ -89,7 +86,7 @@ pub(crate) async fn listen(place: &Place) -> anyhow::Result<Listener> {
 /// Serves until the process ends. `term` is the number of lease transitions of this leader.
 pub(crate) async fn run(
     context: Arc<Context>,
-    (listener, certificate): Listener,
+    (listener, certificate): (TcpListener, Certificate),
     term: u64,
 ) -> anyhow::Result<()> {
     let gate = Reviewer::new(context.client.clone(), context.settings.audience.clone());

@@ -158,8 +158,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut V
     let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
     let guarded = finalizers.iter().any(|it| it == FINALIZER);
     let serving = all.iter().any(|it| it.is_present() && it.report.is_some());
-    // Of a leader who has just begun not all servers have come back.
-    if guarded && !serving && observed.reports_complete {
+    if guarded && !serving {
         actions.push(Action::Release);
     } else if !guarded && serving && !deleted {
         actions.push(Action::Guard);

@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn a_deleted_pool_drains_and_is_gone(events in events(), takeover in any::<bool>()) {
+    fn a_deleted_pool_drains_and_is_gone(events in events()) {
         let mut world = World::new(4);
         for event in &events {
             world.happen(event);
@@ -99,12 +99,6 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
         world.happen(&Event::Delete);
-        if takeover {
-            world.reconcile(1);
-            world.happen(&Event::Takeover);
-            world.reconcile(usize::MAX);
-            prop_assert!(!world.gone, "its servers serve");
-        }
         rest(&mut world);
         prop_assert!(world.gone);
     }
