@@ -189,7 +189,11 @@ impl World {
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {
-                let serves = |it: &Pod| self.doing.contains_key(&name(&it.metadata));
+                // A new leader has not heard of all servers yet, and frees the pool until they have come back: not mended.
+                let serves = |it: &Pod| {
+                    let name = name(&it.metadata);
+                    self.doing.contains_key(&name) && self.reports.contains_key(&name)
+                };
                 let serving = self.pods.iter().find(|it| is_present(it) && serves(it));
                 assert!(
                     serving.is_none(),
