@@ -33,7 +33,7 @@ use crate::{
     Step, TrainerId,
 };
 
-/// Maximum pulls that begin, and maximum bundles of planned phases that become active, until the next [`Event::Tick`], which is due
+/// Maximum pulls that begin, and maximum bundles that become active, until the next [`Event::Tick`], which is due
 /// at once where some are left. A phase may have hundreds of thousands, and so many events may come between two looks at links:
 /// between slices this process is heard, and hears others.
 const SLICE: usize = 256;
@@ -54,7 +54,7 @@ pub struct Server {
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
     /// Pulls that failed wait for their time, and those that are more than a slice for the next tick.
     retries: BTreeSet<(Nanos, At, Bundle, Parcel)>,
-    /// How many pulls may begin, and bundles of planned phases become active, until then.
+    /// How many pulls may begin, and bundles become active, until then.
     slices: [usize; 2],
     /// Trainers whose rows could not be pulled when it was last tried, since when.
     unreached: BTreeMap<TrainerId, Nanos>,

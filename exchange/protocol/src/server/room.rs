@@ -46,10 +46,15 @@ pub(super) struct Rooms {
     /// Other bundles, waiting.
     pub(super) moved: BTreeSet<(At, Bundle)>,
     reserve_used: u64,
-    /// No bundle gets the reserve before something changes: what waits, what can be pulled, or what is free. To find out took a
-    /// walk over all that wait.
+    /// No bundle gets the reserve before something changes: what waits, what can be pulled, or what is free.
     idle: bool,
+    /// Of the bundles that wait for the reserve, those before this one are not complete: to walk over all of them for each that
+    /// leaves the reserve would take the square of their number.
+    pub(super) first: (At, Bundle),
 }
+
+/// Before all bundles.
+const FRONT: (At, Bundle) = (At::new(0, 0), Bundle(0));
 
 /// Bundles of a phase, ascending, with their bytes, and all of these together.
 #[derive(Debug, Default)]
@@ -84,13 +89,15 @@ impl Rooms {
             areas_used: 0,
             moved: BTreeSet::new(),
             reserve_used: 0,
-            idle: false,
+            idle: true,
+            first: FRONT,
         }
     }
 
-    /// Something changed: some bundle may get the reserve.
+    /// Something changed: any bundle that waits may get the reserve.
     pub(super) fn look_again(&mut self) {
         self.idle = false;
+        self.first = FRONT;
     }
 
     pub(super) fn budget(&self) -> u64 {
@@ -172,19 +179,21 @@ impl Rooms {
         Some(())
     }
 
-    /// Whether bundles that have room are not active yet.
+    /// Whether bundles that have room, or may get some, are not active yet.
     pub(super) fn is_admitting(&self) -> bool {
-        !self.admitted.is_empty()
+        !self.admitted.is_empty() || !self.idle
     }
 
     /// The earliest bundle up to a phase that may go through the reserve and is `complete`: a moved one, or
     /// one of the phase that would have planned room if there were more memory.
     fn first(&self, last: At, complete: impl Fn(&(At, Bundle)) -> bool) -> Option<(At, Bundle)> {
-        let moved = self.moved.range(..=(last, Bundle(u32::MAX))).copied().find(&complete);
+        let mut moved = self.moved.range(self.first..).copied().take_while(|it| it.0 <= last);
         let refused = self.planned.first_key_value().filter(|_| self.areas.len() < AREAS);
-        let mut refused =
-            refused.into_iter().flat_map(|(&at, it)| it.bundles.iter().map(move |it| (at, it.0)));
-        moved.into_iter().chain(refused.find(&complete)).min()
+        let mut refused = refused.into_iter().flat_map(|(&at, it)| {
+            let known = it.bundles.partition_point(|it| (at, it.0) < self.first);
+            it.bundles.range(known..).map(move |it| (at, it.0))
+        });
+        moved.find(&complete).into_iter().chain(refused.find(&complete)).min()
     }
 
     /// Whether the reserve has room now.
@@ -221,10 +230,12 @@ impl Rooms {
     }
 
     pub(super) fn free(&mut self, at: At, room: Room, bytes: u64) {
-        self.look_again();
+        self.idle = false;
         match room {
             Room::Reserve => self.reserve_used -= bytes,
             Room::Planned => {
+                // The bundles of another phase may go through the reserve now.
+                self.first = FRONT;
                 self.areas_used -= bytes;
                 let left = self.areas.get_mut(&at).expect("a planned bundle's phase has room");
                 *left -= 1;
@@ -265,13 +276,17 @@ impl Server {
             self.slices[1] -= 1;
             self.activate(now, (at, bundle), Room::Planned, out);
         }
-        while !self.rooms.idle {
+        while !self.rooms.idle && self.slices[1] > 0 {
             let next = self.next_reserved().and_then(|(at, bundle)| {
+                self.rooms.first = (at, bundle);
                 let bytes = self.steps[&at.step].step.shape(at.phase).bundle_bytes(bundle);
                 self.rooms.reserve(at, bundle, bytes).map(|()| (at, bundle))
             });
             match next {
-                Some(key) => self.activate(now, key, Room::Reserve, out),
+                Some(key) => {
+                    self.slices[1] -= 1;
+                    self.activate(now, key, Room::Reserve, out);
+                }
                 None => self.rooms.idle = true,
             }
         }

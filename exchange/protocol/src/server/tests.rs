@@ -83,3 +83,25 @@ fn small_bundles_that_move_have_room_beside_each_other() {
     assert_eq!(ring(&mut server).len(), 10, "an eighth of the memory");
     assert!(server.budget() <= memory);
 }
+
+#[test]
+fn bundles_that_move_become_active_slice_by_slice() {
+    let bundles = 3 * SLICE as u32;
+    let mut server = server(bundles, 0, u64::MAX);
+    let fillers = [None, Some(Filler::Server(SERVERS[1]))];
+    handle(&mut server, Event::Round(Arc::new(table(1, fillers, bundles, 1))));
+    let mut all = BTreeSet::new();
+    let mut begun = ring(&mut server);
+    for left in [2, 1, 0] {
+        assert_eq!(begun.len(), SLICE);
+        // Each was looked at once, not those before it again.
+        let last = *begun.last().unwrap();
+        assert_eq!(server.rooms.first, (AT, Bundle(last.0)));
+        all.extend(begun);
+        assert_eq!(server.active.len(), all.len());
+        assert_eq!(server.next_deadline(), Some(Nanos(0)), "{left} slices are left, or a look");
+        begun = handle(&mut server, Event::Tick);
+    }
+    assert_eq!((begun.len(), all.len()), (0, bundles as usize), "each is pulled once");
+    assert_ne!(server.next_deadline(), Some(Nanos(0)), "nothing is left");
+}
