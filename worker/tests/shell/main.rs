@@ -200,6 +200,11 @@ fn scenarios_that_once_went_wrong_go_well() {
         // Rows that crawl wait behind what a server measures.
         (Weather::Stormy, 930_000_437),
         (Weather::Stormy, 930_000_059),
+        // A link begins to crawl in the middle of what a server measures, and words wait behind it.
+        (Weather::Burst, 234_325_912_881_301),
+        // A trainer is stopped while the others hear how the job ends.
+        (Weather::Burst, 234_325_912_862_036),
+        (Weather::Stormy, 234_325_912_933_393),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

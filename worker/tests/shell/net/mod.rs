@@ -378,6 +378,12 @@ impl Net {
         self.wake(life);
     }
 
+    /// Whether a server pulls what it measures a link with.
+    pub(crate) fn is_measuring(&self) -> bool {
+        let measures = |it: &Endpoint| it.alive && it.pulls.values().any(|it| it.key == PROBE);
+        self.endpoints.iter().any(measures)
+    }
+
     /// What a process still holds.
     pub(crate) fn holdings(&self, life: Life) -> (usize, usize, usize) {
         let end = &self.endpoints[life];

@@ -16,6 +16,9 @@ const ALONE: u64 = 3 * SECOND;
 /// A server whose controller has let it go says its last words within 2 s.
 const STAYS: u64 = 5 * SECOND;
 
+/// So long the conductor says how the job ends to who does not answer.
+const LAST_WORDS: u64 = 2 * SECOND;
+
 /// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
 const LEAVES: u64 = 3 * SECOND;
 
@@ -33,7 +36,7 @@ impl World {
             let fine = if reason.contains("rank") && reason.contains("has not") {
                 self.faults.list.iter().any(|it| for_good(&it.1))
             } else if reason.contains("is dead") || reason.contains("conductor") {
-                trainer_died || cut_off
+                trainer_died || cut_off || reason.contains("nothing heard") && self.has_slept(life)
             } else if reason.contains("cannot reach") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
             } else if reason.contains("no attention server is left") {
@@ -145,6 +148,8 @@ impl World {
         if last || looks {
             match self.check_holdings() {
                 Err(_) if !last => return Ok(()),
+                // What it pulls comes in order, and of a link that began to crawl in the middle it comes for minutes.
+                Err(_) if self.net.borrow().is_measuring() => {}
                 held => held?,
             }
             self.stopping = true;
@@ -203,6 +208,14 @@ impl World {
         Ok(())
     }
 
+    /// Whether a trainer was stopped for longer than the conductor says how the job ends, and others have heard it.
+    fn has_slept(&self, life: Life) -> bool {
+        let Some(index) = self.trainers.iter().position(|it| *it == life) else { return false };
+        let me = (Role::Trainer, index as u16);
+        let sleeps = |it: &Fault| matches!(it, Fault::Pause(who, span) if *span > LAST_WORDS && who.contains(&me));
+        !self.endings.is_empty() && self.faults.list.iter().any(|it| sleeps(&it.1))
+    }
+
     /// Whether a trainer could not be told the end, which others heard at `first`: the conductor was killed just then, or it
     /// left before nothing cut the two off from each other any more.
     fn is_untold(&self, life: Life, ending: &Ending, first: u64) -> bool {
@@ -216,6 +229,6 @@ impl World {
             let between = it.ends == (conductor, life) || it.ends == (life, conductor);
             between && it.since <= left && it.until + SECOND >= first
         });
-        heard_nothing && (killed || cut)
+        heard_nothing && (killed || cut || self.has_slept(life))
     }
 }
