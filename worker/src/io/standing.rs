@@ -163,7 +163,8 @@ impl Standing {
         match self.told.front() {
             Some(_) if self.whole < self.submitted => untaken,
             Some(it) if (self.submitted as usize) < it.order.count() => true,
-            Some(it) => self.passed >= Some(it.header.step),
+            // Its own results are all here, but others may wait for what it computes for them.
+            Some(it) => untaken || self.passed >= Some(it.header.step),
             None => untaken || self.has_to_announce(),
         }
     }
@@ -281,6 +282,13 @@ mod tests {
         rank.0.submitted();
         rank.waits();
         let expected = "rank 3 has not submitted step 5, layer 1, nano-batch 0, forward for 7 s";
+        assert_eq!(rank.look(PATIENCE, true), Some(Stands::Still(expected.into())));
+        // All its results are here, and others wait for works of it.
+        (1..4).for_each(|_| rank.0.submitted());
+        (0..4).for_each(|_| rank.0.whole());
+        assert_eq!(rank.look(200, false), Some(Stands::No));
+        rank.waits();
+        let expected = "rank 3 has not said that step 5 is done for 7 s";
         assert_eq!(rank.look(PATIENCE, true), Some(Stands::Still(expected.into())));
     }
 

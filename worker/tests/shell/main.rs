@@ -205,6 +205,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         // A trainer is stopped while the others hear how the job ends.
         (Weather::Burst, 234_325_912_862_036),
         (Weather::Stormy, 234_325_912_933_393),
+        // A trainer has all its results and stands still for good, and another waits for what it computes.
+        (Weather::Stormy, 234_325_913_008_888),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));
