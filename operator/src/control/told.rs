@@ -28,10 +28,21 @@ pub(crate) struct Told {
     inner: Mutex<Inner>,
 }
 
+/// Since when workers can come.
+#[derive(Clone, Copy, Debug, Default)]
+enum Since {
+    /// There is no service.
+    #[default]
+    Never,
+    /// It has not begun.
+    Later,
+    /// Since then.
+    At(Instant),
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    /// Since when the service runs; none: it does not.
-    since: Option<Instant>,
+    since: Since,
     /// By pool, then by the name of the pod.
     pools: BTreeMap<Key, BTreeMap<String, Report>>,
     /// The same as it is now, for who asks this process.
@@ -72,14 +83,23 @@ impl Gaps {
 }
 
 impl Told {
+    /// A service is to begin: until then nobody knows which servers are connected.
+    pub(crate) fn awaiting() -> Self {
+        Self { inner: Mutex::new(Inner { since: Since::Later, ..Inner::default() }) }
+    }
+
     pub(super) fn start(&self) {
-        self.locked().since = Some(Instant::now());
+        self.locked().since = Since::At(Instant::now());
     }
 
     /// What is known of a pool's servers, by the name of the pod, and whether all of them are in it.
     pub(crate) fn pool(&self, key: &Key) -> (BTreeMap<String, Report>, bool) {
         let inner = self.locked();
-        let complete = inner.since.is_none_or(|it| it.elapsed() >= COMPLETE);
+        let complete = match inner.since {
+            Since::Never => true,
+            Since::Later => false,
+            Since::At(it) => it.elapsed() >= COMPLETE,
+        };
         (inner.pools.get(key).cloned().unwrap_or_default(), complete)
     }
 
@@ -176,6 +196,19 @@ pub(super) fn progress(step: &proto::Progress) -> Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_are_awaited_from_before_the_service_begins_and_where_there_is_none_never() {
+        let key = ("n".to_owned(), "p".to_owned());
+        let complete = |told: &Told| told.pool(&key).1;
+        assert!(complete(&Told::default()));
+        let told = Told::awaiting();
+        assert!(!complete(&told));
+        told.start();
+        assert!(!complete(&told));
+        told.locked().since = Since::At(Instant::now() - COMPLETE);
+        assert!(complete(&told));
+    }
 
     #[test]
     fn load_waits_for_its_turn_and_what_matters_does_not() {

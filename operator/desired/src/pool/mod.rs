@@ -53,6 +53,9 @@ const PAUSE_SECONDS: i64 = 10;
 /// Longest pause.
 const LONGEST_PAUSE_SECONDS: i64 = 300;
 
+/// Seconds between two looks while servers may still come back to a new leader.
+const LOOK_AGAIN_SECONDS: i64 = 5;
+
 /// Servers that one look makes at most; the next look, soon after, makes more. So a large pool takes no more
 /// memory than a small one, and its status tells how far it is.
 const MADE_AT_ONCE: usize = 250;
@@ -133,7 +136,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
-    guard(observed, &all, deleted, &mut decision.actions);
+    guard(observed, &all, deleted, &mut decision);
     if !deleted {
         surroundings(observed, scale.servers, &mut decision.actions);
     }
@@ -153,15 +156,21 @@ pub(crate) fn refusal(observed: &Observed) -> Option<Refusal> {
     observed.unreadable.clone().or_else(|| validate::pool(&observed.pool).err())
 }
 
-/// The finalizer is there exactly while a server would have something to hand over.
-fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut Vec<Action>) {
+/// The finalizer is there exactly while a server would have something to hand over. After a new leader's start that is known
+/// when all servers have come back that are connected; it looks again until then, since who does not come back is no news.
+fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut Decision) {
     let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
     let guarded = finalizers.iter().any(|it| it == FINALIZER);
     let serving = all.iter().any(|it| it.is_present() && it.report.is_some());
-    if guarded && !serving {
-        actions.push(Action::Release);
+    let awaited = all.iter().any(|it| it.is_awaited(observed.reports_complete));
+    if guarded && !serving && !awaited {
+        decision.actions.push(Action::Release);
     } else if !guarded && serving && !deleted {
-        actions.push(Action::Guard);
+        decision.actions.push(Action::Guard);
+    }
+    let waits = guarded || all.iter().any(|it| it.drain.is_some());
+    if awaited && waits {
+        decision.again = soonest(decision.again, Some(LOOK_AGAIN_SECONDS));
     }
 }
 

@@ -189,11 +189,8 @@ impl World {
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {
-                // A new leader has not heard of all servers yet, and frees the pool until they have come back: not mended.
-                let serves = |it: &Pod| {
-                    let name = name(&it.metadata);
-                    self.doing.contains_key(&name) && self.reports.contains_key(&name)
-                };
+                // Whoever leads: of a server that serves it has heard, or has to wait.
+                let serves = |it: &Pod| self.doing.contains_key(&name(&it.metadata));
                 let serving = self.pods.iter().find(|it| is_present(it) && serves(it));
                 assert!(
                     serving.is_none(),

@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn a_deleted_pool_drains_and_is_gone(events in events()) {
+    fn a_deleted_pool_drains_and_is_gone(events in events(), takeover in any::<bool>()) {
         let mut world = World::new(4);
         for event in &events {
             world.happen(event);
@@ -99,8 +99,41 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
         world.happen(&Event::Delete);
+        if takeover {
+            world.reconcile(1);
+            world.happen(&Event::Takeover);
+            world.reconcile(usize::MAX);
+            prop_assert!(!world.gone, "its servers serve");
+        }
         rest(&mut world);
         prop_assert!(world.gone);
+    }
+}
+
+#[test]
+fn a_deleted_pool_waits_for_servers_that_come_back_to_a_new_leader_and_for_no_others() {
+    // Servers that have not come back in time are not connected; those whose pods are gone never come.
+    for is_in_time in [false, true] {
+        let mut world = World::new(3);
+        rest(&mut world);
+        world.happen(&Event::Delete);
+        world.happen(&Event::Takeover);
+        for _ in 0..3 {
+            world.reconcile(usize::MAX);
+            assert!(!world.gone, "all of its servers may come back");
+            let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+            let again = decision.again.expect("nothing else may lead to a look");
+            assert!((1..=15).contains(&again), "it looks again after {again} s");
+            world.clock.second += again;
+        }
+        world.doing.clear();
+        if is_in_time {
+            world.is_complete = true;
+        } else {
+            world.pods.clear();
+        }
+        world.reconcile(usize::MAX);
+        assert!(world.gone, "{:#?}", world.pool.metadata);
     }
 }
 
