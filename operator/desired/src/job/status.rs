@@ -50,9 +50,9 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
-        // One that is ended though its Job has not failed is gone soon, and what counts with it.
+        // One that does not stay for its logs is gone soon, and what counts with it.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
-            (&stage, newest.has_failed())
+            (&stage, newest.is_over())
         {
             status.restarts = status.restarts.max(restarts.all);
             in_a_row = restarts.in_a_row;
