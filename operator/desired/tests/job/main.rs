@@ -265,6 +265,15 @@ fn a_job_in_a_queue_waits_for_it_with_the_queues_label() {
     assert!(world.is_true("Running") && world.is_true("Admitted"));
     world.happen(&Event::Preempt);
     world.reconcile(usize::MAX);
+    while reason(&world, "Running") != "QueuePlaceLost" {
+        assert!(!world.is_true("Running"), "it waits in the queue, and says that it begins anew");
+        // All but the queue.
+        world.clock.second += 5;
+        world.job_controller();
+        world.kubelets();
+        world.collect_garbage();
+        world.reconcile(usize::MAX);
+    }
     rest(&mut world);
     let status = world.job.status.clone().expect("it was reported");
     assert_eq!((status.attempt, status.restarts), (2, 0), "a resume is a new attempt");
