@@ -20,7 +20,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::caches::within;
 use crate::context::Context;
-use crate::control::JobFigures;
+use crate::control::{JobFigures, Servers};
 
 pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::Observed {
     let object = &read.object;
@@ -67,7 +67,8 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         trainers,
         nodes,
         reports,
-        reports_complete,
+        holders,
+        reports_complete: complete,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }
 }

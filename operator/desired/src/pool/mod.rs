@@ -19,6 +19,7 @@
 //! replacement is made from is decided in `revision.rs`.
 
 mod facts;
+mod holders;
 mod manifest;
 mod revision;
 pub mod scale;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
 use cadre_crds::validate::{self, Refusal};
+use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -81,6 +83,8 @@ pub struct Observed {
     pub nodes: BTreeMap<String, Node>,
     /// What the control service knows about servers, by the name of the pod.
     pub reports: BTreeMap<String, Report>,
+    /// The attempts that servers work for, by the name of the pod.
+    pub holders: BTreeMap<String, JobKey>,
     /// Every connected server has had the time to report: who is not in `reports` is not connected.
     pub reports_complete: bool,
     /// What mode `Auto` remembers.

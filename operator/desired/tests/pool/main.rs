@@ -3,14 +3,15 @@
 mod cluster;
 mod events;
 mod rollout;
+mod told;
 #[path = "../world/mod.rs"]
 mod world;
 
 use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
-use cadre_desired::pool::{Link, Report, decide, status};
-use cadre_desired::{Action, Applied, Failure};
+use cadre_desired::Action;
+use cadre_desired::pool::decide;
 use cluster::{World, image_of};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -183,28 +184,6 @@ fn for_tools(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn tools_are_told_whether_a_pool_comes_is_there_or_waits_for_somebody() {
-    let mut world = World::new(2);
-    world.reconcile(usize::MAX);
-    assert_eq!(for_tools(&world), ["Ready False Starting", "Reconciling True Starting"]);
-    rest(&mut world);
-    assert_eq!(for_tools(&world), ["Ready True Ready"]);
-    let look = |world: &World, reason| {
-        let failure = Failure { reason, message: "words of the API server".into() };
-        let mut world = world.clone();
-        let applied = Applied::new(world.observe(), Some(failure));
-        world.pool.status = Some(status(&applied, &settings(), world.clock.now()));
-        for_tools(&world)
-    };
-    assert_eq!(look(&world, "Refused"), ["Ready False Refused", "Stalled True Refused"]);
-    // A quota may have room again.
-    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden"]);
-    world.pool.spec.replicas = 3;
-    world.reconcile(usize::MAX);
-    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden", "Reconciling True Starting"]);
-}
-
-#[test]
 fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
     let decided = |from: u32, to: u32| ScaleDecision {
         time: Time(Timestamp::UNIX_EPOCH),
@@ -352,39 +331,6 @@ fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
     let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
     let text = serde_json::to_string(&spec.affinity).expect("plain data");
     assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
-}
-
-#[test]
-fn measured_links_are_told_by_the_worst() {
-    let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
-    for (least, rdma, one, other, expected) in [
-        (None, false, link(90_000, true), link(80_000, true), "Near"),
-        (Some(50_000), false, link(90_000, true), link(49_123, true), "SlowLink"),
-        (Some(50_000), false, link(90_000, true), None, "Near"),
-        (None, true, link(90_000, false), link(80_000, true), "Tcp"),
-        (None, true, link(90_000, false), link(80_000, false), "Near"),
-        (None, false, link(90_000, true), link(0, true), "NotReached"),
-    ] {
-        let mut world = World::new(2);
-        rest(&mut world);
-        world.pool.spec.fabric.min_bandwidth_mbps = least;
-        world.pool.spec.fabric.rdma_resources = vec!["rdma/ib".to_owned(); usize::from(rdma)];
-        let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
-        for (pod, link) in names.iter().zip([one, other]) {
-            world.reports.insert(pod.clone(), Report { link, ..Report::default() });
-        }
-        let mut observed = world.observe();
-        // A trainer on each server's node.
-        observed.trainers.clone_from(&observed.pods);
-        let status = status(&Applied::new(observed, None), &settings(), world.clock.now());
-        let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
-        let placement = placement.expect("it is always said");
-        assert_eq!(placement.reason, expected, "{}", placement.message);
-        if expected == "SlowLink" {
-            let end = "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000";
-            assert!(placement.message.ends_with(end), "{}", placement.message);
-        }
-    }
 }
 
 #[test]
