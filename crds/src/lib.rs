@@ -36,7 +36,7 @@ pub use k8s_openapi;
 pub use pool::AttentionPoolResource;
 pub use pool::{
     Access, AttentionPool, AttentionPoolSpec, AttentionPoolStatus, Colocation, Drain, Fabric,
-    Health, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,
+    Health, Holder, Placement, ScaleDecision, Scaling, ScalingMode, WorstServer,
 };
 pub use readable::{Bare, Readable};
 pub use update::{RollingUpdate, UpdateStrategy, UpdateType};

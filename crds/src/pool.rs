@@ -316,6 +316,9 @@ pub struct AttentionPoolStatus {
     /// The slowest servers, worst first, at most 8.
     #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
     pub worst_servers: Vec<WorstServer>,
+    /// Jobs that servers work for, by namespace and name; who works for none is not in it.
+    #[cfg_attr(feature = "schema", schemars(length(max = 4096)))]
+    pub holders: Vec<Holder>,
     /// The last change of `replicas`, with what it was made from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_scale_decision: Option<ScaleDecision>,
@@ -323,6 +326,24 @@ pub struct AttentionPoolStatus {
     /// true also `Stalled` and `Reconciling`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::conditions"))]
     pub conditions: Vec<Condition>,
+}
+
+/// Servers that have worked for one job since the same time.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// Namespace of the job.
+    #[cfg_attr(feature = "schema", schemars(length(max = 63)))]
+    pub namespace: String,
+    /// Its name; of a job of another kind, what the labels of its pods say.
+    #[cfg_attr(feature = "schema", schemars(length(max = 253)))]
+    pub name: String,
+    /// Since when.
+    pub since: Time,
+    /// Names of the servers' pods.
+    #[cfg_attr(feature = "schema", schemars(length(max = 4096), inner(length(max = 63))))]
+    pub servers: Vec<String>,
 }
 
 /// One of the slowest servers of a pool.

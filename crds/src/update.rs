@@ -39,7 +39,7 @@ pub enum UpdateType {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct RollingUpdate {
-    /// Servers that may be missing for the change at a time. Default 1.
+    /// Servers that may be missing for the change at a time, once the first one of it is ready. Default 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
     pub max_unavailable: u32,
 }

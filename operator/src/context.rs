@@ -56,7 +56,7 @@ impl Context {
             recent_pods: Recent::new(prune_pod),
             recent_jobs: Recent::new(prune_job),
             metrics: Metrics::default(),
-            told: Told::default(),
+            told: if issuer.folder.is_some() { Told::awaiting() } else { Told::default() },
             known: Known::default(),
             issuer,
             pace: Pace::default(),

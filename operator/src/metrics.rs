@@ -9,6 +9,7 @@
 //! | `cadre_operator_leader` | | 1 while this process leads |
 //! | `cadre_operator_server_busy_ratio` | `namespace`, `pool`, `server` | share of the time in which a server computes |
 //! | `cadre_operator_server_time_ratio` | the same | its observed over its expected time |
+//! | `cadre_operator_server_held_since_timestamp_seconds` | the same, `job_namespace`, `job` | since when it works for that job |
 //! | `cadre_operator_pool_servers` | `namespace`, `pool`, `state` | servers, as the pool's status counts them |
 //! | `cadre_operator_pool_misplaced` | `namespace`, `pool`, `reason` | 1 while `PlacementSatisfied` is false |
 //! | `cadre_operator_job_steps` | `namespace`, `job` | steps that are done |
@@ -118,6 +119,15 @@ struct OfServer {
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Held {
+    namespace: String,
+    pool: String,
+    server: String,
+    job_namespace: String,
+    job: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct Look {
     kind: String,
     result: &'static str,
@@ -198,6 +208,7 @@ impl Metrics {
 struct Objects {
     busy: Family<OfServer, Gauge<f64, AtomicU64>>,
     time: Family<OfServer, Gauge<f64, AtomicU64>>,
+    held: Family<Held, Gauge>,
     servers: Family<OfPool, Gauge>,
     misplaced: Family<Misplaced, Gauge>,
     steps: Family<OfJob, Gauge>,
@@ -217,6 +228,11 @@ impl Objects {
         Self {
             busy: family(registry, "server_busy_ratio", "Share of the time in which it computes"),
             time: family(registry, "server_time_ratio", "Observed over expected time"),
+            held: family(
+                registry,
+                "server_held_since_timestamp_seconds",
+                "Since when it works for a job",
+            ),
             servers: family(registry, "pool_servers", "Servers of a pool"),
             conditions: family(registry, "condition", "Conditions that are true"),
             steps: family(registry, "job_steps", "Steps that are done"),
@@ -281,6 +297,18 @@ impl Objects {
         ] {
             let of = OfPool { namespace: namespace.clone(), pool: name.clone(), state };
             self.servers.get_or_create(&of).set(count.into());
+        }
+        for holder in &status.holders {
+            for server in &holder.servers {
+                let held = Held {
+                    namespace: namespace.clone(),
+                    pool: name.clone(),
+                    server: server.clone(),
+                    job_namespace: holder.namespace.clone(),
+                    job: holder.name.clone(),
+                };
+                self.held.get_or_create(&held).set(holder.since.0.as_second());
+            }
         }
         let far = |it: &&Condition| it.type_ == "PlacementSatisfied" && it.status == "False";
         if let Some(reason) = status.conditions.iter().find(far).map(|it| it.reason.clone()) {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
 use cadre_desired::pool::Node;
-use cadre_desired::{job, pool, servers_budget, servers_service, trainers_service};
+use cadre_desired::{identity, job, pool, servers_budget, servers_service, trainers_service};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -20,7 +20,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::caches::within;
 use crate::context::Context;
-use crate::control::JobFigures;
+use crate::control::{JobFigures, Servers};
 
 pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::Observed {
     let object = &read.object;
@@ -34,19 +34,22 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let seen = context.caches.pods_seen.load(Ordering::SeqCst);
     let cached = context.caches.pods.state_filter(|it| ours(it));
     let pods = context.recent_pods.correct(cached, ours, seen, Instant::now());
-    let may_join = |pod: &Pod| {
+    // One of another namespace may be of a pool of this name there.
+    let joins = |pod: &Pod| {
         let from = pod.metadata.namespace.as_ref();
-        from == Some(&home) || object.spec.access.namespaces.iter().any(|it| Some(it) == from)
+        let is_let_in =
+            from == Some(&home) || object.spec.access.namespaces.iter().any(|it| Some(it) == from);
+        is_let_in && self::home(context, pod) == home
     };
     let trainers =
-        context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && may_join(it));
+        context.caches.pods.state_filter(|it| of_pool(it) && !is_server(it) && joins(it));
     let nodes = nodes(context, pods.iter().chain(&trainers));
     let named = |it: &ObjectMeta, name: &String| {
         it.name.as_ref() == Some(name) && it.namespace.as_ref() == Some(&home)
     };
     let of_servers = servers_service(&name);
     let service = context.caches.services.find(|it| named(&it.metadata, &of_servers));
-    let (reports, reports_complete) = context.told.pool(&(home.clone(), name.clone()));
+    let Servers { reports, holders, complete } = context.told.pool(&(home.clone(), name.clone()));
     let of_servers = servers_budget(&name);
     let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
     let of_home = |it: &ControllerRevision| {
@@ -64,7 +67,8 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         trainers,
         nodes,
         reports,
-        reports_complete,
+        holders,
+        reports_complete: complete,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }
 }
@@ -101,6 +105,15 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         failovers,
         last_words,
     }
+}
+
+/// Namespace of the pool that a trainer joins.
+fn home(context: &Context, pod: &Pod) -> String {
+    let of = identity::job_of(pod);
+    let job = of.and_then(|of| {
+        context.caches.trainings.get(&ObjectRef::new(&of.name).within(&of.namespace))
+    });
+    identity::home(pod, job.as_ref().map(|it| &it.object))
 }
 
 /// Nodes that these pods run on.

@@ -1,5 +1,6 @@
 //! One look at a pool: observe, decide, apply, report.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cadre_crds::{AttentionPool, AttentionPoolStatus, Readable};
@@ -36,10 +37,11 @@ pub(crate) async fn reconcile(
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    // What was asked for, who scales and who waits for a change are not to see an old answer.
+    // What was asked for, who scales, who waits for a change and who shares are not to see an old answer.
     let asked = |it: &AttentionPoolStatus| {
         let revisions = [&it.current_revision, &it.update_revision].map(String::clone);
-        (it.observed_generation, it.desired, revisions)
+        let jobs = it.holders.iter().map(|it| (it.namespace.clone(), it.name.clone()));
+        (it.observed_generation, it.desired, revisions, jobs.collect::<BTreeSet<_>>())
     };
     let at_once = old.is_none_or(|it| asked(it) != asked(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;

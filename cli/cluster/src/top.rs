@@ -1,4 +1,4 @@
-//! How busy the servers of pools are, now.
+//! How busy the servers of pools are, now, and which job has each of them since when.
 //!
 //! In: the metrics of the operator that leads, read through the API server. Out: a table, the busiest first. Raw load is
 //! nowhere else: it never reaches the objects.
@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
@@ -18,6 +19,7 @@ const METRICS: &str = "8080/proxy/metrics";
 /// What it tells about a server.
 const BUSY: &str = "cadre_operator_server_busy_ratio";
 const TIME: &str = "cadre_operator_server_time_ratio";
+const HELD: &str = "cadre_operator_server_held_since_timestamp_seconds";
 const LEADS: &str = "cadre_operator_leader";
 
 /// A server's load.
@@ -31,6 +33,8 @@ pub struct Load {
     pub busy: Option<f64>,
     /// Observed over expected time.
     pub time: Option<f64>,
+    /// Namespace and name of the job that it works for, and since when, in seconds since 1970.
+    pub job: Option<(String, i64)>,
 }
 
 /// Asks the operator that leads.
@@ -76,7 +80,7 @@ fn leads(text: &str) -> bool {
 /// What a text of metrics says about servers, by pool and name.
 pub fn loads(text: &str) -> Vec<Load> {
     let mut all: BTreeMap<(String, String), Load> = BTreeMap::new();
-    for it in samples(text).filter(|it| [BUSY, TIME].contains(&it.name)) {
+    for it in samples(text).filter(|it| [BUSY, TIME, HELD].contains(&it.name)) {
         let label = |name: &str| {
             it.labels
                 .iter()
@@ -91,9 +95,16 @@ pub fn loads(text: &str) -> Vec<Load> {
             server,
             busy: None,
             time: None,
+            job: None,
         });
-        let place = if it.name == BUSY { &mut load.busy } else { &mut load.time };
-        *place = Some(it.value);
+        match it.name {
+            HELD => {
+                let job = format!("{}/{}", label("job_namespace"), label("job"));
+                load.job = Some((job, it.value as i64));
+            }
+            BUSY => load.busy = Some(it.value),
+            _ => load.time = Some(it.value),
+        }
     }
     all.into_values().collect()
 }
@@ -109,15 +120,19 @@ pub fn table(loads: &[Load], namespace: Option<&str>) -> String {
     shown.sort_by(|a, b| a.pool.cmp(&b.pool).then(busy(b).total_cmp(&busy(a))));
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["pool", "server", "busy", "", "time over expected"]);
+    table.set_header(["pool", "server", "job", "since", "busy", "", "time over expected"]);
     for it in shown {
         let share = it.busy.unwrap_or(0.0).clamp(0.0, 1.0);
         let percent =
             |it: Option<f64>| it.map_or("–".to_owned(), |it| format!("{:.0} %", it * 100.0));
         let bar = "█".repeat((share * 20.0).round() as usize);
+        let (job, since) = it.job.clone().unzip();
+        let since = since.and_then(|it| Timestamp::from_second(it).ok());
         table.add_row([
             it.pool.clone(),
             it.server.clone(),
+            job.unwrap_or("–".to_owned()),
+            since.map_or("–".to_owned(), |it| it.to_string()),
             percent(it.busy),
             bar,
             percent(it.time),
@@ -154,6 +169,8 @@ cadre_operator_leader 1
 cadre_operator_server_busy_ratio{namespace=\"team\",pool=\"p\",server=\"p-0-1\"} 0.25
 cadre_operator_server_busy_ratio{namespace=\"team\",pool=\"p\",server=\"p-1-1\"} 0.75
 cadre_operator_server_time_ratio{namespace=\"team\",pool=\"p\",server=\"p-1-1\"} 1.1
+cadre_operator_server_held_since_timestamp_seconds{namespace=\"team\",pool=\"p\",server=\"p-0-1\",job_namespace=\"other\",job=\"j\"} 1767225600
+cadre_operator_server_held_since_timestamp_seconds{namespace=\"team\",pool=\"p\",server=\"p-2-1\",job_namespace=\"team\",job=\"k\"} 1767225601
 cadre_operator_server_busy_ratio{namespace=\"x\",pool=\"q\",server=\"q-0-1\"} 0.5
 # EOF
 ";
@@ -162,11 +179,15 @@ cadre_operator_server_busy_ratio{namespace=\"x\",pool=\"q\",server=\"q-0-1\"} 0.
     fn the_busiest_of_a_pool_comes_first() {
         assert!(leads(TEXT) && !leads("cadre_operator_leader 0\n"));
         let loads = loads(TEXT);
-        assert_eq!(loads.len(), 3);
+        assert_eq!(loads.len(), 4, "one that works and has not reported, too");
         let table = super::table(&loads, Some("team"));
         let (busy, idle) = (table.find("p-1-1"), table.find("p-0-1"));
         assert!(busy.is_some() && busy < idle, "{table}");
         assert!(table.contains("75 %") && table.contains("110 %"), "{table}");
+        let line = |server: &str| table.lines().find(|it| it.contains(server)).unwrap_or_default();
+        let held = line("p-0-1");
+        assert!(held.contains("other/j") && held.contains("2026-01-01T00:00:00Z"), "{table}");
+        assert!(line("p-2-1").contains("team/k") && !line("p-1-1").contains("/j"), "{table}");
         assert!(!table.contains("q-0-1"), "another namespace's: {table}");
         assert!(super::table(&loads, None).contains("x/q"));
         assert!(super::table(&[], None).contains("no server reports load"));

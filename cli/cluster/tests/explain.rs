@@ -131,6 +131,18 @@ fn an_autoscaler_of_a_pool_that_scales_itself_is_told_of() {
 }
 
 #[test]
+fn jobs_that_have_servers_of_a_pool_are_named_with_the_time_since_when() {
+    let mut seen = scene();
+    let mut status = serving();
+    status["holders"] = json!([{"namespace": "other", "name": "k", "since": at(-90),
+        "servers": ["p-0-1", "p-1-1"]}]);
+    seen.pools.push(parsed(pool(status)));
+    let text = text(&seen, "attnpool/p");
+    let expected = "cadjob other/k: has 2 of the servers since 2026-11-21T11:58:30Z";
+    assert!(text.lines().any(|it| it.contains(expected)), "{text}");
+}
+
+#[test]
 fn what_is_well_is_counted() {
     let mut seen = scene();
     seen.pools.push(parsed(pool(serving())));

@@ -93,6 +93,11 @@ impl Pool {
                     job.over = true;
                 }
             }
+            Input::Share(key, share) => {
+                if let Some(job) = self.jobs.get_mut(&key) {
+                    job.facts.share = share;
+                }
+            }
             Input::Tick => {}
         }
     }
@@ -112,6 +117,17 @@ impl Pool {
             }
         };
         present.map(|(&id, it)| (id, report(it))).collect()
+    }
+
+    /// The attempts that connected servers work for.
+    pub fn holders(&self) -> impl Iterator<Item = (ServerId, &JobKey)> {
+        let present = self.servers.iter().filter(|it| it.1.away.is_none());
+        present.filter_map(|(&id, it)| Some((id, it.job.as_ref()?)))
+    }
+
+    /// The shares by which slots are divided among the attempts that are there.
+    pub fn shares(&self) -> impl Iterator<Item = (&JobKey, u32)> {
+        self.jobs.iter().map(|(key, it)| (key, it.facts.share))
     }
 
     /// Whether nothing is connected, so that nothing has to be looked at.

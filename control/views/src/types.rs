@@ -180,6 +180,8 @@ pub enum Input {
     Drained(Who),
     /// The conductor says that no step follows.
     Finished(JobKey),
+    /// The share of a job was edited.
+    Share(JobKey, u32),
     /// Time has passed.
     Tick,
 }

@@ -113,6 +113,13 @@ pub fn of(pod: &Pod, claim: Claim, job: Option<&TrainingJob>) -> Result<Identity
     Ok(Identity { pool: pool.to_owned(), who })
 }
 
+/// Namespace of the pool that a pod joins by its label: its own, unless its `TrainingJob` names another. Pools of one name in
+/// two namespaces are told apart by this.
+pub fn home(pod: &Pod, job: Option<&TrainingJob>) -> String {
+    let named = job.and_then(|it| it.spec.attention.pool_ref.namespace.clone());
+    named.or_else(|| pod.metadata.namespace.clone()).unwrap_or_default()
+}
+
 /// The attempt that a trainer's pod belongs to, of any kind.
 pub fn job_of(pod: &Pod) -> Option<JobKey> {
     let name = JOB_LABELS.iter().find_map(|it| label(&pod.metadata, it))?.to_owned();
@@ -178,6 +185,14 @@ mod tests {
         );
         assert!(of(&trainer, claim(false, 2, 0), Some(&job)).is_err(), "an earlier attempt");
         assert!(of(&trainer, claim(true, 2, 1), Some(&job)).is_err(), "no server");
+    }
+
+    #[test]
+    fn a_pod_joins_the_pool_of_the_namespace_that_its_job_names_and_no_other_of_that_name() {
+        let (trainer, mut job) = (pod(&[(LABEL_POOL, "p"), (LABEL_JOB, "j")]), training(1));
+        assert_eq!([home(&trainer, None), home(&trainer, Some(&job))], ["n", "n"]);
+        job.spec.attention.pool_ref.namespace = Some("shared".into());
+        assert_eq!(home(&trainer, Some(&job)), "shared");
     }
 
     #[test]

@@ -96,6 +96,7 @@ impl Replay {
             trainers: trainer.into_iter().collect(),
             nodes: BTreeMap::new(),
             reports,
+            holders: BTreeMap::new(),
             reports_complete: true,
             memory: self.memory.clone(),
         }

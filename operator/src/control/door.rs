@@ -49,9 +49,7 @@ pub(super) fn identify(
         .map_err(|refusal| Answer::Never(refusal.to_string()))?;
     let encryption =
         encryption(&pod, job.as_ref()).map_err(|why| Answer::Never(format!("{caller}: {why}")))?;
-    let named = job.as_ref().map(|it| &it.spec.attention.pool_ref);
-    let home = named.and_then(|it| it.namespace.clone());
-    let key = (home.unwrap_or_else(|| caller.namespace.clone()), identity.pool.clone());
+    let key = (identity::home(&pod, job.as_ref()), identity.pool.clone());
     let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
     let Some(pool) = pool else {
         return Err(Answer::Later(format!("there is no AttentionPool {}/{}", key.0, key.1)));

@@ -40,7 +40,7 @@ use crate::context::Context;
 use crate::triggers::Key;
 use gate::Reviewer;
 use service::Service;
-pub(crate) use told::{Gaps, JobFigures, Told};
+pub(crate) use told::{Gaps, JobFigures, Servers, Told};
 
 /// Events of workers that wait for the service; while it is full, workers are not read from.
 const QUEUE: usize = 4096;

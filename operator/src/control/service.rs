@@ -103,7 +103,27 @@ impl Service {
         }
     }
 
+    /// A share that was edited counts from now on.
+    fn share(&mut self) {
+        let trainings = &self.context.caches.trainings;
+        let asked = |job: &JobKey| {
+            let read = trainings.get(&ObjectRef::new(&job.name).within(&job.namespace))?;
+            read.unreadable.is_none().then_some(read.object.spec.attention.share)
+        };
+        let edited = |(job, share): (&JobKey, u32)| {
+            let asked = asked(job).filter(|it| *it != share)?;
+            Some(Input::Share(job.clone(), asked))
+        };
+        let of_pool = |(key, pool): (&Key, &Pool)| -> Vec<_> {
+            pool.shares().filter_map(edited).map(|it| (key.clone(), it)).collect()
+        };
+        for (key, input) in self.pools.iter().flat_map(of_pool).collect::<Vec<_>>() {
+            self.put(&key, input);
+        }
+    }
+
     fn tick(&mut self) {
+        self.share();
         let keys: Vec<Key> = self.pools.keys().cloned().collect();
         for key in &keys {
             self.put(key, Input::Tick);
@@ -342,8 +362,10 @@ impl Service {
             };
             (server_name(&key.1, id.index, id.incarnation), report)
         };
+        let named = |id: ServerId| server_name(&key.1, id.index, id.incarnation);
+        let holders = pool.holders().map(|(id, job)| (named(id), job.clone())).collect();
         let reports = known.into_iter().map(report).collect();
-        if self.context.told.tell_pool(key, reports, figures) {
+        if self.context.told.tell_pool(key, reports, holders, figures) {
             self.context.caches.pool_triggers.put(key.clone());
         }
     }

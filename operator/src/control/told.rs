@@ -28,16 +28,39 @@ pub(crate) struct Told {
     inner: Mutex<Inner>,
 }
 
+/// Since when workers can come.
+#[derive(Clone, Copy, Debug, Default)]
+enum Since {
+    /// There is no service.
+    #[default]
+    Never,
+    /// It has not begun.
+    Later,
+    /// Since then.
+    At(Instant),
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    /// Since when the service runs; none: it does not.
-    since: Option<Instant>,
+    since: Since,
     /// By pool, then by the name of the pod.
     pools: BTreeMap<Key, BTreeMap<String, Report>>,
-    /// The same as it is now, for who asks this process.
+    /// The attempts that servers work for, likewise.
+    holders: BTreeMap<Key, BTreeMap<String, JobKey>>,
+    /// Reports as they are now, for who asks this process.
     live: BTreeMap<Key, BTreeMap<String, Report>>,
     /// Of the newest object of each name.
     jobs: BTreeMap<Key, JobFigures>,
+}
+
+/// What is known of a pool's servers, by the name of the pod.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Servers {
+    pub(crate) reports: BTreeMap<String, Report>,
+    /// The attempts that they work for.
+    pub(crate) holders: BTreeMap<String, JobKey>,
+    /// All that are connected are in it.
+    pub(crate) complete: bool,
 }
 
 /// How far a job is.
@@ -72,15 +95,26 @@ impl Gaps {
 }
 
 impl Told {
-    pub(super) fn start(&self) {
-        self.locked().since = Some(Instant::now());
+    /// A service is to begin: until then nobody knows which servers are connected.
+    pub(crate) fn awaiting() -> Self {
+        Self { inner: Mutex::new(Inner { since: Since::Later, ..Inner::default() }) }
     }
 
-    /// What is known of a pool's servers, by the name of the pod, and whether all of them are in it.
-    pub(crate) fn pool(&self, key: &Key) -> (BTreeMap<String, Report>, bool) {
+    pub(super) fn start(&self) {
+        self.locked().since = Since::At(Instant::now());
+    }
+
+    /// What is known of a pool's servers.
+    pub(crate) fn pool(&self, key: &Key) -> Servers {
         let inner = self.locked();
-        let complete = inner.since.is_none_or(|it| it.elapsed() >= COMPLETE);
-        (inner.pools.get(key).cloned().unwrap_or_default(), complete)
+        let complete = match inner.since {
+            Since::Never => true,
+            Since::Later => false,
+            Since::At(it) => it.elapsed() >= COMPLETE,
+        };
+        let reports = inner.pools.get(key).cloned().unwrap_or_default();
+        let holders = inner.holders.get(key).cloned().unwrap_or_default();
+        Servers { reports, holders, complete }
     }
 
     /// What is known now of all servers, for metrics: it is no part of any status.
@@ -107,10 +141,13 @@ impl Told {
         &self,
         key: &Key,
         mut reports: BTreeMap<String, Report>,
+        holders: BTreeMap<String, JobKey>,
         figures: bool,
     ) -> bool {
         let mut inner = self.locked();
         inner.live.insert(key.clone(), reports.clone());
+        let moved = inner.holders.get(key) != Some(&holders);
+        inner.holders.insert(key.clone(), holders);
         let before = inner.pools.entry(key.clone()).or_default();
         if !figures {
             for (pod, report) in &mut reports {
@@ -121,7 +158,7 @@ impl Told {
         }
         let changed = *before != reports;
         *before = reports;
-        changed
+        changed || moved
     }
 
     /// Tells a job's figures; whether they are new.
@@ -178,21 +215,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn servers_are_awaited_from_before_the_service_begins_and_where_there_is_none_never() {
+        let key = ("n".to_owned(), "p".to_owned());
+        let complete = |told: &Told| told.pool(&key).complete;
+        assert!(complete(&Told::default()));
+        let told = Told::awaiting();
+        assert!(!complete(&told));
+        told.start();
+        assert!(!complete(&told));
+        told.locked().since = Since::At(Instant::now() - COMPLETE);
+        assert!(complete(&told));
+    }
+
+    #[test]
     fn load_waits_for_its_turn_and_what_matters_does_not() {
         let told = Told::default();
         let key = ("n".to_owned(), "p".to_owned());
         let tell = |busy, quarantined, figures| {
             let report = Report { busy_ppm: Some(busy), quarantined, ..Report::default() };
-            told.tell_pool(&key, [("p-0-0".to_owned(), report)].into(), figures)
+            let reports = [("p-0-0".to_owned(), report)].into();
+            told.tell_pool(&key, reports, BTreeMap::new(), figures)
         };
         assert!(tell(1, false, true), "a server is new");
         assert!(!tell(2, false, false), "load alone is no news");
-        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
+        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(1));
         assert!(tell(3, true, false), "it is kept out");
-        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(1));
+        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(1));
         assert_eq!(told.live()[0].2.busy_ppm, Some(3), "who asks is told at once");
         assert!(tell(3, true, true));
-        assert_eq!(told.pool(&key).0["p-0-0"].busy_ppm, Some(3));
+        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(3));
     }
 
     #[test]

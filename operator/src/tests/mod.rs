@@ -9,6 +9,7 @@ mod pods;
 mod refusals;
 mod rollout;
 mod server;
+mod sharing;
 mod standing;
 mod telling;
 mod versions;

@@ -27,8 +27,15 @@ pub(super) fn hello(role: Role, data_version: u32) -> Hello {
 pub(super) async fn come(
     operator: &Leading,
     pod: &Value,
-    mut hello: Hello,
+    hello: Hello,
 ) -> Result<Attachment, client::Error> {
+    let (endpoint, hello) = called(operator, pod, hello);
+    let attached = tokio::task::spawn_blocking(|| attach(endpoint, hello, Options::default()));
+    attached.await.expect("no panic")
+}
+
+/// Where the worker of a pod attaches, and with what words.
+pub(super) fn called(operator: &Leading, pod: &Value, mut hello: Hello) -> (Endpoint, Hello) {
     let start = pod["metadata"]["annotations"]["cadre.dev/incarnation"].as_str();
     hello.incarnation = start.and_then(|it| it.parse().ok()).unwrap_or_default();
     let slot = pod["metadata"]["labels"]["cadre.dev/slot"].as_str();
@@ -37,9 +44,7 @@ pub(super) async fn come(
     let token = operator.certificates.join(name(pod));
     fs::write(&token, format!("token of {}", name(pod))).expect("room");
     let endpoint = Endpoint::parse(&operator.url, Some(Credentials { issuers, token }));
-    let endpoint = endpoint.expect("a good URL");
-    let attached = tokio::task::spawn_blocking(|| attach(endpoint, hello, Options::default()));
-    attached.await.expect("no panic")
+    (endpoint.expect("a good URL"), hello)
 }
 
 /// Makes the first trainer's pod of a job's first attempt. Out: it, running.

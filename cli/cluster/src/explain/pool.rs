@@ -1,8 +1,8 @@
 //! Why a pool is as it is.
 //!
-//! In: a pool. Out: its conditions that are bad news, its servers, the trainers that serve in place.
+//! In: a pool. Out: its conditions that are bad news, the jobs that have its servers, these, the trainers that serve in place.
 
-use cadre_crds::{AttentionPool, ScalingMode};
+use cadre_crds::{AttentionPool, Holder, ScalingMode};
 
 use super::{Finding, Verdict, of_condition, operator, pod, remedy, worst};
 use crate::facts::condition;
@@ -45,6 +45,7 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
         below.push(of_condition(it, verdict));
     }
     below.extend(unheard(seen, pool));
+    below.extend(status.holders.iter().map(held));
     below.extend(servers);
     below.extend(trainers);
     if let Some(it) = seen.warnings("AttentionPool", meta).first()
@@ -65,6 +66,13 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
         )
     };
     Finding::new(what, worst(&below), says).over(below)
+}
+
+/// A job that has some of the servers.
+fn held(holder: &Holder) -> Finding {
+    let Holder { namespace, name, since, servers } = holder;
+    let says = format!("has {} of the servers since {}", servers.len(), since.0);
+    Finding::new(format!("cadjob {namespace}/{name}"), Verdict::Fine, says)
 }
 
 /// Autoscalers whose number nobody follows, since mode `Auto` has its own.

@@ -43,12 +43,13 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 30] = [
+const REASONS: [(&str, &str); 31] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
     ("NameTaken", "rename the other Service or budget, or this object"),
     ("Queued", "wait for the queue, or raise its quota"),
+    ("QueuePlaceLost", "wait for the queue, or raise its quota; each attempt begins at its end"),
     ("TakenBack", "wait for the queue, or raise its quota"),
     ("Suspended", "set spec.suspend to false"),
     ("NoTrainer", "start a job that names this pool, or give it dedicated servers (spec.replicas)"),

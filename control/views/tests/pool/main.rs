@@ -215,6 +215,22 @@ fn two_jobs_share_and_a_server_changes_hands_after_its_drain() {
 }
 
 #[test]
+fn an_edited_share_moves_servers_by_drains_and_moves_them_back() {
+    let mut world = World::new(1, 8);
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    for (shares, expected) in [((100, 100), (4, 4)), ((300, 100), (6, 2)), ((100, 300), (2, 6))] {
+        world.share("a", shares.0);
+        world.share("b", shares.1);
+        for _ in 0..4 {
+            world.step("a");
+            world.step("b");
+        }
+        assert_eq!((world.held_by("a"), world.held_by("b")), expected, "{shares:?}");
+    }
+}
+
+#[test]
 fn a_slow_server_is_kept_out_and_one_of_two_stays() {
     let mut world = World::new(1, 3);
     world.start_job("j", 1, false);

@@ -215,6 +215,15 @@ impl World {
         self.step(job);
     }
 
+    pub(crate) fn share(&mut self, job: &str, share: u32) {
+        self.put(Input::Share(key(job), share));
+    }
+
+    /// Servers that work for a job, as they are told.
+    pub(crate) fn held_by(&self, job: &str) -> usize {
+        self.pool.holders().filter(|it| *it.1 == key(job)).count()
+    }
+
     /// The conductor finishes a step with the newest view.
     pub(crate) fn step(&mut self, job: &str) {
         let Some(conductor) = self.workers.get(&Who::Trainer(key(job), 0)) else { return };

@@ -16,7 +16,7 @@
 //! have to start anew. The number of the attempt and the restarts that counted stand on the Job, so
 //! nothing hangs on a status that was not written.
 //!
-//! Invariant: an attempt is created only when the pods of all others are quiet.
+//! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet.
 
 mod encryption;
 mod failure;
@@ -119,15 +119,13 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         }
         Stage::Failing(_) => decision.again = Some(LOOK_AGAIN_SECONDS),
         Stage::Waiting { restarts, .. } => {
-            // What the queue has taken back must not come back under the same number, and whose pod is on a lost node
-            // runs on with the others for ever.
-            let stays = |it: &Attempt<'_>| it.has_failed() && !it.is_suspended();
-            let ends = all.iter().filter(|it| !stays(it));
-            // The attempt that shows that a restart counts goes when the status says it.
+            // Whose pod is on a lost node runs on with the others for ever. The attempt that shows that a restart
+            // counts goes when the status says it.
             let counted = observed.job.status.as_ref().map_or(0, |it| it.restarts);
-            if counted >= restarts.all {
-                decision.actions.extend(ends.map(|it| delete(it.job)));
-            }
+            let newest = all.last().map(|it| it.number);
+            let is_told = |it: &Attempt<'_>| counted >= restarts.all || Some(it.number) != newest;
+            let ends = all.iter().filter(|it| !it.is_over() && is_told(it));
+            decision.actions.extend(ends.map(|it| delete(it.job)));
             decision.again = Some(LOOK_AGAIN_SECONDS);
         }
         Stage::Start { number, restarts, .. } => {

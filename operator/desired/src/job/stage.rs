@@ -40,7 +40,7 @@ pub(crate) enum Stage {
     Failed(Cause),
     /// An attempt has failed; why is known when its last pod has ended.
     Failing(Cause),
-    /// The next attempt waits until the pods of others are quiet.
+    /// The next attempt waits until the others make no pods any more and their pods are quiet.
     Waiting { number: u32, restarts: Restarts, after: Option<Cause> },
     /// The next attempt starts.
     Start { number: u32, restarts: Restarts, after: Option<Cause> },
@@ -106,6 +106,11 @@ impl Attempt<'_> {
     pub(crate) fn restarts(&self, observed: &Observed) -> Restarts {
         let newer = checkpoint(observed) > self.checkpoint;
         Restarts { in_a_row: if newer { 0 } else { self.restarts.in_a_row }, ..self.restarts }
+    }
+
+    /// It makes no pods any more. What the queue has taken back must not come back under the same number.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_complete() || self.has_failed() && !self.is_suspended()
     }
 
     pub(crate) fn is_suspended(&self) -> bool {
@@ -221,7 +226,8 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let seen = observed.jobs.iter().filter_map(attempt).map(|it| it.number).max().unwrap_or(0);
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
-    if observed.pods.iter().all(|it| is_quiet(it, now)) {
+    let is_over = attempts(observed).iter().all(Attempt::is_over);
+    if is_over && observed.pods.iter().all(|it| is_quiet(it, now)) {
         Stage::Start { number, restarts, after }
     } else {
         Stage::Waiting { number, restarts, after }

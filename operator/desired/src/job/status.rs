@@ -50,9 +50,9 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
-        // One that is ended though its Job has not failed is gone soon, and what counts with it.
+        // One that does not stay for its logs is gone soon, and what counts with it.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
-            (&stage, newest.has_failed())
+            (&stage, newest.is_over())
         {
             status.restarts = status.restarts.max(restarts.all);
             in_a_row = restarts.in_a_row;
@@ -213,7 +213,7 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
         }
         Stage::Active { .. } => {
             if newest.is_some_and(Attempt::is_suspended) {
-                return said(false, "Queued", "the queue has not admitted the attempt yet");
+                return queued(newest.map_or(0, |it| it.number));
             }
             let ready = pods.iter().filter(|it| state(it) == State::Ready).count();
             let ended = pods.iter().filter(|it| state(it) == State::Ended).count();
@@ -230,6 +230,17 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
             said(Truth::Unknown, "Unknown", "")
         }
     }
+}
+
+/// Each attempt is a workload of its own to the queue.
+fn queued(attempt: u32) -> Said {
+    if attempt <= 1 {
+        return said(false, "Queued", "the queue has not admitted the attempt yet");
+    }
+    let text = format!(
+        "attempt {attempt} waits in the queue as a new workload; the place of the one before is lost"
+    );
+    said(false, "QueuePlaceLost", text)
 }
 
 fn blocked(obstacle: Obstacle) -> Said {

@@ -19,6 +19,7 @@
 //! replacement is made from is decided in `revision.rs`.
 
 mod facts;
+mod holders;
 mod manifest;
 mod revision;
 pub mod scale;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
 use cadre_crds::validate::{self, Refusal};
+use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -52,6 +54,9 @@ pub use status::status;
 const PAUSE_SECONDS: i64 = 10;
 /// Longest pause.
 const LONGEST_PAUSE_SECONDS: i64 = 300;
+
+/// Seconds between two looks while servers may still come back to a new leader.
+const LOOK_AGAIN_SECONDS: i64 = 5;
 
 /// Servers that one look makes at most; the next look, soon after, makes more. So a large pool takes no more
 /// memory than a small one, and its status tells how far it is.
@@ -78,6 +83,8 @@ pub struct Observed {
     pub nodes: BTreeMap<String, Node>,
     /// What the control service knows about servers, by the name of the pod.
     pub reports: BTreeMap<String, Report>,
+    /// The attempts that servers work for, by the name of the pod.
+    pub holders: BTreeMap<String, JobKey>,
     /// Every connected server has had the time to report: who is not in `reports` is not connected.
     pub reports_complete: bool,
     /// What mode `Auto` remembers.
@@ -133,7 +140,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
-    guard(observed, &all, deleted, &mut decision.actions);
+    guard(observed, &all, deleted, &mut decision);
     if !deleted {
         surroundings(observed, scale.servers, &mut decision.actions);
     }
@@ -153,15 +160,21 @@ pub(crate) fn refusal(observed: &Observed) -> Option<Refusal> {
     observed.unreadable.clone().or_else(|| validate::pool(&observed.pool).err())
 }
 
-/// The finalizer is there exactly while a server would have something to hand over.
-fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, actions: &mut Vec<Action>) {
+/// The finalizer is there exactly while a server would have something to hand over. After a new leader's start that is known
+/// when all servers have come back that are connected; it looks again until then, since who does not come back is no news.
+fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut Decision) {
     let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
     let guarded = finalizers.iter().any(|it| it == FINALIZER);
     let serving = all.iter().any(|it| it.is_present() && it.report.is_some());
-    if guarded && !serving {
-        actions.push(Action::Release);
+    let awaited = all.iter().any(|it| it.is_awaited(observed.reports_complete));
+    if guarded && !serving && !awaited {
+        decision.actions.push(Action::Release);
     } else if !guarded && serving && !deleted {
-        actions.push(Action::Guard);
+        decision.actions.push(Action::Guard);
+    }
+    let waits = guarded || all.iter().any(|it| it.drain.is_some());
+    if awaited && waits {
+        decision.again = soonest(decision.again, Some(LOOK_AGAIN_SECONDS));
     }
 }
 

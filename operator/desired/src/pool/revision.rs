@@ -4,9 +4,9 @@
 //! server, and [`keep`], which revisions stay.
 //!
 //! The *update* revision is that of the spec as it is, the *current* one the oldest that is kept: the last that all servers
-//! had. A change reaches as many slots at a time as may be unavailable. A server that is lost elsewhere has a successor of
-//! its own revision, so a template that never becomes ready takes no more servers than that. Whoever asks for `OnDelete`
-//! gives the update revision to each new server.
+//! had. A change reaches one slot, and when the server there shows what it is, as many at a time as may be unavailable. A
+//! server that is lost elsewhere has a successor of its own revision, so a template that never becomes ready takes one
+//! server. Whoever asks for `OnDelete` gives the update revision to each new server, and so does a pool that had none.
 //!
 //! A digest is made from what the user wrote, not from what became of it: another version of the operator makes other
 //! pods and replaces none.
@@ -68,6 +68,27 @@ pub(crate) fn at_once(spec: &AttentionPoolSpec) -> Option<usize> {
     }
 }
 
+/// Slots that a change may have taken and not brought back, now: one until the first server of the update revision is ready
+/// and, where others work for a job, has come; none while that one is awaited.
+pub(crate) fn at_once_now(observed: &Observed, all: &[Server<'_>]) -> Option<usize> {
+    let most = at_once(&observed.pool.spec)?;
+    let is_new = is_new(observed);
+    let (new, old): (Vec<_>, Vec<_>) =
+        all.iter().filter(|it| it.stays()).partition(|it| is_new(it));
+    let serve = old.iter().any(|it| it.report.is_some_and(|it| it.serves));
+    let shows = |it: &&Server<'_>| it.state == State::Ready && (it.report.is_some() || !serve);
+    let most = if new.iter().any(shows) { most } else { usize::from(new.is_empty()) };
+    Some(most)
+}
+
+/// Whether a change meets a pool without servers: no slot has anything to come back as.
+fn meets_nothing(observed: &Observed, all: &[Server<'_>], update: &str) -> bool {
+    let status = observed.pool.status.as_ref();
+    let update = names::revision(name(&observed.pool.metadata), update);
+    all.iter().all(|it| !it.is_present())
+        && status.is_none_or(|it| it.replicas == 0 && it.update_revision != update)
+}
+
 /// Revisions of the pool that are kept, the oldest first.
 fn kept(observed: &Observed) -> Vec<&ControllerRevision> {
     let ours = |it: &&ControllerRevision| {
@@ -113,7 +134,7 @@ pub(crate) fn is_new(observed: &Observed) -> impl Fn(&Server<'_>) -> bool + use<
 }
 
 /// Keeps the spec's revision, and of the others what servers may come back with: the current one, and those that a server
-/// is of. Once all servers are of the spec's and ready, it is the only one.
+/// is of. Once all servers are of the spec's and ready, it is the only one, and so it is in a pool that had none.
 pub(crate) fn keep(
     observed: &Observed,
     all: &[Server<'_>],
@@ -131,7 +152,8 @@ pub(crate) fn keep(
     let (staying, leaving): (Vec<_>, Vec<_>) = all.iter().partition(|it| it.stays());
     let is_whole = staying.len() == wanted
         && staying.iter().all(|it| is_new(it) && it.state == State::Ready)
-        && leaving.iter().all(|it| is_new(it) || it.state == State::Ended);
+        && leaving.iter().all(|it| is_new(it) || it.state == State::Ended)
+        || meets_nothing(observed, all, &update);
     let is_needed = |it: &ControllerRevision| {
         let is_of = |server: &Server<'_>| server.revision() == digest_of(it);
         !is_whole
@@ -178,7 +200,8 @@ impl<'a> Rollout<'a> {
         let former = |it: &&ControllerRevision| digest_of(it) != Some(update.as_str());
         let mut former = kept(observed).into_iter().take_while(former);
         let current = former.find_map(|it| as_it_was(observed, it));
-        let former = at_once(&observed.pool.spec).zip(current).map(|(most, current)| {
+        let current = current.filter(|_| !meets_nothing(observed, all, &update));
+        let former = at_once_now(observed, all).zip(current).map(|(most, current)| {
             let room = if held_back(observed, all) > 0 {
                 0
             } else {

@@ -97,12 +97,15 @@ impl Server<'_> {
         node(self.pod)
     }
 
+    /// It may be connected, though nothing is known of it yet.
+    pub(crate) fn is_awaited(&self, reports_complete: bool) -> bool {
+        let runs = self.is_present() && self.state != State::Unscheduled;
+        runs && self.report.is_none() && !reports_complete
+    }
+
     /// It has nothing to hand over.
     pub(crate) fn may_go(&self, reports_complete: bool) -> bool {
-        match self.report {
-            Some(report) => report.drained,
-            None => reports_complete || self.state == State::Unscheduled,
-        }
+        self.report.map_or(!self.is_awaited(reports_complete), |it| it.drained)
     }
 
     /// Digest of what it was made from.

@@ -10,6 +10,7 @@ use cadre_crds::contract::SERVER_CONTAINER;
 use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
 use k8s_openapi::jiff::Timestamp;
 
+use super::holders::holders;
 use super::manifest::levels;
 use super::revision::{self, at_once};
 use super::scale::{self, utilization_ppm};
@@ -74,6 +75,7 @@ pub fn status(
     status.utilization_percent =
         percent.map(|it| (it + PERCENT_STEP / 2) / PERCENT_STEP * PERCENT_STEP);
     status.worst_servers = worst(&all);
+    status.holders = holders(observed, &all, now);
 
     if !deleted && refusal.is_none() {
         [status.current_revision, status.update_revision] = revision::told(observed);

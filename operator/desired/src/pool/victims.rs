@@ -5,7 +5,7 @@
 //! A pool that shrinks gives up, in this order: who has no node, who is quarantined, who is not ready, who works for no
 //! job, the slowest, the farthest from the trainers, who sits most alone (the most fragmented place), the
 //! highest slot. Replacements (quarantine, cordoned node, new template) take turns: at most a quarter
-//! of the pool at a time, and for a new template as many as `spec.updateStrategy` says.
+//! of the pool at a time, and for a new template one first, then as many as `spec.updateStrategy` says.
 //!
 //! A server that works for a job is replaced by one of a new template only while that one may work for the same job: the
 //! first one goes alone, and where its successor turns out to be of another data version, the others stay until their job
@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::Observed;
 use super::manifest::levels;
-use super::revision::{at_once, digest};
+use super::revision::{at_once_now, digest};
 use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
 use crate::pod::{State, node};
 use crate::settings::Settings;
@@ -73,15 +73,13 @@ fn outdated<'s, 'a>(
     staying: &[&'s Server<'a>],
     wanted: usize,
 ) -> Vec<&'s Server<'a>> {
-    let Some(most) = at_once(&observed.pool.spec) else { return Vec::new() };
+    let Some(most) = at_once_now(observed, all) else { return Vec::new() };
     let current = digest(&observed.pool.spec);
     let (new, old): (Vec<&Server<'_>>, Vec<_>) =
         staying.iter().copied().partition(|it| it.revision() == Some(current.as_str()));
     let not_ready = new.iter().filter(|it| it.state != State::Ready).count();
     let missing = wanted.saturating_sub(staying.len()) + not_ready;
     let leaving = all.iter().filter(|it| !it.stays() && it.state != State::Ended).count();
-    let serve = old.iter().any(|it| it.report.is_some_and(|it| it.serves));
-    let most = if new.is_empty() && serve { 1 } else { most };
     let room = most.saturating_sub(missing.max(leaving));
     old.into_iter().filter(|it| may_follow(it, &new)).take(room).collect()
 }

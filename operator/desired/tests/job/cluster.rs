@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_desired::job::{LastWords, Observed, decide, status};
-use cadre_desired::{Action, Applied, Kind, Object};
+use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::kubernetes::has;
+use super::refusals::{REFUSALS, words};
 use super::world::{Clock, settings};
 
 #[derive(Clone, Debug)]
@@ -34,6 +35,10 @@ pub(crate) struct World {
     /// Those of them since a newer checkpoint was told of while the job was not over.
     pub(crate) since_saved: u32,
     pub(crate) gone: bool,
+    /// What the API server refuses, of [`REFUSALS`].
+    pub(crate) refused: BTreeSet<&'static str>,
+    /// What it has refused in the last look.
+    pub(crate) failure: Option<Failure>,
     /// Why Jobs fail, by name, as their controller has decided.
     pub(crate) decided: BTreeMap<String, (String, String)>,
 }
@@ -70,6 +75,8 @@ impl World {
             may_count: 0,
             since_saved: 0,
             gone: false,
+            refused: BTreeSet::new(),
+            failure: None,
             decided: BTreeMap::new(),
         };
         world.make_pool();
@@ -106,12 +113,21 @@ impl World {
         let decision = decide(&self.observe(), &settings(), self.clock.now());
         let idle = decision.actions.is_empty();
         let whole = decision.actions.len() <= most;
+        let mut failure = None;
         for action in decision.actions.into_iter().take(most) {
-            self.carry_out(action);
+            let makes = matches!(action, Action::Create(Object::Job(_)));
+            let name = words(&action);
+            if self.refused.contains(name) {
+                let refused = Failure { reason: "Forbidden", message: name.to_owned() };
+                failure.get_or_insert(refused);
+            } else if !(makes && failure.is_some()) {
+                self.carry_out(action);
+            }
         }
         if whole && !self.gone {
+            self.failure.clone_from(&failure);
             let before = self.job.status.as_ref().map_or(0, |it| it.attempt);
-            let after = status(&Applied::new(self.observe(), None), self.clock.now());
+            let after = status(&Applied::new(self.observe(), failure), self.clock.now());
             let after = after.expect("the job is ours");
             assert!(after.attempt >= before, "attempts only rise");
             self.job.status = Some(after);
@@ -130,6 +146,9 @@ impl World {
                 };
                 let other = self.pods.iter().find(computes);
                 assert!(other.is_none(), "an attempt starts beside another's pod");
+                let is_over = |it: &&Job| has(it, "FailureTarget") || has(it, "Complete");
+                let other = self.jobs.iter().find(|it| !is_over(it));
+                assert!(other.is_none(), "an attempt starts beside another that makes pods");
                 if self.jobs.iter().any(|it| it.metadata.name == job.metadata.name) {
                     return;
                 }
@@ -252,6 +271,8 @@ impl World {
                     self.make_pool();
                 }
             }
+            Event::Refuse(which) => drop(self.refused.insert(REFUSALS[which])),
+            Event::Agree => self.refused.clear(),
             Event::Reconcile(most) => drop(self.reconcile(most)),
             Event::Calm => self.calm(),
             Event::Wait(seconds) => self.clock.second += seconds,
@@ -322,6 +343,9 @@ pub(crate) enum Event {
     Preempt,
     DeleteJob,
     Pool(bool),
+    Refuse(usize),
+    /// The API server refuses nothing any more.
+    Agree,
     Reconcile(usize),
     JobController,
     Kubelets,
@@ -352,6 +376,8 @@ pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(Event::Preempt),
         1 => Just(Event::DeleteJob),
         1 => any::<bool>().prop_map(Event::Pool),
+        1 => (0..REFUSALS.len()).prop_map(Event::Refuse),
+        1 => Just(Event::Agree),
         4 => (0_usize..4).prop_map(Event::Reconcile),
         5 => Just(Event::Reconcile(usize::MAX)),
         3 => Just(Event::JobController),

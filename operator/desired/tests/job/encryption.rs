@@ -84,6 +84,19 @@ fn a_job_of_an_operator_that_wrote_nothing_goes_on_as_it_began() {
 }
 
 #[test]
+fn a_job_that_was_suspended_under_an_operator_that_wrote_nothing_goes_on_as_it_began() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    assert_eq!(world.jobs, [], "no attempt is left to ask");
+    forget(&mut world);
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    assert_eq!(links(&world), (Off, Some(Off)));
+}
+
+#[test]
 fn pods_of_other_kinds_say_it_themselves_or_send_in_the_clear() {
     let mut pod = Pod::default();
     assert_eq!(encryption(&pod, None), Ok(Off));

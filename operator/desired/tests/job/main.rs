@@ -4,6 +4,7 @@ mod causes;
 mod cluster;
 mod encryption;
 mod kubernetes;
+mod refusals;
 mod restarts;
 #[path = "../world/mod.rs"]
 mod world;
@@ -19,6 +20,7 @@ use proptest::prelude::*;
 use world::settings;
 
 fn rest(world: &mut World) {
+    world.refused.clear();
     for _ in 0..100 {
         world.calm();
         let before = (world.jobs.len(), world.job.status.clone());
@@ -45,51 +47,109 @@ proptest! {
         deadline in prop::option::of(50_u32..500),
         events in events(),
     ) {
-        let mut world = World::new(queued);
-        world.job.spec.active_deadline_seconds = deadline;
-        for event in &events {
-            world.happen(event);
-        }
-        rest(&mut world);
-        let status = world.job.status.clone().expect("it was reported");
-        prop_assert!(status.restarts <= world.may_count, "no disruption counts");
-        let allowed =
-            events.iter().filter_map(|it| if let Event::Allow(most) = it { Some(*most) } else { None });
-        let most = allowed.max().unwrap_or_default().max(2);
-        prop_assert!(status.in_a_row() <= status.restarts.min(most), "the budget holds");
-        // An attempt that has failed may be counted after the checkpoint that it wrote at its end.
-        prop_assert!(status.in_a_row() <= world.since_saved + 1, "progress sets the count back");
-        let over = world.is_true("Complete") || world.is_true("Failed");
-        if reason(&world, "Failed") == "RestartsUsedUp" {
-            prop_assert!(status.in_a_row() >= world.job.spec.failure_policy.restarts());
-        }
-        let stalled = world.condition("Stalled").map(|it| it.reason);
-        let expected = if world.is_true("Failed") {
-            world.condition("Failed").map(|it| it.reason)
-        } else {
-            let waits = !over && !world.job.spec.suspend && !world.is_true("Running");
-            waits.then(|| "PoolNotFound".to_owned())
-        };
-        prop_assert_eq!(stalled, expected);
-        prop_assert!(!world.is_true("Reconciling"), "nothing is to come");
-        let active = world.jobs.iter().filter(|it| it.status.as_ref()
-            .is_none_or(|it| it.conditions.iter().flatten().all(|it| it.status != "True"))).count();
-        if over {
-            prop_assert_eq!(active, 0);
-        } else if world.job.spec.suspend {
-            prop_assert!(world.is_true("Suspended") && world.jobs.is_empty());
-        } else if world.is_true("Running") {
-            prop_assert_eq!((active, world.jobs.len()), (1, 1));
-        } else {
-            prop_assert!(world.pool.is_none(), "{:?}", world.condition("Running"));
-        }
-        for _ in 0..20 {
-            world.calm();
-            let late = deadline.is_some();
-            prop_assert!(world.reconcile(usize::MAX) || late, "rest stays rest");
-            prop_assert!(late || world.job.status.as_ref() == Some(&status), "and writes nothing");
+        comes_to_rest(queued, deadline, &events)?;
+    }
+}
+
+/// Plays the events, lets the cluster calm down, and looks at what has become of the job.
+fn comes_to_rest(
+    queued: bool,
+    deadline: Option<u32>,
+    events: &[Event],
+) -> Result<(), TestCaseError> {
+    let mut world = World::new(queued);
+    world.job.spec.active_deadline_seconds = deadline;
+    for event in events {
+        world.happen(event);
+    }
+    if !world.refused.is_empty() {
+        refusals::are_told(&mut world);
+    }
+    rest(&mut world);
+    let status = world.job.status.clone().expect("it was reported");
+    prop_assert!(status.restarts <= world.may_count, "no disruption counts");
+    let allowed =
+        events.iter().filter_map(|it| if let Event::Allow(most) = it { Some(*most) } else { None });
+    let most = allowed.max().unwrap_or_default().max(2);
+    prop_assert!(status.in_a_row() <= status.restarts.min(most), "the budget holds");
+    // An attempt that has failed may be counted after the checkpoint that it wrote at its end.
+    prop_assert!(status.in_a_row() <= world.since_saved + 1, "progress sets the count back");
+    let over = world.is_true("Complete") || world.is_true("Failed");
+    if reason(&world, "Failed") == "RestartsUsedUp" {
+        prop_assert!(status.in_a_row() >= world.job.spec.failure_policy.restarts());
+    }
+    let stalled = world.condition("Stalled").map(|it| it.reason);
+    let expected = if world.is_true("Failed") {
+        world.condition("Failed").map(|it| it.reason)
+    } else {
+        let waits = !over && !world.job.spec.suspend && !world.is_true("Running");
+        waits.then(|| "PoolNotFound".to_owned())
+    };
+    prop_assert_eq!(stalled, expected);
+    prop_assert!(!world.is_true("Reconciling"), "nothing is to come");
+    let active = world
+        .jobs
+        .iter()
+        .filter(|it| {
+            it.status
+                .as_ref()
+                .is_none_or(|it| it.conditions.iter().flatten().all(|it| it.status != "True"))
+        })
+        .count();
+    if over {
+        prop_assert_eq!(active, 0);
+    } else if world.job.spec.suspend {
+        prop_assert!(world.is_true("Suspended") && world.jobs.is_empty());
+    } else if world.is_true("Running") {
+        prop_assert_eq!((active, world.jobs.len()), (1, 1));
+    } else {
+        prop_assert!(world.pool.is_none(), "{:?}", world.condition("Running"));
+    }
+    for _ in 0..20 {
+        world.calm();
+        let late = deadline.is_some();
+        prop_assert!(world.reconcile(usize::MAX) || late, "rest stays rest");
+        prop_assert!(late || world.job.status.as_ref() == Some(&status), "and writes nothing");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_attempt_that_has_no_pods_yet_ends_before_the_next_one_starts() {
+    let events = [
+        Event::Reconcile(2),
+        Event::GiveUp,
+        Event::Wait(30),
+        Event::Reconcile(1),
+        Event::Reconcile(1),
+        Event::Calm,
+        Event::Spoil { pod: 0, code: None },
+        Event::JobController,
+    ];
+    for queued in [false, true] {
+        for count in 0..=events.len() {
+            comes_to_rest(queued, None, &events[..count]).expect("it comes to rest");
         }
     }
+}
+
+#[test]
+fn an_attempt_that_another_operator_has_left_running_goes_though_the_newest_has_failed() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    let mut second = world.jobs[0].clone();
+    world.end_trainer(1, 1);
+    rest(&mut world);
+    // Attempt 1 is there again, and runs.
+    second.status = None;
+    world.decided.clear();
+    world.jobs.insert(0, second);
+    world.job_controller();
+    world.end_trainer(0, 1);
+    world.calm();
+    rest(&mut world);
+    assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
+    assert_eq!(world.jobs.len(), 1);
 }
 
 fn reason(world: &World, condition: &str) -> String {
@@ -205,6 +265,15 @@ fn a_job_in_a_queue_waits_for_it_with_the_queues_label() {
     assert!(world.is_true("Running") && world.is_true("Admitted"));
     world.happen(&Event::Preempt);
     world.reconcile(usize::MAX);
+    while reason(&world, "Running") != "QueuePlaceLost" {
+        assert!(!world.is_true("Running"), "it waits in the queue, and says that it begins anew");
+        // All but the queue.
+        world.clock.second += 5;
+        world.job_controller();
+        world.kubelets();
+        world.collect_garbage();
+        world.reconcile(usize::MAX);
+    }
     rest(&mut world);
     let status = world.job.status.clone().expect("it was reported");
     assert_eq!((status.attempt, status.restarts), (2, 0), "a resume is a new attempt");

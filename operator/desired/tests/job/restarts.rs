@@ -21,6 +21,11 @@ fn restarts_count_until_the_budget_is_used_up() {
          spec.failurePolicy.maxRestarts, and the job goes on"
     );
     assert_eq!(world.jobs.len(), 1, "the last attempt stays for its logs");
+    // Until somebody deletes it.
+    world.jobs.clear();
+    world.pods.clear();
+    rest(&mut world);
+    assert!(world.is_true("Failed") && world.jobs.is_empty(), "{:?}", world.condition("Failed"));
 }
 
 /// Attempt, restarts of the job, and those in a row.
@@ -136,7 +141,11 @@ fn a_job_whose_restarts_are_used_up_goes_on_when_more_are_allowed_and_no_other_d
     assert_eq!(reason(&world, "Failed"), "BadInput");
     world.job.spec.failure_policy.max_restarts = Some(9);
     rest(&mut world);
+    world.jobs.clear();
+    world.pods.clear();
+    rest(&mut world);
     assert_eq!((reason(&world, "Failed"), counts(&world)), ("BadInput".into(), (4, 3, 3)));
+    assert_eq!(world.jobs, []);
 }
 
 #[test]

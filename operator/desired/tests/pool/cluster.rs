@@ -8,6 +8,7 @@ use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, AttentionPoolSpec, UpdateType};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
+use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -98,9 +99,17 @@ impl World {
             trainers: vec![Arc::new(trainer)],
             nodes: self.nodes.clone(),
             reports: self.reports.clone(),
+            holders: self.holders(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
+    }
+
+    /// Who works for the job, as the operator knows it.
+    fn holders(&self) -> BTreeMap<String, JobKey> {
+        let job = JobKey { namespace: "n".into(), name: "j".into(), attempt: 1 };
+        let serve = self.reports.iter().filter(|it| it.1.serves);
+        serve.map(|it| (it.0.clone(), job.clone())).collect()
     }
 
     /// One reconcile that dies after `most` actions. Out: whether it did nothing.
@@ -189,11 +198,8 @@ impl World {
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {
-                // A new leader has not heard of all servers yet, and frees the pool until they have come back: not mended.
-                let serves = |it: &Pod| {
-                    let name = name(&it.metadata);
-                    self.doing.contains_key(&name) && self.reports.contains_key(&name)
-                };
+                // Whoever leads: of a server that serves it has heard, or has to wait.
+                let serves = |it: &Pod| self.doing.contains_key(&name(&it.metadata));
                 let serving = self.pods.iter().find(|it| is_present(it) && serves(it));
                 assert!(
                     serving.is_none(),

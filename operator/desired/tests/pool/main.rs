@@ -3,14 +3,15 @@
 mod cluster;
 mod events;
 mod rollout;
+mod told;
 #[path = "../world/mod.rs"]
 mod world;
 
 use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
-use cadre_desired::pool::{Link, Report, decide, status};
-use cadre_desired::{Action, Applied, Failure};
+use cadre_desired::Action;
+use cadre_desired::pool::decide;
 use cluster::{World, image_of};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -89,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_deleted_pool_drains_and_is_gone(events in events()) {
+    fn a_deleted_pool_drains_and_is_gone(events in events(), takeover in any::<bool>()) {
         let mut world = World::new(4);
         for event in &events {
             world.happen(event);
@@ -99,8 +100,41 @@ proptest! {
         rest(&mut world);
         prop_assert!(world.pool.metadata.finalizers.is_some(), "it has servers that serve");
         world.happen(&Event::Delete);
+        if takeover {
+            world.reconcile(1);
+            world.happen(&Event::Takeover);
+            world.reconcile(usize::MAX);
+            prop_assert!(!world.gone, "its servers serve");
+        }
         rest(&mut world);
         prop_assert!(world.gone);
+    }
+}
+
+#[test]
+fn a_deleted_pool_waits_for_servers_that_come_back_to_a_new_leader_and_for_no_others() {
+    // Servers that have not come back in time are not connected; those whose pods are gone never come.
+    for is_in_time in [false, true] {
+        let mut world = World::new(3);
+        rest(&mut world);
+        world.happen(&Event::Delete);
+        world.happen(&Event::Takeover);
+        for _ in 0..3 {
+            world.reconcile(usize::MAX);
+            assert!(!world.gone, "all of its servers may come back");
+            let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+            let again = decision.again.expect("nothing else may lead to a look");
+            assert!((1..=15).contains(&again), "it looks again after {again} s");
+            world.clock.second += again;
+        }
+        world.doing.clear();
+        if is_in_time {
+            world.is_complete = true;
+        } else {
+            world.pods.clear();
+        }
+        world.reconcile(usize::MAX);
+        assert!(world.gone, "{:#?}", world.pool.metadata);
     }
 }
 
@@ -147,28 +181,6 @@ fn for_tools(world: &World) -> Vec<String> {
     let known = ["Ready", "Stalled", "Reconciling"];
     let told = conditions.filter(|it| known.contains(&it.type_.as_str()));
     told.map(|it| format!("{} {} {}", it.type_, it.status, it.reason)).collect()
-}
-
-#[test]
-fn tools_are_told_whether_a_pool_comes_is_there_or_waits_for_somebody() {
-    let mut world = World::new(2);
-    world.reconcile(usize::MAX);
-    assert_eq!(for_tools(&world), ["Ready False Starting", "Reconciling True Starting"]);
-    rest(&mut world);
-    assert_eq!(for_tools(&world), ["Ready True Ready"]);
-    let look = |world: &World, reason| {
-        let failure = Failure { reason, message: "words of the API server".into() };
-        let mut world = world.clone();
-        let applied = Applied::new(world.observe(), Some(failure));
-        world.pool.status = Some(status(&applied, &settings(), world.clock.now()));
-        for_tools(&world)
-    };
-    assert_eq!(look(&world, "Refused"), ["Ready False Refused", "Stalled True Refused"]);
-    // A quota may have room again.
-    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden"]);
-    world.pool.spec.replicas = 3;
-    world.reconcile(usize::MAX);
-    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden", "Reconciling True Starting"]);
 }
 
 #[test]
@@ -319,39 +331,6 @@ fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
     let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
     let text = serde_json::to_string(&spec.affinity).expect("plain data");
     assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
-}
-
-#[test]
-fn measured_links_are_told_by_the_worst() {
-    let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
-    for (least, rdma, one, other, expected) in [
-        (None, false, link(90_000, true), link(80_000, true), "Near"),
-        (Some(50_000), false, link(90_000, true), link(49_123, true), "SlowLink"),
-        (Some(50_000), false, link(90_000, true), None, "Near"),
-        (None, true, link(90_000, false), link(80_000, true), "Tcp"),
-        (None, true, link(90_000, false), link(80_000, false), "Near"),
-        (None, false, link(90_000, true), link(0, true), "NotReached"),
-    ] {
-        let mut world = World::new(2);
-        rest(&mut world);
-        world.pool.spec.fabric.min_bandwidth_mbps = least;
-        world.pool.spec.fabric.rdma_resources = vec!["rdma/ib".to_owned(); usize::from(rdma)];
-        let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
-        for (pod, link) in names.iter().zip([one, other]) {
-            world.reports.insert(pod.clone(), Report { link, ..Report::default() });
-        }
-        let mut observed = world.observe();
-        // A trainer on each server's node.
-        observed.trainers.clone_from(&observed.pods);
-        let status = status(&Applied::new(observed, None), &settings(), world.clock.now());
-        let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
-        let placement = placement.expect("it is always said");
-        assert_eq!(placement.reason, expected, "{}", placement.message);
-        if expected == "SlowLink" {
-            let end = "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000";
-            assert!(placement.message.ends_with(end), "{}", placement.message);
-        }
-    }
 }
 
 #[test]

@@ -275,6 +275,7 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         trainers: Vec::new(),
         nodes: BTreeMap::new(),
         reports: BTreeMap::new(),
+        holders: BTreeMap::new(),
         reports_complete: true,
         memory: pool::scale::Memory::default(),
     };

@@ -35,7 +35,9 @@ fn seen() -> Seen {
         json!({"type": type_, "status": status, "reason": reason, "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z"})
     };
-    let status = json!({"desired": 4, "ready": 3, "conditions":
+    let holder = json!({"namespace": "m", "name": "j", "since": "2026-01-01T00:00:00Z",
+        "servers": ["x-0-1"]});
+    let status = json!({"desired": 4, "ready": 3, "holders": [holder], "conditions":
         [said("Degraded", "True", "Unschedulable"), said("Available", "False", "NoServer"),
         said("PlacementSatisfied", "False", "Far")]});
     let pool = serde_json::from_value(of_status(status, json!({})));
@@ -75,6 +77,7 @@ fn documented_names_are_told() {
         "cadre_operator_status_writes_total{kind=\"TrainingJob\"} 1",
         "cadre_operator_server_busy_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 0.25",
         "cadre_operator_server_time_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 1.1",
+        "cadre_operator_server_held_since_timestamp_seconds{namespace=\"n\",pool=\"x\",server=\"x-0-1\",job_namespace=\"m\",job=\"j\"} 1767225600",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"desired\"} 4",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"ready\"} 3",
         "cadre_operator_job_steps{namespace=\"n\",job=\"x\"} 7",

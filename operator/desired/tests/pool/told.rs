@@ -1,0 +1,93 @@
+//! What a pool's status tells: for tools, of who holds which server, of measured links.
+
+use cadre_desired::pool::{Link, Report, status};
+use cadre_desired::{Applied, Failure};
+
+use super::cluster::World;
+use super::events::Event;
+use super::world::{name, settings};
+use super::{for_tools, rest};
+
+#[test]
+fn tools_are_told_whether_a_pool_comes_is_there_or_waits_for_somebody() {
+    let mut world = World::new(2);
+    world.reconcile(usize::MAX);
+    assert_eq!(for_tools(&world), ["Ready False Starting", "Reconciling True Starting"]);
+    rest(&mut world);
+    assert_eq!(for_tools(&world), ["Ready True Ready"]);
+    let look = |world: &World, reason| {
+        let failure = Failure { reason, message: "words of the API server".into() };
+        let mut world = world.clone();
+        let applied = Applied::new(world.observe(), Some(failure));
+        world.pool.status = Some(status(&applied, &settings(), world.clock.now()));
+        for_tools(&world)
+    };
+    assert_eq!(look(&world, "Refused"), ["Ready False Refused", "Stalled True Refused"]);
+    // A quota may have room again.
+    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden"]);
+    world.pool.spec.replicas = 3;
+    world.reconcile(usize::MAX);
+    assert_eq!(look(&world, "Forbidden"), ["Ready False Forbidden", "Reconciling True Starting"]);
+}
+
+#[test]
+fn who_holds_which_server_is_told_with_the_time_since_when_whoever_leads() {
+    let mut world = World::new(3);
+    world.job = Some(0);
+    rest(&mut world);
+    let told = |world: &World| {
+        let holders = world.pool.status.iter().flat_map(|it| it.holders.clone());
+        holders.map(|it| (it.name, it.since.0.as_second(), it.servers)).collect::<Vec<_>>()
+    };
+    let first = told(&world);
+    let [(job, since, servers)] = &first[..] else { panic!("{first:?}") };
+    assert_eq!((job.as_str(), servers.len()), ("j", 3));
+    // Another leader: who is back and who is awaited holds as before.
+    world.happen(&Event::Takeover);
+    world.reconcile(usize::MAX);
+    assert_eq!(told(&world), first);
+    // One that is lost has a successor, which begins anew.
+    rest(&mut world);
+    world.happen(&Event::Vanish(0));
+    rest(&mut world);
+    let both = told(&world);
+    let times: Vec<_> = both.iter().map(|it| (it.1 > *since, it.2.len())).collect();
+    assert_eq!(times, [(false, 2), (true, 1)], "{both:?}");
+    // Its job is over.
+    world.job = None;
+    rest(&mut world);
+    assert_eq!(told(&world), []);
+}
+
+#[test]
+fn measured_links_are_told_by_the_worst() {
+    let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
+    for (least, rdma, one, other, expected) in [
+        (None, false, link(90_000, true), link(80_000, true), "Near"),
+        (Some(50_000), false, link(90_000, true), link(49_123, true), "SlowLink"),
+        (Some(50_000), false, link(90_000, true), None, "Near"),
+        (None, true, link(90_000, false), link(80_000, true), "Tcp"),
+        (None, true, link(90_000, false), link(80_000, false), "Near"),
+        (None, false, link(90_000, true), link(0, true), "NotReached"),
+    ] {
+        let mut world = World::new(2);
+        rest(&mut world);
+        world.pool.spec.fabric.min_bandwidth_mbps = least;
+        world.pool.spec.fabric.rdma_resources = vec!["rdma/ib".to_owned(); usize::from(rdma)];
+        let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+        for (pod, link) in names.iter().zip([one, other]) {
+            world.reports.insert(pod.clone(), Report { link, ..Report::default() });
+        }
+        let mut observed = world.observe();
+        // A trainer on each server's node.
+        observed.trainers.clone_from(&observed.pods);
+        let status = status(&Applied::new(observed, None), &settings(), world.clock.now());
+        let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
+        let placement = placement.expect("it is always said");
+        assert_eq!(placement.reason, expected, "{}", placement.message);
+        if expected == "SlowLink" {
+            let end = "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000";
+            assert!(placement.message.ends_with(end), "{}", placement.message);
+        }
+    }
+}
