@@ -14,6 +14,7 @@ mod cluster;
 mod doctor;
 mod face;
 mod launch;
+mod manifests;
 mod model_options;
 mod observe;
 mod out;

@@ -10,17 +10,15 @@ mod pairs;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use cadre_crds::manifest::{self, Manifests};
-use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, Encryption, TrainingJob};
+use cadre_crds::Encryption;
 use clap::Args;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use self::pairs::Pair;
-use crate::arguments::{ServeOptions, TrainOptions};
 use crate::choices::{EngineChoice, ExchangeChoice};
+use crate::manifests::{Declared, DeclaredError, declared};
 use crate::run::merge;
 
 /// Options of `cadre doctor`.
@@ -32,15 +30,6 @@ pub(crate) struct DoctorOptions {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// Why nothing can be said.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DoctorError {
-    #[error(transparent)]
-    Manifests(#[from] manifest::Error),
-    #[error("{kind} {name}: {refusal}")]
-    Refused { kind: &'static str, name: String, refusal: Refusal },
 }
 
 /// What manifests ask of the machine; of none, what workers take by themselves.
@@ -98,7 +87,7 @@ struct Report {
 }
 
 /// What to print, and what is missing in one line.
-pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DoctorError> {
+pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DeclaredError> {
     let asked = asked(&options.files)?;
     let findings = machine::findings(&asked);
     let is_there = |name: &str| findings.iter().any(|it| it.name == name && it.state == State::Ok);
@@ -117,26 +106,12 @@ pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>)
     Ok((text, missing))
 }
 
-fn asked(files: &[PathBuf]) -> Result<Asked, DoctorError> {
+fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
     let (auto, exchange) = ([EngineChoice::Auto; 2], [ExchangeChoice::Auto; 2]);
     if files.is_empty() {
         return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
     }
-    let Manifests { pool, job, .. } = manifest::load(files)?;
-    let named = |kind, name: &Option<String>| {
-        let name = name.clone().unwrap_or_default();
-        move |refusal| DoctorError::Refused { kind, name, refusal }
-    };
-    let of_pool = || named(AttentionPool::KIND, &pool.metadata.name);
-    let of_job = || named(TrainingJob::KIND, &job.metadata.name);
-    validate::pool(&pool).map_err(of_pool())?;
-    validate::job(&job).map_err(of_job())?;
-    let trainer: Option<TrainOptions> =
-        merge::read(&job.spec.template, "train").map_err(of_job())?;
-    let server: Option<ServeOptions> = match &pool.spec.template {
-        Some(template) => merge::read(template, "serve").map_err(of_pool())?,
-        None => None,
-    };
+    let Declared { job, trainer, server, .. } = declared(files)?;
     let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
     let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
     Ok(Asked {
