@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, RegionKey, Role,
-    Sharing,
+    Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, RegionKey, Sharing,
 };
 
 use crate::children::{Told, say, word};
 use crate::common::{KEY, Node, config, pattern, until};
+pub(crate) use crate::common::{SERVER as READER, TRAINER as OWNER};
 
-pub(crate) const OWNER: PeerId = PeerId { role: Role::Trainer, index: 0, incarnation: 0 };
-pub(crate) const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
 /// The name of rows that lie where those of [`KEY`] were.
 const OTHER: RegionKey = RegionKey([9; 4]);
 /// Bytes of the region that [`whole`] pulls.
