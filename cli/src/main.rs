@@ -19,6 +19,7 @@ mod model_options;
 mod observe;
 mod out;
 mod plan;
+mod printed;
 mod run;
 mod simulate;
 

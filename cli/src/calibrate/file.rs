@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use cadre_planner::Profile;
 
 use super::CalibrateError;
+use crate::printed;
 
 pub(super) struct File {
     /// Behind links.
@@ -46,7 +47,7 @@ impl File {
 
     /// All of it.
     pub(super) fn write(&self, profile: &Profile) -> Result<(), CalibrateError> {
-        let text = serde_json::to_string(profile).expect("numbers and names are JSON") + "\n";
+        let text = printed::json(profile);
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = self.path.with_file_name(format!(".{name}.new"));
         let written = if self.is_replaced {

@@ -14,10 +14,9 @@ use std::path::{Path, PathBuf};
 
 use cadre_crds::k8s_openapi::api::core::v1::Container;
 use cadre_supervisor::launcher;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::{Deserialize, Serialize};
 
+use crate::printed;
 pub(crate) use options::CheckOptions;
 use ranks::{Pass, RanksError, run};
 
@@ -86,12 +85,8 @@ pub(crate) fn check(options: &CheckOptions) -> Result<(String, bool), CheckError
         .map_err(|source| CheckError::Folder { path: std::env::temp_dir(), source })?;
     let findings = try_all(options, folder.path(), launcher::is_launcher(&container))?;
     let is_clean = findings.iter().all(|it| it.verdict != Verdict::Found);
-    let text = if options.json {
-        let line = |it| serde_json::to_string(it).expect("names are JSON") + "\n";
-        findings.iter().map(line).collect()
-    } else {
-        table(&findings)
-    };
+    let text =
+        if options.json { findings.iter().map(printed::json).collect() } else { table(&findings) };
     Ok((text, is_clean))
 }
 
@@ -143,8 +138,7 @@ fn read(folder: &Path) -> Result<Vec<Finding>, CheckError> {
 }
 
 fn table(findings: &[Finding]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     for Finding { check, verdict, detail } in findings {
         let verdict = match verdict {
             Verdict::Ok => "ok",

@@ -12,13 +12,12 @@ use std::path::PathBuf;
 
 use cadre_crds::Encryption;
 use clap::Args;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use self::pairs::Pair;
 use crate::choices::{EngineChoice, ExchangeChoice};
 use crate::manifests::{Declared, DeclaredError, declared};
+use crate::printed;
 use crate::run::merge;
 
 /// Options of `cadre doctor`.
@@ -98,11 +97,7 @@ pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>)
         let remedy = it.remedy.as_deref().unwrap_or("ask for something else");
         format!("the manifest asks for {}, which is not there: {}; {remedy}", it.name, it.what)
     });
-    let text = if options.json {
-        serde_json::to_string(&report).expect("names and numbers are JSON") + "\n"
-    } else {
-        draw(&report)
-    };
+    let text = if options.json { printed::json(&report) } else { draw(&report) };
     Ok((text, missing))
 }
 
@@ -159,8 +154,7 @@ const GROWS: &str = "a string takes what is written to it";
 fn draw(report: &Report) -> String {
     let Report { findings, pairs, settings } = report;
     let mut text = String::new();
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     for Finding { name, state, what, .. } in findings {
         let state = match state {
             State::Ok => "ok",
@@ -175,15 +169,15 @@ fn draw(report: &Report) -> String {
             writeln!(text, "{name}: {remedy}").expect(GROWS);
         }
     }
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["rows between", "come by"]);
+    let mut table = printed::table();
+    table.set_header(["rows between", "come by"]);
     for Pair { between, path } in pairs {
         table.add_row([*between, path.as_str()]);
     }
     writeln!(text, "{table}").expect(GROWS);
     if !settings.is_empty() {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_header(["setting", "in force"]);
+        let mut table = printed::table();
+        table.set_header(["setting", "in force"]);
         for Setting { name, value } in settings {
             table.add_row([name, value]);
         }

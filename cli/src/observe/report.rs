@@ -5,13 +5,12 @@
 
 use cadre_planner::{Mask, Profile};
 use cadre_step::layers::Kind;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::log::{Log, Step};
 use super::{ObserveError, SAMPLE};
 use crate::plan::size::observed::{Times, Watched};
+use crate::printed;
 
 /// Part of a step below which nobody should change a job.
 const WORTH: f64 = 0.02;
@@ -153,13 +152,12 @@ impl Report {
 
     /// One line.
     pub(super) fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and names are JSON") + "\n"
+        printed::json(self)
     }
 
     /// A table for people.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = printed::table();
         let mut row = |name: &str, value: String| {
             table.add_row([name.to_owned(), value]);
         };

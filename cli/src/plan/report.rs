@@ -3,12 +3,11 @@
 //! In: a workload, its problem and plan. Out: text.
 
 use cadre_planner::{Plan, Problem, SlotId, Traffic};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::moved;
 use super::workload::Workload;
+use crate::printed;
 
 /// What is reported, under the names of the JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -89,8 +88,7 @@ impl Report {
 
     /// A table for people.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = printed::table();
         let mut row = |name: &str, value: String| {
             table.add_row([name.to_owned(), value]);
         };
