@@ -31,7 +31,7 @@ impl File {
         Self { path, is_replaced, grows }
     }
 
-    /// What there is of a calibration, of which `rows` rows of all tables were measured.
+    /// Writes the unfinished calibration, of which `rows` rows of all tables were measured.
     pub(super) fn write_partial(
         &self,
         profile: &Profile,
@@ -45,7 +45,7 @@ impl File {
         self.write(&Profile { partial, ..profile.clone() })
     }
 
-    /// All of it.
+    /// Writes the whole calibration.
     pub(super) fn write(&self, profile: &Profile) -> Result<(), CalibrateError> {
         let text = printed::json(profile);
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();

@@ -20,7 +20,7 @@ use crate::printed;
 pub(crate) use options::CheckOptions;
 use ranks::{Pass, RanksError, run};
 
-/// What a script has to have, so that it can be tried.
+/// What a script has to have before `cadre check` can try it.
 const LINES: &str = "cadre.init(model, steps=N) before the loop, and `for batch in cadre.batches(loader):` for the loop";
 
 /// Why a job cannot be tried.
@@ -45,7 +45,7 @@ pub(crate) enum CheckError {
 }
 
 impl CheckError {
-    /// The last lines of the rank that it is about.
+    /// The last lines of the log of the rank that failed.
     pub(crate) fn log(&self) -> &[String] {
         match self {
             Self::NoHooks { log } | Self::Short { log, .. } | Self::Broken { log, .. } => log,
@@ -57,7 +57,7 @@ impl CheckError {
     }
 }
 
-/// What came of a check.
+/// The verdict of a check.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 struct Finding {
     check: String,
@@ -70,12 +70,12 @@ struct Finding {
 enum Verdict {
     Ok,
     Found,
-    /// The job has nothing to try it with.
+    /// Not tried: the job has nothing that the check could be made with.
     #[serde(rename = "not tried")]
     NotTried,
 }
 
-/// Tries a job; what to print, and whether nothing was found.
+/// Tries a job. Returns what to print, and whether all checks found nothing.
 pub(crate) fn check(options: &CheckOptions) -> Result<(String, bool), CheckError> {
     let container = Container { command: Some(options.command.clone()), ..Container::default() };
     if let Some((problem, remedy)) = launcher::refused(&container) {

@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Where a rank finds that it is tried, and in which pass.
+/// Variables that tell a rank that `cadre check` tries it, and in which pass.
 const CADRE_CHECK: &str = "CADRE_CHECK";
 const CADRE_CHECK_PASS: &str = "CADRE_CHECK_PASS";
 /// Lines of a log that are shown.
 const TAIL_LINES: usize = 12;
 
-/// Which pass.
+/// Which of the three runs of the script this is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Pass {
     Base,
@@ -30,7 +30,7 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Its folder, and what ranks hear.
+    /// Name of the pass: of its folder, and as ranks are told it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -40,7 +40,7 @@ impl Pass {
     }
 }
 
-/// Why there are no processes.
+/// Why the processes of a pass could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RanksError {
     #[error("{program} does not start: {source}; correct the command")]
@@ -64,7 +64,7 @@ struct Running {
 
 /// All processes of a pass have ended.
 pub(super) struct Ended {
-    /// One a rank; one for all ranks of torchrun.
+    /// Each process with its log: one for each rank, or one for all ranks if torchrun starts them.
     all: Vec<(Option<ExitStatus>, PathBuf)>,
 }
 

@@ -31,10 +31,10 @@ pub(crate) struct DoctorOptions {
     json: bool,
 }
 
-/// What manifests ask of the machine; of none, what workers take by themselves.
+/// What manifests ask of the machine; without manifests, what workers choose by default.
 struct Asked {
     trainers: u64,
-    /// Of trainers and servers.
+    /// Of the trainers, and of the servers.
     exchange: [ExchangeChoice; 2],
     engine: [EngineChoice; 2],
     encryption: Option<Encryption>,
@@ -63,15 +63,15 @@ struct Finding {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// It is there.
+    /// The machine has it.
     Ok,
-    /// It is not, and nothing asked for it.
+    /// The machine has it not, and no manifest asks for it.
     Absent,
-    /// It is not, and a manifest asks for it.
+    /// The machine has it not, and a manifest asks for it.
     Missing,
 }
 
-/// What is not as it is without anybody's doing.
+/// A setting that somebody has made.
 #[derive(Debug, Serialize)]
 struct Setting {
     name: String,
@@ -85,7 +85,7 @@ struct Report {
     settings: Vec<Setting>,
 }
 
-/// What to print, and what is missing in one line.
+/// Looks at the machine. Returns what to print; and, in one line, what a manifest asks for that is missing.
 pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DeclaredError> {
     let asked = asked(&options.files)?;
     let findings = machine::findings(&asked);

@@ -12,7 +12,7 @@ use super::{ObserveError, SAMPLE};
 use crate::plan::size::observed::{Times, Watched};
 use crate::printed;
 
-/// Part of a step below which nobody should change a job.
+/// Share of a step below which a gain is not worth changing a job.
 const WORTH: f64 = 0.02;
 /// How much more than the mean rank the busiest one does where ranks are called even.
 const EVEN: f64 = 0.05;
@@ -30,13 +30,13 @@ pub(super) struct Report {
     longest_document: u32,
     median_document: u32,
     step_seconds: f64,
-    /// Between steps: loader, evaluation, checkpoints.
+    /// Seconds between steps: loader, evaluation, checkpoints.
     seconds_between: f64,
-    /// Of the busiest rank, by the calibration.
+    /// Seconds of attention of the busiest rank, by the calibration.
     attention_seconds: f64,
     attention_seconds_mean: f64,
     max_over_mean: f64,
-    /// That ranks wait for the busiest one's attention, if they wait for each other once a step.
+    /// Seconds that ranks wait for the attention of the busiest one, if they wait for each other once a step.
     lost_seconds: f64,
     /// By which the slowest rank's forwards were longer than the mean rank's, as measured.
     forward_spread_seconds: Option<f64>,
@@ -74,7 +74,7 @@ impl Sums {
         }
     }
 
-    /// Part of a step that a pool saves without links, and with them.
+    /// Share of a step that a pool saves, if links cost nothing and as they are.
     fn saved(&self) -> (f64, f64) {
         let saved = self.most - self.pooled;
         (saved / self.seconds, (saved - self.links) / self.seconds)

@@ -30,11 +30,11 @@ pub(super) struct Report {
     tasks_moved: usize,
     plan_seconds: f64,
     lists_seconds: f64,
-    /// How much later the last slot finishes than any plan must.
+    /// How much later the last slot finishes than in the best possible plan, at most.
     gap_compute: f64,
-    /// How much longer the busiest link needs, forward and backward, than in any plan that finishes then.
+    /// How much longer the busiest link needs, forward and backward, than in the best possible plan with this finish, at most.
     gap_link: Option<f64>,
-    /// How many more bytes of Q, K and V than any plan that finishes then must move.
+    /// How many more bytes of Q, K and V move than in the best possible plan with this finish, at most.
     gap_bytes: Option<f64>,
 }
 

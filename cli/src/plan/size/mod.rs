@@ -31,7 +31,7 @@ use crate::manifests::{Declared, DeclaredError, declared};
 use draw::Machine;
 use report::Report;
 
-/// What times are told by where a job has no calibration.
+/// The calibration that times are estimated with where a job has none.
 pub(crate) const NOMINAL_PROFILE: &str = "h200-hopper";
 /// Steps that are drawn.
 const STEPS: u64 = 8;
@@ -102,7 +102,7 @@ struct Job {
     model: Model,
     /// Its layers.
     stack: Stack,
-    /// Nobody said them: they are taken as full.
+    /// Whether nobody named the layers: all are taken as full.
     layers_assumed: bool,
     settings: Settings,
     /// Of every step.
@@ -212,7 +212,7 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
     Ok((job, profile))
 }
 
-/// What hides the wire.
+/// Default number of nano-batches: with two, one computes while the other travels.
 const TWO: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 
 fn model_of(name: &str) -> Result<Model, SizeError> {

@@ -10,11 +10,11 @@ use super::losses::Lost;
 use super::{Asked, Where, run};
 use crate::printed;
 
-/// Part by which a processor has to do more for a pool to be worth it.
+/// A pool is worth it if a processor does more than this share more.
 const WORTH: f64 = 0.02;
-/// Imbalance at home up to which a pool has nothing to even out.
+/// Up to this imbalance at home a pool has nothing to even out.
 const EVEN: f64 = 1.05;
-/// Part of the work up to which attention is too little for a pool.
+/// Up to this share of the work attention is too little for a pool to matter.
 const LITTLE: f64 = 0.05;
 
 /// Attention at one place, under the names of the JSON.
