@@ -212,7 +212,7 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
     Ok((job, profile))
 }
 
-/// Default number of nano-batches: with two, one computes while the other travels.
+/// What hides the wire.
 const TWO: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 
 fn model_of(name: &str) -> Result<Model, SizeError> {

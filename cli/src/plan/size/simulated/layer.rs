@@ -25,7 +25,7 @@ pub(super) struct Cluster<'a> {
     linear: f64,
     /// Nanoseconds of each trainer's links for weights of a layer forward, and for gradients backward, for one nano-batch.
     weights: [f64; 2],
-    /// The place whose links are slower, and how many times.
+    /// Whose links are how many times slower.
     pub(super) slow: Option<(usize, f64)>,
 }
 

@@ -1,20 +1,74 @@
-//! A job without faults: all trainers, dedicated servers whose memory just fits, the conductor.
+//! Steps of any turns: numbers of phases (`turns/order.rs`), and the machines of the protocol that go through them.
 //!
-//! In: a planned step, a window, a source of numbers. Out: what ran, and what is still held. Messages, pulls and launches end in
-//! any order; whoever gets one checks that it may come then.
+//! In: drawn turns, documents, windows. Out: every phase once, a forward before its backward, rows kept until every trainer has
+//! what is made of them, a server's memory that is planned for.
+//!
+//! The machines are those of a whole job without faults: all trainers, dedicated servers whose memory just fits, the conductor;
+//! messages, pulls and launches end in any order.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
+#![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
+
+#[path = "turns/order.rs"]
+mod order;
+#[path = "../../testing/turns.rs"]
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use cadre_planner::{DocumentId, Mask, Slot, Stretch};
 use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
-    At, Audience, Message, Nanos, Peer, PullId, ServerId, Settings, Step, TrainerId, Work,
+    At, Audience, Message, Nanos, Peer, Phase, PullId, ServerId, Settings, Step, TrainerId, Work,
 };
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::header::{Header, Member};
+use cadre_step::layers::{Kind, Layers};
+use cadre_step::packing::Packing;
+use cadre_step::planned::{PlannedStep, filler, needed};
+use proptest::prelude::*;
 
-use crate::Draw;
+/// A source of numbers that a seed begins.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Layers of two kinds, over documents that span trainers, on servers with room for two phases and the largest bundle.
+fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
+    let any: Header = serde_json::from_str(include_str!("../../testing/header.json")).unwrap();
+    let (layers, nanos) = (1 + draw.below(3) as u16, 1 + draw.below(4) as u16);
+    let turns = turns::drawn(layers, nanos, &mut |bound| draw.below(bound));
+    let near = Kind { mask: Mask::Window { left: 60 }, ..Kind::CAUSAL };
+    let kind = |_| if draw.below(2) == 0 { near } else { Kind::CAUSAL };
+    let layers = Layers::new((0..layers).map(kind)).unwrap();
+    let nano = |_| {
+        let rows = u32::from(trainers) * (40 + draw.below(300) as u32);
+        let part = rows / u32::from(trainers);
+        let own =
+            |rank| Stretch { document: DocumentId(0), start: rank * part, end: (rank + 1) * part };
+        Packing::new(&[rows], (0..trainers.into()).map(|it| vec![own(it)]).collect()).unwrap()
+    };
+    let nanos = (0..nanos).map(nano).collect();
+    let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
+    let fillers = (0..servers).map(|it| Some(server(it))).collect();
+    let slot = |memory| Slot { weight: 100, head_start: 0, home: None, memory };
+    let slots = vec![slot(1 << 30); servers.into()];
+    let header = Header { layers, turns, nanos, fillers, slots, ..any };
+    let roomy = PlannedStep::new(Arc::new(header.clone())).unwrap();
+    let needed = needed(roomy.plans.iter().map(|it| (&it.problem, &it.plan)));
+    // A slot without work is not asked, but takes part.
+    let header = Header { slots: needed.into_iter().map(|it| slot(it.max(1))).collect(), ..header };
+    // Plans of slots that just fit may be others, which fit as well.
+    PlannedStep::new(Arc::new(header)).unwrap_or(roomy)
+}
 
 #[derive(Debug)]
 enum Pending {
@@ -24,8 +78,8 @@ enum Pending {
 }
 
 /// A job without faults.
-pub(crate) struct Job {
-    pub(crate) step: Arc<Step>,
+struct Job {
+    step: Arc<Step>,
     settings: Settings,
     now: Nanos,
     trainers: Vec<Trainer>,
@@ -39,12 +93,12 @@ pub(crate) struct Job {
     whole: Vec<u32>,
     released: Vec<u32>,
     /// By server: bytes of inputs and results, the budget, and what is pulled.
-    pub(crate) held: Vec<u64>,
+    held: Vec<u64>,
     memory: Vec<u64>,
     pulled: BTreeMap<(usize, PullId), u64>,
     /// By server: works that run ahead of their bundle and have not run, and bytes of the copy that they read.
     copies: Vec<(BTreeSet<(At, Work)>, u64)>,
-    pub(crate) ran: BTreeSet<(usize, At, Work)>,
+    ran: BTreeSet<(usize, At, Work)>,
     over: usize,
     is_done: bool,
 }
@@ -54,7 +108,7 @@ fn server_id(index: usize) -> ServerId {
 }
 
 impl Job {
-    pub(crate) fn new(planned: &PlannedStep, window: usize) -> Self {
+    fn new(planned: &PlannedStep, window: usize) -> Self {
         let slots = planned.header.slots.len();
         let step =
             planned.protocol_step(&planned.assign(None, &vec![true; slots]).unwrap()).unwrap();
@@ -268,7 +322,7 @@ impl Job {
         true
     }
 
-    pub(crate) fn run(&mut self, draw: &mut Draw) {
+    fn run(&mut self, draw: &mut Draw) {
         let processes = self.trainers.len() + self.servers.len();
         for _ in 0..500 {
             while self.act(draw) {}
@@ -282,5 +336,26 @@ impl Job {
             self.conduct(conductor::Event::Tick);
         }
         panic!("the step never ends: submitted {:?}, whole {:?}", self.submitted, self.whole);
+    }
+}
+
+proptest! {
+    #[test]
+    fn machines_go_through_any_turns_within_window_watermark_and_memory(
+        trainers in 1_u16..4, servers in 1_u16..4, window in 1_usize..5, seed: u64,
+    ) {
+        let mut draw = Draw(seed);
+        let planned = planned(&mut draw, trainers, servers);
+        let mut job = Job::new(&planned, window);
+        job.run(&mut draw);
+        let works = (0..).map(Phase).zip(planned.order.iter()).map(|(phase, at)| {
+            let nano = &planned.plans[planned.plan_index(at)];
+            // Each phase asks for what its own nano-batch, kind of layers and direction need.
+            let shape = nano.lists.shape(&nano.problem, &nano.plan, at.direction).unwrap();
+            assert_eq!(**job.step.shape(phase), shape, "{at:?}");
+            planned.works(phase)
+        });
+        prop_assert_eq!(job.ran.len(), works.sum::<usize>(), "each work ran once");
+        prop_assert_eq!(job.held, vec![0; servers.into()]);
     }
 }
