@@ -52,7 +52,7 @@ def planned(dim: int, name: str, ranks: list[list[int]], slot: int) -> Batch:
 
 
 def as_long(make: Callable[[], Batch]) -> Batch:
-    """One causal document of as many pairs as a batch has, and so of as much work."""
+    """One causal document with as many (query, key) pairs as a batch, hence as much work."""
     import cases
     from ours import kept_pairs
 
@@ -103,7 +103,7 @@ def specs() -> Iterator[Spec]:
 
 
 def groups() -> list[str]:
-    """In order, the early one first."""
+    """All batches in the order of the bench; the one that runs early comes first."""
     return list(dict.fromkeys(it.group for it in specs()))
 
 

@@ -73,7 +73,7 @@ def short_tasks(heads: Heads, rows: int, every: int) -> Batch:
 
 
 def planned(heads: Heads, name: str, plan: Path, lengths: list[int], slot: int) -> Batch:
-    """What one slot of a plan of `cadre plan --out` gets."""
+    """The tasks that one slot gets in a plan of `cadre plan --out`."""
     tasks = [it for it in json.loads(plan.read_text())["tasks"] if it["slot"] == slot]
     batch = Batch(f"tasks {name}, slot {slot}", heads)
     for document in sorted({it["doc"] for it in tasks}):

@@ -15,12 +15,12 @@ INSIDE_A_PANEL = (
 # Where something is wrong in dQ of head dim 64 alone, columns of the second half.
 HINTS = {("cadre_backward_64", "dQ"): INSIDE_A_PANEL}
 
-# What ends a part, by the kernel that it had launched.
+# How a part ended because of the kernel that it had launched.
 ENDS = ("hang", "fault")
 
 
 def cause_of(row: dict) -> str:
-    """Equal for rows of one cause: a kernel's, a test's or, without numbers, the words."""
+    """A key that failed rows of one cause share: the kernel, the test, or the words without their numbers."""
     if "cause" in row:
         return row["cause"]
     if row.get("how") in ENDS:
@@ -90,6 +90,6 @@ def other_gradients(case: str, kernel: str, words: dict[str, str]) -> dict:
 def disagreement(case: str, kernel: str, off: dict[str, float]) -> dict:
     """A failed row where peers run and none has Cadre's O: at such sizes nothing else says whether it is right."""
     words = f"O of no peer is Cadre's: {', '.join(f'{name} is off by {it:.1e}' for name, it in off.items())}"
-    # One peer may be wrong itself; several are not.
+    # One peer alone may be wrong; several that agree are taken to be right.
     more = {"kernel": kernel, "how": "wrong"} if len(off) > 1 else {}
     return {"check": f"{case}, beside peers", "what": words, "error": min(off.values()), "passed": False, **more}

@@ -55,14 +55,14 @@ class Child:
         try:
             self.file.write(json.dumps(line) + "\n")
         except OSError as why:
-            # Its silence would be taken for a launch that hangs.
+            # Otherwise the parent takes the silence for a launch that hangs.
             print(f"the file of lines takes no more: {why}", flush=True)
             leave(NO_ROOM)
 
     def run(self, units: list[Unit]) -> int:
         done = numbers(self.asked.done)
         order = [it for it in range(len(units)) if it not in done and self.asked.unit in (None, it)]
-        # Last, what ended a child: it is measured without peers.
+        # A unit that ended an earlier child comes last, and is measured without peers.
         for index in sorted(order, key=lambda it: it in self.broken):
             unit = units[index]
             self.tell({"begun": index, "name": unit.name})
@@ -75,12 +75,12 @@ class Child:
                 self.lost_with(unit, why)
             self.tell({"done": index})
             if not self.asked.dry:
-                # The next batch must not be refused for what this one has left.
+                # Frees memory, so that the next batch is not refused for what this one has left.
                 torch.cuda.empty_cache()
         return 0
 
     def lost_with(self, unit: Unit, why: Exception) -> None:
-        """A failed row; ends the process where the GPU answers no more."""
+        """Reports a failed row; ends the process if the GPU does not answer any more."""
         traceback.print_exc()
         what = f"{type(why).__name__}: {why}"
         if waits := self.library.waits(self.kernel):

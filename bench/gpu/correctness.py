@@ -24,7 +24,7 @@ TOLERANCE = {"O": 5e-3, "LSE": 1e-5, "dQ": 5e-3, "dK": 5e-3, "dV": 5e-3}
 ROW, TILE, FLOOR = 16, 4, 1e-2
 TILE_KEYS = 64
 FORWARD, BACKWARD = ("O", "LSE"), ("dQ", "dK", "dV")
-# Who ends dQ, also for rows that stay on the GPU.
+# The kernel that turns the sums of dQ into dQ, also for rows that stay on the GPU.
 FINISH, IN_BF16 = "cadre_finish_dq", "dQ in bf16"
 TOLERANCE_SOFTCAP = TOLERANCE | {"LSE": 5e-4, "dQ": 6e-3, "dK": 6e-3}
 
@@ -81,7 +81,7 @@ class Runner:
     def backward(
         self, lse: torch.Tensor, delta: torch.Tensor, fixed: bool = True, dq: torch.dtype = torch.float32, **how: int
     ) -> Results:
-        """With LSE and Δ of somebody else, so that a forward pass that is wrong, or hangs, is not in the way."""
+        """Backward with LSE and Δ of the reference: a forward pass that is wrong, or hangs, is not in the way."""
         t, r = self.tensors, Results.poisoned(self.batch, self.library.device)
         r.dq = r.dq.to(dq)
         lse, delta = (it.float().contiguous() for it in (lse, delta))
@@ -111,7 +111,7 @@ def worst(batch: Batch, what: str, actual: torch.Tensor, expected: torch.Tensor,
     a, b = (it.double().reshape(*it.shape[:2], -1) for it in (actual, expected))
     off = torch.where(a == b, 0.0, a - b).square().mean(-1)
     size = torch.where(b.isfinite(), b, 0.0).square().mean(-1)
-    # A logarithm is as exact near 0 as elsewhere.
+    # Rows of LSE count as large as their mean: a logarithm is as exact near 0 as elsewhere.
     floor = (size.mean() * (1 if what == "LSE" else FLOOR**2)).clamp_min(1e-30)
     found = [("row", torch.arange(len(off), device=off.device), off, size, ROW)]
     if what in ("dK", "dV"):
@@ -126,7 +126,7 @@ def worst(batch: Batch, what: str, actual: torch.Tensor, expected: torch.Tensor,
         found.append(("tile of keys from row", torch.tensor(begins), *sums, TILE))
     beyond = []
     for name, begins, of, sizes, most in found:
-        # NaN is above all.
+        # A NaN counts as the largest error.
         times = (of / sizes.maximum(floor)).sqrt().div(bound * most).nan_to_num(nan=torch.inf)
         at = int(times.argmax())
         row, head = int(begins[at // times.shape[1]]), at % times.shape[1]
@@ -145,7 +145,7 @@ def rows_of(
     for what in names:
         off = error(actual[what], expected[what])
         where = worst(batch, what, actual[what], expected[what], tolerance[what])
-        # NaN is not at most anything.
+        # Written so that a NaN fails: no comparison with NaN is true.
         passed = off <= tolerance[what] and not where
         row = {"check": title(batch, *words), "what": what, "error": off, "passed": passed}
         row["kernel"] = kernel or kernel_of(batch, "forward" if names == FORWARD else "backward")
@@ -170,7 +170,7 @@ def title(batch: Batch, *words: str) -> str:
 
 
 def at(batch: Batch, direction: str, *words: str) -> dict:
-    """What comes next, and the kernel that it is about."""
+    """A line for the parent: which unit comes next, and which kernel it is about."""
     return {"at": ", ".join([direction, title(batch), *words]), "kernel": kernel_of(batch, direction)}
 
 
@@ -191,7 +191,7 @@ def compare_backward(library: Library, batch: Batch, seed: int, dtype: torch.dty
     ours = runner.backward(right.lse, delta)
     rows = rows_of(inputs, BACKWARD, ours, right, against(dtype))
     yield from rows
-    # Sums that are wrong say nothing of who ends them.
+    # Where the sums of dQ are wrong, the kernel that ends them is not judged.
     if all(it["passed"] for it in rows):
         yield at(batch, "backward", IN_BF16) | {"kernel": FINISH}
         narrow = runner.backward(right.lse, delta, dq=torch.bfloat16)

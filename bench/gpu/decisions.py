@@ -13,7 +13,7 @@ import re
 import statistics
 
 BUILT = "as built"
-# A smaller difference decides nothing.
+# A difference below this share decides nothing.
 LEAST = 0.01
 # Fewer rounds decide nothing; how many times the spread of runs a difference is that counts without rounds.
 ROUNDS, UNPAIRED = 4, 2
@@ -39,7 +39,7 @@ def unsound(row: dict, content: dict) -> str:
 
 
 def told(content: dict) -> list[str]:
-    """Of warm runs; a case once, as the last that was measured."""
+    """Times of warm runs; of a case that was measured twice, the last."""
     found: dict[tuple, dict] = {}
     lines: list[str] = []
     for it in content["forms"]:

@@ -25,11 +25,11 @@ from sessions import Ended, Work, one
 from smoke import PROBE
 
 HERE = Path(__file__).resolve().parent
-# Kernels that are diagnosed, at most: of one cause the first ones tell it.
+# Maximum kernels that are diagnosed: kernels with the same cause add nothing.
 DIAGNOSED = 4
 # Tables of a wrong kernel that the emulated GPU is asked for.
 TABLES = 3
-# Lines of the places of warps.
+# Maximum lines about where warps wait.
 PLACES = 12
 SANITIZER_FOUND = 9
 # How the emulated driver calls its GPU.
@@ -60,7 +60,7 @@ class Diagnosis:
                 self.report.note(words)
 
     def finder(self, kernel: str, how: str) -> dict:
-        """The first row that says so."""
+        """The first row with this finding."""
         rows = (it for it in self.report.failed() if it.get("kernel") == kernel)
         return next((it for it in rows if it.get("how", "wrong") == how), {})
 
@@ -74,7 +74,7 @@ class Diagnosis:
         limit: float = 20,
         environment: dict[str, str] | None = None,
     ) -> tuple[Ended, list[dict]]:
-        """What `finder` found once more; what it tells."""
+        """Runs what `finder` found once more, and reports what that tells."""
         told: list[dict] = []
         # Imports of Python's frameworks take their time.
         limit += 30 if "part" in finder else 0
@@ -82,7 +82,7 @@ class Diagnosis:
         file = self.work / "diagnosis" / name
         if "part" in finder:
             program = [*self.parts.program, "--part", finder["part"], "--unit", str(finder["unit"])]
-            # Peers have no part in it.
+            # Peers are left out: only our kernel is of interest.
             program += [*self.parts.words, "--broken", str(finder["unit"])]
         else:
             program = [str(pack.program(PROBE)), "--seed", str(self.report.content.get("seed", 1))]
@@ -171,7 +171,7 @@ class Diagnosis:
         return lines
 
     def emulated(self, kernel: str, row: dict, place: str, emulated: Path, end: float) -> str:
-        """What it has at the first wrong element of a row, and what that means."""
+        """The emulated GPU's number at the first wrong element of a row, and what that means."""
         it = row["wrong"]
         if it.get("given"):
             words = ["--part", "given", "--case", it["given"]]
@@ -236,7 +236,7 @@ def first_report(output: str) -> list[str]:
 
 
 def last_words(ended: Ended) -> str:
-    """What a program said last, or how it ended."""
+    """The last line that a program printed; if there is none, how it ended."""
     lines = [it.strip() for it in ended.output.splitlines() if it.strip("= ")]
     return lines[-1][:150] if lines else ended.why or "exit 0"
 

@@ -39,7 +39,7 @@ def wrong(
         off = bits(actual).ne(bits(expected)).reshape(off.shape).double()
     places = (off > (0 if tolerance is None else ONE * tolerance * size)).nonzero()
     if not len(places):
-        # Many small ones: the one that is off most stands for them.
+        # Where many elements are off a little, the one that is off most is shown.
         places = (off == off.max()).nonzero()
     row, head, column = places[0].tolist()
     found = [ranges(places[:, it].unique().tolist()) for it in range(3)]
@@ -56,7 +56,7 @@ def wrong(
 
 
 def bits(rows: torch.Tensor) -> torch.Tensor:
-    """As integers: NaN is no excuse, and −0 is not 0."""
+    """Bits as integers, so that NaN and −0 are compared, too."""
     return rows.view(torch.int16 if rows.dtype == torch.bfloat16 else torch.int32)
 
 

@@ -76,7 +76,7 @@ WHOLE, LOST = "GPU, in place and two servers", "GPU, in place and two servers, o
 LOCAL, SHARED = "GPU, two trainers, --attention local", "GPU, two trainers in place"
 NODE = "GPU, in place and two servers, rows stay there"
 TRACED = SHARED
-# Times as many steps where times are compared.
+# Jobs whose times are compared have so many times the steps.
 LONGER = 2
 
 
@@ -112,7 +112,7 @@ def check(runs: Runs, end: float) -> Iterator[dict]:
 
 
 def gain(local: list[float], shared: list[float]) -> str:
-    """Of medians: the first steps warm up, and any may be disturbed."""
+    """Ratio of medians: the first steps warm up, and any step may be disturbed."""
 
     def spread(times: list[float]) -> float:
         ordered = sorted(times)
@@ -128,7 +128,7 @@ def gain(local: list[float], shared: list[float]) -> str:
 
 
 def compared(it: dict, past: dict[str, dict]) -> dict:
-    """What a run is beside those before it."""
+    """Compares a run with those before it."""
     name, on_cpu, cpu = it["name"], it["name"] == CPU, past.get(CPU, it)
     # Runs whose losses have the same bits: as many trainers, and sums in one order.
     same_as = {LOST: WHOLE, NODE: WHOLE}.get(name)

@@ -20,7 +20,7 @@ from pathlib import Path
 NAMES = ("gpu-check.json", "calibration.json", "trace.json", "logs.tar.gz")
 MOST = 12 << 20  # of the archive, before compression
 ONE = 1 << 20  # of a log
-# Files that say nothing when they are cut.
+# Files that are useless when they are cut, so they come back whole or not at all.
 WHOLE = (".core", ".given")
 LEFT_OUT = "left-out.txt"
 # Bytes of the archive that are none of its files': headers, its end, what is not written yet.

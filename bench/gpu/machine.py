@@ -39,7 +39,7 @@ STATIC = {
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
 # Why clocks are what they are, in bits; an nvidia-smi that knows no such field is asked without.
 REASONS = {"clocks_event_reasons.active": "clock_reasons"}
-# Of them, those that say that times are of less than the GPU can.
+# Those of the reasons that say that the GPU ran below its full speed.
 HELD = {0x4: "its power limit", 0x8: "a hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "a power brake"}
 EVERY_MS = 500
 # More than a driver keeps for itself, and than a moment of it.
@@ -60,7 +60,7 @@ FOLDERS = (
 # Where Pythons are that are on no search path, how many are asked, and for how many seconds: the call has an end.
 PYTHONS = ("usr/local/bin", "usr/bin", "opt/*/bin", "opt/conda/envs/*/bin", "root/*/bin", "home/*/*/bin", "*/venv/bin")
 ASKED, ASKED_S = 16, 8.0
-# Set where another Python goes on.
+# Variable that is set when another Python has taken over.
 AGAIN = "CADRE_GPU_CHECK_AGAIN"
 HAS_TORCH = """
 import importlib.util, sys
@@ -184,7 +184,7 @@ class Beside:
             )
 
     def lines(self) -> list[str]:
-        """Whole ones, so far."""
+        """The complete lines that the program has printed so far."""
         with contextlib.suppress(OSError):
             return self.file.read_text(errors="replace").rpartition("\n")[0].splitlines()
         return []

@@ -37,9 +37,9 @@ DIRECTIONS = ("forward", "backward")
 SHIPPED = ("h100", "h200")
 SHIPPED_SXM = "an H100 and an H200 (SXM)"
 COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
-# What is not kept of a row.
+# Fields of a row that are not kept.
 DROPPED = ("turns", "rounds", "base_rounds")
-# What tells rows of one case from those of another.
+# Fields by which rows of one case differ from those of another.
 KEYS = ("case", "direction", "kernel", "form", "order", "blocks", "l2")
 NOTHING = (
     "Not measured: no GPU was at hand. `make gpu-check` measures it beside its peers in one call, and "
@@ -63,7 +63,7 @@ def key(row: dict) -> tuple:
 
 
 def run_of(row: dict) -> tuple:
-    """What tells rows of one run from those of another."""
+    """Fields by which rows of one run differ from those of another."""
     return gpu_of(row), row["provenance"].get("commit"), row["provenance"].get("date")
 
 
@@ -88,7 +88,7 @@ def merged(past: dict, content: dict) -> dict:
     found = [{name: it for name, it in row.items() if name not in DROPPED} | of_run for row in found]
     rates = [] if not_right(content, COPIES) else [it | of_run for it in content.get("rates", [])]
     date = content.get("date", "")
-    # What forms decide is told behind a heading.
+    # The decisions between forms stand below a heading.
     told = [*decisions.told(content)[1:], *content.get("notes", [])]
     newest = {"newest": content["commit"], "newest_date": date, "told": told}
     newest = {} if past.get("newest_date", "") > date else newest
@@ -155,7 +155,7 @@ def not_right(content: dict, kernels: Sequence[str]) -> list[str]:
 
 
 def least(rows: list[dict], field: str) -> str:
-    """And the peer that it is against: some are missing on some machines."""
+    """The bar with the peer that it is against: some peers are missing on some machines."""
     found = [(it[field], it.get(f"{field}_peer", "")) for it in rows if field in it]
     if not found:
         return NONE
@@ -165,7 +165,7 @@ def least(rows: list[dict], field: str) -> str:
 
 def bars(rows: list[dict]) -> list[tuple[str, ...]]:
     """What each bar is at, the worst of its cases: a number a direction or a kind of peers."""
-    # Times with the host's work say nothing of kernels.
+    # A time that includes work of the host says nothing about a kernel.
     fair = [it for it in rows if it.get("without_host", True)]
     warm = [it for it in fair if it.get("l2") == "warm" and "kernel" in it]
 

@@ -66,7 +66,7 @@ class Heads:
 
 
 class HangsError(Exception):
-    """What was launched is not over after a time that none takes."""
+    """A launch that is not over after a time that no launch takes."""
 
 
 class Library:
@@ -208,7 +208,7 @@ class Rows:
         self.rows = library.check(library.calls.cadre_rows_open(library.gpu, library.stream()))
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, lines: ctypes.Array) -> None:
-        """Of tensors of bytes."""
+        """Copies rows between two tensors of bytes."""
         tensors, it = places([source, target]), self.library
         it.check(it.calls.cadre_rows_copy(self.rows, tensors, lines, len(lines)))
 

@@ -87,7 +87,7 @@ class Parts:
         for ended in sessions.run(waiting, width, end, lambda work, line: self.heard(by_name[work.name], line)):
             part = by_name[ended.work.name]
             if self.over(part, ended):
-                # Before what matters less.
+                # The rest of this part comes before the other parts, which matter less.
                 waiting.appendleft(self.work(part, environment))
             self.report.store()
 
@@ -163,7 +163,7 @@ class Parts:
             self.report.check(GPU, words, False, cause="another GPU")
 
     def over(self, part: Part, ended: Ended) -> bool:
-        """Makes rows of an end that is none of its own; true if another child should go on."""
+        """Reports a child that died; true if another child should go on in its place."""
         if not ended.why:
             return False
         at = f", at: {part.place}" if part.unit is not None else ""
@@ -193,7 +193,7 @@ class Parts:
             said = [it for it in ended.output.splitlines() if "sees no GPU" in it]
             what = said[-1] if said else what
         if ended.code == OTHER_GPU:
-            # Nothing was launched on it.
+            # The GPU is not to blame: nothing was launched on it.
             more["cause"] = "PyTorch has another GPU"
             said = [it for it in ended.output.splitlines() if "PyTorch has GPU" in it]
             what = said[-1] if said else what

@@ -30,7 +30,7 @@ from report import Report
 HERE = Path(__file__).resolve().parent
 # Of machines that are lent and of containers: the oldest that may have a driver for these kernels.
 OLDEST = (3, 9)
-OWN = {"rehearsal.py", "rehearsal_larger.py", "rehearsal_blame.py", "merge.py"}
+OWN = {*(it.name for it in HERE.glob("rehearsal*.py")), "merge.py"}
 
 
 class Folder(unittest.TestCase):

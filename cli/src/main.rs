@@ -14,10 +14,12 @@ mod cluster;
 mod doctor;
 mod face;
 mod launch;
+mod manifests;
 mod model_options;
 mod observe;
 mod out;
 mod plan;
+mod printed;
 mod run;
 mod simulate;
 

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -9,15 +11,10 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-fn cadre(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
-        .args(["plan", "--workload", "w.json"])
-        .args(args)
-        .current_dir(folder)
-        .output()
-        .expect("the program was built for this test");
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+use common::cadre;
+
+fn planned(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    cadre(folder, &[&["plan", "--workload", "w.json"], args].concat())
 }
 
 fn place(workload: &Value) -> tempfile::TempDir {
@@ -77,7 +74,7 @@ fn a_report_can_be_computed_again_from_the_plan() {
     let folder = place(&workload());
     for args in [&["--lanes", "8"][..], &["--lanes", "1", "--layout", "head-tail"]] {
         let args = [&["--json", "--out", "plan.json"], args].concat();
-        let (code, out, said) = cadre(folder.path(), &args);
+        let (code, out, said) = planned(folder.path(), &args);
         assert_eq!((code, said.as_str()), (Some(0), ""));
         assert_eq!(out.lines().count(), 1);
         let report: Value = serde_json::from_str(&out).unwrap();
@@ -104,11 +101,11 @@ fn pairs() -> u64 {
 fn slots_of_their_own_share_by_weight() {
     let folder = place(&workload());
     let args = ["--slots", "3", "--weights", "100,200,400", "--json"];
-    let (code, out, said) = cadre(folder.path(), &args);
+    let (code, out, said) = planned(folder.path(), &args);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     let report: Value = serde_json::from_str(&out).unwrap();
     assert!(report["max_over_mean"].as_f64().unwrap() < 1.02, "{out}");
-    let (code, table, _) = cadre(folder.path(), &[]);
+    let (code, table, _) = planned(folder.path(), &[]);
     assert_eq!(code, Some(0));
     assert!(table.contains("max/mean") && table.contains("busiest link"), "{table}");
 }
@@ -119,7 +116,7 @@ fn documents_have_the_mask_that_the_workload_names() {
         let mut workload = workload();
         workload["mask"] = json!(mask);
         let folder = place(&workload);
-        let (code, _, said) = cadre(folder.path(), &["--out", "plan.json"]);
+        let (code, _, said) = planned(folder.path(), &["--out", "plan.json"]);
         assert_eq!((code, said.as_str()), (Some(0), ""));
         let file = fs::read(folder.path().join("plan.json")).unwrap();
         let file: Value = serde_json::from_slice(&file).unwrap();
@@ -141,7 +138,7 @@ fn bad_workloads_and_options_are_refused_by_name() {
         let mut workload = workload();
         change(&mut workload);
         let folder = place(&workload);
-        let (code, out, said) = cadre(folder.path(), args);
+        let (code, out, said) = planned(folder.path(), args);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
         assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
         assert!(said.contains(expected), "{said} does not contain {expected}");
@@ -170,15 +167,8 @@ fn bad_workloads_and_options_are_refused_by_name() {
 /// The demo's pool and job, as the test needs them.
 fn sized(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
-    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
-        .args(["plan", "-f"])
-        .arg(manifest)
-        .args(args)
-        .current_dir(folder)
-        .output()
-        .expect("the program was built for this test");
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    let manifest = manifest.to_str().expect("the tree's path is text");
+    cadre(folder, &[&["plan", "-f", manifest], args].concat())
 }
 
 #[test]

@@ -2,21 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 
+mod common;
+
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-fn cadre(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
-        .arg("simulate")
-        .args(args)
-        .current_dir(folder)
-        .output()
-        .expect("the program was built for this test");
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+use common::cadre;
+
+fn simulated(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    cadre(folder, &[&["simulate"], args].concat())
 }
 
 fn folder() -> tempfile::TempDir {
@@ -39,14 +35,15 @@ fn every_table_has_rows_and_a_picture() {
     ] {
         let all = ["--lengths", "lengths.json", "--set", "prolong", "--batches", "1"];
         let args = [args, &all, &["--json", "--figures", "figures"]].concat();
-        let (code, out, said) = cadre(folder.path(), &args);
+        let (code, out, said) = simulated(folder.path(), &args);
         assert_eq!((code, said.as_str()), (Some(0), ""), "{args:?}");
         let first: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
         assert!(first.get(key).is_some(), "{out}");
         let svg = fs::read_to_string(folder.path().join("figures").join(picture)).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
     }
-    let (code, table, _) = cadre(folder.path(), &["--table", "churn", "--lengths", "lengths.json"]);
+    let (code, table, _) =
+        simulated(folder.path(), &["--table", "churn", "--lengths", "lengths.json"]);
     assert_eq!(code, Some(0));
     assert!(table.contains("weights 1:2:4") && table.contains("slot 1 is lost"), "{table}");
 }
@@ -56,7 +53,7 @@ fn bad_lengths_are_refused_by_name() {
     let folder = folder();
     let check = |text: &str, args: &[&str], expected: &str| {
         fs::write(folder.path().join("bad.json"), text).unwrap();
-        let (code, out, said) = cadre(folder.path(), &[&["--table", "churn"], args].concat());
+        let (code, out, said) = simulated(folder.path(), &[&["--table", "churn"], args].concat());
         assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
         assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
         assert!(said.contains(expected), "{said} does not contain {expected}");
@@ -76,7 +73,7 @@ fn bad_lengths_are_refused_by_name() {
 /// A job by its manifest, as `cadre plan -f` reads it.
 fn of_job(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
-    cadre(folder, &[&["-f", manifest.to_str().unwrap()], args].concat())
+    simulated(folder, &[&["-f", manifest.to_str().unwrap()], args].concat())
 }
 
 /// An 8B model on lanes of 8, 128K tokens a rank.
@@ -172,8 +169,8 @@ fn what_a_job_cannot_be_simulated_by_is_refused_by_name() {
         assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {said}");
         assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
     }
-    let (code, _, said) = cadre(folder.path(), &["-f", "missing.yaml"]);
+    let (code, _, said) = simulated(folder.path(), &["-f", "missing.yaml"]);
     assert!(code == Some(2) && said.contains("missing.yaml"), "{said}");
-    let (code, _, said) = cadre(folder.path(), &[]);
+    let (code, _, said) = simulated(folder.path(), &[]);
     assert!(code == Some(2) && said.contains("--table"), "{said}");
 }

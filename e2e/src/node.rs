@@ -81,7 +81,7 @@ impl Node {
         self.number
     }
 
-    /// What its kubelet said.
+    /// The log of its kubelet.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("kubelet.log")).unwrap_or_default()
     }

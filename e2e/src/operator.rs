@@ -21,7 +21,7 @@ pub struct Operator {
     port: u16,
 }
 
-/// What an operator has cost so far.
+/// Memory and processor time of an operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Most memory that it had resident, bytes.
@@ -93,12 +93,12 @@ impl Operator {
         Ok(Sample { peak_bytes, processor_seconds })
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills it, as a crash does.
     pub fn kill(self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Ends it as a kubelet does.
+    /// Asks it to end (SIGTERM), as a kubelet does.
     pub fn stop(self) -> Result<()> {
         let status = self.process.stop()?;
         if !status.success() {
@@ -107,12 +107,12 @@ impl Operator {
         Ok(())
     }
 
-    /// Makes it stand still: it neither works nor renews its lease, and does not know it.
+    /// Stops it (SIGSTOP): it neither works nor renews its lease.
     pub fn pause(&self) -> Result<()> {
         self.process.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Lets it go on after a stop (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.process.signal(Signal::CONT)
     }

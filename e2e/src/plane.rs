@@ -28,12 +28,12 @@ const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [Req
                      - {level: Metadata, users: ['system:serviceaccount:cadre-system:cadre-operator']}\n\
                      - {level: None}\n";
 
-/// For how long a node may be silent.
+/// How long a node may be silent before it counts as lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Patience {
-    /// For some seconds.
+    /// Some seconds, for promises about lost nodes.
     Short,
-    /// As long as in a cluster of people.
+    /// The default of Kubernetes.
     Long,
 }
 

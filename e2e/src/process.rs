@@ -41,7 +41,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Fails with the end of its log when it runs no more.
+    /// Fails, with the end of its log, if it does not run any more.
     pub fn check(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -50,7 +50,7 @@ impl Process {
         }
     }
 
-    /// What it said.
+    /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -9,10 +9,10 @@ use anyhow::{Result, bail};
 
 /// Longest wait. Far above what is normal on a busy machine, so it never decides about a slow one.
 const LONGEST: Duration = Duration::from_mins(2);
-/// Pause between two looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks until there is an answer. An error of a look is remembered and looked past: an API server that
+/// Polls until there is an answer. An error is remembered, and polling goes on: an API server that
 /// starts refuses connections.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
     let began = Instant::now();

@@ -7,11 +7,11 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Limits, PeerId, Provider, PullError, TcpConfig};
-use common::{KEY, Node, VERSION, config, connect, hello, raw_accept, raw_open, receive, until};
+use common::{
+    KEY, Node, TRAINER, VERSION, config, connect, hello, raw_accept, raw_open, receive, until,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
 
 /// Lets the server try to open a link, and checks what both sides say.
 fn check(server: TcpConfig, claimed: PeerId, server_says: &str, trainer_says: &str) {

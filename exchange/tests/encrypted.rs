@@ -10,12 +10,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Encryption, Limits, PeerId, Provider, TcpConfig};
-use common::{KEY, Node, config, connect, until};
+use common::{KEY, Node, SERVER, TRAINER, config, connect, until};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const SERVER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
 
 fn encrypted(me: PeerId) -> TcpConfig {
     TcpConfig { encryption: Encryption::Tls, ..config(me) }

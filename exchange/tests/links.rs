@@ -9,16 +9,7 @@ use std::time::{Duration, Instant};
 use cadre_exchange::{
     Buffer, Event, Limits, MAX_MESSAGE_BYTES, PeerId, Provider, PullError, RingError, TcpConfig,
 };
-use common::{KEY, Node, config, connect, raw_open, until};
-
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const SERVER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
-
-fn pair() -> (Node, Node) {
-    let (mut server, mut trainer) = (Node::new(SERVER), Node::new(TRAINER));
-    connect(&mut server, &mut trainer);
-    (server, trainer)
-}
+use common::{KEY, Node, SERVER, TRAINER, config, connect, pair, raw_open, until};
 
 #[test]
 fn rings_arrive_in_order_in_both_directions() {

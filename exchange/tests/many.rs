@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use cadre_exchange::{
     Buffer, Encryption, Event, Limits, PeerId, Provider, Tcp, TcpConfig, allow_links,
 };
-use common::{KEY, Node, config};
+use common::{KEY, Node, TRAINER, config};
 
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
 const PEERS: u16 = 1_024;
 const ROW: u64 = 4_096;
 

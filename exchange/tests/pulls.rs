@@ -6,18 +6,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Error, Limits, PeerId, Provider, PullError, RegionKey, TcpConfig};
-use common::{KEY, Node, config, connect, until};
+use common::{KEY, Node, SERVER, TRAINER, config, connect, pair, until};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const SERVER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
-
-fn pair() -> (Node, Node) {
-    let (mut server, mut trainer) = (Node::new(SERVER), Node::new(TRAINER));
-    connect(&mut server, &mut trainer);
-    (server, trainer)
-}
 
 /// Pieces as (remote, gap before it in the landing, bytes), and the order in which they are pulled.
 fn pieces() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {

@@ -7,9 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Encryption, Event, Limits, PeerId, Provider, TcpConfig};
-use common::{KEY, Node, VERSION, config, hello, until};
+use common::{KEY, Node, TRAINER, VERSION, config, hello, until};
 
-const TRAINER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
 const STRANGERS: usize = 600;
 const BOTH: [Encryption; 2] = [Encryption::Off, Encryption::Tls];
 

@@ -58,7 +58,7 @@ impl Mask {
     }
 }
 
-/// Rows to read.
+/// Rows that a launch reads.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
     /// f32 storage.
@@ -82,7 +82,7 @@ impl Rows<'_> {
     }
 }
 
-/// Rows to write.
+/// Rows that a launch writes.
 #[derive(Debug)]
 pub enum RowsMut<'a> {
     /// f32 storage.

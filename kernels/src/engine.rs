@@ -49,7 +49,7 @@ pub struct Engine {
     order: Order,
     /// Why there is no GPU.
     without: Option<device::Error>,
-    /// Why the first launch that did not go to the GPU did not.
+    /// Why the first of the launches that went to the CPU did, although there is a GPU.
     unfit: Option<Refusal>,
 }
 

@@ -12,6 +12,9 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench reads files and clocks
 
+#[path = "../tests/planner/recorded.rs"]
+mod recorded;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +24,9 @@ use cadre_planner::{
     Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId,
     Traffic, plan,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
+
+use recorded::{Record, Workload, records, workloads};
 
 const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
 /// Runs of a workload; the median counts.
@@ -30,53 +34,24 @@ const TURNS: usize = 15;
 /// Runs of a large pool; the least counts.
 const POOL_TURNS: usize = 3;
 
-#[derive(Deserialize)]
-struct Workload {
-    name: String,
-    tokens_per_rank: u32,
-    num_ranks: u16,
-    ranks: Vec<Vec<u32>>,
-}
-
-/// The peer's record of a workload.
-#[derive(Deserialize)]
-struct Record {
-    workload: String,
-    tolerance: f64,
-    hidden_q: u32,
-    max_over_mean: f64,
-    q_bytes: u64,
-    kv_bytes: u64,
-    max_send_bytes: u64,
-    plan_cpu_s: f64,
-    metadata_cpu_s: f64,
-}
-
 fn main() {
     let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
-    let folder = std::env::var_os("CADRE_WORKLOADS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/planner"),
-        PathBuf::from,
-    );
     let mut lines = Vec::new();
-    match records(&folder) {
-        Some(records) => {
-            for lanes in [8, 1] {
-                println!(
-                    "{lanes} lanes: ours / ratio to DistCA at tolerance 0.05, above 1 is better"
-                );
-                let mut logs = Vec::new();
-                for workload in workloads(&folder).iter().filter(|it| it.name.contains(&filter)) {
-                    logs.push(compare(workload, &records, lanes, &mut lines));
-                }
-                let mean = |of: usize| {
-                    let sum: f64 = logs.iter().map(|it: &[f64; 2]| it[of].ln()).sum();
-                    (sum / logs.len().max(1) as f64).exp()
-                };
-                println!("geometric mean: bytes {:.3}, busiest sender {:.3}", mean(0), mean(1));
+    let workloads = workloads();
+    if !workloads.is_empty() {
+        let records = records();
+        for lanes in [8, 1] {
+            println!("{lanes} lanes: ours / ratio to DistCA at tolerance 0.05, above 1 is better");
+            let mut logs = Vec::new();
+            for workload in workloads.iter().filter(|it| it.name.contains(&filter)) {
+                logs.push(compare(workload, &records, lanes, &mut lines));
             }
+            let mean = |of: usize| {
+                let sum: f64 = logs.iter().map(|it: &[f64; 2]| it[of].ln()).sum();
+                (sum / logs.len().max(1) as f64).exp()
+            };
+            println!("geometric mean: bytes {:.3}, busiest sender {:.3}", mean(0), mean(1));
         }
-        None => println!("SKIPPED: no workloads at {}", folder.display()),
     }
     if "pools".contains(&filter) {
         pools(&mut lines);
@@ -143,26 +118,6 @@ fn pool(slots: u16, documents: usize, lanes: u16, in_place: bool) -> Problem {
         costs: Costs::pairs_only(),
         links: Links::equal(),
     }
-}
-
-fn records(folder: &Path) -> Option<BTreeMap<String, Record>> {
-    let text = fs::read(folder.join("distca.json")).ok()?;
-    let all: Vec<Record> = serde_json::from_slice(&text).expect("distca.json has the known fields");
-    let kept =
-        all.into_iter().filter(|it| it.hidden_q == 4096 && (it.tolerance - 0.05).abs() < 1e-9);
-    Some(kept.map(|it| (it.workload.clone(), it)).collect())
-}
-
-fn workloads(folder: &Path) -> Vec<Workload> {
-    let files =
-        fs::read_dir(folder.join("workloads")).expect("distca.json has workloads beside it");
-    let mut files: Vec<_> = files.map(|it| it.expect("a readable folder").path()).collect();
-    files.sort();
-    let read = |path: &PathBuf| {
-        let text = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    };
-    files.iter().map(read).collect()
 }
 
 /// Plans a workload; returns the ratios of bytes and of the busiest sender.

@@ -7,11 +7,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Parts of a percent in which the estimate is kept.
+/// The estimate is kept in thousandths of a percent.
 const FINE: i64 = 1_000;
-/// Half of what the estimate keeps when a report comes is gone after some ten reports.
+/// Each report counts as one part in this many of the estimate: an old value has half its weight after about ten reports.
 const MEMORY: i64 = 16;
-/// Least and most weight that is learnt, in percent: a slot beyond is ill, not slow.
+/// Least and most weight that is learnt, in percent: a server beyond is broken, not slow.
 const RANGE: (i64, i64) = (10, 400);
 
 /// What is known of a slot's speed.

@@ -10,6 +10,7 @@ from unittest import mock
 
 import cadre.trainer
 import torch
+from alone import Alone
 from cadre import _job
 from test_transformers import llama
 from torch.utils.data import IterableDataset
@@ -29,15 +30,9 @@ class Endless(IterableDataset):
         return iter(ROWS)
 
 
-class Ends(unittest.TestCase):
+class Ends(Alone):
     def setUp(self) -> None:
-        for it in (
-            mock.patch.object(_job, "_JOB", None),
-            mock.patch.object(_job.atexit, "register"),
-            mock.patch.object(_job.os, "register_at_fork"),
-        ):
-            it.start()
-            self.addCleanup(it.stop)
+        super().setUp()
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)

@@ -23,7 +23,7 @@ pub struct At {
 }
 
 impl At {
-    /// What a call of this phase answers that comes out of order.
+    /// The error of a call for this phase that comes out of order.
     pub(crate) fn cannot_be(self, what: &str) -> AttentionError {
         let Self { layer, nano } = self;
         AttentionError::Order { layer, nano, what: what.into() }
@@ -69,7 +69,7 @@ pub trait Attention {
     fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError>;
 }
 
-/// What a backward phase gives back.
+/// Results of a backward phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gradients {
     /// `[tokens, query heads, dim]`.
@@ -82,7 +82,7 @@ pub struct Gradients {
     pub dsinks: Vec<f32>,
 }
 
-/// Puts `sinks` into finished rows of O and LSE; changes nothing without any.
+/// Applies `sinks` to finished rows of O and LSE. Without sinks it changes nothing.
 pub(crate) fn sink(out: &mut [f32], lse: &mut [f32], sinks: &[f32]) {
     if !sinks.is_empty() {
         apply_sinks(&mut RowsMut::F32(out), lse, sinks);

@@ -55,7 +55,7 @@ struct Sealed {
     seal: String,
 }
 
-/// What is read of a state of any format.
+/// The fields that states of every format have.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
@@ -72,7 +72,7 @@ const DRAFT: &str = ".step-";
 /// See [`DRAFT`].
 const DYING: &str = ".old-step-";
 
-/// Who writes into a folder of checkpoints, and how many it leaves there.
+/// A writer of checkpoints into one folder, and how many it keeps there.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
     /// Keeps several writers apart.
@@ -328,7 +328,7 @@ fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
     Ok(steps)
 }
 
-/// What is in a folder that may not be there.
+/// Entries of a folder; none if there is no such folder.
 fn entries(root: &Path) -> Result<Vec<fs::DirEntry>, CheckpointError> {
     let failed = |source| CheckpointError::Read { path: root.to_path_buf(), source };
     match fs::read_dir(root) {
@@ -338,7 +338,7 @@ fn entries(root: &Path) -> Result<Vec<fs::DirEntry>, CheckpointError> {
     }
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder, if it is there.
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

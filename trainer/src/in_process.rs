@@ -16,7 +16,7 @@ use cadre_worker::session::{Factor, Layers};
 
 use super::attention::{At, Attention, AttentionError, Gradients, sink, sunk};
 
-/// Computes phases when they are waited for.
+/// Attention in this process. A phase is computed when its results are waited for.
 #[derive(Debug)]
 pub struct InProcess {
     heads: Heads,
@@ -50,7 +50,7 @@ impl InProcess {
         self.phases.clear();
     }
 
-    /// Rows that attention of a layer does not leave: of each document of a nano-batch, or of its chunks.
+    /// Lengths of the pieces within which a layer attends: the documents of a nano-batch, or their chunks.
     fn rows(&self, At { layer, nano }: At) -> Vec<u32> {
         let kind = self.layers.kind_of(layer);
         self.documents[nano].iter().flat_map(|&rows| kind.pieces(rows)).collect()

@@ -17,7 +17,7 @@ use half::bf16;
 use super::attention::{At, sink, sunk};
 use super::{Attention, AttentionError, Gradients};
 
-/// See the module. For one step.
+/// Attention on the pool, for the phases of one step.
 pub struct Pool<'a> {
     rank: &'a Rank,
     wire: Wire,
@@ -39,7 +39,7 @@ struct Phase {
     /// Of the layer, and their gradient.
     sinks: Vec<f32>,
     dsinks: Vec<f32>,
-    /// Of what was submitted last, until it is waited for.
+    /// Ticket of the phase that was submitted last, until it is waited for.
     ticket: Option<Ticket>,
 }
 

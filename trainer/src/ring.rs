@@ -205,7 +205,7 @@ fn refused(peer: usize, what: &'static str, source: io::Error) -> Result<(), Rin
     }
 }
 
-/// Waits for any of `wait`; false when the time is over.
+/// Waits until one of the sockets in `wait` is ready; false when the time is over.
 fn ready(wait: &mut [PollFd<'_>], within: Duration) -> io::Result<bool> {
     // A duration beyond the system's range is as good as none.
     let limit = Timespec::try_from(within).ok();

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use cadre_planner::Profile;
 
 use super::CalibrateError;
+use crate::printed;
 
 pub(super) struct File {
     /// Behind links.
@@ -30,7 +31,7 @@ impl File {
         Self { path, is_replaced, grows }
     }
 
-    /// What there is of a calibration, of which `rows` rows of all tables were measured.
+    /// Writes the unfinished calibration, of which `rows` rows of all tables were measured.
     pub(super) fn write_partial(
         &self,
         profile: &Profile,
@@ -44,9 +45,9 @@ impl File {
         self.write(&Profile { partial, ..profile.clone() })
     }
 
-    /// All of it.
+    /// Writes the whole calibration.
     pub(super) fn write(&self, profile: &Profile) -> Result<(), CalibrateError> {
-        let text = serde_json::to_string(profile).expect("numbers and names are JSON") + "\n";
+        let text = printed::json(profile);
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = self.path.with_file_name(format!(".{name}.new"));
         let written = if self.is_replaced {

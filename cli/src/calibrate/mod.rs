@@ -22,6 +22,7 @@ use cadre_kernels::device::{self, Gpu};
 use cadre_planner::{Direction, Kept, Profile, ProfileError, Table};
 
 use crate::arguments::CalibrateOptions;
+use crate::printed;
 use attention::Case;
 use file::File;
 
@@ -121,7 +122,7 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
     measure(&dims, &place, &mut profile, file.as_ref())?;
     profile.check()?;
     let (Some(path), Some(file)) = (&options.out, file) else {
-        return Ok(serde_json::to_string(&profile).expect("numbers and names are JSON") + "\n");
+        return Ok(printed::json(&profile));
     };
     file.write(&profile)?;
     let costs = profile.costs(first)?;

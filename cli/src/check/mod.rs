@@ -14,14 +14,13 @@ use std::path::{Path, PathBuf};
 
 use cadre_crds::k8s_openapi::api::core::v1::Container;
 use cadre_supervisor::launcher;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::{Deserialize, Serialize};
 
+use crate::printed;
 pub(crate) use options::CheckOptions;
 use ranks::{Pass, RanksError, run};
 
-/// What a script has to have, so that it can be tried.
+/// What a script has to have before `cadre check` can try it.
 const LINES: &str = "cadre.init(model, steps=N) before the loop, and `for batch in cadre.batches(loader):` for the loop";
 
 /// Why a job cannot be tried.
@@ -46,7 +45,7 @@ pub(crate) enum CheckError {
 }
 
 impl CheckError {
-    /// The last lines of the rank that it is about.
+    /// The last lines of the log of the rank that failed.
     pub(crate) fn log(&self) -> &[String] {
         match self {
             Self::NoHooks { log } | Self::Short { log, .. } | Self::Broken { log, .. } => log,
@@ -58,7 +57,7 @@ impl CheckError {
     }
 }
 
-/// What came of a check.
+/// The verdict of a check.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 struct Finding {
     check: String,
@@ -71,12 +70,12 @@ struct Finding {
 enum Verdict {
     Ok,
     Found,
-    /// The job has nothing to try it with.
+    /// Not tried: the job has nothing that the check could be made with.
     #[serde(rename = "not tried")]
     NotTried,
 }
 
-/// Tries a job; what to print, and whether nothing was found.
+/// Tries a job. Returns what to print, and whether all checks found nothing.
 pub(crate) fn check(options: &CheckOptions) -> Result<(String, bool), CheckError> {
     let container = Container { command: Some(options.command.clone()), ..Container::default() };
     if let Some((problem, remedy)) = launcher::refused(&container) {
@@ -86,12 +85,8 @@ pub(crate) fn check(options: &CheckOptions) -> Result<(String, bool), CheckError
         .map_err(|source| CheckError::Folder { path: std::env::temp_dir(), source })?;
     let findings = try_all(options, folder.path(), launcher::is_launcher(&container))?;
     let is_clean = findings.iter().all(|it| it.verdict != Verdict::Found);
-    let text = if options.json {
-        let line = |it| serde_json::to_string(it).expect("names are JSON") + "\n";
-        findings.iter().map(line).collect()
-    } else {
-        table(&findings)
-    };
+    let text =
+        if options.json { findings.iter().map(printed::json).collect() } else { table(&findings) };
     Ok((text, is_clean))
 }
 
@@ -143,8 +138,7 @@ fn read(folder: &Path) -> Result<Vec<Finding>, CheckError> {
 }
 
 fn table(findings: &[Finding]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     for Finding { check, verdict, detail } in findings {
         let verdict = match verdict {
             Verdict::Ok => "ok",

@@ -6,21 +6,22 @@
 use std::fs::File;
 use std::io::Error as IoError;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::time::Duration;
 
 use cadre_crds::contract;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Where a rank finds that it is tried, and in which pass.
+/// Variables that tell a rank that `cadre check` tries it, and in which pass.
 const CADRE_CHECK: &str = "CADRE_CHECK";
 const CADRE_CHECK_PASS: &str = "CADRE_CHECK_PASS";
-/// Between looks at the processes.
-const LOOK: Duration = Duration::from_millis(20);
 /// Lines of a log that are shown.
 const TAIL_LINES: usize = 12;
 
-/// Which pass.
+/// Which of the three runs of the script this is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Pass {
     Base,
@@ -29,7 +30,7 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Its folder, and what ranks hear.
+    /// Name of the pass: of its folder, and as ranks are told it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -39,7 +40,7 @@ impl Pass {
     }
 }
 
-/// Why there are no processes.
+/// Why the processes of a pass could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RanksError {
     #[error("{program} does not start: {source}; correct the command")]
@@ -52,16 +53,18 @@ pub(crate) enum RanksError {
     Wait(IoError),
 }
 
-/// A process, and what it writes to.
+/// A process, and the file that it writes to.
 struct Running {
     child: Child,
+    /// Names the process; readable once it has ended.
+    end: OwnedFd,
     log: PathBuf,
     status: Option<ExitStatus>,
 }
 
 /// All processes of a pass have ended.
 pub(super) struct Ended {
-    /// One a rank; one for all ranks of torchrun.
+    /// Each process with its log: one for each rank, or one for all ranks if torchrun starts them.
     all: Vec<(Option<ExitStatus>, PathBuf)>,
 }
 
@@ -137,8 +140,16 @@ pub(super) fn run(
                 .env(contract::MASTER_PORT, &port);
         }
         let program = words.first().cloned().unwrap_or_default();
-        let child = command.spawn().map_err(|source| RanksError::Start { program, source })?;
-        all.0.push(Running { child, log, status: None });
+        let mut child = command.spawn().map_err(|source| RanksError::Start { program, source })?;
+        let pid = Pid::from_raw(child.id().cast_signed()).expect("a child has an id above 0");
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(end) => all.0.push(Running { child, end, log, status: None }),
+            Err(source) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(RanksError::Wait(source.into()));
+            }
+        }
     }
     all.wait()
 }
@@ -156,28 +167,30 @@ fn command(words: &[String]) -> Result<Command, RanksError> {
 struct Processes(Vec<Running>);
 
 impl Processes {
+    /// Waits for all of them; one that fails ends the others.
     fn wait(mut self) -> Result<Ended, RanksError> {
-        loop {
-            let mut running = 0;
+        while self.0.iter().any(|it| it.status.is_none()) {
+            self.wait_for_one()?;
             let mut failed = false;
             for it in self.0.iter_mut().filter(|it| it.status.is_none()) {
-                match it.child.try_wait().map_err(RanksError::Wait)? {
-                    Some(status) => {
-                        it.status = Some(status);
-                        failed |= !status.success();
-                    }
-                    None => running += 1,
-                }
+                it.status = it.child.try_wait().map_err(RanksError::Wait)?;
+                failed |= it.status.is_some_and(|it| !it.success());
             }
             if failed {
                 self.kill();
             }
-            if running == 0 {
-                break;
-            }
-            std::thread::sleep(LOOK);
         }
         Ok(Ended { all: self.0.iter().map(|it| (it.status, it.log.clone())).collect() })
+    }
+
+    /// Sleeps until one that runs has ended.
+    fn wait_for_one(&self) -> Result<(), RanksError> {
+        let running = self.0.iter().filter(|it| it.status.is_none());
+        let mut ends: Vec<_> = running.map(|it| PollFd::new(&it.end, PollFlags::IN)).collect();
+        match poll(&mut ends, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(source) => Err(RanksError::Wait(source.into())),
+        }
     }
 
     fn kill(&mut self) {

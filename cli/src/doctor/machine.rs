@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Asked, Finding, State};
 use crate::choices::{EngineChoice, ExchangeChoice};
 
-/// Names of findings that others ask for.
+/// Names of findings that are looked up elsewhere.
 pub(super) const SHARED: &str = "shared memory";
 pub(super) const GPU: &str = "GPU";
 pub(super) const RDMA: &str = "RDMA";
@@ -142,7 +142,7 @@ fn locked() -> Finding {
     Finding { name: "locked memory", state: State::Ok, what, remedy: None }
 }
 
-/// As workers demand it when they join.
+/// The same demand that workers make when they join.
 fn files(trainers: u64) -> Finding {
     let name = "open files";
     let peers = 2 * trainers;

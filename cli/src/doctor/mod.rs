@@ -10,17 +10,14 @@ mod pairs;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use cadre_crds::manifest::{self, Manifests};
-use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, Encryption, TrainingJob};
+use cadre_crds::Encryption;
 use clap::Args;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use self::pairs::Pair;
-use crate::arguments::{ServeOptions, TrainOptions};
 use crate::choices::{EngineChoice, ExchangeChoice};
+use crate::manifests::{Declared, DeclaredError, declared};
+use crate::printed;
 use crate::run::merge;
 
 /// Options of `cadre doctor`.
@@ -34,19 +31,10 @@ pub(crate) struct DoctorOptions {
     json: bool,
 }
 
-/// Why nothing can be said.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DoctorError {
-    #[error(transparent)]
-    Manifests(#[from] manifest::Error),
-    #[error("{kind} {name}: {refusal}")]
-    Refused { kind: &'static str, name: String, refusal: Refusal },
-}
-
-/// What manifests ask of the machine; of none, what workers take by themselves.
+/// What manifests ask of the machine; without manifests, what workers choose by default.
 struct Asked {
     trainers: u64,
-    /// Of trainers and servers.
+    /// Of the trainers, and of the servers.
     exchange: [ExchangeChoice; 2],
     engine: [EngineChoice; 2],
     encryption: Option<Encryption>,
@@ -75,15 +63,15 @@ struct Finding {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// It is there.
+    /// The machine has it.
     Ok,
-    /// It is not, and nothing asked for it.
+    /// The machine has it not, and no manifest asks for it.
     Absent,
-    /// It is not, and a manifest asks for it.
+    /// The machine has it not, and a manifest asks for it.
     Missing,
 }
 
-/// What is not as it is without anybody's doing.
+/// A setting that somebody has made.
 #[derive(Debug, Serialize)]
 struct Setting {
     name: String,
@@ -97,8 +85,8 @@ struct Report {
     settings: Vec<Setting>,
 }
 
-/// What to print, and what is missing in one line.
-pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DoctorError> {
+/// Looks at the machine. Returns what to print; and, in one line, what a manifest asks for that is missing.
+pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>), DeclaredError> {
     let asked = asked(&options.files)?;
     let findings = machine::findings(&asked);
     let is_there = |name: &str| findings.iter().any(|it| it.name == name && it.state == State::Ok);
@@ -109,34 +97,16 @@ pub(crate) fn doctor(options: &DoctorOptions) -> Result<(String, Option<String>)
         let remedy = it.remedy.as_deref().unwrap_or("ask for something else");
         format!("the manifest asks for {}, which is not there: {}; {remedy}", it.name, it.what)
     });
-    let text = if options.json {
-        serde_json::to_string(&report).expect("names and numbers are JSON") + "\n"
-    } else {
-        draw(&report)
-    };
+    let text = if options.json { printed::json(&report) } else { draw(&report) };
     Ok((text, missing))
 }
 
-fn asked(files: &[PathBuf]) -> Result<Asked, DoctorError> {
+fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
     let (auto, exchange) = ([EngineChoice::Auto; 2], [ExchangeChoice::Auto; 2]);
     if files.is_empty() {
         return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
     }
-    let Manifests { pool, job, .. } = manifest::load(files)?;
-    let named = |kind, name: &Option<String>| {
-        let name = name.clone().unwrap_or_default();
-        move |refusal| DoctorError::Refused { kind, name, refusal }
-    };
-    let of_pool = || named(AttentionPool::KIND, &pool.metadata.name);
-    let of_job = || named(TrainingJob::KIND, &job.metadata.name);
-    validate::pool(&pool).map_err(of_pool())?;
-    validate::job(&job).map_err(of_job())?;
-    let trainer: Option<TrainOptions> =
-        merge::read(&job.spec.template, "train").map_err(of_job())?;
-    let server: Option<ServeOptions> = match &pool.spec.template {
-        Some(template) => merge::read(template, "serve").map_err(of_pool())?,
-        None => None,
-    };
+    let Declared { job, trainer, server, .. } = declared(files)?;
     let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
     let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
     Ok(Asked {
@@ -184,8 +154,7 @@ const GROWS: &str = "a string takes what is written to it";
 fn draw(report: &Report) -> String {
     let Report { findings, pairs, settings } = report;
     let mut text = String::new();
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     for Finding { name, state, what, .. } in findings {
         let state = match state {
             State::Ok => "ok",
@@ -200,15 +169,15 @@ fn draw(report: &Report) -> String {
             writeln!(text, "{name}: {remedy}").expect(GROWS);
         }
     }
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["rows between", "come by"]);
+    let mut table = printed::table();
+    table.set_header(["rows between", "come by"]);
     for Pair { between, path } in pairs {
         table.add_row([*between, path.as_str()]);
     }
     writeln!(text, "{table}").expect(GROWS);
     if !settings.is_empty() {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_header(["setting", "in force"]);
+        let mut table = printed::table();
+        table.set_header(["setting", "in force"]);
         for Setting { name, value } in settings {
             table.add_row([name, value]);
         }

@@ -10,7 +10,7 @@ use super::Asked;
 use super::machine::{GPU, RDMA, SHARED};
 use crate::choices::ExchangeChoice;
 
-/// A kind of pairs and its path.
+/// A kind of pairs of processes, and the path that rows take between them.
 #[derive(Debug, Serialize)]
 pub(super) struct Pair {
     pub(super) between: &'static str,
@@ -55,7 +55,7 @@ pub(super) fn pairs(asked: &Asked, has: impl Fn(&str) -> bool) -> Vec<Pair> {
     ]
 }
 
-/// Who says auto takes what the other one can.
+/// A worker that says `auto` takes the path that the other one names.
 fn of_both([trainers, servers]: [ExchangeChoice; 2]) -> ExchangeChoice {
     if trainers == ExchangeChoice::Auto { servers } else { trainers }
 }

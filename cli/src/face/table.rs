@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use cadre_supervisor::ServerKind;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
 use crate::out::summary::{Ending, ServerSummary, Summary};
+use crate::printed;
 
 /// Longest sample of text that is shown, in characters.
 const SAMPLE: usize = 400;
@@ -27,8 +27,7 @@ pub(super) fn draw(summary: &Summary, out: &Path) -> String {
 }
 
 fn run(summary: &Summary, out: &Path) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     let mut row = |name: &str, value: String| {
         table.add_row([name.to_owned(), value]);
     };
@@ -66,8 +65,7 @@ fn run(summary: &Summary, out: &Path) -> Table {
 }
 
 fn servers(summary: &Summary) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     table.set_header(["server", "kind", "steps", "busy", "tasks", "pulled"]);
     // A trainer that stands by for others has nothing to show.
     let worked = |it: &&ServerSummary| it.kind == ServerKind::Dedicated || it.tasks > 0;

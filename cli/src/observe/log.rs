@@ -18,7 +18,7 @@ use crate::plan::size::observed::Documents;
 
 const VERSION: u32 = 1;
 
-/// The first line of a start.
+/// The first line that a start of a rank logs.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub(super) struct Head {
     cadre_observe: u32,
@@ -35,9 +35,9 @@ pub(super) struct Head {
 #[derive(Clone, Debug, Deserialize)]
 struct Line {
     step: u64,
-    /// From its first forward to the end of the optimizer.
+    /// Seconds from its first forward to the end of the optimizer's step.
     seconds: f64,
-    /// Before it, since the end of the step before.
+    /// Seconds between the end of the step before and this one.
     seconds_before: f64,
     seconds_forward: Option<f64>,
     documents: Vec<Vec<u32>>,
@@ -53,10 +53,10 @@ enum Either {
 /// A step of all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// Of the slowest rank.
+    /// Seconds of the slowest rank.
     pub(super) seconds: f64,
     pub(super) seconds_before: f64,
-    /// In forwards, by rank, where all ranks say it.
+    /// Seconds in forwards, by rank; empty unless all ranks log them.
     pub(super) forward: Option<Vec<f64>>,
     pub(super) documents: Documents,
 }
@@ -166,7 +166,7 @@ impl Step {
     }
 }
 
-/// Files, and those in folders.
+/// The files named, and those in the folders named.
 fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>, LogError> {
     let mut all = Vec::new();
     for path in given {

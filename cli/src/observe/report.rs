@@ -5,15 +5,14 @@
 
 use cadre_planner::{Mask, Profile};
 use cadre_step::layers::Kind;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::log::{Log, Step};
 use super::{ObserveError, SAMPLE};
 use crate::plan::size::observed::{Times, Watched};
+use crate::printed;
 
-/// Part of a step below which nobody should change a job.
+/// Share of a step below which a gain is not worth changing a job.
 const WORTH: f64 = 0.02;
 /// How much more than the mean rank the busiest one does where ranks are called even.
 const EVEN: f64 = 0.05;
@@ -31,13 +30,13 @@ pub(super) struct Report {
     longest_document: u32,
     median_document: u32,
     step_seconds: f64,
-    /// Between steps: loader, evaluation, checkpoints.
+    /// Seconds between steps: loader, evaluation, checkpoints.
     seconds_between: f64,
-    /// Of the busiest rank, by the calibration.
+    /// Seconds of attention of the busiest rank, by the calibration.
     attention_seconds: f64,
     attention_seconds_mean: f64,
     max_over_mean: f64,
-    /// That ranks wait for the busiest one's attention, if they wait for each other once a step.
+    /// Seconds that ranks wait for the attention of the busiest one, if they wait for each other once a step.
     lost_seconds: f64,
     /// By which the slowest rank's forwards were longer than the mean rank's, as measured.
     forward_spread_seconds: Option<f64>,
@@ -75,7 +74,7 @@ impl Sums {
         }
     }
 
-    /// Part of a step that a pool saves without links, and with them.
+    /// Share of a step that a pool saves, if links cost nothing and as they are.
     fn saved(&self) -> (f64, f64) {
         let saved = self.most - self.pooled;
         (saved / self.seconds, (saved - self.links) / self.seconds)
@@ -153,13 +152,12 @@ impl Report {
 
     /// One line.
     pub(super) fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and names are JSON") + "\n"
+        printed::json(self)
     }
 
     /// A table for people.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = printed::table();
         let mut row = |name: &str, value: String| {
             table.add_row([name.to_owned(), value]);
         };

@@ -3,12 +3,11 @@
 //! In: a workload, its problem and plan. Out: text.
 
 use cadre_planner::{Plan, Problem, SlotId, Traffic};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::moved;
 use super::workload::Workload;
+use crate::printed;
 
 /// What is reported, under the names of the JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -31,11 +30,11 @@ pub(super) struct Report {
     tasks_moved: usize,
     plan_seconds: f64,
     lists_seconds: f64,
-    /// How much later the last slot finishes than any plan must.
+    /// How much later the last slot finishes than in the best possible plan, at most.
     gap_compute: f64,
-    /// How much longer the busiest link needs, forward and backward, than in any plan that finishes then.
+    /// How much longer the busiest link needs, forward and backward, than in the best possible plan with this finish, at most.
     gap_link: Option<f64>,
-    /// How many more bytes of Q, K and V than any plan that finishes then must move.
+    /// How many more bytes of Q, K and V move than in the best possible plan with this finish, at most.
     gap_bytes: Option<f64>,
 }
 
@@ -89,8 +88,7 @@ impl Report {
 
     /// A table for people.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = printed::table();
         let mut row = |name: &str, value: String| {
             table.add_row([name.to_owned(), value]);
         };

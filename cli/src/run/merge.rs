@@ -112,7 +112,7 @@ fn exchange(options: &RunOptions) -> Option<String> {
     options.exchange.map(|it| format!("--exchange={}", name(it)))
 }
 
-/// As it is said.
+/// Its name, as the option is written.
 pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
     match choice {
         ExchangeChoice::Auto => "auto",
@@ -123,7 +123,7 @@ pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
     }
 }
 
-/// Whether workers that say these can be of one job. One that says auto takes what the other can.
+/// Whether workers with these exchanges can be of one job. A worker that says `auto` takes what the other one names.
 fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
     use ExchangeChoice::{Auto, Shm, Tcp, Ucx};
     one == other || matches!((one, other), (Auto, Tcp | Shm | Ucx) | (Tcp | Shm | Ucx, Auto))

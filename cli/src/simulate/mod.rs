@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::plan::size::SizeError;
 use crate::plan::size::simulated::{self, Asked};
+use crate::printed;
 pub(crate) use options::SimulateOptions;
 use options::TableKind;
 
@@ -130,7 +131,6 @@ impl SimulateOptions {
         if !self.json {
             return table();
         }
-        let line = |row| serde_json::to_string(row).expect("numbers and names are JSON") + "\n";
-        rows.iter().map(line).collect()
+        rows.iter().map(printed::json).collect()
     }
 }

@@ -7,14 +7,13 @@ use cadre_simulator::ours::OursRow;
 use cadre_simulator::published::{self, PublishedRow, outside};
 use cadre_simulator::trial::Setting;
 use cadre_simulator::{LengthSet, SimulationError};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
+
+use crate::printed;
 
 /// A table with a head.
 pub(super) fn text(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     table.set_header(head.iter().copied());
     for row in rows {
         table.add_row(row);

@@ -25,7 +25,7 @@ pub(crate) static STEPS: LazyLock<u64> = LazyLock::new(|| {
     let asked = std::env::var("CADRE_E2E_STEPS").ok().and_then(|it| it.parse().ok());
     asked.unwrap_or(200)
 });
-/// Step from which it does.
+/// The step after which something happens.
 pub(crate) const MIDDLE: u64 = 10;
 /// Steps of a job that does not end by itself.
 const ENDLESS: u64 = 1_000_000;

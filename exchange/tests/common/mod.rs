@@ -20,6 +20,8 @@ use cadre_exchange::{
 pub(crate) const SECRET: [u8; 32] = [42; 32];
 pub(crate) const VERSION: u32 = 7;
 pub(crate) const KEY: RegionKey = RegionKey([1, 2, 3, 4]);
+pub(crate) const TRAINER: PeerId = PeerId { role: Role::Trainer, index: 0, incarnation: 0 };
+pub(crate) const SERVER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
 
 /// Arenas of a length that makes them many.
 static ARENAS: LazyLock<Arc<Pool>> =
@@ -182,6 +184,13 @@ pub(crate) fn connect(from: &mut Node, to: &mut Node) {
     from.tcp.connect(to.id, &to.tcp.address());
     let id = to.id;
     until(&mut [from, to], |nodes| nodes[0].is_connected(id));
+}
+
+/// A server with a link to a trainer.
+pub(crate) fn pair() -> (Node, Node) {
+    let (mut server, mut trainer) = (Node::new(SERVER), Node::new(TRAINER));
+    connect(&mut server, &mut trainer);
+    (server, trainer)
 }
 
 pub(crate) fn pattern(bytes: usize, seed: usize) -> Buffer {

@@ -12,9 +12,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::children::{Told, say};
 use crate::common::{KEY, Node, config, connect, until};
-
-const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
+use crate::pair::{OWNER, READER};
 
 #[test]
 #[ignore = "the child of other tests"]

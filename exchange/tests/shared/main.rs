@@ -12,6 +12,7 @@ mod common;
 mod limits;
 #[path = "../links.rs"]
 mod links;
+mod pair;
 mod processes;
 #[path = "../pulls.rs"]
 mod pulls;

@@ -2,62 +2,28 @@
 //!
 //! In: children, which are this program with one ignored test, and words to them. Out: what the parent has, and what they say.
 
-use std::time::Duration;
-
-use cadre_exchange::{
-    Buffer, Clock, Event, LandingId, Path, PeerId, Provider, PullError, PullId, RegionKey, Sharing,
-};
+use cadre_exchange::{Buffer, LandingId, Path, Provider, PullError, PullId, RegionKey, Sharing};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::children::{Told, say, word};
-use crate::common::{KEY, Node, config, pattern, until};
+use crate::common::{KEY, Node, pattern, until};
+use crate::pair::{
+    OWNER, READER, kill_in_the_middle, landed, node, own_as_told, reader_of, serve,
+    stop_over_reused_rows,
+};
 
-const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
-const OTHER: RegionKey = RegionKey([9; 4]);
 /// Many turns of copying.
 const BYTES: usize = 32 << 20;
 
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_owns() {
-    let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Auto);
-    say(&owner.tcp.address());
-    let (words, heard) = std::sync::mpsc::channel();
-    let waker = owner.tcp.waker();
-    std::thread::spawn(move || {
-        loop {
-            let word = word();
-            let is_over = word.is_empty();
-            words.send(word).expect("it is polled");
-            waker.wake();
-            if is_over {
-                return;
-            }
-        }
-    });
-    let mut region = None;
-    loop {
-        owner.tcp.poll(Duration::from_secs(10), &mut owner.events);
-        let Ok(word) = heard.try_recv() else { continue };
-        let Ok(seed) = word.parse() else { return };
-        // The same memory, with other rows.
-        drop(owner.tcp.withdraw(KEY));
-        drop(region.take());
-        region = Some(owner.publish(KEY, BYTES, seed));
-        say("published");
-    }
+    own_as_told(node(OWNER, Sharing::Auto), BYTES);
 }
 
 /// A reader whose owner is a child, and publishes rows of seed 1.
 fn reader(owner: &mut Told) -> Node {
-    let address = owner.hear();
-    owner.tell("1");
-    assert_eq!(owner.hear(), "published");
-    let mut reader = Node::on(config(READER), Clock::system(), Sharing::Required);
-    reader.tcp.connect(OWNER, &address);
-    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
-    reader
+    reader_of(owner, node(READER, Sharing::Required))
 }
 
 fn begin(reader: &mut Node, key: RegionKey) -> (PullId, LandingId) {
@@ -67,9 +33,7 @@ fn begin(reader: &mut Node, key: RegionKey) -> (PullId, LandingId) {
 
 fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
     let (pull, landing) = begin(reader, KEY);
-    until(&mut [reader], |nodes| nodes[0].result(pull).is_some());
-    let landed = reader.tcp.take(landing).expect("it ended");
-    reader.result(pull).expect("just seen").map(|_| landed)
+    landed(&mut [reader], pull, landing)
 }
 
 #[test]
@@ -98,20 +62,14 @@ fn a_killed_owner_ends_its_pulls_and_its_memory_stays_to_be_read() {
     let (pull, landing) = begin(&mut reader, KEY);
     reader.poll();
     assert_eq!(reader.result(pull), None, "a turn of many");
-    owner.child.kill().expect("our own child");
-    owner.child.wait().expect("our own child");
-    until(&mut [&mut reader], |nodes| nodes[0].closed(OWNER).is_some());
-    assert_eq!(reader.result(pull), Some(Err(PullError::PeerFailed)));
-    let place = |wanted: fn(&Event) -> bool| reader.events.iter().position(wanted);
-    let ended = place(|it| matches!(it, Event::Pulled { result: Err(_), .. }));
-    assert!(ended < place(|it| matches!(it, Event::Closed { .. })), "pulls end before their link");
+    kill_in_the_middle(&mut owner, &mut reader, pull);
     assert!(reader.tcp.take(landing).is_ok());
 }
 
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_reads() {
-    let mut reader = Node::on(config(READER), Clock::system(), Sharing::Required);
+    let mut reader = node(READER, Sharing::Required);
     reader.tcp.connect(OWNER, &word());
     until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
     assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
@@ -128,57 +86,15 @@ fn a_child_that_reads() {
     say(&format!("{:?}", reader.tcp.traffic().shared_bytes));
 }
 
-/// Serves links until the child says something.
-fn serve(owner: &mut Node, child: &mut Told) -> String {
-    let waker = owner.tcp.waker();
-    std::thread::scope(|scope| {
-        let hearing = scope.spawn(|| {
-            let heard = child.hear();
-            waker.wake();
-            heard
-        });
-        while !hearing.is_finished() {
-            // The wake comes just before the thread is finished.
-            owner.tcp.poll(Duration::from_millis(100), &mut owner.events);
-        }
-        hearing.join().expect("it says")
-    })
-}
-
 #[test]
 fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
-    let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Auto);
-    let mut region = owner.publish(KEY, BYTES, 1);
-    let mut reader = Told::start("processes::a_child_that_reads");
-    reader.tell(&owner.tcp.address());
-    for lasts in [false, true] {
-        // Links are served while it reads for the first time.
-        let heard = serve(&mut owner, &mut reader);
-        assert_eq!(heard, "in the middle");
-        reader.stop();
-        if !lasts {
-            // The same bytes of the arena are other rows now, under another name.
-            drop(owner.tcp.withdraw(KEY));
-            drop(region);
-            owner.publish(OTHER, BYTES, 2);
-        }
-        reader.go_on();
-        reader.tell("go on");
-        let heard = serve(&mut owner, &mut reader);
-        // Whoever stood still over rows that lasted has them.
-        let right = if lasts { format!("Ok({BYTES})") } else { "Err(Gone)".to_owned() };
-        assert_eq!(heard, right);
-        drop(owner.tcp.withdraw(OTHER));
-        region = owner.publish(KEY, BYTES, 1);
-        reader.tell("again");
-    }
-    assert_eq!(reader.hear(), format!("{}", 2 * BYTES));
+    stop_over_reused_rows(node(OWNER, Sharing::Auto), BYTES);
 }
 
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_has_no_descriptor_left() {
-    let mut reader = Node::on(config(READER), Clock::system(), Sharing::Auto);
+    let mut reader = node(READER, Sharing::Auto);
     reader.tcp.connect(OWNER, &word());
     until(&mut [&mut reader], |nodes| nodes[0].tcp.path(OWNER) == Path::Shared);
     let mut all = true;
@@ -203,7 +119,7 @@ fn a_child_that_has_no_descriptor_left() {
 
 #[test]
 fn a_way_that_is_lost_in_the_middle_is_left_for_tcp_without_a_wrong_byte() {
-    let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Auto);
+    let mut owner = node(OWNER, Sharing::Auto);
     let region = owner.publish(KEY, BYTES, 1);
     let mut reader = Told::start("processes::a_child_that_has_no_descriptor_left");
     reader.tell(&owner.tcp.address());

@@ -10,25 +10,10 @@ use cadre_exchange::{
     Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, Traffic,
 };
 
-use crate::common::{KEY, Node, config, pattern, until};
+use crate::common::{KEY, Node, config, connect, pattern, until};
+use crate::pair::{BYTES, OWNER, READER, node, published_anew_in_the_middle, whole};
 
-const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
 const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
-const BYTES: usize = 300_000;
-
-fn node(me: PeerId, sharing: Sharing) -> Node {
-    Node::on(config(me), Clock::system(), sharing)
-}
-
-/// Pulls a whole region: how it ended, and what landed.
-fn whole(reader: &mut Node, owner: &mut Node, key: RegionKey) -> Result<Buffer, PullError> {
-    let landing = reader.tcp.land(Buffer::zeroed(BYTES));
-    let pull = reader.pull(owner.id, key, &[(0, 0, BYTES as u64)], landing);
-    until(&mut [reader, owner], |nodes| nodes[0].result(pull).is_some());
-    let landed = reader.tcp.take(landing).expect("it ended");
-    reader.result(pull).expect("just seen").map(|_| landed)
-}
 
 fn by(shared: usize, tcp: usize, sent_anew: u64) -> Traffic {
     Traffic { shared_bytes: shared as u64, ucx_bytes: 0, tcp_bytes: tcp as u64, sent_anew }
@@ -37,8 +22,7 @@ fn by(shared: usize, tcp: usize, sent_anew: u64) -> Traffic {
 #[test]
 fn rows_in_arenas_are_copied_and_all_others_are_sent() {
     let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Required));
-    reader.tcp.connect(OWNER, &owner.tcp.address());
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    connect(&mut reader, &mut owner);
     let region = owner.publish(KEY, BYTES, 1);
     assert!(region.is_shared());
     assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
@@ -55,40 +39,16 @@ fn rows_in_arenas_are_copied_and_all_others_are_sent() {
 #[test]
 fn a_region_that_is_published_anew_while_it_is_copied_comes_anew() {
     let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Required));
-    reader.tcp.connect(OWNER, &owner.tcp.address());
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    connect(&mut reader, &mut owner);
     let bytes = 32 << 20;
-    for anew in [true, false] {
-        let first = owner.publish(KEY, bytes, 3);
-        // Its arena is mapped.
-        let landing = reader.tcp.land(Buffer::zeroed(bytes));
+    published_anew_in_the_middle((&mut reader, &mut owner), bytes, |reader, owner, landing| {
+        // Its arena is mapped first: then a turn of many copies some of it.
         let pull = reader.pull(OWNER, KEY, &[(0, 0, 10)], landing);
-        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
+        until(&mut [reader, owner], |nodes| nodes[0].result(pull).is_some());
         let pull = reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
-        // A turn of many: the rest is another publication's, and the memory of the first is written again.
         reader.poll();
-        assert_eq!(reader.result(pull), None);
-        drop(owner.tcp.withdraw(KEY));
-        drop(first);
-        let second = pattern(bytes, 4);
-        let right = if anew {
-            let second = Arc::new(second);
-            owner.tcp.publish(KEY, Arc::clone(&second));
-            Some(second)
-        } else {
-            None
-        };
-        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
-        let landed = reader.tcp.take(landing).expect("it ended");
-        match right {
-            Some(second) => {
-                assert_eq!(reader.result(pull), Some(Ok(bytes as u64)));
-                assert!(landed == *second, "bytes of two publications");
-            }
-            None => assert_eq!(reader.result(pull), Some(Err(PullError::Gone))),
-        }
-    }
-    assert_eq!(reader.tcp.traffic().sent_anew, 2);
+        pull
+    });
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod children;
 mod common;
 #[path = "../links.rs"]
 mod links;
+#[path = "../shared/pair.rs"]
+mod pair;
 mod processes;
 #[path = "../pulls.rs"]
 mod pulls;

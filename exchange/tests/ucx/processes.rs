@@ -5,63 +5,31 @@
 
 use std::time::Duration;
 
-use cadre_exchange::{
-    Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, RegionKey, Sharing,
-};
+use cadre_exchange::{Buffer, LandingId, PeerId, Provider as _, PullError, PullId, Sharing};
 
 use crate::children::{Told, say, word};
-use crate::common::{KEY, Node, config, pattern, sharing, until};
+use crate::common::{KEY, Node, connect, pattern, sharing, until};
+use crate::pair::{
+    self, OWNER, READER, kill_in_the_middle, landed, own_as_told, reader_of, serve,
+    stop_over_reused_rows,
+};
 
-const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
-const OTHER: RegionKey = RegionKey([9; 4]);
 /// More than the windows.
 const BYTES: usize = 40 << 20;
 
 fn node(me: PeerId) -> Node {
-    Node::on(config(me), Clock::system(), sharing())
+    pair::node(me, sharing())
 }
 
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_owns() {
-    let mut owner = node(OWNER);
-    say(&owner.tcp.address());
-    let (words, heard) = std::sync::mpsc::channel();
-    let waker = owner.tcp.waker();
-    std::thread::spawn(move || {
-        loop {
-            let word = word();
-            let is_over = word.is_empty();
-            words.send(word).expect("it is polled");
-            waker.wake();
-            if is_over {
-                return;
-            }
-        }
-    });
-    let mut region = None;
-    loop {
-        owner.tcp.poll(Duration::from_secs(10), &mut owner.events);
-        let Ok(word) = heard.try_recv() else { continue };
-        let Ok(seed) = word.parse() else { return };
-        // The same memory, with other rows.
-        drop(owner.tcp.withdraw(KEY));
-        drop(region.take());
-        region = Some(owner.publish(KEY, BYTES, seed));
-        say("published");
-    }
+    own_as_told(node(OWNER), BYTES);
 }
 
 /// A reader whose owner is a child, and publishes rows of seed 1.
 fn reader(owner: &mut Told) -> Node {
-    let address = owner.hear();
-    owner.tell("1");
-    assert_eq!(owner.hear(), "published");
-    let mut reader = node(READER);
-    reader.tcp.connect(OWNER, &address);
-    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
-    reader
+    reader_of(owner, node(READER))
 }
 
 fn begin(reader: &mut Node, patience: Duration) -> (PullId, LandingId) {
@@ -72,9 +40,7 @@ fn begin(reader: &mut Node, patience: Duration) -> (PullId, LandingId) {
 
 fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
     let (pull, landing) = begin(reader, Duration::from_mins(1));
-    until(&mut [reader], |nodes| nodes[0].result(pull).is_some());
-    let landed = reader.tcp.take(landing).expect("it ended");
-    reader.result(pull).expect("just seen").map(|_| landed)
+    landed(&mut [reader], pull, landing)
 }
 
 /// Polls until rows land.
@@ -117,13 +83,7 @@ fn a_killed_owner_ends_its_pulls() {
     let mut reader = reader(&mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
     until_in_the_middle(&mut reader, (pull, landing));
-    owner.child.kill().expect("our own child");
-    owner.child.wait().expect("our own child");
-    until(&mut [&mut reader], |nodes| nodes[0].closed(OWNER).is_some());
-    assert_eq!(reader.result(pull), Some(Err(PullError::PeerFailed)));
-    let place = |wanted: fn(&Event) -> bool| reader.events.iter().position(wanted);
-    let ended = place(|it| matches!(it, Event::Pulled { result: Err(_), .. }));
-    assert!(ended < place(|it| matches!(it, Event::Closed { .. })), "pulls end before their link");
+    kill_in_the_middle(&mut owner, &mut reader, pull);
     let mut ours = reader.tcp.take(landing).expect("it ended");
     ours.bytes_mut().fill(9);
     reader.poll();
@@ -149,51 +109,12 @@ fn a_child_that_reads() {
     say(&format!("{:?}", reader.tcp.traffic().ucx_bytes));
 }
 
-/// Polls the owner until the child says something.
-fn serve(owner: &mut Node, child: &mut Told) -> String {
-    let waker = owner.tcp.waker();
-    std::thread::scope(|scope| {
-        let hearing = scope.spawn(|| {
-            let heard = child.hear();
-            waker.wake();
-            heard
-        });
-        while !hearing.is_finished() {
-            // The wake comes just before the thread is finished.
-            owner.tcp.poll(Duration::from_millis(100), &mut owner.events);
-        }
-        hearing.join().expect("it says")
-    })
-}
-
 #[test]
 fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
     if sharing() == Sharing::Off {
         return;
     }
-    let mut owner = node(OWNER);
-    let mut region = owner.publish(KEY, BYTES, 1);
-    let mut reader = Told::start("processes::a_child_that_reads");
-    reader.tell(&owner.tcp.address());
-    for lasts in [false, true] {
-        assert_eq!(serve(&mut owner, &mut reader), "in the middle");
-        reader.stop();
-        if !lasts {
-            // The same bytes of the arena are other rows now, under another name.
-            drop(owner.tcp.withdraw(KEY));
-            drop(region);
-            owner.publish(OTHER, BYTES, 2);
-        }
-        reader.go_on();
-        reader.tell("go on");
-        // Whoever stood still over rows that lasted has them.
-        let right = if lasts { format!("Ok({BYTES})") } else { "Err(Gone)".to_owned() };
-        assert_eq!(serve(&mut owner, &mut reader), right);
-        drop(owner.tcp.withdraw(OTHER));
-        region = owner.publish(KEY, BYTES, 1);
-        reader.tell("again");
-    }
-    assert_eq!(serve(&mut owner, &mut reader), format!("{}", 2 * BYTES));
+    stop_over_reused_rows(node(OWNER), BYTES);
 }
 
 #[test]
@@ -210,10 +131,9 @@ fn a_reader_that_is_killed_leaves_its_owner_to_others() {
     child.child.wait().expect("our own child");
     until(&mut [&mut owner], |nodes| nodes[0].closed(READER).is_some());
     let mut reader = node(PeerId::server(1, 0));
-    reader.tcp.connect(OWNER, &owner.tcp.address());
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    connect(&mut reader, &mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
-    assert!(reader.tcp.take(landing).expect("it ended") == *region);
+    let came = landed(&mut [&mut reader, &mut owner], pull, landing);
+    assert!(came.expect("published") == *region);
     assert_eq!(reader.tcp.traffic().ucx_bytes, BYTES as u64);
 }

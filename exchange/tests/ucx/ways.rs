@@ -5,19 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Clock, Path, PeerId, Provider as _, PullError, RegionKey, Sharing, Traffic,
+    Buffer, LandingId, Path, PeerId, Provider as _, PullError, RegionKey, Sharing, Traffic,
 };
 
-use crate::common::{KEY, Node, config, pattern, sharing, until};
+use crate::common::{KEY, Node, connect, pattern, sharing, until};
+use crate::pair::{BYTES, OWNER, READER, node, published_anew_in_the_middle, whole};
 
-const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
-const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
 const CARD: RegionKey = RegionKey([u32::MAX, 0, 0x7563_7800, u32::MAX]);
-const BYTES: usize = 300_000;
-
-fn node(me: PeerId, sharing: Sharing) -> Node {
-    Node::on(config(me), Clock::system(), sharing)
-}
 
 /// An owner and a reader with a way between them; none where this machine has no UCX.
 fn pair() -> Option<(Node, Node)> {
@@ -25,18 +19,14 @@ fn pair() -> Option<(Node, Node)> {
         return None;
     }
     let (mut owner, mut reader) = (node(OWNER, sharing()), node(READER, sharing()));
-    reader.tcp.connect(OWNER, &owner.tcp.address());
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    connect(&mut reader, &mut owner);
     Some((owner, reader))
 }
 
-/// Pulls a whole region: how it ended, and what landed.
-fn whole(reader: &mut Node, owner: &mut Node, key: RegionKey) -> Result<Buffer, PullError> {
-    let landing = reader.tcp.land(Buffer::zeroed(BYTES));
-    let pull = reader.pull(owner.id, key, &[(0, 0, BYTES as u64)], landing);
-    until(&mut [reader, owner], |nodes| nodes[0].result(pull).is_some());
-    let landed = reader.tcp.take(landing).expect("it ended");
-    reader.result(pull).expect("just seen").map(|_| landed)
+/// Polls until rows land.
+fn until_some_landed(reader: &mut Node, owner: &mut Node, landing: LandingId) {
+    let reads = |it: &Node| it.tcp.landed(landing).expect("it is there").bytes()[1000] != 0;
+    until(&mut [reader, owner], |nodes| reads(nodes[0]));
 }
 
 fn by(ucx: usize, tcp: usize, sent_anew: u64) -> Traffic {
@@ -102,35 +92,12 @@ fn rows_of_two_stretches_are_one_region() {
 fn a_region_that_is_published_anew_while_it_is_read_comes_anew() {
     let Some((mut owner, mut reader)) = pair() else { return };
     let bytes = 40 << 20;
-    for anew in [true, false] {
-        let first = owner.publish(KEY, bytes, 3);
-        let landing = reader.tcp.land(Buffer::zeroed(bytes));
+    published_anew_in_the_middle((&mut reader, &mut owner), bytes, |reader, owner, landing| {
+        // More than a window.
         let pull = reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
-        // More than a window: the rest is another publication's, and the memory of the first is written again.
-        let reads = |it: &Node| it.tcp.landed(landing).expect("it is there").bytes()[1000] != 0;
-        until(&mut [&mut reader, &mut owner], |nodes| reads(nodes[0]));
-        assert_eq!(reader.result(pull), None);
-        drop(owner.tcp.withdraw(KEY));
-        drop(first);
-        let second = pattern(bytes, 4);
-        let right = if anew {
-            let second = Arc::new(second);
-            owner.tcp.publish(KEY, Arc::clone(&second));
-            Some(second)
-        } else {
-            None
-        };
-        until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());
-        let landed = reader.tcp.take(landing).expect("it ended");
-        match right {
-            Some(second) => {
-                assert_eq!(reader.result(pull), Some(Ok(bytes as u64)));
-                assert!(landed == *second, "bytes of two publications");
-            }
-            None => assert_eq!(reader.result(pull), Some(Err(PullError::Gone))),
-        }
-    }
-    assert_eq!(reader.tcp.traffic().sent_anew, 2);
+        until_some_landed(reader, owner, landing);
+        pull
+    });
 }
 
 #[test]
@@ -167,26 +134,22 @@ fn a_node_that_goes_in_the_middle_of_reads_leaves_the_other_whole() {
     let region = owner.publish(KEY, bytes, 6);
     let landing = reader.tcp.land(Buffer::zeroed(bytes));
     reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
-    let reads = |it: &Node| it.tcp.landed(landing).expect("it is there").bytes()[1000] != 0;
-    until(&mut [&mut reader, &mut owner], |nodes| reads(nodes[0]));
+    until_some_landed(&mut reader, &mut owner, landing);
     drop(reader);
     // The next one is served as if nothing had been, and so is one whose reader closed it.
     let mut reader = node(PeerId::server(1, 0), sharing());
-    reader.tcp.connect(OWNER, &owner.tcp.address());
-    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    connect(&mut reader, &mut owner);
     for closes in [true, false] {
         let landing = reader.tcp.land(Buffer::zeroed(bytes));
         let pull = reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
         if closes {
-            let reads = |it: &Node| it.tcp.landed(landing).expect("it is there").bytes()[1000] != 0;
-            until(&mut [&mut reader, &mut owner], |nodes| reads(nodes[0]));
+            until_some_landed(&mut reader, &mut owner, landing);
             reader.tcp.close(OWNER);
             assert!(reader.tcp.take(landing).is_ok(), "its landing is free at once");
             reader.poll();
             assert_eq!(reader.result(pull), Some(Err(PullError::Cancelled)));
             reader.events.clear();
-            reader.tcp.connect(OWNER, &owner.tcp.address());
-            until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+            connect(&mut reader, &mut owner);
             continue;
         }
         until(&mut [&mut reader, &mut owner], |nodes| nodes[0].result(pull).is_some());

@@ -44,17 +44,45 @@ pub unsafe extern "C" fn cadre_workspace_free(workspace: *mut Scratch) {
     unsafe { freed(workspace) };
 }
 
-/// The caller's workspace, or one of the plan's own.
+/// What a plan is made with: the caller's stream, its workspace or one of the plan's own, and its lines.
 ///
 /// # Safety
 ///
-/// `workspace` comes from [`cadre_workspace`], or is null.
-unsafe fn scratch(gpu: &Gpu, workspace: *const Scratch) -> Result<Scratch, Failed> {
+/// `gpu` comes from [`crate::cadre_open`], `workspace` from [`cadre_workspace`] or is null; the lines are as many as is said.
+unsafe fn planning<'a>(
+    gpu: *const Gpu,
+    workspace: *const Scratch,
+    stream: u64,
+    (lines, count): (*const TaskLine, u64),
+) -> Result<(Stream, Scratch, &'a [TaskLine]), Failed> {
     // SAFETY: the caller's promise.
-    Ok(match unsafe { workspace.as_ref() } {
+    let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
+    // SAFETY: the caller's promise.
+    let scratch = match unsafe { workspace.as_ref() } {
         Some(it) => it.clone(),
         None => Scratch::new(gpu)?,
-    })
+    };
+    // SAFETY: the caller's promise.
+    Ok((unsafe { Stream::foreign(gpu, stream) }, scratch, lines))
+}
+
+/// What a plan runs with: the caller's stream, the plan, and its tensors.
+///
+/// # Safety
+///
+/// `gpu` comes from [`crate::cadre_open`], `plan` from the call that makes such plans; the tensors are as many as is said.
+unsafe fn running<'a, P>(
+    gpu: *const Gpu,
+    plan: *mut P,
+    stream: u64,
+    (tensors, count): (*const Tensor, u64),
+) -> Result<(Stream, &'a mut P, &'a [Tensor]), Failed> {
+    // SAFETY: the caller's promise.
+    let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
+    // SAFETY: the caller's promise.
+    let tensors = unsafe { listed(tensors, count, "tensors") }?;
+    // SAFETY: the caller's promise.
+    Ok((unsafe { Stream::foreign(gpu, stream) }, plan, tensors))
 }
 
 /// Makes a forward plan of `count` lines on a stream of the GPU; null on error.
@@ -73,14 +101,10 @@ pub unsafe extern "C" fn cadre_forward_plan(
 ) -> *mut ForwardPlan {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
-        // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::foreign(gpu, stream) };
+        let (stream, scratch, lines) = unsafe { planning(gpu, workspace, stream, (lines, count)) }?;
         let task =
             |it: &TaskLine| ForwardTask { mask: it.mask(), keys: it.keys(), rows: it.rows() };
         let tasks: Vec<_> = lines.iter().map(task).collect();
-        // SAFETY: the caller's promise.
-        let scratch = unsafe { scratch(gpu, workspace) }?;
         let plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
@@ -100,14 +124,11 @@ pub unsafe extern "C" fn cadre_forward_run(
 ) -> i32 {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
-        // SAFETY: the caller's promise.
-        let it = unsafe { listed(tensors, 5, "tensors") }?;
-        // SAFETY: the caller's promise, for the stream and each tensor.
-        let (stream, tensors) = unsafe {
+        let (stream, plan, it) = unsafe { running(gpu, plan, stream, (tensors, 5)) }?;
+        // SAFETY: the caller's promise, for each tensor.
+        let tensors = unsafe {
             let [q, k, v] = [it[0].read(), it[1].read(), it[2].read()];
-            let tensors = ForwardTensors { q, k, v, out: it[3].write(), lse: it[4].write() };
-            (Stream::foreign(gpu, stream), tensors)
+            ForwardTensors { q, k, v, out: it[3].write(), lse: it[4].write() }
         };
         plan.run(&stream, tensors)?;
         Ok(0)
@@ -128,12 +149,9 @@ pub unsafe extern "C" fn cadre_forward_sink(
 ) -> i32 {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
-        // SAFETY: the caller's promise.
-        let it = unsafe { listed(tensors, 3, "tensors") }?;
-        // SAFETY: the caller's promise, for the stream and each tensor.
-        let (stream, sinks, rows) =
-            unsafe { (Stream::foreign(gpu, stream), it[0].read(), (it[1].write(), it[2].write())) };
+        let (stream, plan, it) = unsafe { running(gpu, plan, stream, (tensors, 3)) }?;
+        // SAFETY: the caller's promise, for each tensor.
+        let (sinks, rows) = unsafe { (it[0].read(), (it[1].write(), it[2].write())) };
         plan.sink(&stream, sinks, rows)?;
         Ok(0)
     })
@@ -188,9 +206,7 @@ pub unsafe extern "C" fn cadre_backward_plan(
 ) -> *mut BackwardPlan {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
-        // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::foreign(gpu, stream) };
+        let (stream, scratch, lines) = unsafe { planning(gpu, workspace, stream, (lines, count)) }?;
         for (index, pair) in lines.windows(2).enumerate() {
             let keys = |it: &TaskLine| (it.mask, it.keys(), it.dkv_row);
             if pair[0].bundle == pair[1].bundle && keys(&pair[0]) != keys(&pair[1]) {
@@ -210,8 +226,6 @@ pub unsafe extern "C" fn cadre_backward_plan(
         let bundles: Vec<_> = lines.chunk_by(|a, b| a.bundle == b.bundle).map(bundle).collect();
         let order = if shape.fixed_order != 0 { Order::Fixed } else { Order::Arrival };
         let cut = (order, shape.launches);
-        // SAFETY: the caller's promise.
-        let scratch = unsafe { scratch(gpu, workspace) }?;
         let plan = BackwardPlan::with(&stream, shape.shape(), &bundles, cut, &scratch)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
@@ -232,12 +246,10 @@ pub unsafe extern "C" fn cadre_backward_run(
 ) -> i32 {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let (gpu, plan) = unsafe { (given(gpu, "gpu")?, given_mut(plan, "plan")?) };
-        // SAFETY: the caller's promise.
-        let it = unsafe { listed(tensors, 9, "tensors") }?;
-        // SAFETY: the caller's promise, for the stream and each tensor.
-        let (stream, tensors) = unsafe {
-            let tensors = BackwardTensors {
+        let (stream, plan, it) = unsafe { running(gpu, plan, stream, (tensors, 9)) }?;
+        // SAFETY: the caller's promise, for each tensor.
+        let tensors = unsafe {
+            BackwardTensors {
                 q: it[0].read(),
                 dout: it[1].read(),
                 k: it[2].read(),
@@ -250,8 +262,7 @@ pub unsafe extern "C" fn cadre_backward_run(
                 },
                 dk: it[7].write(),
                 dv: it[8].write(),
-            };
-            (Stream::foreign(gpu, stream), tensors)
+            }
         };
         plan.run(&stream, tensors)?;
         Ok(0)

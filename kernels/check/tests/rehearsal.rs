@@ -80,7 +80,8 @@ fn begin(place: &Path, part: usize) -> Child {
     let pack = pack(&place.join(part.to_string()));
     let python = std::env::var("GPU_CHECK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     Command::new(python)
-        .args(["-B", "-m", "unittest", "rehearsal", "rehearsal_larger", "rehearsal_blame"])
+        .args(["-B", "-m", "unittest"])
+        .args(["rehearsal", "rehearsal_machine", "rehearsal_larger", "rehearsal_blame"])
         .current_dir(&pack)
         .env("CADRE_PACK", &pack)
         .env("CADRE_REHEARSED", format!("{part}/{PARTS}"))

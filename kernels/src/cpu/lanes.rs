@@ -214,7 +214,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in crate::cpu) struct Avx2(__m256);
 
-    /// Both types but for the two operations in which the instruction sets differ in kind.
+    /// Implements a vector type. The two operations in which AVX2 and AVX-512 differ in kind are given by the caller.
     macro_rules! lanes {
         ($type:ident, $count:literal, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident,
          $mul:ident, $div:ident, $fma:ident, $max:ident, $select:item, $shift:item) => {

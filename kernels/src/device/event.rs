@@ -21,7 +21,7 @@ pub struct Event {
     stream: StreamHandle,
 }
 
-/// Only compared.
+/// Identifies the stream; only compared, never used as a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct StreamHandle(sys::CUstream);
 
@@ -54,7 +54,7 @@ impl Event {
         self.handle
     }
 
-    /// Whether both are moments of one stream, so that the later one stands for the earlier one, too.
+    /// Whether both are of one stream: then the later one is over only after the earlier one.
     pub fn is_of_stream_of(&self, other: &Self) -> bool {
         self.stream == other.stream
     }

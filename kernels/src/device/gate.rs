@@ -31,11 +31,11 @@ use super::error::Error;
 use super::event::Event;
 use super::memory::Stream;
 
-/// The side of the stream.
+/// A gate that streams wait at.
 #[derive(Debug)]
 pub struct Gate(Arc<Word>);
 
-/// The side of the host.
+/// Opens the gate, from the host.
 #[derive(Debug)]
 pub struct Opener(Arc<Word>);
 
@@ -55,7 +55,7 @@ unsafe impl Send for Word {}
 unsafe impl Sync for Word {}
 
 impl Gate {
-    /// Code of a gate behind which everything is there.
+    /// Code with which a gate is opened when everything behind it is there.
     pub const DONE: u32 = 1;
     /// Code of a gate whose opener went away, and the largest: streams compare cyclically, so half of all words is below 1.
     pub const ABANDONED: u32 = i32::MAX as u32;

@@ -106,7 +106,7 @@ impl HostRows {
         Ok(())
     }
 
-    /// What a batch that was too large had taken goes back, so that half of it finds room.
+    /// Gives back the memory of a batch that was too large, so that half of the batch finds room.
     fn release_if_short(&mut self, done: Result<(), Error>) -> Result<(), Error> {
         if done.as_ref().is_err_and(Error::is_out_of_memory) {
             let gpu = self.stream.gpu().clone();
@@ -231,7 +231,7 @@ fn shape(heads: Heads, scale: f32, softcap: Option<f32>) -> Shape {
     Shape { softcap, ..Shape::new(heads, scale) }
 }
 
-/// Runs a batch; halves of it while memory is short.
+/// Runs a batch. While memory is short, it runs the batch in halves.
 fn halve<T>(
     batch: &mut [T],
     run: &mut impl FnMut(&mut [T]) -> Result<(), Error>,

@@ -19,7 +19,7 @@ use super::error::Error;
 use super::event::Event;
 use super::tables::Plain;
 
-/// An order of work on a GPU. Of one thread at a time.
+/// A stream: work on it runs in the order in which it was enqueued. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Stream {
     gpu: Gpu,
@@ -48,7 +48,7 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), handle, owned: true, last: RefCell::default() })
     }
 
-    /// A stream of its own whose launches get the processors that become free before those of others that wait, too.
+    /// A stream of higher priority: where launches of several streams wait, its launches get the free processors first.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl Stream {
         call("cuStreamSynchronize", || self.after(), code)
     }
 
-    /// Lets what follows here begin after `event`.
+    /// Work that is enqueued on this stream from now on begins after `event`.
     ///
     /// # Errors
     ///

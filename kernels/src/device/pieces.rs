@@ -70,7 +70,7 @@ impl PieceCopier {
     }
 }
 
-/// What a launch takes, and what the driver does.
+/// Splits pieces into those that one launch copies and those that are left to the driver.
 fn divided(pieces: &[CopyPiece]) -> (Vec<RowCopy>, Vec<CopyPiece>) {
     let joined = joined(pieces);
     let of_launch =
@@ -133,7 +133,7 @@ mod tests {
         CopyPiece { from, to, bytes }
     }
 
-    /// Bytes that are copied, from where to where.
+    /// A copy of bytes: its source, its target, its length.
     fn bytes(runs: &[RowCopy], pieces: &[CopyPiece]) -> Vec<(u64, u64)> {
         let row = |it: &RowCopy, row: u64| {
             (it.from + row * it.from_stride, it.to + row * it.to_stride, it.bytes)

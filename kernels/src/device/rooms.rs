@@ -225,7 +225,7 @@ impl Part {
         self.bytes
     }
 
-    /// Whether both are parts of one room, and so behind the same copies.
+    /// Whether both are parts of one room: then they are ready after the same copies.
     pub fn is_of_room_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.room, &other.room)
     }
@@ -251,7 +251,7 @@ impl Part {
         }
     }
 
-    /// Lets what is enqueued on `stream` from now on begin when its bytes are there.
+    /// Work that is enqueued on `stream` from now on begins when the bytes of this part are there.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ pub(crate) fn tile_keys(dim: usize) -> i32 {
     if dim == 256 { 64 } else { 128 }
 }
 
-/// How far before and behind itself a row keeps keys.
+/// How far before and after its own position a row keeps keys.
 pub(crate) fn distances(mask: Mask) -> (i32, i32) {
     match mask {
         Mask::Causal => (UNBOUNDED, 0),

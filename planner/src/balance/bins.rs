@@ -15,9 +15,9 @@ use super::room::Limits;
 use crate::plan::{Draft, level};
 use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
-/// Part of the level by which the last may finish late.
+/// The last slot may finish after the level by one part in this many of it: 0.2 %.
 const TOLERATED: u64 = 508;
-/// Documents held whole that are looked at when rows are to leave: the longest.
+/// When rows are to leave a slot, only so many of its whole documents are candidates: the longest.
 pub(super) const LONGEST: usize = 8;
 
 /// A slot that is not standby, and what it holds so far.
@@ -381,7 +381,7 @@ impl<'a> Bins<'a> {
         self.keys_of(document, rows.iter().cloned())
     }
 
-    /// The same, of ranges some of which may be empty.
+    /// As above, for ranges of which some may be empty.
     pub(super) fn keys_of(
         &self,
         document: DocumentId,

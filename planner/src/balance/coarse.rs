@@ -14,14 +14,14 @@ use super::prices::Prices;
 use super::{even, fill};
 use crate::TILE_ROWS;
 
-/// Part of the level from which on a tile row is coarse.
+/// A tile row is coarse if it costs more than one part in this many of the level.
 const COARSE: u64 = 50;
-/// Part of the level by which the last may finish late then.
+/// With coarse tile rows the last slot may finish after the level by one part in this many of it.
 const LATE: u64 = 100;
-/// Part of the bytes that this has to save.
+/// A plan that finishes so late has to save one part in this many of the bytes.
 const SAVED: i128 = 5;
 
-/// The bins with rows at home as far as that tolerates, if that is much cheaper than `fine`.
+/// A plan that tolerates the later finish and keeps more rows at home; none if it is not much cheaper than `fine`.
 pub(super) fn cheaper<'a>(start: Bins<'a>, fine: &Bins<'a>) -> Option<Bins<'a>> {
     if dearest_tile(&start) <= start.level / COARSE {
         return None;

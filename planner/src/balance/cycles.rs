@@ -19,21 +19,21 @@ use super::prices::Prices;
 use super::rank;
 use crate::DocumentId;
 
-/// Documents of a bin that are looked at: the dearest of those that it shares with others.
+/// Candidates of a slot: so many of the documents that it shares with others, the dearest ones.
 const DOCUMENTS: usize = 6;
-/// Bins with the same two documents that are looked at.
+/// For a pair of documents so many of the slots that hold rows of both are candidates.
 const BINS: usize = 6;
-/// Pieces that a bin gets at most for what it gives.
+/// Maximum pieces that a slot gets back for what it gives.
 const PIECES: usize = 3;
-/// Spans under so many heads whose pieces are counted exactly.
+/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
 const TRIES: usize = 4;
-/// Most bins for which circles are looked for: with more, the time for it is not there.
+/// With more slots than this no circles are sought: it would take too long.
 const MANY: usize = 512;
-/// Most circles of a round, so that time has a bound however documents lie.
+/// Maximum circles of a round, so that the time is bounded however documents lie.
 const CIRCLES: usize = 4_000;
-/// Times that all circles are looked for anew.
+/// Rounds; each looks for all circles anew.
 const ROUNDS: usize = 4;
-/// Part of the level that what comes back may be less than what was given; the last step makes up for it.
+/// What comes back may cost less than what was given, by one part in this many of the level; the last step evens that out.
 const CLOSE: u64 = 128;
 
 /// A document under some KV heads.
@@ -191,7 +191,7 @@ fn exchange(
     (left <= close).then_some(bytes)
 }
 
-/// What a bin holds of a column.
+/// The rows that a slot holds of a column: of a document under some KV heads.
 fn spans_of(bins: &Bins<'_>, bin: usize, (document, heads): &Column) -> Vec<Span> {
     let groups = bins.groups_of(&bins.all[bin], *document);
     let here = groups.iter().filter(|it| it.heads == *heads);

@@ -11,18 +11,18 @@ use super::bins::{Bin, Bins};
 use super::shapes::root;
 use crate::DocumentId;
 
-/// Part of a slot's capacity that it may have above it: one that gives, and one that receives.
+/// A giving slot may keep, and a receiving slot may get, one part in this many of its capacity above that capacity.
 const OVER: (u64, u64) = (800, 520);
-/// Candidates for the first of two that fit together.
+/// Candidates for the larger partner, where an amount is met by two partners together.
 const FIRST: usize = 8;
-/// The same, on a node.
+/// Candidates for the larger partner among slots of the same node.
 const NEAR: usize = 64;
-/// An amount of more than so many of the largest of the other side takes that.
+/// An amount more than so many times the largest of the other side takes that largest one, without a search for two that fit.
 const MANY: u64 = 2;
-/// Part of the level that a room may leave unused.
+/// A receiver may leave one part in this many of the level unused.
 const UNUSED: u64 = 50;
 
-/// A group of donors gives a receiver work of this cost.
+/// One transfer: a group of donors gives a receiver work of this cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Edge {
     /// The first of the group, see [`Sides::group`].
@@ -42,7 +42,7 @@ pub(super) struct Sides<'a> {
     /// Bins with surplus whose furthest document is the same, by the first of them: what a receiver gets of one
     /// and of another shares its keys.
     groups: BTreeMap<usize, Vec<usize>>,
-    /// What is too little for an edge.
+    /// Amounts up to this are too little to be worth an edge.
     worth: u64,
     /// The node of each bin; empty where links are equal.
     nodes: Vec<u32>,
@@ -268,7 +268,7 @@ fn firsts(all: usize, most: usize, near: &[usize]) -> impl Iterator<Item = usize
     (0..all).rev().take(most).chain(largest)
 }
 
-/// What makes tries differ.
+/// Perturbs prices by the number of the try, so that tries find different matchings.
 struct Blur {
     number: u64,
     state: u64,
@@ -291,7 +291,7 @@ impl Blur {
         (price / 4).saturating_mul(if gives { self.left.0 } else { self.left.1 })
     }
 
-    /// By how many parts of 1,024 a price is taken to be dearer, up to 63.
+    /// By how many parts of 1,024 a price is raised: 0 to 63.
     fn next(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

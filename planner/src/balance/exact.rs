@@ -20,15 +20,15 @@ use super::groups::Span;
 use super::prices::Prices;
 use crate::{DocumentId, TILE_ROWS};
 
-/// Most tiles and most bins.
+/// Problems with more tiles or more slots than this are not searched exactly.
 const MOST_TILES: usize = 12;
 const MOST_BINS: usize = 6;
-/// Tiles that are put, in one search.
+/// A search ends after it has placed so many tiles.
 const VISITS: usize = 200_000;
-/// Searches for the earliest finish.
+/// Searches by which the earliest finish is narrowed down, each halving the interval.
 const HALVINGS: usize = 10;
 
-/// Spreads the rows of a small problem; how many tiles were put in all.
+/// Spreads the rows of a small problem. Returns how many tiles the searches have placed.
 pub(super) fn improve(bins: &mut Bins<'_>) -> usize {
     let layout = &bins.problem.layout;
     let tiles: u32 = layout.documents().iter().map(|it| it.rows.div_ceil(TILE_ROWS)).sum();
@@ -63,7 +63,7 @@ fn finish(bins: &Bins<'_>) -> u64 {
     bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0)
 }
 
-/// One tile of all heads, and what it means for each bin.
+/// One tile of all heads, and its cost for each slot.
 struct Tile {
     span: Span,
     cost: u64,
@@ -71,13 +71,13 @@ struct Tile {
     queries: Vec<i128>,
     /// Its keys, by bin.
     keys: Vec<Keys>,
-    /// Whether it is the first of its document on the way.
+    /// Whether it is the first tile of its document in the order of the search.
     starts: bool,
-    /// By bin the first one that is like it for this tile and all behind it.
+    /// By slot: the first slot that is interchangeable with it, for this tile and all later ones.
     alike: Rc<[usize]>,
-    /// The same of speed and head start alone.
+    /// By slot: the first slot of the same speed and head start.
     as_fast: Rc<[usize]>,
-    /// Fewest bytes that it and all behind it cost.
+    /// Lower bound of the bytes of this tile and all later ones.
     least: i128,
 }
 
@@ -174,13 +174,13 @@ fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
 
 struct Search<'a> {
     tiles: &'a [Tile],
-    /// Cost of a tile and all behind it.
+    /// Cost of a tile and all later ones.
     rest: Vec<u64>,
     /// Most cost of each bin.
     most: Vec<u64>,
-    /// Whether the first way that fits is enough.
+    /// Whether the search ends at the first assignment that fits.
     any: bool,
-    /// Fewest bytes so far; a way must have fewer.
+    /// Fewest bytes of an assignment so far; another one must have fewer.
     least: i128,
     best: Option<Vec<u8>>,
     visits: usize,
@@ -191,7 +191,7 @@ struct Search<'a> {
 /// Tile, and by bin which it is like, its load and the keys that it holds of the tile's document; like ones in order of load.
 type State = (usize, Vec<(usize, u64, u32, u32)>);
 
-/// A way through the tiles up to here.
+/// An assignment of the tiles up to here.
 struct Way {
     loads: Vec<u64>,
     /// Keys of the current document, by bin.
@@ -201,7 +201,7 @@ struct Way {
 }
 
 impl<'a> Search<'a> {
-    /// `least` is `None` if any way is enough, else what must be beaten.
+    /// `least`: the bytes that an assignment has to beat; `None` if any is enough.
     fn new(bins: &Bins<'_>, tiles: &'a [Tile], finish: u64, least: Option<i128>) -> Self {
         let mut rest: Vec<u64> = Vec::with_capacity(tiles.len());
         for tile in tiles.iter().rev() {
@@ -221,7 +221,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The bin of each tile, and how many were put.
+    /// The slot of each tile, and how many tiles were placed on the way.
     fn run(mut self) -> (Option<Vec<u8>>, usize) {
         let count = self.most.len();
         let mut way = Way {
@@ -272,7 +272,7 @@ impl<'a> Search<'a> {
         way.held = before;
     }
 
-    /// Whether a state was not reached as cheaply before.
+    /// Whether no earlier path reached this state as cheaply.
     fn is_new(&mut self, at: usize, way: &Way) -> bool {
         let tile = &self.tiles[at];
         let of_bin = |bin: usize| {

@@ -19,18 +19,18 @@ use super::prices::Prices;
 use super::tails::ends;
 use crate::{DocumentId, Error, RankId, TILE_ROWS};
 
-/// Parts of the level that are worth a task of their own.
+/// Work below one part in this many of the level is not worth a task of its own.
 const WORTH: u64 = 2_048;
-/// Part of the level that a slot may get too much so that a piece stays whole.
+/// A slot may get one part in this many of the level too much, so that a piece stays whole.
 const OVER: u64 = 1_024;
-/// Bins among which the one is sought that has most of a piece at hand, or is nearest to it.
+/// Candidates for a piece: of so many slots the one that holds most of its rows, or is nearest to them, gets it.
 const NEAR: usize = 64;
-/// Pieces for which bins are compared at most; beyond, the most capacity left decides.
+/// For so many pieces slots are compared by bytes; every further piece goes to the slot with most capacity left.
 const COMPARED: usize = 20_000;
-/// Part of the most capacity left by which a bin that is compared may have less.
+/// Only slots are compared whose capacity left is within one part in this many of the most.
 const LESS: u64 = 16;
 
-/// Gives rows at ranks with a slot in place to that slot, and returns all others. A tile belongs to
+/// Puts the rows of each rank with a slot in place into that slot, and returns all others. A tile belongs to
 /// the rank that holds its first row.
 pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) -> Vec<Span> {
     let mut homes = BTreeMap::new();
@@ -128,7 +128,7 @@ struct Filling {
     prices: Prices,
     queue: Queue,
     order: Order,
-    /// Whether it matters to which of several bins with room a piece goes.
+    /// Whether it matters which of several slots with room gets a piece.
     compares: bool,
     compared: usize,
     /// The slots at home at each rank, where those that have rows of a document come before those with most capacity left.
@@ -181,8 +181,9 @@ impl Filling {
         found
     }
 
-    /// Of the bins with most capacity left, those that have most of a span at hand or are nearest to it come first: of
-    /// those that take all of it, else of those that have nearly as much left as any.
+    /// Candidates for a span, those first that hold most of it or are nearest to it. Candidates are the slots that can take
+    /// all of
+    /// it; if there is none, those with nearly the most capacity left.
     fn nearest(&mut self, bins: &Bins<'_>, span: &Span) -> Vec<usize> {
         let most = self.order.next(None).and_then(|it| u64::try_from(it.0.0).ok()).unwrap_or(0);
         if !self.compares || most == 0 || self.compared >= COMPARED {
@@ -258,8 +259,9 @@ impl Filling {
         true
     }
 
-    /// Puts the last tile of a span (of one that finds no memory, which may be long, a sixteenth) where most capacity is left,
-    /// though it is not enough.
+    /// Puts the last tile of a span into the slot with most capacity left, though that is too little. Of a span that finds
+    /// no memory,
+    /// which may be long, it puts a sixteenth.
     fn place_one_tile(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
         let part = heads_for(bins, span, 0);
         let sixteenth = if bins.limits().are_none() { 0 } else { span.rows.len() as u32 / 16 };
@@ -289,7 +291,8 @@ impl Filling {
     }
 }
 
-/// The first KV heads of a span, as many as cost no more than `most` with all its rows, at least one; all if heads stay together.
+/// The span under its first KV heads: as many as cost at most `most` with all rows, at least one, or all if heads stay
+/// together.
 fn heads_for(bins: &Bins<'_>, span: &Span, most: u64) -> Span {
     if !bins.problem.heads_may_part() || span.heads.len() == 1 {
         return span.clone();
@@ -299,7 +302,7 @@ fn heads_for(bins: &Bins<'_>, span: &Span, most: u64) -> Span {
     Span { heads: span.heads.start..span.heads.start + count as u16, ..one }
 }
 
-/// What a bin with so much capacity would take of a span.
+/// The part of a span that a slot with so much capacity left would take.
 fn part_for(bins: &Bins<'_>, span: &Span, left: u64) -> Span {
     let part = heads_for(bins, span, left);
     let tail = bins.tail(&part, left);

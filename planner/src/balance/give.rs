@@ -14,15 +14,15 @@ use super::pieces::dearest_tile;
 use super::shapes::{Rates, least_cost, runs};
 use crate::{Mask, Problem, TILE_ROWS};
 
-/// Documents of a donor that are looked at.
+/// Candidates of a donor: so many of its documents.
 const DOCUMENTS: usize = 3;
-/// Ends that are tried at most for the highest piece of a run, so that it comes close to its amount.
+/// Maximum ends that are tried for the highest piece of a run, to bring its cost close to its amount.
 const ENDS: u32 = 12;
-/// Part of the rows below an end that another may be away.
+/// One more end is tried for each so many tile rows below the first end.
 const AWAY: u32 = 32;
 /// Stop within this part of an amount: one in 4,096.
 const CLOSE: u64 = 4_096;
-/// Part of the level that is worth a tile of its own.
+/// Work above one part in this many of the level is worth a tile of its own.
 const WORTH_TILE: u64 = 4_000;
 
 /// Whether pieces can be cut by shape: documents are causal, heads move together, and neither memory nor reach binds.
@@ -34,14 +34,14 @@ pub(super) fn fits(bins: &Bins<'_>) -> bool {
         && documents.iter().all(|it| it.mask == Mask::Causal)
 }
 
-/// What a receiver should get, and of that, what it did not get yet.
+/// What a receiver should get, and how much of that is still missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) receiver: usize,
     pub(super) cost: u64,
 }
 
-/// What costs so much under all heads, as a difference of squares of rows.
+/// A cost under all heads as a difference of squares of rows (see `shapes.rs`).
 pub(super) fn squares(problem: &Problem, cost: u64) -> u64 {
     cost / u64::from(problem.heads.query) * 2
 }
@@ -175,7 +175,7 @@ fn give_tiles(
     }
 }
 
-/// Whether so much is worth one more task.
+/// Whether a cost is worth one more task.
 pub(super) fn is_worth_a_tile(bins: &Bins<'_>, cost: u64) -> bool {
     cost > bins.level / WORTH_TILE
 }

@@ -21,21 +21,21 @@ use super::prices::Prices;
 use super::shapes::Rates;
 use super::together::give_together;
 
-/// Part of the level that is left alone.
+/// Surpluses below one part in this many of the level are left alone.
 const WORTH: u64 = 1_500;
 /// Accept matchings whose busiest link has up to a fifth more than the least that one has.
 const NEARLY: u64 = 5;
-/// Documents of a donor that are looked at.
+/// Candidates of a donor: so many of its documents.
 const DOCUMENTS: usize = 3;
-/// Pieces along one edge at most.
+/// Maximum pieces along one edge.
 const PIECES: usize = 6;
-/// Spans under so many heads whose pieces are counted exactly.
+/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
 const TRIES: usize = 1;
 
 /// An edge with the bins of its group.
 pub(super) type Given = (Edge, Vec<usize>);
 
-/// Moves surplus along edges.
+/// Moves surpluses from donors to receivers, along the edges of one matching.
 pub(super) fn spread(bins: &mut Bins<'_>, mut edges: Vec<Given>) {
     let prices = Prices::of(bins);
     if fits(bins) {
@@ -62,8 +62,9 @@ fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<Given>) {
     }
 }
 
-/// Up to `most` matchings, those that seem to move fewest bytes first, of those that keep the busiest link nearly as idle as any.
-/// In every other try the donors that were at the busiest link before choose their rooms before the others.
+/// Up to `most` matchings, in the order of the bytes that they seem to move. Those that load their busiest link much more
+/// than the best
+/// one does are left out. In every other try the donors that had the busiest link before choose their receivers first.
 pub(super) fn matchings(bins: &Bins<'_>, most: usize) -> Vec<Vec<Given>> {
     let sides = Sides::of(bins, bins.level / WORTH);
     let tries = tries_within_time(bins);
@@ -88,7 +89,7 @@ pub(super) fn matchings(bins: &Bins<'_>, most: usize) -> Vec<Vec<Given>> {
     all.into_iter().map(|(_, _, edges)| edges.into_iter().map(given).collect()).collect()
 }
 
-/// How many matchings are tried: with few slots that takes no time, with very many slots or documents all else takes more.
+/// How many matchings are tried: many with few slots, where a try takes no time, and few with very many slots or documents.
 fn tries_within_time(bins: &Bins<'_>) -> usize {
     let documents = bins.problem.layout.documents().len();
     match bins.all.len() {
@@ -98,7 +99,7 @@ fn tries_within_time(bins: &Bins<'_>) -> usize {
     }
 }
 
-/// What the busiest donor has to send, what all have, and who is the busiest, in prices of √cost.
+/// What the busiest donor sends, what all donors send, and which one is the busiest; amounts are prices of √cost.
 fn estimate(sides: &Sides<'_>, edges: &[Edge]) -> (u64, u64, Option<usize>) {
     let mut sent = vec![0; sides.count()];
     for it in edges {

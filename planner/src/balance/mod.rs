@@ -64,8 +64,9 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
     plan_beside(problem, 0)
 }
 
-/// As [`plan`], for slots that have other plans of the same step: a bundle of `reserve` bytes finds room beside two phases of this
-/// one, whose own bundles are made as small. With a reserve of 0 there is no other plan.
+/// As [`plan`], where slots have other plans in the same step. A bundle of `reserve` bytes has room beside two phases of
+/// this plan, and
+/// no bundle of this plan is larger. A reserve of 0 says that there is no other plan.
 ///
 /// # Errors
 ///
@@ -88,13 +89,14 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     }
 }
 
-/// Whether a plan finishes as early as is asked.
+/// Whether the last slot finishes early enough.
 fn is_even(plan: &Plan) -> bool {
     let it = plan.bounds();
     it.finish <= it.level.max(it.indivisible) + it.level / ENOUGH
 }
 
-/// Whether a plan is later by less, or puts less on its busiest link where links differ, or moves less.
+/// Whether `plan` is better: it is less late; or, as late, it loads its busiest link less, where links differ; or it moves
+/// fewer bytes.
 fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
     let order = |plan: &Plan| {
         let it = plan.bounds();
@@ -162,7 +164,7 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     Ok(bins)
 }
 
-/// Rows at ranks with a slot stay but for what is too much there.
+/// Keeps the rows of ranks with a slot there, except for surpluses.
 fn stay(mut start: Bins<'_>) -> Result<Bins<'_>, Error> {
     let others = fill::place_at_home(&mut start, &BTreeSet::new());
     fill::fill(&mut start, others)?;
@@ -192,7 +194,7 @@ fn stay(mut start: Bins<'_>) -> Result<Bins<'_>, Error> {
     })
 }
 
-/// Some documents leave home, and fill what room there is when the others are even.
+/// Takes some documents from their ranks; they fill the capacity that is left once the others are even.
 fn leave<'a>(
     mut bins: Bins<'a>,
     poured: &BTreeSet<DocumentId>,
@@ -208,7 +210,7 @@ fn leave<'a>(
     Ok(bins)
 }
 
-/// Spreads along edges, if any, deals short documents, and evens out what is left.
+/// Moves surpluses along the edges of a matching if there are any, deals out short documents, and evens out the rest.
 fn go(mut bins: Bins<'_>, edges: Option<Vec<Given>>) -> Bins<'_> {
     if let Some(edges) = edges {
         matching::spread(&mut bins, edges);
@@ -239,9 +241,9 @@ fn ways_within_time(bins: &Bins<'_>) -> usize {
     few.max((documents / (10 * slots)).min(4))
 }
 
-/// Part of the bytes by which documents that left home may need more before no further ones are tried.
+/// The search for documents to move from home ends when a try needs more bytes than the best one by one part in this many.
 const MUCH: i128 = 10;
-/// Part of the level by which the last may finish late without being worse.
+/// A plan counts as even if its last slot finishes after the level by at most one part in this many of it.
 const ENOUGH: u64 = 504;
 
 /// How good bins are, the less the better: how far beyond the tolerated finish, then bytes.

@@ -17,18 +17,21 @@ use super::prices::Prices;
 use crate::plan::hull;
 use crate::{DocumentId, Mask, RankId};
 
-/// Levels of work from which a document that lies whole at one rank is asked for, where heads may part.
+/// Where heads may part, a document that lies whole at one rank is a candidate to be poured out from so many levels of work on.
 const LEVELS: u64 = 4;
-/// Part of the level up to which a document is short.
+/// A document is short if it costs at most one part in this many of the level.
 const SHORT: u64 = 8;
-/// Most bins for which short documents are dealt out by heads: with more, slots are even without.
+/// With more slots than this, short documents are not dealt out by heads: slots come out even without it.
 const MANY: usize = 512;
-/// Parts of what a document costs at home up to which it is tried elsewhere, with few bins and with many.
+/// Thresholds that are tried, with few slots and with many: a document leaves its rank if it costs less elsewhere than so
+/// many times
+/// what it costs at home.
 const TRIED: (&[f64], &[f64]) = (&[0.8, 1.0, 1.2, 1.6], &[1.0]);
-/// Most bins that are few.
+/// Up to so many slots count as few.
 const FEW: usize = 128;
 
-/// Sets of documents that seem hardly dearer away from home, each larger than the one before; none is empty.
+/// Sets of documents that seem to cost hardly more away from their ranks. Each set is larger than the one before; none is
+/// empty.
 pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
     let mut homes = BTreeMap::new();
     for (bin, it) in bins.all.iter().enumerate() {
@@ -73,8 +76,9 @@ pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
     sets
 }
 
-/// Short documents that lie at several ranks, where heads may part: their rows travel in any case, and dealt out by heads they
-/// fill slots exactly, where else ends of other documents would have to, each with keys of its own.
+/// Where heads may part: the short documents that lie at several ranks. Their rows travel in any case. Dealt out by heads
+/// they fill slots
+/// exactly; otherwise ends of other documents would have to, and each end brings keys of its own.
 pub(super) fn short(bins: &Bins<'_>) -> BTreeSet<DocumentId> {
     let problem = bins.problem;
     let is_short = |document: DocumentId| {
@@ -89,7 +93,8 @@ pub(super) fn short(bins: &Bins<'_>) -> BTreeSet<DocumentId> {
     all.map(DocumentId).filter(|it| is_short(*it)).collect()
 }
 
-/// What a document costs when rows at ranks with a slot stay, but for what is too much there; `None` if no such rank has any.
+/// Price of a document whose rows stay at ranks with a slot, except for the surplus there; `None` if no such rank has any
+/// of it.
 fn at_home(
     bins: &Bins<'_>,
     prices: &Prices,
@@ -128,7 +133,7 @@ fn at_home(
     Some(bytes + spread(bins, prices, document, moves, rows as f64))
 }
 
-/// What a document costs when all of it goes wherever it fits.
+/// Price of a document of which all rows may go to any slot.
 fn dealt_out(bins: &Bins<'_>, prices: &Prices, document: DocumentId) -> f64 {
     let problem = bins.problem;
     let rows = problem.document(document).rows;
@@ -137,7 +142,7 @@ fn dealt_out(bins: &Bins<'_>, prices: &Prices, document: DocumentId) -> f64 {
     spread(bins, prices, document, work, f64::from(rows) * (1.0 - 0.5 / columns))
 }
 
-/// What it costs to move so much work of a document, with so many rows, to slots that have nothing else.
+/// Price of moving so much work of a document, with so many rows, to empty slots.
 fn spread(bins: &Bins<'_>, prices: &Prices, document: DocumentId, work: u64, rows: f64) -> f64 {
     if work == 0 {
         return 0.0;

@@ -12,7 +12,7 @@ use crate::memory::bytes;
 use crate::plan::hull;
 use crate::{DocumentId, Mask, Stretch, TILE_ROWS};
 
-/// How much more a whole document has to cost than its tail for the tail to be tried, which leaves more pieces.
+/// A tail, which leaves more pieces, is tried only if the whole document costs more than so many times as much.
 const MUCH_CHEAPER: f64 = 1.25;
 
 /// Bytes of a row under one KV head, with the query heads that read it.
@@ -45,7 +45,7 @@ impl Prices {
         Rates::of(self.query, self.key)
     }
 
-    /// Bytes that are pulled more when a span moves.
+    /// How many more bytes are pulled after a span has moved.
     pub(super) fn of_move(
         &self,
         bins: &Bins<'_>,
@@ -58,7 +58,7 @@ impl Prices {
         gives + gets + self.of_task(&span.heads)
     }
 
-    /// What every piece costs for being a task more: as much as one tile.
+    /// Price that every piece has since it is one more task: that of one tile.
     fn of_task(&self, heads: &Range<u16>) -> i128 {
         100 * i128::from(TILE_ROWS) * (self.query + self.key) * heads.len() as i128
     }
@@ -69,7 +69,7 @@ impl Prices {
         self.cheapest(most as f64 / query_heads as f64) as u32
     }
 
-    /// The same of pairs: a piece `[a, b)` has `(b² − a²) / 2`, and `b/a = 1 + key/query` is best.
+    /// The same end, from a number of pairs: a piece `[a, b)` has `(b² − a²) / 2`, and `b/a = 1 + key/query` is best.
     fn cheapest(&self, pairs: f64) -> f64 {
         (2.0 * pairs).sqrt() * self.stretch
     }
@@ -80,7 +80,7 @@ impl Prices {
         1.0 + ratio - (ratio * ratio + 2.0 * ratio).sqrt()
     }
 
-    /// How much more a whole causal document costs, for its work, than its cheapest tail.
+    /// Ratio of the bytes a cost of a whole causal document to those of its cheapest tail.
     fn whole_over_tail(&self) -> f64 {
         let (ratio, start) = (self.key as f64 / self.query as f64, self.cheapest_tail());
         (1.0 + ratio) * (1.0 - start * start) / (1.0 - start + ratio)
@@ -149,7 +149,7 @@ impl Prices {
         bins.all.iter().map(of_bin).sum()
     }
 
-    /// Bytes that a bin pulls more, mostly fewer, without a span that it holds.
+    /// Change of the bytes that a slot pulls if a span leaves it; mostly negative.
     fn taken(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
         let Range { start, end } = span.rows;
         let mut keys = 0;
@@ -167,7 +167,7 @@ impl Prices {
         keys * self.key - queries * self.query
     }
 
-    /// Bytes that a bin pulls more with a span that it does not hold.
+    /// How many more bytes a slot pulls if it gets a span that it does not hold.
     pub(super) fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
         let new = bins.keys(span.document, std::slice::from_ref(&span.rows));
         let (mut keys, mut fresh) = (0, span.heads.len() as i128);
@@ -215,7 +215,7 @@ fn shared(a: &Range<u16>, b: &Range<u16>) -> i128 {
     i128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))
 }
 
-/// What [`away`] is more of `all` rows than of `part` of them.
+/// How much larger [`away`] is for `all` rows than for `part` of them.
 fn away_beyond(
     bins: &Bins<'_>,
     bin: &Bin<'_>,
@@ -231,7 +231,7 @@ fn away_beyond(
     rest.iter().filter(|it| !it.is_empty()).map(|it| away(bins, bin, document, it)).sum()
 }
 
-/// Rows that are not at a bin's place, times the price of their way.
+/// Rows that lie elsewhere than the slot, each times the price of its distance.
 pub(super) fn away(
     bins: &Bins<'_>,
     bin: &Bin<'_>,

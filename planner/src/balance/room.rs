@@ -10,11 +10,13 @@ use super::groups::{Group, Span, put};
 use crate::memory::bytes;
 use crate::{DocumentId, Slot};
 
-/// Part of the level that a bundle of several KV heads is at most.
+/// A bundle of several KV heads costs at most one part in this many of the level.
 const BUNDLE: u64 = 16;
-/// Part of a group's cost that the tasks which its bundles add may have: no slot was evened out with them.
+/// Splitting a group into bundles adds tasks; they may cost one part in this many of the group, since slots were evened out
+/// without
+/// them.
 const SPLIT: u64 = 4_096;
-/// Slots up to which what one leaves behind is much for each other, however small its bundles.
+/// With at most so many slots bundles are not split: what a lost slot leaves is much for each other one in any case.
 const FEW_SLOTS: usize = 6;
 
 /// What a bin may hold at most, so that the plan fits the memory.

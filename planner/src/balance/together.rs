@@ -15,11 +15,11 @@ use super::pieces::{dearest_tile, held};
 use super::shapes::{Rates, around};
 use crate::{DocumentId, TILE_ROWS};
 
-/// Pieces that make up for coarse ones at most.
+/// Maximum further pieces that make up for the coarseness of tile rows.
 const PIECES: usize = 3;
-/// Part of the level to which a surplus is met.
+/// A surplus may be exceeded by one part in this many of the level.
 const CLOSE: u64 = 4_096;
-/// Part of its capacity that a donor may keep too much.
+/// A donor may keep one part in this many of its capacity too much.
 const OVER: u64 = 800;
 
 /// Gives pieces of the document that reaches furthest at the first donor.

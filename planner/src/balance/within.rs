@@ -18,21 +18,21 @@ use crate::plan::least_work;
 use crate::traffic::{Held, smallest_bundle};
 use crate::{BundleId, Cuts, Error, Plan, Problem, Slot, TILE_ROWS};
 
-/// Limits of a bundle that are tried at most.
+/// Maximum limits of a bundle that are tried.
 const TRIED: usize = 6;
-/// Part by which a limit is larger than the one before.
+/// Each limit is larger than the one before by one part in this many.
 const FINER: u64 = 12;
-/// Part of the bytes of a plan without limits that one within them may move more to be good enough.
+/// A plan within limits is good enough if it moves at most one part in this many more bytes than the plan without limits.
 const MORE: u64 = 10;
 /// Moves of a repair.
 const MOVES: usize = 40_000;
-/// How much dearer a move may be at first, in all bytes of a plan without limits.
+/// At first a move may make the whole dearer by this share of the bytes of a plan without limits.
 const WARM: f64 = 0.01;
-/// The same of the second repair, for one slot of as many.
+/// The share of the second repair, over the number of slots.
 const HOT: f64 = 4.0;
-/// Tiles a slot in the mean from which on a repair is worth its time: with fewer, no plan is even.
+/// A repair is tried where slots have at least so many tiles in the mean: with fewer, no plan is even.
 const FINE: u64 = 64;
-/// Share of their memory that bent slots hold too much in the mean, beyond which no repair helps.
+/// No repair is tried where bent slots exceed their memory by more than this share in the mean: it would not help.
 const HOPELESS: f64 = 0.125;
 
 /// The best plan of those within memory, beside a bundle of `beside` bytes.

@@ -266,11 +266,11 @@ fn check_cover(documents: &[Document], pieces: &[(DocumentId, Piece)]) -> Result
 mod tests {
     use super::*;
 
-    fn causal(rows: u32) -> Document {
+    pub(super) fn causal(rows: u32) -> Document {
         Document { rows, mask: Mask::Causal }
     }
 
-    fn stretch(document: u32, start: u32, end: u32) -> Stretch {
+    pub(super) fn stretch(document: u32, start: u32, end: u32) -> Stretch {
         Stretch { document: DocumentId(document), start, end }
     }
 

@@ -71,15 +71,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Mask;
-
-    fn causal(rows: u32) -> Document {
-        Document { rows, mask: Mask::Causal }
-    }
-
-    fn stretch(document: u32, start: u32, end: u32) -> Stretch {
-        Stretch { document: DocumentId(document), start, end }
-    }
+    use crate::layout::tests::{causal, stretch};
 
     #[test]
     fn end_to_end_cuts_documents_at_the_edges_of_ranks() {

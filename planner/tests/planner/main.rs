@@ -13,6 +13,7 @@ mod optimal;
 mod problems;
 mod properties;
 mod reassigning;
+mod recorded;
 mod refusals;
 mod traffic;
 mod workloads;

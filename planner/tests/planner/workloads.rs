@@ -4,54 +4,14 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a test may read files and clocks
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
     Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, RankId, Slot, SlotId, Traffic,
 };
-use serde::Deserialize;
 
 use crate::problems::PLENTY;
-
-#[derive(Deserialize)]
-struct Workload {
-    name: String,
-    tokens_per_rank: u32,
-    num_ranks: u16,
-    ranks: Vec<Vec<u32>>,
-}
-
-/// What the published planner (`DistCA`) does on a workload.
-#[derive(Deserialize)]
-struct Record {
-    workload: String,
-    tolerance: f64,
-    hidden_q: u32,
-    q_bytes: u64,
-    kv_bytes: u64,
-    max_send_bytes: u64,
-}
-
-fn folder() -> PathBuf {
-    std::env::var_os("CADRE_WORKLOADS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/planner"),
-        PathBuf::from,
-    )
-}
-
-/// The recorded workloads, by name; none where there are no files.
-fn workloads() -> Vec<Workload> {
-    let folder = folder().join("workloads");
-    let Ok(files) = fs::read_dir(&folder) else {
-        println!("SKIPPED: no workloads at {}", folder.display());
-        return Vec::new();
-    };
-    let mut files: Vec<_> = files.map(|it| it.unwrap().path()).collect();
-    files.sort();
-    files.iter().map(|it| serde_json::from_slice(&fs::read(it).unwrap()).unwrap()).collect()
-}
+use crate::recorded::{Workload, records, workloads};
 
 #[test]
 fn real_workloads_are_balanced_within_two_in_a_thousand() {
@@ -98,15 +58,11 @@ fn real_workloads_move_no_more_than_was_reached() {
     if workloads.is_empty() {
         return;
     }
-    let records: Vec<Record> =
-        serde_json::from_slice(&fs::read(folder().join("distca.json")).unwrap()).unwrap();
+    let records = records();
     let mut worse = Vec::new();
     for (name, reached) in REACHED {
         let workload = workloads.iter().find(|it| it.name == name).unwrap();
-        let is_of = |it: &&Record| {
-            it.workload == name && it.hidden_q == 4096 && (it.tolerance - 0.05).abs() < 1e-9
-        };
-        let record = records.iter().find(is_of).unwrap();
+        let record = &records[name];
         for (lanes, most) in [8, 1].into_iter().zip(reached) {
             let layout = Layout::head_tail(documents(workload), workload.tokens_per_rank).unwrap();
             let problem = problem(workload, layout, lanes, Costs::pairs_only(), true);

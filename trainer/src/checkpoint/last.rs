@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub struct Last {
     /// Of the step.
     pub header: Arc<Header>,
-    /// What a trainer tells of it.
+    /// The report of a trainer about the step.
     pub done: StepDone,
 }
 
@@ -45,7 +45,7 @@ impl Last {
         text.expect("a header and numbers are plain data")
     }
 
-    /// That of the checkpoint in `folder`, if it has one.
+    /// The last step of the checkpoint in `folder`; none if that says nothing of it.
     pub fn of(folder: &Path) -> Option<Self> {
         let text = fs::read(folder.join(LAST)).ok()?;
         match serde_json::from_slice(&text) {

@@ -55,7 +55,7 @@ impl State {
         self.layers.beyond_llama().or(sizes)
     }
 
-    /// Refuses what would not be the same run as `wanted`; `folder` is where this was found.
+    /// Refuses a state of another run than `wanted`. `folder`, where this state was found, is named in the error.
     pub(super) fn fits(&self, wanted: &Self, folder: &Path) -> Result<(), CheckpointError> {
         let shown = |model: &Config| format!("{model:?}");
         let pairs = [

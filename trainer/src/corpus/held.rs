@@ -23,10 +23,10 @@ pub enum HeldOut {
     Path(PathBuf),
 }
 
-/// What cannot be held out.
+/// Why documents cannot be held out.
 #[derive(Debug, thiserror::Error)]
 pub enum HeldOutError {
-    /// A number that is no part.
+    /// A number that is not above 0 and below 1.
     #[error(
         "\"{0}\" is no part of the documents; write a number above 0 and below 1, such as 0.05, or the path of documents"
     )]

@@ -15,7 +15,7 @@ pub struct Design {
     pub sizes: Sizes,
     /// What its layers are.
     pub layers: Pattern,
-    /// What becomes of their scores.
+    /// Scale and bound of the scores, and whether there are sinks.
     pub scores: Scores,
 }
 
@@ -52,7 +52,7 @@ pub enum DesignError {
         /// What would fit.
         allowed: &'static str,
     },
-    /// Groups of query heads that are not alike.
+    /// Query heads that do not divide over the KV heads.
     #[error(
         "{query} query heads are no multiple of {kv} KV heads, which share them evenly; give --query-heads and --kv-heads that fit"
     )]

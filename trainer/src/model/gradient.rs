@@ -35,7 +35,7 @@ impl Model {
         Ok((dout, std::mem::take(&mut it.out)))
     }
 
-    /// Goes back through the part of a layer that every layer has: all of one without core attention.
+    /// Goes back through the part that every layer has. A layer without core attention has no other part.
     pub fn pass_by_gradient(
         &mut self,
         parameters: &[f32],

@@ -56,7 +56,7 @@ pub(super) fn norm(threads: Threads, x: &[f32], gain: &[f32], y: &mut [f32], fac
     });
 }
 
-/// What [`norm`] gave, from its factors.
+/// Computes the result of [`norm`] again, from its factors.
 pub(super) fn norm_again(
     threads: Threads,
     x: &[f32],
@@ -76,7 +76,7 @@ pub(super) fn norm_again(
     });
 }
 
-/// dx += what dy of [`norm`] does to x; dgain += what it does to the gain.
+/// Backward of [`norm`]: adds the gradient of x to dx, and that of the gain to dgain.
 pub(super) fn norm_gradient(
     threads: Threads,
     (x, gain, factors): (&[f32], &[f32], &[f32]),
@@ -189,7 +189,7 @@ fn sum(values: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// Rows of both in blocks, for callers with row-wise work of their own.
+/// Splits rows, and the values that belong to each row, into blocks, for callers with row-wise work of their own.
 pub(super) fn blocks<'a, T>(
     rows: &'a mut [f32],
     width: usize,

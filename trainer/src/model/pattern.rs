@@ -24,7 +24,7 @@ use super::stack::{Stack, StackError};
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pattern(Vec<Option<Kind>>);
 
-/// What becomes of the scores in every layer.
+/// Scale and bound of the scores in every layer, and whether there are sinks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Scores {
     /// Their factor; without one 1/√dim.
@@ -35,7 +35,7 @@ pub struct Scores {
     pub sinks: Sinks,
 }
 
-/// `full`, as models were before there were windows.
+/// `full`: every layer has all keys.
 impl Default for Pattern {
     fn default() -> Self {
         Self(vec![Some(Kind::CAUSAL)])

@@ -212,7 +212,8 @@ impl Process {
         Ending::Failed { reason, bad_input: true }
     }
 
-    /// A step failed here: the job's own reason if there is one, else this one, told to all.
+    /// Ends the job after a step that failed here: with the reason of the job if it has one, otherwise with this one, which
+    /// all are told.
     fn failed(&self, error: &StepError) -> Ending {
         let own = Ending::Failed { reason: error.to_string(), bad_input: false };
         match error {
@@ -229,7 +230,7 @@ impl Process {
         }
     }
 
-    /// The ring broke: whoever broke it is dead, or has a better reason.
+    /// Ends the job after a broken ring. Whoever broke it is dead, or has a more precise reason, which is waited for.
     fn broken(&self, error: &RingError) -> Ending {
         self.session.ending(REASON).unwrap_or_else(|| {
             let reason = error.to_string();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Whether the main thread has taken notice, and how often it has said that it is busy.
+/// Whether the main thread knows that the job has ended, and how often it has said that it is busy.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Noticed(Arc<AtomicU64>);
 

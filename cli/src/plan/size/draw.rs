@@ -89,12 +89,12 @@ pub(super) struct Drawn {
     pub(super) plan: Plan,
 }
 
-/// What a layer of a nano-batch takes, in nanoseconds, forward and backward together.
+/// Times of a layer of one nano-batch in nanoseconds, forward and backward together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layer {
-    /// All of it.
+    /// The whole time.
     pub(super) time: f64,
-    /// What of it waits for links alone.
+    /// The part of it in which only links are busy.
     pub(super) exposed: f64,
     /// Bytes of the busiest link's busier direction, one lane.
     pub(super) busiest: f64,

@@ -17,9 +17,7 @@ pub(crate) mod simulated;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
-use cadre_crds::manifest::{self, Manifests};
-use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, OnPoolLoss, TrainingJob, Wire};
+use cadre_crds::{OnPoolLoss, Wire};
 use cadre_planner::{Costs, Heads};
 use cadre_step::header::KvHeads;
 use cadre_step::turns::Turns;
@@ -28,12 +26,12 @@ use cadre_trainer::model::{Config, Design, DesignError, PatternError, Scores, St
 use cadre_trainer::turns;
 use cadre_worker::profile;
 
-use crate::arguments::{JobOptions, PlanOptions, ServeOptions, TrainOptions};
-use crate::run::merge;
+use crate::arguments::{JobOptions, PlanOptions};
+use crate::manifests::{Declared, DeclaredError, declared};
 use draw::Machine;
 use report::Report;
 
-/// What times are told by where a job has no calibration.
+/// The calibration that times are estimated with where a job has none.
 pub(crate) const NOMINAL_PROFILE: &str = "h200-hopper";
 /// Steps that are drawn.
 const STEPS: u64 = 8;
@@ -42,9 +40,7 @@ const STEPS: u64 = 8;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SizeError {
     #[error(transparent)]
-    Manifests(#[from] manifest::Error),
-    #[error("{kind} {name}: {refusal}")]
-    Refused { kind: &'static str, name: String, refusal: Refusal },
+    Manifests(#[from] DeclaredError),
     #[error(
         "--{option} is needed: the job's container does not run cadre train, so its arguments are not known"
     )]
@@ -106,7 +102,7 @@ struct Job {
     model: Model,
     /// Its layers.
     stack: Stack,
-    /// Nobody said them: they are taken as full.
+    /// Whether nobody named the layers: all are taken as full.
     layers_assumed: bool,
     settings: Settings,
     /// Of every step.
@@ -150,21 +146,7 @@ pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
 
 /// The job, and its calibration if it has one.
 fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<String>), SizeError> {
-    let Manifests { pool, job, .. } = manifest::load(&options.files)?;
-    let named = |kind, name: Option<&String>| {
-        let name = name.cloned().unwrap_or_default();
-        move |refusal| SizeError::Refused { kind, name, refusal }
-    };
-    let of_pool = || named(AttentionPool::KIND, pool.metadata.name.as_ref());
-    let of_job = || named(TrainingJob::KIND, job.metadata.name.as_ref());
-    validate::pool(&pool).map_err(of_pool())?;
-    validate::job(&job).map_err(of_job())?;
-    let trainer: Option<TrainOptions> =
-        merge::read(&job.spec.template, "train").map_err(of_job())?;
-    let server: Option<ServeOptions> = match &pool.spec.template {
-        Some(template) => merge::read(template, "serve").map_err(of_pool())?,
-        None => None,
-    };
+    let Declared { pool, job, trainer, server } = declared(&options.files)?;
     let either = |given: Option<NonZeroU32>, own: Option<NonZeroU32>, option| {
         given.or(own).ok_or(SizeError::Unknown { option })
     };

@@ -46,11 +46,11 @@ pub(crate) struct Watched {
 /// Seconds of attention in a step, forward and backward.
 #[derive(Clone, Debug)]
 pub(crate) struct Times {
-    /// Of each rank, for its own rows.
+    /// Seconds of each rank for its own rows.
     pub(crate) at_home: Vec<f64>,
-    /// Until the last slot of a pool is done with all rows.
+    /// Seconds until the last slot of a pool has computed all rows.
     pub(crate) pooled: f64,
-    /// That the pool's attention waits for links alone.
+    /// Seconds in which the pool's attention only waits for links.
     pub(crate) links: f64,
     /// The last slot's finish over the mean of all, of the worst plan.
     pub(crate) balance: f64,
@@ -169,7 +169,7 @@ impl Watched {
     }
 }
 
-/// The same rows, on slots in place at every rank.
+/// The problem of the same rows with a slot in place at every rank.
 pub(super) fn at_home(problem: &Problem) -> Problem {
     let ranks = (0..problem.layout.ranks().len() as u16).map(RankId);
     let slot = |rank| Slot { weight: 100, head_start: 0, home: Some(rank), memory: PLENTY };

@@ -1,12 +1,11 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
 use cadre_planner::{Profile, servers_for};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::draw::{Drawn, Layer, Machine};
 use super::{Job, STEPS, SizeError};
+use crate::printed;
 
 /// Share of a step that may wait for links before the pool is said not to fit.
 const EXPOSED: f64 = 0.10;
@@ -154,13 +153,12 @@ impl Report {
 
     /// One line.
     pub(super) fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and names are JSON") + "\n"
+        printed::json(self)
     }
 
     /// A table for people.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = printed::table();
         let mut row = |name: &str, value: String| {
             table.add_row([name.to_owned(), value]);
         };

@@ -17,10 +17,10 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Before the rows of a block are staged.
+/// Value of a counter before the rows of its block are staged.
 const UNSTAGED: u32 = u32::MAX;
 
-/// A block's counter, as a unit sees it.
+/// One unit's view of the counter of a block: whose turn it is to add to dQ.
 pub(super) struct Turn<'a> {
     tile: &'a AtomicU32,
     failed: &'a AtomicBool,

@@ -32,15 +32,15 @@ use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
 
 pub(super) use repair::repair;
 
-/// Bins with room that are compared for a loose span.
+/// Candidates for a loose span: so many slots with room are compared.
 const COMPARED: usize = 8;
-/// Times that a bin may trade, in the mean.
+/// Maximum trades, per slot in the mean.
 const TRADES: usize = 2;
-/// Part of the level by which what is late altogether has to fall for a bin to trade again.
+/// Trading goes on only while it lowers the lateness of all slots together by one part in this many of the level.
 const WORTH: u64 = 4_096;
-/// Part of the largest bundle below which a span for which there is no room is not halved.
+/// A span that finds no room is halved unless it is smaller than one part in this many of the largest bundle.
 const HALVED: u64 = 8;
-/// Part of the level that a bin gets too much before the next one is filled.
+/// A slot is filled up to one part in this many of the level too much before the next one is.
 const GATHERED: u64 = 4;
 
 /// Bins that hold what a plan has, but for what limits ask to move; and the first document for a part of which no slot had room.

@@ -19,11 +19,11 @@ use crate::balance::pieces::held;
 use crate::balance::prices::Prices;
 use crate::{DocumentId, TILE_ROWS};
 
-/// What a finish late by the level costs, in all bytes that the plan without limits pulls.
+/// Price of a finish that is late by the level; 1 is the price of all bytes that the plan without limits pulls.
 const LATE: f64 = 40.0;
-/// What a phase of memory too much costs.
+/// Price of holding a whole phase beyond the memory, in the same unit.
 const FULL: f64 = 100.0;
-/// Part of a phase that stays free, so that what little is left at the end of many moves fits.
+/// Share of a phase that the repair keeps free, so that the small excess that many moves leave still fits.
 const MARGIN: f64 = 1.0 / 1024.0;
 /// Bins among which one is picked.
 const PICKED: usize = 6;
@@ -31,7 +31,7 @@ const PICKED: usize = 6;
 /// Bins among which one with keys of a document is sought.
 const SOUGHT: usize = 256;
 
-/// Numbers from a fixed seed.
+/// Pseudo-random numbers from a fixed seed.
 struct Draw(u64);
 
 impl Draw {

@@ -13,13 +13,13 @@ use crate::balance::groups::Span;
 use crate::balance::pieces::{Offer, best_piece};
 use crate::balance::prices::Prices;
 
-/// Receivers that are tried for a piece.
+/// Maximum receivers that are tried for a piece.
 const RECEIVERS: usize = 16;
-/// Documents of the donor that are looked at.
+/// Candidates of the donor: so many of its documents.
 const DOCUMENTS: usize = 8;
-/// Spans under so many heads whose pieces are counted exactly.
+/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
 const TRIES: usize = 4;
-/// Parts of what would make two bins even that are tried.
+/// Amounts that are tried: what would make both slots even, divided by each of these.
 const PARTS: [u64; 3] = [1, 3, 12];
 
 /// A span that went from one bin to another.

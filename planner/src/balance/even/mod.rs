@@ -16,17 +16,17 @@ use super::groups::Span;
 use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 
-/// Part of the level below which a difference is not worth an exchange, which makes two tasks more.
+/// An exchange adds two tasks, so it is made only if the last slot is late by more than one part in this many of the level.
 const WORTH_EXCHANGE: u64 = 508;
-/// Receivers among which the exchange with the least bytes is sought.
+/// Candidates for an exchange: so many receivers, of which the one with the fewest bytes is taken.
 const EXCHANGE_WITH: usize = 8;
-/// Receivers among which the nearest is sought.
+/// Candidates for a piece where distances have prices: so many receivers, of which the nearest is taken.
 const NEAR: usize = 8;
-/// Documents of a donor that are looked at.
+/// Candidates of a donor: so many of its documents.
 const DOCUMENTS: usize = 8;
-/// Receivers that are asked where memory binds: most are full, and to ask them all for everything takes long.
+/// Maximum receivers that are tried where memory binds: most are full, and trying all of them would take long.
 const LIMITED: usize = 16;
-/// Spans under so many heads whose pieces are counted exactly.
+/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
 const TRIES: usize = 4;
 
 /// When the last bin may finish.

@@ -21,7 +21,7 @@ use std::ops::Range;
 use super::ROUNDING;
 use crate::{DocumentId, Mask, Problem};
 
-/// Pairs a head that are counted at most: more than there are slots.
+/// Maximum pairs a head that are counted: more than there can be slots.
 const MOST_PAIRS: u32 = 1 << 15;
 /// Pairs a head that are counted at most since bundles are limited: a document that asks for more is counted as one of so many.
 const MORE_PAIRS: u32 = 64;

@@ -16,9 +16,9 @@ use super::{All, ROUNDING};
 use crate::memory::bytes;
 use crate::{Cuts, Document, DocumentId, Problem, TILE_ROWS};
 
-/// Part by which the largest bundle grows from one value that is tried to the next.
+/// From one try to the next the largest bundle grows by one part in this many.
 const STEP: u64 = 32;
-/// Documents whose further bundles are counted at most, the longest.
+/// Only for so many documents, the longest ones, further bundles are counted.
 const LONGEST: usize = 1_024;
 
 /// Bytes that every slot needs if all have the same, below which no plan finishes by `finish`; zero for a finish at which

@@ -44,7 +44,7 @@ pub struct Least {
     pub link: u64,
 }
 
-/// Part by which rounded floats may be too large.
+/// Relative error by which rounded floats may be too large.
 const ROUNDING: f64 = 1e-9;
 
 /// Lower bounds for all plans that finish by `finish`; `None` for a finish at which no slot has begun.

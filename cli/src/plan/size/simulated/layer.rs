@@ -43,7 +43,7 @@ impl<'a> Cluster<'a> {
         Self { machine, linear: machine.linear(job), weights: [nanos(2.0), nanos(4.0)], slow: None }
     }
 
-    /// The same where one place's links are slower.
+    /// The same machines, with slower links at one place.
     pub(super) fn with_slow(&self, place: usize, times: u16) -> Self {
         Self { slow: Some((place, times.into())), ..*self }
     }
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// Who decided most of the time, and the longest document there.
+/// The bottleneck: the place and resource that decided for the longest time, and the longest document there.
 #[derive(Clone, Debug)]
 pub(super) struct Bottleneck {
     pub(super) resource: Resource,
@@ -91,7 +91,7 @@ pub(super) struct Run {
     attention: f64,
     /// The worst plan's.
     pub(super) max_over_mean: f64,
-    /// By what decides, how long it did, and the longest time with its document.
+    /// By bottleneck: for how long it decided, and its longest layer with the document there.
     decided: BTreeMap<(Resource, usize), (f64, f64, u32)>,
     /// Of each place's busier link.
     wires: Vec<f64>,

@@ -1,8 +1,6 @@
 //! What a simulated job takes, as one line of JSON or as tables for people.
 
 use cadre_planner::Profile;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 use super::super::draw::Machine;
@@ -10,12 +8,13 @@ use super::super::{Job, STEPS};
 use super::layer::{Bottleneck, Cluster, Resource, Run};
 use super::losses::Lost;
 use super::{Asked, Where, run};
+use crate::printed;
 
-/// Part by which a processor has to do more for a pool to be worth it.
+/// A pool is worth it if a processor does more than this share more.
 const WORTH: f64 = 0.02;
-/// Imbalance at home up to which a pool has nothing to even out.
+/// Up to this imbalance at home a pool has nothing to even out.
 const EVEN: f64 = 1.05;
-/// Part of the work up to which attention is too little for a pool.
+/// Up to this share of the work attention is too little for a pool to matter.
 const LITTLE: f64 = 0.05;
 
 /// Attention at one place, under the names of the JSON.
@@ -176,7 +175,7 @@ impl Report {
     }
 
     pub(super) fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and names are JSON") + "\n"
+        printed::json(self)
     }
 
     pub(super) fn table(&self) -> String {
@@ -250,8 +249,7 @@ impl Row {
 }
 
 fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = printed::table();
     table.set_header(head.iter().copied());
     for row in rows {
         table.add_row(row);

@@ -11,10 +11,11 @@
 //!
 //! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+mod peers;
+mod row;
+
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,12 +24,9 @@ use cadre_exchange::{
     Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
     Provider, RegionKey, Sharing, TcpConfig, Transports, ucx_here,
 };
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
-use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
-};
+
+use crate::peers::{perftest, pump, raw_ping_pong, raw_stream, tls_stream};
+use crate::row::Row;
 
 const RUNS: usize = 9;
 /// Memory on either side of a bandwidth run.
@@ -86,48 +84,6 @@ fn main() {
     let json: Vec<_> = rows.iter().map(Row::json).collect();
     let json = format!("[\n  {}\n]\n", json.join(",\n  "));
     std::fs::write(folder.join("exchange.json"), json).expect("the target folder can be written");
-}
-
-/// One case.
-struct Row {
-    case: String,
-    peer_name: &'static str,
-    unit: &'static str,
-    ours: f64,
-    peer: f64,
-    ratio: f64,
-}
-
-impl Row {
-    fn new(
-        (case, peer_name): (String, &'static str),
-        unit: &'static str,
-        runs: impl Iterator<Item = (f64, f64)>,
-        ratio: impl Fn(f64, f64) -> f64,
-    ) -> Self {
-        let (mut ours, mut peer): (Vec<_>, Vec<_>) = runs.unzip();
-        let (ours, peer) = (median(&mut ours), median(&mut peer));
-        let ratio = ratio(ours.0, peer.0);
-        let row = Self { case, peer_name, unit, ours: ours.0, peer: peer.0, ratio };
-        println!(
-            "{:32} ours {:8.1} {unit} ({:.1} to {:.1})   {peer_name} {:8.1} {unit} ({:.1} to {:.1})   ratio {:.3}",
-            row.case, ours.0, ours.1, ours.2, peer.0, peer.1, peer.2, row.ratio
-        );
-        row
-    }
-
-    fn json(&self) -> String {
-        let Self { case, peer_name, unit, ours, peer, ratio } = self;
-        format!(
-            r#"{{"case": "{case}", "ours": {ours:.1}, "peer": {peer:.1}, "peer_name": "{peer_name}", "unit": "{unit}", "ratio": {ratio:.3}}}"#
-        )
-    }
-}
-
-/// Median, least and most.
-fn median(values: &mut [f64]) -> (f64, f64, f64) {
-    values.sort_by(f64::total_cmp);
-    (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
 fn mib_per_second(begin: Instant) -> f64 {
@@ -238,110 +194,6 @@ fn reach(owner: &mut Paths, reader: &mut Paths) {
     assert_eq!(traffic.shared_bytes + traffic.ucx_bytes, ARENA_BYTES as u64, "{events:?}");
 }
 
-/// UCX's own benchmark of reads, in MiB/s; none where it is not installed.
-fn perftest(unit_bytes: usize, transports: &str) -> Option<f64> {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).ok()?.port();
-    let port = port.to_string();
-    let start = |words: &[&str]| {
-        let mut command = Command::new("ucx_perftest");
-        command.args(["-p", &port]).args(words).env("UCX_TLS", transports);
-        command.env("UCX_MM_ERROR_HANDLING", "y").stderr(Stdio::null());
-        command
-    };
-    let mut server = start(&[]).stdout(Stdio::null()).spawn().ok()?;
-    let (unit, units) = (unit_bytes.to_string(), (TOTAL_BYTES / unit_bytes).to_string());
-    let gets = ["127.0.0.1", "-t", "ucp_get", "-s", &unit, "-n", &units, "-e", "-f"];
-    // It listens a moment after it was started.
-    let said = (0..50).find_map(|_| {
-        let done = start(&gets).output().ok().filter(|it| it.status.success());
-        if done.is_none() {
-            thread::sleep(Duration::from_millis(20));
-        }
-        done
-    });
-    let _ = server.kill();
-    let _ = server.wait();
-    // Iterations, three latencies, average and overall rate.
-    let text = String::from_utf8(said?.stdout).ok()?;
-    text.lines().rev().find_map(|it| it.split_whitespace().nth(5)?.parse().ok())
-}
-
-/// The same by copies alone, from an arena to memory of our own.
-fn pump(unit_bytes: usize) -> f64 {
-    let rows = rows(SHARED.1);
-    let mut landing = Buffer::from(vec![0.0; ARENA_BYTES / 4]);
-    let begin = Instant::now();
-    for _ in 0..TOTAL_BYTES / ARENA_BYTES {
-        let units = rows.bytes().chunks(unit_bytes);
-        for (to, from) in landing.bytes_mut().chunks_mut(unit_bytes).zip(units) {
-            to.copy_from_slice(from);
-        }
-        std::hint::black_box(&mut landing);
-    }
-    mib_per_second(begin)
-}
-
-/// The same over raw sockets.
-fn raw_stream(unit_bytes: usize) -> f64 {
-    let (writer, reader) = raw_pair();
-    stream(writer, reader, unit_bytes)
-}
-
-/// The same over rustls on raw sockets.
-fn tls_stream(unit_bytes: usize) -> f64 {
-    let (writer, reader) = raw_pair();
-    let name = "localhost".to_owned();
-    let made = rcgen::generate_simple_self_signed([name.clone()]).expect("a certificate");
-    let crypto = Arc::new(CryptoProvider {
-        cipher_suites: vec![TLS13_AES_128_GCM_SHA256],
-        ..rustls::crypto::ring::default_provider()
-    });
-    let mut roots = RootCertStore::empty();
-    roots.add(made.cert.der().clone()).expect("our own");
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
-    let server = ServerConfig::builder_with_provider(Arc::clone(&crypto))
-        .with_safe_default_protocol_versions()
-        .expect("TLS 1.3")
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .expect("they fit");
-    let client = ClientConfig::builder_with_provider(crypto)
-        .with_safe_default_protocol_versions()
-        .expect("TLS 1.3")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from(name).expect("a name");
-    let client = ClientConnection::new(Arc::new(client), name).expect("they fit");
-    let server = ServerConnection::new(Arc::new(server)).expect("they fit");
-    stream(StreamOwned::new(client, writer), StreamOwned::new(server, reader), unit_bytes)
-}
-
-/// A blocking writer and a blocking reader move the total; MiB/s as the reader sees it.
-fn stream(
-    mut writer: impl Write + Send + 'static,
-    mut reader: impl Read,
-    unit_bytes: usize,
-) -> f64 {
-    let source = vec![1_u8; ARENA_BYTES];
-    let mut target = vec![1_u8; ARENA_BYTES];
-    let writing = thread::spawn(move || {
-        for _ in 0..TOTAL_BYTES / ARENA_BYTES {
-            for unit in source.chunks(unit_bytes) {
-                writer.write_all(unit).expect("the reader reads");
-            }
-        }
-    });
-    let begin = Instant::now();
-    for _ in 0..TOTAL_BYTES / ARENA_BYTES {
-        for unit in target.chunks_mut(unit_bytes) {
-            reader.read_exact(unit).expect("the writer writes");
-        }
-    }
-    let rate = mib_per_second(begin);
-    writing.join().expect("the writer has written all");
-    rate
-}
-
 /// Microseconds of one ring there and one back, each side sleeping in its poll.
 fn rings() -> f64 {
     let (mut owner, mut reader) = pair(TCP);
@@ -368,35 +220,4 @@ fn message(tcp: &mut Paths, events: &mut Vec<Event>) {
     while !events.drain(..).any(|it| matches!(it, Event::Message { .. })) {
         tcp.poll(Duration::from_secs(10), events);
     }
-}
-
-/// Microseconds of a blocking ping-pong.
-fn raw_ping_pong() -> f64 {
-    let (mut one, mut two) = raw_pair();
-    let echo = thread::spawn(move || {
-        let mut bytes = [0; MESSAGE_BYTES];
-        for _ in 0..ROUND_TRIPS {
-            two.read_exact(&mut bytes).expect("it is rung");
-            two.write_all(&bytes).expect("it is heard");
-        }
-    });
-    let mut bytes = [0; MESSAGE_BYTES];
-    let begin = Instant::now();
-    for _ in 0..ROUND_TRIPS {
-        one.write_all(&bytes).expect("it is heard");
-        one.read_exact(&mut bytes).expect("it is echoed");
-    }
-    let time = begin.elapsed();
-    echo.join().expect("it echoes");
-    time.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
-}
-
-fn raw_pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
-    let one = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-    let (two, _) = listener.accept().expect("just connected");
-    for stream in [&one, &two] {
-        stream.set_nodelay(true).expect("a socket of ours");
-    }
-    (one, two)
 }

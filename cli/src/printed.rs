@@ -1,0 +1,17 @@
+//! The two forms in which commands print what they found: a line of JSON, and tables for people.
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use serde::Serialize;
+
+/// One line of JSON, with its end.
+pub(crate) fn json<T: Serialize + ?Sized>(it: &T) -> String {
+    serde_json::to_string(it).expect("numbers, names and lists are JSON") + "\n"
+}
+
+/// An empty table, in the style of all of Cadre's.
+pub(crate) fn table() -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table
+}

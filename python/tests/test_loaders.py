@@ -1,0 +1,198 @@
+"""What `cadre.batches` makes of a loader: updates, their order, epochs, and where a resume goes on.
+
+Each test begins with a process in which `init` was not called.
+"""
+
+import unittest
+from unittest import mock
+
+import cadre
+import torch
+import torch.distributed as dist
+from alone import Alone
+from cadre import _epochs, _job, _layout, _turns
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+ROWS = 8
+
+
+class Loader:
+    """Numbers, and where it stands."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.drawn = count, 0
+
+    def __iter__(self):
+        while self.drawn < self.count:
+            self.drawn += 1
+            yield self.drawn - 1
+        self.drawn = 0
+
+    def state_dict(self) -> dict:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.drawn = state["drawn"]
+
+
+class Orders(Alone):
+    def test_turns_are_written_as_a_number_or_an_order(self) -> None:
+        for turns, count, told in (
+            (None, 2, "F0 B0 F1 B1"),
+            (1, 2, "F0 B0 F1 B1"),
+            (2, 3, "F0 F1 B0 F2 B1 B2"),
+            (9, 2, "F0 F1 B0 B1"),
+            ("F0 F1 B1 B0", 2, "F0 F1 B1 B0"),
+            (lambda count: f"F0 F1 B{count - 1} B0", 2, "F0 F1 B1 B0"),
+        ):
+            self.assertEqual(_turns.in_words(_turns.order_of(turns, count)), told)
+        for turns, words in (
+            (0, "turns is 0; 1 micro-batch or more"),
+            ("F0 b0 F1 B1", "'b0' is no turn"),
+            ("F0 B0", "the step has 2 micro-batches; each goes forward once"),
+            ("F1 B1 F0 B0", "in their order"),
+            ("F0 F1 B0 B0", "and backward once"),
+            ("F0 B1 F1 B0", "B1 comes before F1"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                _turns.order_of(turns, 2)
+
+    def test_batches_go_forward_before_the_backward_of_the_one_before(self) -> None:
+        self.join(steps=1)
+        waiting, seen = [], []
+        for batch in (feed := cadre.batches(Loader(3), lambda it: [ROWS + it], accumulate=3, turns=2)):
+            waiting.append(batch)
+            seen.append(f"F{batch}")
+            while len(waiting) > (not feed.is_last):
+                seen.append(f"B{waiting.pop(0)}")
+            order = _turns.in_words(_job.running().order)
+        self.assertEqual(" ".join(seen), order)
+
+
+class Loaders(Alone):
+    def batches(self, loader, **more):
+        return cadre.batches(loader, layout=lambda it: [ROWS + it], **more)
+
+    def test_an_update_is_held_back_and_the_last_of_an_epoch_may_have_fewer_batches(self) -> None:
+        self.join(steps=4)
+        loader, seen = Loader(5), []
+        for _ in range(3):
+            for batch in (feed := self.batches(loader, accumulate=2)):
+                step = _job.running()
+                seen.append((step.number, step.at, batch, step.lengths(), feed.is_last, loader.drawn))
+        self.assertEqual(
+            seen,
+            [
+                (0, 0, 0, [8], False, 4),
+                (0, 1, 1, [9], True, 4),
+                (1, 0, 2, [10], False, 0),
+                (1, 1, 3, [11], True, 0),
+                (2, 0, 4, [12], True, 0),
+                # The second epoch; the job has no further step.
+                (3, 0, 0, [8], False, 2),
+                (3, 1, 1, [9], True, 2),
+            ],
+        )
+        self.assertTrue(_job.current().ended)
+
+    def test_one_object_serves_epochs_and_says_how_many_batches_an_update_has(self) -> None:
+        self.join(steps=4)
+        feed = self.batches(Loader(3), accumulate=2)
+        seen = [[(batch, feed.micro_batches) for batch in feed] for _ in range(2)]
+        self.assertEqual(seen, [[(0, 2), (1, 2), (2, 1)]] * 2)
+
+    def test_a_layout_may_be_a_tensor(self) -> None:
+        self.join(steps=1)
+        feed = cadre.batches([0, 1], layout=lambda _: torch.tensor([3]), accumulate=2)
+        next(feed)
+        self.assertEqual(_job.running().lengths(), [3])
+        next(feed)
+        self.assertEqual(_job.running().at, 1)
+
+    def test_a_resume_repeats_and_skips_nothing(self) -> None:
+        def stateful():
+            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=0)
+
+        for make in (stateful, lambda: Loader(7)):
+            for taken in range(1, 8):
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=4)
+                    feed = self.batches(make(), accumulate=2)
+                    seen = [next(feed) for _ in range(taken)]
+                    state = feed.state_dict()
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=9)
+                    loader = make()
+                    again = self.batches(loader, accumulate=2)
+                    again.load_state_dict(state)
+                    self.assertEqual(again.state_dict(), state)
+                    seen += again
+                    self.assertEqual(seen, list(range(7)), f"{make}: {taken}")
+                    # The next epoch begins at the beginning.
+                    self.assertEqual(next(self.batches(loader)), 0)
+
+    def test_a_state_that_cannot_be_is_refused(self) -> None:
+        self.join()
+        with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
+            self.batches([1, 2]).state_dict()
+        with self.assertRaisesRegex(TypeError, "list has no load_state_dict"):
+            self.batches([1, 2]).load_state_dict({})
+        feed = self.batches(Loader(3))
+        next(feed)
+        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
+            feed.load_state_dict({"drawn": 1})
+        with self.assertRaisesRegex(ValueError, "accumulate is 0"):
+            self.batches([1], accumulate=0)
+
+    def test_rows_without_position_ids_are_documents(self) -> None:
+        batch = {"input_ids": torch.zeros(3, 7)}
+        self.assertEqual(_layout.lengths_of(batch), [7, 7, 7])
+        with self.assertRaisesRegex(TypeError, "no cu_seq_lens_q"):
+            _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
+
+
+class Epochs(Alone):
+    """Ranks that share a store."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        self.ranks = [_epochs.Epochs(it, 2) for it in range(2)]
+
+    def steps(self, rank: int, *are_first: bool) -> None:
+        for number, it in enumerate(are_first):
+            self.ranks[rank].step(number, is_first=it)
+
+    def test_epochs_that_begin_together_are_let_be(self) -> None:
+        for step in range(5):
+            for it in self.ranks:
+                it.step(step, is_first=step % 2 == 0)
+
+    def test_a_loader_that_goes_on_when_that_of_another_rank_has_ended_is_refused(self) -> None:
+        self.steps(0, True, False)
+        self.steps(1, True, False)
+        self.ranks[0].step(2, is_first=True)
+        said = "epoch 1 begins with step 2 on rank 0, and after step 2, or later on rank 1: loaders differ in length"
+        with self.assertRaisesRegex(ValueError, said):
+            self.ranks[1].step(2, is_first=False)
+
+    def test_batches_compare_the_epochs_of_their_loader(self) -> None:
+        self.join(steps=9)
+        _job.current().epochs, feed = self.ranks[1], cadre.batches(Loader(5), layout=lambda _: [ROWS])
+        self.steps(0, True)
+        self.assertEqual(next(feed), 0)
+        self.ranks[0].step(1, is_first=True)
+        with self.assertRaisesRegex(ValueError, "epoch 1 begins with step 1 on rank 0, and after step 1, or later on"):
+            next(feed)
+
+    def test_a_loader_that_ends_later_is_refused(self) -> None:
+        self.steps(1, True, False)
+        self.steps(0, True)
+        self.ranks[0].step(1, is_first=True)
+        with self.assertRaisesRegex(ValueError, "epoch 1 begins with step 1 on rank 0, and with step 2 on rank 1"):
+            self.ranks[1].step(2, is_first=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
