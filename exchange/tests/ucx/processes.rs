@@ -13,6 +13,9 @@ use crate::children::{Told, say, word};
 use crate::common::{KEY, Node, config, pattern, sharing, until};
 
 const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
+/// The child that is told `CADRE_SECOND_OWNER`.
+const SECOND: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 1, incarnation: 0 };
+const OWNS: &str = "processes::a_child_that_owns";
 const READER: PeerId = PeerId { role: cadre_exchange::Role::Server, index: 0, incarnation: 0 };
 const OTHER: RegionKey = RegionKey([9; 4]);
 /// More than the windows.
@@ -25,7 +28,8 @@ fn node(me: PeerId) -> Node {
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_owns() {
-    let mut owner = node(OWNER);
+    let is_second = std::env::var("CADRE_SECOND_OWNER").is_ok();
+    let mut owner = node(if is_second { SECOND } else { OWNER });
     say(&owner.tcp.address());
     let (words, heard) = std::sync::mpsc::channel();
     let waker = owner.tcp.waker();
@@ -55,19 +59,27 @@ fn a_child_that_owns() {
 
 /// A reader whose owner is a child, and publishes rows of seed 1.
 fn reader(owner: &mut Told) -> Node {
-    let address = owner.hear();
-    owner.tell("1");
-    assert_eq!(owner.hear(), "published");
     let mut reader = node(READER);
-    reader.tcp.connect(OWNER, &address);
-    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
+    reach(&mut reader, OWNER, owner);
     reader
 }
 
+fn reach(reader: &mut Node, id: PeerId, owner: &mut Told) {
+    let address = owner.hear();
+    owner.tell("1");
+    assert_eq!(owner.hear(), "published");
+    reader.tcp.connect(id, &address);
+    until(&mut [reader], |nodes| nodes[0].is_connected(id));
+}
+
 fn begin(reader: &mut Node, patience: Duration) -> (PullId, LandingId) {
+    begin_from(reader, OWNER, patience)
+}
+
+fn begin_from(reader: &mut Node, owner: PeerId, patience: Duration) -> (PullId, LandingId) {
     let landing = reader.tcp.land(Buffer::zeroed(BYTES));
     let whole = [(0, 0, BYTES as u64)];
-    (reader.pull_until(OWNER, KEY, &whole, landing, patience), landing)
+    (reader.pull_until(owner, KEY, &whole, landing, patience), landing)
 }
 
 fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
@@ -89,7 +101,7 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
     if sharing() == Sharing::Off {
         return;
     }
-    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut owner = Told::start(OWNS);
     let mut reader = reader(&mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_millis(300));
     until_in_the_middle(&mut reader, (pull, landing));
@@ -109,11 +121,44 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
 }
 
 #[test]
+fn an_owner_that_is_stopped_takes_nothing_from_another() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let (clock, hand) = Clock::driven();
+    let mut reader = Node::on(config(READER), clock, sharing());
+    let mut stopped = Told::start(OWNS);
+    let mut other = Told::start_by(&["env", "CADRE_SECOND_OWNER=1"], OWNS);
+    reach(&mut reader, OWNER, &mut stopped);
+    reach(&mut reader, SECOND, &mut other);
+    // Both stand in the middle of reads, and one is late.
+    let late = begin(&mut reader, Duration::from_secs(10));
+    until_in_the_middle(&mut reader, late);
+    stopped.stop();
+    let waits = begin_from(&mut reader, SECOND, Duration::from_mins(1));
+    until_in_the_middle(&mut reader, waits);
+    other.stop();
+    hand.advance(Duration::from_secs(11));
+    until(&mut [&mut reader], |nodes| nodes[0].result(late.0).is_some());
+    assert_eq!(reader.result(late.0), Some(Err(PullError::Deadline)));
+    other.go_on();
+    until(&mut [&mut reader], |nodes| nodes[0].result(waits.0).is_some());
+    assert_eq!(reader.result(waits.0), Some(Ok(BYTES as u64)));
+    assert!(reader.tcp.take(waits.1).expect("it ended") == pattern(BYTES, 1));
+    stopped.go_on();
+    assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
+    let ends = |it: &&Event| matches!(it, Event::Connected(_) | Event::Closed { .. });
+    let links: Vec<_> = reader.events.iter().filter(ends).collect();
+    assert_eq!(links, [&Event::Connected(OWNER), &Event::Connected(SECOND)], "said once");
+    assert_eq!(reader.tcp.traffic().tcp_bytes, 0);
+}
+
+#[test]
 fn a_killed_owner_ends_its_pulls() {
     if sharing() == Sharing::Off {
         return;
     }
-    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut owner = Told::start(OWNS);
     let mut reader = reader(&mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
     until_in_the_middle(&mut reader, (pull, landing));
