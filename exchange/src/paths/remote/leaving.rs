@@ -55,7 +55,8 @@ impl Remote {
                 Some((For::Pull(id), _)) => {
                     self.reading.get(id).is_some_and(|it| it.peer() == peer)
                 }
-                Some((For::Look(..), _)) | None => false,
+                Some((For::Look(whose, _), _)) => *whose == peer,
+                None => false,
             };
             if is_theirs {
                 self.count(&done, now);
