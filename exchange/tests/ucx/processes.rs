@@ -154,6 +154,44 @@ fn an_owner_that_is_stopped_takes_nothing_from_another() {
 }
 
 #[test]
+fn a_pull_that_is_not_late_waits_on_when_another_of_its_owner_is() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let (clock, hand) = Clock::driven();
+    let mut reader = Node::on(config(READER), clock, sharing());
+    let mut owner = Told::start(OWNS);
+    reach(&mut reader, OWNER, &mut owner);
+    let late = begin(&mut reader, Duration::from_secs(10));
+    let waits = begin(&mut reader, Duration::from_secs(20));
+    // Rows come now and then: neither is late.
+    for _ in 0..2 {
+        let before = landed_mib(&reader, late.1);
+        until(&mut [&mut reader], |nodes| landed_mib(nodes[0], late.1) > before + 1);
+        hand.advance(Duration::from_secs(9));
+    }
+    let before = landed_mib(&reader, late.1);
+    until(&mut [&mut reader], |nodes| landed_mib(nodes[0], late.1) > before + 1);
+    assert_eq!((reader.result(late.0), reader.result(waits.0)), (None, None));
+    owner.stop();
+    // 11 s after something came last, and 29 s after both were begun.
+    hand.advance(Duration::from_secs(11));
+    until(&mut [&mut reader], |nodes| nodes[0].result(late.0).is_some());
+    assert_eq!(reader.result(late.0), Some(Err(PullError::Deadline)));
+    reader.poll();
+    assert_eq!(reader.result(waits.0), None);
+    owner.go_on();
+    until(&mut [&mut reader], |nodes| nodes[0].result(waits.0).is_some());
+    assert_eq!(reader.result(waits.0), Some(Ok(BYTES as u64)));
+}
+
+/// How many MiB of a landing have begun to land.
+fn landed_mib(reader: &Node, landing: LandingId) -> usize {
+    let landed = reader.tcp.landed(landing).expect("it is there").bytes();
+    landed.chunks(1 << 20).filter(|it| it[1000..1016] != [0; 16]).count()
+}
+
+#[test]
 fn a_killed_owner_ends_its_pulls() {
     if sharing() == Sharing::Off {
         return;

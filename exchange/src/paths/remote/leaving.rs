@@ -95,6 +95,7 @@ impl Paths {
         match &mut self.remote {
             Some(remote) if remote.required => {
                 pull.begin_anew();
+                self.tcp.watch_anew(&mut pull);
                 remote.waiting.push(pull);
             }
             Some(_) | None => {
