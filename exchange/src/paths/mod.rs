@@ -371,11 +371,12 @@ impl Provider for Paths {
             let sleep =
                 if done || is_more || !self.arm() { Duration::ZERO } else { left.min(self.rest()) };
             self.tcp.poll(sleep, &mut news);
-            let early = self.tcp.was_called() && news.is_empty();
+            // Also where nothing of what came with it is the caller's.
+            let woken = self.tcp.was_called();
             for event in news.drain(..) {
                 self.take_in(event);
             }
-            if done || early || !self.events.is_empty() {
+            if done || woken || !self.events.is_empty() {
                 break;
             }
         }

@@ -20,7 +20,7 @@ const CLOSING: Duration = Duration::from_millis(20);
 
 impl Net {
     /// Closes an end by force. When this returns, none of its reads is under way: [`Self::done`] tells each of them. Where UCX does
-    /// not end them in time, all other ends are closed with it.
+    /// not end them in time, all other ends are closed with it: [`Self::lost`] tells each of those.
     pub(crate) fn close(&mut self, end: EndId) {
         let Some(reading) = &mut self.reading else { return };
         let Some(it) = reading.ends.get_mut(&end.0).filter(|it| !it.is_closed) else { return };
@@ -96,9 +96,8 @@ impl Net {
             let result = Err("its worker was ended".to_owned());
             self.done.push_back(Done { get: GetId(get), words: Vec::new(), result });
         }
-        for (id, _) in ends.into_iter().filter(|it| !it.1.is_closed) {
-            self.failed.push_back((EndId(id), "its worker was ended".to_owned()));
-        }
+        let open = ends.into_iter().filter(|it| !it.1.is_closed);
+        self.lost.extend(open.map(|it| EndId(it.0)));
     }
 }
 

@@ -103,6 +103,7 @@ pub(crate) struct Net {
     pub(super) reading: Option<Reading>,
     pub(super) done: VecDeque<Done>,
     pub(super) failed: VecDeque<(EndId, String)>,
+    pub(super) lost: VecDeque<EndId>,
     pub(super) next: u64,
     /// Descriptors of workers that were left.
     pub(super) left: Vec<BorrowedFd<'static>>,
@@ -125,6 +126,7 @@ impl Net {
             reading: None,
             done,
             failed,
+            lost: VecDeque::new(),
             next: 0,
             left: Vec::new(),
         })
@@ -333,6 +335,11 @@ impl Net {
     /// The next end whose owner is gone; it is to be closed.
     pub(crate) fn failed(&mut self) -> Option<(EndId, String)> {
         self.failed.pop_front()
+    }
+
+    /// The next end that was closed because another one did not close in time: nothing is wrong with its owner.
+    pub(crate) fn lost(&mut self) -> Option<EndId> {
+        self.lost.pop_front()
     }
 
     /// What UCX prints of an end.

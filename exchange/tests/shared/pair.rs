@@ -108,12 +108,17 @@ pub(crate) fn own_as_told(mut owner: Node, bytes: usize) {
 
 /// Links a reader to a child of [`own_as_told`], which publishes rows of seed 1.
 pub(crate) fn reader_of(owner: &mut Told, mut reader: Node) -> Node {
+    reach(&mut reader, OWNER, owner);
+    reader
+}
+
+/// As [`reader_of`], to a child of any name.
+pub(crate) fn reach(reader: &mut Node, id: PeerId, owner: &mut Told) {
     let address = owner.hear();
     owner.tell("1");
     assert_eq!(owner.hear(), "published");
-    reader.tcp.connect(OWNER, &address);
-    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
-    reader
+    reader.tcp.connect(id, &address);
+    until(&mut [reader], |nodes| nodes[0].is_connected(id));
 }
 
 /// Kills a child that owns what is pulled: the pull ends, and then its link.

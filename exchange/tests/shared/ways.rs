@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cadre_exchange::{
     Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, Traffic,
@@ -120,4 +120,22 @@ fn a_door_that_does_not_open_is_tried_again_after_a_rest_that_grows() {
     assert!(
         !reader.events.iter().any(|it| matches!(it, Event::Closed { .. } | Event::Broken { .. }))
     );
+}
+
+#[test]
+fn a_wake_that_comes_with_an_answer_for_the_provider_alone_ends_the_poll() {
+    // The owner offers nothing, and says so: nothing that a caller is told.
+    let (mut owner, mut reader) = (node(OWNER, Sharing::Off), node(READER, Sharing::Auto));
+    reader.tcp.connect(OWNER, &owner.tcp.address());
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].is_connected(OWNER));
+    reader.tcp.poll(Duration::ZERO, &mut reader.events);
+    for _ in 0..20 {
+        owner.poll();
+    }
+    assert_eq!(reader.tcp.path(OWNER), Path::Asked);
+    reader.tcp.waker().wake();
+    let limit = Instant::now() + Duration::from_secs(15);
+    reader.tcp.poll(Duration::from_secs(20), &mut reader.events);
+    assert!(Instant::now() < limit, "it slept on");
+    assert_eq!(reader.tcp.path(OWNER), Path::Tcp);
 }

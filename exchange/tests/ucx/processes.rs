@@ -5,15 +5,20 @@
 
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, LandingId, PeerId, Provider as _, PullError, PullId, Sharing};
+use cadre_exchange::{
+    Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, Sharing,
+};
 
 use crate::children::{Told, say, word};
-use crate::common::{KEY, Node, connect, pattern, sharing, until};
+use crate::common::{KEY, Node, config, connect, pattern, sharing, until};
 use crate::pair::{
-    self, OWNER, READER, kill_in_the_middle, landed, own_as_told, reader_of, serve,
+    self, OWNER, READER, kill_in_the_middle, landed, own_as_told, reach, reader_of, serve,
     stop_over_reused_rows,
 };
 
+/// The child that is told `CADRE_SECOND_OWNER`.
+const SECOND: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 1, incarnation: 0 };
+const OWNS: &str = "processes::a_child_that_owns";
 /// More than the windows.
 const BYTES: usize = 40 << 20;
 
@@ -24,7 +29,8 @@ fn node(me: PeerId) -> Node {
 #[test]
 #[ignore = "the child of other tests"]
 fn a_child_that_owns() {
-    own_as_told(node(OWNER), BYTES);
+    let is_second = std::env::var("CADRE_SECOND_OWNER").is_ok();
+    own_as_told(node(if is_second { SECOND } else { OWNER }), BYTES);
 }
 
 /// A reader whose owner is a child, and publishes rows of seed 1.
@@ -33,9 +39,13 @@ fn reader(owner: &mut Told) -> Node {
 }
 
 fn begin(reader: &mut Node, patience: Duration) -> (PullId, LandingId) {
+    begin_from(reader, OWNER, patience)
+}
+
+fn begin_from(reader: &mut Node, owner: PeerId, patience: Duration) -> (PullId, LandingId) {
     let landing = reader.tcp.land(Buffer::zeroed(BYTES));
     let whole = [(0, 0, BYTES as u64)];
-    (reader.pull_until(OWNER, KEY, &whole, landing, patience), landing)
+    (reader.pull_until(owner, KEY, &whole, landing, patience), landing)
 }
 
 fn whole(reader: &mut Node) -> Result<Buffer, PullError> {
@@ -55,7 +65,7 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
     if sharing() == Sharing::Off {
         return;
     }
-    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut owner = Told::start(OWNS);
     let mut reader = reader(&mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_millis(300));
     until_in_the_middle(&mut reader, (pull, landing));
@@ -75,11 +85,82 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
 }
 
 #[test]
+fn an_owner_that_is_stopped_takes_nothing_from_another() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let (clock, hand) = Clock::driven();
+    let mut reader = Node::on(config(READER), clock, sharing());
+    let mut stopped = Told::start(OWNS);
+    let mut other = Told::start_by(&["env", "CADRE_SECOND_OWNER=1"], OWNS);
+    reach(&mut reader, OWNER, &mut stopped);
+    reach(&mut reader, SECOND, &mut other);
+    // Both stand in the middle of reads, and one is late.
+    let late = begin(&mut reader, Duration::from_secs(10));
+    until_in_the_middle(&mut reader, late);
+    stopped.stop();
+    let waits = begin_from(&mut reader, SECOND, Duration::from_mins(1));
+    until_in_the_middle(&mut reader, waits);
+    other.stop();
+    hand.advance(Duration::from_secs(11));
+    until(&mut [&mut reader], |nodes| nodes[0].result(late.0).is_some());
+    assert_eq!(reader.result(late.0), Some(Err(PullError::Deadline)));
+    other.go_on();
+    until(&mut [&mut reader], |nodes| nodes[0].result(waits.0).is_some());
+    assert_eq!(reader.result(waits.0), Some(Ok(BYTES as u64)));
+    assert!(reader.tcp.take(waits.1).expect("it ended") == pattern(BYTES, 1));
+    stopped.go_on();
+    assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
+    let ends = |it: &&Event| matches!(it, Event::Connected(_) | Event::Closed { .. });
+    let links: Vec<_> = reader.events.iter().filter(ends).collect();
+    assert_eq!(links, [&Event::Connected(OWNER), &Event::Connected(SECOND)], "said once");
+    assert_eq!(reader.tcp.traffic().tcp_bytes, 0);
+}
+
+#[test]
+fn a_pull_that_is_not_late_waits_on_when_another_of_its_owner_is() {
+    if sharing() == Sharing::Off {
+        return;
+    }
+    let (clock, hand) = Clock::driven();
+    let mut reader = Node::on(config(READER), clock, sharing());
+    let mut owner = Told::start(OWNS);
+    reach(&mut reader, OWNER, &mut owner);
+    let late = begin(&mut reader, Duration::from_secs(10));
+    let waits = begin(&mut reader, Duration::from_secs(20));
+    // Rows come now and then: neither is late.
+    for _ in 0..2 {
+        let before = landed_mib(&reader, late.1);
+        until(&mut [&mut reader], |nodes| landed_mib(nodes[0], late.1) > before + 1);
+        hand.advance(Duration::from_secs(9));
+    }
+    let before = landed_mib(&reader, late.1);
+    until(&mut [&mut reader], |nodes| landed_mib(nodes[0], late.1) > before + 1);
+    assert_eq!((reader.result(late.0), reader.result(waits.0)), (None, None));
+    owner.stop();
+    // 11 s after something came last, and 29 s after both were begun.
+    hand.advance(Duration::from_secs(11));
+    until(&mut [&mut reader], |nodes| nodes[0].result(late.0).is_some());
+    assert_eq!(reader.result(late.0), Some(Err(PullError::Deadline)));
+    reader.poll();
+    assert_eq!(reader.result(waits.0), None);
+    owner.go_on();
+    until(&mut [&mut reader], |nodes| nodes[0].result(waits.0).is_some());
+    assert_eq!(reader.result(waits.0), Some(Ok(BYTES as u64)));
+}
+
+/// How many MiB of a landing have begun to land.
+fn landed_mib(reader: &Node, landing: LandingId) -> usize {
+    let landed = reader.tcp.landed(landing).expect("it is there").bytes();
+    landed.chunks(1 << 20).filter(|it| it[1000..1016] != [0; 16]).count()
+}
+
+#[test]
 fn a_killed_owner_ends_its_pulls() {
     if sharing() == Sharing::Off {
         return;
     }
-    let mut owner = Told::start("processes::a_child_that_owns");
+    let mut owner = Told::start(OWNS);
     let mut reader = reader(&mut owner);
     let (pull, landing) = begin(&mut reader, Duration::from_mins(1));
     until_in_the_middle(&mut reader, (pull, landing));

@@ -1,7 +1,7 @@
 //! How a way is left: closed by force, and what becomes of its pulls.
 //!
 //! In: reasons, time. Out: pulls that go over their link, wait for a new way, or end. Where UCX must be taken, a way that cannot be had
-//! closes the link; a deadline closes none.
+//! closes the link; a deadline closes none. A way that goes with another one's end is opened anew at once.
 //!
 //! Invariant: nothing is written for a pull when it leaves its way.
 
@@ -15,6 +15,7 @@ use crate::paths::Paths;
 use crate::peer::PeerId;
 use crate::provider::{Event, Provider as _, PullError, PullId};
 use crate::tcp::Pull;
+use crate::ucx::EndId;
 
 /// How pulls go on whose way is left.
 pub(super) enum Onward {
@@ -42,7 +43,7 @@ impl Remote {
     }
 
     /// Closes the end of a peer and gives back its pulls: nothing is written for them any more.
-    pub(super) fn close_way(&mut self, peer: PeerId, now: Instant) -> Vec<Pull> {
+    fn close_end(&mut self, peer: PeerId, now: Instant) -> Vec<Pull> {
         if let Some(end) = self.ways.get(&peer).and_then(Way::end) {
             self.net.close(end);
         }
@@ -54,7 +55,8 @@ impl Remote {
                 Some((For::Pull(id), _)) => {
                     self.reading.get(id).is_some_and(|it| it.peer() == peer)
                 }
-                Some((For::Look(..), _)) | None => false,
+                Some((For::Look(whose, _), _)) => *whose == peer,
+                None => false,
             };
             if is_theirs {
                 self.count(&done, now);
@@ -65,9 +67,46 @@ impl Remote {
         let theirs = self.reading.extract_if(.., |_, it| it.peer() == peer);
         theirs.map(|it| it.1.flying.into_pull()).collect()
     }
+
+    /// Whose way has this end.
+    pub(super) fn owner_at(&self, end: EndId) -> Option<PeerId> {
+        self.ways.iter().find(|it| it.1.end() == Some(end)).map(|it| *it.0)
+    }
 }
 
 impl Paths {
+    /// Closes the end of a peer and gives back its pulls. Others whose ends went with it are asked for their cards again, at once:
+    /// nothing is wrong with them.
+    pub(super) fn close_way(&mut self, peer: PeerId) -> Vec<Pull> {
+        let now = self.tcp.now();
+        let Some(remote) = &mut self.remote else { return Vec::new() };
+        let pulls = remote.close_end(peer, now);
+        while let Some(end) = self.remote.as_mut().and_then(|it| it.net.lost()) {
+            if let Some(other) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
+                tracing::debug!(
+                    "the way to {other} is opened anew: it was closed with that to {peer}"
+                );
+                self.ask_card(other);
+            }
+        }
+        pulls
+    }
+
+    /// Lets a pull that has left its way begin again: by the next one where there must be one, else over the link.
+    pub(super) fn begin_again(&mut self, mut pull: Pull) {
+        match &mut self.remote {
+            Some(remote) if remote.required => {
+                pull.begin_anew();
+                self.tcp.watch_anew(&mut pull);
+                remote.waiting.push(pull);
+            }
+            Some(_) | None => {
+                self.traffic.sent_anew += 1;
+                self.tcp.send_anew(pull);
+            }
+        }
+    }
+
     /// Ends what nothing has come for in too long.
     pub(super) fn end_late_remote(&mut self, now: Instant) {
         let Some(remote) = &mut self.remote else { return };
@@ -101,53 +140,43 @@ impl Paths {
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
     pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: Onward) {
+        let pulls = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };
-        let pulls = remote.close_way(peer, now);
         let required = remote.required;
         if let Some(way) = remote.ways.get_mut(&peer) {
             way.shut(peer, why, is_odd, now);
         }
-        let mut again = Vec::new();
+        // A deadline closes no link: the way is tried anew, and what was not late waits for it.
+        let (closes, reopens) = match &onward {
+            Onward::Link(late) => (required && late.is_empty(), required && !late.is_empty()),
+            Onward::End(_) => (false, false),
+        };
         for pull in pulls {
             match &onward {
                 Onward::Link(late) if late.contains(&pull.id()) => {
                     self.tcp.end_copied(pull, Err(PullError::Deadline));
                 }
-                Onward::Link(_) if required => again.push(pull),
-                Onward::Link(_) => {
-                    self.traffic.sent_anew += 1;
-                    self.tcp.send_anew(pull);
+                Onward::Link(_) if closes => {
+                    self.tcp.end_copied(pull, Err(PullError::PeerFailed));
                 }
+                Onward::Link(_) => self.begin_again(pull),
                 Onward::End(error) => self.tcp.end_copied(pull, Err(error.clone())),
             }
         }
-        match onward {
-            Onward::Link(late) if required && late.is_empty() => {
-                for pull in again {
-                    self.tcp.end_copied(pull, Err(PullError::PeerFailed));
-                }
-                let is_linked = self.tcp.is_opening(peer);
-                self.tcp.close(peer);
-                self.end_all(peer, &PullError::PeerFailed);
-                let error = format!(
-                    "{why}; run where both reach each other by UCX, or without requiring it (--exchange auto)"
-                );
-                if is_linked {
-                    self.events.push(Event::Closed { peer, error });
-                }
+        if reopens {
+            self.ask_card(peer);
+        }
+        if closes {
+            let is_linked = self.tcp.is_opening(peer);
+            self.tcp.close(peer);
+            self.end_all(peer, &PullError::PeerFailed);
+            let error = format!(
+                "{why}; run where both reach each other by UCX, or without requiring it (--exchange auto)"
+            );
+            if is_linked {
+                self.events.push(Event::Closed { peer, error });
             }
-            // A deadline closes no link: the way is tried anew, and what was not late waits for it.
-            Onward::Link(_) if required => {
-                if let Some(remote) = &mut self.remote {
-                    remote.waiting.extend(again.into_iter().map(|mut it| {
-                        it.begin_anew();
-                        it
-                    }));
-                }
-                self.ask_card(peer);
-            }
-            Onward::Link(_) | Onward::End(_) => {}
         }
     }
 

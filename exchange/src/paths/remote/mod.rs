@@ -21,6 +21,8 @@ mod card;
 mod leaving;
 mod opening;
 mod pulls;
+#[cfg(test)]
+mod tests;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

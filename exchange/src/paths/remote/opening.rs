@@ -34,15 +34,14 @@ impl Remote {
 impl Paths {
     /// Asks a peer for its card.
     pub(in crate::paths) fn ask_card(&mut self, peer: PeerId) {
-        let now = self.tcp.now();
+        let left = self.close_way(peer);
         let Some(remote) = &mut self.remote else { return };
         remote.rounds += 1;
         let round = remote.rounds;
-        let left = remote.close_way(peer, now);
         let before = remote.ways.remove(&peer);
         remote.ways.insert(peer, Way::asked(round, before));
         for pull in left {
-            self.tcp.send_anew(pull);
+            self.begin_again(pull);
         }
         self.ask_owner(peer, round, CARD, CARD_BYTES, None);
     }
@@ -153,9 +152,12 @@ impl Paths {
             return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
+        // Held back until there is a way, and told once.
+        let is_told = std::mem::replace(&mut way.is_told, true);
         if remote.required {
-            // Held back until there is a way.
-            self.events.push(Event::Connected(peer));
+            if !is_told {
+                self.events.push(Event::Connected(peer));
+            }
             self.begin_waiting_remote();
         }
     }

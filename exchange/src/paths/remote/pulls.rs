@@ -151,9 +151,7 @@ impl Paths {
                 self.got(&done, now);
             }
             while let Some((end, why)) = self.remote.as_mut().and_then(|it| it.net.failed()) {
-                let of =
-                    |it: &Remote| it.ways.iter().find(|it| it.1.end() == Some(end)).map(|it| *it.0);
-                if let Some(peer) = self.remote.as_ref().and_then(of) {
+                if let Some(peer) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
                     self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
                 }
             }

@@ -27,6 +27,8 @@ pub(super) struct Way {
     pub(super) flying_bytes: u64,
     /// When a read ended last.
     pub(super) heard: Option<Instant>,
+    /// Whether it was open before, since the peer connected.
+    pub(super) is_told: bool,
     /// The rest that follows when it is shut.
     rest: Duration,
     /// What was said of it last.
@@ -58,9 +60,10 @@ impl Key {
 impl Way {
     /// One that is asked for, after `before` to the same peer.
     pub(super) fn asked(round: u64, before: Option<Self>) -> Self {
-        let (rest, said) = before.map_or((FIRST_REST, None), |it| (it.rest, it.said));
+        let (rest, said, is_told) =
+            before.map_or((FIRST_REST, None, false), |it| (it.rest, it.said, it.is_told));
         let (stage, keys) = (Stage::Asked, BTreeMap::new());
-        Self { stage, round, keys, flying_bytes: 0, heard: None, rest, said }
+        Self { stage, round, keys, flying_bytes: 0, heard: None, is_told, rest, said }
     }
 
     pub(super) fn end(&self) -> Option<EndId> {

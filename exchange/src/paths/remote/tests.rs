@@ -1,0 +1,70 @@
+//! What is seen of ways by UCX from inside alone: rests, memory that is not shown, ends that are not watched.
+//!
+//! Over shared memory of UCX; without UCX they say that they were skipped.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use super::way::Stage;
+use crate::clock::Clock;
+use crate::paths::{Paths, PathsConfig, Sharing};
+use crate::peer::{PeerId, Role};
+use crate::provider::Provider as _;
+use crate::tcp::{Encryption, Limits, TcpConfig};
+use crate::ucx::Transports;
+
+const OWNER: PeerId = PeerId { role: Role::Trainer, index: 0, incarnation: 0 };
+const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
+
+/// One that takes UCX where it can, and links where it cannot; none where this machine has no UCX.
+fn open(me: PeerId, clock: Clock) -> Option<Paths> {
+    if let Err(why) = crate::ucx::ucx_here() {
+        println!("skipped: {why}");
+        return None;
+    }
+    let (bind, limits) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Limits::default());
+    let encryption = Encryption::Off;
+    let tcp = TcpConfig { bind, me, secret: [3; 32], data_version: 1, encryption, limits };
+    let sharing = Sharing::Ucx(Transports::SharedMemory);
+    let mut paths = Paths::open_at(PathsConfig { tcp, sharing }, clock).unwrap();
+    paths.remote.as_mut().unwrap().required = false;
+    Some(paths)
+}
+
+fn poll(paths: &mut Paths) {
+    paths.poll(Duration::from_millis(1), &mut Vec::new());
+}
+
+/// Polls both until the reader's way to the owner is at such a stage.
+fn until(reader: &mut Paths, owner: &mut Paths, is_there: impl Fn(&Stage) -> bool) {
+    for _ in 0..20_000 {
+        let way = reader.remote.as_ref().unwrap().ways.get(&OWNER);
+        if way.is_some_and(|it| is_there(&it.stage)) {
+            return;
+        }
+        poll(owner);
+        poll(reader);
+    }
+    panic!("it never came to it");
+}
+
+#[test]
+fn a_first_look_that_is_late_is_one_failure() {
+    let (clock, hand) = Clock::driven();
+    let (Some(mut owner), Some(mut reader)) =
+        (open(OWNER, Clock::system()), open(READER, clock.clone()))
+    else {
+        return;
+    };
+    reader.connect(OWNER, &owner.address());
+    until(&mut reader, &mut owner, |it| matches!(it, Stage::Looking { .. }));
+    // The owner answers by its link, and stands still before it answers by UCX.
+    hand.advance(Duration::from_secs(5));
+    poll(&mut reader);
+    poll(&mut reader);
+    let remote = reader.remote.as_ref().unwrap();
+    assert!(matches!(remote.ways[&OWNER].stage, Stage::Shut { .. }));
+    assert!(!remote.is_to_be_tried(OWNER, clock.now()));
+    hand.advance(Duration::from_secs(30));
+    assert!(reader.remote.as_ref().unwrap().is_to_be_tried(OWNER, clock.now()));
+}
