@@ -1,10 +1,10 @@
 //! What moves the rows of a process, as its IO thread sees it: the best path of each pair for rows in the host's memory, a node for
 //! rows that processes of one machine share on a GPU, or what a test puts in their place.
 //!
-//! In and out: what a [`Provider`] takes and gives, with rows as [`Memory`] and [`Room`]. Which of them it is is a type, chosen once,
-//! when the process joins its job ([`Opened`]); nobody else asks.
+//! In and out: what a [`Provider`] takes and gives, with rows as its [`Memory`]. Which of them it is is a type, chosen once, when the
+//! process joins its job ([`How`]); nobody else asks.
 //!
-//! Invariant: rows live where this moves them, since all room comes from its own [`Place`].
+//! Invariant: rows live where this moves them: its memory is a type, and all room comes from its own [`Place`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,15 +14,18 @@ use cadre_exchange::{
     Buffer, Error, Event, LandingId, Node, NodeConfig, Path as PeerPath, Paths, PathsConfig,
     PeerId, Piece, Provider, PullId, RegionKey, RingError, Sharing, Tcp, TcpConfig, Waker,
 };
-use cadre_kernels::device::{self, Gpu, Rooms};
+use cadre_kernels::device::{self, Gpu, Room, Rooms};
 
-use crate::gpu_memory::{GpuRows, Held};
-use crate::memory::{self, Memory, Place, Room};
+use crate::gpu_memory::{GpuMoves, Held};
+use crate::memory::{self, GpuRows, Host, HostRows, Memory, OnGpu, Place as _};
 
 /// See the module. What is not said here is as [`Provider`] says.
 pub trait Exchange {
+    /// Rows that it moves.
+    type Memory: Memory;
+
     /// Where rows live.
-    fn place(&self) -> &Place;
+    fn place(&self) -> &<Self::Memory as Memory>::Place;
 
     /// Over what rows of a peer come, for reports.
     fn path(&self, peer: PeerId) -> &'static str;
@@ -37,7 +40,7 @@ pub trait Exchange {
     fn connect(&mut self, peer: PeerId, address: &str);
 
     /// Lets peers read rows.
-    fn publish(&mut self, key: RegionKey, memory: &Memory);
+    fn publish(&mut self, key: RegionKey, memory: &Self::Memory);
 
     /// Ends that.
     fn withdraw(&mut self, key: RegionKey);
@@ -58,8 +61,8 @@ pub trait Exchange {
     fn early(
         &mut self,
         landing: LandingId,
-        own: &[(Memory, &[Piece])],
-    ) -> Result<Option<Memory>, device::Error>;
+        own: &[(Self::Memory, &[Piece])],
+    ) -> Result<Option<Self::Memory>, device::Error>;
 
     /// Whether rows that have landed can be copied while pulls write others to the same landing.
     fn copies_landed(&self) -> bool {
@@ -75,7 +78,7 @@ pub trait Exchange {
         &self,
         landing: LandingId,
         _pieces: &[Piece],
-        _to: &mut Room,
+        _to: &mut <Self::Memory as Memory>::Room,
     ) -> Result<(), Error> {
         Err(Error::UnknownLanding { landing })
     }
@@ -88,7 +91,10 @@ pub trait Exchange {
     /// # Errors
     ///
     /// [`Error::Busy`], [`Error::UnknownLanding`].
-    fn take(&mut self, landing: LandingId) -> Result<Room, Error>;
+    fn take(
+        &mut self,
+        landing: LandingId,
+    ) -> Result<<Self::Memory as Memory>::Room, Error>;
 
     /// Frees landed memory as soon as no pull writes to it.
     fn discard(&mut self, landing: LandingId);
@@ -120,38 +126,10 @@ pub trait Exchange {
     fn close(&mut self, peer: PeerId);
 }
 
-const OTHER: &str = "rows live where their exchange moves them";
-
 /// A node with the place of its rows.
-pub struct OnGpu {
-    node: Node<GpuRows>,
-    place: Place,
-}
-
-/// What a process has opened when it joined its job.
-pub enum Opened {
-    /// From the host's memory.
-    Paths(Box<Paths>),
-    /// By copies of the GPU.
-    Node(Box<OnGpu>),
-}
-
-impl Opened {
-    /// What peers connect to.
-    pub fn address(&self) -> String {
-        match self {
-            Self::Paths(it) => Exchange::address(it.as_ref()),
-            Self::Node(it) => it.address(),
-        }
-    }
-
-    /// Ends a poll from other threads.
-    pub fn waker(&self) -> Waker {
-        match self {
-            Self::Paths(it) => Exchange::waker(it.as_ref()),
-            Self::Node(it) => it.waker(),
-        }
-    }
+pub struct ByGpu {
+    node: Node<GpuMoves>,
+    place: OnGpu,
 }
 
 /// How rows are to move.
@@ -170,21 +148,72 @@ pub enum Choice {
     Node,
 }
 
+/// How the rows of this process move, with what it takes to open that.
+#[derive(Debug)]
+pub enum How<'a> {
+    /// From the host's memory.
+    Paths(ByPaths),
+    /// By copies of the GPU.
+    Node(ByNode<'a>),
+}
+
+/// Opens an exchange for a process whose controller has let it in.
+pub trait Open {
+    /// What is opened.
+    type Exchange: Exchange + Send + 'static;
+
+    /// Opens it for these links.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    fn open(self, links: TcpConfig) -> Result<Self::Exchange, OpenError>;
+}
+
+/// See [`open_paths`].
+#[derive(Clone, Copy, Debug)]
+pub struct ByPaths(pub Sharing);
+
+/// See [`ByGpu::open`].
+#[derive(Clone, Copy, Debug)]
+pub struct ByNode<'a> {
+    /// Where rows live.
+    pub gpu: &'a Gpu,
+    /// Folder of sockets.
+    pub sockets: &'a Path,
+}
+
+impl Open for ByPaths {
+    type Exchange = Paths;
+
+    fn open(self, links: TcpConfig) -> Result<Paths, OpenError> {
+        Ok(open_paths(links, self.0)?)
+    }
+}
+
+impl Open for ByNode<'_> {
+    type Exchange = ByGpu;
+
+    fn open(self, links: TcpConfig) -> Result<ByGpu, OpenError> {
+        ByGpu::open(links, self.sockets, self.gpu)
+    }
+}
+
 /// Bytes of an arena; more are made as rows need them.
 const ARENA_BYTES: u64 = 256 << 20;
 
-/// Why a node cannot be opened.
+/// Why an exchange cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The links.
     #[error(transparent)]
     Links(#[from] Error),
     /// The GPU.
-    #[error("the GPU gives no memory to the exchange: {0}")]
+    #[error("--exchange node: the GPU gives no memory to the exchange: {0}")]
     Gpu(#[from] device::Error),
 }
 
-impl OnGpu {
+impl ByGpu {
     /// Opens a node for rows on `gpu`; its socket, and those of its peers, are in the folder `sockets`.
     ///
     /// # Errors
@@ -192,8 +221,8 @@ impl OnGpu {
     /// [`OpenError`].
     pub fn open(tcp: TcpConfig, sockets: &Path, gpu: &Gpu) -> Result<Self, OpenError> {
         let config = NodeConfig { tcp, sockets: sockets.to_owned() };
-        let place = Place::on_gpu(&Rooms::new(gpu, ARENA_BYTES))?;
-        Ok(Self { node: Node::open(config, GpuRows::new(gpu)?)?, place })
+        let place = OnGpu::new(&Rooms::new(gpu, ARENA_BYTES))?;
+        Ok(Self { node: Node::open(config, GpuMoves::new(gpu)?)?, place })
     }
 }
 
@@ -256,8 +285,10 @@ impl OnHost for Paths {
 }
 
 impl<P: OnHost> Exchange for P {
-    fn place(&self) -> &Place {
-        &Place::Host
+    type Memory = HostRows;
+
+    fn place(&self) -> &Host {
+        &Host
     }
 
     fn path(&self, peer: PeerId) -> &'static str {
@@ -276,9 +307,8 @@ impl<P: OnHost> Exchange for P {
         Provider::connect(self, peer, address);
     }
 
-    fn publish(&mut self, key: RegionKey, memory: &Memory) {
-        let Memory::Host(rows) = memory else { unreachable!("{OTHER}") };
-        Provider::publish(self, key, Arc::clone(rows));
+    fn publish(&mut self, key: RegionKey, memory: &HostRows) {
+        Provider::publish(self, key, Arc::clone(memory));
     }
 
     fn withdraw(&mut self, key: RegionKey) {
@@ -286,15 +316,14 @@ impl<P: OnHost> Exchange for P {
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        let Room::Host(room) = Place::Host.room(bytes)? else { unreachable!("{OTHER}") };
-        Ok(Provider::land(self, room))
+        Ok(Provider::land(self, memory::landing(bytes)))
     }
 
     fn early(
         &mut self,
         _landing: LandingId,
-        _own: &[(Memory, &[Piece])],
-    ) -> Result<Option<Memory>, device::Error> {
+        _own: &[(HostRows, &[Piece])],
+    ) -> Result<Option<HostRows>, device::Error> {
         Ok(None)
     }
 
@@ -306,9 +335,8 @@ impl<P: OnHost> Exchange for P {
         &self,
         landing: LandingId,
         pieces: &[Piece],
-        to: &mut Room,
+        to: &mut Buffer,
     ) -> Result<(), Error> {
-        let Room::Host(to) = to else { unreachable!("{OTHER}") };
         memory::copy(self.landed(landing)?, pieces, to);
         Ok(())
     }
@@ -317,8 +345,8 @@ impl<P: OnHost> Exchange for P {
         false
     }
 
-    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
-        Ok(Room::Host(Provider::take(self, landing)?))
+    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
+        Provider::take(self, landing)
     }
 
     fn discard(&mut self, landing: LandingId) {
@@ -353,8 +381,10 @@ impl<P: OnHost> Exchange for P {
     }
 }
 
-impl Exchange for OnGpu {
-    fn place(&self) -> &Place {
+impl Exchange for ByGpu {
+    type Memory = GpuRows;
+
+    fn place(&self) -> &OnGpu {
         &self.place
     }
 
@@ -374,9 +404,8 @@ impl Exchange for OnGpu {
         Provider::connect(&mut self.node, peer, address);
     }
 
-    fn publish(&mut self, key: RegionKey, memory: &Memory) {
-        let Memory::Gpu(part) = memory else { unreachable!("{OTHER}") };
-        self.node.publish(key, Arc::new(Held::Published(part.clone())));
+    fn publish(&mut self, key: RegionKey, memory: &GpuRows) {
+        self.node.publish(key, Arc::new(Held::Published(memory.clone())));
     }
 
     fn withdraw(&mut self, key: RegionKey) {
@@ -384,20 +413,19 @@ impl Exchange for OnGpu {
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        let Room::Gpu(room) = self.place.room(bytes)? else { unreachable!("{OTHER}") };
-        Ok(self.node.land(Held::Landing(room)))
+        Ok(self.node.land(Held::Landing(self.place.room(bytes)?)))
     }
 
     fn early(
         &mut self,
         landing: LandingId,
-        own: &[(Memory, &[Piece])],
-    ) -> Result<Option<Memory>, device::Error> {
+        own: &[(GpuRows, &[Piece])],
+    ) -> Result<Option<GpuRows>, device::Error> {
         let Some(Held::Landing(room)) = self.node.landing(landing) else { return Ok(None) };
         for (rows, pieces) in own {
-            self.place.copy_on_gpu(rows, pieces, room)?;
+            self.place.copy(rows, pieces, room)?;
         }
-        Ok(Some(Memory::Gpu(room.early())))
+        Ok(Some(room.early()))
     }
 
     fn is_busy(&self, landing: LandingId) -> bool {
@@ -406,7 +434,7 @@ impl Exchange for OnGpu {
 
     fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
         match self.node.take(landing)? {
-            Held::Landing(room) => Ok(Room::Gpu(room)),
+            Held::Landing(room) => Ok(room),
             Held::Published(_) => unreachable!("nothing lands in what was published"),
         }
     }
