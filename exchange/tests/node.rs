@@ -86,7 +86,12 @@ impl Device for Files {
         descriptor.try_clone().map(|it| Rc::new(it.into()))
     }
 
-    fn copy(&mut self, from: &Rc<File>, to: &Rows, pieces: &[Piece]) -> Result<Copied, std::io::Error> {
+    fn copy(
+        &mut self,
+        from: &Rc<File>,
+        to: &Rows,
+        pieces: &[Piece],
+    ) -> Result<Copied, std::io::Error> {
         self.0.begun.set(self.0.begun.get() + 1);
         let (from, arena, at, pieces) =
             (Rc::clone(from), Arc::clone(&to.arena), to.at, pieces.to_vec());

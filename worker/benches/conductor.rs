@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use cadre_control::{AttentionPlace, Settings as JobSettings};
 use cadre_crds::{Encryption, OnPoolLoss, Wire};
-use cadre_exchange::{Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_exchange::{
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+};
 use cadre_kernels::device;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask};
 use cadre_protocol::conductor::Event as Conducted;

@@ -1,25 +1,26 @@
 //! What moves the rows of a process, as its IO thread sees it: the best path of each pair for rows in the host's memory, a node for
 //! rows that processes of one machine share on a GPU, or what a test puts in their place.
 //!
-//! In and out: what a [`Provider`] takes and gives, with rows as its [`Memory`]. Which of them it is is a type, chosen once, when the
+//! In and out: what a [`cadre_exchange::Provider`] takes and gives, with rows as its [`Memory`]. Which of them it is is a type, chosen once, when the
 //! process joins its job ([`How`]); nobody else asks.
 //!
-//! Invariant: rows live where this moves them: its memory is a type, and all room comes from its own [`Place`].
+//! Invariant: rows live where this moves them: its memory is a type, and all room comes from its own [`Memory::Place`].
 
-use std::path::Path;
-use std::sync::Arc;
+mod by_gpu;
+mod by_host;
+mod opening;
+
 use std::time::Duration;
 
-use cadre_exchange::{
-    Buffer, Error, Event, LandingId, Node, NodeConfig, Path as PeerPath, Paths, PathsConfig,
-    PeerId, Piece, Provider, PullId, RegionKey, RingError, Sharing, Tcp, TcpConfig, Waker,
-};
-use cadre_kernels::device::{self, Gpu, Room, Rooms};
+use cadre_exchange::{Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_kernels::device;
 
-use crate::gpu_memory::{GpuMoves, Held};
-use crate::memory::{self, GpuRows, Host, HostRows, Memory, OnGpu, Place as _};
+pub use self::by_gpu::ByGpu;
+pub use self::by_host::OnHost;
+pub use self::opening::{ByNode, ByPaths, Choice, How, Open, OpenError, open_paths};
+use crate::memory::Memory;
 
-/// See the module. What is not said here is as [`Provider`] says.
+/// See the module. What is not said here is as [`cadre_exchange::Provider`] says.
 pub trait Exchange {
     /// Rows that it moves.
     type Memory: Memory;
@@ -91,10 +92,7 @@ pub trait Exchange {
     /// # Errors
     ///
     /// [`Error::Busy`], [`Error::UnknownLanding`].
-    fn take(
-        &mut self,
-        landing: LandingId,
-    ) -> Result<<Self::Memory as Memory>::Room, Error>;
+    fn take(&mut self, landing: LandingId) -> Result<<Self::Memory as Memory>::Room, Error>;
 
     /// Frees landed memory as soon as no pull writes to it.
     fn discard(&mut self, landing: LandingId);
@@ -124,351 +122,6 @@ pub trait Exchange {
 
     /// Closes every link with a peer.
     fn close(&mut self, peer: PeerId);
-}
-
-/// A node with the place of its rows.
-pub struct ByGpu {
-    node: Node<GpuMoves>,
-    place: OnGpu,
-}
-
-/// How rows are to move.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Choice {
-    /// From the host's memory: by shared memory where the peer is of this machine, by RDMA where both have it, else through sockets.
-    #[default]
-    Auto,
-    /// From the host's memory, through sockets.
-    Tcp,
-    /// From the host's memory, by shared memory alone.
-    Shared,
-    /// From the host's memory, by UCX alone.
-    Ucx,
-    /// By copies of the GPU, between processes of one machine.
-    Node,
-}
-
-/// How the rows of this process move, with what it takes to open that.
-#[derive(Debug)]
-pub enum How<'a> {
-    /// From the host's memory.
-    Paths(ByPaths),
-    /// By copies of the GPU.
-    Node(ByNode<'a>),
-}
-
-/// Opens an exchange for a process whose controller has let it in.
-pub trait Open {
-    /// What is opened.
-    type Exchange: Exchange + Send + 'static;
-
-    /// Opens it for these links.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError`].
-    fn open(self, links: TcpConfig) -> Result<Self::Exchange, OpenError>;
-}
-
-/// See [`open_paths`].
-#[derive(Clone, Copy, Debug)]
-pub struct ByPaths(pub Sharing);
-
-/// See [`ByGpu::open`].
-#[derive(Clone, Copy, Debug)]
-pub struct ByNode<'a> {
-    /// Where rows live.
-    pub gpu: &'a Gpu,
-    /// Folder of sockets.
-    pub sockets: &'a Path,
-}
-
-impl Open for ByPaths {
-    type Exchange = Paths;
-
-    fn open(self, links: TcpConfig) -> Result<Paths, OpenError> {
-        Ok(open_paths(links, self.0)?)
-    }
-}
-
-impl Open for ByNode<'_> {
-    type Exchange = ByGpu;
-
-    fn open(self, links: TcpConfig) -> Result<ByGpu, OpenError> {
-        ByGpu::open(links, self.sockets, self.gpu)
-    }
-}
-
-/// Bytes of an arena; more are made as rows need them.
-const ARENA_BYTES: u64 = 256 << 20;
-
-/// Why an exchange cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The links.
-    #[error(transparent)]
-    Links(#[from] Error),
-    /// The GPU.
-    #[error("--exchange node: the GPU gives no memory to the exchange: {0}")]
-    Gpu(#[from] device::Error),
-}
-
-impl ByGpu {
-    /// Opens a node for rows on `gpu`; its socket, and those of its peers, are in the folder `sockets`.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError`].
-    pub fn open(tcp: TcpConfig, sockets: &Path, gpu: &Gpu) -> Result<Self, OpenError> {
-        let config = NodeConfig { tcp, sockets: sockets.to_owned() };
-        let place = OnGpu::new(&Rooms::new(gpu, ARENA_BYTES))?;
-        Ok(Self { node: Node::open(config, GpuMoves::new(gpu)?)?, place })
-    }
-}
-
-/// Opens paths for rows in the host's memory, which lie where `sharing` needs them from now on.
-///
-/// # Errors
-///
-/// [`Error`].
-pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
-    let paths = Paths::open(PathsConfig { tcp, sharing })?;
-    if sharing != Sharing::Off {
-        match memory::share_rows() {
-            Ok(()) => {}
-            Err(source) if matches!(sharing, Sharing::Required | Sharing::Ucx(_)) => {
-                return Err(Error::Shared { source });
-            }
-            Err(error) => {
-                tracing::info!(%error, "this machine gives no shared memory: peers get rows by tcp");
-            }
-        }
-    }
-    Ok(paths)
-}
-
-/// A provider of rows in the host's memory.
-pub trait OnHost: Provider<Memory = Buffer> {
-    /// As [`Exchange::path`].
-    fn path_of(&self, peer: PeerId) -> &'static str;
-
-    /// A landing, of which only those bytes may be read to which no pull writes any more.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::UnknownLanding`].
-    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error>;
-}
-
-impl OnHost for Tcp {
-    fn path_of(&self, _peer: PeerId) -> &'static str {
-        "tcp"
-    }
-
-    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
-        Self::landed(self, landing)
-    }
-}
-
-impl OnHost for Paths {
-    fn path_of(&self, peer: PeerId) -> &'static str {
-        match self.path(peer) {
-            PeerPath::Asked | PeerPath::Tcp => "tcp",
-            PeerPath::Shared => "shm",
-            PeerPath::Ucx => "ucx",
-        }
-    }
-
-    fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
-        Self::landed(self, landing)
-    }
-}
-
-impl<P: OnHost> Exchange for P {
-    type Memory = HostRows;
-
-    fn place(&self) -> &Host {
-        &Host
-    }
-
-    fn path(&self, peer: PeerId) -> &'static str {
-        self.path_of(peer)
-    }
-
-    fn address(&self) -> String {
-        Provider::address(self)
-    }
-
-    fn resumes(&self) -> bool {
-        true
-    }
-
-    fn connect(&mut self, peer: PeerId, address: &str) {
-        Provider::connect(self, peer, address);
-    }
-
-    fn publish(&mut self, key: RegionKey, memory: &HostRows) {
-        Provider::publish(self, key, Arc::clone(memory));
-    }
-
-    fn withdraw(&mut self, key: RegionKey) {
-        drop(Provider::withdraw(self, key));
-    }
-
-    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        Ok(Provider::land(self, memory::landing(bytes)))
-    }
-
-    fn early(
-        &mut self,
-        _landing: LandingId,
-        _own: &[(HostRows, &[Piece])],
-    ) -> Result<Option<HostRows>, device::Error> {
-        Ok(None)
-    }
-
-    fn copies_landed(&self) -> bool {
-        true
-    }
-
-    fn copy_landed(
-        &self,
-        landing: LandingId,
-        pieces: &[Piece],
-        to: &mut Buffer,
-    ) -> Result<(), Error> {
-        memory::copy(self.landed(landing)?, pieces, to);
-        Ok(())
-    }
-
-    fn is_busy(&self, _landing: LandingId) -> bool {
-        false
-    }
-
-    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
-        Provider::take(self, landing)
-    }
-
-    fn discard(&mut self, landing: LandingId) {
-        Provider::discard(self, landing);
-    }
-
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        Provider::pull(self, peer, key, pieces, landing, patience)
-    }
-
-    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
-        Provider::ring(self, peer, message)
-    }
-
-    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
-        Provider::poll(self, timeout, events);
-    }
-
-    fn waker(&self) -> Waker {
-        Provider::waker(self)
-    }
-
-    fn close(&mut self, peer: PeerId) {
-        Provider::close(self, peer);
-    }
-}
-
-impl Exchange for ByGpu {
-    type Memory = GpuRows;
-
-    fn place(&self) -> &OnGpu {
-        &self.place
-    }
-
-    fn path(&self, _peer: PeerId) -> &'static str {
-        "node"
-    }
-
-    fn resumes(&self) -> bool {
-        false
-    }
-
-    fn address(&self) -> String {
-        Provider::address(&self.node)
-    }
-
-    fn connect(&mut self, peer: PeerId, address: &str) {
-        Provider::connect(&mut self.node, peer, address);
-    }
-
-    fn publish(&mut self, key: RegionKey, memory: &GpuRows) {
-        self.node.publish(key, Arc::new(Held::Published(memory.clone())));
-    }
-
-    fn withdraw(&mut self, key: RegionKey) {
-        drop(Provider::withdraw(&mut self.node, key));
-    }
-
-    fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
-        Ok(self.node.land(Held::Landing(self.place.room(bytes)?)))
-    }
-
-    fn early(
-        &mut self,
-        landing: LandingId,
-        own: &[(GpuRows, &[Piece])],
-    ) -> Result<Option<GpuRows>, device::Error> {
-        let Some(Held::Landing(room)) = self.node.landing(landing) else { return Ok(None) };
-        for (rows, pieces) in own {
-            self.place.copy(rows, pieces, room)?;
-        }
-        Ok(Some(room.early()))
-    }
-
-    fn is_busy(&self, landing: LandingId) -> bool {
-        self.node.is_busy(landing)
-    }
-
-    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
-        match self.node.take(landing)? {
-            Held::Landing(room) => Ok(room),
-            Held::Published(_) => unreachable!("nothing lands in what was published"),
-        }
-    }
-
-    fn discard(&mut self, landing: LandingId) {
-        Provider::discard(&mut self.node, landing);
-    }
-
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        Provider::pull(&mut self.node, peer, key, pieces, landing, patience)
-    }
-
-    fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
-        Provider::ring(&mut self.node, peer, message)
-    }
-
-    fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
-        Provider::poll(&mut self.node, timeout, events);
-    }
-
-    fn waker(&self) -> Waker {
-        Provider::waker(&self.node)
-    }
-
-    fn close(&mut self, peer: PeerId) {
-        Provider::close(&mut self.node, peer);
-    }
 }
 
 #[cfg(test)]

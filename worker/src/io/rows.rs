@@ -109,7 +109,12 @@ impl<M: Memory> Rows<M> {
     }
 
     /// Takes rows of a phase, if this trainer has any; they go out as soon as the window allows.
-    pub fn submit(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At, rows: Option<PhaseRows<M>>) {
+    pub fn submit(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+        rows: Option<PhaseRows<M>>,
+    ) {
         if rows.is_some() {
             self.standing.submitted();
         } else {
@@ -133,7 +138,11 @@ impl<M: Memory> Rows<M> {
     }
 
     /// Reserves the landing of a phase's results.
-    fn reserve(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At) -> Result<(), device::Error> {
+    fn reserve(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+    ) -> Result<(), device::Error> {
         let running = shared.steps.get(&at.step).expect("a step runs while it is submitted to");
         let planned = Arc::clone(&running.planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -158,7 +167,12 @@ impl<M: Memory> Rows<M> {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, pull: PullId, result: PullResult) {
+    pub fn pulled(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        result: PullResult,
+    ) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
@@ -215,7 +229,13 @@ impl<M: Memory> Rows<M> {
         self.handle(shared, Event::Round(Arc::new(table)));
     }
 
-    fn pull_own(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, pull: PullId, at: At, work: Work) {
+    fn pull_own(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        at: At,
+        work: Work,
+    ) {
         let result = match shared.results.get(&(at, work)) {
             Some(results) => {
                 self.own.insert(pull, Arc::clone(results));
@@ -356,11 +376,7 @@ fn take<M: Memory>(provider: &mut impl Exchange<Memory = M>, landing: LandingId)
     provider.take(landing).expect("no pull of a result that counts is outstanding")
 }
 
-fn publish<M: Memory>(
-    shared: &mut Shared<impl Exchange<Memory = M>>,
-    at: At,
-    rows: PhaseRows<M>,
-) {
+fn publish<M: Memory>(shared: &mut Shared<impl Exchange<Memory = M>>, at: At, rows: PhaseRows<M>) {
     for (tensor, memory) in tensors(&rows) {
         shared.provider.publish(rows_key(at, tensor), memory);
     }

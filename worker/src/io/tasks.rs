@@ -133,7 +133,12 @@ impl<M: Memory> Tasks<M> {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, pull: PullId, result: PullResult) {
+    pub fn pulled(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        result: PullResult,
+    ) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
@@ -289,7 +294,12 @@ impl<M: Memory> Tasks<M> {
     }
 
     /// A pull of a bundle failed. The machine tries it again unless the phase is passed: until then what has landed stays.
-    fn brought_nothing(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At, bundle: BundleId) {
+    fn brought_nothing(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+        bundle: BundleId,
+    ) {
         let again = self.machine.watermark() < Some(at) && shared.provider.resumes();
         match self.held.get_mut(&(at, bundle)) {
             Some(held) if again => held.parcels -= 1,

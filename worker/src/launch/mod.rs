@@ -16,8 +16,8 @@ mod resident;
 mod view;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
@@ -134,10 +134,7 @@ pub trait Launcher: Debug + Send + Sized + 'static {
     /// # Errors
     ///
     /// The driver's.
-    fn new(
-        engine: Engine,
-        place: &<Self::Memory as Memory>::Place,
-    ) -> Result<Self, device::Error>;
+    fn new(engine: Engine, place: &<Self::Memory as Memory>::Place) -> Result<Self, device::Error>;
 
     /// Whose kernels run.
     fn engine(&self) -> &Engine;

@@ -87,7 +87,11 @@ impl Resident {
         Ok(flights)
     }
 
-    fn put_group(&mut self, works: &[Work<GpuRows>], flights: &mut Vec<Flight>) -> Result<(), Error> {
+    fn put_group(
+        &mut self,
+        works: &[Work<GpuRows>],
+        flights: &mut Vec<Flight>,
+    ) -> Result<(), Error> {
         match self.launch(works) {
             Err(error) if error.is_out_of_memory() && self.plans.clear() => {
                 for (_, scratch) in &self.streams {
@@ -250,7 +254,12 @@ impl Resident {
     }
 
     /// The part of one work in the outputs of its launch.
-    fn results(&self, stream: &Stream, outputs: &[Rows], of: &Slices) -> Result<Results<GpuRows>, Error> {
+    fn results(
+        &self,
+        stream: &Stream,
+        outputs: &[Rows],
+        of: &Slices,
+    ) -> Result<Results<GpuRows>, Error> {
         let slice = |of: &Rows, it: &Range<u64>| of.part(it.start, it.end - it.start);
         Ok(match (outputs, of) {
             ([o, lse], Slices::Forward([o_at, lse_at])) => {

@@ -174,9 +174,7 @@ pub(super) fn task_of<M>(work: &Work<M>) -> (View<'_, M>, &Task) {
 }
 
 /// Tasks of the view's bundle with their places among its query rows.
-pub(super) fn tasks_of<'a, M>(
-    view: &View<'a, M>,
-) -> impl Iterator<Item = (&'a Task, u32)> {
+pub(super) fn tasks_of<'a, M>(view: &View<'a, M>) -> impl Iterator<Item = (&'a Task, u32)> {
     let nano = view.nano;
     let tasks = nano.plan.bundles()[view.bundle.0 as usize].tasks.clone();
     tasks.map(move |task| (&nano.plan.tasks()[task as usize], nano.lists.task_base(task as usize)))

@@ -262,8 +262,7 @@ impl Session {
         let beside = engine.another().map_err(gpu)?;
         let place = provider.place().another().map_err(gpu)?;
         let upload = provider.place().another().map_err(gpu)?;
-        let launcher =
-            |engine| <<P::Memory as Memory>::Launcher>::new(engine, &place).map_err(gpu);
+        let launcher = |engine| <<P::Memory as Memory>::Launcher>::new(engine, &place).map_err(gpu);
         let (launcher, beside) = (launcher(engine)?, launcher(beside)?);
         let clock = Clock::system();
         let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());

@@ -111,7 +111,7 @@ fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
     // All rows are of rank 1.
     let text = include_str!("../../../testing/header.json").replace("[[{", "[[],[{");
     let of: Header = serde_json::from_str(&text).unwrap();
-    let begin = |outlet: &mut Outlet, step| {
+    let begin = |outlet: &mut Outlet<HostRows>, step| {
         rank.announce(lengths(step)).unwrap();
         assert!(rank.poll_begin(step).is_none());
         let start = std::time::Instant::now();
@@ -157,7 +157,9 @@ fn turns_that_do_not_fit_are_refused_before_they_are_told() {
         assert_eq!(failed(&requests), refused);
     }
     announce(&[1], 1).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.turns.is_some()));
+    assert!(
+        matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.turns.is_some())
+    );
 }
 
 #[test]

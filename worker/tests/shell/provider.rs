@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_exchange::{
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+};
 use cadre_kernels::device;
 use cadre_worker::io::exchange::Exchange;
 use cadre_worker::memory::{Host, HostRows};

@@ -1,6 +1,6 @@
 //! Landings of TCP.
 
-use cadre_exchange::{Encryption, Limits};
+use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 
 use super::*;
 
