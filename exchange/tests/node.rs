@@ -69,23 +69,29 @@ impl Device for Files {
     type Memory = Rows;
     type Imported = Rc<File>;
     type Copy = Copied;
+    type Error = std::io::Error;
 
     fn place(&self, memory: &Rows) -> Place {
         let Rows { arena, at, bytes } = memory;
         Place { arena: arena.0, arena_bytes: ARENA, at: *at, bytes: *bytes }
     }
 
-    fn export(&self, memory: &Rows) -> Result<OwnedFd, String> {
-        memory.arena.1.try_clone().map(Into::into).map_err(|error| error.to_string())
+    fn export(&self, memory: &Rows) -> Result<OwnedFd, std::io::Error> {
+        memory.arena.1.try_clone().map(Into::into)
     }
 
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Rc<File>, String> {
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Rc<File>, std::io::Error> {
         self.0.imports.set(self.0.imports.get() + 1);
         assert_eq!(bytes, ARENA, "the length of the arena");
-        descriptor.try_clone().map(|it| Rc::new(it.into())).map_err(|error| error.to_string())
+        descriptor.try_clone().map(|it| Rc::new(it.into()))
     }
 
-    fn copy(&mut self, from: &Rc<File>, to: &Rows, pieces: &[Piece]) -> Result<Copied, String> {
+    fn copy(
+        &mut self,
+        from: &Rc<File>,
+        to: &Rows,
+        pieces: &[Piece],
+    ) -> Result<Copied, std::io::Error> {
         self.0.begun.set(self.0.begun.get() + 1);
         let (from, arena, at, pieces) =
             (Rc::clone(from), Arc::clone(&to.arena), to.at, pieces.to_vec());
@@ -99,12 +105,12 @@ impl Device for Files {
         Ok(RefCell::new(Some(Box::new(copy))))
     }
 
-    fn is_over(&self, copy: &Copied) -> Result<bool, String> {
+    fn is_over(&self, copy: &Copied) -> Result<bool, std::io::Error> {
         if self.0.held.get() {
             return Ok(false);
         }
         if self.0.broken.get() {
-            return Err("the device has failed".into());
+            return Err(std::io::Error::other("the device has failed"));
         }
         if let Some(copy) = copy.take() {
             copy();

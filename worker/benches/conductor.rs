@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use cadre_control::{AttentionPlace, Settings as JobSettings};
 use cadre_crds::{Encryption, OnPoolLoss, Wire};
-use cadre_exchange::{Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_exchange::{
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+};
 use cadre_kernels::device;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask};
 use cadre_protocol::conductor::Event as Conducted;
@@ -32,7 +34,7 @@ use cadre_worker::io::exchange::Exchange;
 use cadre_worker::io::output::Output;
 use cadre_worker::io::planning::{self, Wanted};
 use cadre_worker::io::shared::Shared;
-use cadre_worker::memory::{Memory, Place, Room};
+use cadre_worker::memory::{Host, HostRows};
 use cadre_worker::trace::Tracer;
 
 const BAR_MILLIS: f64 = 200.0;
@@ -45,8 +47,10 @@ struct Mute {
 }
 
 impl Exchange for Mute {
-    fn place(&self) -> &Place {
-        &Place::Host
+    type Memory = HostRows;
+
+    fn place(&self) -> &Host {
+        &Host
     }
 
     fn path(&self, _peer: PeerId) -> &'static str {
@@ -63,7 +67,7 @@ impl Exchange for Mute {
 
     fn connect(&mut self, _peer: PeerId, _address: &str) {}
 
-    fn publish(&mut self, _key: RegionKey, _memory: &Memory) {}
+    fn publish(&mut self, _key: RegionKey, _memory: &HostRows) {}
 
     fn withdraw(&mut self, _key: RegionKey) {}
 
@@ -74,8 +78,8 @@ impl Exchange for Mute {
     fn early(
         &mut self,
         _landing: LandingId,
-        _own: &[(Memory, &[Piece])],
-    ) -> Result<Option<Memory>, device::Error> {
+        _own: &[(HostRows, &[Piece])],
+    ) -> Result<Option<HostRows>, device::Error> {
         Ok(None)
     }
 
@@ -83,7 +87,7 @@ impl Exchange for Mute {
         false
     }
 
-    fn take(&mut self, _landing: LandingId) -> Result<Room, Error> {
+    fn take(&mut self, _landing: LandingId) -> Result<Buffer, Error> {
         unreachable!("the conductor pulls nothing here")
     }
 

@@ -36,7 +36,9 @@ use cadre_worker::io::output::Output;
 use cadre_worker::io::queues::{Outlet, notices};
 use cadre_worker::io::shared::{Shared, rows_key};
 use cadre_worker::io::tasks::Tasks;
-use cadre_worker::io::{Handle, Notice, Request};
+use cadre_worker::io::{Asked, Handle, Notice};
+use cadre_worker::launch::AtOnce;
+use cadre_worker::memory::HostRows;
 use cadre_worker::trace::Tracer;
 
 const TASKS: u16 = 2000;
@@ -75,9 +77,8 @@ fn main() {
     let (mut outlet, told) = notices(shared.provider.waker());
     let (handle, requests) = Handle::channel(shared.provider.waker());
     std::thread::spawn(move || {
-        let (engine, tracer) = (Engine::cpu(Threads::ONE), Tracer::off());
-
-        Compute::new((engine, None), "compute", handle, tracer).serve(&told)
+        let launcher = AtOnce::new(Engine::cpu(Threads::ONE));
+        Compute::new(launcher, "compute", handle, Tracer::off()).serve(&told)
     });
     let alone = kernel(&q, &k);
     let mut times: Vec<f64> = Vec::new();
@@ -119,7 +120,7 @@ fn one(
     shared: &mut Shared<Tcp>,
     tasks: &mut Tasks,
     trainer: &mut Tcp,
-    (outlet, requests): (&mut Outlet, &Receiver<Request>),
+    (outlet, requests): (&mut Outlet<HostRows>, &Receiver<Asked<HostRows>>),
     bytes: &[u8],
 ) -> Duration {
     let from = Peer::Trainer(TrainerId(0));
@@ -157,7 +158,7 @@ fn one(
     }
     let done = loop {
         match requests.try_recv() {
-            Ok(Request::Ran(done)) => break done,
+            Ok(Asked::Ran(done)) => break done,
             Ok(other) => unreachable!("{other:?}"),
             Err(_) => shared.provider.poll(Duration::from_secs(1), &mut seen),
         }

@@ -24,7 +24,7 @@ use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
 
 use crate::io::Control;
-use crate::io::exchange::{Choice, OnGpu, OpenError, Opened, open_paths};
+use crate::io::exchange::{ByNode, ByPaths, Choice, Exchange as _, How, Open, OpenError};
 use crate::trace::Tracer;
 
 /// What the environment says.
@@ -53,9 +53,9 @@ pub struct Contract {
 }
 
 /// A process that its controller knows.
-pub struct Attached {
-    /// Moves bytes. Whoever matches it chooses the type of the IO thread.
-    pub provider: Opened,
+pub struct Attached<P> {
+    /// Moves bytes.
+    pub provider: P,
     /// What it was told.
     pub joined: Joined,
 }
@@ -106,9 +106,9 @@ pub enum Error {
     /// The exchange cannot listen.
     #[error(transparent)]
     Exchange(#[from] cadre_exchange::Error),
-    /// The exchange of one machine's GPU cannot be opened.
-    #[error("--exchange node: {0}")]
-    Node(#[from] OpenError),
+    /// The exchange cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// Rows cannot lie on a GPU.
     #[error("--exchange node moves rows that lie on a GPU; say --engine gpu, or --exchange tcp")]
     NodeWithoutGpu,
@@ -156,7 +156,7 @@ impl Error {
         match self {
             Self::Control(error) => matches!(error, client::Error::Refused { .. }),
             Self::Exchange(_)
-            | Self::Node(_)
+            | Self::Open(_)
             | Self::NodeWithoutGpu
             | Self::NodeInPod
             | Self::SharedInPod
@@ -223,6 +223,23 @@ impl Contract {
     /// Whether the controller is the operator, which keeps nothing of the job itself.
     pub fn is_pod(&self) -> bool {
         matches!(self.control, Endpoint::Tls { .. })
+    }
+
+    /// How rows of this process move, which `engine` computes on.
+    ///
+    /// # Errors
+    ///
+    /// A choice that this process cannot have.
+    pub fn how<'a>(&'a self, engine: &'a Engine, exchange: Choice) -> Result<How<'a>, Error> {
+        if let Some((gpu, sockets)) = self.on_gpu(engine, exchange)? {
+            return Ok(How::Node(ByNode { gpu, sockets }));
+        }
+        Ok(How::Paths(ByPaths(match exchange {
+            Choice::Auto => Sharing::Auto,
+            Choice::Tcp | Choice::Node => Sharing::Off,
+            Choice::Shared => Sharing::Required,
+            Choice::Ucx => Sharing::Ucx(Transports::asked()),
+        })))
     }
 
     /// The GPU that rows lie on and the folder of sockets, if they are to. Sockets of peers are beside the controller's, in a
@@ -296,18 +313,17 @@ pub struct Joining<'a> {
     pub resume: Option<&'a Path>,
 }
 
-/// Joins the job: says hello, opens the exchange, says where it listens.
+/// Joins the job: says hello, opens the exchange as `how` says, says where it listens.
 ///
 /// # Errors
 ///
 /// [`Error`].
-pub fn attach(
+pub fn attach<O: Open>(
     contract: &Contract,
-    (engine, exchange): (&Engine, Choice),
+    (engine, how): (&Engine, O),
     joining: &Joining<'_>,
-) -> Result<Attached, Error> {
+) -> Result<Attached<O::Exchange>, Error> {
     let me = contract.me;
-    let on_gpu = contract.on_gpu(engine, exchange)?;
     let waker: Arc<OnceLock<Waker>> = Arc::default();
     let wake = Arc::clone(&waker);
     let options = Options {
@@ -343,16 +359,7 @@ pub fn attach(
         encryption,
         limits: cadre_exchange::Limits::default(),
     };
-    let sharing = match exchange {
-        Choice::Auto => Sharing::Auto,
-        Choice::Tcp | Choice::Node => Sharing::Off,
-        Choice::Shared => Sharing::Required,
-        Choice::Ucx => Sharing::Ucx(Transports::asked()),
-    };
-    let provider = match on_gpu {
-        None => Opened::Paths(Box::new(open_paths(links, sharing)?)),
-        Some((gpu, sockets)) => Opened::Node(Box::new(OnGpu::open(links, sockets, gpu)?)),
-    };
+    let provider = how.open(links)?;
     // The thread that polls sets the pace; before it, a wake is not missed but early.
     waker.get_or_init(|| provider.waker());
     let exchange_address = provider.address();

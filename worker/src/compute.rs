@@ -13,17 +13,16 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use cadre_kernels::Engine;
-use cadre_kernels::device::{Error, Event};
+use cadre_kernels::EngineError;
 use cadre_protocol::At;
 
 use crate::io::queues::Notices;
-use crate::io::{Handle, Notice, Request};
-use crate::launch::{Done, Flight, Promise, Resident, Word, Work, fuse, launch};
+use crate::io::{Asked, Handle, Notice, Request};
+use crate::launch::{Done, Launcher, Promise, Word, Work, fuse};
+use crate::memory::Memory;
 use crate::trace::{Activity, Tracer};
 
 /// Maximum launches in flight: one runs on each of two streams, and one waits behind each.
@@ -33,23 +32,18 @@ const FLIGHTS: usize = 4;
 pub const FLYING: Duration = Duration::from_micros(50);
 
 /// See the module.
-pub struct Compute {
+pub struct Compute<M: Memory> {
     /// By phase and work; there may be hundreds of thousands. A work that came again is behind the one that came first.
-    queue: BTreeMap<(At, u32, u64), Work>,
+    queue: BTreeMap<(At, u32, u64), Work<M>>,
     came: u64,
     cancelled: Option<At>,
     /// Works that ran, by phase, for the in-place server's account of a call.
     ran: BTreeMap<At, usize>,
-    engine: Engine,
-    resident: Option<Resident>,
-    /// Launches that were enqueued on streams, in this order, with when.
-    flights: Vec<(Instant, Flight)>,
-    /// The end of the last one, on the GPU's clock and on ours.
-    before: Option<(Instant, Arc<Event>)>,
+    launcher: M::Launcher,
     /// What ran before its rows were known to count.
-    promised: Vec<Done>,
+    promised: Vec<Done<M>>,
     track: &'static str,
-    handle: Handle,
+    handle: Handle<M>,
     tracer: Tracer,
     /// Why this process can compute nothing more.
     lost: Option<String>,
@@ -66,35 +60,21 @@ pub enum Progress {
     Ran,
 }
 
-impl Compute {
-    /// A queue whose launches `engine` runs, or `resident` where rows live on the GPU; spans go to `track`.
+impl<M: Memory> Compute<M> {
+    /// A queue whose launches `launcher` runs; spans go to `track`.
     pub fn new(
-        (engine, resident): (Engine, Option<Resident>),
+        launcher: M::Launcher,
         track: &'static str,
-        handle: Handle,
+        handle: Handle<M>,
         tracer: Tracer,
     ) -> Self {
         let (queue, came, cancelled, ran) = (BTreeMap::new(), 0, None, BTreeMap::new());
-        let (flights, before, promised, lost) = (Vec::new(), None, Vec::new(), None);
-        Self {
-            queue,
-            came,
-            cancelled,
-            ran,
-            engine,
-            resident,
-            flights,
-            before,
-            promised,
-            track,
-            handle,
-            tracer,
-            lost,
-        }
+        let (promised, lost) = (Vec::new(), None);
+        Self { queue, came, cancelled, ran, launcher, promised, track, handle, tracer, lost }
     }
 
     /// Queues a work behind those of its phase and of earlier ones.
-    pub fn push(&mut self, work: Work) {
+    pub fn push(&mut self, work: Work<M>) {
         if self.cancelled >= Some(at(&work)) {
             return self.refuse(work);
         }
@@ -104,7 +84,7 @@ impl Compute {
 
     /// Whether works are queued or under way.
     pub fn has_works(&self) -> bool {
-        !self.queue.is_empty() || !self.flights.is_empty()
+        !self.queue.is_empty() || self.launcher.flights() > 0
     }
 
     /// Drops what nobody wants any more.
@@ -118,9 +98,9 @@ impl Compute {
     }
 
     /// Answers a work that will not run, if anybody waits for it.
-    fn refuse(&self, work: Work) {
+    fn refuse(&self, work: Work<M>) {
         if work.promise.as_ref().is_none_or(Promise::refuse) {
-            self.handle.send(Request::Dropped(work));
+            self.handle.send(Asked::Dropped(work));
         }
     }
 
@@ -130,10 +110,10 @@ impl Compute {
             return Progress::Idle;
         }
         let landed = self.land();
-        let begun = self.flights.len() < FLIGHTS && self.begin();
+        let begun = self.launcher.flights() < FLIGHTS && self.begin();
         if landed || begun {
             Progress::Ran
-        } else if self.flights.is_empty() && self.promised.is_empty() {
+        } else if self.launcher.flights() == 0 && self.promised.is_empty() {
             Progress::Idle
         } else {
             Progress::Flying
@@ -142,31 +122,24 @@ impl Compute {
 
     /// Runs the next launch, or puts it on a stream; whether there was one.
     fn begin(&mut self) -> bool {
-        if self.resident.is_some() {
+        if M::Launcher::EARLY {
             let broken = |it: &Promise| it.word() == Word::Broken;
             self.queue.retain(|_, it| !it.promise.as_ref().is_some_and(broken));
         }
-        let works = fuse(&mut self.queue, &self.engine);
+        let works = fuse(&mut self.queue, self.launcher.engine());
         let Some(first) = works.first() else { return false };
         let (start, phase) = (Instant::now(), at(first));
-        if let Some(resident) = &mut self.resident {
-            match resident.put(works) {
-                Ok(flights) => self.flights.extend(flights.into_iter().map(|it| (start, it))),
-                Err(error) => self.failed(&error),
-            }
-            return true;
-        }
-        match launch(works, &mut self.engine) {
+        match self.launcher.put(works) {
+            Ok(done) if done.is_empty() => {}
             Ok(done) => {
                 self.span(start, phase, done.len());
                 for done in done {
                     self.answer(done);
                 }
             }
-            Err(error) if error.is_lost() => self.lost = Some(error.to_string()),
-            Err(error) => self.handle.send(Request::Fail(format!("a launch failed: {error}"))),
+            Err(error) => self.failed(&error),
         }
-        if let Some(why) = self.engine.unfit() {
+        if let Some(why) = self.launcher.unfit() {
             tracing::warn!("{}: the CPU computes what the GPU cannot: {why}", self.track);
         }
         true
@@ -174,31 +147,17 @@ impl Compute {
 
     /// Answers works whose launches are over and whose rows count; whether there were any.
     fn land(&mut self) -> bool {
-        let (mut any, mut index) = (false, 0);
-        while index < self.flights.len() {
-            match self.flights[index].1.is_over() {
-                Ok(false) => index += 1,
-                Ok(true) => {
-                    let (put, flight) = self.flights.remove(index);
-                    any = true;
-                    let before = self.before.as_ref();
-                    match flight.land(before.map(|it| &*it.1)) {
-                        Ok((done, over)) => {
-                            let start = before.map_or(put, |it| it.0.max(put));
-                            if let Some(first) = done.first() {
-                                self.span(start, at(&first.work), done.len());
-                            }
-                            self.before = Some((Instant::now(), over));
-                            self.promised.extend(done);
-                        }
-                        Err(error) => self.failed(&error),
+        let landed = self.launcher.land();
+        let mut any = !landed.is_empty();
+        for landed in landed {
+            match landed {
+                Ok((start, done)) => {
+                    if let Some(first) = done.first() {
+                        self.span(start, at(&first.work), done.len());
                     }
+                    self.promised.extend(done);
                 }
-                Err(error) => {
-                    self.flights.remove(index);
-                    any = true;
-                    self.failed(&error);
-                }
+                Err(error) => self.failed(&error.into()),
             }
         }
         for done in std::mem::take(&mut self.promised) {
@@ -215,12 +174,12 @@ impl Compute {
         any
     }
 
-    fn answer(&mut self, done: Done) {
+    fn answer(&mut self, done: Done<M>) {
         *self.ran.entry(at(&done.work)).or_insert(0) += 1;
-        self.handle.send(Request::Ran(done));
+        self.handle.send(Asked::Ran(done));
     }
 
-    fn failed(&mut self, error: &Error) {
+    fn failed(&mut self, error: &EngineError) {
         if error.is_lost() {
             self.lost = Some(error.to_string());
         } else {
@@ -250,7 +209,7 @@ impl Compute {
     }
 
     /// Runs works as they come, until the job ends; or says why it can compute nothing more.
-    pub fn serve(mut self, notices: &Notices) -> Result<(), String> {
+    pub fn serve(mut self, notices: &Notices<M>) -> Result<(), String> {
         loop {
             if let Some(why) = self.lost {
                 return Err(why);
@@ -281,7 +240,7 @@ impl Compute {
     }
 
     /// Takes what the IO thread says; breaks with how it ends.
-    pub fn take(&mut self, notice: Notice) -> ControlFlow<Result<(), String>> {
+    pub fn take(&mut self, notice: Notice<M>) -> ControlFlow<Result<(), String>> {
         match notice {
             Notice::Work(work) => self.push(*work),
             Notice::Cancelled(through) => self.cancel(through),
@@ -293,6 +252,6 @@ impl Compute {
     }
 }
 
-fn at(work: &Work) -> At {
+fn at<M>(work: &Work<M>) -> At {
     At { step: work.planned.header.step, phase: work.phase }
 }

@@ -1,7 +1,7 @@
 //! Memory of this process's GPU for the exchange between processes of one machine.
 //!
 //! In: a [`Gpu`]. Out: a [`Device`] for [`cadre_exchange::Node`]: descriptors of arenas, arenas of peers, copies on a stream of
-//! its own, so that they run beside kernels. [`GpuMemory`] takes pieces of arenas as they are; [`GpuRows`], which workers use, room
+//! its own, so that they run beside kernels. [`GpuMemory`] takes pieces of arenas as they are; [`GpuMoves`], which workers use, room
 //! to land in and parts to read.
 //!
 //! Pulls of many small pieces, as the rows of some heads are, go as one launch ([`PieceCopier`]) instead of a copy each.
@@ -40,6 +40,7 @@ impl Device for GpuMemory {
     type Memory = ArenaMemory;
     type Imported = Imported;
     type Copy = Event;
+    type Error = Error;
 
     fn place(&self, memory: &ArenaMemory) -> Place {
         let arena = memory.arena();
@@ -51,12 +52,12 @@ impl Device for GpuMemory {
         }
     }
 
-    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, String> {
-        memory.arena().export().map_err(|it| it.to_string())
+    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, Error> {
+        memory.arena().export()
     }
 
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, String> {
-        Imported::new(&self.gpu, descriptor, bytes as usize).map_err(|it| it.to_string())
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, Error> {
+        Imported::new(&self.gpu, descriptor, bytes as usize)
     }
 
     fn copy(
@@ -64,15 +65,15 @@ impl Device for GpuMemory {
         from: &Imported,
         to: &ArenaMemory,
         pieces: &[Piece],
-    ) -> Result<Event, String> {
+    ) -> Result<Event, Error> {
         let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
         let pieces: Vec<_> = pieces.iter().map(piece).collect();
-        self.copier.copy(from, &pieces, to).map_err(|it| it.to_string())?;
-        Event::record(self.copier.stream()).map_err(|it| it.to_string())
+        self.copier.copy(from, &pieces, to)?;
+        Event::record(self.copier.stream())
     }
 
-    fn is_over(&self, copy: &Event) -> Result<bool, String> {
-        copy.is_over().map_err(|it| it.to_string())
+    fn is_over(&self, copy: &Event) -> Result<bool, Error> {
+        copy.is_over()
     }
 }
 
@@ -85,11 +86,22 @@ pub enum Held {
     Published(Part),
 }
 
+/// Why rows are not copied.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MoveError {
+    /// The GPU does not.
+    #[error(transparent)]
+    Gpu(#[from] Error),
+    /// The target is no landing.
+    #[error("rows that peers read are no place to land in")]
+    Published,
+}
+
 /// A [`GpuMemory`] for rows as workers hold them.
 #[derive(Debug)]
-pub struct GpuRows(GpuMemory);
+pub struct GpuMoves(GpuMemory);
 
-impl GpuRows {
+impl GpuMoves {
     /// As [`GpuMemory::new`].
     ///
     /// # Errors
@@ -100,10 +112,11 @@ impl GpuRows {
     }
 }
 
-impl Device for GpuRows {
+impl Device for GpuMoves {
     type Memory = Held;
     type Imported = Imported;
     type Copy = Arc<Event>;
+    type Error = MoveError;
 
     fn place(&self, memory: &Held) -> Place {
         match memory {
@@ -115,30 +128,33 @@ impl Device for GpuRows {
         }
     }
 
-    fn export(&self, memory: &Held) -> Result<OwnedFd, String> {
-        match memory {
+    fn export(&self, memory: &Held) -> Result<OwnedFd, MoveError> {
+        Ok(match memory {
             Held::Landing(room) => self.0.export(room.memory()),
             Held::Published(part) => self.0.export(part.memory()),
-        }
+        }?)
     }
 
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, String> {
-        self.0.import(descriptor, bytes)
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, MoveError> {
+        Ok(self.0.import(descriptor, bytes)?)
     }
 
-    fn copy(&mut self, from: &Imported, to: &Held, pieces: &[Piece]) -> Result<Arc<Event>, String> {
+    fn copy(
+        &mut self,
+        from: &Imported,
+        to: &Held,
+        pieces: &[Piece],
+    ) -> Result<Arc<Event>, MoveError> {
         let room = match to {
             Held::Landing(room) => room,
-            Held::Published(_) => {
-                return Err("rows that peers read are no place to land in".to_owned());
-            }
+            Held::Published(_) => return Err(MoveError::Published),
         };
         let over = Arc::new(self.0.copy(from, room.memory(), pieces)?);
         room.copied_behind(Arc::clone(&over));
         Ok(over)
     }
 
-    fn is_over(&self, copy: &Arc<Event>) -> Result<bool, String> {
-        self.0.is_over(copy)
+    fn is_over(&self, copy: &Arc<Event>) -> Result<bool, MoveError> {
+        Ok(self.0.is_over(copy)?)
     }
 }

@@ -1,42 +1,106 @@
 //! Where the rows of a process live: in the host's memory or, if processes of one machine share a GPU's, there.
 //!
-//! In: lengths, and rows that a processor has computed. Out: a [`Room`] that its one owner fills, and [`Memory`] that everybody
+//! In: lengths, and rows that a processor has computed. Out: room that its one owner fills, and [`Memory`] that everybody
 //! reads; copies from one to the other; and rows in the host's memory for whoever computes there. On the host these are
-//! [`Buffer`]s as the exchange moves them, and nothing is copied that need not be.
+//! [`Buffer`]s as the exchange moves them ([`HostRows`], [`Host`]), and nothing is copied that need not be; on the GPU parts of
+//! its arenas ([`GpuRows`], [`OnGpu`]).
 //!
-//! It moves nothing between processes. Invariant: all rows of a process live in one kind of memory.
+//! It moves nothing between processes. Invariant: all rows of a process live in one kind of memory, which is a type: it is chosen
+//! where the process joins its job, and nobody else asks.
 
+use std::fmt::Debug;
 use std::io;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use cadre_exchange::{Buffer, Piece, Pool};
 use cadre_kernels::device::{CopyPiece, Error, Part, Room as GpuRoom, Rooms, Stream};
 
-/// Memory of rows with one owner.
-#[derive(Debug)]
-pub enum Room {
-    /// Of the host.
-    Host(Buffer),
-    /// Of the GPU.
-    Gpu(GpuRoom),
-}
+use crate::launch::{AtOnce, Flying, Launcher};
 
 /// Rows that nobody writes any more; clones are the same memory.
-#[derive(Clone, Debug)]
-pub enum Memory {
-    /// Of the host.
-    Host(Arc<Buffer>),
-    /// Of the GPU.
-    Gpu(Part),
+pub trait Memory: Clone + Debug + Send + Sync + 'static {
+    /// Memory of rows with one owner.
+    type Room: Debug + Send + 'static;
+    /// Where they live, for one thread.
+    type Place: Place<Memory = Self>;
+    /// What computes on them.
+    type Launcher: Launcher<Memory = Self>;
+
+    /// All of a room, to be read from now on.
+    fn share(room: Self::Room) -> Self;
+
+    /// How long it is.
+    fn len_bytes(&self) -> u64;
 }
 
-/// Where rows of this process live, for one of its threads.
+/// Where rows of a process live, for one of its threads.
+pub trait Place: Debug + Send + Sized + 'static {
+    /// Rows there.
+    type Memory: Memory<Place = Self>;
+
+    /// The same place, for another thread.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    fn another(&self) -> Result<Self, Error>;
+
+    /// Room for `bytes`, with any bytes in it.
+    ///
+    /// # Errors
+    ///
+    /// The GPU's memory is short, or the driver's.
+    fn room(&self, bytes: usize) -> Result<<Self::Memory as Memory>::Room, Error>;
+
+    /// Rows that a processor has computed, where those of this process live; there when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::room`].
+    fn hold(&self, rows: Buffer) -> Result<Self::Memory, Error>;
+
+    /// Copies pieces of rows of this process. On the GPU the copy goes on by itself; who reads the room waits for it.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    fn copy(
+        &self,
+        from: &Self::Memory,
+        pieces: &[Piece],
+        to: &mut <Self::Memory as Memory>::Room,
+    ) -> Result<(), Error>;
+
+    /// Rows for whoever computes on the host, who may read them meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, and what went wrong before they were there.
+    fn read(&self, memory: &Self::Memory) -> Result<Arc<Buffer>, Error>;
+
+    /// As [`Self::read`], of a room that is not needed any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    fn unload(&self, room: <Self::Memory as Memory>::Room) -> Result<Buffer, Error>;
+}
+
+/// Rows in the host's memory.
+pub type HostRows = Arc<Buffer>;
+
+/// In the host's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Host;
+
+/// Rows in an arena of the GPU.
+pub type GpuRows = Part;
+
+/// In arenas of the GPU; copies are put on a stream of this thread's.
 #[derive(Debug)]
-pub enum Place {
-    /// In the host's memory.
-    Host,
-    /// In arenas of the GPU; copies are put on the stream.
-    Gpu(Rooms, Stream),
+pub struct OnGpu {
+    rooms: Rooms,
+    stream: Stream,
 }
 
 /// Memory of landings on the host, and of rows that nobody shares, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
@@ -84,136 +148,119 @@ pub(crate) fn zeroed_rows(bytes: usize) -> Buffer {
     }
 }
 
-/// What a process of one kind of memory never meets.
-const OTHER: &str = "all rows of a process live in one kind of memory";
+impl Memory for HostRows {
+    type Room = Buffer;
+    type Place = Host;
+    type Launcher = AtOnce;
 
-impl Place {
+    fn share(room: Buffer) -> Self {
+        Arc::new(room)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        Buffer::len_bytes(self) as u64
+    }
+}
+
+impl Place for Host {
+    type Memory = HostRows;
+
+    fn another(&self) -> Result<Self, Error> {
+        Ok(Self)
+    }
+
+    fn room(&self, bytes: usize) -> Result<Buffer, Error> {
+        Ok(landing(bytes))
+    }
+
+    fn hold(&self, rows: Buffer) -> Result<HostRows, Error> {
+        Ok(Arc::new(rows))
+    }
+
+    fn copy(&self, from: &HostRows, pieces: &[Piece], to: &mut Buffer) -> Result<(), Error> {
+        copy(from, pieces, to);
+        Ok(())
+    }
+
+    fn read(&self, memory: &HostRows) -> Result<Arc<Buffer>, Error> {
+        Ok(Arc::clone(memory))
+    }
+
+    fn unload(&self, room: Buffer) -> Result<Buffer, Error> {
+        Ok(room)
+    }
+}
+
+impl Memory for GpuRows {
+    type Room = GpuRoom;
+    type Place = OnGpu;
+    type Launcher = Flying;
+
+    fn share(room: GpuRoom) -> Self {
+        room.share()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        Part::len_bytes(self)
+    }
+}
+
+impl OnGpu {
     /// In the memory of the GPU that `rooms` are on, with a stream of its own.
     ///
     /// # Errors
     ///
     /// The driver's.
-    pub fn on_gpu(rooms: &Rooms) -> Result<Self, Error> {
-        Ok(Self::Gpu(rooms.clone(), Stream::new(rooms.gpu())?))
+    pub fn new(rooms: &Rooms) -> Result<Self, Error> {
+        Ok(Self { rooms: rooms.clone(), stream: Stream::new(rooms.gpu())? })
     }
 
-    /// The same place, for another thread.
-    ///
-    /// # Errors
-    ///
-    /// The driver's.
-    pub fn another(&self) -> Result<Self, Error> {
-        match self {
-            Self::Host => Ok(Self::Host),
-            Self::Gpu(rooms, _) => Self::on_gpu(rooms),
-        }
+    /// Arenas that rows lie in.
+    pub fn rooms(&self) -> &Rooms {
+        &self.rooms
     }
 
-    /// Arenas of the GPU, if rows live there.
-    pub fn rooms(&self) -> Option<&Rooms> {
-        match self {
-            Self::Host => None,
-            Self::Gpu(rooms, _) => Some(rooms),
-        }
-    }
-
-    /// Room for `bytes`, with any bytes in it.
-    ///
-    /// # Errors
-    ///
-    /// The GPU's memory is short, or the driver's.
-    pub fn room(&self, bytes: usize) -> Result<Room, Error> {
-        match self {
-            Self::Host => Ok(Room::Host(LANDINGS.take(bytes))),
-            Self::Gpu(rooms, _) => Ok(Room::Gpu(rooms.take(bytes as u64)?)),
-        }
-    }
-
-    /// Rows that a processor has computed, where those of this process live; there when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::room`].
-    pub fn hold(&self, rows: Buffer) -> Result<Memory, Error> {
-        match self {
-            Self::Host => Ok(Memory::Host(Arc::new(rows))),
-            Self::Gpu(rooms, stream) => {
-                let mut room = rooms.take(rows.len_bytes() as u64)?;
-                room.write(stream, rows.bytes())?;
-                Ok(Memory::Gpu(room.share()))
-            }
-        }
-    }
-
-    /// Copies pieces of rows of this process. On the GPU the copy goes on by itself; who reads the room waits for it.
-    ///
-    /// # Errors
-    ///
-    /// The driver's.
-    pub fn copy(&self, from: &Memory, pieces: &[Piece], to: &mut Room) -> Result<(), Error> {
-        match (self, from, to) {
-            (Self::Host, Memory::Host(from), Room::Host(to)) => {
-                copy(from, pieces, to);
-                Ok(())
-            }
-            (Self::Gpu(..), _, Room::Gpu(to)) => self.copy_on_gpu(from, pieces, to),
-            (Self::Host | Self::Gpu(..), _, _) => unreachable!("{OTHER}"),
-        }
-    }
-
-    /// As [`Self::copy`], where rows live on the GPU.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::copy`].
-    ///
-    /// # Panics
-    ///
-    /// Where they live on the host.
-    pub fn copy_on_gpu(
-        &self,
-        from: &Memory,
-        pieces: &[Piece],
-        to: &mut GpuRoom,
-    ) -> Result<(), Error> {
-        let (Self::Gpu(_, stream), Memory::Gpu(from)) = (self, from) else {
-            unreachable!("{OTHER}")
-        };
-        let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
-        to.copy(stream, from, &pieces.iter().map(piece).collect::<Vec<_>>())
-    }
-
-    /// Rows for whoever computes on the host, who may read them meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// The driver's, and what went wrong before they were there.
-    pub fn read(&self, memory: &Memory) -> Result<Arc<Buffer>, Error> {
-        match (self, memory) {
-            (Self::Host, Memory::Host(rows)) => Ok(Arc::clone(rows)),
-            (Self::Gpu(_, stream), Memory::Gpu(part)) => Ok(Arc::new(down(stream, part)?)),
-            (Self::Host | Self::Gpu(..), _) => unreachable!("{OTHER}"),
-        }
-    }
-
-    /// As [`Self::read`], of a room that is not needed any more.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::read`].
-    pub fn unload(&self, room: Room) -> Result<Buffer, Error> {
-        match (self, room) {
-            (Self::Host, Room::Host(rows)) => Ok(rows),
-            (Self::Gpu(_, stream), Room::Gpu(room)) => down(stream, &room.share()),
-            (Self::Host | Self::Gpu(..), _) => unreachable!("{OTHER}"),
-        }
+    fn down(&self, part: &Part) -> Result<Buffer, Error> {
+        let mut rows = landing(Memory::len_bytes(part) as usize);
+        part.read(&self.stream, rows.bytes_mut())?;
+        Ok(rows)
     }
 }
 
-fn down(stream: &Stream, part: &Part) -> Result<Buffer, Error> {
-    let mut rows = LANDINGS.take(part.len_bytes() as usize);
-    part.read(stream, rows.bytes_mut())?;
-    Ok(rows)
+impl Place for OnGpu {
+    type Memory = GpuRows;
+
+    fn another(&self) -> Result<Self, Error> {
+        Self::new(&self.rooms)
+    }
+
+    fn room(&self, bytes: usize) -> Result<GpuRoom, Error> {
+        self.rooms.take(bytes as u64)
+    }
+
+    fn hold(&self, rows: Buffer) -> Result<GpuRows, Error> {
+        let mut room = self.rooms.take(rows.len_bytes() as u64)?;
+        room.write(&self.stream, rows.bytes())?;
+        Ok(room.share())
+    }
+
+    fn copy(&self, from: &GpuRows, pieces: &[Piece], to: &mut GpuRoom) -> Result<(), Error> {
+        let piece = |it: &Piece| CopyPiece { from: it.remote, to: it.local, bytes: it.bytes };
+        to.copy(&self.stream, from, &pieces.iter().map(piece).collect::<Vec<_>>())
+    }
+
+    fn read(&self, memory: &GpuRows) -> Result<Arc<Buffer>, Error> {
+        Ok(Arc::new(self.down(memory)?))
+    }
+
+    fn unload(&self, room: GpuRoom) -> Result<Buffer, Error> {
+        self.down(&room.share())
+    }
+}
+
+/// Memory on the host for rows of others, with anything in it.
+pub(crate) fn landing(bytes: usize) -> Buffer {
+    LANDINGS.take(bytes)
 }
 
 /// Copies pieces from one memory of the host to another.
@@ -221,45 +268,5 @@ pub(crate) fn copy(from: &Buffer, pieces: &[Piece], to: &mut Buffer) {
     for piece in pieces {
         let from = &from.bytes()[piece.remote as usize..][..piece.bytes as usize];
         to.bytes_mut()[piece.local as usize..][..piece.bytes as usize].copy_from_slice(from);
-    }
-}
-
-impl Room {
-    /// All of it, to be read from now on.
-    pub fn share(self) -> Memory {
-        match self {
-            Self::Host(rows) => Memory::Host(Arc::new(rows)),
-            Self::Gpu(room) => Memory::Gpu(room.share()),
-        }
-    }
-}
-
-impl Memory {
-    /// How long it is.
-    pub fn len_bytes(&self) -> u64 {
-        match self {
-            Self::Host(rows) => rows.len_bytes() as u64,
-            Self::Gpu(part) => part.len_bytes(),
-        }
-    }
-
-    /// Rows of the host, for kernels that read them there.
-    ///
-    /// # Panics
-    ///
-    /// Where rows live on the GPU.
-    pub fn on_host(&self) -> &Buffer {
-        match self {
-            Self::Host(rows) => rows,
-            Self::Gpu(_) => unreachable!("{OTHER}"),
-        }
-    }
-
-    /// Rows of the GPU, for kernels that read them there.
-    pub fn on_gpu(&self) -> Option<&Part> {
-        match self {
-            Self::Host(_) => None,
-            Self::Gpu(part) => Some(part),
-        }
     }
 }

@@ -11,7 +11,7 @@ use cadre_protocol::{At, Peer, Work};
 use cadre_step::planned::{NanoPlan, PlannedStep};
 
 use crate::heads::HeadByHead;
-use crate::memory::{Memory, Place, Room};
+use crate::memory::{Memory, Place as _};
 
 /// NaN or infinity in a result.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -32,12 +32,12 @@ pub struct NotFinite {
 /// # Errors
 ///
 /// Those of memory on the GPU.
-pub fn own_forward(
-    place: &Place,
+pub fn own_forward<M: Memory>(
+    place: &M::Place,
     nano: &NanoPlan,
     (task, rank): (usize, RankId),
-    (o, lse): (&Memory, &Memory),
-    (to_o, to_lse): (&mut Room, &mut Room),
+    (o, lse): (&M, &M),
+    (to_o, to_lse): (&mut M::Room, &mut M::Room),
 ) -> Result<(), device::Error> {
     let (o_pieces, lse_pieces) = nano.lists.forward_result(&nano.problem, &nano.plan, task, rank);
     place.copy(o, &o_pieces, to_o)?;
@@ -49,12 +49,12 @@ pub fn own_forward(
 /// # Errors
 ///
 /// Those of memory on the GPU.
-pub fn own_backward(
-    place: &Place,
+pub fn own_backward<M: Memory>(
+    place: &M::Place,
     nano: &NanoPlan,
     (bundle, rank): (BundleId, RankId),
-    dq: &Memory,
-    to: &mut Room,
+    dq: &M,
+    to: &mut M::Room,
 ) -> Result<(), device::Error> {
     let result = nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
     place.copy(dq, &result.dq, to)

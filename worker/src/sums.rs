@@ -22,21 +22,21 @@ use cadre_step::phases::Direction;
 use cadre_step::planned::NanoPlan;
 
 use crate::io::rows::Values;
-use crate::memory::Place;
+use crate::memory::{Memory, Place as _};
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Sums {
+pub(crate) struct Sums<M: Memory> {
     rank: RankId,
     dk: Vec<f32>,
     dv: Vec<f32>,
     /// Bundles whose parts are not added, by document, in their order.
     due: BTreeMap<DocumentId, VecDeque<BundleId>>,
     /// Parts that came before an earlier one of their document.
-    waiting: BTreeMap<BundleId, Values>,
+    waiting: BTreeMap<BundleId, Values<M>>,
 }
 
-impl Sums {
+impl<M: Memory> Sums<M> {
     /// Nothing is added yet.
     pub(crate) fn new(nano: &NanoPlan, rank: RankId) -> Self {
         let heads = nano.problem.heads;
@@ -66,9 +66,9 @@ impl Sums {
     /// The bundle gives this trainer nothing, or its part has come before.
     pub(crate) fn put(
         &mut self,
-        (place, nano): (&Place, &NanoPlan),
+        (place, nano): (&M::Place, &NanoPlan),
         bundle: BundleId,
-        values: Values,
+        values: Values<M>,
     ) -> Result<(), device::Error> {
         let document = nano.plan.bundles()[bundle.0 as usize].document;
         let due = self.due.get(&document).is_some_and(|it| it.contains(&bundle));
@@ -86,9 +86,9 @@ impl Sums {
 
     fn add(
         &mut self,
-        (place, nano): (&Place, &NanoPlan),
+        (place, nano): (&M::Place, &NanoPlan),
         bundle: BundleId,
-        values: Values,
+        values: Values<M>,
     ) -> Result<(), device::Error> {
         let heads = nano.problem.heads;
         let dim = usize::from(heads.dim);
@@ -162,7 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::{Memory, Room, copy};
+    use crate::memory::{Host, HostRows, copy};
 
     const HEADS: Heads = Heads { query: 4, kv: 2, dim: 4 };
 
@@ -201,17 +201,17 @@ mod tests {
         buffer
     }
 
-    fn part(nano: &NanoPlan, rank: RankId, bundle: BundleId, landed: bool) -> Values {
+    fn part(nano: &NanoPlan, rank: RankId, bundle: BundleId, landed: bool) -> Values<HostRows> {
         let (dk, dv) = (made(nano, bundle, 1.0), made(nano, bundle, -3.0));
         if !landed {
-            return Values::Own([dk, dv].map(|it| Memory::Host(Arc::new(it))));
+            return Values::Own([dk, dv].map(Arc::new));
         }
         let result = nano.lists.backward_result(&nano.problem, &nano.plan, bundle, rank);
         let mut room = Buffer::zeroed(2 * result.part_bytes as usize);
         let behind = |it: &Piece| Piece { local: it.local + result.part_bytes, ..*it };
         copy(&dk, &result.part, &mut room);
         copy(&dv, &result.part.iter().map(behind).collect::<Vec<_>>(), &mut room);
-        Values::Landed(Room::Host(room), result)
+        Values::Landed(room, result)
     }
 
     /// The sum of what all bundles give to a trainer's rows, bundle after bundle and number after number.
@@ -249,7 +249,7 @@ mod tests {
             let rows = documents.iter().sum::<u32>().div_ceil(3);
             let planned = planned(&documents, rows);
             let nano = &planned.plans[0];
-            let with = (&Place::Host, nano);
+            let with = (&Host, nano);
             for rank in (0..nano.problem.layout.ranks().len() as u16).map(RankId) {
                 let mut sums = Sums::new(nano, rank);
                 let mut coming: Vec<BundleId> = sums.due.values().flatten().copied().collect();

@@ -16,6 +16,8 @@ pub trait Device {
     type Imported;
     /// Copies that were begun.
     type Copy;
+    /// Why the device does not do what it was asked to.
+    type Error: std::error::Error;
 
     /// Where memory lies.
     fn place(&self, memory: &Self::Memory) -> Place;
@@ -25,14 +27,14 @@ pub trait Device {
     /// # Errors
     ///
     /// The device's.
-    fn export(&self, memory: &Self::Memory) -> Result<OwnedFd, String>;
+    fn export(&self, memory: &Self::Memory) -> Result<OwnedFd, Self::Error>;
 
     /// Maps an arena of `bytes` to be read.
     ///
     /// # Errors
     ///
     /// The device's.
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Self::Imported, String>;
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Self::Imported, Self::Error>;
 
     /// Begins to copy; `remote` of the pieces counts from the beginning of the arena. Both ends stay as they are until the copy
     /// is over.
@@ -45,14 +47,14 @@ pub trait Device {
         from: &Self::Imported,
         to: &Self::Memory,
         pieces: &[Piece],
-    ) -> Result<Self::Copy, String>;
+    ) -> Result<Self::Copy, Self::Error>;
 
     /// Whether it is over.
     ///
     /// # Errors
     ///
     /// The device's; the copy is over then, too.
-    fn is_over(&self, copy: &Self::Copy) -> Result<bool, String>;
+    fn is_over(&self, copy: &Self::Copy) -> Result<bool, Self::Error>;
 }
 
 /// Where memory lies.

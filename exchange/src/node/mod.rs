@@ -150,7 +150,7 @@ impl<D: Device> Node<D> {
     }
 
     /// The slip of a place, with a ticket that the door knows.
-    fn slip(&mut self, memory: &D::Memory) -> Result<Slip, String> {
+    fn slip(&mut self, memory: &D::Memory) -> Result<Slip, D::Error> {
         let Place { arena, arena_bytes, at, bytes } = self.device.place(memory);
         let ticket = if let Some(ticket) = self.tickets.get(&arena) {
             *ticket

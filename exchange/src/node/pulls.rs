@@ -227,9 +227,8 @@ impl<D: Device> Node<D> {
             return;
         }
         self.moved.insert(from.0, Instant::now());
-        let arena = descriptor
-            .map_err(|error| error.to_string())
-            .and_then(|it| self.device.import(&it, bytes));
+        let import = |it: OwnedFd| self.device.import(&it, bytes).map_err(|it| it.to_string());
+        let arena = descriptor.map_err(|it| it.to_string()).and_then(import);
         let waiting = |it: &Pull<D>| match &it.stage {
             Stage::Fetching(slip) if (it.peer, slip.ticket) == from => Some(slip.clone()),
             Stage::Fetching(_) | Stage::Looking(..) | Stage::Copying(..) | Stage::Checking(..) => {
@@ -265,23 +264,24 @@ impl<D: Device> Node<D> {
                 pull.stage = Stage::Copying(slip, (copy, arena));
                 self.events.push(Event::Begun { pull: id });
             }
-            Err(reason) => self.fail(id, reason),
+            Err(error) => self.fail(id, &error),
         }
     }
 
     /// The device does not copy: this pull has ended, and so have all that could follow.
-    fn fail(&mut self, id: PullId, reason: String) {
+    fn fail(&mut self, id: PullId, error: &D::Error) {
+        let reason = error.to_string();
         self.events.push(Event::Broken { reason: reason.clone() });
         self.end(id, Err(PullError::Refused { reason }));
     }
 
     /// The device has copied, or failed.
-    fn copied(&mut self, id: PullId, how: Result<(), String>) {
+    fn copied(&mut self, id: PullId, how: Result<(), D::Error>) {
         let Some(mut pull) = self.pulls.remove(&id) else { return };
         if pull.told {
             self.landings.release(pull.landing, &pull.pieces);
-            if let Err(reason) = how {
-                self.events.push(Event::Broken { reason });
+            if let Err(error) = how {
+                self.events.push(Event::Broken { reason: error.to_string() });
             }
             return;
         }
@@ -291,8 +291,8 @@ impl<D: Device> Node<D> {
             pull.stage = Stage::Checking(slip, look, landing);
         }
         self.pulls.insert(id, pull);
-        if let Err(reason) = how {
-            self.fail(id, reason);
+        if let Err(error) = how {
+            self.fail(id, &error);
         }
     }
 

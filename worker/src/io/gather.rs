@@ -19,16 +19,16 @@ use super::exchange::Exchange;
 use super::rows::tensors;
 use super::shared::Shared;
 use crate::launch::{BundleRows, PhaseRows};
-use crate::memory::Memory;
+use crate::memory::{Memory, Place as _};
 
 /// All rows of a bundle in one place.
-pub(super) fn gather(
-    shared: &mut Shared<impl Exchange>,
+pub(super) fn gather<M: Memory>(
+    shared: &mut Shared<impl Exchange<Memory = M>>,
     planned: &PlannedStep,
     at: At,
     bundle: BundleId,
     landing: Option<LandingId>,
-) -> Result<BundleRows, device::Error> {
+) -> Result<BundleRows<M>, device::Error> {
     let (nano, direction) = planned.nano_of(at.phase);
     let inputs = nano.lists.inputs(bundle, direction);
     if let (None, [_], Some(rows)) = (landing, &inputs.sources[..], shared.rows.get(&at)) {
@@ -45,16 +45,16 @@ pub(super) fn gather(
     for (rows, pieces) in own {
         shared.provider.place().copy(&rows, pieces, &mut room)?;
     }
-    Ok(BundleRows::Landed(room.share()))
+    Ok(BundleRows::Landed(M::share(room)))
 }
 
 /// A copy of the rows that these works of a bundle need, laid out as its landing; other bytes of it are anything.
-pub(super) fn ahead(
-    shared: &Shared<impl Exchange>,
+pub(super) fn ahead<M: Memory>(
+    shared: &Shared<impl Exchange<Memory = M>>,
     planned: &PlannedStep,
     at: At,
     (works, landing): (&[Work], Option<LandingId>),
-) -> Result<BundleRows, device::Error> {
+) -> Result<BundleRows<M>, device::Error> {
     let (nano, direction) = planned.nano_of(at.phase);
     let shape = nano.shape(direction);
     let needs = works.iter().flat_map(|it| &shape.works()[it.0 as usize].needs);
@@ -78,30 +78,30 @@ pub(super) fn ahead(
             copied.expect("a landing stays while pulls write to it");
         }
     }
-    Ok(BundleRows::Landed(room.share()))
+    Ok(BundleRows::Landed(M::share(room)))
 }
 
 /// As [`gather`], before pulls have ended: for launches that are enqueued behind their copies. None where rows lie on the host, or
 /// own rows are gone.
-pub(super) fn early(
-    shared: &mut Shared<impl Exchange>,
+pub(super) fn early<M: Memory>(
+    shared: &mut Shared<impl Exchange<Memory = M>>,
     planned: &PlannedStep,
     at: At,
     bundle: BundleId,
     landing: LandingId,
-) -> Result<Option<BundleRows>, device::Error> {
+) -> Result<Option<BundleRows<M>>, device::Error> {
     // Those of a phase that is passed may be gone.
     let Some(own) = own(shared, planned, at, bundle) else { return Ok(None) };
     Ok(shared.provider.early(landing, &own)?.map(BundleRows::Landed))
 }
 
 /// Local rows that a bundle needs, and the pieces of them that go to its landing. None where they are gone.
-fn own<'a>(
-    shared: &Shared<impl Exchange>,
+fn own<'a, M: Memory>(
+    shared: &Shared<impl Exchange<Memory = M>>,
     planned: &'a PlannedStep,
     at: At,
     bundle: BundleId,
-) -> Option<Vec<(Memory, &'a [Piece])>> {
+) -> Option<Vec<(M, &'a [Piece])>> {
     let Peer::Trainer(TrainerId(me)) = shared.me else { return Some(Vec::new()) };
     let (nano, direction) = planned.nano_of(at.phase);
     let sources = &nano.lists.inputs(bundle, direction).sources;
@@ -112,7 +112,7 @@ fn own<'a>(
     pieces.map(of).collect()
 }
 
-fn tensor_of(rows: &PhaseRows, tensor: Tensor) -> &Memory {
+fn tensor_of<M>(rows: &PhaseRows<M>, tensor: Tensor) -> &M {
     let (_, memory) = tensors(rows).find(|it| it.0 == tensor).expect("a source names its tensors");
     memory
 }

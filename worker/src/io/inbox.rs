@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
-use cadre_protocol::{Nanos, Peer, conductor, server, trainer};
+use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 use cadre_step::header::Header;
@@ -21,8 +21,8 @@ use super::exchange::Exchange;
 use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
-use super::{FAREWELL, Io, Notice, Request};
-use crate::launch::Done;
+use super::{Asked, FAREWELL, Io, Notice, Request};
+use crate::launch::{Done, PhaseRows};
 
 /// Reasons for turning somebody away that are remembered, so that each is told once.
 const TOLD: usize = 256;
@@ -35,14 +35,30 @@ const ALONE_AFTER: Nanos = Nanos::from_millis(1_000);
 
 impl<P: Exchange> Io<P> {
     /// What another thread wants.
-    pub(super) fn request(&mut self, request: Request) {
-        let shared = &mut self.shared;
-        match request {
-            Request::Submit(at, rows) => {
-                if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
-                    it.submit(shared, at, rows);
+    pub(super) fn asked(&mut self, asked: Asked<P::Memory>) {
+        match asked {
+            Asked::For(request) => self.request(request),
+            Asked::Submit(at, rows) => self.submit(at, Some(rows)),
+            Asked::Ran(done) => self.ran(vec![done]),
+            Asked::Dropped(work) => {
+                self.load.queue = self.load.queue.saturating_sub(1);
+                if let Some(it) = self.server.as_mut() {
+                    it.dropped(&mut self.shared, work);
                 }
             }
+        }
+    }
+
+    fn submit(&mut self, at: At, rows: Option<PhaseRows<P::Memory>>) {
+        if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
+            it.submit(&mut self.shared, at, rows);
+        }
+    }
+
+    fn request(&mut self, request: Request) {
+        let shared = &mut self.shared;
+        match request {
+            Request::Skip(at) => self.submit(at, None),
             Request::Lengths(lengths) => {
                 if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
                     it.standing.announced(lengths.step);
@@ -67,13 +83,6 @@ impl<P: Exchange> Io<P> {
                 }
                 shared.tracer.flush();
             }
-            Request::Ran(done) => self.ran(vec![done]),
-            Request::Dropped(work) => {
-                self.load.queue = self.load.queue.saturating_sub(1);
-                if let Some(it) = self.server.as_mut() {
-                    it.dropped(shared, work);
-                }
-            }
             Request::Fail(reason) => self.fail(reason, false),
             Request::Leave => {
                 let until = shared.now().after(FAREWELL);
@@ -86,7 +95,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// Works ran.
-    pub(super) fn ran(&mut self, done: Vec<Done>) {
+    pub(super) fn ran(&mut self, done: Vec<Done<P::Memory>>) {
         if let Some(it) = self.trainer.as_mut().filter(|_| !done.is_empty()) {
             it.standing.moved();
         }

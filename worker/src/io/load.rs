@@ -32,7 +32,7 @@ impl Load {
     }
 
     /// Counts a work that ran.
-    pub(super) fn ran(&mut self, done: &Done) {
+    pub(super) fn ran<M>(&mut self, done: &Done<M>) {
         self.queue = self.queue.saturating_sub(1);
         self.tasks += 1;
         self.busy += done.busy;

@@ -54,7 +54,7 @@ use self::exchange::Exchange;
 use self::load::Load;
 use self::planning::{Headers, Plans, Ready};
 use self::probe::Probing;
-pub use self::queues::Handle;
+pub use self::queues::{Handle, Line};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::planned::PlannedStep;
@@ -65,6 +65,7 @@ use self::shared::Shared;
 use self::tasks::Tasks;
 use self::unnamed::Unnamed;
 use crate::launch::{Done, PhaseRows, Work};
+use crate::memory::Memory;
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
@@ -76,11 +77,30 @@ const TURN: usize = 512;
 /// Longest that a process which leaves waits until its last words were heard.
 const FAREWELL: Nanos = Nanos::from_millis(2_000);
 
-/// What other threads want.
+/// What other threads ask for, with rows of the process or without.
+#[derive(Debug)]
+pub enum Asked<M> {
+    /// Something without rows.
+    For(Request),
+    /// The trainer's rows of a phase.
+    Submit(At, PhaseRows<M>),
+    /// A work ran.
+    Ran(Done<M>),
+    /// A work was dropped, because nobody wants it any more.
+    Dropped(Work<M>),
+}
+
+impl<M> From<Request> for Asked<M> {
+    fn from(request: Request) -> Self {
+        Self::For(request)
+    }
+}
+
+/// What other threads want, wherever rows live.
 #[derive(Debug)]
 pub enum Request {
-    /// The trainer's rows of a phase, where it has any.
-    Submit(At, Option<PhaseRows>),
+    /// The trainer has no rows of a phase.
+    Skip(At),
     /// What the trainer's stream of a step holds.
     Lengths(Lengths),
     /// The trainer has so many steps.
@@ -89,10 +109,6 @@ pub enum Request {
     Busy(Nanos),
     /// The trainer's step is over.
     StepDone(StepDone),
-    /// A work ran.
-    Ran(Done),
-    /// A work was dropped, because nobody wants it any more.
-    Dropped(Work),
     /// A kernel refused, or something else that cannot go on.
     Fail(String),
     /// The process ends.
@@ -107,17 +123,17 @@ pub enum Request {
 
 /// What the threads that compute are told.
 #[derive(Debug)]
-pub enum Notice {
+pub enum Notice<M: Memory> {
     /// Who the trainers are and where they listen for the all-reduce, by rank.
     Trainers(Vec<(PeerId, String)>),
     /// A step can be submitted to.
     Step(Arc<PlannedStep>),
     /// A part of a phase's dK and dV.
-    Part(Box<Part>),
+    Part(Box<Part<M>>),
     /// A phase is whole; its parts came before.
-    Whole(Box<Whole>),
+    Whole(Box<Whole<M>>),
     /// A work can run.
-    Work(Box<Work>),
+    Work(Box<Work<M>>),
     /// Nothing up to here is wanted any more.
     Cancelled(At),
     /// This server can do nothing more, and why.
@@ -127,29 +143,29 @@ pub enum Notice {
 }
 
 /// How the IO thread and the others of its process speak to each other.
-pub struct Lines {
+pub struct Lines<M: Memory> {
     /// What others ask for, through handles.
-    pub requests: Receiver<Request>,
+    pub requests: Receiver<Asked<M>>,
     /// Where headers go to be made and planned.
     pub plans: Plans,
     /// Both ends of the controller's stream.
     pub control: Control,
     /// Where steps, phases and works go.
-    pub outlets: Outlets,
+    pub outlets: Outlets<M>,
 }
 
 /// Where works go.
 #[derive(Debug)]
-pub struct Outlets {
+pub struct Outlets<M: Memory> {
     /// The trainer's main thread, or the server's compute thread.
-    pub main: Outlet,
+    pub main: Outlet<M>,
     /// Works whose own server was lost; in place only.
-    pub rescue: Option<Outlet>,
+    pub rescue: Option<Outlet<M>>,
     /// Ends waits of the main thread that are not for notices, once the end was told.
     pub interrupt: Option<Waker>,
 }
 
-impl Outlets {
+impl<M: Memory> Outlets<M> {
     /// Hands on what waited for room.
     fn flush(&mut self) {
         self.main.flush();
@@ -159,7 +175,7 @@ impl Outlets {
     }
 }
 
-impl Drop for Outlets {
+impl<M: Memory> Drop for Outlets<M> {
     /// An IO thread that panics has ended the job for the threads of its process: whatever they wait for ends.
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -172,14 +188,14 @@ impl Drop for Outlets {
 }
 
 /// The thread's state.
-pub struct Io<P> {
+pub struct Io<P: Exchange> {
     shared: Shared<P>,
-    trainer: Option<Rows>,
-    server: Option<Tasks>,
+    trainer: Option<Rows<P::Memory>>,
+    server: Option<Tasks<P::Memory>>,
     conductor: Option<Conducting>,
-    requests: Receiver<Request>,
+    requests: Receiver<Asked<P::Memory>>,
     control: Control,
-    outlets: Outlets,
+    outlets: Outlets<P::Memory>,
     plans: Plans,
     load: Load,
     headers: Headers,
@@ -240,7 +256,7 @@ pub struct Control {
 }
 
 /// The machines of a process: of its trainer, its server, its conductor.
-pub type Machines = (Option<Rows>, Option<Tasks>, Option<Conducting>);
+pub type Machines<M> = (Option<Rows<M>>, Option<Tasks<M>>, Option<Conducting>);
 
 /// Starts the IO thread of a process, and the one that plans for it.
 ///
@@ -249,12 +265,12 @@ pub type Machines = (Option<Rows>, Option<Tasks>, Option<Conducting>);
 /// The system has no threads to give.
 pub fn start<P: Exchange + Send + 'static>(
     shared: Shared<P>,
-    machines: Machines,
+    machines: Machines<P::Memory>,
     control: Control,
-    outlets: Outlets,
-) -> std::io::Result<(JoinHandle<After>, Handle)> {
+    outlets: Outlets<P::Memory>,
+) -> std::io::Result<(JoinHandle<After>, Handle<P::Memory>)> {
     let (handle, requests) = Handle::channel(shared.provider.waker());
-    let plans = planning::start(handle.clone())?;
+    let plans = planning::start(handle.line())?;
     let io = Io::new(shared, machines, Lines { requests, plans, control, outlets });
     let thread = std::thread::Builder::new().name("io".into()).spawn(move || io.run())?;
     Ok((thread, handle))
@@ -264,8 +280,8 @@ impl<P: Exchange> Io<P> {
     /// The IO thread of a process that has the machines that are given.
     pub fn new(
         mut shared: Shared<P>,
-        (trainer, server, conductor): Machines,
-        lines: Lines,
+        (trainer, server, conductor): Machines<P::Memory>,
+        lines: Lines<P::Memory>,
     ) -> Self {
         let Lines { requests, plans, control, outlets } = lines;
         if matches!(shared.me, Peer::Trainer(_)) {
@@ -331,15 +347,15 @@ impl<P: Exchange> Io<P> {
         let mut ran = Vec::new();
         let mut count = 0;
         while count < TURN
-            && let Ok(request) = self.requests.try_recv()
+            && let Ok(asked) = self.requests.try_recv()
         {
             count += 1;
-            if let Request::Ran(done) = request {
+            if let Asked::Ran(done) = asked {
                 ran.push(done);
                 continue;
             }
             self.ran(std::mem::take(&mut ran));
-            self.request(request);
+            self.asked(asked);
         }
         self.ran(ran);
         count

@@ -27,7 +27,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// Hands an output to whom it is for. Machines that are gone get nothing, and what they gave is nobody's.
-    fn hand_on(&mut self, output: Output) {
+    fn hand_on(&mut self, output: Output<P::Memory>) {
         let me = self.shared.me;
         let shared = &mut self.shared;
         match output {
@@ -91,7 +91,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// Hands a work to the thread that is to run it.
-    fn give(&mut self, work: Box<Work>, planned: Planned) {
+    fn give(&mut self, work: Box<Work<P::Memory>>, planned: Planned) {
         // What went out early is counted once its rows count.
         self.load.queue += u32::from(work.promise.is_none());
         self.load.step = work.planned.header.step;
@@ -113,7 +113,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// Tells every thread that computes.
-    fn tell_all(&mut self, notice: impl Fn() -> Notice) {
+    fn tell_all(&mut self, notice: impl Fn() -> Notice<P::Memory>) {
         self.tell(notice());
         if let Some(rescue) = &mut self.outlets.rescue {
             rescue.tell(notice());
@@ -121,7 +121,7 @@ impl<P: Exchange> Io<P> {
     }
 
     /// Tells the thread that computes.
-    pub(super) fn tell(&mut self, notice: Notice) {
+    pub(super) fn tell(&mut self, notice: Notice<P::Memory>) {
         self.outlets.main.tell(notice);
     }
 

@@ -15,6 +15,7 @@ use super::planning::{Ready, Wanted};
 use super::rows::{Part, Whole};
 use super::tasks::Planned;
 use crate::launch::Work;
+use crate::memory::Memory;
 
 /// A machine of this process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,7 +28,7 @@ pub enum Side {
 
 /// One of them.
 #[derive(Debug)]
-pub enum Output {
+pub enum Output<M: Memory> {
     /// A message between machines of this process.
     Message(Message),
     /// What this process tells the conductor that lives in it.
@@ -37,11 +38,11 @@ pub enum Output {
     /// A machine's pull ended.
     Pulled(Side, PullId, PullResult),
     /// A part of dK and dV, for the trainer's main thread.
-    Part(Box<Part>),
+    Part(Box<Part<M>>),
     /// A phase is whole, for the trainer's main thread.
-    Whole(Box<Whole>),
+    Whole(Box<Whole<M>>),
     /// A work can run, on the thread that it was planned for or on the other.
-    Ready(Box<Work>, Planned),
+    Ready(Box<Work<M>>, Planned),
     /// A work that went out early counts since.
     Kept,
     /// Up to here nothing is wanted any more.
@@ -67,12 +68,18 @@ pub enum Output {
 }
 
 /// Those that nobody has taken yet.
-#[derive(Debug, Default)]
-pub struct Outputs(VecDeque<Output>);
+#[derive(Debug)]
+pub struct Outputs<M: Memory>(VecDeque<Output<M>>);
 
-impl Outputs {
+impl<M: Memory> Default for Outputs<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M: Memory> Outputs<M> {
     /// Behind the others.
-    pub fn put(&mut self, output: Output) {
+    pub fn put(&mut self, output: Output<M>) {
         self.0.push_back(output);
     }
 
@@ -82,7 +89,7 @@ impl Outputs {
     }
 
     /// The oldest.
-    pub fn take(&mut self) -> Option<Output> {
+    pub fn take(&mut self) -> Option<Output<M>> {
         self.0.pop_front()
     }
 }

@@ -21,7 +21,7 @@ use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
 use super::conducting::reports::Figures;
-use super::{Handle, Request};
+use super::{Line, Request};
 
 /// Where headers go to be made and planned, one at a time.
 pub type Plans = SyncSender<Wanted>;
@@ -149,7 +149,7 @@ impl Headers {
 /// # Errors
 ///
 /// The system has no thread to give.
-pub fn start(back: Handle) -> std::io::Result<Plans> {
+pub fn start(back: Line) -> std::io::Result<Plans> {
     // One is planned at a time, and the next goes there when its answer has come: the queue is never full.
     let (plans, all) = sync_channel(1);
     let plan = move || {
@@ -166,12 +166,12 @@ pub fn start(back: Handle) -> std::io::Result<Plans> {
 /// Ends the job where a thread panics that others wait for.
 pub struct Guard {
     thread: &'static str,
-    back: Option<Handle>,
+    back: Option<Line>,
 }
 
 impl Guard {
     /// Of the thread that runs.
-    pub fn new(thread: &'static str, back: &Handle) -> Self {
+    pub fn new(thread: &'static str, back: &Line) -> Self {
         Self { thread, back: Some(back.clone()) }
     }
 
@@ -221,7 +221,9 @@ mod tests {
     use cadre_exchange::Waker;
     use cadre_step::header::Member;
 
+    use super::super::{Asked, Handle};
     use super::*;
+    use crate::memory::HostRows;
 
     fn header(step: u64) -> Header {
         let any: Header =
@@ -315,14 +317,18 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_ends_the_job_by_its_name() {
-        let (back, requests) = Handle::channel(Waker::new().unwrap());
+        let (handle, requests) = Handle::<HostRows>::channel(Waker::new().unwrap());
+        let back = handle.line();
+        drop(handle);
         Guard::new("plan", &back).over();
         let thread = std::thread::spawn(move || {
             let _guard = Guard::new("plan", &back);
             panic!("a bug");
         });
         assert!(thread.join().is_err());
-        let Ok(Request::Fail(reason)) = requests.recv() else { panic!("the job goes on") };
+        let Ok(Asked::For(Request::Fail(reason))) = requests.recv() else {
+            panic!("the job goes on")
+        };
         assert!(reason.starts_with("the plan thread panicked"), "{reason}");
         assert!(requests.recv().is_err());
     }

@@ -16,7 +16,7 @@ use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 
 use super::exchange::Exchange;
 use super::shared::Shared;
-use crate::memory;
+use crate::memory::{self, Place as _};
 
 /// Name of the region: no step has this number.
 pub(super) const KEY: RegionKey = RegionKey([u32::MAX; 4]);

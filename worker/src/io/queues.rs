@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use cadre_exchange::Waker;
 use cadre_step::envelope::Ending;
 
-use super::{Notice, Request};
+use super::{Asked, Notice, Request};
+use crate::memory::Memory;
 
 /// Requests that wait for the IO thread; whoever asks for one more waits until it has taken some.
 const MAX_REQUESTS: usize = 4096;
@@ -30,25 +31,42 @@ const MAX_NOTICES: usize = 1024;
 
 /// Speaks to the IO thread from others.
 #[derive(Clone, Debug)]
-pub struct Handle {
-    requests: SyncSender<Request>,
+pub struct Handle<M> {
+    requests: SyncSender<Asked<M>>,
     waker: Waker,
 }
 
-impl Handle {
+/// A [`Handle`] for whoever has no rows, and so need not know where they live.
+#[derive(Clone)]
+pub struct Line(Arc<dyn Fn(Request) + Send + Sync>);
+
+impl Line {
+    /// As [`Handle::send`].
+    pub fn send(&self, request: Request) {
+        (self.0)(request);
+    }
+}
+
+impl<M: Memory> Handle<M> {
+    /// The same handle without rows.
+    pub fn line(&self) -> Line {
+        let handle = self.clone();
+        Line(Arc::new(move |request| handle.send(request)))
+    }
+
     /// A handle, and the end that its requests come to; they end the polls of `waker`.
-    pub fn channel(waker: Waker) -> (Self, Receiver<Request>) {
+    pub fn channel(waker: Waker) -> (Self, Receiver<Asked<M>>) {
         let (requests, receiver) = sync_channel(MAX_REQUESTS);
         (Self { requests, waker }, receiver)
     }
 
     /// Asks for something; waits while the queue is full. After the thread has ended, nothing happens. Not for the IO thread itself.
-    pub fn send(&self, request: Request) {
-        match self.requests.try_send(request) {
+    pub fn send(&self, asked: impl Into<Asked<M>>) {
+        match self.requests.try_send(asked.into()) {
             Ok(()) => {}
-            Err(TrySendError::Full(request)) => {
+            Err(TrySendError::Full(asked)) => {
                 self.waker.wake();
-                if self.requests.send(request).is_err() {
+                if self.requests.send(asked).is_err() {
                     return;
                 }
             }
@@ -88,7 +106,7 @@ impl End {
 }
 
 /// A queue of notices to one thread; its notices end the polls of `waker` only where the queue was full.
-pub fn notices(waker: Waker) -> (Outlet, Notices) {
+pub fn notices<M: Memory>(waker: Waker) -> (Outlet<M>, Notices<M>) {
     let (sender, receiver) = sync_channel(MAX_NOTICES);
     let full = Arc::new(AtomicBool::new(false));
     let end = End::default();
@@ -107,9 +125,9 @@ pub fn notices(waker: Waker) -> (Outlet, Notices) {
 
 /// The IO thread's end of a queue of notices.
 #[derive(Debug)]
-pub struct Outlet {
-    sender: SyncSender<Notice>,
-    waiting: VecDeque<Notice>,
+pub struct Outlet<M: Memory> {
+    sender: SyncSender<Notice<M>>,
+    waiting: VecDeque<Notice<M>>,
     /// Whoever takes a notice is to wake the IO thread.
     full: Arc<AtomicBool>,
     /// Notices that were told and not taken, and that hold others up.
@@ -119,14 +137,14 @@ pub struct Outlet {
     end: End,
 }
 
-impl Outlet {
+impl<M: Memory> Outlet<M> {
     /// Whether something was told that the thread has not taken yet, or has taken and not computed, and that holds others up.
     pub fn is_owed(&self) -> bool {
         self.untaken.load(Ordering::SeqCst) > 0 || self.owes.load(Ordering::SeqCst)
     }
 
     /// Tells the thread, sooner or later. Nothing happens if it has ended.
-    pub fn tell(&mut self, notice: Notice) {
+    pub fn tell(&mut self, notice: Notice<M>) {
         match &notice {
             Notice::End(ending) => self.end.set(ending),
             Notice::Lost(reason) => self.end.set(&lost(reason)),
@@ -164,7 +182,7 @@ impl Outlet {
 
 /// Whether whoever does not take a notice holds others up. A part of a phase is for the thread alone, which may wait for others
 /// until the phase is whole.
-fn is_owed(notice: &Notice) -> bool {
+fn is_owed<M: Memory>(notice: &Notice<M>) -> bool {
     !matches!(notice, Notice::Part(_))
 }
 
@@ -175,8 +193,8 @@ pub fn lost(reason: &str) -> Ending {
 
 /// The other end: of the thread that computes.
 #[derive(Debug)]
-pub struct Notices {
-    receiver: Receiver<Notice>,
+pub struct Notices<M: Memory> {
+    receiver: Receiver<Notice<M>>,
     full: Arc<AtomicBool>,
     untaken: Arc<AtomicUsize>,
     owes: Arc<AtomicBool>,
@@ -184,7 +202,7 @@ pub struct Notices {
     end: End,
 }
 
-impl Notices {
+impl<M: Memory> Notices<M> {
     /// Says whether this thread has taken works that it has not computed.
     pub fn owe(&self, owes: bool) {
         self.owes.store(owes, Ordering::SeqCst);
@@ -200,7 +218,7 @@ impl Notices {
     /// # Errors
     ///
     /// The IO thread has ended.
-    pub fn recv(&self) -> Result<Notice, RecvError> {
+    pub fn recv(&self) -> Result<Notice<M>, RecvError> {
         self.receiver.recv().inspect(|it| self.taken(it))
     }
 
@@ -209,7 +227,7 @@ impl Notices {
     /// # Errors
     ///
     /// It is not, or the IO thread has ended.
-    pub fn try_recv(&self) -> Result<Notice, TryRecvError> {
+    pub fn try_recv(&self) -> Result<Notice<M>, TryRecvError> {
         self.receiver.try_recv().inspect(|it| self.taken(it))
     }
 
@@ -218,11 +236,11 @@ impl Notices {
     /// # Errors
     ///
     /// It did not come, or the IO thread has ended.
-    pub fn recv_timeout(&self, timeout: Duration) -> Result<Notice, RecvTimeoutError> {
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Notice<M>, RecvTimeoutError> {
         self.receiver.recv_timeout(timeout).inspect(|it| self.taken(it))
     }
 
-    fn taken(&self, notice: &Notice) {
+    fn taken(&self, notice: &Notice<M>) {
         if is_owed(notice) {
             self.untaken.fetch_sub(1, Ordering::SeqCst);
         }
@@ -241,6 +259,7 @@ mod tests {
     use cadre_protocol::At;
 
     use super::*;
+    use crate::memory::HostRows;
 
     fn links() -> Tcp {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
@@ -249,7 +268,7 @@ mod tests {
         Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap()
     }
 
-    fn cancelled(notice: &Notice) -> u64 {
+    fn cancelled(notice: &Notice<HostRows>) -> u64 {
         match notice {
             Notice::Cancelled(at) => at.step,
             other => panic!("{other:?}"),
@@ -259,7 +278,7 @@ mod tests {
     #[test]
     fn notices_beyond_the_bound_stay_with_io_and_arrive_in_order() {
         let mut links = links();
-        let (mut outlet, notices) = notices(links.waker());
+        let (mut outlet, notices) = notices::<HostRows>(links.waker());
         let all = 3 * MAX_NOTICES as u64;
         // Nobody takes one meanwhile, and the one who tells does not wait.
         for step in 0..all {
@@ -288,7 +307,7 @@ mod tests {
     #[test]
     fn who_asks_waits_for_a_full_queue_and_io_is_woken() {
         let mut links = links();
-        let (handle, requests) = Handle::channel(links.waker());
+        let (handle, requests) = Handle::<HostRows>::channel(links.waker());
         let all = 3 * MAX_REQUESTS;
         let asking = std::thread::spawn(move || (0..all).for_each(|_| handle.send(Request::Leave)));
         let (begun, mut taken) = (std::time::Instant::now(), 0);
@@ -303,11 +322,11 @@ mod tests {
     #[test]
     fn nothing_waits_for_a_thread_that_has_ended() {
         let links = links();
-        let (mut outlet, notices) = notices(links.waker());
+        let (mut outlet, notices) = notices::<HostRows>(links.waker());
         drop(notices);
         outlet.tell(Notice::Lost(String::new()));
         assert!(outlet.waiting.is_empty());
-        let (handle, requests) = Handle::channel(links.waker());
+        let (handle, requests) = Handle::<HostRows>::channel(links.waker());
         drop(requests);
         handle.send(Request::Leave);
     }

@@ -29,28 +29,28 @@ use super::output::{Output, Side};
 use super::shared::{Shared, result_key, rows_key};
 use super::standing::Standing;
 use crate::launch::{PhaseRows, Results};
-use crate::memory::{Memory, Room};
+use crate::memory::Memory;
 
 /// Between two looks at landings that are still copied to.
 const LOOK_EVERY: Nanos = Nanos::from_millis(2);
 
 /// Landings of a phase, with what the own server computed of it.
 #[derive(Debug)]
-enum Landing {
+enum Landing<M> {
     Forward {
         o: LandingId,
         lse: LandingId,
-        own: Vec<(Work, [Memory; 2])>,
+        own: Vec<(Work, [M; 2])>,
     },
     Backward {
         dq: LandingId,
-        own: Vec<(BundleId, Memory)>,
+        own: Vec<(BundleId, M)>,
         /// Of parts that were not given away yet.
         parts: BTreeMap<BundleId, (LandingId, BackwardResult)>,
     },
 }
 
-impl Landing {
+impl<M> Landing<M> {
     fn ids(&self) -> impl Iterator<Item = LandingId> {
         let (all, parts) = match self {
             Self::Forward { o, lse, .. } => (vec![*o, *lse], None),
@@ -61,28 +61,28 @@ impl Landing {
 }
 
 #[derive(Debug)]
-struct Open {
-    landing: Landing,
+struct Open<M> {
+    landing: Landing<M>,
     makers: BTreeMap<Work, Peer>,
 }
 
 /// See the module.
-pub struct Rows {
+pub struct Rows<M> {
     me: TrainerId,
     machine: Trainer,
     /// Submitted by the main thread, waiting for the window.
-    queued: VecDeque<(At, Option<Box<PhaseRows>>)>,
-    open: BTreeMap<At, Open>,
+    queued: VecDeque<(At, Option<Box<PhaseRows<M>>>)>,
+    open: BTreeMap<At, Open<M>>,
     /// Phases that have all results, and landings that are still copied to; looked at then.
     late: Vec<At>,
     look_at: Nanos,
     /// Pulls of results from this process's own server.
-    own: BTreeMap<PullId, Arc<Results>>,
+    own: BTreeMap<PullId, Arc<Results<M>>>,
     /// Whether its main thread does what it has to.
     pub standing: Standing,
 }
 
-impl Rows {
+impl<M: Memory> Rows<M> {
     /// Of trainer `me`, whose main thread is watched by `standing`.
     pub fn new(me: TrainerId, settings: Settings, standing: Standing, now: Nanos) -> Self {
         Self {
@@ -109,7 +109,12 @@ impl Rows {
     }
 
     /// Takes rows of a phase, if this trainer has any; they go out as soon as the window allows.
-    pub fn submit(&mut self, shared: &mut Shared<impl Exchange>, at: At, rows: Option<PhaseRows>) {
+    pub fn submit(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+        rows: Option<PhaseRows<M>>,
+    ) {
         if rows.is_some() {
             self.standing.submitted();
         } else {
@@ -119,7 +124,7 @@ impl Rows {
         self.announce(shared);
     }
 
-    fn announce(&mut self, shared: &mut Shared<impl Exchange>) {
+    fn announce(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>) {
         while self.machine.may_submit() {
             let Some((at, rows)) = self.queued.pop_front() else { return };
             if let Some(rows) = rows {
@@ -133,7 +138,11 @@ impl Rows {
     }
 
     /// Reserves the landing of a phase's results.
-    fn reserve(&mut self, shared: &mut Shared<impl Exchange>, at: At) -> Result<(), device::Error> {
+    fn reserve(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+    ) -> Result<(), device::Error> {
         let running = shared.steps.get(&at.step).expect("a step runs while it is submitted to");
         let planned = Arc::clone(&running.planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -158,12 +167,17 @@ impl Rows {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, result: PullResult) {
+    pub fn pulled(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        result: PullResult,
+    ) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
     /// Runs the machine on an event and does what it commands.
-    pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
+    pub fn handle(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, event: Event) {
         let mut commands = Vec::new();
         self.machine.handle(shared.now(), event, &mut commands);
         for command in commands {
@@ -177,7 +191,7 @@ impl Rows {
         self.announce(shared);
     }
 
-    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
+    fn obey(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, command: Command) {
         tracing::trace!("trainer side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
@@ -211,11 +225,17 @@ impl Rows {
         }
     }
 
-    fn round(&mut self, shared: &mut Shared<impl Exchange>, table: RoundTable) {
+    fn round(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, table: RoundTable) {
         self.handle(shared, Event::Round(Arc::new(table)));
     }
 
-    fn pull_own(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, at: At, work: Work) {
+    fn pull_own(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        at: At,
+        work: Work,
+    ) {
         let result = match shared.results.get(&(at, work)) {
             Some(results) => {
                 self.own.insert(pull, Arc::clone(results));
@@ -228,7 +248,7 @@ impl Rows {
 
     fn pull(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
         pull: PullId,
         (peer, deadline): (Peer, Nanos),
         at: At,
@@ -276,7 +296,7 @@ impl Rows {
     /// The result of a work counts. A part of dK and dV goes on at once.
     fn accept(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
         pull: PullId,
         (at, work): (At, Work),
         from: Peer,
@@ -312,8 +332,8 @@ impl Rows {
         }
     }
 
-    fn complete(&mut self, shared: &mut Shared<impl Exchange>, at: At) {
-        let busy = |it: &Open| it.landing.ids().any(|it| shared.provider.is_busy(it));
+    fn complete(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At) {
+        let busy = |it: &Open<M>| it.landing.ids().any(|it| shared.provider.is_busy(it));
         if self.open.get(&at).is_some_and(busy) {
             self.late.push(at);
             self.look_at = shared.now().after(LOOK_EVERY);
@@ -340,18 +360,23 @@ impl Rows {
 }
 
 /// Hands a part on to the thread that adds it.
-fn give(shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId, values: Values) {
+fn give<M: Memory>(
+    shared: &mut Shared<impl Exchange<Memory = M>>,
+    at: At,
+    bundle: BundleId,
+    values: Values<M>,
+) {
     let planned = Arc::clone(&shared.steps[&at.step].planned);
     let part = Part { planned, phase: at.phase, bundle, values };
     shared.outputs.put(Output::Part(Box::new(part)));
 }
 
 /// The memory of a landing whose pulls have all ended.
-fn take(provider: &mut impl Exchange, landing: LandingId) -> Room {
+fn take<M: Memory>(provider: &mut impl Exchange<Memory = M>, landing: LandingId) -> M::Room {
     provider.take(landing).expect("no pull of a result that counts is outstanding")
 }
 
-fn publish(shared: &mut Shared<impl Exchange>, at: At, rows: PhaseRows) {
+fn publish<M: Memory>(shared: &mut Shared<impl Exchange<Memory = M>>, at: At, rows: PhaseRows<M>) {
     for (tensor, memory) in tensors(&rows) {
         shared.provider.publish(rows_key(at, tensor), memory);
     }
@@ -367,7 +392,7 @@ fn release(shared: &mut Shared<impl Exchange>, at: At) {
 }
 
 /// The tensors of a phase's rows, by name.
-pub fn tensors(rows: &PhaseRows) -> impl Iterator<Item = (Tensor, &Memory)> {
+pub fn tensors<M>(rows: &PhaseRows<M>) -> impl Iterator<Item = (Tensor, &M)> {
     let PhaseRows { q, k, v, gradients } = rows;
     let gradients = gradients.iter().flat_map(|[dout, lse, delta]| {
         [(Tensor::DOut, dout), (Tensor::Lse, lse), (Tensor::Delta, delta)]

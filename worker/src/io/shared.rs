@@ -59,7 +59,7 @@ pub struct Running {
 }
 
 /// See the module.
-pub struct Shared<P> {
+pub struct Shared<P: Exchange> {
     /// Moves bytes.
     pub provider: P,
     /// What time it is.
@@ -69,11 +69,11 @@ pub struct Shared<P> {
     /// Steps that have begun and are not over.
     pub steps: BTreeMap<u64, Running>,
     /// This trainer's rows, by phase, until they are released.
-    pub rows: BTreeMap<At, PhaseRows>,
+    pub rows: BTreeMap<At, PhaseRows<P::Memory>>,
     /// Results of this process, until they are freed.
-    pub results: BTreeMap<(At, Work), Arc<Results>>,
+    pub results: BTreeMap<(At, Work), Arc<Results<P::Memory>>>,
     /// What the sides give to each other, and to other threads.
-    pub outputs: Outputs,
+    pub outputs: Outputs<P::Memory>,
     /// What is said until it is heard.
     pub telling: Telling,
     /// Time spans.

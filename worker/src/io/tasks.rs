@@ -39,17 +39,24 @@ use crate::launch::{BundleRows, Done, Results, Work};
 use crate::memory::Memory;
 
 /// Rows of one bundle in one phase.
-#[derive(Debug, Default)]
-struct Held {
+#[derive(Debug)]
+struct Held<M> {
     /// Where rows of others land, until they are all here.
     landing: Option<LandingId>,
     /// All rows, once some work of the bundle was handed out.
-    rows: Option<BundleRows>,
+    rows: Option<BundleRows<M>>,
     /// Parcels on their way or here.
     parcels: usize,
     /// Works that went out ahead, on a copy of their rows, and did not run.
     ahead: BTreeSet<WorkId>,
     early: Early,
+}
+
+impl<M> Default for Held<M> {
+    fn default() -> Self {
+        let (landing, rows, ahead, early) = (None, None, BTreeSet::new(), Early::default());
+        Self { landing, rows, parcels: 0, ahead, early }
+    }
 }
 
 /// What this server did in a step so far.
@@ -70,10 +77,10 @@ struct Brings {
 }
 
 /// See the module.
-pub struct Tasks {
+pub struct Tasks<M> {
     host: Host,
     machine: Server,
-    held: BTreeMap<(At, BundleId), Held>,
+    held: BTreeMap<(At, BundleId), Held<M>>,
     pulls: BTreeMap<PullId, Brings>,
     tallies: BTreeMap<u64, Tally>,
 }
@@ -87,13 +94,13 @@ pub enum Planned {
     Elsewhere,
 }
 
-impl Tasks {
+impl<M: Memory> Tasks<M> {
     /// A server with `memory` bytes for rows and results; `provider` brings the rows.
     pub fn new(
         host: Host,
         memory: u64,
         settings: Settings,
-        (provider, now): (&impl Exchange, Nanos),
+        (provider, now): (&impl Exchange<Memory = M>, Nanos),
     ) -> Self {
         let settings = Settings { runs_ahead: provider.copies_landed(), ..settings };
         Self {
@@ -126,12 +133,17 @@ impl Tasks {
     }
 
     /// A pull of this side ended.
-    pub fn pulled(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId, result: PullResult) {
+    pub fn pulled(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        pull: PullId,
+        result: PullResult,
+    ) {
         self.handle(shared, Event::Pulled { pull, result });
     }
 
     /// Works ran: their results are for their readers now. Those of one phase are told together.
-    pub fn ran(&mut self, shared: &mut Shared<impl Exchange>, done: Vec<Done>) {
+    pub fn ran(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, done: Vec<Done<M>>) {
         let mut done = done.into_iter().peekable();
         while let Some(first) = done.next() {
             let at = at_of(&first.work);
@@ -149,7 +161,7 @@ impl Tasks {
     }
 
     /// Keeps the results of a work for its readers.
-    fn keep(&mut self, shared: &mut Shared<impl Exchange>, done: Done) -> WorkId {
+    fn keep(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, done: Done<M>) -> WorkId {
         let Done { work, results, busy } = done;
         let (at, id) = (at_of(&work), WorkId(work.work));
         self.over(&work.planned, at, id);
@@ -167,7 +179,7 @@ impl Tasks {
     }
 
     /// A work was dropped because nobody wants it any more.
-    pub fn dropped(&mut self, shared: &mut Shared<impl Exchange>, work: Work) {
+    pub fn dropped(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, work: Work<M>) {
         let at = at_of(&work);
         let works = vec![WorkId(work.work)];
         self.over(&work.planned, at, works[0]);
@@ -176,7 +188,7 @@ impl Tasks {
     }
 
     /// Runs the machine on an event and does what it commands.
-    pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
+    pub fn handle(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, event: Event) {
         let mut commands = Vec::new();
         let before = self.machine.watermark();
         self.machine.handle(shared.now(), event, &mut commands);
@@ -189,9 +201,9 @@ impl Tasks {
     }
 
     /// Lets landings go that were kept for pulls which are not tried again.
-    fn sweep(&mut self, shared: &mut Shared<impl Exchange>) {
+    fn sweep(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>) {
         let passed = self.machine.watermark();
-        let over = |it: &(&(At, BundleId), &Held)| passed >= Some(it.0.0) && it.1.parcels == 0;
+        let over = |it: &(&(At, BundleId), &Held<M>)| passed >= Some(it.0.0) && it.1.parcels == 0;
         for key in self.held.iter().filter(over).map(|it| *it.0).collect::<Vec<_>>() {
             if let Some(landing) = self.held.remove(&key).and_then(|it| it.landing) {
                 shared.provider.discard(landing);
@@ -199,7 +211,7 @@ impl Tasks {
         }
     }
 
-    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
+    fn obey(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, command: Command) {
         tracing::trace!("server side: {command:?}");
         match command {
             Command::Send { to, message } => shared.send(to, message),
@@ -242,7 +254,7 @@ impl Tasks {
 
     fn pull(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
         pull: PullId,
         (from, deadline): (TrainerId, Nanos),
         at: At,
@@ -282,7 +294,12 @@ impl Tasks {
     }
 
     /// A pull of a bundle failed. The machine tries it again unless the phase is passed: until then what has landed stays.
-    fn brought_nothing(&mut self, shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId) {
+    fn brought_nothing(
+        &mut self,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
+        at: At,
+        bundle: BundleId,
+    ) {
         let again = self.machine.watermark() < Some(at) && shared.provider.resumes();
         match self.held.get_mut(&(at, bundle)) {
             Some(held) if again => held.parcels -= 1,
@@ -291,7 +308,7 @@ impl Tasks {
     }
 
     /// One parcel of a bundle is needed no more.
-    fn let_go(&mut self, shared: &mut Shared<impl Exchange>, at: At, bundle: BundleId) {
+    fn let_go(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At, bundle: BundleId) {
         let Some(held) = self.held.get_mut(&(at, bundle)) else { return };
         held.parcels -= 1;
         if held.parcels == 0 {
@@ -303,7 +320,7 @@ impl Tasks {
     }
 
     /// All copies of a pull are under way: if it was the last of its bundle's, works can be put behind them.
-    pub fn begun(&mut self, shared: &mut Shared<impl Exchange>, pull: PullId) {
+    pub fn begun(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, pull: PullId) {
         let Some(&Brings { at, bundle, .. }) = self.pulls.get(&pull) else { return };
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, direction) = planned.nano_of(at.phase);
@@ -339,7 +356,7 @@ impl Tasks {
         }
     }
 
-    fn make_ready(&mut self, shared: &mut Shared<impl Exchange>, at: At, work: WorkId) {
+    fn make_ready(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At, work: WorkId) {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let bundle = planned.bundle_of(at.phase, work.0);
         let held = self.held.get_mut(&(at, bundle)).expect("a ready work has its parcels");
@@ -363,7 +380,7 @@ impl Tasks {
     }
 
     /// Bytes of rows and results that this server holds.
-    pub fn memory(&self, shared: &Shared<impl Exchange>) -> u64 {
+    pub fn memory(&self, shared: &Shared<impl Exchange<Memory = M>>) -> u64 {
         let rows = self.held.iter().filter_map(|(&(at, bundle), held)| {
             let (nano, direction) = shared.steps.get(&at.step)?.planned.nano_of(at.phase);
             let here = u64::from(held.landing.is_some() || held.rows.is_some());
@@ -379,7 +396,7 @@ impl Tasks {
         self.tallies.entry(step).or_default();
     }
 
-    fn step_over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+    fn step_over(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, step: u64) {
         shared.tracer.flush();
         let tally = self.tallies.remove(&step);
         shared.outputs.put(Output::Over(step));
@@ -389,12 +406,12 @@ impl Tasks {
     }
 }
 
-fn at_of(work: &Work) -> At {
+fn at_of<M>(work: &Work<M>) -> At {
     At { step: work.planned.header.step, phase: work.phase }
 }
 
 /// The tensors of a work's results, by name.
-pub fn named(results: &Results) -> Vec<(Tensor, &Memory)> {
+pub fn named<M>(results: &Results<M>) -> Vec<(Tensor, &M)> {
     match results {
         Results::Forward([o, lse]) => vec![(Tensor::O, o), (Tensor::OLse, lse)],
         Results::Backward([dq, dk, dv]) => {

@@ -12,10 +12,14 @@ use super::clock::Clock;
 use super::queues::{Notices, notices};
 use super::shared::peer_of;
 use super::*;
+use crate::memory::HostRows;
 use crate::trace::Tracer;
 
 /// Of a job that wants `numerics`, if any; with the queue of its main thread, and what it has planned.
-fn io(me: PeerId, numerics: Option<&str>) -> (Io<Tcp>, Notices, Receiver<planning::Wanted>) {
+fn io(
+    me: PeerId,
+    numerics: Option<&str>,
+) -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>) {
     let bind = std::net::Ipv4Addr::LOCALHOST.into();
     let (secret, limits, encryption) = ([0; 32], Limits::default(), Encryption::Off);
     let links =

@@ -11,12 +11,13 @@ use std::time::Duration;
 use cadre_kernels::device::{Error, Event, Stream};
 
 use super::{Done, Results, Work, shared_out};
+use crate::memory::GpuRows;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Flight {
     /// None once it was handed on.
-    works: Option<Vec<(Work, Results)>>,
+    works: Option<Vec<(Work<GpuRows>, Results<GpuRows>)>>,
     /// When what it reads was there.
     start: Event,
     over: Arc<Event>,
@@ -27,7 +28,7 @@ impl Flight {
     pub(super) fn new(
         stream: &Stream,
         start: Event,
-        works: Vec<(Work, Results)>,
+        works: Vec<(Work<GpuRows>, Results<GpuRows>)>,
     ) -> Result<Self, Error> {
         // Without the moment of its end nobody could say when its memory is free.
         let over = Event::record(stream).inspect_err(|_| drop(stream.wait()))?;
@@ -48,7 +49,10 @@ impl Flight {
     /// # Errors
     ///
     /// The GPU's; it is waited for.
-    pub fn land(mut self, before: Option<&Event>) -> Result<(Vec<Done>, Arc<Event>), Error> {
+    pub fn land(
+        mut self,
+        before: Option<&Event>,
+    ) -> Result<(Vec<Done<GpuRows>>, Arc<Event>), Error> {
         self.over.wait()?;
         let mut seconds = self.over.seconds_since(&self.start)?;
         if let Some(before) = before {

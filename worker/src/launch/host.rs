@@ -17,7 +17,7 @@ use cadre_step::planned::wire_bytes;
 
 use super::view::{Part, View, task_of, tasks_of};
 use super::{Results, Work};
-use crate::memory::{self, Memory};
+use crate::memory::{self, HostRows};
 
 /// A buffer's rows, `count` numbers after `count` numbers.
 fn rows_mut(buffer: &mut Buffer, wire: Wire, count: usize) -> Vec<RowsMut<'_>> {
@@ -28,7 +28,10 @@ fn rows_mut(buffer: &mut Buffer, wire: Wire, count: usize) -> Vec<RowsMut<'_>> {
     }
 }
 
-pub(super) fn forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results>, EngineError> {
+pub(super) fn forward(
+    works: &[Work<HostRows>],
+    engine: &mut Engine,
+) -> Result<Vec<Results<HostRows>>, EngineError> {
     let mut buffers: Vec<(Buffer, Buffer)> = Vec::new();
     for work in works {
         let (view, task) = task_of(work);
@@ -65,8 +68,7 @@ pub(super) fn forward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results
     }
     engine.forward(&mut tasks)?;
     drop(tasks);
-    let held = |it| Memory::Host(Arc::new(it));
-    let results = |(o, lse)| Results::Forward([held(o), held(lse)]);
+    let results = |(o, lse)| Results::Forward([Arc::new(o), Arc::new(lse)]);
     Ok(buffers.into_iter().map(results).collect())
 }
 
@@ -77,8 +79,11 @@ struct Sums {
     dv: Buffer,
 }
 
-pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Results>, EngineError> {
-    let view = |work: &'_ Work| BundleId(work.work);
+pub(super) fn backward(
+    works: &[Work<HostRows>],
+    engine: &mut Engine,
+) -> Result<Vec<Results<HostRows>>, EngineError> {
+    let view = |work: &'_ Work<_>| BundleId(work.work);
     let mut sums: Vec<Sums> = Vec::new();
     for work in works {
         let view = View::of(work, view(work));
@@ -90,7 +95,7 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
         sums.push(Sums { dq, dk, dv });
     }
     // The CPU takes a dear bundle in parts, one after the other; what fits one launch goes together.
-    let parts = |work: &Work, engine: &Engine| {
+    let parts = |work: &Work<HostRows>, engine: &Engine| {
         let tiles = key_tiles(&View::of(work, view(work)).keys()).max(1);
         work.cost().div_ceil(work.launch_cost(engine)).clamp(1, tiles.into()) as u32
     };
@@ -111,7 +116,7 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
             }
         }
     }
-    let rounded = |(work, Sums { dq, dk, dv }): (&Work, Sums)| {
+    let rounded = |(work, Sums { dq, dk, dv }): (&Work<_>, Sums)| {
         let dq = match work.planned.header.wire {
             Wire::F32 => dq,
             Wire::Bf16 => {
@@ -120,17 +125,17 @@ pub(super) fn backward(works: &[Work], engine: &mut Engine) -> Result<Vec<Result
                 rounded
             }
         };
-        Results::Backward([dq, dk, dv].map(|it| Memory::Host(Arc::new(it))))
+        Results::Backward([dq, dk, dv].map(Arc::new))
     };
     Ok(works.iter().zip(sums).map(rounded).collect())
 }
 
-impl<'a> View<'a> {
+impl<'a> View<'a, HostRows> {
     /// The buffer of a part and the byte of it at which row `first` begins, counted in rows of one KV head.
     fn place(&self, part: Part, first: u64) -> (&'a Buffer, usize) {
         let (memory, area) = self.tensor(part);
         let first = first as usize * self.row_bytes(part);
-        (memory.on_host(), area.map_or(0, |it| it.start) + first)
+        (memory, area.map_or(0, |it| it.start) + first)
     }
 
     fn wire_rows(&self, part: Part, first: u64, rows: usize) -> Rows<'a> {

@@ -1,13 +1,14 @@
 //! Runs works of a plan on the kernels of this machine.
 //!
 //! In: works whose rows are all here, or will be by what was enqueued on streams ([`Work`]). Out: their results, in memory that trainers
-//! pull from ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. Rows of the host go to
-//! `host`, which computes them at once; rows that live on the GPU to `resident`, which puts launches on streams and gives their
-//! [`Flight`]s. `view` says where the rows of a work begin, `plans` keeps lists of launches that come again.
+//! pull from ([`Results`]). A launch fuses works of one direction up to a cost that its engine bounds. A [`Launcher`] runs them:
+//! [`AtOnce`] on rows of the host, by `host`; [`Flying`] on rows that live on the GPU, by `resident`, which puts launches on streams
+//! and gives their [`Flight`]s. `view` says where the rows of a work begin, `plans` keeps lists of launches that come again.
 //!
 //! It waits for no rows. Invariant: what a work computes does not depend on what it was fused with.
 
 mod flight;
+mod flying;
 mod host;
 mod plans;
 mod promise;
@@ -15,48 +16,51 @@ mod resident;
 mod view;
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
+use cadre_kernels::device::{self, Refusal};
 use cadre_kernels::{Engine, EngineError, Heads};
 use cadre_planner::BundleId;
 use cadre_protocol::Phase;
 
 pub use self::flight::Flight;
+pub use self::flying::Flying;
 pub use self::promise::{Promise, Word};
 pub use self::resident::Resident;
 pub use self::view::mask;
 use cadre_step::phases::Direction;
 use cadre_step::planned::PlannedStep;
 
-use crate::memory::Memory;
+use crate::memory::{HostRows, Memory};
 
 /// One trainer's rows of one phase, as peers may read them.
 #[derive(Clone, Debug)]
-pub struct PhaseRows {
+pub struct PhaseRows<M> {
     /// Queries, wire type.
-    pub q: Memory,
+    pub q: M,
     /// Keys, wire type.
-    pub k: Memory,
+    pub k: M,
     /// Values, wire type.
-    pub v: Memory,
+    pub v: M,
     /// Gradient of O (wire type), log-sum-exp and Δ (f32); backward only.
-    pub gradients: Option<[Memory; 3]>,
+    pub gradients: Option<[M; 3]>,
 }
 
 /// All rows of one bundle in one place.
 #[derive(Clone, Debug)]
-pub enum BundleRows {
+pub enum BundleRows<M> {
     /// In a landing, laid out as [`cadre_step::lowering::Areas`] says.
-    Landed(Memory),
+    Landed(M),
     /// In the trainer's own rows, where the keys and the rows of each task are one piece: nothing was copied.
-    Home(PhaseRows),
+    Home(PhaseRows<M>),
 }
 
 /// A work that can run.
 #[derive(Clone, Debug)]
-pub struct Work {
+pub struct Work<M> {
     /// Its step.
     pub planned: Arc<PlannedStep>,
     /// Its phase.
@@ -64,32 +68,32 @@ pub struct Work {
     /// Task (forward) or bundle (backward).
     pub work: u32,
     /// Rows of its bundle.
-    pub rows: BundleRows,
+    pub rows: BundleRows<M>,
     /// Set while pulls of its rows are not validated: until the promise is kept, its results are discarded or held back.
     pub promise: Option<Promise>,
 }
 
 /// What a work gave.
 #[derive(Debug)]
-pub enum Results {
+pub enum Results<M> {
     /// O (wire type) and LSE of a task.
-    Forward([Memory; 2]),
+    Forward([M; 2]),
     /// dQ (wire type), dK and dV part of a bundle.
-    Backward([Memory; 3]),
+    Backward([M; 3]),
 }
 
 /// A finished work.
 #[derive(Debug)]
-pub struct Done {
+pub struct Done<M> {
     /// Which.
-    pub work: Work,
+    pub work: Work<M>,
     /// What it gave.
-    pub results: Results,
+    pub results: Results<M>,
     /// Its share of the launch.
     pub busy: Duration,
 }
 
-impl Work {
+impl<M> Work<M> {
     fn direction(&self) -> Direction {
         self.planned.nano_of(self.phase).1
     }
@@ -117,15 +121,94 @@ impl Work {
     }
 }
 
+/// Runs works for one thread, on rows of one kind of memory.
+pub trait Launcher: Debug + Send + Sized + 'static {
+    /// The rows.
+    type Memory: Memory<Launcher = Self>;
+
+    /// Whether works come before their rows are known to count.
+    const EARLY: bool;
+
+    /// By the kernels of `engine`, on rows that live in `place`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    fn new(engine: Engine, place: &<Self::Memory as Memory>::Place) -> Result<Self, device::Error>;
+
+    /// Whose kernels run.
+    fn engine(&self) -> &Engine;
+
+    /// Why some launch went to the CPU although there is a GPU; told once.
+    fn unfit(&mut self) -> Option<Refusal>;
+
+    /// Runs works of one phase together, or puts them on a stream; those that ran.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses a shape; nothing was computed then. Or the GPU failed.
+    fn put(
+        &mut self,
+        works: Vec<Work<Self::Memory>>,
+    ) -> Result<Vec<Done<Self::Memory>>, EngineError>;
+
+    /// How many launches are under way.
+    fn flights(&self) -> usize;
+
+    /// Launches that are over and were not given before, each with when it began. Waits for none.
+    fn land(&mut self) -> Vec<Result<(Instant, Vec<Done<Self::Memory>>), device::Error>>;
+}
+
+/// Runs works whose rows the host holds, one launch after the other.
+#[derive(Debug)]
+pub struct AtOnce(Engine);
+
+impl AtOnce {
+    /// By the kernels of `engine`.
+    pub fn new(engine: Engine) -> Self {
+        Self(engine)
+    }
+}
+
+impl Launcher for AtOnce {
+    type Memory = HostRows;
+
+    const EARLY: bool = false;
+
+    fn new(engine: Engine, _place: &crate::memory::Host) -> Result<Self, device::Error> {
+        Ok(Self(engine))
+    }
+
+    fn engine(&self) -> &Engine {
+        &self.0
+    }
+
+    fn unfit(&mut self) -> Option<Refusal> {
+        self.0.unfit()
+    }
+
+    fn put(&mut self, works: Vec<Work<HostRows>>) -> Result<Vec<Done<HostRows>>, EngineError> {
+        launch(works, &mut self.0)
+    }
+
+    fn flights(&self) -> usize {
+        0
+    }
+
+    fn land(&mut self) -> Vec<Result<(Instant, Vec<Done<HostRows>>), device::Error>> {
+        Vec::new()
+    }
+}
+
 /// Takes from the front of `queue` what fits one launch: at least one work, all of one phase.
-pub fn fuse<K: Ord>(queue: &mut BTreeMap<K, Work>, engine: &Engine) -> Vec<Work> {
-    let mut works: Vec<Work> = Vec::new();
+pub fn fuse<K: Ord, M>(queue: &mut BTreeMap<K, Work<M>>, engine: &Engine) -> Vec<Work<M>> {
+    let mut works: Vec<Work<M>> = Vec::new();
     let (mut cost, mut most) = (0, 0);
     while let Some(entry) = queue.first_entry() {
         let work = entry.get();
         cost += work.cost();
         if let Some(first) = works.first() {
-            let step = |it: &Work| (it.planned.header.step, it.phase);
+            let step = |it: &Work<M>| (it.planned.header.step, it.phase);
             if step(work) != step(first) || cost > most {
                 break;
             }
@@ -142,7 +225,10 @@ pub fn fuse<K: Ord>(queue: &mut BTreeMap<K, Work>, engine: &Engine) -> Vec<Work>
 /// # Errors
 ///
 /// The kernel refuses a shape; nothing was computed then. Or the GPU failed.
-pub fn launch(works: Vec<Work>, engine: &mut Engine) -> Result<Vec<Done>, EngineError> {
+pub fn launch(
+    works: Vec<Work<HostRows>>,
+    engine: &mut Engine,
+) -> Result<Vec<Done<HostRows>>, EngineError> {
     let Some(first) = works.first() else { return Ok(Vec::new()) };
     let start = Instant::now();
     let results = match first.direction() {
@@ -153,7 +239,7 @@ pub fn launch(works: Vec<Work>, engine: &mut Engine) -> Result<Vec<Done>, Engine
 }
 
 /// Finished works, with their shares of the time that they took together.
-fn shared_out(works: Vec<(Work, Results)>, took: Duration) -> Vec<Done> {
+fn shared_out<M>(works: Vec<(Work<M>, Results<M>)>, took: Duration) -> Vec<Done<M>> {
     let total: u64 = works.iter().map(|it| it.0.cost()).sum::<u64>().max(1);
     let done = works.into_iter().map(|(work, results)| {
         let busy = took.mul_f64(work.cost() as f64 / total as f64);

@@ -69,7 +69,7 @@ pub(super) struct Plans {
 
 impl Key {
     /// Of works of one phase whose rows are in one memory.
-    pub(super) fn of(works: &[Work]) -> Option<Self> {
+    pub(super) fn of<M>(works: &[Work<M>]) -> Option<Self> {
         let first = works.first()?;
         let at = first.planned.order.at(first.phase);
         Some(Self {

@@ -28,7 +28,7 @@ use cadre_step::phases::Direction;
 use super::plans::{Key, Made, Plan, Plans, Slices};
 use super::view::{Part, View, task_of, tasks_of};
 use super::{Flight, Results, Work};
-use crate::memory::{Memory, Place};
+use crate::memory::{GpuRows, OnGpu};
 
 /// See the module.
 #[derive(Debug)]
@@ -46,19 +46,19 @@ pub struct Resident {
 const PLANS_SHARE: u64 = 16;
 
 impl Resident {
-    /// For rows that live in `place`, with the order of dQ that `engine` keeps; none where they live on the host.
+    /// For rows that live in `place`, with the order of dQ that `engine` keeps.
     ///
     /// # Errors
     ///
     /// The driver's.
-    pub fn new(engine: &Engine, place: &Place) -> Result<Option<Self>, Error> {
-        let Some(rooms) = place.rooms() else { return Ok(None) };
+    pub fn new(engine: &Engine, place: &OnGpu) -> Result<Self, Error> {
+        let rooms = place.rooms();
         let gpu = rooms.gpu();
         let stream = || Ok::<_, Error>((Stream::new(gpu)?, Scratch::new(gpu)?));
         let streams = [stream()?, stream()?];
         let plans = Plans::new(gpu.memory()?.1 as u64 / PLANS_SHARE);
         let (rooms, order) = (rooms.clone(), engine.order());
-        Ok(Some(Self { streams, turn: 0, rooms, order, plans, made: 0 }))
+        Ok(Self { streams, turn: 0, rooms, order, plans, made: 0 })
     }
 
     /// Misses of the plan cache so far: one for each launch whose works no launch of the step had before, while memory lasts.
@@ -71,11 +71,11 @@ impl Resident {
     /// # Errors
     ///
     /// A shape that the kernels cannot do, memory that is short for a single work, or the GPU's. What was put is waited for.
-    pub fn put(&mut self, works: Vec<Work>) -> Result<Vec<Flight>, Error> {
+    pub fn put(&mut self, works: Vec<Work<GpuRows>>) -> Result<Vec<Flight>, Error> {
         if works.iter().any(|it| it.planned.header.wire == Wire::F32) {
             return Err(Refusal::Dtype { task: 0, field: "q" }.into());
         }
-        let mut groups: BTreeMap<(u64, u64), Vec<Work>> = BTreeMap::new();
+        let mut groups: BTreeMap<(u64, u64), Vec<Work<GpuRows>>> = BTreeMap::new();
         for work in works {
             let rows = rows_of(&view(&work), Part::Q);
             groups.entry((rows.memory().arena().number(), rows.at())).or_default().push(work);
@@ -87,7 +87,11 @@ impl Resident {
         Ok(flights)
     }
 
-    fn put_group(&mut self, works: &[Work], flights: &mut Vec<Flight>) -> Result<(), Error> {
+    fn put_group(
+        &mut self,
+        works: &[Work<GpuRows>],
+        flights: &mut Vec<Flight>,
+    ) -> Result<(), Error> {
         match self.launch(works) {
             Err(error) if error.is_out_of_memory() && self.plans.clear() => {
                 for (_, scratch) in &self.streams {
@@ -105,7 +109,7 @@ impl Resident {
     }
 
     /// One launch for works whose rows are in one memory; none for none.
-    fn launch(&mut self, works: &[Work]) -> Result<Option<Flight>, Error> {
+    fn launch(&mut self, works: &[Work<GpuRows>]) -> Result<Option<Flight>, Error> {
         let Some(key) = Key::of(works) else { return Ok(None) };
         let mut made = match self.plans.take(&key) {
             Some(made) => made,
@@ -116,7 +120,7 @@ impl Resident {
         Ok(Some(flight))
     }
 
-    fn make(&mut self, works: &[Work]) -> Result<Made, Error> {
+    fn make(&mut self, works: &[Work<GpuRows>]) -> Result<Made, Error> {
         self.turn = (self.turn + 1) % self.streams.len();
         self.made += 1;
         match works[0].direction() {
@@ -126,7 +130,7 @@ impl Resident {
     }
 
     /// Tasks whose rows are in one memory.
-    fn make_forward(&self, works: &[Work]) -> Result<Made, Error> {
+    fn make_forward(&self, works: &[Work<GpuRows>]) -> Result<Made, Error> {
         let first = view(&works[0]);
         let shape = shape(&first);
         let placed: Vec<_> = works.iter().map(placed).collect();
@@ -163,7 +167,7 @@ impl Resident {
     }
 
     /// Bundles whose rows are in one memory.
-    fn make_backward(&self, works: &[Work]) -> Result<Made, Error> {
+    fn make_backward(&self, works: &[Work<GpuRows>]) -> Result<Made, Error> {
         let first = view(&works[0]);
         let mut all = Vec::new();
         for work in works {
@@ -207,7 +211,7 @@ impl Resident {
     }
 
     /// Puts a made plan on its stream, for the rows of `works`.
-    fn run(&self, works: &[Work], made: &mut Made) -> Result<Flight, Error> {
+    fn run(&self, works: &[Work<GpuRows>], made: &mut Made) -> Result<Flight, Error> {
         let Made { plan, stream, span, bytes, slices, weight: _ } = made;
         let (first, stream) = (view(&works[0]), &self.streams[*stream].0);
         let rows = |part| rows_of(&first, part);
@@ -250,16 +254,21 @@ impl Resident {
     }
 
     /// The part of one work in the outputs of its launch.
-    fn results(&self, stream: &Stream, outputs: &[Rows], of: &Slices) -> Result<Results, Error> {
+    fn results(
+        &self,
+        stream: &Stream,
+        outputs: &[Rows],
+        of: &Slices,
+    ) -> Result<Results<GpuRows>, Error> {
         let slice = |of: &Rows, it: &Range<u64>| of.part(it.start, it.end - it.start);
         Ok(match (outputs, of) {
             ([o, lse], Slices::Forward([o_at, lse_at])) => {
                 let (o, lse) = (self.joined(stream, o, o_at)?, self.joined(stream, lse, lse_at)?);
-                Results::Forward([o, lse].map(Memory::Gpu))
+                Results::Forward([o, lse])
             }
             ([dq, dk, dv], Slices::Backward(rows, keys)) => {
                 let dq = self.joined(stream, dq, rows)?;
-                Results::Backward([dq, slice(dk, keys), slice(dv, keys)].map(Memory::Gpu))
+                Results::Backward([dq, slice(dk, keys), slice(dv, keys)])
             }
             (_, _) => unreachable!("a launch has the outputs of its direction"),
         })
@@ -301,7 +310,7 @@ fn settled<T>(stream: &Stream, run: Result<T, Error>) -> Result<T, Error> {
     run.inspect_err(|_| drop(stream.wait()))
 }
 
-fn view(work: &Work) -> View<'_> {
+fn view(work: &Work<GpuRows>) -> View<'_, GpuRows> {
     match work.direction() {
         Direction::Forward => task_of(work).0,
         Direction::Backward => View::of(work, BundleId(work.work)),
@@ -309,19 +318,19 @@ fn view(work: &Work) -> View<'_> {
 }
 
 /// Heads and scores of a launch.
-fn shape(view: &View<'_>) -> Shape {
+fn shape(view: &View<'_, GpuRows>) -> Shape {
     Shape { softcap: view.softcap(), ..Shape::new(view.heads(), view.scale()) }
 }
 
 /// A task and its rows in the memory of its bundle, head by head.
-fn placed(work: &Work) -> (View<'_>, Vec<Range<u64>>) {
+fn placed(work: &Work<GpuRows>) -> (View<'_, GpuRows>, Vec<Range<u64>>) {
     let (view, task) = task_of(work);
     let heads = heads_of(&view, task, view.nano.lists.task_base(work.work as usize));
     (view, heads)
 }
 
 /// Rows of a task under each KV head.
-fn heads_of(view: &View<'_>, task: &Task, base: u32) -> Vec<Range<u64>> {
+fn heads_of(view: &View<'_, GpuRows>, task: &Task, base: u32) -> Vec<Range<u64>> {
     let at = view.task_rows(task, base);
     let of = |head| at.of_head(head)..at.of_head(head) + task.rows.len() as u64;
     (0..view.kv_heads()).map(of).collect()
@@ -344,23 +353,22 @@ fn number(row: u64) -> u32 {
 }
 
 /// All rows of a part.
-fn rows_of(view: &View<'_>, part: Part) -> Rows {
+fn rows_of(view: &View<'_, GpuRows>, part: Part) -> Rows {
     let (memory, area) = view.tensor(part);
-    let rows = memory.on_gpu().expect("works whose rows live on the GPU come here");
     match area {
-        Some(area) => rows.part(area.start as u64, area.len() as u64),
-        None => rows.clone(),
+        Some(area) => memory.part(area.start as u64, area.len() as u64),
+        None => memory.clone(),
     }
 }
 
 /// The rows `span` of a part.
-fn span_of(view: &View<'_>, rows: &Rows, part: Part, span: &Range<u64>) -> Rows {
+fn span_of(view: &View<'_, GpuRows>, rows: &Rows, part: Part, span: &Range<u64>) -> Rows {
     let row = view.row_bytes(part) as u64;
     rows.part(span.start * row, (span.end - span.start) * row)
 }
 
 /// Keys of a work under one KV head, in the memory of its bundle.
-fn keys_of(view: &View<'_>, keys: &Range<u32>, document_rows: u32, head: usize) -> Keys {
+fn keys_of(view: &View<'_, GpuRows>, keys: &Range<u32>, document_rows: u32, head: usize) -> Keys {
     let kv_row = number(view.key_rows(keys).of_head(head));
     Keys { document_rows, keys: keys.clone(), kv_row }
 }

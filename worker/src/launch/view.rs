@@ -18,11 +18,10 @@ use cadre_step::phases::Direction;
 use cadre_step::planned::{NanoPlan, wire_bytes};
 
 use super::{BundleRows, Work};
-use crate::memory::Memory;
 
 /// A bundle's rows as the kernels want them.
-pub(super) struct View<'a> {
-    rows: &'a BundleRows,
+pub(super) struct View<'a, M> {
+    rows: &'a BundleRows<M>,
     pub(super) nano: &'a NanoPlan,
     pub(super) bundle: BundleId,
     direction: Direction,
@@ -41,8 +40,8 @@ pub(super) enum Part {
     V,
 }
 
-impl<'a> View<'a> {
-    pub(super) fn of(work: &'a Work, bundle: BundleId) -> Self {
+impl<'a, M> View<'a, M> {
+    pub(super) fn of(work: &'a Work<M>, bundle: BundleId) -> Self {
         let (nano, direction) = work.planned.nano_of(work.phase);
         let (kind, wire) = (work.planned.kind_of(work.phase), work.planned.header.wire);
         Self { rows: &work.rows, nano, bundle, direction, kind, wire }
@@ -97,7 +96,7 @@ impl<'a> View<'a> {
     }
 
     /// The memory that holds a part, and which bytes of it are the part's; all of them at home.
-    pub(super) fn tensor(&self, part: Part) -> (&'a Memory, Option<Range<usize>>) {
+    pub(super) fn tensor(&self, part: Part) -> (&'a M, Option<Range<usize>>) {
         match self.rows {
             BundleRows::Landed(memory) => {
                 let areas = &self.nano.lists.inputs(self.bundle, self.direction).areas;
@@ -168,14 +167,14 @@ pub fn mask(planned: cadre_planner::Mask) -> Mask {
 }
 
 /// The task of a forward work, and its bundle's rows.
-pub(super) fn task_of(work: &Work) -> (View<'_>, &Task) {
+pub(super) fn task_of<M>(work: &Work<M>) -> (View<'_, M>, &Task) {
     let (nano, _) = work.planned.nano_of(work.phase);
     let task = &nano.plan.tasks()[work.work as usize];
     (View::of(work, task.bundle), task)
 }
 
 /// Tasks of the view's bundle with their places among its query rows.
-pub(super) fn tasks_of<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a Task, u32)> {
+pub(super) fn tasks_of<'a, M>(view: &View<'a, M>) -> impl Iterator<Item = (&'a Task, u32)> {
     let nano = view.nano;
     let tasks = nano.plan.bundles()[view.bundle.0 as usize].tasks.clone();
     tasks.map(move |task| (&nano.plan.tasks()[task as usize], nano.lists.task_base(task as usize)))

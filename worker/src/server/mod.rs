@@ -26,12 +26,13 @@ use cadre_protocol::server::Host;
 use crate::attach::{Attached, Contract, Joined, Joining, attach, control, protocol_settings};
 use crate::compute::Compute;
 use crate::io::clock::Clock;
-use crate::io::exchange::{self, Exchange, Opened};
+use crate::io::exchange::{self, Exchange, How};
 use crate::io::queues::notices;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
 use crate::io::{After, Outlets, Request, start};
-use crate::launch::Resident;
+use crate::launch::Launcher as _;
+use crate::memory::Memory;
 use crate::process::{Termination, last_words};
 
 /// What `cadre serve` is given.
@@ -75,13 +76,20 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(2));
             }
         };
-        let using = (&engine, args.exchange);
-        let joining = Joining { memory: args.memory_mib << 20, ..Joining::default() };
-        let attached = match attach(&contract, using, &joining) {
-            Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
-            attached => attached?,
+        let memory = args.memory_mib << 20;
+        let joining = Joining { memory, ..Joining::default() };
+        let served = match contract.how(&engine, args.exchange) {
+            Ok(How::Paths(it)) => attach(&contract, (&engine, it), &joining)
+                .map(|it| serve((engine, memory), &contract, it, &termination)),
+            Ok(How::Node(it)) => attach(&contract, (&engine, it), &joining)
+                .map(|it| serve((engine, memory), &contract, it, &termination)),
+            Err(error) => Err(error),
         };
-        match serve(engine, args.memory_mib << 20, &contract, attached, &termination)? {
+        let served = match served {
+            Err(error) if error.is_bad_input() => return Ok(bad_input(&error)),
+            served => served?,
+        };
+        match served? {
             After::Leave => return Ok(ExitCode::SUCCESS),
             After::Again => {}
             After::Failed(reason) => anyhow::bail!(reason),
@@ -95,25 +103,10 @@ fn bad_input(error: &crate::attach::Error) -> ExitCode {
 }
 
 /// Serves one job.
-fn serve(
-    engine: Engine,
-    memory: u64,
-    contract: &Contract,
-    attached: Attached,
-    termination: &Termination,
-) -> anyhow::Result<After> {
-    let Attached { provider, joined } = attached;
-    match provider {
-        Opened::Paths(it) => serve_over(*it, (engine, memory), contract, joined, termination),
-        Opened::Node(it) => serve_over(*it, (engine, memory), contract, joined, termination),
-    }
-}
-
-fn serve_over<P: Exchange + Send + 'static>(
-    provider: P,
+fn serve<P: Exchange + Send + 'static>(
     (engine, memory): (Engine, u64),
     contract: &Contract,
-    joined: Joined,
+    Attached { provider, joined }: Attached<P>,
     termination: &Termination,
 ) -> anyhow::Result<After> {
     let Joined { greeter: _, sender, receiver, settings, tracer, conductor } = joined;
@@ -121,7 +114,8 @@ fn serve_over<P: Exchange + Send + 'static>(
     let numerics = settings.reproducible.then(|| engine.numerics_id());
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
-    let resident = Resident::new(&engine, provider.place()).context("the GPU of this server")?;
+    let launcher = <<P::Memory as Memory>::Launcher>::new(engine, provider.place());
+    let launcher = launcher.context("the GPU of this server")?;
     let mut shared = Shared::new(peer_of(me), (provider, Clock::system()), tracer.clone());
     shared.numerics = numerics;
     if let Some((id, address)) = conductor {
@@ -137,7 +131,7 @@ fn serve_over<P: Exchange + Send + 'static>(
         .context("cannot start the threads that plan and serve")?;
     let asked = handle.clone();
     termination.set(move || asked.send(Request::Terminate));
-    let served = Compute::new((engine, resident), "compute", handle.clone(), tracer).serve(&told);
+    let served = Compute::new(launcher, "compute", handle.clone(), tracer).serve(&told);
     termination.clear();
     handle.send(Request::Leave);
     let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };

@@ -12,7 +12,7 @@ use cadre_step::planned::PlannedStep;
 use super::rows::{Rows, RowsMut};
 use crate::heads::HeadByHead;
 use crate::launch::PhaseRows;
-use crate::memory::{Memory, Place};
+use crate::memory::{Memory, Place as _};
 use crate::merge::NotFinite;
 
 /// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
@@ -142,16 +142,16 @@ impl Inputs<'_> {
     }
 
     /// Copies the rows into memory that peers may read, head by head.
-    pub(super) fn hold(
+    pub(super) fn hold<M: Memory>(
         self,
         (sizes, form): (&Sizes, &HeadByHead),
-        place: &Place,
+        place: &M::Place,
         threads: Threads,
-    ) -> Result<PhaseRows, device::Error> {
+    ) -> Result<PhaseRows<M>, device::Error> {
         let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, form, width));
         let scalars =
             |values| place.hold(Rows::f32(values).to_wire(Wire::F32, form, sizes.query_heads));
-        let qkv = |q, k, v| -> Result<[Memory; 3], device::Error> {
+        let qkv = |q, k, v| -> Result<[M; 3], device::Error> {
             Ok([rows(q, sizes.query())?, rows(k, sizes.kv())?, rows(v, sizes.kv())?])
         };
         match self {

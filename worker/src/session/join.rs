@@ -29,15 +29,16 @@ use crate::compute::Compute;
 use crate::headers;
 use crate::io::clock::Clock;
 use crate::io::conducting::Conducting;
-use crate::io::exchange::{self, Exchange, Opened};
+use crate::io::exchange::{self, Exchange, How, Open};
 use crate::io::planning::Guard;
-use crate::io::queues::{Handle, notices};
+use crate::io::queues::{Handle, Line, notices};
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
 use crate::io::tasks::Tasks;
 use crate::io::{Outlets, Request, start};
-use crate::launch::Resident;
+use crate::launch::Launcher as _;
+use crate::memory::{Memory, Place as _};
 use crate::profile;
 
 /// What a rank brings to its job.
@@ -157,7 +158,7 @@ enum Here {
     Nobody,
     Joining,
     /// It has joined: what ends its job.
-    Joined(Handle),
+    Joined(Line),
 }
 
 /// The one session of this process, as long as it is held.
@@ -170,10 +171,10 @@ impl Once {
         let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
         let Here::Nobody = &*here else {
             let twice = JoinError::Twice { rank };
-            if let Here::Joined(handle) = &*here {
-                let handle = handle.clone();
+            if let Here::Joined(line) = &*here {
+                let line = line.clone();
                 drop(here);
-                handle.send(Request::Fail(twice.to_string()));
+                line.send(Request::Fail(twice.to_string()));
             }
             return Err(twice);
         };
@@ -181,8 +182,8 @@ impl Once {
         Ok(Self(()))
     }
 
-    fn joined(handle: Handle) {
-        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(handle);
+    fn joined(line: Line) {
+        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(line);
     }
 }
 
@@ -217,24 +218,32 @@ impl Session {
         // Before the controller hears of this rank: bits depend on the engine.
         let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
         tracing::info!("core attention in place: {}", engine.description());
-        let mine = Joining {
-            memory: join.memory,
-            ring_address: &join.address,
-            resume: join.resume.as_deref(),
-        };
-        let attached = attach(contract, (&engine, join.exchange), &mine)?;
-        let Attached { provider, joined: attached } = attached;
-        match provider {
-            Opened::Paths(it) => Self::over(*it, contract, engine, attached, (join, joined)),
-            Opened::Node(it) => Self::over(*it, contract, engine, attached, (join, joined)),
+        match contract.how(&engine, join.exchange)? {
+            How::Paths(it) => {
+                let attached = Self::attach(contract, (&engine, it), &join)?;
+                Self::over(contract, engine, attached, (join, joined))
+            }
+            How::Node(it) => {
+                let attached = Self::attach(contract, (&engine, it), &join)?;
+                Self::over(contract, engine, attached, (join, joined))
+            }
         }
     }
 
+    fn attach<O: Open>(
+        contract: &Contract,
+        how: (&Engine, O),
+        join: &Join<'_>,
+    ) -> Result<Attached<O::Exchange>, attach::Error> {
+        let resume = join.resume.as_deref();
+        let mine = Joining { memory: join.memory, ring_address: &join.address, resume };
+        attach(contract, how, &mine)
+    }
+
     fn over<P: Exchange + Send + 'static>(
-        provider: P,
         contract: &Contract,
         engine: Engine,
-        attached: Joined,
+        Attached { provider, joined: attached }: Attached<P>,
         (mut join, once): (Join<'_>, Once),
     ) -> Result<Self, JoinError> {
         let Joined { greeter, sender, receiver, settings, tracer, conductor } = attached;
@@ -253,11 +262,8 @@ impl Session {
         let beside = engine.another().map_err(gpu)?;
         let place = provider.place().another().map_err(gpu)?;
         let upload = provider.place().another().map_err(gpu)?;
-        let launches = |engine: Engine| -> Result<(Engine, Option<Resident>), JoinError> {
-            let resident = Resident::new(&engine, &place).map_err(gpu)?;
-            Ok((engine, resident))
-        };
-        let (launches, beside) = (launches(engine)?, launches(beside)?);
+        let launcher = |engine| <<P::Memory as Memory>::Launcher>::new(engine, &place).map_err(gpu);
+        let (launcher, beside) = (launcher(engine)?, launcher(beside)?);
         let clock = Clock::system();
         let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());
         shared.numerics = promised;
@@ -286,13 +292,13 @@ impl Session {
         let machines = (Some(rows), Some(tasks), conducting);
         let lines = control(&sender, receiver);
         // Before the IO thread, so that nothing runs if the system has no thread to give; it ends if that one does not start.
-        let (begin, begun) = sync_channel::<Handle>(1);
+        let (begin, begun) = sync_channel::<Handle<P::Memory>>(1);
         let traced = tracer.clone();
         std::thread::Builder::new()
             .name("rescue".into())
             .spawn(move || {
                 let Ok(handle) = begun.recv() else { return };
-                let guard = Guard::new("rescue", &handle);
+                let guard = Guard::new("rescue", &handle.line());
                 let rescuer = Compute::new(beside, "rescue", handle.clone(), traced);
                 if let Err(why) = rescuer.serve(&rescued) {
                     handle.send(Request::Fail(why));
@@ -302,8 +308,8 @@ impl Session {
             .map_err(threads)?;
         let (io, handle) = start(shared, machines, lines, outlets).map_err(threads)?;
         begin.send(handle.clone()).ok();
-        Once::joined(handle.clone());
-        let compute = Compute::new(launches, "main", handle.clone(), tracer.clone());
+        Once::joined(handle.line());
+        let compute = Compute::new(launcher, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
         let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };
         let begins = (model, first, join.steps);

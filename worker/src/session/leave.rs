@@ -60,7 +60,7 @@ impl Session {
     /// The IO thread had panicked.
     pub fn leave(mut self, outcome: Outcome) -> Result<(), Panicked> {
         let io = self.io.take();
-        self.rank.handle().send(Request::Leave);
+        self.rank.line().send(Request::Leave);
         let Outcome { kind, message, exit_code, sample } = outcome;
         let finished =
             proto::Finished { outcome: kind.into(), message, exit_code: exit_code.into(), sample };
@@ -82,7 +82,7 @@ impl Drop for Session {
         self.rank.fail(format!("rank {rank} dropped its session; call leave at the end"));
         // The reason has to be out first.
         self.rank.ending(FAREWELL);
-        self.rank.handle().send(Request::Leave);
+        self.rank.line().send(Request::Leave);
         if io.join().is_err() {
             tracing::error!("{}", Panicked { rank });
         }

@@ -31,6 +31,7 @@ mod join;
 mod leave;
 mod rank;
 mod rows;
+mod side;
 #[cfg(test)]
 mod tests;
 mod turn;

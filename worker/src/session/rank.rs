@@ -5,7 +5,7 @@
 //!
 //! Invariant: nothing of a call that is refused is sent, but the reason.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use cadre_exchange::PeerId;
@@ -19,14 +19,14 @@ use cadre_step::phases::{PhaseAt, PhaseOrder};
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
 use super::turn::{OutOfTurn, Turn};
-use super::waiting::Waiting;
+use super::side::{Keeping, Side, lock};
 use super::{Next, Ticket};
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::{End, Notices};
-use crate::io::{Handle, Request};
-use crate::memory::Place;
-use crate::trace::{Activity, Tracer};
+use crate::io::{Handle, Line, Request};
+use crate::memory::Memory;
+use crate::trace::Tracer;
 
 /// Longest time that [`Rank::busy`] grants: the most that a job may give its trainers.
 const LONGEST_LEASE: Duration = Duration::from_hours(24);
@@ -45,14 +45,11 @@ pub struct Model {
 /// See the module. [`super::Session`] is one with its threads and its controller.
 pub struct Rank {
     me: TrainerId,
-    threads: Threads,
-    handle: Handle,
+    line: Line,
     tracer: Tracer,
     model: Model,
     turn: Mutex<Turn>,
-    /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
-    place: Mutex<Place>,
-    waiting: Mutex<Waiting>,
+    side: Box<dyn Side>,
     end: End,
 }
 
@@ -60,11 +57,11 @@ impl Rank {
     /// Rank `me`, whose IO thread is behind `handle` and `notices`. `compute` runs what is planned for it in place and merges
     /// into the first of `places`; rows are copied into the second, with `threads`. The job begins with step
     /// `first`, and has `steps` steps if that is known.
-    pub fn new(
+    pub fn new<M: Memory>(
         me: TrainerId,
-        (handle, notices): (Handle, Notices),
-        (compute, threads): (Compute, Threads),
-        [merged, copied]: [Place; 2],
+        (handle, notices): (Handle<M>, Notices<M>),
+        using: (Compute<M>, Threads),
+        places: [M::Place; 2],
         (model, first, steps): (Model, u64, Option<u64>),
         tracer: Tracer,
     ) -> Self {
@@ -72,19 +69,10 @@ impl Rank {
         if let Some(steps) = steps {
             handle.send(Request::Steps(steps));
         }
-        let waiting =
-            Waiting::new(me, (handle.clone(), notices), (compute, merged), tracer.clone());
-        Self {
-            me,
-            threads,
-            handle,
-            tracer,
-            model,
-            turn: Mutex::new(Turn::new(me.0, first, steps)),
-            place: Mutex::new(copied),
-            waiting: Mutex::new(waiting),
-            end,
-        }
+        let turn = Mutex::new(Turn::new(me.0, first, steps));
+        let line = handle.line();
+        let side = Keeping::new(me, (handle, notices), using, places, tracer.clone());
+        Self { me, line, tracer, model, turn, side: Box::new(side), end }
     }
 
     /// Tells the conductor what this rank holds of a step to come, and in which order its phases come: of the first one, then of
@@ -102,7 +90,7 @@ impl Rank {
         }
         let mut turn = lock(&self.turn);
         turn.announce(lengths.step).map_err(|it| self.out_of_turn(it))?;
-        self.handle.send(Request::Lengths(lengths));
+        self.line.send(Request::Lengths(lengths));
         Ok(())
     }
 
@@ -114,7 +102,7 @@ impl Rank {
     /// [`Error::OutOfTurn`].
     pub fn announce_end(&self, steps: u64) -> Result<(), Error> {
         lock(&self.turn).end(steps).map_err(|it| self.out_of_turn(it))?;
-        self.handle.send(Request::Steps(steps));
+        self.line.send(Request::Steps(steps));
         Ok(())
     }
 
@@ -124,7 +112,7 @@ impl Rank {
         match self.check_begin(step) {
             Ok(()) => {
                 // Not while others wait for the lock: phases without rows are submitted there.
-                let next = lock(&self.waiting).begin(step);
+                let next = self.side.begin(step);
                 self.turn_to(next)
             }
             Err(ending) => Next::End(ending),
@@ -134,7 +122,7 @@ impl Rank {
     /// As [`Self::begin`], if it would not block now.
     pub fn poll_begin(&self, step: u64) -> Option<Next> {
         match self.check_begin(step) {
-            Ok(()) => Some(self.turn_to(lock(&self.waiting).poll_begin(step)?)),
+            Ok(()) => Some(self.turn_to(self.side.poll_begin(step)?)),
             Err(ending) => Some(Next::End(ending)),
         }
     }
@@ -186,7 +174,7 @@ impl Rank {
     fn skip(&self, turn: &mut Turn) {
         while let Some((planned, phase)) = turn.skip() {
             let at = At { step: planned.header.step, phase };
-            self.handle.send(Request::Submit(at, None));
+            self.line.send(Request::Skip(at));
         }
     }
 
@@ -206,12 +194,9 @@ impl Rank {
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
         let nano = &planned.plans[planned.plan_index(phase)];
         let form = HeadByHead::of(nano, RankId(self.me.0));
-        let rows = inputs.hold((&sizes, &form), &lock(&self.place), self.threads);
-        let rows = rows.map_err(|source| self.refuse(self.device(step, phase, source)))?;
         let at = At { step, phase: number };
-        let start = std::time::Instant::now();
-        self.handle.send(Request::Submit(at, Some(rows)));
-        self.tracer.span("main", Activity::Doorbell, start, || name(step, phase));
+        let submitted = self.side.submit((at, phase), inputs, (&sizes, &form));
+        submitted.map_err(|source| self.refuse(self.device(step, phase, source)))?;
         turn.submitted();
         self.skip(&mut turn);
         Ok(Ticket { planned, at, phase })
@@ -250,7 +235,7 @@ impl Rank {
         outputs
             .check(&sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(at.step, phase, tensor, what)))?;
-        let result = lock(&self.waiting).finish(&planned, (at, phase), &sizes, outputs);
+        let result = self.side.finish(&planned, (at, phase), &sizes, outputs);
         match result {
             Ok(_) => lock(&self.turn).waited(),
             Err(Error::Ended { .. }) => {}
@@ -261,13 +246,13 @@ impl Rank {
 
     /// Whether [`Self::wait`] would not block now. Computes nothing; see [`Self::advance`].
     pub fn is_ready(&self, ticket: &Ticket) -> bool {
-        lock(&self.waiting).is_ready(&ticket.planned, ticket.at)
+        self.side.is_ready(&ticket.planned, ticket.at)
     }
 
     /// Computes what is queued for this rank, up to one launch, without waiting; whether anything came or was computed. For
     /// callers that have threads of their own to wait with.
     pub fn advance(&self) -> bool {
-        lock(&self.waiting).advance() == Progress::Ran
+        self.side.advance() == Progress::Ran
     }
 
     /// Tells the conductor that a step is over here.
@@ -277,7 +262,7 @@ impl Rank {
     /// [`Error::OutOfTurn`].
     pub fn done(&self, done: StepDone) -> Result<(), Error> {
         lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
-        self.handle.send(Request::StepDone(done));
+        self.line.send(Request::StepDone(done));
         Ok(())
     }
 
@@ -287,30 +272,30 @@ impl Rank {
     /// says so after each, with a lease of zero; then it is noticed when a part hangs. Any thread may call it.
     pub fn busy(&self, lease: Duration) {
         let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos());
-        self.handle.send(Request::Busy(Nanos(nanos.unwrap_or(u64::MAX))));
+        self.line.send(Request::Busy(Nanos(nanos.unwrap_or(u64::MAX))));
     }
 
     /// Ends the job everywhere, for a reason of the caller's.
     pub fn fail(&self, reason: String) {
-        self.handle.send(Request::Fail(reason));
+        self.line.send(Request::Fail(reason));
     }
 
     /// What ends the job in peace when it is called, from any thread: this process was asked to end.
     pub fn ender(&self) -> impl Fn() + Send + use<> + 'static {
-        let handle = self.handle.clone();
-        move || handle.send(Request::Terminate)
+        let line = self.line.clone();
+        move || line.send(Request::Terminate)
     }
 
     /// Time in [`Self::wait`] since the step began in which nothing was computed. To be asked by the thread
     /// that waits: while one is in `wait`, another one waits here.
     pub fn exposed_wait(&self) -> Duration {
-        lock(&self.waiting).exposed()
+        self.side.exposed()
     }
 
     /// The wait for the last header and its plan; zero for the first step of the session. In [`Self::begin`] it is the time in which
     /// nothing was computed; by [`Self::poll_begin`] that from the first poll that found no header to the one that did. To be asked as [`Self::exposed_wait`].
     pub fn header_wait(&self) -> Duration {
-        lock(&self.waiting).header_wait()
+        self.side.header_wait()
     }
 
     /// This rank.
@@ -319,8 +304,8 @@ impl Rank {
     }
 
     /// The IO thread of this process.
-    pub fn handle(&self) -> &Handle {
-        &self.handle
+    pub(super) fn line(&self) -> &Line {
+        &self.line
     }
 
     /// Where spans of time go.
@@ -334,7 +319,7 @@ impl Rank {
     ///
     /// The job ended before, or `deadline` is over.
     pub fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
-        lock(&self.waiting).addresses(deadline)
+        self.side.addresses(deadline)
     }
 
     /// What waits for the end of the job as [`Self::ending`] does, for a thread that outlives this session.
@@ -364,12 +349,7 @@ impl Rank {
 
     /// Ends the job everywhere for what this rank did.
     fn refuse(&self, error: Error) -> Error {
-        self.handle.send(Request::Fail(error.to_string()));
+        self.line.send(Request::Fail(error.to_string()));
         error
     }
-}
-
-/// A thread that panicked while it held a lock has left nothing half done that a later call would read.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

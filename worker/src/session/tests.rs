@@ -14,19 +14,20 @@ use super::*;
 use crate::compute::Compute;
 use crate::io::queues::{Outlet, notices};
 use crate::io::rows::{Landed, Part, Values, Whole};
-use crate::io::{Handle, Notice, Request};
-use crate::memory::{Memory, Place, Room};
+use crate::io::{Asked, Handle, Notice, Request};
+use crate::launch::AtOnce;
+use crate::memory::{Host, HostRows};
 use crate::trace::Tracer;
 
 /// A rank without an IO thread: what it asks for, and where notices go.
-fn rank(first: u64) -> (Rank, Receiver<Request>, Outlet) {
+fn rank(first: u64) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
     let waker = Waker::new().unwrap();
     let (handle, requests) = Handle::channel(waker.clone());
     let (outlet, told) = notices(waker);
-    let engine = (Engine::cpu(Threads::ONE), None);
-    let compute = Compute::new(engine, "main", handle.clone(), Tracer::off());
+    let launcher = AtOnce::new(Engine::cpu(Threads::ONE));
+    let compute = Compute::new(launcher, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
-    let places = [Place::Host, Place::Host];
+    let places = [Host, Host];
     let Header { layers, heads, seed, .. } = planned(first).header.as_ref().clone();
     let begins = (Model { layers, heads, seed }, first, None);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
@@ -46,8 +47,10 @@ fn lengths(step: u64) -> Lengths {
 }
 
 /// The one request that there is: the end of the job, for this reason.
-fn failed(requests: &Receiver<Request>) -> String {
-    let Ok(Request::Fail(reason)) = requests.try_recv() else { panic!("the job goes on") };
+fn failed(requests: &Receiver<Asked<HostRows>>) -> String {
+    let Ok(Asked::For(Request::Fail(reason))) = requests.try_recv() else {
+        panic!("the job goes on")
+    };
     assert!(requests.try_recv().is_err(), "something is sent behind the reason");
     reason
 }
@@ -66,7 +69,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     );
     assert_eq!(failed(&requests), refused);
     rank.announce(lengths(3)).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.step == 3));
+    assert!(matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.step == 3));
 
     // Of a step that is not next: nothing is waited for.
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
@@ -90,7 +93,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     }
 
     let ticket = rank.submit(at, forward(&q, &kv, &kv)).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Request::Submit(..))));
+    assert!(matches!(requests.try_recv(), Ok(Asked::Submit(..))));
     let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 7]);
     let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
@@ -108,7 +111,7 @@ fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
     // All rows are of rank 1.
     let text = include_str!("../../../testing/header.json").replace("[[{", "[[],[{");
     let of: Header = serde_json::from_str(&text).unwrap();
-    let begin = |outlet: &mut Outlet, step| {
+    let begin = |outlet: &mut Outlet<HostRows>, step| {
         rank.announce(lengths(step)).unwrap();
         assert!(rank.poll_begin(step).is_none());
         let start = std::time::Instant::now();
@@ -154,7 +157,9 @@ fn turns_that_do_not_fit_are_refused_before_they_are_told() {
         assert_eq!(failed(&requests), refused);
     }
     announce(&[1], 1).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.turns.is_some()));
+    assert!(
+        matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.turns.is_some())
+    );
 }
 
 #[test]
@@ -218,7 +223,7 @@ fn a_part_that_nobody_took_holds_nobody_up() {
     let planned = planned(0);
     let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Backward };
     let phase = planned.order.index(at).unwrap();
-    let values = [0; 2].map(|_| Memory::Host(Arc::new(Buffer::zeroed(4 * KV))));
+    let values = [0; 2].map(|_| Arc::new(Buffer::zeroed(4 * KV)));
     let values = Values::Own(values);
     let part = Part { planned: Arc::clone(&planned), phase, bundle: BundleId(0), values };
     rank.announce(lengths(0)).unwrap();
@@ -248,7 +253,7 @@ fn results_that_are_not_finite_end_the_job_or_are_handed_over_and_named() {
         o.f32s_mut()[QUERY - 1] = f32::NAN;
         let maker = Peer::Server(ServerId { index: 3, incarnation: 1 });
         let makers = (0..9).map(|it| (Work(it), maker)).collect();
-        let landed = Landed::Forward { o: Room::Host(o), lse: Room::Host(lse), own: Vec::new() };
+        let landed = Landed::Forward { o, lse, own: Vec::new() };
         outlet.tell(Notice::Whole(Box::new(Whole { at: ticket.at, landed, makers })));
         ticket
     };

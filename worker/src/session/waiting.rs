@@ -25,27 +25,27 @@ use crate::heads::HeadByHead;
 use crate::io::queues::{Notices, lost};
 use crate::io::rows::{Landed, Part, Whole};
 use crate::io::{Handle, Notice, Request};
-use crate::memory::Place;
+use crate::memory::{Memory, Place as _};
 use crate::merge::{self, NotFinite};
 use crate::sums::Sums;
 use crate::trace::{Activity, Tracer};
 use crate::wire::from_wire;
 
 /// See the module.
-pub(super) struct Waiting {
+pub(super) struct Waiting<M: Memory> {
     me: TrainerId,
-    handle: Handle,
-    notices: Notices,
-    compute: Compute,
-    place: Place,
+    handle: Handle<M>,
+    notices: Notices<M>,
+    compute: Compute<M>,
+    place: M::Place,
     tracer: Tracer,
     /// Steps that were announced and not yet begun.
     coming: BTreeMap<u64, Arc<PlannedStep>>,
     /// Where the ranks listen for each other, once known.
     addresses: Option<Vec<(PeerId, String)>>,
-    whole: BTreeMap<At, Whole>,
+    whole: BTreeMap<At, Whole<M>>,
     /// dK and dV of phases so far, or why the GPU did not give a part of them.
-    sums: BTreeMap<At, Result<Sums, device::Error>>,
+    sums: BTreeMap<At, Result<Sums<M>, device::Error>>,
     exposed: Duration,
     /// Between the last two steps.
     header_wait: Duration,
@@ -55,11 +55,11 @@ pub(super) struct Waiting {
     ended: Option<Ending>,
 }
 
-impl Waiting {
+impl<M: Memory> Waiting<M> {
     pub(super) fn new(
         me: TrainerId,
-        (handle, notices): (Handle, Notices),
-        (compute, place): (Compute, Place),
+        (handle, notices): (Handle<M>, Notices<M>),
+        (compute, place): (Compute<M>, M::Place),
         tracer: Tracer,
     ) -> Self {
         Self {
@@ -213,7 +213,7 @@ impl Waiting {
     }
 
     /// Waits until a phase is whole and this rank's own part of it has run.
-    fn whole(&mut self, planned: &PlannedStep, at: At) -> Result<Whole, Error> {
+    fn whole(&mut self, planned: &PlannedStep, at: At) -> Result<Whole<M>, Error> {
         let own = self.planned_here(planned, at);
         loop {
             if self.is_over(at, own)
@@ -290,7 +290,7 @@ impl Waiting {
         }
     }
 
-    fn take(&mut self, notice: Notice) {
+    fn take(&mut self, notice: Notice<M>) {
         match notice {
             Notice::Trainers(addresses) => self.addresses = Some(addresses),
             Notice::Step(planned) => {
@@ -308,7 +308,7 @@ impl Waiting {
     }
 
     /// Adds a part of dK and dV, or keeps it until those before it have come.
-    fn add(&mut self, part: Part) {
+    fn add(&mut self, part: Part<M>) {
         let Part { planned, phase, bundle, values } = part;
         let at = At { step: planned.header.step, phase };
         let (nano, _) = planned.nano_of(phase);

@@ -11,16 +11,16 @@ use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::At;
 use cadre_step::phases::Direction;
 use cadre_worker::compute::{Compute, Progress};
-use cadre_worker::io::{Handle, Request};
-use cadre_worker::launch::{Promise, Resident, Word, Work};
-use cadre_worker::memory::Place;
+use cadre_worker::io::{Asked, Handle};
+use cadre_worker::launch::{Flying, Launcher as _, Promise, Word, Work};
+use cadre_worker::memory::{GpuRows, OnGpu};
 use cadre_worker::trace::Tracer;
 
 use super::case::{Case, promised};
 use super::{READER, links};
 
 /// Runs until `progress` stays: nothing moves but by a word then, or nothing is left.
-fn settle(compute: &mut Compute, progress: Progress) {
+fn settle(compute: &mut Compute<GpuRows>, progress: Progress) {
     let limit = Instant::now() + Duration::from_mins(1);
     let mut stays = 0;
     // More often than a launch has steps on an emulated stream.
@@ -35,12 +35,12 @@ fn settle(compute: &mut Compute, progress: Progress) {
     }
 }
 
-fn answers_of(requests: &Receiver<Request>) -> Vec<(bool, u32)> {
+fn answers_of(requests: &Receiver<Asked<GpuRows>>) -> Vec<(bool, u32)> {
     let answer = |it| {
-        if let Request::Ran(done) = it {
+        if let Asked::Ran(done) = it {
             return (true, done.work.work);
         }
-        let Request::Dropped(work) = it else { panic!("{it:?}") };
+        let Asked::Dropped(work) = it else { panic!("{it:?}") };
         (false, work.work)
     };
     requests.try_iter().map(answer).collect()
@@ -51,15 +51,15 @@ fn answers_of(requests: &Receiver<Request>) -> Vec<(bool, u32)> {
 fn answers() {
     let engine = Engine::choose(Choice::Gpu, Threads::ONE).expect("the driver has a GPU");
     let gpu = Gpu::open(0).expect("the driver has a GPU");
-    let place = Place::on_gpu(&Rooms::new(&gpu, 1 << 20)).expect("a stream");
-    let resident = Resident::new(&engine, &place).expect("streams");
+    let place = OnGpu::new(&Rooms::new(&gpu, 1 << 20)).expect("a stream");
+    let launcher = Flying::new(engine, &place).expect("streams");
     let links = Tcp::open(links(READER)).expect("loopback listens");
     let (handle, requests) = Handle::channel(links.waker());
-    let mut compute = Compute::new((engine, resident), "test", handle, Tracer::off());
+    let mut compute = Compute::new(launcher, "test", handle, Tracer::off());
     let case = Case::new();
     let rows = Case::rows(&place, 1);
     let works = case.home(0, Direction::Forward, &rows);
-    let at = |it: &Work| At { step: it.planned.header.step, phase: it.phase };
+    let at = |it: &Work<GpuRows>| At { step: it.planned.header.step, phase: it.phase };
 
     // Kept after its launch is over: the answer waits for the word. One without a promise waits for nothing.
     let (work, promise) = promised(&works[2]);

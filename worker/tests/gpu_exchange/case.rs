@@ -22,7 +22,7 @@ use cadre_step::planned::PlannedStep;
 use cadre_step::turns::Turns;
 use cadre_worker::io::rows::tensors;
 use cadre_worker::launch::{BundleRows, PhaseRows, Promise, Work};
-use cadre_worker::memory::{Memory, Place};
+use cadre_worker::memory::{GpuRows, Memory, OnGpu, Place};
 use serde_json::json;
 
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
@@ -91,7 +91,7 @@ impl Case {
     }
 
     /// A trainer's rows of a phase.
-    pub(super) fn rows(place: &Place, seed: u32) -> PhaseRows {
+    pub(super) fn rows<P: Place>(place: &P, seed: u32) -> PhaseRows<P::Memory> {
         let rows = ROWS.iter().sum::<u32>() as usize;
         let mut state = seed;
         let mut numbers = |count: usize, low: f32, high: f32| {
@@ -115,7 +115,13 @@ impl Case {
         PhaseRows { q, k, v, gradients: Some([dout, lse, delta]) }
     }
 
-    fn work(&self, layer: usize, direction: Direction, work: u32, rows: BundleRows) -> Work {
+    fn work<M>(
+        &self,
+        layer: usize,
+        direction: Direction,
+        work: u32,
+        rows: BundleRows<M>,
+    ) -> Work<M> {
         let at = PhaseAt { layer, nano: 0, direction };
         let phase = self.planned.order.index(at).expect("every phase comes");
         let planned = Arc::clone(&self.planned);
@@ -134,7 +140,12 @@ impl Case {
     }
 
     /// Works on rows as the trainer has them.
-    pub(super) fn home(&self, layer: usize, direction: Direction, rows: &PhaseRows) -> Vec<Work> {
+    pub(super) fn home<M: Memory>(
+        &self,
+        layer: usize,
+        direction: Direction,
+        rows: &PhaseRows<M>,
+    ) -> Vec<Work<M>> {
         let home = |(work, _)| self.work(layer, direction, work, BundleRows::Home(rows.clone()));
         self.works_of(direction).into_iter().map(home).collect()
     }
@@ -144,13 +155,13 @@ impl Case {
         &self,
         layer: usize,
         direction: Direction,
-        rows: &PhaseRows,
-        (place, copies): (&Place, &Stream),
-    ) -> Vec<Work> {
+        rows: &PhaseRows<GpuRows>,
+        (place, copies): (&OnGpu, &Stream),
+    ) -> Vec<Work<GpuRows>> {
         let at = PhaseAt { layer, nano: 0, direction };
         let phase = self.planned.order.index(at).expect("every phase comes");
         let (nano, _) = self.planned.nano_of(phase);
-        let rooms = place.rooms().expect("rows live on the GPU");
+        let rooms = place.rooms();
         let mut landings = Vec::new();
         for bundle in (0..nano.plan.bundles().len() as u32).map(BundleId) {
             let inputs = nano.lists.inputs(bundle, direction);
@@ -163,11 +174,10 @@ impl Case {
                     bytes: it.bytes,
                 };
                 let pieces: Vec<_> = pieces.iter().map(piece).collect();
-                let from = memory.on_gpu().expect("rows live on the GPU");
-                room.copy(copies, from, &pieces).expect("inside both");
+                room.copy(copies, memory, &pieces).expect("inside both");
             }
             // As if its pulls went on: the room stays the landing's.
-            landings.push(Memory::Gpu(room.early()));
+            landings.push(room.early());
         }
         let landed = |(work, bundle): (u32, BundleId)| {
             let rows = BundleRows::Landed(landings[bundle.0 as usize].clone());
@@ -178,7 +188,7 @@ impl Case {
 }
 
 /// The same work, behind a promise.
-pub(super) fn promised(work: &Work) -> (Work, Promise) {
+pub(super) fn promised<M: Memory>(work: &Work<M>) -> (Work<M>, Promise) {
     let promise = Promise::default();
     (Work { promise: Some(promise.clone()), ..work.clone() }, promise)
 }

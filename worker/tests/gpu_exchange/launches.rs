@@ -6,12 +6,12 @@ use cadre_kernels::device::{CopyPiece, Gpu, Rooms, Stream};
 use cadre_kernels::{Choice, Engine, Threads};
 use cadre_step::phases::Direction;
 use cadre_worker::launch::{Done, Flight, Resident, Results, Work, launch};
-use cadre_worker::memory::{Memory, Place};
+use cadre_worker::memory::{GpuRows, Host, OnGpu, Place};
 
 use super::case::Case;
 
 /// Waits for flights as a thread that computes does; gives results in the order of works.
-fn land(flights: Vec<Flight>) -> Vec<Done> {
+fn land(flights: Vec<Flight>) -> Vec<Done<GpuRows>> {
     let mut done = Vec::new();
     for flight in flights {
         while !flight.is_over().expect("nothing went wrong") {
@@ -24,16 +24,16 @@ fn land(flights: Vec<Flight>) -> Vec<Done> {
 }
 
 /// The bytes of all results.
-fn bytes(place: &Place, done: &[Done]) -> Vec<Vec<u8>> {
-    let memories = |it: &Done| match &it.results {
+fn bytes<P: Place>(place: &P, done: &[Done<P::Memory>]) -> Vec<Vec<u8>> {
+    let memories = |it: &Done<P::Memory>| match &it.results {
         Results::Forward(it) => it.to_vec(),
         Results::Backward(it) => it.to_vec(),
     };
-    let read = |it: Memory| place.read(&it).expect("a copy").bytes().to_vec();
+    let read = |it: P::Memory| place.read(&it).expect("a copy").bytes().to_vec();
     done.iter().flat_map(memories).map(read).collect()
 }
 
-fn run(resident: &mut Resident, place: &Place, works: Vec<Work>) -> Vec<Vec<u8>> {
+fn run(resident: &mut Resident, place: &OnGpu, works: Vec<Work<GpuRows>>) -> Vec<Vec<u8>> {
     bytes(place, &land(resident.put(works).expect("launches")))
 }
 
@@ -69,8 +69,8 @@ fn compare(gpu: &[Vec<u8>], cpu: &[Vec<u8>], direction: Direction) {
 fn launches() {
     let engine = Engine::choose(Choice::Gpu, Threads::ONE).expect("the driver has a GPU");
     let gpu = Gpu::open(0).expect("the driver has a GPU");
-    let place = Place::on_gpu(&Rooms::new(&gpu, 1 << 20)).expect("a stream");
-    let resident = || Resident::new(&engine, &place).expect("streams").expect("rows on the GPU");
+    let place = OnGpu::new(&Rooms::new(&gpu, 1 << 20)).expect("a stream");
+    let resident = || Resident::new(&engine, &place).expect("streams");
     let copies = Stream::new(&gpu).expect("a stream");
     let (case, mut long) = (Case::new(), resident());
     for direction in [Direction::Forward, Direction::Backward] {
@@ -90,10 +90,10 @@ fn launches() {
             plans.push(long.made());
             let fresh = run(&mut resident(), &place, case.home(layer, direction, &rows));
             assert!(home == fresh, "{direction:?} of layer {layer}: plans of two residents differ");
-            let rows = Case::rows(&Place::Host, seed);
+            let rows = Case::rows(&Host, seed);
             let works = case.home(layer, direction, &rows);
             let cpu = launch(works, &mut Engine::cpu(Threads::ONE)).expect("sound works");
-            compare(&home, &bytes(&Place::Host, &cpu), direction);
+            compare(&home, &bytes(&Host, &cpu), direction);
             layers.push(home);
         }
         assert!(layers[0] != layers[2], "the layers have different rows");
@@ -109,13 +109,13 @@ fn launches() {
 fn rooms_of_a_launch_that_is_given_up_stay_its_own(
     case: &Case,
     resident: &mut Resident,
-    place: &Place,
+    place: &OnGpu,
 ) {
     let rows = Case::rows(place, 5);
     let flights = resident.put(case.home(0, Direction::Forward, &rows)).expect("launches");
     drop(flights);
     // Whatever room comes next, nobody else writes to it.
-    let rooms = place.rooms().expect("rows live on the GPU");
+    let rooms = place.rooms();
     let other = Stream::new(rooms.gpu()).expect("a stream");
     let mut taken = Vec::new();
     for _ in 0..8 {

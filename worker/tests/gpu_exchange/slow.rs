@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use cadre_exchange::{Device, Piece, Place};
-use cadre_kernels::device::{ArenaMemory, Event, Imported};
+use cadre_kernels::device::{ArenaMemory, Error, Event, Imported};
 use cadre_worker::gpu_memory::GpuMemory;
 
 /// What the test sees and says.
@@ -28,16 +28,17 @@ impl Device for Slow {
     type Memory = ArenaMemory;
     type Imported = Imported;
     type Copy = Event;
+    type Error = Error;
 
     fn place(&self, memory: &ArenaMemory) -> Place {
         self.gpu.place(memory)
     }
 
-    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, String> {
+    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, Error> {
         self.gpu.export(memory)
     }
 
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, String> {
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, Error> {
         self.gpu.import(descriptor, bytes)
     }
 
@@ -46,12 +47,12 @@ impl Device for Slow {
         from: &Imported,
         to: &ArenaMemory,
         pieces: &[Piece],
-    ) -> Result<Event, String> {
+    ) -> Result<Event, Error> {
         self.switch.begun.set(self.switch.begun.get() + 1);
         self.gpu.copy(from, to, pieces)
     }
 
-    fn is_over(&self, copy: &Event) -> Result<bool, String> {
+    fn is_over(&self, copy: &Event) -> Result<bool, Error> {
         Ok(!self.switch.held.get() && self.gpu.is_over(copy)?)
     }
 }

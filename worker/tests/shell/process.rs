@@ -29,7 +29,8 @@ use cadre_worker::io::shared::{Shared, peer_of};
 use cadre_worker::io::standing::Standing;
 use cadre_worker::io::tasks::Tasks;
 use cadre_worker::io::{After, Control, Handle, Io, Lines, Outlets, Request, Turn};
-use cadre_worker::memory::Place;
+use cadre_worker::launch::AtOnce;
+use cadre_worker::memory::{self, HostRows};
 use cadre_worker::session::{Model, Rank};
 use cadre_worker::trace::Tracer;
 
@@ -42,8 +43,8 @@ use crate::truth::Truth;
 
 /// A thread that runs works as they come.
 struct Worker {
-    compute: Compute,
-    notices: Notices,
+    compute: Compute<HostRows>,
+    notices: Notices<HostRows>,
     ended: bool,
 }
 
@@ -54,8 +55,8 @@ enum Role {
 
 /// What the IO thread says to another one, on its way there.
 struct Line {
-    said: Notices,
-    inbox: Outlet,
+    said: Notices<HostRows>,
+    inbox: Outlet<HostRows>,
 }
 
 /// See the module.
@@ -63,7 +64,7 @@ pub(crate) struct Process {
     pub(crate) life: Life,
     pub(crate) id: PeerId,
     io: Option<Io<Wires>>,
-    handle: Handle,
+    handle: Handle<HostRows>,
     clock: Arc<AtomicU64>,
     /// This process's clock began so much later than the world's.
     began: u64,
@@ -130,7 +131,8 @@ impl Process {
             (io, notices)
         };
         let compute = |track| {
-            Compute::new((Engine::cpu(Threads::ONE), None), track, handle.clone(), Tracer::off())
+            let launcher = AtOnce::new(Engine::cpu(Threads::ONE));
+            Compute::new(launcher, track, handle.clone(), Tracer::off())
         };
         let (main, notices) = line();
         let (machines, rescue, role) = match me {
@@ -141,7 +143,7 @@ impl Process {
                 let rows = Rows::new(me, job.settings, standing, now);
                 let tasks =
                     Tasks::new(Host::InPlace(me), MEMORY, job.settings, (&shared.provider, now));
-                let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
+                let (io, places) = ((handle.clone(), notices), [memory::Host; 2]);
                 let main = (compute("main"), Threads::ONE);
                 let model = Model { layers: job.layers.clone(), heads: job.heads, seed: job.seed };
                 let begins = (model, 0, job.known_steps());

@@ -4,12 +4,15 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cadre_exchange::{Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_exchange::{
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+};
 use cadre_kernels::device;
 use cadre_worker::io::exchange::Exchange;
-use cadre_worker::memory::{Memory, Place, Room};
+use cadre_worker::memory::{Host, HostRows};
 
 use crate::net::{Life, Net};
 
@@ -28,8 +31,10 @@ impl Wires {
 }
 
 impl Exchange for Wires {
-    fn place(&self) -> &Place {
-        &Place::Host
+    type Memory = HostRows;
+
+    fn place(&self) -> &Host {
+        &Host
     }
 
     fn resumes(&self) -> bool {
@@ -48,8 +53,8 @@ impl Exchange for Wires {
         self.net.borrow_mut().connect(self.life, peer, address);
     }
 
-    fn publish(&mut self, key: RegionKey, memory: &Memory) {
-        let rows = Place::Host.read(memory).expect("rows of the host");
+    fn publish(&mut self, key: RegionKey, memory: &HostRows) {
+        let rows = Arc::clone(memory);
         self.net.borrow_mut().endpoints[self.life].regions.insert(key, rows);
     }
 
@@ -64,8 +69,8 @@ impl Exchange for Wires {
     fn early(
         &mut self,
         _landing: LandingId,
-        _own: &[(Memory, &[Piece])],
-    ) -> Result<Option<Memory>, device::Error> {
+        _own: &[(HostRows, &[Piece])],
+    ) -> Result<Option<HostRows>, device::Error> {
         Ok(None)
     }
 
@@ -77,9 +82,8 @@ impl Exchange for Wires {
         &self,
         landing: LandingId,
         pieces: &[Piece],
-        to: &mut Room,
+        to: &mut Buffer,
     ) -> Result<(), Error> {
-        let Room::Host(to) = to else { unreachable!("rows are the host's") };
         self.net.borrow_mut().copy_landed(self.life, landing, pieces, to)
     }
 
@@ -87,8 +91,8 @@ impl Exchange for Wires {
         self.net.borrow().is_busy(self.life, landing)
     }
 
-    fn take(&mut self, landing: LandingId) -> Result<Room, Error> {
-        self.net.borrow_mut().take(self.life, landing).map(Room::Host)
+    fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
+        self.net.borrow_mut().take(self.life, landing)
     }
 
     fn discard(&mut self, landing: LandingId) {

@@ -12,43 +12,43 @@ use cadre_protocol::{At, Peer, Phase, Work};
 use cadre_step::lowering::BackwardResult;
 use cadre_step::planned::PlannedStep;
 
-use crate::memory::{Memory, Room};
+use crate::memory::Memory;
 
 /// A phase of which everything is here.
 #[derive(Debug)]
-pub struct Whole {
+pub struct Whole<M: Memory> {
     /// The phase.
     pub at: At,
     /// Its results; parts of dK and dV came before, each by itself.
-    pub landed: Landed,
+    pub landed: Landed<M>,
     /// Who computed each work.
     pub makers: BTreeMap<Work, Peer>,
 }
 
 /// Results of a phase.
 #[derive(Debug)]
-pub enum Landed {
+pub enum Landed<M: Memory> {
     /// O (wire type) and LSE.
     Forward {
         /// What other processes computed, as rows of this trainer's stream, head by head: by row `[query heads, dim]`.
-        o: Room,
+        o: M::Room,
         /// By row `[query heads]`.
-        lse: Room,
+        lse: M::Room,
         /// O and LSE of tasks that this process's in-place server computed, to be copied there.
-        own: Vec<(Work, [Memory; 2])>,
+        own: Vec<(Work, [M; 2])>,
     },
     /// dQ (wire type).
     Backward {
         /// What other processes computed, as rows of this trainer's stream, head by head: by row `[query heads, dim]`.
-        dq: Room,
+        dq: M::Room,
         /// Those of bundles that this process's in-place server computed, to be copied there.
-        own: Vec<(BundleId, Memory)>,
+        own: Vec<(BundleId, M)>,
     },
 }
 
 /// One bundle's part of dK and dV, for this trainer's rows. No other part of the bundle comes.
 #[derive(Debug)]
-pub struct Part {
+pub struct Part<M: Memory> {
     /// The step.
     pub planned: Arc<PlannedStep>,
     /// The phase.
@@ -56,14 +56,14 @@ pub struct Part {
     /// The bundle.
     pub bundle: BundleId,
     /// The part.
-    pub values: Values,
+    pub values: Values<M>,
 }
 
 /// Where a part lies.
 #[derive(Debug)]
-pub enum Values {
+pub enum Values<M: Memory> {
     /// This trainer's key rows of the bundle, dK then dV, with where they belong.
-    Landed(Room, BackwardResult),
+    Landed(M::Room, BackwardResult),
     /// dK and dV of all key rows of the bundle, which this process's in-place server computed.
-    Own([Memory; 2]),
+    Own([M; 2]),
 }

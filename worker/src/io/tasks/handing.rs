@@ -17,11 +17,12 @@ use super::super::output::Output;
 use super::super::shared::Shared;
 use super::{Planned, Tasks};
 use crate::launch::{BundleRows, Promise, Work};
+use crate::memory::Memory;
 
-impl Tasks {
+impl<M: Memory> Tasks<M> {
     pub(super) fn run_ahead(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
         at: At,
         works: &[WorkId],
     ) {
@@ -48,9 +49,9 @@ impl Tasks {
 
     pub(super) fn hand_out(
         &self,
-        shared: &mut Shared<impl Exchange>,
+        shared: &mut Shared<impl Exchange<Memory = M>>,
         (planned, at): (&Arc<PlannedStep>, At),
-        (work, rows): (WorkId, BundleRows),
+        (work, rows): (WorkId, BundleRows<M>),
         promise: Option<Promise>,
     ) {
         let bundle = planned.bundle_of(at.phase, work.0);

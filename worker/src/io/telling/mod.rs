@@ -26,7 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
-use crate::memory;
+use crate::memory::{self, Place as _};
 
 /// Bytes of one pull of a long word.
 const PART_BYTES: u64 = 4 << 20;
