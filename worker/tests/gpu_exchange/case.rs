@@ -84,8 +84,8 @@ impl Case {
             plan["tasks"] = json!([task(0, 0..70), task(0, 130..200), task(1, 0..40)]);
             plan["bundles"] = json!([bundle(0, 0..2), bundle(1, 2..3)]);
             let plan: Plan = serde_json::from_value(plan).expect("a plan");
-            nano.lists = Lists::new(&nano.problem, &plan);
-            nano.plan = plan;
+            nano.plan = Arc::new(plan);
+            nano.lists = Lists::new(&nano.problem, &nano.plan);
         }
         Self { planned: Arc::new(planned) }
     }
