@@ -63,7 +63,7 @@ fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
     let slots = vec![slot(1 << 30); servers.into()];
     let header = Header { layers, turns, nanos, fillers, slots, ..any };
     let roomy = PlannedStep::new(Arc::new(header.clone())).unwrap();
-    let needed = needed(roomy.plans.iter().map(|it| (&it.problem, &it.plan)));
+    let needed = needed(roomy.plans.iter().map(|it| (&*it.problem, &*it.plan)));
     // A slot without work is not asked, but takes part.
     let header = Header { slots: needed.into_iter().map(|it| slot(it.max(1))).collect(), ..header };
     // Plans of slots that just fit may be others, which fit as well.
