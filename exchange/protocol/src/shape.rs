@@ -144,10 +144,22 @@ impl Shape {
     /// The first part that breaks what the types' docs say.
     pub fn new(
         bundles: Vec<BundleShape>,
-        works: impl Into<Works>,
+        works: Vec<WorkShape>,
         parcels: Vec<ParcelShape>,
     ) -> Result<Self, ShapeError> {
-        let works = works.into();
+        Self::of_works(bundles, works.into(), parcels)
+    }
+
+    /// As [`Self::new`], of works that are side by side already.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn of_works(
+        bundles: Vec<BundleShape>,
+        works: Works,
+        parcels: Vec<ParcelShape>,
+    ) -> Result<Self, ShapeError> {
         let mut bytes = vec![0; bundles.len()];
         for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
             let of_bundle = bytes

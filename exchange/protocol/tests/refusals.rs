@@ -122,7 +122,7 @@ fn sized(number: u64, bytes: &[u64], slot: u16, phases: usize) -> Arc<Step> {
     };
     let count = bytes.len() as u32;
     let bundles = vec![BundleShape { slot: Slot(slot) }; bytes.len()];
-    let works: Vec<_> = (0..count).map(work).collect();
+    let works = (0..count).map(work).collect();
     let shape = Shape::new(bundles, works, (0..).zip(bytes).map(parcel).collect());
     let other = ServerId { index: 1, incarnation: 0 };
     let table = RoundTable {

@@ -246,7 +246,7 @@ impl Lists {
             Direction::Backward => self.backward_works(),
         };
         let bundles = bundles.iter().map(|it| BundleShape { slot: Slot(it.slot.0) });
-        Shape::new(bundles.collect(), works, parcels)
+        Shape::of_works(bundles.collect(), works, parcels)
     }
 
     fn forward_works(&self) -> Works {
