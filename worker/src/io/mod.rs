@@ -63,6 +63,7 @@ use self::queues::Outlet;
 use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
+use self::telling::{Encoded, Read};
 use self::unnamed::Unnamed;
 use crate::launch::{Done, PhaseRows, Work};
 
@@ -81,8 +82,8 @@ const FAREWELL: Nanos = Nanos::from_millis(2_000);
 pub enum Request {
     /// The trainer's rows of a phase, where it has any.
     Submit(At, Option<PhaseRows>),
-    /// What the trainer's stream of a step holds.
-    Lengths(Lengths),
+    /// What the trainer's stream of a step holds; and as the conductor is told, if that is in another process.
+    Lengths(Lengths, Option<Encoded>),
     /// The trainer has so many steps.
     Steps(u64),
     /// The trainer's main thread is at work elsewhere, for so long at most.
@@ -103,6 +104,8 @@ pub enum Request {
     Made(Box<Result<Made, conduct::Error>>),
     /// A header was planned.
     Planned(Box<Result<Ready, planning::Error>>),
+    /// A long word was read.
+    Read(Box<Read>),
 }
 
 /// What the threads that compute are told.
@@ -360,6 +363,11 @@ impl<P: Exchange> Io<P> {
     /// What its sides share.
     pub fn shared(&self) -> &Shared<P> {
         &self.shared
+    }
+
+    /// The same, for a bench that stands for the peers of a process.
+    pub fn shared_mut(&mut self) -> &mut Shared<P> {
+        &mut self.shared
     }
 
     /// What the process is to do after its last turn.

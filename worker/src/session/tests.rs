@@ -66,7 +66,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     );
     assert_eq!(failed(&requests), refused);
     rank.announce(lengths(3)).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.step == 3));
+    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it, None)) if it.step == 3));
 
     // Of a step that is not next: nothing is waited for.
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
@@ -154,7 +154,7 @@ fn turns_that_do_not_fit_are_refused_before_they_are_told() {
         assert_eq!(failed(&requests), refused);
     }
     announce(&[1], 1).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it)) if it.turns.is_some()));
+    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(it, None)) if it.turns.is_some()));
 }
 
 #[test]
