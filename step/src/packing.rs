@@ -11,26 +11,36 @@
 use std::num::NonZeroU32;
 
 use cadre_planner::{Document, DocumentId, Error, Layout, Mask, RankId, Stretch};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::layers::Kind;
 
 /// See the module.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(try_from = "Parts", into = "Parts")]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
+#[serde(try_from = "Parts")]
 pub struct Packing {
     /// Documents and where their rows are; its masks are not used.
     rows: Layout,
 }
 
 /// The serialized form of [`Packing`].
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parts {
     /// Rows of each document.
     documents: Vec<u32>,
     ranks: Vec<Vec<Stretch>>,
 }
+
+/// [`Parts`], as they are written.
+#[derive(Serialize)]
+struct Written<'a> {
+    documents: Lengths<'a>,
+    ranks: &'a [Vec<Stretch>],
+}
+
+/// Rows of each document.
+struct Lengths<'a>(&'a [Document]);
 
 impl Packing {
     /// Takes the rows of each document, and the stretches of each rank in the order of its stream.
@@ -110,10 +120,16 @@ impl From<&Layout> for Packing {
     }
 }
 
-impl From<Packing> for Parts {
-    fn from(Packing { rows }: Packing) -> Self {
-        let documents = rows.documents().iter().map(|it| it.rows).collect();
-        Self { documents, ranks: rows.ranks().to_vec() }
+impl Serialize for Packing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let documents = Lengths(self.rows.documents());
+        Written { documents, ranks: self.rows.ranks() }.serialize(serializer)
+    }
+}
+
+impl Serialize for Lengths<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|it| it.rows))
     }
 }
 

@@ -30,9 +30,9 @@ pub use self::plans::{TooManyPlans, check_plans, needed, plans};
 #[derive(Clone, Debug)]
 pub struct NanoPlan {
     /// What was planned.
-    pub problem: Problem,
+    pub problem: Arc<Problem>,
     /// Who computes what.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     /// Which bytes travel for it.
     pub lists: Lists,
     forward: Arc<Shape>,
@@ -128,7 +128,7 @@ impl PlannedStep {
 
     /// Digest of the plans alone, and of what each was made from: equal for two steps that plan the same work alike.
     pub fn plans_digest(&self) -> u64 {
-        plans_digest(self.plans.iter().map(|it| &it.plan))
+        plans_digest(self.plans.iter().map(|it| &*it.plan))
     }
 
     /// Which of [`Self::plans`] a phase runs: that of its nano-batch and of its layer's kind.
@@ -258,9 +258,10 @@ pub fn plans_digest<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> u64 {
 
 impl NanoPlan {
     fn new(problem: Problem, plan: Plan) -> Result<Self, Error> {
+        let (problem, plan) = (Arc::new(problem), Arc::new(plan));
         let lists = Lists::new(&problem, &plan);
-        let forward = Arc::new(lists.shape(&problem, &plan, Direction::Forward)?);
-        let backward = Arc::new(lists.shape(&problem, &plan, Direction::Backward)?);
+        let forward = Arc::new(lists.shape(Direction::Forward)?);
+        let backward = Arc::new(lists.shape(Direction::Backward)?);
         let mut works = vec![[0; 2]; problem.slots.len()];
         for bundle in plan.bundles() {
             let [forward, backward] = &mut works[usize::from(bundle.slot.0)];

@@ -18,7 +18,7 @@
 //! Invariant: of the words that one worker owes another, one life of the other takes each exactly once and in their order; to
 //! hear one twice changes nothing. What is owed to a peer that was given up is forgotten.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cadre_protocol::{Nanos, Peer};
@@ -98,6 +98,8 @@ pub struct Full {
 pub struct Owed {
     me: Life,
     lanes: BTreeMap<Peer, Lane>,
+    /// Who is owed words, by the time when these are said again: a turn of the IO thread looks at those that are due alone.
+    due: BTreeSet<(Nanos, Peer)>,
 }
 
 #[derive(Debug, Default)]
@@ -118,7 +120,21 @@ struct Lane {
 impl Owed {
     /// Of a process in this life.
     pub fn new(me: Life) -> Self {
-        Self { me, lanes: BTreeMap::new() }
+        Self { me, lanes: BTreeMap::new(), due: BTreeSet::new() }
+    }
+
+    /// Changes the lane of a peer, and the time by which it is found. `None` if there is no such lane.
+    fn change<T>(&mut self, peer: Peer, change: impl FnOnce(&mut Lane) -> T) -> Option<T> {
+        let lane = self.lanes.get_mut(&peer)?;
+        let before = lane.due;
+        let changed = change(lane);
+        if before != lane.due || lane.words.is_empty() {
+            self.due.remove(&(before, peer));
+        }
+        if !lane.words.is_empty() {
+            self.due.insert((lane.due, peer));
+        }
+        Some(changed)
     }
 
     /// Owes a peer one word more, which is to be said now.
@@ -127,83 +143,92 @@ impl Owed {
     ///
     /// [`Full`]: nothing was added.
     pub fn owe(&mut self, now: Nanos, to: Peer, body: Arc<Body>) -> Result<Due, Full> {
-        let lane = self.lanes.entry(to).or_default();
-        if lane.words.len() >= MAX_OWED {
-            return Err(Full { peer: to });
-        }
-        if lane.words.is_empty() {
-            lane.due = now.after(AGAIN_AFTER);
-        }
-        let number = lane.next;
-        lane.next += 1;
-        lane.words.push_back(Arc::clone(&body));
-        let stream = Stream { life: self.me, era: lane.era };
-        Ok(Due { to, stream, number, body })
+        self.lanes.entry(to).or_default();
+        let life = self.me;
+        let owe = |lane: &mut Lane| {
+            if lane.words.len() >= MAX_OWED {
+                return Err(Full { peer: to });
+            }
+            if lane.words.is_empty() {
+                lane.due = now.after(AGAIN_AFTER);
+            }
+            let number = lane.next;
+            lane.next += 1;
+            lane.words.push_back(Arc::clone(&body));
+            Ok(Due { to, stream: Stream { life, era: lane.era }, number, body })
+        };
+        self.change(to, owe).expect("the lane was just made")
     }
 
     /// A life of a peer has taken every word of a stream before number `through`.
     pub fn covered(&mut self, now: Nanos, by: (Peer, Life), stream: Stream, through: u64) {
         let (by, life) = by;
-        let Some(lane) = self.lanes.get_mut(&by) else { return };
-        let current = Stream { life: self.me, era: lane.era };
-        // Words that were never said are of another life of this process.
-        if stream != current || through > lane.next {
-            return;
-        }
-        lane.breaks = 0;
-        let untouched = lane.words.len() as u64 == lane.next;
-        if lane.peer.replace(life).is_some_and(|it| it != life) && !untouched {
-            // This life has not heard the beginning: what is left is said to it from 0 on, at once.
-            lane.era = lane.era.wrapping_add(1);
-            lane.next = lane.words.len() as u64;
-            lane.due = now;
-            return;
-        }
-        let left = (lane.next - through) as usize;
-        while lane.words.len() > left {
-            lane.words.pop_front();
-            lane.due = now.after(AGAIN_AFTER);
-        }
+        let me = self.me;
+        self.change(by, |lane| {
+            let current = Stream { life: me, era: lane.era };
+            // Words that were never said are of another life of this process.
+            if stream != current || through > lane.next {
+                return;
+            }
+            lane.breaks = 0;
+            let untouched = lane.words.len() as u64 == lane.next;
+            if lane.peer.replace(life).is_some_and(|it| it != life) && !untouched {
+                // This life has not heard the beginning: what is left is said to it from 0 on, at once.
+                lane.era = lane.era.wrapping_add(1);
+                lane.next = lane.words.len() as u64;
+                lane.due = now;
+                return;
+            }
+            let left = (lane.next - through) as usize;
+            while lane.words.len() > left {
+                lane.words.pop_front();
+                lane.due = now.after(AGAIN_AFTER);
+            }
+        });
     }
 
     /// The link with a peer broke, and what was on its way is lost. Out: how often in a row it did, without a word covered between.
     pub fn broken(&mut self, now: Nanos, peer: Peer) -> u32 {
-        let Some(lane) = self.lanes.get_mut(&peer) else { return 0 };
-        lane.due = now.after(Nanos(RETRY_AFTER.0 << lane.breaks.min(MAX_DOUBLINGS)));
-        lane.breaks = lane.breaks.saturating_add(1);
-        lane.breaks
+        let breaks = self.change(peer, |lane| {
+            lane.due = now.after(Nanos(RETRY_AFTER.0 << lane.breaks.min(MAX_DOUBLINGS)));
+            lane.breaks = lane.breaks.saturating_add(1);
+            lane.breaks
+        });
+        breaks.unwrap_or(0)
     }
 
     /// What is to be said again at `now`.
     pub fn due(&mut self, now: Nanos) -> Vec<Due> {
         let mut due = Vec::new();
-        for (&to, lane) in &mut self.lanes {
-            if lane.words.is_empty() || lane.due > now {
-                continue;
-            }
-            lane.due = now.after(AGAIN_AFTER);
-            let first = lane.next - lane.words.len() as u64;
-            let words = (first..).zip(&lane.words);
-            let stream = Stream { life: self.me, era: lane.era };
-            let due_of = |(number, body)| Due { to, stream, number, body: Arc::clone(body) };
-            due.extend(words.map(due_of));
+        let life = self.me;
+        while let Some(&(_, to)) = self.due.first().filter(|it| it.0 <= now) {
+            self.change(to, |lane| {
+                lane.due = now.after(AGAIN_AFTER);
+                let first = lane.next - lane.words.len() as u64;
+                let words = (first..).zip(&lane.words);
+                let stream = Stream { life, era: lane.era };
+                let due_of = |(number, body)| Due { to, stream, number, body: Arc::clone(body) };
+                due.extend(words.map(due_of));
+            });
         }
         due
     }
 
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.lanes.values().filter(|it| !it.words.is_empty()).map(|it| it.due).min()
+        self.due.first().map(|it| it.0)
     }
 
     /// Owes a peer nothing any more: it was given up, or has left. Should it come back, words to it begin anew: it does not wait
     /// for one that it never heard.
     pub fn forget(&mut self, peer: Peer) {
-        if let Some(lane) = self.lanes.get_mut(&peer).filter(|it| !it.words.is_empty()) {
-            lane.words.clear();
-            lane.era = lane.era.wrapping_add(1);
-            lane.next = 0;
-        }
+        self.change(peer, |lane| {
+            if !lane.words.is_empty() {
+                lane.words.clear();
+                lane.era = lane.era.wrapping_add(1);
+                lane.next = 0;
+            }
+        });
     }
 
     /// Who is owed words.
@@ -213,7 +238,7 @@ impl Owed {
 
     /// Whether every word was covered.
     pub fn is_empty(&self) -> bool {
-        self.lanes.values().all(|it| it.words.is_empty())
+        self.due.is_empty()
     }
 }
 

@@ -298,7 +298,7 @@ fn a_large_step_goes_through_all_machines() {
         (0..job.step.phases()).map(|it| of(job.step.shape(Phase(it))) as u64).sum::<u64>()
     };
     assert_eq!(job.ran, all(|it| it.works().len()), "each work ran once");
-    let results = all(|it| it.works().iter().map(|it| it.results.len()).sum());
+    let results = all(|it| it.works().map(|it| it.results.len()).sum());
     assert_eq!(job.accepted, results, "each result came once");
     assert!(job.whole.iter().all(|it| *it == job.step.phases()));
     println!("{size:?}: {} works, planned in {planning:?}", job.ran);

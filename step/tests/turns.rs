@@ -63,7 +63,7 @@ fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
     let slots = vec![slot(1 << 30); servers.into()];
     let header = Header { layers, turns, nanos, fillers, slots, ..any };
     let roomy = PlannedStep::new(Arc::new(header.clone())).unwrap();
-    let needed = needed(roomy.plans.iter().map(|it| (&it.problem, &it.plan)));
+    let needed = needed(roomy.plans.iter().map(|it| (&*it.problem, &*it.plan)));
     // A slot without work is not asked, but takes part.
     let header = Header { slots: needed.into_iter().map(|it| slot(it.max(1))).collect(), ..header };
     // Plans of slots that just fit may be others, which fit as well.
@@ -229,7 +229,7 @@ impl Job {
                 server::Command::Ahead { at, works } => {
                     assert!(self.copies[me].0.is_empty(), "server {me} makes a second copy");
                     let shape = self.step.shape(at.phase);
-                    let bundle = shape.works()[works[0].0 as usize].bundle;
+                    let bundle = shape.work(works[0]).bundle;
                     let bytes: u64 = shape
                         .parcels()
                         .iter()
@@ -256,7 +256,7 @@ impl Job {
     }
 
     fn result(&self, at: At, work: Work) -> u64 {
-        self.step.shape(at.phase).works()[work.0 as usize].results.iter().map(|it| it.1).sum()
+        self.step.shape(at.phase).work(work).results.iter().map(|it| it.1).sum()
     }
 
     fn send(&mut self, from: Peer, to: Peer, message: Message) {
@@ -351,7 +351,7 @@ proptest! {
         let works = (0..).map(Phase).zip(planned.order.iter()).map(|(phase, at)| {
             let nano = &planned.plans[planned.plan_index(at)];
             // Each phase asks for what its own nano-batch, kind of layers and direction need.
-            let shape = nano.lists.shape(&nano.problem, &nano.plan, at.direction).unwrap();
+            let shape = nano.lists.shape(at.direction).unwrap();
             assert_eq!(**job.step.shape(phase), shape, "{at:?}");
             planned.works(phase)
         });

@@ -43,13 +43,10 @@ impl<M: Memory> Sums<M> {
         let width = usize::from(heads.kv) * usize::from(heads.dim);
         let numbers = nano.problem.layout.rank_rows(rank) as usize * width;
         let mut due = BTreeMap::<_, VecDeque<_>>::new();
-        let works = nano.shape(Direction::Backward).works().iter();
-        for (index, (bundle, work)) in
-            (0..).map(BundleId).zip(nano.plan.bundles().iter().zip(works))
-        {
-            if work.results.iter().any(|it| it.0 == TrainerId(rank.0)) {
-                due.entry(bundle.document).or_default().push_back(index);
-            }
+        // Backward a work is a bundle.
+        for work in nano.shape(Direction::Backward).wants(TrainerId(rank.0)) {
+            let document = nano.plan.bundles()[work.0 as usize].document;
+            due.entry(document).or_default().push_back(BundleId(work.0));
         }
         let (dk, dv) = (vec![0.0; numbers], vec![0.0; numbers]);
         Self { rank, dk, dv, due, waiting: BTreeMap::new() }

@@ -15,6 +15,7 @@
 
 mod assigned;
 pub mod conductor;
+mod groups;
 mod ids;
 mod message;
 mod peer;
@@ -26,6 +27,7 @@ mod step;
 pub mod trainer;
 
 pub use assigned::AssignedRounds;
+pub use groups::Groups;
 pub use ids::{
     At, Bundle, Nanos, Parcel, Peer, Phase, PullId, Round, ServerId, Slot, TrainerId, Work,
 };
@@ -33,7 +35,7 @@ pub use message::{Acks, Audience, Heartbeat, Message, Why};
 pub use peer::{PeerId, Piece, Role};
 pub use rules::Rules;
 pub use settings::{OnPoolLoss, Settings};
-pub use shape::{BundleShape, ParcelShape, Shape, ShapeError, WorkShape};
+pub use shape::{BundleShape, ParcelShape, Shape, ShapeError, WorkOf, WorkShape, Works};
 pub use step::{Assignment, Filler, Fillers, RoundTable, Step, StepError, alive};
 
 /// How a pull ended: the incarnation found at the far side after the last byte, or why it failed.

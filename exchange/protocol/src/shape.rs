@@ -4,7 +4,7 @@
 //! what the machines assume: indices in range, every bundle with work, results going only to trainers
 //! whose rows the work needs (so that a result never comes before its reader's landing space).
 
-use crate::{Bundle, Parcel, Slot, TrainerId, Work};
+use crate::{Bundle, Groups, Parcel, Slot, TrainerId, Work};
 
 /// Tasks of one document and KV-head group; they move as a whole from slot to slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -24,6 +24,76 @@ pub struct WorkShape {
     pub results: Vec<(TrainerId, u64)>,
 }
 
+/// [`WorkShape`], as a shape holds it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct WorkOf<'a> {
+    /// The bundle that it belongs to.
+    pub bundle: Bundle,
+    /// Parcels of the same bundle that it reads, each once.
+    pub needs: &'a [Parcel],
+    /// Bytes of results for each trainer that wants some, each trainer once.
+    pub results: &'a [(TrainerId, u64)],
+}
+
+/// All work of a shape, numbered as it was added.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Works {
+    bundles: Vec<Bundle>,
+    needs: Groups<Parcel>,
+    results: Groups<(TrainerId, u64)>,
+}
+
+impl Works {
+    /// Room for so many.
+    pub fn with_capacity(works: usize) -> Self {
+        Self {
+            bundles: Vec::with_capacity(works),
+            needs: Groups::with_capacity(works),
+            results: Groups::with_capacity(works),
+        }
+    }
+
+    /// Adds one; its parts are what [`WorkShape`] says.
+    pub fn push(
+        &mut self,
+        bundle: Bundle,
+        needs: impl IntoIterator<Item = Parcel>,
+        results: impl IntoIterator<Item = (TrainerId, u64)>,
+    ) {
+        self.bundles.push(bundle);
+        self.needs.push(needs);
+        self.results.push(results);
+    }
+
+    fn get(&self, index: usize) -> WorkOf<'_> {
+        let bundle = self.bundles[index];
+        WorkOf { bundle, needs: self.needs.of(index), results: self.results.of(index) }
+    }
+
+    fn iter(&self) -> impl ExactSizeIterator<Item = WorkOf<'_>> + Clone {
+        (0..self.bundles.len()).map(|it| self.get(it))
+    }
+
+    /// For each member of a list of each work a pair of its group and the work.
+    fn by<'a, T: Copy>(
+        lists: &'a Groups<T>,
+        group: impl Fn(T) -> usize + Copy + 'a,
+    ) -> impl Iterator<Item = (usize, Work)> + Clone + 'a {
+        let works = (0..lists.len()).map(|it| (it, Work(it as u32)));
+        works.flat_map(move |(it, work)| lists.of(it).iter().map(move |&it| (group(it), work)))
+    }
+}
+
+impl From<Vec<WorkShape>> for Works {
+    fn from(works: Vec<WorkShape>) -> Self {
+        let mut all = Self::with_capacity(works.len());
+        for WorkShape { bundle, needs, results } in works {
+            all.push(bundle, needs, results);
+        }
+        all
+    }
+}
+
 /// Rows that one trainer holds and one bundle needs, pulled in one go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ParcelShape {
@@ -35,36 +105,33 @@ pub struct ParcelShape {
     pub bytes: u64,
 }
 
-/// What one phase asks for, the same in every layer of a nano-batch and direction.
+/// What one phase asks for, the same in every layer of a nano-batch and direction. A large step has some 400,000 bundles in its
+/// shapes, so they are lists of numbers side by side.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shape {
     bundles: Vec<BundleShape>,
-    works: Vec<WorkShape>,
+    works: Works,
     parcels: Vec<ParcelShape>,
-    parts: Vec<Parts>,
-    /// By parcel: the work that needs it, ascending.
-    users: Vec<Vec<Work>>,
-    of_trainers: Vec<OfTrainer>,
+    /// By bundle.
+    works_of: Groups<Work>,
+    parcels_of: Groups<Parcel>,
+    sources: Groups<TrainerId>,
+    bytes: Vec<u64>,
+    /// By parcel: the work that needs it.
+    users: Groups<Work>,
+    /// By trainer: bundles that need its rows, its rows as they are pulled, work of which it wants results.
+    feeds: Groups<Bundle>,
+    sends: Groups<Parcel>,
+    wants: Groups<Work>,
 }
 
-/// What a trainer has to do with a shape, found once: ascending.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-struct OfTrainer {
-    /// Bundles that need its rows.
-    feeds: Vec<Bundle>,
-    /// Its rows, as they are pulled.
-    sends: Vec<Parcel>,
-    /// Work of which it wants results.
-    wants: Vec<Work>,
-}
-
-/// A bundle's share of a shape, found once.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Parts {
-    pub(crate) works: Vec<Work>,
-    pub(crate) parcels: Vec<Parcel>,
-    /// Trainers whose rows it needs, ascending.
-    pub(crate) sources: Vec<TrainerId>,
+/// A bundle's share of a shape; each list ascends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) works: &'a [Work],
+    pub(crate) parcels: &'a [Parcel],
+    /// Trainers whose rows it needs.
+    pub(crate) sources: &'a [TrainerId],
     /// Inputs and results together.
     pub(crate) bytes: u64,
 }
@@ -80,71 +147,99 @@ impl Shape {
         works: Vec<WorkShape>,
         parcels: Vec<ParcelShape>,
     ) -> Result<Self, ShapeError> {
-        let mut parts = vec![Parts::default(); bundles.len()];
-        let mut checks = Checks::new(&parcels);
+        Self::of_works(bundles, works.into(), parcels)
+    }
+
+    /// As [`Self::new`], of works that are side by side already.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn of_works(
+        bundles: Vec<BundleShape>,
+        works: Works,
+        parcels: Vec<ParcelShape>,
+    ) -> Result<Self, ShapeError> {
+        let mut bytes = vec![0; bundles.len()];
         for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
-            let part = parts
+            let of_bundle = bytes
                 .get_mut(shape.bundle.0 as usize)
                 .ok_or(ShapeError::ParcelBundle { parcel, bundle: shape.bundle })?;
-            part.parcels.push(parcel);
-            part.sources.push(shape.from);
-            part.bytes += shape.bytes;
+            *of_bundle += shape.bytes;
         }
-        for (work, shape) in (0..).map(Work).zip(&works) {
-            let part = parts
+        let mut checks = Checks::new(&parcels);
+        for (work, shape) in (0..).map(Work).zip(works.iter()) {
+            let of_bundle = bytes
                 .get_mut(shape.bundle.0 as usize)
                 .ok_or(ShapeError::WorkBundle { work, bundle: shape.bundle })?;
-            part.works.push(work);
-            part.bytes += shape.results.iter().map(|it| it.1).sum::<u64>();
+            *of_bundle += shape.results.iter().map(|it| it.1).sum::<u64>();
             checks.work(work, shape, &parcels)?;
         }
-        let mut of_trainers = Vec::new();
-        for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
-            of(&mut of_trainers, shape.from).sends.push(parcel);
-        }
-        for (bundle, part) in (0..).map(Bundle).zip(&mut parts) {
-            part.sources.sort_unstable();
-            part.sources.dedup();
-            if part.works.is_empty() {
+        let numbered = || (0..).map(Parcel).zip(&parcels);
+        let parcels_of =
+            Groups::sorted(bundles.len(), numbered().map(|it| (it.1.bundle.0 as usize, it.0)));
+        let of_works = (0..).map(Work).zip(&works.bundles);
+        let works_of = Groups::sorted(bundles.len(), of_works.map(|it| (it.1.0 as usize, it.0)));
+        let (mut sources, mut of_bundle) = (Groups::with_capacity(bundles.len()), Vec::new());
+        for bundle in (0..bundles.len() as u32).map(Bundle) {
+            let its: &[Parcel] = parcels_of.of(bundle.0 as usize);
+            if works_of.of(bundle.0 as usize).is_empty() {
                 return Err(ShapeError::Idle { bundle });
             }
-            if let Some(&parcel) = part.parcels.iter().find(|it| !checks.is_needed(**it)) {
+            if let Some(&parcel) = its.iter().find(|it| !checks.is_needed(**it)) {
                 return Err(ShapeError::Unused { parcel });
             }
-            for &source in &part.sources {
-                of(&mut of_trainers, source).feeds.push(bundle);
-            }
+            of_bundle.clear();
+            of_bundle.extend(its.iter().map(|it| parcels[it.0 as usize].from));
+            of_bundle.sort_unstable();
+            of_bundle.dedup();
+            sources.push(of_bundle.iter().copied());
         }
-        let mut users = vec![Vec::new(); parcels.len()];
-        for (work, shape) in (0..).map(Work).zip(&works) {
-            for &(reader, _) in &shape.results {
-                of(&mut of_trainers, reader).wants.push(work);
-            }
-            for parcel in &shape.needs {
-                users[parcel.0 as usize].push(work);
-            }
-        }
-        Ok(Self { bundles, works, parcels, parts, users, of_trainers })
+        sources.shrink();
+        let trainers = checks.sends.len();
+        let of_bundles = (0..bundles.len()).flat_map(|bundle| {
+            let of = sources.of(bundle).iter();
+            of.map(move |it| (usize::from(it.0), Bundle(bundle as u32)))
+        });
+        let feeds = Groups::sorted(trainers, of_bundles);
+        let sends = Groups::sorted(trainers, numbered().map(|it| (usize::from(it.1.from.0), it.0)));
+        let reads = |it: (TrainerId, u64)| usize::from(it.0.0);
+        let wants = Groups::sorted(trainers, Works::by(&works.results, reads));
+        let needs = |it: Parcel| it.0 as usize;
+        let users = Groups::sorted(parcels.len(), Works::by(&works.needs, needs));
+        Ok(Self {
+            bundles,
+            works,
+            parcels,
+            works_of,
+            parcels_of,
+            sources,
+            bytes,
+            users,
+            feeds,
+            sends,
+            wants,
+        })
     }
 
     /// Bundles that need a trainer's rows, ascending.
     pub fn feeds(&self, trainer: TrainerId) -> &[Bundle] {
-        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.feeds)
+        self.feeds.of(trainer.0.into())
     }
 
     /// Parcels of a trainer's rows, ascending.
     pub(crate) fn sends(&self, trainer: TrainerId) -> &[Parcel] {
-        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.sends)
+        self.sends.of(trainer.0.into())
     }
 
     /// Work that needs a parcel, ascending.
     pub(crate) fn users(&self, parcel: Parcel) -> &[Work] {
-        &self.users[parcel.0 as usize]
+        self.users.of(parcel.0 as usize)
     }
 
     /// Work of which a trainer wants results, ascending.
     pub fn wants(&self, trainer: TrainerId) -> &[Work] {
-        self.of_trainers.get(usize::from(trainer.0)).map_or(&[], |it| &it.wants)
+        self.wants.of(trainer.0.into())
     }
 
     /// The bundles, by [`Bundle`].
@@ -153,8 +248,22 @@ impl Shape {
     }
 
     /// The work, by [`Work`].
-    pub fn works(&self) -> &[WorkShape] {
-        &self.works
+    pub fn works(&self) -> impl ExactSizeIterator<Item = WorkOf<'_>> + Clone {
+        self.works.iter()
+    }
+
+    /// Whether there is such a work.
+    pub fn has_work(&self, work: Work) -> bool {
+        (work.0 as usize) < self.works.bundles.len()
+    }
+
+    /// One work.
+    ///
+    /// # Panics
+    ///
+    /// There is no such.
+    pub fn work(&self, work: Work) -> WorkOf<'_> {
+        self.works.get(work.0 as usize)
     }
 
     /// The parcels, by [`Parcel`].
@@ -164,15 +273,17 @@ impl Shape {
 
     /// Bytes of a bundle's inputs and results together.
     pub fn bundle_bytes(&self, bundle: Bundle) -> u64 {
-        self.parts(bundle).bytes
+        self.bytes[bundle.0 as usize]
     }
 
-    pub(crate) fn parts(&self, bundle: Bundle) -> &Parts {
-        &self.parts[bundle.0 as usize]
-    }
-
-    pub(crate) fn work(&self, work: Work) -> &WorkShape {
-        &self.works[work.0 as usize]
+    pub(crate) fn parts(&self, bundle: Bundle) -> Parts<'_> {
+        let index = bundle.0 as usize;
+        Parts {
+            works: self.works_of.of(index),
+            parcels: self.parcels_of.of(index),
+            sources: self.sources.of(index),
+            bytes: self.bytes[index],
+        }
     }
 
     pub(crate) fn parcel(&self, parcel: Parcel) -> &ParcelShape {
@@ -182,14 +293,6 @@ impl Shape {
     pub(crate) fn bundle_ids(&self) -> impl Iterator<Item = Bundle> + use<> {
         (0..self.bundles.len() as u32).map(Bundle)
     }
-}
-
-fn of(all: &mut Vec<OfTrainer>, trainer: TrainerId) -> &mut OfTrainer {
-    let index = usize::from(trainer.0);
-    if all.len() <= index {
-        all.resize_with(index + 1, OfTrainer::default);
-    }
-    &mut all[index]
 }
 
 /// Checks one work after the other; each takes as long as what it names.
@@ -214,10 +317,10 @@ impl Checks {
     fn work(
         &mut self,
         work: Work,
-        shape: &WorkShape,
+        shape: WorkOf<'_>,
         parcels: &[ParcelShape],
     ) -> Result<(), ShapeError> {
-        for &parcel in &shape.needs {
+        for &parcel in shape.needs {
             let own = parcels.get(parcel.0 as usize).filter(|it| it.bundle == shape.bundle);
             let Some(own) = own else { return Err(ShapeError::Needs { work, parcel }) };
             if self.needed[parcel.0 as usize].replace(work) == Some(work) {
@@ -225,7 +328,7 @@ impl Checks {
             }
             self.sends[usize::from(own.from.0)] = Some(work);
         }
-        for &(trainer, _) in &shape.results {
+        for &(trainer, _) in shape.results {
             let index = usize::from(trainer.0);
             let sends = self.sends.get(index).is_some_and(|it| *it == Some(work));
             if !sends || self.reads[index].replace(work) == Some(work) {

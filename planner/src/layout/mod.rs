@@ -10,6 +10,7 @@ mod packed;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -57,11 +58,17 @@ pub struct Piece {
     pub rows: Range<u32>,
 }
 
-/// Documents of a nano-batch and where their rows are.
+/// Documents of a nano-batch and where their rows are. A copy shares them.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Layout {
-    documents: Vec<Document>,
+    documents: Arc<[Document]>,
+    rows: Arc<Rows>,
+}
+
+/// Where rows are, whatever masks their documents have.
+#[derive(Debug, Eq, PartialEq)]
+struct Rows {
     ranks: Vec<Vec<Stretch>>,
     /// By document, then row.
     pieces: Vec<Piece>,
@@ -104,15 +111,18 @@ impl Layout {
         pieces.sort_by_key(|(document, piece)| (*document, piece.rows.start, piece.rank));
         let first_piece = check_cover(&documents, &pieces)?;
         let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
-        Ok(Self { documents, ranks, pieces, first_piece })
+        let rows = Arc::new(Rows { ranks, pieces, first_piece });
+        Ok(Self { documents: documents.into(), rows })
     }
 
     /// The same rows at the same places, where all documents have `mask`.
     #[must_use]
     pub fn masked(&self, mask: Mask) -> Self {
-        let mut masked = self.clone();
-        masked.documents.iter_mut().for_each(|it| it.mask = mask);
-        masked
+        if self.documents.iter().all(|it| it.mask == mask) {
+            return self.clone();
+        }
+        let documents = self.documents.iter().map(|it| Document { mask, ..*it }).collect();
+        Self { documents, rows: Arc::clone(&self.rows) }
     }
 
     /// Documents, by [`DocumentId`].
@@ -127,18 +137,18 @@ impl Layout {
 
     /// Stretches of each rank, by [`RankId`], in the order of its stream.
     pub fn ranks(&self) -> &[Vec<Stretch>] {
-        &self.ranks
+        &self.rows.ranks
     }
 
     /// Rows that a rank holds; zero for a rank that does not exist.
     pub fn rank_rows(&self, rank: RankId) -> u32 {
-        let stretches = self.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        let stretches = self.rows.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
         stretches.iter().map(|it| it.end - it.start).sum()
     }
 
     /// Stretches of a rank with their place in its stream, in its order.
     pub fn pieces_of(&self, rank: RankId) -> impl Iterator<Item = (DocumentId, Piece)> + '_ {
-        let stretches = self.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        let stretches = self.rows.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
         stretches.iter().scan(0, move |first, it| {
             let local = *first..*first + (it.end - it.start);
             *first = local.end;
@@ -168,6 +178,14 @@ impl Layout {
         )
     }
 
+    /// The rank at which a document lies as a whole, in one piece; none if it is cut or does not exist.
+    pub fn holder(&self, document: DocumentId) -> Option<RankId> {
+        match self.pieces_of_document(document) {
+            [whole] => Some(whole.rank),
+            _ => None,
+        }
+    }
+
     /// Whether a document lies at more than one place.
     pub(crate) fn spans_ranks(&self, document: DocumentId) -> bool {
         self.pieces_of_document(document).len() > 1
@@ -176,7 +194,7 @@ impl Layout {
     /// The longest document of each mask. Its dearest tile is the dearest of all of that mask.
     pub(crate) fn longest(&self) -> Vec<DocumentId> {
         let mut longest: BTreeMap<Mask, (u32, DocumentId)> = BTreeMap::new();
-        for (id, it) in (0..).map(DocumentId).zip(&self.documents) {
+        for (id, it) in (0..).map(DocumentId).zip(&self.documents[..]) {
             let other = longest.entry(it.mask).or_insert((it.rows, id));
             if other.0 < it.rows {
                 *other = (it.rows, id);
@@ -187,9 +205,9 @@ impl Layout {
 
     /// All pieces of a document, in row order; none of a document that does not exist.
     pub(crate) fn pieces_of_document(&self, document: DocumentId) -> &[Piece] {
-        let index = document.0 as usize;
-        match (self.first_piece.get(index), self.first_piece.get(index + 1)) {
-            (Some(&first), Some(&end)) => &self.pieces[first as usize..end as usize],
+        let (index, Rows { pieces, first_piece, .. }) = (document.0 as usize, &*self.rows);
+        match (first_piece.get(index), first_piece.get(index + 1)) {
+            (Some(&first), Some(&end)) => &pieces[first as usize..end as usize],
             _ => &[],
         }
     }
@@ -197,8 +215,7 @@ impl Layout {
 
 impl From<Layout> for Parts {
     fn from(layout: Layout) -> Self {
-        let Layout { documents, ranks, pieces: _, first_piece: _ } = layout;
-        Self { documents, ranks }
+        Self { documents: layout.documents.to_vec(), ranks: layout.rows.ranks.clone() }
     }
 }
 

@@ -46,12 +46,11 @@ impl Layout {
     ///
     /// As [`Layout::end_to_end`].
     pub fn head_tail(documents: Vec<Document>, rank_rows: u32) -> Result<Self, Error> {
-        let Self { documents, mut ranks, pieces, first_piece } =
-            Self::end_to_end(documents, rank_rows)?;
-        for (index, whole) in documents.iter().enumerate() {
-            let document = DocumentId(index as u32);
-            let pieces = &pieces[first_piece[index] as usize..first_piece[index + 1] as usize];
-            let (mut head, mut tail) = (0, whole.rows);
+        let whole = Self::end_to_end(documents.clone(), rank_rows)?;
+        let mut ranks = whole.ranks().to_vec();
+        for (document, of) in (0..).map(DocumentId).zip(&documents) {
+            let pieces = whole.pieces_of_document(document);
+            let (mut head, mut tail) = (0, of.rows);
             for Piece { rank, rows, .. } in pieces.iter().filter(|_| pieces.len() > 1) {
                 let count = rows.end - rows.start;
                 let stretches = &mut ranks[usize::from(rank.0)];

@@ -117,7 +117,9 @@ impl<'a> Draft<'a> {
 
     /// The plan, checked.
     pub(crate) fn finish(self, digest: u64, cuts: Cuts) -> Result<Plan, Error> {
-        let Self { problem, tasks, bundles } = self;
+        let Self { problem, mut tasks, mut bundles } = self;
+        tasks.shrink_to_fit();
+        bundles.shrink_to_fit();
         let mut plan = Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() };
         plan.bounds = plan.verify(problem)?;
         Ok(plan)

@@ -131,24 +131,24 @@ pub(super) fn packing<'a>(
     nano: usize,
     lengths: impl Iterator<Item = &'a Lengths> + Clone,
 ) -> Result<Packing, Error> {
-    let mut rows: BTreeMap<u32, u32> = BTreeMap::new();
     let of_nano = lengths.map(|it| it.nanos.get(nano));
-    for own in of_nano.clone() {
-        for &(document, length) in own.map_or(&[][..], |it| &it.documents) {
-            let one = *rows.entry(document).or_insert(length);
-            if one != length {
-                return Err(Error::Lengths { step, document, one, other: length });
-            }
-        }
+    let told = of_nano.clone().flat_map(|own| own.map_or(&[][..], |it| &it.documents));
+    // Document and length, each pair once.
+    let mut rows: Vec<(u32, u32)> = told.copied().collect();
+    rows.sort_unstable();
+    rows.dedup();
+    if let Some(&[(document, one), (_, other)]) =
+        rows.array_windows().find(|[one, other]| one.0 == other.0)
+    {
+        return Err(Error::Lengths { step, document, one, other });
     }
-    let numbers: BTreeMap<u32, u32> = rows.keys().copied().zip(0..).collect();
-    let numbered = |it: &Stretch| match numbers.get(&it.document.0) {
-        Some(&number) => Ok(Stretch { document: DocumentId(number), ..*it }),
-        None => Err(Error::Untold { step, document: it.document.0 }),
+    let numbered = |it: &Stretch| match rows.binary_search_by_key(&it.document.0, |it| it.0) {
+        Ok(number) => Ok(Stretch { document: DocumentId(number as u32), ..*it }),
+        Err(_) => Err(Error::Untold { step, document: it.document.0 }),
     };
     let stretches = of_nano.map(|own| own.map_or(&[][..], |it| &it.stretches));
     let ranks: Result<_, _> =
         stretches.map(|it| it.iter().map(numbered).collect::<Result<Vec<_>, _>>()).collect();
-    let documents: Vec<u32> = rows.into_values().collect();
+    let documents: Vec<u32> = rows.iter().map(|it| it.1).collect();
     Packing::new(&documents, ranks?).map_err(|source| Error::Layout { step, nano, source })
 }

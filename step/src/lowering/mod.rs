@@ -1,7 +1,7 @@
 //! Lowers a plan to transfer lists: which bytes travel from whom to where.
 //!
-//! In: a problem and its plan. Out: for every bundle the rows that its server pulls
-//! ([`Inputs`]), for every trainer the places of results ([`Lists::forward_result`],
+//! In: a problem and its plan. Out: for a bundle the rows that its server pulls
+//! ([`Inputs`]), for a trainer the places of results ([`Lists::forward_result`],
 //! [`Lists::backward_result`]), and the shapes that the protocol runs on.
 //!
 //! It moves nothing and knows no peers. Invariant: server and trainer compute the same lists from the
@@ -15,20 +15,23 @@
 //! ```
 
 mod head_rows;
+mod holdings;
 mod inputs;
 mod pieces;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use cadre_planner::{BundleId, Plan, Problem, RankId, Task};
 use cadre_protocol::Piece;
 use cadre_protocol::{
-    Bundle, BundleShape, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, WorkShape,
+    Bundle, BundleShape, Groups, Parcel, ParcelShape, Shape, ShapeError, Slot, TrainerId, Works,
 };
 
-use self::inputs::inputs;
-use self::pieces::{Strip, backward_bytes, carry, forward_bytes, row_bytes};
+use self::holdings::{Holding, by_rank, holdings};
+use self::inputs::{inputs, read};
+use self::pieces::{Strip, carry, row_bytes};
 use crate::phases::Direction;
 
 pub use self::head_rows::{HeadRows, Stretches};
@@ -62,51 +65,43 @@ pub enum Tensor {
     DV,
 }
 
-/// Transfer lists of one plan.
+/// Transfer lists of one plan. What a bundle reads is found when it is asked for and kept then: a process carries out few of the
+/// bundles of a large step, or none.
 #[derive(Clone, Debug)]
 pub struct Lists {
+    problem: Arc<Problem>,
+    plan: Arc<Plan>,
     stretches: Stretches,
-    bundles: Vec<BundleLists>,
     /// Row of the bundle's query rows at which a task begins, by task.
     task_base: Vec<u32>,
-    /// First parcel of each bundle, in both directions.
-    parcel_base: Vec<u32>,
-    /// The bundle of each parcel.
-    bundle_of: Vec<BundleId>,
+    /// By bundle: what each rank gives to it. Their places among all are the numbers of the parcels, in both directions.
+    holdings: Groups<Holding>,
+    /// By bundle, once one of them was asked for.
+    inputs: OnceLock<Box<[Found]>>,
 }
 
-#[derive(Clone, Debug)]
-struct BundleLists {
-    query_rows: u32,
-    forward: Inputs,
-    backward: Inputs,
-}
+/// What a bundle reads forward and backward, once it was asked for.
+type Found = [OnceLock<Box<Inputs>>; 2];
 
 impl Lists {
     /// Lowers `plan`.
-    pub fn new(problem: &Problem, plan: &Plan) -> Self {
-        let (bundles, tasks) = (plan.bundles().len(), plan.tasks().len());
-        let mut lists = Self {
-            stretches: Stretches::new(&problem.layout, problem.heads.kv),
-            bundles: Vec::with_capacity(bundles),
-            task_base: Vec::with_capacity(tasks),
-            parcel_base: Vec::with_capacity(bundles),
-            bundle_of: Vec::with_capacity(bundles),
-        };
+    pub fn new(problem: &Arc<Problem>, plan: &Arc<Plan>) -> Self {
+        let mut task_base = Vec::with_capacity(plan.tasks().len());
         for index in (0..plan.bundles().len() as u32).map(BundleId) {
             let mut rows = 0;
             for task in plan.tasks_of(index) {
-                lists.task_base.push(rows);
+                task_base.push(rows);
                 rows += task.rows.end - task.rows.start;
             }
-            let of = (problem, &lists.stretches);
-            let forward = inputs(of, plan, index, rows, Direction::Forward);
-            let backward = inputs(of, plan, index, rows, Direction::Backward);
-            lists.parcel_base.push(lists.bundle_of.len() as u32);
-            lists.bundle_of.extend(forward.sources.iter().map(|_| index));
-            lists.bundles.push(BundleLists { query_rows: rows, forward, backward });
         }
-        lists
+        Self {
+            problem: Arc::clone(problem),
+            plan: Arc::clone(plan),
+            stretches: Stretches::new(&problem.layout, problem.heads.kv),
+            task_base,
+            holdings: holdings(problem, plan),
+            inputs: OnceLock::new(),
+        }
     }
 
     /// How the rows of each rank lie.
@@ -116,16 +111,27 @@ impl Lists {
 
     /// What a bundle reads.
     pub fn inputs(&self, bundle: BundleId, direction: Direction) -> &Inputs {
-        let lists = &self.bundles[bundle.0 as usize];
-        match direction {
-            Direction::Forward => &lists.forward,
-            Direction::Backward => &lists.backward,
-        }
+        let all = self.inputs.get_or_init(|| {
+            (0..self.holdings.len()).map(|_| [OnceLock::new(), OnceLock::new()]).collect()
+        });
+        let [forward, backward] = &all[bundle.0 as usize];
+        let found = match direction {
+            Direction::Forward => forward,
+            Direction::Backward => backward,
+        };
+        found.get_or_init(|| {
+            let of = (&*self.problem, &self.stretches);
+            Box::new(inputs(of, &self.plan, bundle, self.query_rows(bundle), direction))
+        })
     }
 
     /// Query rows of a bundle, all tasks together.
     pub fn query_rows(&self, bundle: BundleId) -> u32 {
-        self.bundles[bundle.0 as usize].query_rows
+        let tasks = self.plan.bundles()[bundle.0 as usize].tasks.clone();
+        tasks.last().map_or(0, |it| {
+            let rows = &self.plan.tasks()[it as usize].rows;
+            self.task_base[it as usize] + (rows.end - rows.start)
+        })
     }
 
     /// Where a task's rows begin among its bundle's query rows.
@@ -135,16 +141,17 @@ impl Lists {
 
     /// The source that a parcel stands for, with its bundle.
     pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
-        let bundle = self.bundle_of[parcel.0 as usize];
-        let inputs = self.inputs(bundle, direction);
-        let source = &inputs.sources[(parcel.0 - self.parcel_base[bundle.0 as usize]) as usize];
-        (bundle, source)
+        let bundle = self.holdings.group_of(parcel.0 as usize);
+        let source = parcel.0 as usize - self.holdings.begin(bundle);
+        let bundle = BundleId(bundle as u32);
+        (bundle, &self.inputs(bundle, direction).sources[source])
     }
 
     /// Parcels of a bundle.
     pub fn parcels_of(&self, bundle: BundleId) -> Range<u32> {
-        let first = self.parcel_base[bundle.0 as usize];
-        first..first + self.bundles[bundle.0 as usize].forward.sources.len() as u32
+        let first = self.holdings.begin(bundle.0 as usize);
+        let of = self.holdings.of(bundle.0 as usize);
+        first as u32..(first + of.len()) as u32
     }
 
     /// Pieces of a task's O and LSE that belong to `rank`: from the server's result to the trainer's rows.
@@ -220,69 +227,84 @@ impl Lists {
     /// # Errors
     ///
     /// None, unless the lists contradict themselves.
-    pub fn shape(
-        &self,
-        problem: &Problem,
-        plan: &Plan,
-        direction: Direction,
-    ) -> Result<Shape, ShapeError> {
-        let bundles =
-            plan.bundles().iter().map(|it| BundleShape { slot: Slot(it.slot.0) }).collect();
-        let mut parcels = Vec::new();
-        for index in 0..self.bundles.len() as u32 {
-            for source in &self.inputs(BundleId(index), direction).sources {
-                let from = TrainerId(source.rank.0);
-                parcels.push(ParcelShape { bundle: Bundle(index), from, bytes: source.bytes });
+    pub fn shape(&self, direction: Direction) -> Result<Shape, ShapeError> {
+        let bundles = self.plan.bundles();
+        let mut parcels = Vec::with_capacity(self.holdings.all().len());
+        for (index, whole) in (0..).map(Bundle).zip(bundles) {
+            for &Holding { rank, queries, keys } in self.holdings.of(index.0 as usize) {
+                let bytes = |&tensor: &Tensor| {
+                    let of_keys = matches!(tensor, Tensor::K | Tensor::V);
+                    let rows = if of_keys { keys } else { queries };
+                    u64::from(rows) * row_bytes(&self.problem, tensor) * whole.kv_heads.len() as u64
+                };
+                let bytes = read(direction).iter().map(bytes).sum();
+                parcels.push(ParcelShape { bundle: index, from: TrainerId(rank.0), bytes });
             }
         }
-        let indices = (0..self.bundles.len() as u32).map(BundleId);
         let works = match direction {
-            Direction::Forward => {
-                let works = indices.flat_map(|index| {
-                    let tasks = plan.bundles()[index.0 as usize].tasks.clone();
-                    let needs = self.needs_of_tasks(problem, plan, index);
-                    tasks.zip(needs).map(move |(task, needs)| {
-                        let results = forward_bytes(problem, plan, task as usize);
-                        WorkShape { bundle: Bundle(index.0), needs, results }
-                    })
-                });
-                works.collect()
-            }
-            Direction::Backward => {
-                let works = indices.map(|index| {
-                    let needs = self.parcels_of(index).map(Parcel).collect();
-                    let results = backward_bytes(problem, plan, index);
-                    WorkShape { bundle: Bundle(index.0), needs, results }
-                });
-                works.collect()
-            }
+            Direction::Forward => self.forward_works(),
+            Direction::Backward => self.backward_works(),
         };
-        Shape::new(bundles, works, parcels)
+        let bundles = bundles.iter().map(|it| BundleShape { slot: Slot(it.slot.0) });
+        Shape::of_works(bundles.collect(), works, parcels)
+    }
+
+    fn forward_works(&self) -> Works {
+        let mut works = Works::with_capacity(self.plan.tasks().len());
+        let bytes = |tensor| row_bytes(&self.problem, tensor);
+        for (index, whole) in (0..).map(Bundle).zip(self.plan.bundles()) {
+            let row = (bytes(Tensor::O) + bytes(Tensor::OLse)) * whole.kv_heads.len() as u64;
+            let results = |rank: RankId, rows: u32| (TrainerId(rank.0), u64::from(rows) * row);
+            let tasks = self.plan.tasks_of(BundleId(index.0));
+            if let &[Holding { rank, .. }] = self.holdings.of(index.0 as usize) {
+                let parcel = Parcel(self.holdings.begin(index.0 as usize) as u32);
+                for task in tasks {
+                    let rows = task.rows.end - task.rows.start;
+                    works.push(index, [parcel], [results(rank, rows)]);
+                }
+                continue;
+            }
+            let needs = self.needs_of_tasks(tasks, BundleId(index.0));
+            for (task, needs) in tasks.iter().zip(needs) {
+                let homes = by_rank(&self.problem.layout, task.document, &task.rows);
+                works.push(index, needs, homes.into_iter().map(|it| results(it.0, it.1)));
+            }
+        }
+        works
+    }
+
+    fn backward_works(&self) -> Works {
+        let mut works = Works::with_capacity(self.plan.bundles().len());
+        let bytes = |tensor| row_bytes(&self.problem, tensor);
+        for (index, whole) in (0..).map(Bundle).zip(self.plan.bundles()) {
+            let kv_heads = whole.kv_heads.len() as u64;
+            let (dq, parts) = (bytes(Tensor::DQ) * kv_heads, 2 * bytes(Tensor::DK) * kv_heads);
+            let results = self.holdings.of(index.0 as usize).iter().map(|it| {
+                (TrainerId(it.rank.0), u64::from(it.queries) * dq + u64::from(it.keys) * parts)
+            });
+            works.push(index, self.parcels_of(BundleId(index.0)).map(Parcel), results);
+        }
+        works
     }
 
     /// For each task of a bundle the parcels that hold its rows or keys. A parcel may hold only keys between those of two tasks,
     /// which no task reads: it counts as one of the last task.
-    fn needs_of_tasks(&self, problem: &Problem, plan: &Plan, bundle: BundleId) -> Vec<Vec<Parcel>> {
-        let sources = &self.inputs(bundle, Direction::Forward).sources;
+    fn needs_of_tasks(&self, tasks: &[Task], bundle: BundleId) -> Vec<Vec<Parcel>> {
+        let holdings = self.holdings.of(bundle.0 as usize);
         let all: BTreeSet<Parcel> = self.parcels_of(bundle).map(Parcel).collect();
-        let tasks = plan.tasks_of(bundle);
-        if all.len() < 2 {
-            return tasks.iter().map(|_| all.iter().copied().collect()).collect();
-        }
-        let first = self.parcel_base[bundle.0 as usize];
+        let first = self.parcels_of(bundle).start;
         let parcel = |rank| {
-            let source = sources.binary_search_by_key(&rank, |it| it.rank);
-            Parcel(first + source.expect("whoever has rows of a bundle is a source") as u32)
+            let holding = holdings.binary_search_by_key(&rank, |it| it.rank);
+            Parcel(first + holding.expect("whoever has rows of a bundle holds some") as u32)
         };
         let needs = |task: &Task| {
-            let of = |rows: &Range<u32>| problem.layout.locate(task.document, rows.clone());
+            let of = |rows: &Range<u32>| self.problem.layout.locate(task.document, rows.clone());
             of(&task.rows).chain(of(&task.keys)).map(|it| parcel(it.rank)).collect()
         };
         let mut needs: Vec<BTreeSet<Parcel>> = tasks.iter().map(needs).collect();
-        let idle: Vec<_> =
-            all.into_iter().filter(|it| !needs.iter().any(|needs| needs.contains(it))).collect();
+        let read: BTreeSet<Parcel> = needs.iter().flatten().copied().collect();
         if let Some(last) = needs.last_mut() {
-            last.extend(idle);
+            last.extend(all.difference(&read));
         }
         needs.into_iter().map(|it| it.into_iter().collect()).collect()
     }

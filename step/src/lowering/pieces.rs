@@ -1,15 +1,11 @@
 //! Rows as byte ranges: how wide a row of a tensor is, and which pieces carry some rows.
 //!
-//! In: tensors, KV-head groups, rows. Out: pieces of an exchange, and bytes by trainer. Which rows a bundle
-//! needs is not known here.
+//! In: tensors, KV-head groups, rows. Out: pieces of an exchange. Which rows a bundle needs is not known here.
 //!
 //! Invariant: pieces that follow one another at both ends are one.
 
-use std::ops::Range;
-
-use cadre_planner::{BundleId, Layout, Plan, Problem};
+use cadre_planner::Problem;
 use cadre_protocol::Piece;
-use cadre_protocol::TrainerId;
 
 use super::{HeadRows, Tensor};
 
@@ -53,41 +49,4 @@ pub(super) fn carry(
             Some(_) | None => pieces.push(Piece { remote, local, bytes }),
         }
     }
-}
-
-/// Bytes of a task's results by home trainer.
-pub(super) fn forward_bytes(problem: &Problem, plan: &Plan, task: usize) -> Vec<(TrainerId, u64)> {
-    let task = &plan.tasks()[task];
-    let row_bytes = (row_bytes(problem, Tensor::O) + row_bytes(problem, Tensor::OLse))
-        * task.kv_heads.len() as u64;
-    by_home(&problem.layout, [(task.document, task.rows.clone(), row_bytes)])
-}
-
-/// Bytes of a bundle's results by home trainer.
-pub(super) fn backward_bytes(
-    problem: &Problem,
-    plan: &Plan,
-    bundle: BundleId,
-) -> Vec<(TrainerId, u64)> {
-    let tasks = plan.tasks_of(bundle);
-    let bundle = &plan.bundles()[bundle.0 as usize];
-    let kv_heads = bundle.kv_heads.len() as u64;
-    let dq = row_bytes(problem, Tensor::DQ) * kv_heads;
-    let parts = 2 * row_bytes(problem, Tensor::DK) * kv_heads;
-    let rows = tasks.iter().map(|it| (it.document, it.rows.clone(), dq));
-    by_home(&problem.layout, rows.chain([(bundle.document, bundle.keys.clone(), parts)]))
-}
-
-fn by_home(
-    layout: &Layout,
-    ranges: impl IntoIterator<Item = (cadre_planner::DocumentId, Range<u32>, u64)>,
-) -> Vec<(TrainerId, u64)> {
-    let mut homes = std::collections::BTreeMap::new();
-    for (document, rows, row_bytes) in ranges {
-        for at in layout.locate(document, rows) {
-            let bytes = u64::from(at.rows.end - at.rows.start) * row_bytes;
-            *homes.entry(TrainerId(at.rank.0)).or_insert(0) += bytes;
-        }
-    }
-    homes.into_iter().collect()
 }

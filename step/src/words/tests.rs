@@ -142,6 +142,13 @@ impl Two {
         self.owed.covered(millis(now), (YOU, self.you), stream, through);
     }
 
+    /// Whoever is owed words is found by the time when they are said again, and nobody else.
+    fn check_index(&self) {
+        let owed = self.owed.lanes.iter().filter(|it| !it.1.words.is_empty());
+        let expected: BTreeSet<_> = owed.map(|(peer, lane)| (lane.due, *peer)).collect();
+        assert_eq!(self.owed.due, expected);
+    }
+
     fn life(&mut self) -> Life {
         self.lives += 1;
         Life(self.lives)
@@ -188,6 +195,7 @@ proptest! {
                     two.owed = Owed::new(two.life());
                 }
             }
+            two.check_index();
         }
         // From here on nothing is lost.
         let mut rounds = 0;

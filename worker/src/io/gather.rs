@@ -57,7 +57,7 @@ pub(super) fn ahead<M: Memory>(
 ) -> Result<BundleRows<M>, device::Error> {
     let (nano, direction) = planned.nano_of(at.phase);
     let shape = nano.shape(direction);
-    let needs = works.iter().flat_map(|it| &shape.works()[it.0 as usize].needs);
+    let needs = works.iter().flat_map(|&it| shape.work(it).needs);
     let needs: BTreeSet<Parcel> = needs.copied().collect();
     let bundle = planned.bundle_of(at.phase, works.first().map_or(0, |it| it.0));
     let place = shared.provider.place();

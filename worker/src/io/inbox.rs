@@ -21,6 +21,7 @@ use super::exchange::Exchange;
 use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
+use super::telling::Read;
 use super::{Asked, FAREWELL, Io, Notice, Request};
 use crate::launch::{Done, PhaseRows};
 
@@ -59,10 +60,16 @@ impl<P: Exchange> Io<P> {
         let shared = &mut self.shared;
         match request {
             Request::Skip(at) => self.submit(at, None),
-            Request::Lengths(lengths) => {
+            Request::Lengths(lengths, encoded) => {
                 if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
                     it.standing.announced(lengths.step);
-                    shared.tell_conductor(Said::Lengths(lengths));
+                    match encoded {
+                        Some(encoded) => {
+                            let body = shared.compose_encoded(encoded);
+                            shared.tell(Peer::CONDUCTOR, &body);
+                        }
+                        None => shared.tell_conductor(Said::Lengths(lengths)),
+                    }
                 }
             }
             Request::Steps(steps) => {
@@ -91,6 +98,7 @@ impl<P: Exchange> Io<P> {
             Request::Terminate => self.terminate(),
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
+            Request::Read(read) => self.read(*read),
         }
     }
 
@@ -194,10 +202,8 @@ impl<P: Exchange> Io<P> {
                         self.say(probed);
                     }
                 } else if self.shared.telling.is_mine(pull) {
-                    match self.shared.fetched(pull, &result) {
-                        Ok(Some((from, told))) => self.told_all(from, told),
-                        Ok(None) => {}
-                        Err(error) => self.fail(error.to_string(), false),
+                    if let Err(error) = self.shared.fetched(pull, &result) {
+                        self.fail(error.to_string(), false);
                     }
                 } else {
                     self.shared.pulled(pull, result);
@@ -455,6 +461,17 @@ impl<P: Exchange> Io<P> {
         if self.plans.try_send(wanted).is_err() {
             self.fail("the planning thread ended".into(), false);
         }
+    }
+
+    /// A long word was read.
+    fn read(&mut self, read: Read) {
+        self.headers.done();
+        let from = read.from();
+        match self.shared.read(read) {
+            Ok(told) => self.told_all(from, told),
+            Err(error) => self.fail(error.to_string(), false),
+        }
+        self.plan();
     }
 
     /// The conductor's next header was made.

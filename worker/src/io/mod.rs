@@ -63,6 +63,7 @@ use self::queues::Outlet;
 use self::rows::{Part, Rows, Whole};
 use self::shared::Shared;
 use self::tasks::Tasks;
+use self::telling::{Encoded, Read};
 use self::unnamed::Unnamed;
 use crate::launch::{Done, PhaseRows, Work};
 use crate::memory::Memory;
@@ -101,8 +102,8 @@ impl<M> From<Request> for Asked<M> {
 pub enum Request {
     /// The trainer has no rows of a phase.
     Skip(At),
-    /// What the trainer's stream of a step holds.
-    Lengths(Lengths),
+    /// What the trainer's stream of a step holds; and as the conductor is told, if that is in another process.
+    Lengths(Lengths, Option<Encoded>),
     /// The trainer has so many steps.
     Steps(u64),
     /// The trainer's main thread is at work elsewhere, for so long at most.
@@ -119,6 +120,8 @@ pub enum Request {
     Made(Box<Result<Made, conduct::Error>>),
     /// A header was planned.
     Planned(Box<Result<Ready, planning::Error>>),
+    /// A long word was read.
+    Read(Box<Read>),
 }
 
 /// What the threads that compute are told.
@@ -376,6 +379,11 @@ impl<P: Exchange> Io<P> {
     /// What its sides share.
     pub fn shared(&self) -> &Shared<P> {
         &self.shared
+    }
+
+    /// The same, for a bench that stands for the peers of a process.
+    pub fn shared_mut(&mut self) -> &mut Shared<P> {
+        &mut self.shared
     }
 
     /// What the process is to do after its last turn.

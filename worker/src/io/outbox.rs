@@ -74,6 +74,10 @@ impl<P: Exchange> Io<P> {
                 self.headers.own(wanted);
                 self.plan();
             }
+            Output::Read(unread) => {
+                self.headers.read(unread);
+                self.plan();
+            }
             Output::Report(report) => self.say(*report),
             Output::Ending(ending) => self.end(ending),
             // What the conductor decided; or a dedicated server, which ends alone: the job may be well without it.

@@ -14,6 +14,7 @@ use cadre_step::envelope::{Ending, Said};
 use super::planning::{Ready, Wanted};
 use super::rows::{Part, Whole};
 use super::tasks::Planned;
+use super::telling::Unread;
 use crate::launch::Work;
 use crate::memory::Memory;
 
@@ -53,6 +54,8 @@ pub enum Output<M: Memory> {
     Begin(Box<Ready>),
     /// The conductor's next header is to be made, or planned.
     Plan(Wanted),
+    /// A long word that is to be read.
+    Read(Box<Unread>),
     /// What the controller is told.
     Report(Box<proto::WorkerMessage>),
     /// The conductor says that no step follows.

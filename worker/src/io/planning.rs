@@ -1,14 +1,15 @@
-//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too.
+//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, and long words are
+//! read.
 //!
-//! In: headers, in any order. Out: for each that is new and still wanted a [`Request::Planned`]. [`Headers`] decides which one is
-//! planned next and is pure; [`done`] does the work; [`start`] gives it a thread, which ends when nobody can send headers
-//! any more.
+//! In: headers, in any order, and long words. Out: for each header that is new and still wanted a [`Request::Planned`], for each
+//! word a [`Request::Read`]. [`Headers`] decides what is done next and is pure; [`done`] does the work; [`start`] gives it a
+//! thread, which ends when nobody can send headers any more.
 //!
 //! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. So nothing
-//! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment, and
-//! encodes no header.
+//! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment; it
+//! encodes no header and decodes no long word.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
@@ -21,6 +22,7 @@ use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
 use super::conducting::reports::Figures;
+use super::telling::{Encoded, Unread};
 use super::{Line, Request};
 
 /// Where headers go to be made and planned, one at a time.
@@ -35,14 +37,18 @@ pub enum Wanted {
     Own(Box<Filled>, Vec<(PeerId, String)>),
     /// The plan of a header.
     Plan(Box<Header>),
+    /// What a long word says.
+    Read(Box<Unread>),
 }
 
 impl Wanted {
-    fn step(&self) -> u64 {
+    /// The step whose header it is about.
+    fn step(&self) -> Option<u64> {
         match self {
-            Self::Making(it) => it.step(),
-            Self::Own(it, _) => it.step(),
-            Self::Plan(it) => it.step,
+            Self::Making(it) => Some(it.step()),
+            Self::Own(it, _) => Some(it.step()),
+            Self::Plan(it) => Some(it.step),
+            Self::Read(_) => None,
         }
     }
 }
@@ -64,7 +70,7 @@ pub struct Ready {
 #[derive(Clone, Debug)]
 pub struct Own {
     /// The header, as all others are told.
-    pub word: Vec<u8>,
+    pub word: Encoded,
     /// To the controller, when the step is over.
     pub figures: Figures,
 }
@@ -93,8 +99,10 @@ pub struct Headers {
     waiting: BTreeMap<u64, Wanted>,
     /// The conductor's next one, which is to be made.
     making: Option<Box<Making>>,
-    /// Of the header that is being made or planned.
-    planning: Option<u64>,
+    /// Words that are to be read, of each peer one.
+    unread: VecDeque<Box<Unread>>,
+    /// What is being done, and of which step.
+    busy: Option<Option<u64>>,
 }
 
 impl Headers {
@@ -109,14 +117,22 @@ impl Headers {
         match wanted {
             Wanted::Making(it) => self.making = Some(it),
             Wanted::Own(..) | Wanted::Plan(_) => {
-                self.known.remove(&wanted.step());
+                if let Some(step) = wanted.step() {
+                    self.known.remove(&step);
+                }
                 self.wait(wanted);
             }
+            Wanted::Read(unread) => self.read(unread),
         }
     }
 
+    /// A long word came.
+    pub fn read(&mut self, unread: Box<Unread>) {
+        self.unread.push_back(unread);
+    }
+
     fn wait(&mut self, wanted: Wanted) {
-        let step = wanted.step();
+        let Some(step) = wanted.step() else { return };
         let newest = self.known.last().copied().max(Some(step)).unwrap_or_default();
         let is_over = |step: u64| newest - step >= LIVE_STEPS as u64;
         if is_over(step) || !self.known.insert(step) {
@@ -129,18 +145,20 @@ impl Headers {
 
     /// What is to be done now, if anything is.
     pub fn take(&mut self) -> Option<Wanted> {
-        if self.planning.is_some() {
+        if self.busy.is_some() {
             return None;
         }
-        let first = self.waiting.pop_first().map(|it| it.1);
-        let wanted = first.or_else(|| self.making.take().map(Wanted::Making))?;
-        self.planning = Some(wanted.step());
+        // Words take little, and others wait behind them.
+        let word = self.unread.pop_front().map(Wanted::Read);
+        let header = || self.waiting.pop_first().map(|it| it.1);
+        let wanted = word.or_else(header).or_else(|| self.making.take().map(Wanted::Making))?;
+        self.busy = Some(wanted.step());
         Some(wanted)
     }
 
-    /// What was taken is done. Which step it was.
+    /// What was taken is done. Which step it was of, if of any.
     pub fn done(&mut self) -> Option<u64> {
-        self.planning.take()
+        self.busy.take().flatten()
     }
 }
 
@@ -190,18 +208,19 @@ impl Drop for Guard {
     }
 }
 
-/// Makes a header; or plans a step, and places its bundles.
+/// Makes a header; plans a step, and places its bundles; or reads a word.
 pub fn done(wanted: Wanted) -> Request {
     match wanted {
         Wanted::Making(it) => Request::Made(Box::new(it.make())),
         Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
         Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
+        Wanted::Read(it) => Request::Read(Box::new(it.read())),
     }
 }
 
 fn own(header: Header, trainers: Vec<(PeerId, String)>) -> Result<Ready, Error> {
     let said = Said::Header { header: Box::new(header), trainers };
-    let word = postcard::to_stdvec(&said).expect("words are plain data");
+    let word = Encoded::of(&said);
     let Said::Header { header, .. } = said else { unreachable!("it was just put there") };
     let ready = ready(*header)?;
     let figures = Figures::of(&ready.planned);
@@ -239,8 +258,8 @@ mod tests {
         let mut steps = Vec::new();
         while let Some(wanted) = headers.take() {
             assert!(headers.take().is_none(), "one is planned at a time");
-            assert_eq!(headers.done(), Some(wanted.step()));
-            steps.push(wanted.step());
+            assert_eq!(headers.done(), wanted.step());
+            steps.extend(wanted.step());
         }
         steps
     }
@@ -255,7 +274,7 @@ mod tests {
         come(&mut headers, 3);
         come(&mut headers, 4);
         assert!(headers.take().is_none());
-        assert_eq!(headers.done(), Some(first.step()));
+        assert_eq!(headers.done(), first.step());
         come(&mut headers, 3);
         come(&mut headers, 4);
         assert_eq!(steps(&mut headers), [4]);

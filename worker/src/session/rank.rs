@@ -11,19 +11,20 @@ use std::time::Duration;
 use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
 use cadre_planner::{Heads, RankId};
-use cadre_protocol::{At, Nanos, TrainerId};
-use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_protocol::{At, Nanos, Peer, TrainerId};
+use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::header::Header;
 use cadre_step::layers::Layers;
 use cadre_step::phases::{PhaseAt, PhaseOrder};
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
-use super::turn::{OutOfTurn, Turn};
 use super::side::{Keeping, Side, lock};
+use super::turn::{OutOfTurn, Turn};
 use super::{Next, Ticket};
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::{End, Notices};
+use crate::io::telling::Encoded;
 use crate::io::{Handle, Line, Request};
 use crate::memory::Memory;
 use crate::trace::Tracer;
@@ -88,9 +89,12 @@ impl Rank {
                 self.refuse(Error::Turns { rank: self.me.0, step: lengths.step, source })
             })?;
         }
+        // Here, since it takes as long as there are documents.
+        let encoded = || Encoded::of(&Said::Lengths(lengths.clone()));
+        let encoded = (Peer::Trainer(self.me) != Peer::CONDUCTOR).then(encoded);
         let mut turn = lock(&self.turn);
         turn.announce(lengths.step).map_err(|it| self.out_of_turn(it))?;
-        self.line.send(Request::Lengths(lengths));
+        self.line.send(Request::Lengths(lengths, encoded));
         Ok(())
     }
 

@@ -69,7 +69,9 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     );
     assert_eq!(failed(&requests), refused);
     rank.announce(lengths(3)).unwrap();
-    assert!(matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.step == 3));
+    assert!(
+        matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it, None))) if it.step == 3)
+    );
 
     // Of a step that is not next: nothing is waited for.
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
@@ -158,7 +160,7 @@ fn turns_that_do_not_fit_are_refused_before_they_are_told() {
     }
     announce(&[1], 1).unwrap();
     assert!(
-        matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it))) if it.turns.is_some())
+        matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it, None))) if it.turns.is_some())
     );
 }
 

@@ -80,12 +80,12 @@ impl Case {
             let heads = |document: usize| if document == 0 { 0..2 } else { 1..2 };
             let task = |document: usize, rows: std::ops::Range<u32>| json!({"document": document, "keys": mask.keys(ROWS[document], rows.clone()), "rows": rows, "kv_heads": heads(document), "bundle": document});
             let bundle = |document: usize, tasks: std::ops::Range<u32>| json!({"document": document, "kv_heads": heads(document), "slot": 0, "tasks": tasks, "keys": 0..ROWS[document]});
-            let mut plan = serde_json::to_value(&nano.plan).expect("plain data");
+            let mut plan = serde_json::to_value(&*nano.plan).expect("plain data");
             plan["tasks"] = json!([task(0, 0..70), task(0, 130..200), task(1, 0..40)]);
             plan["bundles"] = json!([bundle(0, 0..2), bundle(1, 2..3)]);
             let plan: Plan = serde_json::from_value(plan).expect("a plan");
-            nano.lists = Lists::new(&nano.problem, &plan);
-            nano.plan = plan;
+            nano.plan = Arc::new(plan);
+            nano.lists = Lists::new(&nano.problem, &nano.plan);
         }
         Self { planned: Arc::new(planned) }
     }

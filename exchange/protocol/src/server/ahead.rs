@@ -35,7 +35,7 @@ impl Active {
     fn runnable(&self) -> (Vec<Work>, u64) {
         let runnable = self.works.iter().filter(|it| it.is_runnable()).map(|it| it.work);
         let works: Vec<Work> = runnable.collect();
-        let needs = works.iter().flat_map(|&it| &self.shape.work(it).needs);
+        let needs = works.iter().flat_map(|&it| self.shape.work(it).needs);
         let parcels: BTreeSet<Parcel> = needs.copied().collect();
         (works, parcels.into_iter().map(|it| self.shape.parcel(it).bytes).sum())
     }

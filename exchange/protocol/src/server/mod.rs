@@ -300,8 +300,10 @@ impl Server {
             let Some(live) = self.steps.get(&at.step).filter(|it| it.step.has(at.phase)) else {
                 continue;
             };
-            if let Some(shape) = live.step.shape(at.phase).works().get(work.0 as usize) {
-                self.acked_bundle((at, shape.bundle), from, Some(work), out);
+            let shape = live.step.shape(at.phase);
+            if shape.has_work(work) {
+                let bundle = shape.work(work).bundle;
+                self.acked_bundle((at, bundle), from, Some(work), out);
             }
         }
     }

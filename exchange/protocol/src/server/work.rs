@@ -94,7 +94,7 @@ impl Active {
     /// A work runs no more: its inputs lose a user, and those that have none are freed.
     fn leave(&mut self, at: At, work: Work, out: &mut Vec<Command>) {
         let shape = Arc::clone(&self.shape);
-        for &parcel in &shape.work(work).needs {
+        for &parcel in shape.work(work).needs {
             let input = self.input(parcel);
             input.users -= 1;
             if input.users == 0 && input.state == InputState::Here {

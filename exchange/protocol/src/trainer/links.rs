@@ -6,72 +6,27 @@
 
 use std::collections::BTreeSet;
 
+use super::link::Link;
 use super::results::State;
 use super::{Command, Trainer};
-use crate::settings::MAX_DOUBLINGS;
 use crate::{Acks, At, End, Heartbeat, Message, Nanos, Peer, ServerId, Why, Work};
 
-/// What is to be said to a peer.
-#[derive(Debug, Default)]
-pub(super) struct Link {
-    acks: Vec<(At, Work)>,
-    ack_due: Option<Nanos>,
-    resend: Option<Nanos>,
-    /// Times it was said again since something was heard.
-    tries: u32,
-    /// First and last break since something was heard.
-    broken: Option<(Nanos, Nanos)>,
-    /// Since when it has not answered what was said again.
-    asked: Option<Nanos>,
-}
-
-impl Link {
-    pub(super) fn deadline(&self) -> Option<Nanos> {
-        [self.ack_due, self.resend].into_iter().flatten().min()
-    }
-
-    pub(super) fn mended(&mut self) {
-        self.asked = None;
-        self.broken = None;
-        self.tries = 0;
-    }
-
-    /// This process was paused: what broke before says nothing of now.
-    pub(super) fn forgive(&mut self) {
-        self.asked = None;
-        self.broken = None;
-    }
-
-    /// Plans to say everything again, after a wait that doubles with every try.
-    pub(super) fn say_again_later(&mut self, now: Nanos, first: Nanos) {
-        if self.resend.is_none() {
-            self.resend = Some(now.after(Nanos(first.0 << self.tries.min(MAX_DOUBLINGS))));
-            self.tries += 1;
-        }
-    }
-}
-
 impl Trainer {
-    pub(super) fn link(&mut self, peer: Peer) -> &mut Link {
-        self.links.entry(peer).or_default()
-    }
-
     pub(super) fn acknowledge(&mut self, now: Nanos, to: Peer, at: At, work: Work) {
         let due = now.after(self.settings.ack_within);
-        let link = self.link(to);
-        link.acks.push((at, work));
-        link.ack_due.get_or_insert(due);
+        self.links.change(to, |link| {
+            link.acks.push((at, work));
+            link.ack_due.get_or_insert(due);
+        });
     }
 
     pub(super) fn take_acks(&mut self, to: Peer) -> Acks {
         let through = self.done;
-        let mut works = match self.links.get_mut(&to) {
-            Some(link) => {
-                link.ack_due = None;
-                std::mem::take(&mut link.acks)
-            }
-            None => Vec::new(),
-        };
+        let taken = self.links.change_known(to, |link| {
+            link.ack_due = None;
+            std::mem::take(&mut link.acks)
+        });
+        let mut works = taken.unwrap_or_default();
         works.retain(|it| Some(it.0) > through);
         Acks { through, works }
     }
@@ -83,19 +38,21 @@ impl Trainer {
             self.beat_at = self.beat_at.min(now.after(retry));
         }
         let open = self.phases.values().any(|it| it.rung.contains(&peer));
-        let owed = self.links.get(&peer).is_some_and(|it| !it.acks.is_empty());
+        let owed = self.links.get(peer).is_some_and(|it| !it.acks.is_empty());
         let pulling = self.pulls.values().any(|it| it.peer == peer);
-        if !self.fills(peer) || !(open || owed || pulling) {
+        if !self.links.fills(peer) || !(open || owed || pulling) {
             return;
         }
-        let link = self.link(peer);
-        let known = link.resend.is_some();
-        link.say_again_later(now, retry);
-        let first = match link.broken {
-            Some((first, last)) if now.since(last) <= gap => first,
-            Some(_) | None => now,
-        };
-        link.broken = Some((first, now));
+        let known = self.links.change(peer, |link| {
+            let known = link.resend.is_some();
+            link.say_again_later(now, retry);
+            let first = match link.broken {
+                Some((first, last)) if now.since(last) <= gap => first,
+                Some(_) | None => now,
+            };
+            link.broken = Some((first, now));
+            known
+        });
         if !known {
             self.suspect(now, peer, out);
         }
@@ -106,8 +63,8 @@ impl Trainer {
         if peer == Peer::CONDUCTOR {
             self.beat_at = now;
         }
-        if self.fills(peer) {
-            self.link(peer).resend = Some(now);
+        if self.links.fills(peer) {
+            self.links.change(peer, |it| it.resend = Some(now));
         }
     }
 
@@ -135,9 +92,7 @@ impl Trainer {
 
     /// A server has answered.
     pub(super) fn answered(&mut self, now: Nanos, peer: Peer) {
-        if let Some(link) = self.links.get_mut(&peer) {
-            link.mended();
-        }
+        self.links.change_known(peer, Link::mended);
         if let Peer::Server(server) = peer
             && let Some((_, waiting)) = self.asked.get_mut(&server)
             && std::mem::take(waiting)
@@ -150,7 +105,7 @@ impl Trainer {
     /// Tells the conductor that the link to a server breaks.
     pub(super) fn suspect(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let Peer::Server(server) = peer else { return };
-        let broken = self.links.get(&peer).and_then(|it| it.broken);
+        let broken = self.links.get(peer).and_then(|it| it.broken);
         let lasting = broken.map_or(Nanos(0), |(first, _)| now.since(first));
         let message = Message::Suspect { server, why: Why::Broken, lasting };
         out.push(Command::Send { to: Peer::CONDUCTOR, message });
@@ -175,17 +130,17 @@ impl Trainer {
             let message = Message::Heartbeat(heartbeat);
             out.push(Command::Send { to: Peer::CONDUCTOR, message });
         }
-        let due = |it: &Option<Nanos>| it.is_some_and(|it| it <= now);
-        let resend: Vec<_> =
-            self.links.iter().filter(|it| due(&it.1.resend)).map(|it| *it.0).collect();
-        for peer in resend {
-            self.say_again(now, peer, out);
+        let is_due = |it: Option<Nanos>| it.is_some_and(|it| it <= now);
+        for peer in self.links.due(now) {
+            if self.links.get(peer).is_some_and(|it| is_due(it.resend)) {
+                self.say_again(now, peer, out);
+            }
         }
-        let acks: Vec<_> =
-            self.links.iter().filter(|it| due(&it.1.ack_due)).map(|it| *it.0).collect();
-        for to in acks {
-            let acks = self.take_acks(to);
-            out.push(Command::Send { to, message: Message::Ack { acks } });
+        for to in self.links.due(now) {
+            if self.links.get(to).is_some_and(|it| is_due(it.ack_due)) {
+                let acks = self.take_acks(to);
+                out.push(Command::Send { to, message: Message::Ack { acks } });
+            }
         }
         self.complain(now, out);
     }
@@ -200,15 +155,16 @@ impl Trainer {
             let have = |state| matches!(state, State::Have(_));
             works.extend(open.wants.iter().filter(|it| have(it.1.state)).map(|it| (at, *it.0)));
         }
-        let link = self.link(peer);
-        link.resend = None;
-        link.acks = works;
+        self.links.change(peer, |link| {
+            link.resend = None;
+            link.acks = works;
+        });
         if rung.is_empty() {
             let acks = self.take_acks(peer);
             out.push(Command::Send { to: peer, message: Message::Ack { acks } });
         }
         if !rung.is_empty() {
-            self.link(peer).asked.get_or_insert(now);
+            self.links.change(peer, |it| it.asked.get_or_insert(now).0);
         }
         for at in rung {
             self.doorbell(peer, at, out);
@@ -219,13 +175,13 @@ impl Trainer {
     /// broken. Closes it, so that it is opened anew or seen to be broken, and tells the conductor.
     fn reopen(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let patience = self.settings.suspect_after;
-        let link = self.link(peer);
+        let Some(link) = self.links.get(peer) else { return };
         let Some(asked) = link.asked.filter(|it| now.since(*it) >= patience) else { return };
         if link.broken.is_none() {
             out.push(Command::Close(peer));
         }
         let first = link.broken.map_or(asked, |it| it.0);
-        link.broken = Some((first, now));
+        self.links.change(peer, |it| it.broken = Some((first, now)));
         self.suspect(now, peer, out);
     }
 
@@ -239,7 +195,7 @@ impl Trainer {
             let lasting = now.since(open.since);
             let missing = open.wants.iter().filter(|it| !matches!(it.1.state, State::Have(_)));
             let owing: BTreeSet<_> = missing.filter_map(|it| self.executor(at, *it.0)).collect();
-            let rung = open.rung.iter().copied().filter(|&it| self.fills(it));
+            let rung = open.rung.iter().copied().filter(|&it| self.links.fills(it));
             for peer in rung.chain(owing.iter().copied()).collect::<BTreeSet<_>>() {
                 if let Peer::Server(server) = peer {
                     if owing.contains(&peer) {
@@ -249,7 +205,7 @@ impl Trainer {
                     }
                     self.reopen(now, peer, out);
                 }
-                self.link(peer).resend = Some(now);
+                self.links.change(peer, |it| it.resend = Some(now));
             }
             let again = now.after(self.settings.suspect_after);
             self.phases.get_mut(&at).expect("it was just found").late_at = again;

@@ -11,13 +11,14 @@
 //! the last of a phase, `Release` after the watermark has passed it, all in the order of phases but
 //! `Complete`, which comes in any order.
 
+mod link;
 mod links;
 mod results;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use self::links::Link;
+use self::link::Links;
 use self::results::{Outstanding, Want};
 use crate::{
     At, End, Filler, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
@@ -126,7 +127,7 @@ pub struct Trainer {
     steps: BTreeMap<u64, Live>,
     /// Phases that were submitted and not released.
     phases: BTreeMap<At, Open>,
-    links: BTreeMap<Peer, Link>,
+    links: Links,
     pulls: BTreeMap<PullId, Outstanding>,
     next_pull: u64,
     /// Servers for which the conductor asks, how they are rung, and whether they have not answered since.
@@ -165,7 +166,7 @@ impl Trainer {
             settings,
             steps: BTreeMap::new(),
             phases: BTreeMap::new(),
-            links: BTreeMap::new(),
+            links: Links::default(),
             pulls: BTreeMap::new(),
             next_pull: 0,
             asked: BTreeMap::new(),
@@ -199,7 +200,7 @@ impl Trainer {
         if pause > Nanos(2 * self.settings.heartbeat_every.0) {
             // This process was paused: silence meanwhile says nothing about the conductor.
             self.heard = self.heard.after(pause);
-            self.links.values_mut().for_each(Link::forgive);
+            self.links.forgive();
         }
         self.last = now;
         match event {
@@ -220,7 +221,7 @@ impl Trainer {
         if self.ended {
             return None;
         }
-        let links = self.links.values().filter_map(Link::deadline);
+        let links = self.links.next_deadline().into_iter();
         let phases = self.phases.values().map(|it| it.late_at);
         let silent = self.heard.after(self.settings.conductor_after);
         links.chain(phases).chain([self.beat_at, silent]).min()
@@ -231,7 +232,15 @@ impl Trainer {
         if !over {
             let table = Arc::clone(step.table());
             self.steps.entry(step.number()).or_insert(Live { step, table });
+            self.refill();
         }
+    }
+
+    /// The slots of the steps that are not over have other fillers, or others than before.
+    fn refill(&mut self) {
+        let tables = self.steps.values().map(|it| &it.table);
+        let fillers = tables.flat_map(|it| it.fillers.iter().flatten());
+        self.links.filled(fillers.filter_map(|it| it.executor()).collect());
     }
 
     fn submit(&mut self, now: Nanos, at: At, out: &mut Vec<Command>) {
@@ -332,8 +341,9 @@ impl Trainer {
             if self.pulls.values().any(|it| it.peer == peer) {
                 out.push(Command::Close(peer));
             }
-            self.links.remove(&peer);
+            self.links.remove(peer);
         }
+        self.refill();
         if self.settings.rules.round_rings_again {
             let phases = self.phases.range(At::new(step, 0)..=At::new(step, u32::MAX));
             for at in phases.map(|it| *it.0).collect::<Vec<_>>() {
@@ -361,12 +371,15 @@ impl Trainer {
                 out.push(Command::Release(at));
             }
         }
+        let mut over = false;
         while let Some(entry) = self.steps.first_entry().filter(|it| it.get().step.last() <= at) {
             let (step, _) = entry.remove_entry();
             out.push(Command::StepOver(step));
+            over = true;
         }
-        let mut links = std::mem::take(&mut self.links);
-        links.retain(|&peer, link| link.deadline().is_some() || self.fills(peer));
-        self.links = links;
+        if over {
+            self.refill();
+        }
+        self.links.let_go();
     }
 }

@@ -3,6 +3,7 @@
 //! One pull at a time brings a result, whoever announced it; the first that counts wins, and every
 //! other announcer is told that its copy is not wanted.
 
+use super::link::Link;
 use super::{Command, Open, Trainer};
 use crate::{At, Message, Nanos, Peer, PullFailure, PullId, PullResult, Work};
 
@@ -105,9 +106,7 @@ impl Trainer {
                 *missing = missing.saturating_sub(1);
                 let whole = *missing == 0;
                 out.push(Command::Accept { pull, at, work, from: peer });
-                if let Some(link) = self.links.get_mut(&peer) {
-                    link.mended();
-                }
+                self.links.change_known(peer, Link::mended);
                 for other in others.into_iter().chain([peer]) {
                     self.acknowledge(now, other, at, work);
                 }
@@ -120,8 +119,8 @@ impl Trainer {
                 let next = want.others.pop();
                 out.push(Command::Discard { pull });
                 let first = self.settings.retry_after;
-                if self.fills(peer) {
-                    self.link(peer).say_again_later(now, first);
+                if self.links.fills(peer) {
+                    self.links.change(peer, |it| it.say_again_later(now, first));
                 }
                 if result == Err(PullFailure::Deadline) {
                     out.push(Command::Close(peer));
@@ -148,12 +147,6 @@ impl Trainer {
                 out.push(Command::Send { to: Peer::CONDUCTOR, message: Message::PhaseDone { at } });
             }
         }
-    }
-
-    /// Whether a process fills a slot in a step that is not over.
-    pub(super) fn fills(&self, peer: Peer) -> bool {
-        let fillers = self.steps.values().flat_map(|it| it.table.fillers.iter().flatten());
-        fillers.copied().any(|it| it.executor() == Some(peer))
     }
 
     /// Who executes a work now.

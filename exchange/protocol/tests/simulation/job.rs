@@ -186,7 +186,7 @@ impl Job {
 
     /// The work that a trainer wants in a phase.
     pub(crate) fn wanted(&self, at: At, trainer: TrainerId) -> impl Iterator<Item = Work> {
-        let works = self.shape(at).works().iter().enumerate();
+        let works = self.shape(at).works().enumerate();
         works
             .filter(move |it| it.1.results.iter().any(|it| it.0 == trainer))
             .map(|it| Work(it.0 as u32))
@@ -194,7 +194,7 @@ impl Job {
 
     pub(crate) fn right_result(&self, at: At, work: Work) -> u64 {
         let shape = self.shape(at);
-        let rows = shape.works()[work.0 as usize].needs.iter();
+        let rows = shape.work(work).needs.iter();
         let rows = rows.map(|&it| row(shape.parcels()[it.0 as usize].from, at, it));
         result(at, work, rows)
     }

@@ -239,7 +239,7 @@ impl ServerShell {
     }
 
     pub(crate) fn ready(&mut self, job: &Job, at: At, work: Work) -> Result<(), String> {
-        let shape = &job.shape(at).works()[work.0 as usize];
+        let shape = job.shape(at).work(work);
         if shape.needs.iter().any(|&it| !self.inputs.contains_key(&(at, it))) {
             return Err(format!("{work:?} of {at:?} is ready without its rows"));
         }
@@ -256,7 +256,7 @@ impl ServerShell {
             return Err("rows of works are copied while other copies are read".into());
         }
         let shape = job.shape(at);
-        let of = |it: &Work| shape.works()[it.0 as usize].bundle;
+        let of = |it: &Work| shape.work(*it).bundle;
         let bundle = of(works.first().ok_or("nothing runs ahead")?);
         if works.iter().any(|it| of(it) != bundle) {
             return Err(format!("works of two bundles of {at:?} run ahead together"));
@@ -298,7 +298,7 @@ impl ServerShell {
     pub(crate) fn ran(&mut self, job: &Job, at: At, works: &[Work]) {
         self.running = false;
         for &work in works {
-            let needs = &job.shape(at).works()[work.0 as usize].needs;
+            let needs = job.shape(at).work(work).needs;
             let rows = needs.iter().map(|&it| self.inputs[&(at, it)]);
             let value = result(at, work, rows.collect::<Vec<_>>().into_iter());
             self.results.insert((at, work), Some(value));
@@ -322,7 +322,7 @@ impl ServerShell {
 
     pub(crate) fn free_result(&mut self, job: &Job, at: At, work: Work) -> Result<(), String> {
         self.results.remove(&(at, work)).ok_or("only results are freed, and once")?;
-        let results = &job.shape(at).works()[work.0 as usize].results;
+        let results = job.shape(at).work(work).results;
         self.used -= results.iter().map(|it| it.1).sum::<u64>();
         Ok(())
     }

@@ -223,7 +223,7 @@ impl Alone {
             (Host::Dedicated(_) | Host::InPlace(_), _) => false,
         };
         let works = (0..).map(Work).zip(self.job.shape(at).works());
-        let undone = |it: &(Work, &cadre_protocol::WorkShape)| {
+        let undone = |it: &(Work, cadre_protocol::WorkOf<'_>)| {
             mine(it.1.bundle) && !self.ran.contains(&(at, it.0))
         };
         match { works }.find(undone) {

@@ -146,7 +146,7 @@ impl Conducting {
             planned: Arc::clone(&ready.planned),
             figures,
             ready: Some(ready),
-            encoded,
+            encoded: Some(encoded),
             word: None,
             done: BTreeMap::new(),
             servers: BTreeMap::new(),
@@ -188,9 +188,10 @@ impl Conducting {
             return;
         }
         // Encoded once; who has it, or is told until it has, is not told twice.
-        let (word, told) = published.word.get_or_insert_with(|| {
-            (shared.compose_encoded(std::mem::take(&mut published.encoded)), BTreeSet::new())
-        });
+        if let Some(encoded) = published.encoded.take() {
+            published.word = Some((shared.compose_encoded(encoded), BTreeSet::new()));
+        }
+        let Some((word, told)) = &mut published.word else { return };
         if told.insert(to) {
             shared.tell(to, word);
         }

@@ -31,6 +31,7 @@ use super::exchange::Exchange;
 use super::output::Output;
 use super::planning::Ready;
 use super::shared::{Shared, peer_of};
+use super::telling::Encoded;
 
 /// A step that is out.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ struct Published {
     /// What the controller is told of its plans.
     figures: Figures,
     /// The header as it is told, until it is; then as a word, and who was told.
-    encoded: Vec<u8>,
+    encoded: Option<Encoded>,
     word: Option<(Arc<Body>, BTreeSet<Peer>)>,
     done: BTreeMap<u16, StepDone>,
     servers: BTreeMap<Peer, proto::ServerStep>,

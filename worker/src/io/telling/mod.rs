@@ -6,27 +6,33 @@
 //! ```text
 //! Said ──encoded once──▶ short: rides in the ring
 //!                    └─▶ long: published, read by all; withdrawn when nobody is owed it any more
-//! word ──next in order──▶ rode here ─────────────────────────────────▶ decoded ──▶ told
-//!                     └─▶ pulled in parts ──length and digest agree──┘
+//! word ──next in order──▶ rode here ──decoded here───────────────────────▶ told
+//!                     └─▶ pulled in parts ──checked, decoded elsewhere──┘
 //! ```
 //!
+//! Long words are made and read by other threads ([`Encoded`], [`Unread`]): what this one does for a word grows with its parts alone.
+//!
 //! Invariant: nothing that a peer says is believed before its length and digest are what the word says, and no more than one
-//! word of a peer is pulled at a time.
+//! word of a peer is pulled or read at a time, so that those behind it wait for it.
+
+mod encoded;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use cadre_exchange::{LandingId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, RegionKey};
 use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
-use xxhash_rust::xxh3::xxh3_64;
 
+use self::encoded::decoded;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
 use crate::memory::{self, Place as _};
+
+pub use self::encoded::{Encoded, Read, Unread};
 
 /// Bytes of one pull of a long word.
 const PART_BYTES: u64 = 4 << 20;
@@ -91,14 +97,16 @@ pub struct Telling {
     next_publication: u64,
     /// The long word that is next of each peer.
     fetches: BTreeMap<Peer, Fetch>,
+    next_reading: u64,
 }
 
 /// A long word on its way.
 #[derive(Debug)]
 struct Fetch {
     word: Published,
-    /// What has come of it.
-    bytes: Vec<u8>,
+    /// What has come of it: parts, how many bytes of each, and of all.
+    parts: Vec<(Buffer, usize)>,
+    bytes: u64,
     state: State,
 }
 
@@ -111,6 +119,8 @@ enum State {
     },
     /// To be pulled at this time.
     Waiting(Nanos),
+    /// Whole; another thread reads it.
+    Reading(u64),
 }
 
 impl Telling {
@@ -124,6 +134,7 @@ impl Telling {
             publications: Vec::new(),
             next_publication: 0,
             fetches: BTreeMap::new(),
+            next_reading: 0,
         }
     }
 
@@ -131,7 +142,7 @@ impl Telling {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let retries = self.fetches.values().filter_map(|it| match it.state {
             State::Waiting(at) => Some(at),
-            State::Pulling { .. } => None,
+            State::Pulling { .. } | State::Reading(_) => None,
         });
         retries.chain(self.owed.next_deadline()).min()
     }
@@ -166,24 +177,25 @@ fn key(publication: u64) -> RegionKey {
 impl<P: Exchange> Shared<P> {
     /// Encodes what is to be said, once for all who are to hear it; publishes what is long, for as long as the body is held.
     pub fn compose(&mut self, said: &Said) -> Arc<Body> {
-        self.compose_encoded(postcard::to_stdvec(said).expect("words are plain data"))
+        self.compose_encoded(Encoded::of(said))
     }
 
     /// As [`Self::compose`], of what is encoded.
-    pub fn compose_encoded(&mut self, bytes: Vec<u8>) -> Arc<Body> {
-        if bytes.len() <= self.telling.riding {
-            return Arc::new(Body::Here(bytes));
-        }
+    pub fn compose_encoded(&mut self, encoded: Encoded) -> Arc<Body> {
+        let (rows, bytes, digest) = match encoded {
+            Encoded::Short(bytes) if bytes.len() <= self.telling.riding => {
+                return Arc::new(Body::Here(bytes));
+            }
+            Encoded::Short(bytes) => return self.compose_encoded(Encoded::long(&bytes)),
+            Encoded::Long { rows, bytes, digest } => (rows, bytes, digest),
+        };
         let publication = self.telling.next_publication;
         self.telling.next_publication += 1;
-        let (length, digest) = (bytes.len() as u64, xxh3_64(&bytes));
-        let mut buffer = memory::rows(bytes.len());
-        buffer.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
-        match self.provider.place().hold(buffer) {
+        match self.provider.place().hold(rows) {
             Ok(memory) => self.provider.publish(key(publication), &memory),
             Err(why) => self.broke(&why),
         }
-        let body = Arc::new(Body::There(Published { publication, bytes: length, digest }));
+        let body = Arc::new(Body::There(Published { publication, bytes, digest }));
         self.telling.publications.push((publication, Arc::downgrade(&body)));
         body
     }
@@ -292,22 +304,18 @@ impl<P: Exchange> Shared<P> {
         result.map(|()| told)
     }
 
-    /// A pull of a word ended. Out: who said it, and what it has said, in order, as far as it is here.
+    /// A pull of a word ended. A word that is whole is put out to be read.
     ///
     /// # Errors
     ///
     /// As [`Self::word`].
-    pub fn fetched(
-        &mut self,
-        pull: PullId,
-        result: &Result<u64, PullError>,
-    ) -> Result<Option<(Peer, Vec<Said>)>, Error> {
+    pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
         let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
         let now = self.now();
         let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
-            return Ok(None);
+            return Ok(());
         };
-        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(None) };
+        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(()) };
         match result {
             Ok(_) => {}
             Err(PullError::Refused { reason }) => {
@@ -317,40 +325,57 @@ impl<P: Exchange> Shared<P> {
             Err(PullError::Gone) => {
                 self.provider.discard(landing);
                 self.telling.fetches.remove(&from);
-                return Ok(None);
+                return Ok(());
             }
             Err(error) => {
                 tracing::debug!("a word of {from} did not come: {error}");
                 fetch.state = State::Waiting(now.after(RETRY_AFTER));
                 self.provider.discard(landing);
-                return Ok(None);
+                return Ok(());
             }
         }
         let room = self.provider.take(landing).map_err(|it| it.to_string());
         let part =
             room.and_then(|room| self.provider.place().unload(room).map_err(|it| it.to_string()));
         match part {
-            Ok(part) => fetch.bytes.extend_from_slice(&part.bytes()[..bytes as usize]),
+            Ok(part) => {
+                fetch.parts.push((part, bytes as usize));
+                fetch.bytes += bytes;
+            }
             Err(why) => {
                 self.broke(&why);
-                return Ok(None);
+                return Ok(());
             }
         }
-        if (fetch.bytes.len() as u64) < fetch.word.bytes {
+        if fetch.bytes < fetch.word.bytes {
             self.fetch(from);
-            return Ok(None);
+            return Ok(());
         }
-        let Some(Fetch { word, bytes, .. }) = self.telling.fetches.remove(&from) else {
-            return Ok(None);
-        };
-        if xxh3_64(&bytes) != word.digest {
-            return Err(Error::Digest { from, bytes: word.bytes });
+        let (word, parts) = (fetch.word, std::mem::take(&mut fetch.parts));
+        let reading = self.telling.next_reading;
+        fetch.state = State::Reading(reading);
+        self.telling.next_reading += 1;
+        self.outputs.put(Output::Read(Box::new(Unread { from, reading, word, parts })));
+        Ok(())
+    }
+
+    /// A long word was read. Out: what its author has said, in order, as far as it is here; nothing, if the author has begun anew
+    /// since, or was given up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::word`].
+    pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
+        let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
+        if !self.telling.fetches.get(&from).is_some_and(is_it) {
+            return Ok(Vec::new());
         }
+        self.telling.fetches.remove(&from);
+        let mut told = vec![said?];
         self.telling.heard.take(from);
-        let mut told = vec![decoded(from, &bytes)?];
         self.advance(from, &mut told)?;
         self.answer(from);
-        Ok(Some((from, told)))
+        Ok(told)
     }
 
     /// Takes the words of a peer that are next, until one has to be pulled first.
@@ -370,8 +395,8 @@ impl<P: Exchange> Shared<P> {
                 }
                 Body::There(word) => {
                     let (word, state) = (*word, State::Waiting(self.now()));
-                    let bytes = Vec::with_capacity(word.bytes as usize);
-                    self.telling.fetches.insert(from, Fetch { word, bytes, state });
+                    let (parts, bytes) = (Vec::new(), 0);
+                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, state });
                     self.fetch(from);
                     return Ok(());
                 }
@@ -385,7 +410,7 @@ impl<P: Exchange> Shared<P> {
         let now = self.now();
         let retry = State::Waiting(now.after(RETRY_AFTER));
         let Some(fetch) = self.telling.fetches.get(&from) else { return };
-        let (word, remote) = (fetch.word, fetch.bytes.len() as u64);
+        let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
         let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
             (Some(id), Ok(landing)) => {
@@ -407,10 +432,6 @@ impl<P: Exchange> Shared<P> {
             fetch.state = state;
         }
     }
-}
-
-fn decoded(from: Peer, bytes: &[u8]) -> Result<Said, Error> {
-    postcard::from_bytes(bytes).map_err(|source| Error::Unreadable { from, source })
 }
 
 #[cfg(test)]

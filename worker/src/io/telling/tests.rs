@@ -26,6 +26,8 @@ struct Side {
     /// Those that found nothing.
     gone: usize,
     failed: Option<Error>,
+    /// Whether somebody reads what has come.
+    reads: bool,
 }
 
 impl Side {
@@ -36,7 +38,7 @@ impl Side {
         let links =
             Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
         let shared = Shared::new(peer_of(me), (links, Clock::system()), Tracer::off());
-        Self { shared, told: Vec::new(), parts: 0, gone: 0, failed: None }
+        Self { shared, told: Vec::new(), parts: 0, gone: 0, failed: None, reads: true }
     }
 
     /// As the IO thread does it, for words alone.
@@ -59,10 +61,9 @@ impl Side {
                     Envelope::Protocol(message) => panic!("{message:?}"),
                 },
                 Event::Pulled { pull, result } => match self.shared.fetched(pull, &result) {
-                    Ok(told) => {
+                    Ok(()) => {
                         self.gone += usize::from(matches!(result, Err(PullError::Gone)));
                         self.parts += usize::from(result.is_ok());
-                        self.told.extend(told.into_iter().flat_map(|it| it.1));
                     }
                     Err(error) => self.failed = Some(error),
                 },
@@ -74,6 +75,20 @@ impl Side {
                 | Event::Room { .. }
                 | Event::Refused { .. }
                 | Event::Broken { .. } => {}
+            }
+        }
+        if self.reads {
+            self.read();
+        }
+    }
+
+    /// As the planning thread does it, and then the IO thread.
+    fn read(&mut self) {
+        while let Some(output) = self.shared.outputs.take() {
+            let Output::Read(unread) = output else { panic!("{output:?}") };
+            match self.shared.read(unread.read()) {
+                Ok(told) => self.told.extend(told),
+                Err(error) => self.failed = Some(error),
             }
         }
     }
@@ -140,6 +155,42 @@ fn words_of_any_length_arrive_in_order_and_their_memory_is_freed() {
     trainer.shared.tell_again();
     assert!(trainer.shared.telling.publications.is_empty());
     assert!(conductor.shared.telling.fetches.is_empty() && conductor.failed.is_none());
+}
+
+/// Neither its digest nor its layouts are looked at here: that takes as long as it has documents.
+#[test]
+fn a_long_word_is_looked_into_by_another_thread_and_those_behind_it_wait() {
+    let (mut conductor, mut trainer) = pair();
+    conductor.reads = false;
+    let said = [lengths(0, 100_000), lengths(1, 3)];
+    for lengths in &said {
+        trainer.shared.tell_conductor(Said::Lengths(lengths.clone()));
+    }
+    let whole = |it: &Side, _: &Side| it.parts > 0;
+    until((&mut conductor, &mut trainer), whole, |_| false);
+    let Some(Output::Read(mut unread)) = conductor.shared.outputs.take() else { panic!("unread") };
+    // Bytes that no word has are found by whoever reads them.
+    let right = std::mem::replace(&mut unread.parts[0].0.bytes_mut()[50], 255);
+    let (from, reading) = (unread.from, unread.reading);
+    let parts = unread.parts.clone();
+    let refused = unread.read();
+    assert!(matches!(refused.said, Err(Error::Digest { .. })));
+    for _ in 0..20 {
+        conductor.turn();
+        trainer.turn();
+    }
+    assert!(conductor.told.is_empty() && conductor.failed.is_none());
+    assert!(!trainer.shared.telling.is_covered(), "nobody has taken the words");
+    let Body::There(word) = *trainer.shared.compose(&Said::Lengths(said[0].clone())) else {
+        panic!("a long word")
+    };
+    let mut unread = Unread { from, reading, word, parts };
+    unread.parts[0].0.bytes_mut()[50] = right;
+    conductor.told = conductor.shared.read(unread.read()).unwrap();
+    assert_eq!(heard(&conductor), said);
+    // Once it was taken, or its author is given up, the same reading brings nothing.
+    let late = Read { from, reading, said: Ok(Said::Leaving) };
+    assert!(conductor.shared.read(late).unwrap().is_empty());
 }
 
 #[test]
