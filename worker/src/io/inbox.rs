@@ -301,7 +301,9 @@ impl<P: Exchange> Io<P> {
                     self.disbelieve(peer, name);
                 } else if self.shared.id_of(peer).is_some() {
                     self.deliver(peer, message);
-                } else if let Some(refused) = self.unnamed.ring(from, message) {
+                } else if let Some(refused) =
+                    self.unnamed.ring(from, self.shared.trainer_count, message)
+                {
                     self.disbelieve(peer, refused);
                 }
             }
