@@ -159,6 +159,10 @@ impl<P: Exchange> Shared<P> {
             self.outputs.put(Output::Message(message));
             return;
         }
+        if let Message::Heartbeat(beat) = message {
+            let by = self.telling.life();
+            return self.ring(to, &Envelope::Beat { by, beat });
+        }
         for message in parted(message) {
             self.ring(to, &Envelope::Protocol(message));
         }
