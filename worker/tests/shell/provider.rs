@@ -33,7 +33,7 @@ impl Exchange for Wires {
     }
 
     fn resumes(&self) -> bool {
-        false
+        self.net.borrow().resumes()
     }
 
     fn path(&self, _peer: PeerId) -> &'static str {
@@ -41,7 +41,7 @@ impl Exchange for Wires {
     }
 
     fn address(&self) -> String {
-        Net::address(self.life)
+        self.net.borrow().address(self.life)
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {
@@ -50,11 +50,11 @@ impl Exchange for Wires {
 
     fn publish(&mut self, key: RegionKey, memory: &Memory) {
         let rows = Place::Host.read(memory).expect("rows of the host");
-        self.net.borrow_mut().endpoints[self.life].regions.insert(key, rows);
+        self.net.borrow_mut().publish(self.life, key, rows);
     }
 
     fn withdraw(&mut self, key: RegionKey) {
-        self.net.borrow_mut().endpoints[self.life].regions.remove(&key);
+        self.net.borrow_mut().withdraw(self.life, key);
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {
