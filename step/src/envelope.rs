@@ -8,7 +8,7 @@
 
 use cadre_planner::Stretch;
 use cadre_protocol::PeerId;
-use cadre_protocol::{Message, Peer};
+use cadre_protocol::{Heartbeat, Message, Peer};
 use serde::{Deserialize, Serialize};
 
 use crate::header::Header;
@@ -37,6 +37,14 @@ pub enum Envelope {
         stream: Stream,
         /// Number of the word that is wanted next.
         through: u64,
+    },
+    /// A [`Message::Heartbeat`] for the conductor's machine, and whose it is: who comes back under its name is known by it, though it
+    /// has said no word yet.
+    Beat {
+        /// The life that beats.
+        by: Life,
+        /// What it says.
+        beat: Heartbeat,
     },
 }
 

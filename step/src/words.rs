@@ -117,6 +117,15 @@ struct Lane {
     breaks: u32,
 }
 
+impl Lane {
+    /// The peer's life has not heard the beginning: what is left is said to it from 0 on, at once.
+    fn begin_anew(&mut self, now: Nanos) {
+        self.era = self.era.wrapping_add(1);
+        self.next = self.words.len() as u64;
+        self.due = now;
+    }
+}
+
 impl Owed {
     /// Of a process in this life.
     pub fn new(me: Life) -> Self {
@@ -160,31 +169,43 @@ impl Owed {
         self.change(to, owe).expect("the lane was just made")
     }
 
-    /// A life of a peer has taken every word of a stream before number `through`.
-    pub fn covered(&mut self, now: Nanos, by: (Peer, Life), stream: Stream, through: u64) {
+    /// A life of a peer shows itself. Out: whether it came in the place of the one that heard what was said so far. Then a new stream
+    /// begins, with the words that were not covered.
+    pub fn lives(&mut self, now: Nanos, peer: Peer, life: Life) -> bool {
+        let lives = self.change(peer, |lane| {
+            let anew = lane.peer.replace(life).is_some_and(|it| it != life);
+            if anew {
+                lane.begin_anew(now);
+            }
+            anew
+        });
+        lives.unwrap_or(false)
+    }
+
+    /// A life of a peer has taken every word of a stream before number `through`. Out: as of [`Self::lives`].
+    pub fn covered(&mut self, now: Nanos, by: (Peer, Life), stream: Stream, through: u64) -> bool {
         let (by, life) = by;
         let me = self.me;
-        self.change(by, |lane| {
+        let covered = self.change(by, |lane| {
             let current = Stream { life: me, era: lane.era };
             // Words that were never said are of another life of this process.
             if stream != current || through > lane.next {
-                return;
+                return false;
             }
             lane.breaks = 0;
             let untouched = lane.words.len() as u64 == lane.next;
             if lane.peer.replace(life).is_some_and(|it| it != life) && !untouched {
-                // This life has not heard the beginning: what is left is said to it from 0 on, at once.
-                lane.era = lane.era.wrapping_add(1);
-                lane.next = lane.words.len() as u64;
-                lane.due = now;
-                return;
+                lane.begin_anew(now);
+                return true;
             }
             let left = (lane.next - through) as usize;
             while lane.words.len() > left {
                 lane.words.pop_front();
                 lane.due = now.after(AGAIN_AFTER);
             }
+            false
         });
+        covered.unwrap_or(false)
     }
 
     /// The link with a peer broke, and what was on its way is lost. Out: how often in a row it did, without a word covered between.

@@ -117,6 +117,6 @@ fn kind_of(message: &[u8]) -> Option<&'static str> {
         }
         Envelope::Word { body: Body::There(_), .. } => Some("a long word"),
         Envelope::Heard { .. } => Some("that it heard"),
-        Envelope::Protocol(_) => None,
+        Envelope::Protocol(_) | Envelope::Beat { .. } => None,
     }
 }

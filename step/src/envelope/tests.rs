@@ -36,7 +36,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::Finished { at, works },
         Message::Ack { acks },
         Message::Round { step: 3, round: Round(1), tables: vec![vec![None; 3]] },
-        Message::Heartbeat(beat),
+        Message::Heartbeat(beat.clone()),
         Message::Suspect { server, why: Why::Broken, lasting: Nanos(7) },
     ];
     let stream = Stream { life: Life(7), era: 1 };
@@ -46,7 +46,8 @@ fn envelopes() -> Vec<Vec<u8>> {
         number: 300,
         body,
     });
-    let all = messages.map(Envelope::Protocol).into_iter().chain(words);
+    let beat = Envelope::Beat { by: Life(9), beat };
+    let all = messages.map(Envelope::Protocol).into_iter().chain(words).chain([beat]);
     all.map(|it| postcard::to_stdvec(&it).unwrap()).collect()
 }
 

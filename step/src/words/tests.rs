@@ -243,6 +243,13 @@ fn a_peer_that_comes_back_under_its_name_hears_what_is_said_from_then_on() {
     assert_eq!((due.stream.era, due.number), (1, 0));
     assert!(heard.word(ME, due.stream, due.number, (*due.body).clone()), "a stream of its own");
     assert_eq!(heard.take(ME), Some(Body::Here(vec![7])));
+    // It comes back once more when nothing is owed: it shows itself, and what is said then it hears.
+    let (stream, through) = heard.through(ME);
+    owed.covered(millis(11), again, stream, through);
+    assert!(owed.is_empty() && !owed.lives(millis(12), YOU, Life(3)));
+    assert!(owed.lives(millis(13), YOU, Life(4)) && !owed.lives(millis(14), YOU, Life(4)));
+    let next = owed.owe(millis(15), YOU, body(8)).unwrap();
+    assert_eq!((next.stream.era, next.number), (2, 0));
     // A copy of before that comes late changes nothing, and what is said again is known.
     let before = Stream { era: 0, ..due.stream };
     assert!(!heard.word(ME, before, 3, (*due.body).clone()));

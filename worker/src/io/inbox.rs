@@ -310,15 +310,12 @@ impl<P: Exchange> Io<P> {
             }
         }
         match envelope {
-            Envelope::Protocol(message) => {
-                let (speaker, name) = speaker(&message);
-                if !speaker.is(peer) {
-                    self.disbelieve(peer, name);
-                } else if self.shared.id_of(peer).is_some() {
-                    self.deliver(peer, message);
-                } else if let Some(refused) = self.unnamed.ring(from, message) {
-                    self.disbelieve(peer, refused);
+            Envelope::Protocol(message) => self.message(from, message),
+            Envelope::Beat { by, beat } => {
+                if self.shared.lives(peer, by) {
+                    self.came_back(peer);
                 }
+                self.message(from, cadre_protocol::Message::Heartbeat(beat));
             }
             // Its sender says it again until the controller or the conductor has named it here.
             Envelope::Word { .. } if self.shared.id_of(peer).is_none() => {
@@ -331,8 +328,30 @@ impl<P: Exchange> Io<P> {
                 }
             }
             Envelope::Heard { by, stream, through } => {
-                self.shared.covered((peer, by), stream, through);
+                if self.shared.covered((peer, by), stream, through) {
+                    self.came_back(peer);
+                }
             }
+        }
+    }
+
+    /// A peer lives anew: it may have been in another job, and come back between two views that the conductor has seen.
+    fn came_back(&mut self, peer: Peer) {
+        if let Some(it) = &mut self.conductor {
+            it.came_back(peer);
+        }
+    }
+
+    /// A message for a machine, from whoever calls itself so.
+    fn message(&mut self, from: PeerId, message: cadre_protocol::Message) {
+        let peer = peer_of(from);
+        let (speaker, name) = speaker(&message);
+        if !speaker.is(peer) {
+            self.disbelieve(peer, name);
+        } else if self.shared.id_of(peer).is_some() {
+            self.deliver(peer, message);
+        } else if let Some(refused) = self.unnamed.ring(from, self.shared.trainer_count, message) {
+            self.disbelieve(peer, refused);
         }
     }
 

@@ -80,6 +80,8 @@ pub struct Shared<P: Exchange> {
     pub tracer: Tracer,
     /// Numerics id of this process, if the job wants the same everywhere.
     pub numerics: Option<String>,
+    /// How many trainers the job has, as far as this process was told: [`u16::MAX`] until then.
+    pub trainer_count: u16,
     addresses: BTreeMap<Peer, (PeerId, String)>,
     pulls: BTreeMap<WirePull, u64>,
     groups: BTreeMap<u64, Group>,
@@ -108,6 +110,7 @@ impl<P: Exchange> Shared<P> {
             telling: Telling::new(life()),
             tracer,
             numerics: None,
+            trainer_count: u16::MAX,
             addresses: BTreeMap::new(),
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -155,6 +158,10 @@ impl<P: Exchange> Shared<P> {
         if to == self.me {
             self.outputs.put(Output::Message(message));
             return;
+        }
+        if let Message::Heartbeat(beat) = message {
+            let by = self.telling.life();
+            return self.ring(to, &Envelope::Beat { by, beat });
         }
         for message in parted(message) {
             self.ring(to, &Envelope::Protocol(message));

@@ -118,6 +118,7 @@ fn serve<P: Exchange + Send + 'static>(
     let launcher = launcher.context("the GPU of this server")?;
     let mut shared = Shared::new(peer_of(me), (provider, Clock::system()), tracer.clone());
     shared.numerics = numerics;
+    shared.trainer_count = settings.trainers;
     if let Some((id, address)) = conductor {
         shared.know(id, &address);
     }

@@ -267,6 +267,7 @@ impl Session {
         let clock = Clock::system();
         let mut shared = Shared::new(peer_of(contract.me), (provider, clock), tracer.clone());
         shared.numerics = promised;
+        shared.trainer_count = settings.trainers;
         if let Some((id, address)) = conductor {
             shared.know(id, &address);
         }

@@ -10,7 +10,8 @@ use cadre_control::proto::{self, controller_message::Message, worker_message};
 use cadre_exchange::{PeerId, Role};
 
 use crate::job::{MEMORY, NUMERICS};
-use crate::net::{Chore, Happening, Life, Net};
+use crate::net::{Chore, Happening, Life};
+use crate::random::{Random, hash};
 use crate::world::World;
 
 /// A place for a server.
@@ -34,6 +35,13 @@ pub(crate) struct Controller {
     /// When each process hears the last thing that was said to it.
     heard: BTreeMap<Life, u64>,
     pub(crate) over: bool,
+}
+
+impl Controller {
+    /// Whether a server fills a slot.
+    pub(crate) fn offers(&self, life: Life) -> bool {
+        self.slots.values().any(|it| it.life == Some(life))
+    }
 }
 
 fn message(message: Message) -> proto::ControllerMessage {
@@ -70,14 +78,14 @@ impl World {
     /// Tells a process who is there.
     fn introduce(&mut self, life: Life) {
         let conductor = proto::Conductor {
-            exchange_address: Net::address(self.trainers[0]),
+            exchange_address: self.net.borrow().address(self.trainers[0]),
             ring_address: String::new(),
             incarnation: 0,
         };
         self.tell(life, Message::Conductor(conductor));
         let trainer = |life: &Life| proto::Trainer {
             incarnation: 0,
-            exchange_address: Net::address(*life),
+            exchange_address: self.net.borrow().address(*life),
             ring_address: String::new(),
         };
         let trainers = self.trainers.iter().map(trainer).collect();
@@ -106,7 +114,7 @@ impl World {
         let server = |index: u16, incarnation: u32, life: Life| proto::Server {
             index: index.into(),
             incarnation,
-            exchange_address: Net::address(life),
+            exchange_address: net.address(life),
             memory_bytes: MEMORY,
             numerics_id: NUMERICS.into(),
         };
@@ -206,14 +214,17 @@ impl World {
         let Some(slot) = slot else { return };
         let Some(life) = slot.life.take() else { return };
         slot.lent = Some(life);
-        self.net.borrow_mut().at(0, Happening::Control(Chore::View));
+        // A controller that is slow shows no view without it.
+        if !Random::new(hash(&[self.job.seed, 73, life as u64])).chance(30) {
+            self.net.borrow_mut().at(0, Happening::Control(Chore::View));
+        }
         self.tell(life, Message::Drain(proto::Drain { stays: true, over: false }));
     }
 
     /// It comes back: the same incarnation, with nothing of what it knew. Where it was given up meanwhile, another one comes.
     fn comes_back(&mut self, id: PeerId) {
         let Some(slot) = self.controller.slots.get_mut(&id.index) else { return };
-        slot.lent = None;
+        let before = slot.lent.take();
         if slot.life.is_some() || slot.drained {
             return;
         }
@@ -222,6 +233,11 @@ impl World {
         }
         let life = self.start(id);
         self.controller.slots.get_mut(&id.index).expect("just seen").life = Some(life);
+        // Its pod keeps its address, or its process gets another port.
+        let same = Random::new(hash(&[self.job.seed, 79, life as u64])).chance(70);
+        if let Some(before) = before.filter(|_| same) {
+            self.net.borrow_mut().takes_place(life, before);
+        }
         self.introduce(life);
         self.net.borrow_mut().soon(20_000_000, Happening::Control(Chore::View));
     }

@@ -114,6 +114,7 @@ impl Process {
         let counted = Clock::counted(epoch, Arc::clone(&clock));
         let mut shared = Shared::new(me, (wires, counted), Tracer::off());
         shared.telling.riding = job.riding;
+        shared.trainer_count = job.trainers;
         let (handle, requests) = Handle::channel(waker.clone());
         let (plans, wanted) = sync_channel(1);
         let (report, reports) = channel();

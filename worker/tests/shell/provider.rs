@@ -38,7 +38,7 @@ impl Exchange for Wires {
     }
 
     fn resumes(&self) -> bool {
-        false
+        self.net.borrow().resumes()
     }
 
     fn path(&self, _peer: PeerId) -> &'static str {
@@ -46,7 +46,7 @@ impl Exchange for Wires {
     }
 
     fn address(&self) -> String {
-        Net::address(self.life)
+        self.net.borrow().address(self.life)
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {
@@ -54,12 +54,11 @@ impl Exchange for Wires {
     }
 
     fn publish(&mut self, key: RegionKey, memory: &HostRows) {
-        let rows = Arc::clone(memory);
-        self.net.borrow_mut().endpoints[self.life].regions.insert(key, rows);
+        self.net.borrow_mut().publish(self.life, key, Arc::clone(memory));
     }
 
     fn withdraw(&mut self, key: RegionKey) {
-        self.net.borrow_mut().endpoints[self.life].regions.remove(&key);
+        self.net.borrow_mut().withdraw(self.life, key);
     }
 
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error> {

@@ -211,6 +211,14 @@ impl Conducting {
         self.proceed(shared);
     }
 
+    /// A peer beats in another life than the one that heard the headers of live steps: this one has to hear them, too.
+    pub fn came_back(&mut self, peer: Peer) {
+        tracing::info!("{peer} has come back: it is told the steps that are out again");
+        for (_, told) in self.published.values_mut().filter_map(|it| it.word.as_mut()) {
+            told.remove(&peer);
+        }
+    }
+
     /// Whether a peer is told anything: not a server that is lost, nor one that no view and no live step names any more.
     fn hears(&self, peer: Peer) -> bool {
         match peer {

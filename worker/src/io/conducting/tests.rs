@@ -15,6 +15,7 @@ use cadre_step::conduct::{Offer, Standby};
 use cadre_step::envelope::NanoLengths;
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
+use cadre_step::words::{Life, Stream};
 
 use super::agree::LENGTHS_AHEAD;
 use super::*;
@@ -581,6 +582,36 @@ fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_n
     job.whole(0);
     job.shared.forget(Peer::Trainer(TrainerId(1)));
     assert!(job.shared.telling.is_covered());
+}
+
+#[test]
+fn a_server_that_came_back_between_two_views_is_told_the_header_again() {
+    let (mut job, server) = (Job::new(), ServerId { index: 0, incarnation: 0 });
+    let peer = Peer::Server(server);
+    job.introduce();
+    job.server(1, Some("127.0.0.1:1"));
+    assert!(job.announce(0) && job.announce(1));
+    let told = |job: &Job| {
+        let words = job.conducting.published.values().map(|it| it.word.as_ref());
+        words.map(|it| it.unwrap().1.contains(&peer)).collect::<Vec<_>>()
+    };
+    // It has heard all of it.
+    let heard = |job: &mut Job, life| {
+        let stream = Stream { life: job.shared.telling.life(), era: 0 };
+        job.shared.covered((peer, life), stream, 2)
+    };
+    assert!(!heard(&mut job, Life(1)) && job.owed().is_empty());
+    assert!(!job.shared.lives(peer, Life(1)));
+    // A controller that merges views shows the same server at the same place.
+    job.server(2, Some("127.0.0.1:1"));
+    assert_eq!(told(&job), [true, true]);
+    assert!(job.shared.lives(peer, Life(2)), "its first heartbeat");
+    job.conducting.came_back(peer);
+    assert_eq!(told(&job), [false, false]);
+    for step in 0..2 {
+        job.conducting.header(&mut job.shared, step, peer);
+    }
+    assert_eq!((told(&job), job.owed()), (vec![true, true], vec![server]));
 }
 
 #[test]

@@ -147,6 +147,11 @@ impl Telling {
         retries.chain(self.owed.next_deadline()).min()
     }
 
+    /// Which life this process is in.
+    pub fn life(&self) -> Life {
+        self.me
+    }
+
     /// Whether everything that this process has said was heard.
     pub fn is_covered(&self) -> bool {
         self.owed.is_empty()
@@ -251,10 +256,16 @@ impl<P: Exchange> Shared<P> {
         });
     }
 
-    /// A life of a peer has heard what a stream said before this number.
-    pub fn covered(&mut self, by: (Peer, Life), stream: Stream, through: u64) {
+    /// A life of a peer has heard what a stream said before this number. Out: as of [`Self::lives`].
+    pub fn covered(&mut self, by: (Peer, Life), stream: Stream, through: u64) -> bool {
         let now = self.now();
-        self.telling.owed.covered(now, by, stream, through);
+        self.telling.owed.covered(now, by, stream, through)
+    }
+
+    /// A life of a peer shows itself. Out: whether it came in the place of one that has heard words: this one has heard none of them.
+    pub fn lives(&mut self, peer: Peer, life: Life) -> bool {
+        let now = self.now();
+        self.telling.owed.lives(now, peer, life)
     }
 
     /// Tells a peer how far this process has heard it.

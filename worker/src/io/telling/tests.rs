@@ -58,7 +58,7 @@ impl Side {
                     Envelope::Heard { by, stream, through } => {
                         self.shared.covered((peer_of(from), by), stream, through);
                     }
-                    Envelope::Protocol(message) => panic!("{message:?}"),
+                    other @ (Envelope::Protocol(_) | Envelope::Beat { .. }) => panic!("{other:?}"),
                 },
                 Event::Pulled { pull, result } => match self.shared.fetched(pull, &result) {
                     Ok(()) => {

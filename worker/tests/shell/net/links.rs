@@ -55,9 +55,8 @@ impl Net {
         }
         self.retire_older(me, peer);
         let acceptor = address.strip_prefix("life:").and_then(|it| it.parse().ok());
-        let Some(acceptor) = acceptor.filter(|it: &Life| *it < self.endpoints.len()) else {
-            return self.fail(me, peer, "no address");
-        };
+        let acceptor = acceptor.and_then(|it: Life| self.places.get(it).copied());
+        let Some(acceptor) = acceptor else { return self.fail(me, peer, "no address") };
         let link = self.links.len();
         self.links.push(Link {
             opener: me,
@@ -241,6 +240,17 @@ impl Net {
         if !self.endpoints[acceptor].paused {
             it.unread -= bytes.len().min(it.unread);
         }
+        let from = self.endpoints[it.opener].me;
+        if self.repeats > 0 && self.random.chance(self.repeats) {
+            self.soon(200_000_000, Happening::Signal(Signal::Again(link, bytes.clone())));
+        }
+        self.say(acceptor, Event::Message { from, bytes });
+    }
+
+    /// A message comes once more, as long as its link stands: its sender may have said it again.
+    pub(super) fn again(&mut self, link: LinkId, bytes: Vec<u8>) {
+        let it = &self.links[link];
+        let Some(acceptor) = it.acceptor.filter(|_| it.acceptor_holds) else { return };
         let from = self.endpoints[it.opener].me;
         self.say(acceptor, Event::Message { from, bytes });
     }

@@ -91,6 +91,8 @@ pub(crate) enum Signal {
     GreetingLate(LinkId),
     Opened(LinkId),
     Message(LinkId, Vec<u8>),
+    /// A message that has come before.
+    Again(LinkId, Vec<u8>),
     Ask(LinkId, Life, PullId),
     Copied(LinkId, Life, PullId),
     Late(Life, PullId),
@@ -106,18 +108,28 @@ enum Out {
     Pull(PullId),
 }
 
+/// Rows that are published, and the number of the publication: no other one has it.
+type Region = (u64, Arc<Buffer>);
+
 #[derive(Debug)]
 struct Pull {
     link: LinkId,
+    peer: PeerId,
     key: RegionKey,
     pieces: Vec<Piece>,
+    bytes: u64,
+    /// What has landed, in the order of its pieces, and of which publication.
+    landed: u64,
+    publication: Option<u64>,
     landing: LandingId,
     /// It was reported; what comes only drains.
     ended: bool,
     /// With its link, and the device writes what it had begun to copy.
     cut_off: bool,
     asked: bool,
-    data: Option<Arc<Buffer>>,
+    /// The part that is on its way.
+    part: u64,
+    data: Option<Region>,
     /// When it ends, unless bytes have come over its link for less than its patience.
     deadline: Moment,
     patience: u64,
@@ -132,7 +144,20 @@ struct Landing {
     key: Option<RegionKey>,
     /// Pulls that write to it.
     busy: Vec<PullId>,
+    /// What pulls that ended have left, by the first byte that they wrote.
+    kept: BTreeMap<u64, Kept>,
     discarded: bool,
+}
+
+/// Where a pull goes on that is asked for again.
+#[derive(Debug)]
+struct Kept {
+    peer: PeerId,
+    key: RegionKey,
+    pieces: Vec<Piece>,
+    landed: u64,
+    publication: u64,
+    link: LinkId,
 }
 
 /// One process's end of the network.
@@ -144,7 +169,7 @@ pub(crate) struct Endpoint {
     pub(crate) answers: bool,
     pub(crate) paused: bool,
     pub(crate) events: Vec<Event>,
-    pub(crate) regions: Fast<RegionKey, Arc<Buffer>>,
+    regions: Fast<RegionKey, Region>,
     landings: Fast<LandingId, Landing>,
     pulls: Fast<PullId, Pull>,
     /// Pulls of results of a step and phase.
@@ -179,6 +204,10 @@ pub(crate) struct Net {
     pub(crate) rdma: bool,
     /// What a device has begun to copy it writes, whatever became of the pull.
     pub(crate) lasting: bool,
+    /// Bytes of a part of a pull, but for pulls of more than a few parts.
+    pub(crate) part: u64,
+    /// Percent of the messages that come twice, the second time behind others.
+    pub(crate) repeats: u64,
     /// Bytes that may wait for a peer.
     pub(crate) queue: usize,
     /// The moment of time 0, for whoever has a clock of the system.
@@ -192,11 +221,16 @@ pub(crate) struct Net {
     pub(crate) parts: u64,
     /// Words that were pulled.
     pub(crate) words: u64,
+    /// Pulls that went on where they had stopped, and those of them that found another publication.
+    pub(crate) resumed: [u64; 2],
+    publications: u64,
     /// All that ever were.
     links: Vec<Link>,
     happenings: Queue,
     /// By life: whether its turn comes.
     turns: Vec<bool>,
+    /// By life: who listens now where it did.
+    places: Vec<Life>,
 }
 
 impl Net {
@@ -210,6 +244,8 @@ impl Net {
             byte: 1,
             rdma: false,
             lasting: false,
+            part: u64::MAX,
+            repeats: 0,
             queue: 8 << 20,
             epoch: Instant::now(),
             wrong: None,
@@ -217,9 +253,12 @@ impl Net {
             copied: 0,
             parts: 0,
             words: 0,
+            resumed: [0; 2],
+            publications: 0,
             links: Vec::new(),
             happenings: Queue::default(),
             turns: Vec::new(),
+            places: Vec::new(),
         }
     }
 
@@ -249,6 +288,20 @@ impl Net {
         }
     }
 
+    /// Whether a pull that is asked for again goes on where it stopped: not where a device writes what it likes.
+    pub(crate) fn resumes(&self) -> bool {
+        !self.rdma && !self.lasting
+    }
+
+    pub(crate) fn publish(&mut self, life: Life, key: RegionKey, rows: Arc<Buffer>) {
+        self.publications += 1;
+        self.endpoints[life].regions.insert(key, (self.publications, rows));
+    }
+
+    pub(crate) fn withdraw(&mut self, life: Life, key: RegionKey) {
+        self.endpoints[life].regions.remove(&key);
+    }
+
     fn say(&mut self, life: Life, event: Event) {
         if self.endpoints[life].alive {
             self.endpoints[life].events.push(event);
@@ -258,6 +311,7 @@ impl Net {
 
     pub(crate) fn open(&mut self, me: PeerId) -> Life {
         self.turns.push(false);
+        self.places.push(self.endpoints.len());
         self.endpoints.push(Endpoint {
             me,
             alive: true,
@@ -276,8 +330,17 @@ impl Net {
         self.endpoints.len() - 1
     }
 
-    pub(crate) fn address(life: Life) -> String {
-        format!("life:{life}")
+    /// The first life that listened there names the place.
+    pub(crate) fn address(&self, life: Life) -> String {
+        let place = self.places.iter().position(|it| *it == life).unwrap_or(life);
+        format!("life:{place}")
+    }
+
+    /// A process listens where another one did.
+    pub(crate) fn takes_place(&mut self, life: Life, of: Life) {
+        for it in self.places.iter_mut().filter(|it| **it == of) {
+            *it = life;
+        }
     }
 
     fn cut(&self, a: Life, b: Life) -> Option<Cut> {
@@ -317,6 +380,7 @@ impl Net {
             }
             Signal::Opened(link) => self.opened(link),
             Signal::Message(link, bytes) => self.message(link, bytes),
+            Signal::Again(link, bytes) => self.again(link, bytes),
             Signal::Ask(link, life, id) => self.asked(link, life, id),
             Signal::Copied(link, life, id) => self.copied(link, life, id),
             Signal::Late(life, id) => self.late(life, id),

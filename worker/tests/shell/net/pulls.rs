@@ -2,18 +2,22 @@
 //!
 //! In: calls of processes, signals that arrive. Out: rows in landings, events.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullError, PullId, RegionKey};
 use cadre_step::lowering::Tensor;
 
-use super::{Happening, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signal};
+use super::{Happening, Kept, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signal};
 
 /// Whether a region is a work's results.
 fn is_result(key: RegionKey) -> bool {
     let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
     (first..=last).contains(&key.0[2])
 }
+
+/// Parts that a pull travels in, at most.
+const PARTS: u64 = 8;
 
 /// How names of words begin that are published: no step has this number.
 const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
@@ -147,14 +151,29 @@ impl Net {
         };
         room.busy.push(id);
         room.key = Some(key);
+        let bytes = pieces.iter().map(|it| it.bytes).sum();
+        let kept = pieces.first().and_then(|it| room.kept.remove(&it.local));
+        let goes_on = kept.filter(|it| {
+            let same = (it.peer, it.key, &it.pieces) == (peer, key, &pieces);
+            // A whole one over the same link is wanted anew.
+            same && (it.landed < bytes || it.link != link)
+        });
+        self.resumed[0] += u64::from(goes_on.is_some());
+        let (landed, publication) =
+            goes_on.map_or((0, None), |it| (it.landed, Some(it.publication)));
         if is_result(key) {
             *end.results.entry([key.0[0], key.0[1]]).or_default() += 1;
         }
         let deadline = self.happenings.deadline(when, me, id);
         let pull = Pull {
             link,
+            peer,
             key,
             pieces,
+            bytes,
+            landed,
+            publication,
+            part: 0,
             landing,
             ended: false,
             cut_off: false,
@@ -211,8 +230,18 @@ impl Net {
         let end = &mut self.endpoints[me];
         let Some(pull) = end.pulls.remove(&id) else { return };
         self.happenings.take_back(pull.deadline);
+        let resumes = !self.rdma && !self.lasting;
         if let Some(landing) = end.landings.get_mut(&pull.landing) {
             landing.busy.retain(|it| *it != id);
+            let Pull { peer, key, landed, link, .. } = pull;
+            let keeps = resumes && landed > 0 && !matches!(result, Err(PullError::Gone));
+            if let (true, Some(publication), Some(first)) =
+                (keeps, pull.publication, pull.pieces.first())
+            {
+                let first = first.local;
+                let pieces = pull.pieces;
+                landing.kept.insert(first, Kept { peer, key, pieces, landed, publication, link });
+            }
         }
         if is_result(pull.key)
             && let Some(left) = end.results.get_mut(&[pull.key.0[0], pull.key.0[1]])
@@ -232,22 +261,27 @@ impl Net {
             self.endpoints[owner].held.push(Signal::Ask(link, life, id));
             return;
         }
+        let resumes = self.resumes();
         let Some(pull) = self.endpoints[life].pulls.get(&id) else { return };
-        let (key, bytes) = (pull.key, pull.pieces.iter().map(|it| it.bytes).sum::<u64>());
+        let (key, left) = (pull.key, pull.bytes - pull.landed);
+        // Nobody looks at what is measured with.
+        let whole = !resumes || key == PROBE;
+        let part = if whole { left } else { left.min(self.part.max(pull.bytes.div_ceil(PARTS))) };
         let data = self.endpoints[owner].regions.get(&key).cloned();
-        let there = data.is_some();
-        self.endpoints[life].pulls.get_mut(&id).expect("just seen").data = data;
+        let (there, bytes) = (data.is_some(), part);
+        let pull = self.endpoints[life].pulls.get_mut(&id).expect("just seen");
+        (pull.data, pull.part) = (data, part);
         let when = self.arrival(link, true, if there { bytes } else { 0 });
         self.at(when, Happening::Signal(Signal::Copied(link, life, id)));
     }
 
-    /// The last byte of a pull is there.
+    /// The last byte of a part of a pull is there.
     pub(super) fn copied(&mut self, link: LinkId, life: Life, id: PullId) {
         let Some(pull) = self.endpoints[life].pulls.get(&id).filter(|it| !it.cut_off) else {
             return;
         };
         let owner = self.links[link].acceptor;
-        let Some(began) = pull.data.clone() else {
+        let Some((number, began)) = pull.data.clone() else {
             return self.finish(life, id, Err(PullError::Gone));
         };
         let Some(owner) = owner.filter(|it| self.endpoints[*it].alive) else {
@@ -259,7 +293,7 @@ impl Net {
         };
         let read = if self.rdma {
             // What is there now: of somebody else, if it was withdrawn.
-            self.endpoints[owner].regions.get(&pull.key).cloned()
+            self.endpoints[owner].regions.get(&pull.key).map(|it| Arc::clone(&it.1))
         } else {
             Some(began)
         };
@@ -267,14 +301,26 @@ impl Net {
         let end = &mut self.endpoints[life];
         let Some(room) = end.landings.get_mut(&landing) else { return };
         let pull = end.pulls.get_mut(&id).expect("just seen");
-        // It is over in a moment.
-        let pieces = std::mem::take(&mut pull.pieces);
-        let bytes = pieces.iter().map(|it| it.bytes).sum();
+        if *pull.publication.get_or_insert(number) != number {
+            // What has landed is of another one.
+            (pull.landed, pull.publication) = (0, None);
+            self.resumed[1] += 1;
+            return self.ask(link, life, id);
+        }
+        // Bytes of the stream that come before this part, and that come in it.
+        let (mut before, mut left) = (pull.landed, pull.part);
         // Nobody looks at what was measured with.
-        for piece in pieces.iter().filter(|_| !probe) {
-            let to = &mut room.memory().bytes_mut()[piece.local as usize..][..piece.bytes as usize];
-            let from = piece.remote as usize..(piece.remote + piece.bytes) as usize;
-            match read.as_ref().map(|it| it.bytes().get(from)) {
+        for piece in pull.pieces.iter().filter(|_| !probe) {
+            let skipped = before.min(piece.bytes);
+            let taken = left.min(piece.bytes - skipped);
+            (before, left) = (before - skipped, left - taken);
+            if taken == 0 {
+                continue;
+            }
+            let local = (piece.local + skipped) as usize;
+            let to = &mut room.memory().bytes_mut()[local..][..taken as usize];
+            let from = (piece.remote + skipped) as usize;
+            match read.as_ref().map(|it| it.bytes().get(from..from + taken as usize)) {
                 Some(Some(from)) => to.copy_from_slice(from),
                 Some(None) => {
                     self.wrong = Some(format!("life {life} pulls outside of a region"));
@@ -282,6 +328,11 @@ impl Net {
                 }
                 None => to.fill(0x42),
             }
+        }
+        pull.landed += pull.part;
+        let bytes = pull.bytes;
+        if pull.landed < bytes {
+            return self.ask(link, life, id);
         }
         self.finish(life, id, Ok(bytes));
     }
@@ -296,6 +347,9 @@ impl Net {
         let when = came.map_or(0, |it| it + pull.patience);
         if when > self.now {
             pull.deadline = self.happenings.deadline(when, life, id);
+        } else if !self.rdma && !self.lasting {
+            // Its landing is free at once; what still comes lands nowhere.
+            self.finish(life, id, Err(PullError::Deadline));
         } else if !std::mem::replace(&mut pull.ended, true) {
             self.say(life, Event::Pulled { pull: id, result: Err(PullError::Deadline) });
         }

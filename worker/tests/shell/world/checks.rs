@@ -18,6 +18,8 @@ const STAYS: u64 = 5 * SECOND;
 
 /// So long the conductor says how the job ends to who does not answer.
 const LAST_WORDS: u64 = 2 * SECOND;
+/// A server that nobody listens to any more ends after `conductor_after`, and says its last words.
+const GIVEN_UP: u64 = 35 * SECOND;
 
 /// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
 const LEAVES: u64 = 3 * SECOND;
@@ -140,13 +142,15 @@ impl World {
         let measured = u64::from(self.job.trainers) * one;
         let over = since.max(self.faults.over);
         // Time enough to say the last words, and to hear those of others.
-        let last = now > over.max(measured) + 15 * SECOND;
+        let given_up = |it: &Process| self.is_given_up(it);
+        let patience = if self.processes.values().any(given_up) { GIVEN_UP } else { 15 * SECOND };
+        let last = now > over.max(measured) + patience;
         let looks = self.brief && now > over.max(self.looked) + SECOND;
         if looks {
             self.looked = now;
         }
         if last || looks {
-            match self.check_holdings() {
+            match self.check_holdings(last) {
                 Err(_) if !last => return Ok(()),
                 // What it pulls comes in order, and of a link that began to crawl in the middle it comes for minutes.
                 Err(_) if self.net.borrow().is_measuring() => {}
@@ -158,12 +162,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn check_holdings(&self) -> Checked {
+    /// Whether a server is in no view any more. Where others took its name, nobody listens to it: it learns so by the silence.
+    fn is_given_up(&self, process: &Process) -> bool {
+        process.id.role == Role::Server && !self.controller.offers(process.life)
+    }
+
+    /// Whether anybody holds anything: `last` also whoever was given up.
+    fn check_holdings(&self, last: bool) -> Checked {
         for process in self.processes.values() {
             let net = self.net.borrow();
-            // A server that faults have hit may have heard of a step when it was over; the next watermark ends that.
-            let hit = process.id.role == Role::Server && !self.faults.list.is_empty();
-            if hit || net.endpoints[process.life].paused {
+            if !last && self.is_given_up(process) || net.endpoints[process.life].paused {
                 continue;
             }
             let (held, wires) = (process.holdings(), net.holdings(process.life));

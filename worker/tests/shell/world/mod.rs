@@ -47,6 +47,8 @@ pub(crate) struct Outcome {
     pub(crate) parts: u64,
     /// Words that were pulled.
     pub(crate) words: u64,
+    /// Pulls that went on where they had stopped, and those of them that found another publication.
+    pub(crate) resumed: [u64; 2],
     /// Two steps were out in some process.
     pub(crate) both: bool,
     /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
@@ -103,6 +105,8 @@ impl World {
         let queue = *random.pick(&[8 << 20, 8 << 20, 64 << 10, 16 << 10]);
         let mut net = Net::new(random);
         net.lasting = Random::new(hash(&[job.seed, 19])).chance(30);
+        net.part = *Random::new(hash(&[job.seed, 67])).pick(&[1 << 20, 1 << 20, 2_000, 300]);
+        net.repeats = *Random::new(hash(&[job.seed, 71])).pick(&[0, 0, 0, 5]);
         (net.slowest, net.byte, net.rdma, net.queue) = (slowest, byte, rdma, queue);
         let mut world = Self {
             truth: Truth::new(job.clone()),
@@ -178,6 +182,7 @@ impl World {
             copied: self.net.borrow().copied,
             parts: self.net.borrow().parts,
             words: self.net.borrow().words,
+            resumed: self.net.borrow().resumed,
             both: self.both,
             turns: self.turns,
         })
