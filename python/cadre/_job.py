@@ -103,22 +103,23 @@ class Job:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
         if missing := self.missing():
             raise RuntimeError(missing)
-        self.end_step()
         if self.next == self.steps:
+            self.end_step()
             return self.end()
+        # Refused before the former step ends and before this one begins: whoever catches it may go on.
         stretches = self.stretches(layouts)
         order = order_of(turns, len(stretches))
-        # Refused before the step begins, not when it is too late to say so.
+        if self.announced is not None and self.announced != (stretches, order):
+            raise ValueError(
+                f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
+                f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns"
+            )
         after = self.stretches(following) if following is not None and self.next + 1 < self.steps else None
         order_after = order_of(turns, len(after)) if after else []
+        self.end_step()
         if self.session:
             if self.announced is None:
                 self.announce(self.next, stretches, order)
-            elif self.announced != (stretches, order):
-                raise ValueError(
-                    f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
-                    f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns"
-                )
             if (state := self.session.begin(self.next)) != "step":
                 return self.leave(state)
             self.announced = None

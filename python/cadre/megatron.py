@@ -58,6 +58,16 @@ def check(config: TransformerConfig) -> None:
             raise NotImplementedError(f"{name} is {value}: it is not there yet; set it to {usual}")
 
 
+def _check_mask(mask: Tensor, rows: int, *, packed: bool) -> None:
+    """Megatron's masks are true where a key is hidden."""
+    remedy = "give the step's documents (layout), or PackedSeqParams, and no mask of padding or of reset documents"
+    if packed or mask.dtype != torch.bool or mask.shape[-2:] != (rows, rows):
+        raise NotImplementedError(f"attention_mask {tuple(mask.shape)} beside a causal layer: {remedy}")
+    causal = torch.ones(rows, rows, dtype=torch.bool, device=mask.device).triu(1)
+    # Not an `if`: a GPU is not waited for.
+    torch._assert_async((mask == causal).all(), f"attention_mask hides other keys than a causal layer does: {remedy}")
+
+
 class CoreAttention(nn.Module):
     """See the module."""
 
@@ -90,9 +100,11 @@ class CoreAttention(nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """As Megatron's for TransformerEngine, a causal layer does not look at `attention_mask`."""
+        """`attention_mask` may only say what a causal layer does anyway."""
         refuse(attention_bias=attention_bias)
         mask = attn_mask_type or self.mask
+        if mask in _CAUSAL and attention_mask is not None:
+            _check_mask(attention_mask, query.shape[0], packed=query.dim() == 3)
         if mask not in _CAUSAL and (mask != AttnMaskType.no_mask or attention_mask is not None):
             raise NotImplementedError(f"attn_mask_type is {mask}: layers are causal, or have no mask, here")
         packed = query.dim() == 3

@@ -197,9 +197,6 @@ impl Session {
             names.iter().zip(&results).map(|(name, it)| Tensor::new(name, it)).collect();
         let mut tensors = tensors?;
         check_apart(&tensors.iter().collect::<Vec<_>>(), &[])?;
-        let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ticket =
-            ticket.ok_or_else(|| refused("this ticket was waited for; submit a phase again"))?;
         py.detach(|| {
             let outputs = match &mut tensors[..] {
                 [o, lse] => Outputs::Forward { o: o.rows_mut(), lse: lse.f32s_mut()? },
@@ -209,6 +206,10 @@ impl Session {
                 }
                 _ => unreachable!("there are as many tensors as names"),
             };
+            // Taken when nothing can be refused any more: whoever mends the results may wait again.
+            let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let ticket = ticket
+                .ok_or_else(|| refused("this ticket was waited for; submit a phase again"))?;
             self.with(|session| match self.not_finite {
                 NotFinite::Report => {
                     let found = session.wait_reporting(ticket, outputs).map_err(told)?;

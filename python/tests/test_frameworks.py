@@ -86,6 +86,15 @@ class Frameworks(RealProcesses):
         q = torch.randn(4, 1, 4, 16)
         with self.assertRaisesRegex(NotImplementedError, "attn_mask_type is .*arbitrary"):
             make(config, 1, AttnMaskType.arbitrary, "self")(q, q[:, :, :2], q[:, :, :2])
+        # A mask of two documents in a row would be left out silently.
+        causal = torch.ones(4, 4, dtype=torch.bool).triu(1)[None, None]
+        apart = causal.clone()
+        apart[..., 2:, :2] = True
+        make(config, 1, kind, "self")(q, q[:, :, :2], q[:, :, :2], causal)
+        with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+            make(config, 1, kind, "self")(q, q[:, :, :2], q[:, :, :2], apart)
+        with self.assertRaisesRegex(NotImplementedError, "attention_mask .* beside a causal layer"):
+            make(config, 1, AttnMaskType.padding_causal, "self")(q, q[:, :, :2], q[:, :, :2], causal[..., :1, :])
         with self.assertRaisesRegex(ValueError, "packed rows without packed_seq_params"):
             make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2])
 

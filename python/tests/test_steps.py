@@ -165,6 +165,11 @@ class Ends(Alone):
             with self.assertRaisesRegex(ValueError, words):
                 cadre.begin_step(layout)
         cadre.begin_step([ROWS])
+        # The former step goes on.
+        for refused in ({"layouts": [0]}, {"layouts": [ROWS], "turns": "F0 F1"}):
+            with mock.patch.object(_step.Step, "unfinished", return_value=None), self.assertRaises(ValueError):
+                cadre.begin_step(**refused)
+            self.assertEqual(_job.running().number, 0)
         for tokens in (-1, 2.5):
             with self.assertRaisesRegex(ValueError, f"report: tokens is {tokens}"):
                 cadre.report(loss=1.0, tokens=tokens)
