@@ -98,7 +98,10 @@ impl Service {
                     self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
                     self.put(&key, Input::Facts(facts));
                 }
-                None => drop(self.pools.remove(&key)),
+                None => {
+                    self.pools.remove(&key);
+                    self.context.told.forget_pool(&key);
+                }
             }
         }
     }
