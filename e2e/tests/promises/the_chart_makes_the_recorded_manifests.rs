@@ -30,16 +30,21 @@ const CASES: [(&str, &[&str]); 3] = [
             "--set=dashboard.enabled=true",
             "--set=settings.gpuNodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-H200",
             "--set=settings.serverPriorityClass=harvest",
+            "--set=settings.serverPullSecrets[0].name=registry",
+            "--set=settings.serverTolerations[0].key=gpu,settings.serverTolerations[0].operator=Exists",
+            "--set=settings.serverResources.requests.memory=2Gi",
             "--set=operator.nodeSelector.role=system",
         ],
     ),
 ];
 /// Values that the schema refuses, and what it says of them.
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 6] = [
     ("--set=operator.replica=1", "replica"),
     ("--set=operator.replicas=0", "replicas"),
     ("--set=image.repository=", "repository"),
     ("--set=settings.levels=hostname", "levels"),
+    ("--set=settings.serverResources.request.memory=2Gi", "request"),
+    ("--set=settings.serverTolerations[0].operator=Exist", "operator"),
 ];
 
 pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {

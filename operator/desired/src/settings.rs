@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
 use serde::Deserialize;
 
 /// What the chart says.
@@ -15,6 +16,12 @@ pub struct Settings {
     pub server_image: String,
     /// Priority class of such a server; empty: the cluster's default.
     pub server_priority_class: String,
+    /// Secrets with which nodes pull its image.
+    pub server_pull_secrets: Vec<LocalObjectReference>,
+    /// Taints that it tolerates.
+    pub server_tolerations: Vec<Toleration>,
+    /// What its container asks for and may have at most.
+    pub server_resources: ResourceRequirements,
     /// Extended resource that gives a pod its GPUs.
     pub gpu_resource: String,
     /// Labels of nodes that servers with GPUs may run on.
@@ -36,6 +43,9 @@ impl Default for Settings {
         Self {
             server_image: "cadre:0.1.0".into(),
             server_priority_class: String::new(),
+            server_pull_secrets: Vec::new(),
+            server_tolerations: Vec::new(),
+            server_resources: ResourceRequirements::default(),
             gpu_resource: "nvidia.com/gpu".into(),
             gpu_node_selector: BTreeMap::new(),
             levels: vec!["kubernetes.io/hostname".into(), "topology.kubernetes.io/zone".into()],

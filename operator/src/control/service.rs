@@ -92,14 +92,14 @@ impl Service {
 
     fn learn(&mut self) {
         for (key, facts) in self.context.known.take() {
-            match facts {
-                Some(facts) => {
-                    let term = self.term;
-                    self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
-                    self.put(&key, Input::Facts(facts));
-                }
-                None => drop(self.pools.remove(&key)),
-            }
+            let Some(facts) = facts else {
+                self.pools.remove(&key);
+                self.context.told.forget_pool(&key);
+                continue;
+            };
+            let term = self.term;
+            self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
+            self.put(&key, Input::Facts(facts));
         }
     }
 

@@ -178,6 +178,14 @@ impl Told {
         }
     }
 
+    /// Forgets a pool that is gone.
+    pub(super) fn forget_pool(&self, key: &Key) {
+        let mut inner = self.locked();
+        inner.pools.remove(key);
+        inner.holders.remove(key);
+        inner.live.remove(key);
+    }
+
     /// Forgets the jobs that are gone.
     pub(super) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
         self.locked().jobs.retain(|it, _| is_there(it));
@@ -223,7 +231,8 @@ mod tests {
         assert!(!complete(&told));
         told.start();
         assert!(!complete(&told));
-        told.locked().since = Since::At(Instant::now() - COMPLETE);
+        let before = Instant::now().checked_sub(COMPLETE).expect("the machine is up for longer");
+        told.locked().since = Since::At(before);
         assert!(complete(&told));
     }
 
@@ -244,6 +253,8 @@ mod tests {
         assert_eq!(told.live()[0].2.busy_ppm, Some(3), "who asks is told at once");
         assert!(tell(3, true, true));
         assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(3));
+        told.forget_pool(&key);
+        assert!(told.pool(&key).reports.is_empty() && told.live().is_empty(), "it is gone");
     }
 
     #[test]

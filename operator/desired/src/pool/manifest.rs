@@ -19,8 +19,8 @@ use cadre_crds::contract::{
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
 use k8s_openapi::api::core::v1::{
     Affinity, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
-    NodeSelectorTerm, Pod, PodAffinity, PodAffinityTerm, PodSpec, PodTemplateSpec, Service,
-    ServiceSpec, WeightedPodAffinityTerm,
+    NodeSelectorTerm, Pod, PodAffinity, PodAffinityTerm, PodSpec, PodTemplateSpec,
+    ResourceRequirements, Service, ServiceSpec, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -126,6 +126,12 @@ fn own_template(image: &str, settings: &Settings) -> PodTemplateSpec {
     if !settings.server_priority_class.is_empty() {
         spec.priority_class_name = Some(settings.server_priority_class.clone());
     }
+    // What is left out of a pod is left out of ours.
+    let secrets = Some(settings.server_pull_secrets.clone());
+    spec.image_pull_secrets = secrets.filter(|it| !it.is_empty());
+    spec.tolerations = Some(settings.server_tolerations.clone()).filter(|it| !it.is_empty());
+    let resources = Some(settings.server_resources.clone());
+    spec.containers[0].resources = resources.filter(|it| *it != ResourceRequirements::default());
     let security = spec.security_context.get_or_insert_default();
     security.run_as_non_root = Some(true);
     volume(&mut spec, empty("cadre-tmp", EmptyDirVolumeSource::default()));

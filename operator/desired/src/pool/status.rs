@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 
 use cadre_crds::contract::SERVER_CONTAINER;
 use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 
 use super::holders::holders;
@@ -29,8 +30,8 @@ const SETTLED: &str = "Settled";
 const WORST: usize = 8;
 /// Utilization is told in steps of so many percent.
 const PERCENT_STEP: u32 = 5;
-/// Busiest server over the mean, in percent, up to which a pool is balanced.
-const BALANCED_PERCENT: u64 = 120;
+/// Busiest server over the mean, in percent, up to which a pool is balanced, and is so again after it was not.
+const BALANCED_PERCENT: [u64; 2] = [120, 110];
 
 /// The status of a pool.
 pub fn status(
@@ -84,6 +85,8 @@ pub fn status(
     let (ready, draining) = (status.ready, status.draining);
     let in_place = status.in_place_servers;
     let generation = pool.metadata.generation;
+    let is_imbalanced = |it: &Condition| it.type_ == "Balanced" && it.status == "False";
+    let at_most = BALANCED_PERCENT[usize::from(status.conditions.iter().any(is_imbalanced))];
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
     if let Some(refusal) = refusal.filter(|_| !deleted) {
         conditions.set("Available", said(ready + in_place > 0, "Invalid", refusal.to_string()));
@@ -99,7 +102,7 @@ pub fn status(
     let updates = updates(&pool.spec, outdated, desired).filter(|_| progressing.reason == SETTLED);
     let progressing = updates.unwrap_or(progressing);
     conditions.set("Progressing", progressing.clone());
-    conditions.set("Balanced", balanced(&all));
+    conditions.set("Balanced", balanced(&all, at_most));
     conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, scale::is_known(observed)));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
     let degraded = degraded(observed, &all, applied.failure());
@@ -188,7 +191,8 @@ fn whole(degraded: &Said, progressing: &Said, desired: u32) -> Said {
     }
 }
 
-fn balanced(all: &[Server<'_>]) -> Said {
+/// Whether the busiest server is at most so many percent of the mean.
+fn balanced(all: &[Server<'_>], at_most: u64) -> Said {
     let busy = all.iter().filter(|it| it.stays()).filter_map(|it| it.report?.busy_ppm);
     let busy: Vec<u64> = busy.map(u64::from).collect();
     let most = busy.iter().max().copied().unwrap_or(0);
@@ -196,10 +200,14 @@ fn balanced(all: &[Server<'_>]) -> Said {
     if sum == 0 {
         return said(Truth::Unknown, "NoReports", "no server reports load");
     }
-    if most * busy.len() as u64 * 100 <= sum * BALANCED_PERCENT {
+    if most * busy.len() as u64 * 100 <= sum * at_most {
         return said(true, "Balanced", "");
     }
-    said(false, "Imbalanced", "the busiest server is more than a fifth above the mean")
+    said(
+        false,
+        "Imbalanced",
+        "the busiest server is a fifth above the mean, or was and is a tenth above it",
+    )
 }
 
 fn scaling(mode: ScalingMode, is_known: bool) -> Said {

@@ -10,8 +10,8 @@ mod world;
 use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
-use cadre_desired::Action;
 use cadre_desired::pool::decide;
+use cadre_desired::{Action, Object, Settings};
 use cluster::{World, image_of};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -19,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
+use serde_json::json;
 use world::{end, name, on_node, set_phase, settings};
 
 /// Lets things calm down until all is tried that may be, and nothing changes any more.
@@ -256,6 +257,36 @@ fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
     world.happen(&Event::Delete);
     rest(&mut world);
     assert!(world.gone, "its servers drain as those of any other");
+}
+
+#[test]
+fn servers_without_a_template_are_as_the_chart_says_and_others_as_their_template_says() {
+    let settings: Settings = serde_json::from_value(json!({
+        "serverPullSecrets": [{"name": "registry"}],
+        "serverTolerations": [{"key": "gpu", "operator": "Exists"}],
+        "serverResources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "4Gi"}},
+    }))
+    .expect("good settings");
+    let mut world = World::new(1);
+    world.pool.spec.fabric.gpus_per_server = 2;
+    let made = |world: &World| {
+        let (decision, _) = decide(&world.observe(), &settings, world.clock.now());
+        let pod = decision.actions.into_iter().find_map(|it| {
+            let Action::Create(Object::Pod(pod)) = it else { return None };
+            pod.spec
+        });
+        let pod = serde_json::to_value(pod.expect("a server")).expect("plain data");
+        let resources = pod["containers"][0]["resources"].clone();
+        (pod["imagePullSecrets"].clone(), pod["tolerations"].clone(), resources)
+    };
+    let limits = json!({"memory": "4Gi", "nvidia.com/gpu": "2"});
+    let expected = json!({"limits": limits, "requests": {"memory": "2Gi"}});
+    let (secrets, tolerations) = (json!([{"name": "registry"}]), &json!("gpu"));
+    let (told, tolerated, resources) = made(&world);
+    assert_eq!((told, &tolerated[0]["key"], resources), (secrets, tolerations, expected));
+    world.happen(&Event::Template(1));
+    world.pool.spec.fabric.gpus_per_server = 0;
+    assert_eq!(made(&world), (json!(null), json!(null), json!(null)));
 }
 
 #[test]

@@ -60,6 +60,26 @@ fn who_holds_which_server_is_told_with_the_time_since_when_whoever_leads() {
 }
 
 #[test]
+fn a_pool_at_the_edge_of_balance_does_not_change_its_mind_at_each_look() {
+    let mut world = World::new(2);
+    rest(&mut world);
+    let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+    let mut told = Vec::new();
+    for other in [900_000, 740_000, 600_000, 740_000, 900_000, 740_000] {
+        for (pod, busy) in names.iter().zip([1_000_000, other]) {
+            let report = Report { busy_ppm: Some(busy), ..Report::default() };
+            world.reports.insert(pod.clone(), report);
+        }
+        world.reconcile(usize::MAX);
+        let conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+        let balanced = conditions.filter(|it| it.type_ == "Balanced").map(|it| it.reason.clone());
+        told.extend(balanced);
+    }
+    let [yes, no] = ["Balanced", "Imbalanced"];
+    assert_eq!(told, [yes, yes, no, no, yes, yes]);
+}
+
+#[test]
 fn measured_links_are_told_by_the_worst() {
     let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
     for (least, rdma, one, other, expected) in [
