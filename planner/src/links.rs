@@ -62,7 +62,7 @@ pub struct Prices {
 }
 
 impl Default for Prices {
-    /// All alike.
+    /// Every distance costs the same.
     fn default() -> Self {
         Self { node: 100, rail: 100, leaf: 100, far: 100 }
     }

@@ -89,7 +89,7 @@ fn phases(problem: &Problem, plan: &Plan, runs: &Runs) -> (Vec<u64>, u64) {
     (phases.into_iter().map(BundleMemory::most).collect(), reserve)
 }
 
-/// Bytes of the slot that needs most; a slot without work is not asked.
+/// Bytes of the slot that needs most. Slots without work do not count.
 pub(crate) fn most_needed(problem: &Problem, plan: &Plan, runs: &Runs) -> u64 {
     let (phases, reserve) = phases(problem, plan, runs);
     let phase = phases.into_iter().max().unwrap_or(0);

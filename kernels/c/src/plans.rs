@@ -44,26 +44,33 @@ pub unsafe extern "C" fn cadre_workspace_free(workspace: *mut Scratch) {
     unsafe { freed(workspace) };
 }
 
-/// What a plan is made with: the caller's stream, its workspace or one of the plan's own, and its lines.
+/// The caller's workspace, or one of the plan's own.
 ///
 /// # Safety
 ///
-/// `gpu` comes from [`crate::cadre_open`], `workspace` from [`cadre_workspace`] or is null; the lines are as many as is said.
+/// `workspace` comes from [`cadre_workspace`], or is null.
+unsafe fn scratch(gpu: &Gpu, workspace: *const Scratch) -> Result<Scratch, Failed> {
+    // SAFETY: the caller's promise.
+    Ok(match unsafe { workspace.as_ref() } {
+        Some(it) => it.clone(),
+        None => Scratch::new(gpu)?,
+    })
+}
+
+/// What a plan is made with: the GPU, the caller's stream, its lines.
+///
+/// # Safety
+///
+/// `gpu` comes from [`crate::cadre_open`]; the lines are as many as is said.
 unsafe fn planning<'a>(
     gpu: *const Gpu,
-    workspace: *const Scratch,
     stream: u64,
     (lines, count): (*const TaskLine, u64),
-) -> Result<(Stream, Scratch, &'a [TaskLine]), Failed> {
+) -> Result<(&'a Gpu, Stream, &'a [TaskLine]), Failed> {
     // SAFETY: the caller's promise.
     let (gpu, lines) = unsafe { (given(gpu, "gpu")?, listed(lines, count, "tasks")?) };
     // SAFETY: the caller's promise.
-    let scratch = match unsafe { workspace.as_ref() } {
-        Some(it) => it.clone(),
-        None => Scratch::new(gpu)?,
-    };
-    // SAFETY: the caller's promise.
-    Ok((unsafe { Stream::foreign(gpu, stream) }, scratch, lines))
+    Ok((gpu, unsafe { Stream::foreign(gpu, stream) }, lines))
 }
 
 /// What a plan runs with: the caller's stream, the plan, and its tensors.
@@ -101,10 +108,12 @@ pub unsafe extern "C" fn cadre_forward_plan(
 ) -> *mut ForwardPlan {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (stream, scratch, lines) = unsafe { planning(gpu, workspace, stream, (lines, count)) }?;
+        let (gpu, stream, lines) = unsafe { planning(gpu, stream, (lines, count)) }?;
         let task =
             |it: &TaskLine| ForwardTask { mask: it.mask(), keys: it.keys(), rows: it.rows() };
         let tasks: Vec<_> = lines.iter().map(task).collect();
+        // SAFETY: the caller's promise.
+        let scratch = unsafe { scratch(gpu, workspace) }?;
         let plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
@@ -206,7 +215,7 @@ pub unsafe extern "C" fn cadre_backward_plan(
 ) -> *mut BackwardPlan {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (stream, scratch, lines) = unsafe { planning(gpu, workspace, stream, (lines, count)) }?;
+        let (gpu, stream, lines) = unsafe { planning(gpu, stream, (lines, count)) }?;
         for (index, pair) in lines.windows(2).enumerate() {
             let keys = |it: &TaskLine| (it.mask, it.keys(), it.dkv_row);
             if pair[0].bundle == pair[1].bundle && keys(&pair[0]) != keys(&pair[1]) {
@@ -226,6 +235,8 @@ pub unsafe extern "C" fn cadre_backward_plan(
         let bundles: Vec<_> = lines.chunk_by(|a, b| a.bundle == b.bundle).map(bundle).collect();
         let order = if shape.fixed_order != 0 { Order::Fixed } else { Order::Arrival };
         let cut = (order, shape.launches);
+        // SAFETY: the caller's promise.
+        let scratch = unsafe { scratch(gpu, workspace) }?;
         let plan = BackwardPlan::with(&stream, shape.shape(), &bundles, cut, &scratch)?;
         Ok(Box::into_raw(Box::new(plan)))
     })

@@ -21,7 +21,7 @@ struct Inner {
     part_o: Buffer<f32>,
     part_lse: Buffer<f32>,
     sums: Buffer<f32>,
-    /// A run that adds to the sums was enqueued, but the launch that zeroes them afterwards was not.
+    /// A run was put that adds to the sums, and not the end of it that zeroes them.
     dirty: bool,
 }
 
@@ -87,7 +87,7 @@ impl Scratch {
         Ok(inner.sums.slice().place().0)
     }
 
-    /// Whether the work enqueued so far leaves sums that are not zero.
+    /// Whether sums are not zero behind what was put so far.
     pub(super) fn are_sums_dirty(&self, dirty: bool) {
         self.lock().dirty = dirty;
     }

@@ -56,7 +56,7 @@ pub struct ChurnRow {
     pub bytes_moved: u64,
     /// Time of the step.
     pub nanos: Nanos,
-    /// Of it what the loss cost: until it is declared, and the moved bundles of both phases in flight.
+    /// The part of it that a loss costs: the time until it is declared, and that of the moved bundles of both phases in flight.
     pub lost_nanos: Nanos,
 }
 
@@ -114,7 +114,7 @@ fn over(most: u64, base: u64) -> u64 {
     (u128::from(most - base.min(most)) * 1_000_000 / u128::from(base.max(1))) as u64
 }
 
-/// A pool that loses a slot in the middle of every third step and has it filled again one step later.
+/// A pool that loses a slot in the middle of every third step. Two steps later the slot is filled again.
 ///
 /// # Errors
 ///

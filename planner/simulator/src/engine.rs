@@ -40,7 +40,7 @@ struct Edge {
 }
 
 impl Engine {
-    /// Adds an activity; without a resource it only takes time.
+    /// Adds an activity. One without a resource occupies nothing and only takes time.
     pub(crate) fn add(
         &mut self,
         resource: Option<Resource>,
@@ -61,12 +61,12 @@ impl Engine {
         self.edges.push(Edge { from, to, delay: 0, from_start: true });
     }
 
-    /// Runs all; returns when the last ends.
+    /// Runs all activities; returns the time at which the last one ends.
     pub(crate) fn run(self) -> Nanos {
         self.times().into_iter().map(|it| it.1).max().unwrap_or(0)
     }
 
-    /// Start and end of each activity; a circle of edges is a bug of who made them.
+    /// Start and end of each activity. A circle of edges is a bug of the caller.
     fn times(mut self) -> Vec<(Nanos, Nanos)> {
         self.edges.sort_by_key(|it| it.from);
         let count = self.activities.len();
@@ -102,12 +102,12 @@ impl Engine {
     }
 }
 
-/// What happens; at one moment in this order, so that a resource chooses when all is known.
+/// Kinds of events. At one moment they happen in this order, so that a resource chooses when all else is known.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum What {
     /// An activity ends.
     End,
-    /// An activity has one wait less.
+    /// An activity has one edge less to wait for.
     Release,
     /// An activity waits for nothing but its resource.
     Ready,

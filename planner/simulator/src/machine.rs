@@ -98,11 +98,11 @@ pub struct Machine {
     pub kernel: Kernel,
     /// Processors of a place.
     pub lanes: u64,
-    /// What a processor does in linear layers, in TFLOP/s.
+    /// Speed of a processor in linear layers, in TFLOP/s.
     pub linear: u64,
     /// Bytes a microsecond of a link, each way.
     pub link: u64,
-    /// From the end of a transfer to the start of what waits for it.
+    /// Latency: from the end of a transfer to the start of what waits for it.
     pub latency: Nanos,
 }
 
@@ -139,13 +139,13 @@ impl Machine {
         }
     }
 
-    /// Bytes of a place over its links.
+    /// Time of so many bytes over the links of a place.
     pub fn wire(&self, bytes: u64) -> Nanos {
         (u128::from(bytes) * 1000 / u128::from(self.lanes * self.link)) as u64
     }
 }
 
-/// Operations over TFLOP/s.
+/// Time of so many operations at a speed in TFLOP/s.
 fn divide(operations: u128, tflops: u64) -> Nanos {
     // One TFLOP/s is a thousand operations a nanosecond.
     (operations / (u128::from(tflops.max(1)) * 1000)) as u64

@@ -22,7 +22,7 @@ use crate::sampler::LengthSet;
 use crate::step::Overlap;
 use crate::trial::{Planner, Setting, best_packing};
 
-/// Mean steps of a setting.
+/// Mean times of a step in one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OursRow {
     /// Model, documents, machine.
@@ -134,7 +134,7 @@ fn mixed(wires: &[Vec<Phase>], work: &[Vec<Phase>]) -> Vec<Vec<Phase>> {
     .collect()
 }
 
-/// The same work, spread evenly, with no transfer.
+/// A phase with the same work, spread evenly, and no transfer.
 fn ideal(phases: &[Vec<Phase>]) -> Vec<Vec<Phase>> {
     let even = |phase: &Phase| {
         let places = phase.cost.len().max(1) as u64;

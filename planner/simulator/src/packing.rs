@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use crate::machine::{Direction, Kernel, Machine, Model, Nanos};
 use crate::phase::{Bytes, Phase, triangle};
 
-/// Sequences in turn to groups, as they are.
+/// Deals whole sequences to the groups in turn.
 pub(crate) fn fixed(sequences: &[Vec<u32>], groups: usize) -> Vec<Vec<u32>> {
     let mut all = vec![Vec::new(); groups];
     for (index, documents) in sequences.iter().enumerate() {

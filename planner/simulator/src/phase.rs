@@ -38,9 +38,9 @@ pub struct Bytes {
     pub backward_inputs: u64,
     /// dQ, dK, dV to the rank.
     pub backward_results: u64,
-    /// Of `inputs`: query rows and keys on their own.
+    /// The part of `inputs` that is query rows.
     pub queries: u64,
-    /// See `queries`.
+    /// The part of `inputs` that is rows of K and V.
     pub keys: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct Phase {
     pub tokens: Vec<u64>,
     /// Forward cost by place: pairs times query heads, all of it.
     pub cost: Vec<u64>,
-    /// Of it what needs no row from elsewhere.
+    /// The part of it that needs no row from elsewhere.
     pub local: Vec<u64>,
     /// By (rank, place), never the same.
     pub wires: BTreeMap<(usize, usize), Bytes>,

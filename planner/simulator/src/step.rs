@@ -53,7 +53,7 @@ pub struct Pass<'a> {
     pub nanos: &'a [Phase],
 }
 
-/// What a step is made of, besides its passes.
+/// The model, machine and overlap of a step: everything but its passes.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// The model.
@@ -69,7 +69,7 @@ pub struct Step {
     pub replicas: u64,
 }
 
-/// How long, and how much of it processors computed.
+/// The time of a step, and the work of its processors.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct StepTime {
     /// From the first event to the last.
@@ -87,7 +87,7 @@ impl StepTime {
     }
 }
 
-/// Behind all else on a link.
+/// Priority of weights and gradients: behind all other traffic of a link.
 const BACKGROUND: u64 = 1 << 60;
 /// Parts of local work: foreign work that has landed goes between them.
 const LOCAL_PARTS: u64 = 4;

@@ -253,7 +253,7 @@ fn check_counts(documents: &[Document], ranks: &[Vec<Stretch>]) -> Result<(), Er
     if documents.is_empty() { Err(Error::NoRows) } else { Ok(()) }
 }
 
-/// Every row once; returns where each document's pieces begin.
+/// Checks that every row is there once; returns where the pieces of each document begin.
 fn check_cover(documents: &[Document], pieces: &[(DocumentId, Piece)]) -> Result<Vec<u32>, Error> {
     let mut first_piece = Vec::with_capacity(documents.len() + 1);
     let mut next = 0;

@@ -140,7 +140,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Every slot reaches the ranks that hold what its bundles need.
+    /// Checks that every slot reaches the ranks that hold what its bundles need.
     fn check_reach(&self, problem: &Problem) -> Result<(), Error> {
         if problem.links.reach_all() {
             return Ok(());
@@ -162,7 +162,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Every row of every KV head once.
+    /// Checks that every row of every KV head is computed once.
     fn check_cover(&self, problem: &Problem, all_runs: &Runs) -> Result<(), Error> {
         let (order, firsts) = self.by_document(problem);
         let all = problem.all_heads();

@@ -19,7 +19,7 @@ pub(crate) struct Run {
 /// The runs of every bundle of a plan.
 pub(crate) struct Runs {
     all: Vec<Run>,
-    /// Where a bundle's end, and in front of them where the first one's begin.
+    /// Where the runs of each bundle end, after an entry for where the first bundle's begin.
     ends: Vec<u32>,
 }
 

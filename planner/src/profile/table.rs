@@ -22,9 +22,9 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kept {
-    /// All before them, and of their own each those up to it.
+    /// All keys before the rows, and of the rows' own keys those up to each row.
     Causal,
-    /// All: those before them and their own.
+    /// All keys: those before the rows, and their own.
     Full,
 }
 

@@ -116,7 +116,7 @@ pub fn reassign(
     Ok(Assignment { executors })
 }
 
-/// A slot alive, while bundles are given to it.
+/// A living slot to which bundles are being given.
 struct Survivor<'a> {
     id: SlotId,
     slot: &'a Slot,
@@ -226,7 +226,7 @@ impl<'a> Survivors<'a> {
         there.filter(|it| good(&self.all[it.1])).min().map(|it| it.1)
     }
 
-    /// Gives one of them more to do.
+    /// Adds work to one of the slots.
     fn give(&mut self, at: usize, cost: u64) {
         let it = &mut self.all[at];
         it.load += cost;

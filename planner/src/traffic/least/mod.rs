@@ -64,7 +64,7 @@ pub fn least(problem: &Problem, finish: u64) -> Option<Least> {
     Some(Least { pulled: (pulled * (1.0 - ROUNDING)) as u64, link: link as u64 })
 }
 
-/// All that is known of what must travel.
+/// What bounds the bytes that must travel.
 struct All {
     /// Zero sides where masks are not causal.
     sides: Option<Sides>,
@@ -172,7 +172,7 @@ fn capacity(slot: &crate::Slot, finish: u64) -> i128 {
 
 /// What leaves and what arrives at least.
 struct Sides {
-    /// Most that one slot can do.
+    /// Most work that one slot can do.
     most: f64,
     donors: Vec<Side>,
     /// The largest first.
@@ -181,7 +181,7 @@ struct Sides {
     slack: i128,
 }
 
-/// A surplus of a rank, or a room of a slot.
+/// An amount of work: the surplus of a rank, or the room of a slot.
 #[derive(Clone, Copy)]
 struct Side {
     place: usize,
