@@ -21,13 +21,14 @@ mod card;
 mod leaving;
 mod opening;
 mod pulls;
+mod reads;
 #[cfg(test)]
 mod tests;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
 use self::pulls::Reading;
@@ -58,12 +59,14 @@ pub(super) struct Remote {
     asked: BTreeMap<PullId, Asked>,
     /// Pulls whose rows are read, in the order in which they were begun.
     reading: BTreeMap<PullId, Reading>,
-    /// Reads under way: what for, and how many bytes.
-    gets: BTreeMap<GetId, (For, u64)>,
+    /// When which of them may be late.
+    deadlines: BTreeSet<(Instant, PullId)>,
+    /// Reads under way: what for.
+    gets: BTreeMap<GetId, For>,
     /// Bytes of rows that are under way.
     flying_bytes: u64,
-    /// Ends of reads that nobody has looked at.
-    done: VecDeque<Done>,
+    /// Ends of reads that were counted, and nobody has looked at.
+    done: VecDeque<(For, Done)>,
     /// Where there is no other way: pulls that wait for theirs.
     waiting: Vec<Pull>,
     limits: Limits,
@@ -84,8 +87,19 @@ struct Asked {
 enum For {
     /// The first look at the board of a peer.
     Look(PeerId, u64),
-    /// Of a pull.
-    Pull(PullId),
+    /// A look for a pull.
+    Entry(PullId),
+    /// So many bytes of a pull.
+    Rows(PullId, u64),
+}
+
+impl For {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Look(..) | Self::Entry(_) => 0,
+            Self::Rows(_, bytes) => bytes,
+        }
+    }
 }
 
 impl Remote {
@@ -120,6 +134,7 @@ impl Remote {
             ways: BTreeMap::new(),
             asked: BTreeMap::new(),
             reading: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
             gets: BTreeMap::new(),
             flying_bytes: 0,
             done: VecDeque::new(),
@@ -175,12 +190,14 @@ impl Remote {
 
     /// Readies the descriptors to end a wait: false where there is something to do already.
     pub(super) fn arm(&mut self) -> bool {
-        self.net.arm()
+        self.done.is_empty() && self.net.arm()
     }
 
     /// Whether nothing is asked, read or waited for.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.reading.is_empty() && self.gets.is_empty() && self.waiting.is_empty()
+        let is_idle = self.reading.is_empty() && self.gets.is_empty() && self.waiting.is_empty();
+        assert!(!is_idle || self.flying_bytes == 0 && self.deadlines.is_empty());
+        is_idle
     }
 }

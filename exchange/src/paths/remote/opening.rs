@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::card::{self, CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
 use super::leaving::Onward;
+use super::pulls::Step;
 use super::way::{Key, Stage, Way};
 use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
@@ -136,6 +137,13 @@ impl Paths {
         let Some(end) = way.end() else { return Ok(()) };
         let id = remote.net.unpack(end, &key).map_err(|it| it.to_string())?;
         way.keys.insert(place, Some(Key { id, start }));
+        let theirs = remote.reading.iter().filter(|it| {
+            it.1.peer() == peer
+                && matches!(it.1.step, Step::Keys(found) if found.spot.arena == place.0)
+        });
+        for id in theirs.map(|it| *it.0).collect::<Vec<_>>() {
+            remote.read_if_keys_are_here(id);
+        }
         Ok(())
     }
 
