@@ -132,9 +132,15 @@ impl Net {
         })
     }
 
-    /// Lets readers who get these bytes read a memory, as long as this lives.
-    pub(crate) fn show(&mut self, memory: Stretch) -> Result<Vec<u8>, UcxError> {
-        self.context.show(memory)
+    /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
+    pub(crate) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
+        self.context.show(memory, longest)
+    }
+
+    /// How many memories readers can read.
+    #[cfg(test)]
+    pub(crate) fn memories(&self) -> usize {
+        self.context.memories()
     }
 
     /// What readers get to know of this process.

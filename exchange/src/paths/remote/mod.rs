@@ -30,9 +30,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
+use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
 use self::pulls::Reading;
 use self::way::Way;
+use super::ways::{FIRST_REST, LONGEST_REST};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, PullId};
@@ -52,8 +53,9 @@ pub(super) struct Remote {
     pub(super) board: Board,
     /// Stretches of arenas that readers can get the keys of.
     shown: BTreeSet<(u64, u32)>,
-    /// Whether it was said that one cannot be shown.
-    said: bool,
+    /// Where one could not be shown: until when none is tried, and the rest that follows.
+    resting: Option<(Instant, Duration)>,
+    longest_key: usize,
     ways: BTreeMap<PeerId, Way>,
     /// Pulls of cards and keys over links.
     asked: BTreeMap<PullId, Asked>,
@@ -115,7 +117,7 @@ impl Remote {
         let board = Board::new().map_err(|it| failed("show a board", it.to_string()))?;
         let stretch = board.stretch();
         let start = stretch.address();
-        let packed = PackedKey::new(start, net.show(stretch)?);
+        let packed = PackedKey::new(start, net.show(stretch, LONGEST_KEY)?);
         let packed = packed.ok_or_else(|| failed("show a board", "its key is too long".into()))?;
         let card = Card { board: packed, address: net.address()? }.encode();
         let card = card.ok_or_else(|| failed("say its address", "it is too long".into()))?;
@@ -130,7 +132,8 @@ impl Remote {
             transports,
             board,
             shown: BTreeSet::new(),
-            said: false,
+            resting: None,
+            longest_key: LONGEST_KEY,
             ways: BTreeMap::new(),
             asked: BTreeMap::new(),
             reading: BTreeMap::new(),
@@ -160,11 +163,7 @@ impl Remote {
             let Some(stretch) = Stretch::of_arena(arena, at, STRETCH_BYTES as usize) else {
                 return;
             };
-            if let Err(why) = self.show(tcp, place, stretch) {
-                if !self.said {
-                    tracing::warn!("rows go over links: {why}");
-                }
-                self.said = true;
+            if !self.show_unless_it_rests(tcp, place, stretch) {
                 return;
             }
         }
@@ -174,9 +173,32 @@ impl Remote {
         }
     }
 
+    /// Shows a stretch, but not soon after one could not be shown: registering costs time, and the reason, as a rule a limit of
+    /// locked memory, is the same for all. Whether it was shown.
+    fn show_unless_it_rests(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch) -> bool {
+        let now = tcp.now();
+        if self.resting.is_some_and(|it| now < it.0) {
+            return false;
+        }
+        match self.show(tcp, place, stretch) {
+            Ok(()) => {
+                self.resting = None;
+                true
+            }
+            Err(why) => {
+                let rest = self.resting.map_or(FIRST_REST, |it| it.1);
+                if self.resting.is_none() {
+                    tracing::warn!("rows that lie in new memory go over links: {why}");
+                }
+                self.resting = Some((now + rest, (2 * rest).min(LONGEST_REST)));
+                false
+            }
+        }
+    }
+
     fn show(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch) -> Result<(), UcxError> {
         let start = stretch.address();
-        let packed = PackedKey::new(start, self.net.show(stretch)?);
+        let packed = PackedKey::new(start, self.net.show(stretch, self.longest_key)?);
         let packed = packed.ok_or_else(|| UcxError::Call {
             what: "show memory",
             why: "its key is too long".to_owned(),
