@@ -124,8 +124,7 @@ impl Remote {
         let mut region = Buffer::zeroed(CARD_BYTES);
         region.bytes_mut().copy_from_slice(&card);
         tcp.announce(CARD, Arc::new(region));
-        let (serving, _) = net.descriptors()?;
-        tcp.watch_device(serving).map_err(|it| failed("be waited for", it.to_string()))?;
+        tcp.watch_device(net.serving()?).map_err(|it| failed("be waited for", it.to_string()))?;
         Ok(Self {
             net,
             required,

@@ -104,18 +104,9 @@ impl Paths {
         let card = Card::decode(said.bytes()).ok_or("its card is none of this build")?;
         let until = self.tcp.now() + PATIENCE;
         let Some(remote) = &mut self.remote else { return Ok(()) };
-        let was_reading = remote.net.descriptors().is_ok_and(|it| it.1.is_some());
-        let end = remote.net.connect(&card.address).map_err(|it| it.to_string());
-        // Also where this end failed: what reads was made, and later ends read with it.
-        if !was_reading {
-            let (_, reading) = remote.net.descriptors().map_err(|it| it.to_string())?;
-            if let Some(it) = reading {
-                self.tcp.watch_device(it).map_err(|it| it.to_string())?;
-            }
-        }
-        let end = end?;
-        let key = remote.net.unpack(end, &card.board.key);
-        let id = match key {
+        let end = remote.net.connect(&card.address).map_err(|it| it.to_string())?;
+        let ready = remote.net.watch_reading(|it| self.tcp.watch_device(it));
+        let id = match ready.and_then(|()| remote.net.unpack(end, &card.board.key)) {
             Ok(id) => id,
             Err(why) => {
                 remote.net.close(end);

@@ -95,3 +95,42 @@ fn memory_that_cannot_be_shown_is_given_back_and_tried_after_a_rest_that_grows()
     hand.advance(Duration::from_mins(1));
     assert_eq!(publish(&mut owner, LONGEST_KEY), (2, None));
 }
+
+#[test]
+fn ends_that_nothing_wakes_are_closed_and_later_ones_are_watched() {
+    let (clock, hand) = Clock::driven();
+    let (Some(mut owner), Some(mut reader)) = (open(OWNER, Clock::system()), open(READER, clock))
+    else {
+        return;
+    };
+    // The system refuses to watch a descriptor that it watches already.
+    let Paths { remote, tcp, .. } = &mut reader;
+    let net = &mut remote.as_mut().unwrap().net;
+    let own = net.address().unwrap();
+    net.connect(&own).unwrap();
+    let refused = net.watch_reading(|it| {
+        tcp.watch_device(it)?;
+        Err(std::io::ErrorKind::Other.into())
+    });
+    assert!(refused.is_err());
+    reader.connect(OWNER, &owner.address());
+    until(&mut reader, &mut owner, |it| matches!(it, Stage::Shut { .. }));
+    let Paths { remote, tcp, .. } = &mut reader;
+    let net = &mut remote.as_mut().unwrap().net;
+    assert!(net.ends() <= 1, "that to itself");
+    let _ = net.watch_reading(|it| {
+        tcp.forget_device(it);
+        Err(std::io::ErrorKind::Other.into())
+    });
+    hand.advance(Duration::from_secs(30));
+    reader.ask_card(OWNER);
+    until(&mut reader, &mut owner, |it| matches!(it, Stage::Open { .. }));
+    let mut is_asked = false;
+    let net = &mut reader.remote.as_mut().unwrap().net;
+    net.watch_reading(|_| {
+        is_asked = true;
+        Ok(())
+    })
+    .unwrap();
+    assert!(!is_asked, "it is watched");
+}
