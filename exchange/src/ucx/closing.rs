@@ -69,7 +69,9 @@ impl Net {
     /// Ends the reading worker with all its ends: after this nothing is written for any of its reads.
     fn cut(&mut self) {
         self.collect();
-        let Some(Reading { worker, queue, ends, gets }) = self.reading.take() else { return };
+        let Some(Reading { worker, queue, is_watched: _, ends, gets }) = self.reading.take() else {
+            return;
+        };
         let of = &self.context.ucx.functions;
         if self.emulates {
             // UCX 1.13 ends the process when a worker is destroyed that has sent requests for reads. What comes for them lands when

@@ -55,8 +55,8 @@ impl Context {
         call(self.ucx, "make a worker", status).map(|()| worker)
     }
 
-    /// Lets readers who get these bytes read a memory, as long as this lives.
-    pub(super) fn show(&mut self, memory: Stretch) -> Result<Vec<u8>, UcxError> {
+    /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
+    pub(super) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
         let of = &self.ucx.functions;
         let params = b::ucp_mem_map_params_t {
             field_mask: b::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
@@ -72,17 +72,41 @@ impl Context {
         // SAFETY: the memory is mapped as long as the stretch lives, which is kept until it is no longer registered.
         let status = unsafe { (of.ucp_mem_map)(self.handle, &raw const params, &raw mut handle) };
         call(self.ucx, "register memory; raise the limit of locked memory (ulimit -l)", status)?;
-        self.memories.push((handle, memory));
+        let key = self.key(handle).and_then(|key| match key.len() {
+            bytes if bytes <= longest => Ok(key),
+            bytes => Err(UcxError::Call {
+                what: "show memory",
+                why: format!("its key has {bytes} bytes, and there is room for {longest}"),
+            }),
+        });
+        if key.is_ok() {
+            self.memories.push((handle, memory));
+        } else {
+            // SAFETY: it was just registered, and nobody has its key.
+            unsafe { (of.ucp_mem_unmap)(self.handle, handle) };
+        }
+        key
+    }
+
+    /// What opens a registered memory to readers.
+    fn key(&self, memory: b::ucp_mem_h) -> Result<Vec<u8>, UcxError> {
+        let of = &self.ucx.functions;
         let (mut key, mut bytes) = (ptr::null_mut(), 0);
-        // SAFETY: the memory was just registered; it writes both.
+        // SAFETY: the memory is registered; it writes both.
         let status =
-            unsafe { (of.ucp_rkey_pack)(self.handle, handle, &raw mut key, &raw mut bytes) };
+            unsafe { (of.ucp_rkey_pack)(self.handle, memory, &raw mut key, &raw mut bytes) };
         call(self.ucx, "make a key of memory", status)?;
         // SAFETY: the key has so many bytes until it is released.
         let copy = unsafe { std::slice::from_raw_parts(key.cast::<u8>(), bytes) }.to_vec();
         // SAFETY: it was just given, and is released once.
         unsafe { (of.ucp_rkey_buffer_release)(key) };
         Ok(copy)
+    }
+
+    /// How many memories are registered.
+    #[cfg(test)]
+    pub(super) fn memories(&self) -> usize {
+        self.memories.len()
     }
 }
 

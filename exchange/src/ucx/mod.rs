@@ -13,6 +13,7 @@ mod closing;
 mod context;
 mod flying;
 mod net;
+mod waking;
 
 use cadre_ucx_sys::Absent;
 

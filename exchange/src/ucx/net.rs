@@ -89,6 +89,8 @@ type Words = Box<[u64; WORDS]>;
 pub(super) struct Reading {
     pub(super) worker: b::ucp_worker_h,
     pub(super) queue: Arc<Queue>,
+    /// Whether its descriptor ends a wait.
+    pub(super) is_watched: bool,
     pub(super) ends: BTreeMap<u64, End>,
     /// Reads under way: of which end, and their words.
     pub(super) gets: BTreeMap<u64, (u64, Option<Words>)>,
@@ -132,9 +134,15 @@ impl Net {
         })
     }
 
-    /// Lets readers who get these bytes read a memory, as long as this lives.
-    pub(crate) fn show(&mut self, memory: Stretch) -> Result<Vec<u8>, UcxError> {
-        self.context.show(memory)
+    /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
+    pub(crate) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
+        self.context.show(memory, longest)
+    }
+
+    /// How many memories readers can read.
+    #[cfg(test)]
+    pub(crate) fn memories(&self) -> usize {
+        self.context.memories()
     }
 
     /// What readers get to know of this process.
@@ -156,7 +164,7 @@ impl Net {
         if self.reading.is_none() {
             let (worker, queue) = (self.context.worker()?, Arc::default());
             let (ends, gets) = (BTreeMap::new(), BTreeMap::new());
-            self.reading = Some(Reading { worker, queue, ends, gets });
+            self.reading = Some(Reading { worker, queue, is_watched: false, ends, gets });
         }
         Ok(self.reading.as_mut().expect("just made"))
     }
@@ -350,35 +358,5 @@ impl Net {
             // SAFETY: the endpoint is open, and the stream while this runs.
             unsafe { (of.ucp_ep_print_info)(end.ep, stream) };
         })
-    }
-
-    /// The next descriptor that is to wake nobody any more.
-    pub(crate) fn left(&mut self) -> Option<BorrowedFd<'static>> {
-        self.left.pop()
-    }
-
-    /// Readies the descriptors to wake who waits for them: false where there is something to do already.
-    pub(crate) fn arm(&mut self) -> bool {
-        let reading = self.reading.as_ref().map_or(ptr::null_mut(), |it| it.worker);
-        [self.serving, reading].into_iter().filter(|it| !it.is_null()).all(|worker| {
-            // SAFETY: the worker is open.
-            unsafe { (self.context.ucx.functions.ucp_worker_arm)(worker) != b::UCS_ERR_BUSY }
-        })
-    }
-
-    /// What becomes readable when there is something to do: of the serving worker, and of the reading one if there is one.
-    pub(crate) fn descriptors(&self) -> Result<(BorrowedFd<'_>, Option<BorrowedFd<'_>>), UcxError> {
-        let of = |worker| {
-            let mut descriptor = -1;
-            // SAFETY: the worker is open; it writes the number.
-            let status = unsafe {
-                (self.context.ucx.functions.ucp_worker_get_efd)(worker, &raw mut descriptor)
-            };
-            call(self.context.ucx, "wake who waits for it", status)?;
-            // SAFETY: it is open as long as its worker, which goes no sooner than what borrows from it.
-            Ok::<_, UcxError>(unsafe { BorrowedFd::borrow_raw(descriptor) })
-        };
-        let reading = self.reading.as_ref().map(|it| of(it.worker)).transpose()?;
-        Ok((of(self.serving)?, reading))
     }
 }

@@ -2,10 +2,11 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, LandingId, Path, PeerId, Provider as _, PullError, RegionKey, Sharing, Traffic,
+    Buffer, Event, LandingId, Path, PeerId, Provider as _, PullError, RegionKey, Sharing, Traffic,
 };
 
 use crate::common::{KEY, Node, connect, pattern, sharing, until};
@@ -180,4 +181,43 @@ fn a_sleeping_owner_wakes_to_answer_and_a_sleeping_reader_to_be_told() {
         waker.wake();
         drop(owner.join().expect("it polls"));
     });
+}
+
+#[test]
+fn a_poll_ends_though_many_pulls_are_still_to_be_read() {
+    let Some((mut owner, mut reader)) = pair() else { return };
+    let (regions, bytes) = (5000, 64);
+    for region in 0..regions {
+        owner.publish(RegionKey([7, region, 0, 0]), bytes, region as usize);
+    }
+    let landing = reader.tcp.land(Buffer::zeroed(regions as usize * bytes));
+    for region in 0..regions {
+        let to = u64::from(region) * bytes as u64;
+        reader.pull(OWNER, RegionKey([7, region, 0, 0]), &[(0, to, bytes as u64)], landing);
+    }
+    let (is_over, limit) = (AtomicBool::new(false), Instant::now() + Duration::from_mins(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                owner.poll();
+            }
+        });
+        let (mut ended, mut most) = (0, 0);
+        while ended < regions as usize && Instant::now() < limit {
+            let before = reader.events.len();
+            reader.poll();
+            let news = &reader.events[before..];
+            let whole = |it: &&Event| matches!(it, Event::Pulled { result: Ok(64), .. });
+            let now = news.iter().filter(whole).count();
+            (ended, most) = (ended + now, most.max(now));
+        }
+        is_over.store(true, Ordering::Release);
+        assert_eq!(ended, regions as usize);
+        assert!(most <= 256, "{most} pulls ended in one poll");
+    });
+    let landed = reader.tcp.take(landing).expect("they ended");
+    let right = |region: usize| {
+        pattern(bytes, region).bytes() == &landed.bytes()[region * bytes..][..bytes]
+    };
+    assert!((0..regions as usize).all(right));
 }

@@ -21,6 +21,9 @@ pub(super) const CARD_BYTES: usize = 8192;
 /// Length of a key.
 pub(super) const KEY_BYTES: usize = 1024;
 
+/// Bytes of the longest key of UCX that has room there.
+pub(super) const LONGEST_KEY: usize = KEY_BYTES - KEY_HEAD;
+
 /// Arenas are shown in stretches of so many bytes; the last one of an arena is shorter.
 pub(super) const STRETCH_BYTES: u64 = 64 << 20;
 
@@ -53,7 +56,7 @@ pub(super) struct Card {
 impl PackedKey {
     /// None where it has no room.
     pub(super) fn new(start: u64, key: Vec<u8>) -> Option<Self> {
-        (key.len() <= KEY_BYTES - KEY_HEAD).then_some(Self { start, key })
+        (key.len() <= LONGEST_KEY).then_some(Self { start, key })
     }
 
     pub(super) fn encode(&self) -> [u8; KEY_BYTES] {

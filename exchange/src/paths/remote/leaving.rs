@@ -17,6 +17,9 @@ use crate::provider::{Event, Provider as _, PullError, PullId};
 use crate::tcp::Pull;
 use crate::ucx::EndId;
 
+/// Turns of UCX, each of many reads, before something is called late.
+const MOST_TURNS: usize = 64;
+
 /// How pulls go on whose way is left.
 pub(super) enum Onward {
     /// Over the link, from their first byte; those of the set are late.
@@ -26,10 +29,10 @@ pub(super) enum Onward {
 }
 
 impl Remote {
-    /// When something is late next.
+    /// Before when nothing is late.
     pub(in crate::paths) fn next_late(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().map(Pull::late_at);
-        let reading = self.reading.values().map(|it| self.late_at(it));
+        let reading = self.deadlines.first().map(|it| it.0);
         let looks = self.ways.values().filter_map(|it| match it.stage {
             Stage::Looking { until, .. } => Some(until),
             Stage::Asked | Stage::Open { .. } | Stage::Shut { .. } => None,
@@ -42,30 +45,37 @@ impl Remote {
         reading.flying.pull().late_after(heard)
     }
 
+    /// Pulls that are late, of whom, and whether UCX may bring something for them. Others may be late later.
+    fn late(&mut self, now: Instant) -> Vec<(PullId, PeerId, bool)> {
+        let mut late = Vec::new();
+        while let Some(&(at, id)) = self.deadlines.first().filter(|it| it.0 <= now) {
+            self.deadlines.remove(&(at, id));
+            let Some(reading) = self.reading.get(&id) else { continue };
+            let at = self.late_at(reading);
+            if at <= now {
+                late.push((id, reading.peer(), reading.is_under_way()));
+            } else if let Some(reading) = self.reading.get_mut(&id) {
+                reading.look_at = at;
+                self.deadlines.insert((at, id));
+            }
+        }
+        late
+    }
+
     /// Closes the end of a peer and gives back its pulls: nothing is written for them any more.
     fn close_end(&mut self, peer: PeerId, now: Instant) -> Vec<Pull> {
         if let Some(end) = self.ways.get(&peer).and_then(Way::end) {
             self.net.close(end);
         }
-        while let Some(done) = self.net.done() {
-            self.done.push_back(done);
-        }
-        for done in std::mem::take(&mut self.done) {
-            let is_theirs = match self.gets.get(&done.get) {
-                Some((For::Pull(id), _)) => {
-                    self.reading.get(id).is_some_and(|it| it.peer() == peer)
-                }
-                Some((For::Look(whose, _), _)) => *whose == peer,
-                None => false,
-            };
-            if is_theirs {
-                self.count(&done, now);
-            } else {
-                self.done.push_back(done);
-            }
-        }
-        let theirs = self.reading.extract_if(.., |_, it| it.peer() == peer);
-        theirs.map(|it| it.1.flying.into_pull()).collect()
+        self.count_done(now);
+        let reading = &self.reading;
+        self.done.retain(|(what, _)| match what {
+            For::Entry(id) | For::Rows(id, _) => reading.get(id).is_none_or(|it| it.peer() != peer),
+            For::Look(whose, _) => *whose != peer,
+        });
+        let theirs = self.reading.iter().filter(|it| it.1.peer() == peer);
+        let theirs: Vec<_> = theirs.map(|it| *it.0).collect();
+        theirs.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Whose way has this end.
@@ -107,39 +117,45 @@ impl Paths {
         }
     }
 
-    /// Ends what nothing has come for in too long.
+    /// Ends what nothing has come for in too long. What is there already counts first: it may be this process that stood still.
     pub(super) fn end_late_remote(&mut self, now: Instant) {
         let Some(remote) = &mut self.remote else { return };
+        if remote.next_late().is_none_or(|it| it > now) {
+            return;
+        }
+        // More than windows hold.
+        let mut turns = 0..MOST_TURNS;
+        while remote.net.progress() && turns.next().is_some() {}
+        remote.count_done(now);
         let late = |it: &mut Pull| it.is_late(now);
         for pull in remote.waiting.extract_if(.., late).collect::<Vec<_>>() {
             self.tcp.end_copied(pull, Err(PullError::Deadline));
         }
-        let looks = remote
-            .ways
-            .iter()
-            .filter(|it| matches!(it.1.stage, Stage::Looking { until, .. } if until <= now));
+        let is_here =
+            |peer| remote.done.iter().any(|it| matches!(it.0, For::Look(of, _) if of == peer));
+        let looks = remote.ways.iter().filter(|it| {
+            matches!(it.1.stage, Stage::Looking { until, .. } if until <= now) && !is_here(*it.0)
+        });
         for peer in looks.map(|it| *it.0).collect::<Vec<_>>() {
             let why = "it does not answer by UCX";
-            self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
-        let Some(remote) = &mut self.remote else { return };
-        let late = remote.reading.iter().filter(|it| remote.late_at(it.1) <= now);
-        let late: Vec<_> = late.map(|(id, it)| (*id, it.peer(), it.is_under_way())).collect();
+        let late = self.remote.as_mut().map_or_else(Vec::new, |it| it.late(now));
         let stuck: BTreeSet<_> = late.iter().filter(|it| it.2).map(|it| it.1).collect();
         for (id, _, _) in late.iter().filter(|it| !stuck.contains(&it.1)) {
-            if let Some(it) = remote.reading.remove(id) {
-                self.tcp.end_copied(it.flying.into_pull(), Err(PullError::Deadline));
+            if let Some(pull) = self.remote.as_mut().and_then(|it| it.remove(*id)) {
+                self.tcp.end_copied(pull, Err(PullError::Deadline));
             }
         }
         for peer in stuck {
             let theirs = late.iter().filter(|it| it.1 == peer).map(|it| it.0).collect();
             let why = "nothing came for too long";
-            self.leave(peer, why, true, Onward::Link(theirs));
+            self.leave(peer, why, true, &Onward::Link(theirs));
         }
     }
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
-    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: Onward) {
+    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: &Onward) {
         let pulls = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };
@@ -148,12 +164,12 @@ impl Paths {
             way.shut(peer, why, is_odd, now);
         }
         // A deadline closes no link: the way is tried anew, and what was not late waits for it.
-        let (closes, reopens) = match &onward {
+        let (closes, reopens) = match onward {
             Onward::Link(late) => (required && late.is_empty(), required && !late.is_empty()),
             Onward::End(_) => (false, false),
         };
         for pull in pulls {
-            match &onward {
+            match onward {
                 Onward::Link(late) if late.contains(&pull.id()) => {
                     self.tcp.end_copied(pull, Err(PullError::Deadline));
                 }
@@ -184,7 +200,7 @@ impl Paths {
     #[cfg(test)]
     pub(in crate::paths) fn lose_way(&mut self, peer: PeerId) {
         if self.remote.as_ref().is_some_and(|it| it.ways.contains_key(&peer)) {
-            self.leave(peer, "a test", false, Onward::Link(BTreeSet::new()));
+            self.leave(peer, "a test", false, &Onward::Link(BTreeSet::new()));
         }
     }
 
@@ -197,7 +213,7 @@ impl Paths {
         {
             return;
         }
-        self.leave(peer, "its link is closed", false, Onward::End(why.clone()));
+        self.leave(peer, "its link is closed", false, &Onward::End(why.clone()));
         let Some(remote) = &mut self.remote else { return };
         remote.ways.remove(&peer);
         let theirs = |it: &mut Pull| it.peer() == peer;

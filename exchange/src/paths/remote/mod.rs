@@ -21,17 +21,19 @@ mod card;
 mod leaving;
 mod opening;
 mod pulls;
+mod reads;
 #[cfg(test)]
 mod tests;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
+use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
 use self::pulls::Reading;
 use self::way::Way;
+use super::ways::{FIRST_REST, LONGEST_REST};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, PullId};
@@ -51,19 +53,22 @@ pub(super) struct Remote {
     pub(super) board: Board,
     /// Stretches of arenas that readers can get the keys of.
     shown: BTreeSet<(u64, u32)>,
-    /// Whether it was said that one cannot be shown.
-    said: bool,
+    /// Where one could not be shown: until when none is tried, and the rest that follows.
+    resting: Option<(Instant, Duration)>,
+    longest_key: usize,
     ways: BTreeMap<PeerId, Way>,
     /// Pulls of cards and keys over links.
     asked: BTreeMap<PullId, Asked>,
     /// Pulls whose rows are read, in the order in which they were begun.
     reading: BTreeMap<PullId, Reading>,
-    /// Reads under way: what for, and how many bytes.
-    gets: BTreeMap<GetId, (For, u64)>,
+    /// When which of them may be late.
+    deadlines: BTreeSet<(Instant, PullId)>,
+    /// Reads under way: what for.
+    gets: BTreeMap<GetId, For>,
     /// Bytes of rows that are under way.
     flying_bytes: u64,
-    /// Ends of reads that nobody has looked at.
-    done: VecDeque<Done>,
+    /// Ends of reads that were counted, and nobody has looked at.
+    done: VecDeque<(For, Done)>,
     /// Where there is no other way: pulls that wait for theirs.
     waiting: Vec<Pull>,
     limits: Limits,
@@ -84,8 +89,19 @@ struct Asked {
 enum For {
     /// The first look at the board of a peer.
     Look(PeerId, u64),
-    /// Of a pull.
-    Pull(PullId),
+    /// A look for a pull.
+    Entry(PullId),
+    /// So many bytes of a pull.
+    Rows(PullId, u64),
+}
+
+impl For {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Look(..) | Self::Entry(_) => 0,
+            Self::Rows(_, bytes) => bytes,
+        }
+    }
 }
 
 impl Remote {
@@ -101,25 +117,26 @@ impl Remote {
         let board = Board::new().map_err(|it| failed("show a board", it.to_string()))?;
         let stretch = board.stretch();
         let start = stretch.address();
-        let packed = PackedKey::new(start, net.show(stretch)?);
+        let packed = PackedKey::new(start, net.show(stretch, LONGEST_KEY)?);
         let packed = packed.ok_or_else(|| failed("show a board", "its key is too long".into()))?;
         let card = Card { board: packed, address: net.address()? }.encode();
         let card = card.ok_or_else(|| failed("say its address", "it is too long".into()))?;
         let mut region = Buffer::zeroed(CARD_BYTES);
         region.bytes_mut().copy_from_slice(&card);
         tcp.announce(CARD, Arc::new(region));
-        let (serving, _) = net.descriptors()?;
-        tcp.watch_device(serving).map_err(|it| failed("be waited for", it.to_string()))?;
+        tcp.watch_device(net.serving()?).map_err(|it| failed("be waited for", it.to_string()))?;
         Ok(Self {
             net,
             required,
             transports,
             board,
             shown: BTreeSet::new(),
-            said: false,
+            resting: None,
+            longest_key: LONGEST_KEY,
             ways: BTreeMap::new(),
             asked: BTreeMap::new(),
             reading: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
             gets: BTreeMap::new(),
             flying_bytes: 0,
             done: VecDeque::new(),
@@ -145,11 +162,7 @@ impl Remote {
             let Some(stretch) = Stretch::of_arena(arena, at, STRETCH_BYTES as usize) else {
                 return;
             };
-            if let Err(why) = self.show(tcp, place, stretch) {
-                if !self.said {
-                    tracing::warn!("rows go over links: {why}");
-                }
-                self.said = true;
+            if !self.show_unless_it_rests(tcp, place, stretch) {
                 return;
             }
         }
@@ -159,9 +172,32 @@ impl Remote {
         }
     }
 
+    /// Shows a stretch, but not soon after one could not be shown: registering costs time, and the reason, as a rule a limit of
+    /// locked memory, is the same for all. Whether it was shown.
+    fn show_unless_it_rests(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch) -> bool {
+        let now = tcp.now();
+        if self.resting.is_some_and(|it| now < it.0) {
+            return false;
+        }
+        match self.show(tcp, place, stretch) {
+            Ok(()) => {
+                self.resting = None;
+                true
+            }
+            Err(why) => {
+                let rest = self.resting.map_or(FIRST_REST, |it| it.1);
+                if self.resting.is_none() {
+                    tracing::warn!("rows that lie in new memory go over links: {why}");
+                }
+                self.resting = Some((now + rest, (2 * rest).min(LONGEST_REST)));
+                false
+            }
+        }
+    }
+
     fn show(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch) -> Result<(), UcxError> {
         let start = stretch.address();
-        let packed = PackedKey::new(start, self.net.show(stretch)?);
+        let packed = PackedKey::new(start, self.net.show(stretch, self.longest_key)?);
         let packed = packed.ok_or_else(|| UcxError::Call {
             what: "show memory",
             why: "its key is too long".to_owned(),
@@ -175,12 +211,14 @@ impl Remote {
 
     /// Readies the descriptors to end a wait: false where there is something to do already.
     pub(super) fn arm(&mut self) -> bool {
-        self.net.arm()
+        self.done.is_empty() && self.net.arm()
     }
 
     /// Whether nothing is asked, read or waited for.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.reading.is_empty() && self.gets.is_empty() && self.waiting.is_empty()
+        let is_idle = self.reading.is_empty() && self.gets.is_empty() && self.waiting.is_empty();
+        assert!(!is_idle || self.flying_bytes == 0 && self.deadlines.is_empty());
+        is_idle
     }
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::card::{self, CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
 use super::leaving::Onward;
+use super::pulls::Step;
 use super::way::{Key, Stage, Way};
 use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
@@ -79,7 +80,7 @@ impl Paths {
                 Some(place) => said.and_then(|it| self.take_key(peer, place, &it)),
             };
             if let Err(why) = taken {
-                self.leave(peer, &why, is_odd, Onward::Link(BTreeSet::new()));
+                self.leave(peer, &why, is_odd, &Onward::Link(BTreeSet::new()));
             }
         }
         true
@@ -103,18 +104,9 @@ impl Paths {
         let card = Card::decode(said.bytes()).ok_or("its card is none of this build")?;
         let until = self.tcp.now() + PATIENCE;
         let Some(remote) = &mut self.remote else { return Ok(()) };
-        let was_reading = remote.net.descriptors().is_ok_and(|it| it.1.is_some());
-        let end = remote.net.connect(&card.address).map_err(|it| it.to_string());
-        // Also where this end failed: what reads was made, and later ends read with it.
-        if !was_reading {
-            let (_, reading) = remote.net.descriptors().map_err(|it| it.to_string())?;
-            if let Some(it) = reading {
-                self.tcp.watch_device(it).map_err(|it| it.to_string())?;
-            }
-        }
-        let end = end?;
-        let key = remote.net.unpack(end, &card.board.key);
-        let id = match key {
+        let end = remote.net.connect(&card.address).map_err(|it| it.to_string())?;
+        let ready = remote.net.watch_reading(|it| self.tcp.watch_device(it));
+        let id = match ready.and_then(|()| remote.net.unpack(end, &card.board.key)) {
             Ok(id) => id,
             Err(why) => {
                 remote.net.close(end);
@@ -136,6 +128,13 @@ impl Paths {
         let Some(end) = way.end() else { return Ok(()) };
         let id = remote.net.unpack(end, &key).map_err(|it| it.to_string())?;
         way.keys.insert(place, Some(Key { id, start }));
+        let theirs = remote.reading.iter().filter(|it| {
+            it.1.peer() == peer
+                && matches!(it.1.step, Step::Keys(found) if found.spot.arena == place.0)
+        });
+        for id in theirs.map(|it| *it.0).collect::<Vec<_>>() {
+            remote.read_if_keys_are_here(id);
+        }
         Ok(())
     }
 
@@ -149,7 +148,7 @@ impl Paths {
             && emulates(&remote.net.lanes(end))
         {
             let why = "UCX would emulate reads with the owner's processor";
-            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
         // Held back until there is a way, and told once.
@@ -186,7 +185,7 @@ impl Paths {
             stretches.filter(|it| it.end < 1 << 24 && it.end.saturating_sub(it.start) < 1 << 16);
         let Some(stretches) = sound else {
             let why = "its region ends behind every arena";
-            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         };
         let mut wanted = Vec::new();
         for index in stretches {

@@ -8,33 +8,39 @@
 //!    └── no way ─────────────────────────────▶ ▲ ◀────────── another, or none ───┘
 //! ```
 //!
+//! Queues of each way hold its pulls that can begin something, so a turn looks at no others.
+//!
 //! Invariant: a pull leaves this module when none of its reads is under way.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::card::STRETCH_BYTES;
 use super::leaving::Onward;
-use super::way::{Stage, Way};
+use super::way::Stage;
 use super::{For, Remote};
 use crate::paths::Paths;
+use crate::paths::copies::TURN_BYTES;
 use crate::peer::PeerId;
 use crate::provider::PullId;
-use crate::shared::{BUCKET_BYTES, ENTRY_BYTES, Found};
+use crate::shared::Found;
 use crate::tcp::Pull;
-use crate::ucx::{Done, Flying, Read};
+use crate::ucx::{Done, Flying};
 
-/// Bytes that a peer of which nothing is under way may always be asked for.
-const IDLE_PART_BYTES: u64 = 64 << 10;
+/// Reads that are taken in, or begun, before links and the caller have their turn; at most [`TURN_BYTES`].
+const TURN_READS: usize = 256;
 
 /// A pull whose rows are read.
 pub(super) struct Reading {
     pub(super) flying: Flying,
-    step: Step,
+    pub(super) step: Step,
+    /// Whether a look for it is under way.
+    pub(super) is_looking: bool,
+    /// Where it stands among the deadlines: it is not late before.
+    pub(super) look_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(super) enum Step {
     /// The entries of its key.
     Finding,
     /// Of the stretches that its region lies in.
@@ -45,6 +51,23 @@ enum Step {
     Again(Found),
 }
 
+/// What was done since links and the caller had their turn.
+#[derive(Default)]
+pub(super) struct Turn {
+    reads: usize,
+    bytes: u64,
+}
+
+impl Turn {
+    pub(super) fn count(&mut self, bytes: u64) {
+        (self.reads, self.bytes) = (self.reads + 1, self.bytes + bytes);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.reads >= TURN_READS || self.bytes >= TURN_BYTES
+    }
+}
+
 impl Reading {
     pub(super) fn peer(&self) -> PeerId {
         self.flying.pull().peer()
@@ -52,62 +75,80 @@ impl Reading {
 
     /// Whether UCX may bring something for it.
     pub(super) fn is_under_way(&self) -> bool {
-        self.flying.is_flying() || matches!(self.step, Step::Finding | Step::Again(_))
+        self.flying.is_flying() || self.is_looking
     }
 }
 
 impl Remote {
-    /// The end of a read that nobody has looked at.
-    fn next_done(&mut self) -> Option<Done> {
-        self.done.pop_front().or_else(|| self.net.done())
-    }
-
-    /// Counts a read that has ended: what it was for.
-    pub(super) fn count(&mut self, done: &Done, now: Instant) -> Option<For> {
-        let (what, bytes) = self.gets.remove(&done.get)?;
-        if let For::Pull(id) = what
-            && let Some(reading) = self.reading.get_mut(&id)
-        {
-            if bytes > 0 {
-                reading.flying.ended();
-            }
-            self.flying_bytes -= bytes;
-            if let Some(way) = self.ways.get_mut(&reading.peer()) {
-                way.flying_bytes -= bytes;
-                if done.result.is_ok() {
-                    way.heard = Some(now);
+    /// Counts reads that have ended: what came for one pull of a peer keeps the others from being late.
+    pub(super) fn count_done(&mut self, now: Instant) {
+        while let Some(done) = self.net.done() {
+            let Some(what) = self.gets.remove(&done.get) else { continue };
+            if let For::Entry(id) | For::Rows(id, _) = what
+                && let Some(reading) = self.reading.get_mut(&id)
+            {
+                let way = self.ways.get_mut(&reading.peer());
+                match what {
+                    For::Rows(_, bytes) => {
+                        reading.flying.ended();
+                        self.flying_bytes -= bytes;
+                    }
+                    For::Look(..) | For::Entry(_) => reading.is_looking = false,
+                }
+                if let Some(way) = way {
+                    match what {
+                        For::Rows(_, bytes) => way.flying_bytes -= bytes,
+                        For::Look(..) | For::Entry(_) => way.looks -= 1,
+                    }
+                    if done.result.is_ok() {
+                        way.heard = Some(now);
+                    }
                 }
             }
+            self.done.push_back((what, done));
         }
-        Some(what)
     }
 
-    /// Where a byte of a region is to be read, and how many from there on.
-    fn place(way: &Way, found: &Found, at: u64) -> Option<(Read, u64)> {
-        let Stage::Open { end, .. } = way.stage else { return None };
-        let byte = found.spot.at.checked_add(at)?;
-        let index = u32::try_from(byte / STRETCH_BYTES).ok()?;
-        let key = (*way.keys.get(&(found.spot.arena, index))?)?;
-        let within = byte % STRETCH_BYTES;
-        Some((key.at(end, within), STRETCH_BYTES - within))
+    fn add(&mut self, pull: Pull) {
+        let (id, peer, look_at) = (pull.id(), pull.peer(), pull.late_at());
+        let (flying, step) = (Flying::new(pull), Step::Finding);
+        self.reading.insert(id, Reading { flying, step, is_looking: false, look_at });
+        self.deadlines.insert((look_at, id));
+        if let Some(way) = self.ways.get_mut(&peer) {
+            way.to_look.push_back(id);
+        }
     }
 
-    /// Begins a look at the board: `bytes` bytes from `at` on.
-    pub(super) fn look(
-        &mut self,
-        peer: PeerId,
-        at: u64,
-        bytes: usize,
-        what: For,
-    ) -> Result<(), String> {
-        let closed = || "its way is closed".to_owned();
-        let way = self.ways.get(&peer).ok_or_else(closed)?;
-        let (Stage::Looking { end, board, .. } | Stage::Open { end, board }) = way.stage else {
-            return Err(closed());
-        };
-        let get = self.net.peek(board.at(end, at), bytes)?;
-        self.gets.insert(get, (what, 0));
-        Ok(())
+    /// A pull that is under way no more.
+    pub(super) fn remove(&mut self, id: PullId) -> Option<Pull> {
+        let it = self.reading.remove(&id)?;
+        self.deadlines.remove(&(it.look_at, id));
+        Some(it.flying.into_pull())
+    }
+
+    /// Lets a pull be read if the keys of all its stretches are here.
+    pub(super) fn read_if_keys_are_here(&mut self, id: PullId) {
+        let Some(reading) = self.reading.get_mut(&id) else { return };
+        let Some(way) = self.ways.get_mut(&reading.peer()) else { return };
+        if let Step::Keys(found) = reading.step
+            && way.has_keys(found.spot, reading.flying.pull().reach())
+        {
+            reading.step = Step::Rows(found);
+            way.to_read.insert(id);
+        }
+    }
+
+    /// Bytes of a pull have landed: after the last ones its entry is looked at again.
+    pub(super) fn look_again_if_whole(&mut self, id: PullId) {
+        let Some(reading) = self.reading.get_mut(&id) else { return };
+        let Some(way) = self.ways.get_mut(&reading.peer()) else { return };
+        if let Step::Rows(found) = reading.step
+            && reading.flying.is_begun()
+            && !reading.flying.is_flying()
+        {
+            reading.step = Step::Again(found);
+            way.to_look.push_back(id);
+        }
     }
 }
 
@@ -117,59 +158,54 @@ impl Paths {
         let peer = pull.peer();
         let Some(remote) = &mut self.remote else { return self.tcp.send_pull(pull) };
         match remote.ways.get(&peer).map(|it| &it.stage) {
-            Some(Stage::Open { .. }) => {}
+            Some(Stage::Open { .. }) => remote.add(pull),
             Some(Stage::Asked | Stage::Looking { .. }) if remote.required => {
-                return remote.waiting.push(pull);
+                remote.waiting.push(pull);
             }
-            None if remote.required && self.tcp.is_opening(peer) => {
-                return remote.waiting.push(pull);
-            }
+            None if remote.required && self.tcp.is_opening(peer) => remote.waiting.push(pull),
             Some(Stage::Asked | Stage::Looking { .. }) => {
                 self.traffic.sent_anew += 1;
-                return self.tcp.send_pull(pull);
+                self.tcp.send_pull(pull);
             }
-            Some(Stage::Shut { .. }) | None => return self.tcp.send_pull(pull),
-        }
-        let (id, key) = (pull.id(), pull.key());
-        let reading = Reading { flying: Flying::new(pull), step: Step::Finding };
-        remote.reading.insert(id, reading);
-        if let Err(why) = remote.look(peer, Found::bucket(key), BUCKET_BYTES, For::Pull(id)) {
-            self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+            Some(Stage::Shut { .. }) | None => self.tcp.send_pull(pull),
         }
     }
 
-    /// Does what UCX can do without the links: whether there may be more at once.
+    /// Does a turn of what UCX can do without the links: whether there may be more at once.
     pub(in crate::paths) fn advance_remote(&mut self) -> bool {
-        let mut is_more = false;
         let now = self.tcp.now();
+        let mut turn = Turn::default();
         loop {
             let Some(remote) = &mut self.remote else { return false };
-            is_more |= remote.net.progress();
+            let mut is_more = remote.net.progress();
+            remote.count_done(now);
             let mut is_still = true;
-            while let Some(done) = self.remote.as_mut().and_then(Remote::next_done) {
+            while !turn.is_over()
+                && let Some((what, done)) = self.remote.as_mut().and_then(|it| it.done.pop_front())
+            {
                 is_still = false;
-                self.got(&done, now);
+                turn.count(what.bytes());
+                self.got(what, &done);
             }
             while let Some((end, why)) = self.remote.as_mut().and_then(|it| it.net.failed()) {
                 if let Some(peer) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
-                    self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+                    self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
                 }
             }
             self.end_late_remote(now);
-            self.read_on();
+            is_more |= self.read_on();
             while let Some(left) = self.remote.as_mut().and_then(|it| it.net.left()) {
                 self.tcp.forget_device(left);
             }
-            if is_still {
-                return is_more;
+            if is_still || turn.is_over() {
+                return is_more || turn.is_over();
             }
         }
     }
 
     /// A read has ended.
-    fn got(&mut self, done: &Done, now: Instant) {
+    fn got(&mut self, what: For, done: &Done) {
         let Some(remote) = &mut self.remote else { return };
-        let Some(what) = remote.count(done, now) else { return };
         let peer = match what {
             For::Look(peer, round) => {
                 if remote.ways.get(&peer).is_none_or(|it| it.round != round) {
@@ -177,22 +213,23 @@ impl Paths {
                 }
                 peer
             }
-            For::Pull(id) => match remote.reading.get(&id) {
+            For::Entry(id) | For::Rows(id, _) => match remote.reading.get(&id) {
                 Some(reading) => reading.peer(),
                 None => return,
             },
         };
         if let Err(why) = &done.result {
             let why = format!("a read ended with {why:?}");
-            return self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
         }
         match what {
             For::Look(peer, _) => self.seen(peer),
-            For::Pull(id) => self.step(id, &done.words),
+            For::Entry(id) => self.step(id, &done.words),
+            For::Rows(id, _) => remote.look_again_if_whole(id),
         }
     }
 
-    /// What a pull has waited for is here.
+    /// The entry that a pull has waited for is here.
     fn step(&mut self, id: PullId, words: &[u64]) {
         let Some(remote) = &mut self.remote else { return };
         let Some(reading) = remote.reading.get_mut(&id) else { return };
@@ -206,16 +243,18 @@ impl Paths {
                         reading.flying.is_to_be_of(found.number);
                         reading.step = Step::Keys(found);
                         self.ask_keys(id, &found);
+                        if let Some(remote) = &mut self.remote {
+                            remote.read_if_keys_are_here(id);
+                        }
                     }
                     // The owner says what is wrong with it.
                     None => self.over_the_link(id),
                 }
             }
-            // Its next parts are begun when all others had their turn.
+            // No look is for these.
             Step::Keys(_) | Step::Rows(_) => {}
             Step::Again(found) if found.is_still(key, words) => {
-                let Some(reading) = remote.reading.remove(&id) else { return };
-                let pull = reading.flying.into_pull();
+                let Some(pull) = remote.remove(id) else { return };
                 self.copied.insert(id);
                 self.traffic.ucx_bytes += pull.landed();
                 self.tcp.end_copied(pull, Ok(found.number));
@@ -226,71 +265,26 @@ impl Paths {
 
     /// Sends a pull of which nothing is under way over the link.
     fn over_the_link(&mut self, id: PullId) {
-        let reading = self.remote.as_mut().and_then(|it| it.reading.remove(&id));
-        if let Some(reading) = reading {
+        if let Some(pull) = self.remote.as_mut().and_then(|it| it.remove(id)) {
             self.traffic.sent_anew += 1;
-            self.tcp.send_anew(reading.flying.into_pull());
+            self.tcp.send_anew(pull);
         }
     }
 
-    /// Begins as many reads as there is room for.
-    fn read_on(&mut self) {
-        let Some(remote) = &mut self.remote else { return };
-        let ids: Vec<_> = remote.reading.keys().copied().collect();
-        for id in ids {
-            if let Err((peer, why)) = self.read_more(id) {
-                self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+    /// Begins a turn of the reads that there is room for: whether there may be more at once.
+    fn read_on(&mut self) -> bool {
+        let Some(remote) = &self.remote else { return false };
+        let hungry = remote.ways.iter().filter(|it| it.1.is_hungry());
+        // Of all peers, pulls that were begun first are first.
+        let mut peers: Vec<_> = hungry.map(|it| (it.1.to_read.first().copied(), *it.0)).collect();
+        peers.sort_unstable();
+        let mut turn = Turn::default();
+        for (_, peer) in peers {
+            let begun = self.remote.as_mut().map(|it| it.read_from(peer, &mut self.tcp, &mut turn));
+            if let Some(Err(why)) = begun {
+                self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
             }
         }
-    }
-
-    /// Begins reads of one pull.
-    fn read_more(&mut self, id: PullId) -> Result<(), (PeerId, String)> {
-        let Some(remote) = &mut self.remote else { return Ok(()) };
-        let Some(reading) = remote.reading.get_mut(&id) else { return Ok(()) };
-        let peer = reading.peer();
-        let Some(way) = remote.ways.get_mut(&peer) else { return Ok(()) };
-        let found = match reading.step {
-            Step::Finding | Step::Again(_) => return Ok(()),
-            Step::Rows(found) => found,
-            Step::Keys(found) => {
-                let (at, reach) = (found.spot.at, reading.flying.pull().reach());
-                let stretches = at / STRETCH_BYTES..(at + reach).div_ceil(STRETCH_BYTES);
-                let is_there =
-                    |it: u64| matches!(way.keys.get(&(found.spot.arena, it as u32)), Some(Some(_)));
-                if !stretches.into_iter().all(is_there) {
-                    return Ok(());
-                }
-                reading.step = Step::Rows(found);
-                found
-            }
-        };
-        let limits = remote.limits;
-        while !reading.flying.is_begun() {
-            let room = limits.window_bytes.saturating_sub(remote.flying_bytes);
-            let room = room.min(limits.peer_window_bytes.saturating_sub(way.flying_bytes));
-            let part = limits.part_bytes.max(1);
-            let most = if part <= room {
-                part
-            } else if way.flying_bytes == 0 {
-                part.min(IDLE_PART_BYTES)
-            } else {
-                return Ok(());
-            };
-            let place = |at| Remote::place(way, &found, at);
-            let (begun, result) = reading.flying.go_on(&mut self.tcp, &mut remote.net, most, place);
-            for it in begun {
-                remote.gets.insert(it.get, (For::Pull(id), it.bytes));
-                remote.flying_bytes += it.bytes;
-                way.flying_bytes += it.bytes;
-            }
-            result.map_err(|why| (peer, why))?;
-        }
-        if !reading.flying.is_flying() {
-            reading.step = Step::Again(found);
-            let looked = remote.look(peer, found.place(), ENTRY_BYTES, For::Pull(id));
-            looked.map_err(|why| (peer, why))?;
-        }
-        Ok(())
+        turn.is_over()
     }
 }

@@ -3,12 +3,15 @@
 //! Over shared memory of UCX; without UCX they say that they were skipped.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::card::LONGEST_KEY;
 use super::way::Stage;
 use crate::clock::Clock;
 use crate::paths::{Paths, PathsConfig, Sharing};
-use crate::peer::{PeerId, Role};
+use crate::peer::{PeerId, RegionKey, Role};
+use crate::pool::Pool;
 use crate::provider::Provider as _;
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::ucx::Transports;
@@ -67,4 +70,67 @@ fn a_first_look_that_is_late_is_one_failure() {
     assert!(!remote.is_to_be_tried(OWNER, clock.now()));
     hand.advance(Duration::from_secs(30));
     assert!(reader.remote.as_ref().unwrap().is_to_be_tried(OWNER, clock.now()));
+}
+
+#[test]
+fn memory_that_cannot_be_shown_is_given_back_and_tried_after_a_rest_that_grows() {
+    let (clock, hand) = Clock::driven();
+    let Some(mut owner) = open(OWNER, clock) else { return };
+    let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
+    // The board, and what could be shown; registered once more at each publication that tries.
+    let publish = |owner: &mut Paths, longest_key: usize| {
+        owner.remote.as_mut().unwrap().longest_key = longest_key;
+        for region in 0..100 {
+            owner.publish(RegionKey([region; 4]), Arc::new(pool.take(64)));
+        }
+        let remote = owner.remote.as_ref().unwrap();
+        (remote.net.memories(), remote.resting.map(|it| it.1.as_secs()))
+    };
+    // One try doubles the rest that follows.
+    assert_eq!(publish(&mut owner, 0), (1, Some(60)));
+    hand.advance(Duration::from_secs(29));
+    assert_eq!(publish(&mut owner, LONGEST_KEY), (1, Some(60)));
+    hand.advance(Duration::from_secs(1));
+    assert_eq!(publish(&mut owner, 0), (1, Some(120)));
+    hand.advance(Duration::from_mins(1));
+    assert_eq!(publish(&mut owner, LONGEST_KEY), (2, None));
+}
+
+#[test]
+fn ends_that_nothing_wakes_are_closed_and_later_ones_are_watched() {
+    let (clock, hand) = Clock::driven();
+    let (Some(mut owner), Some(mut reader)) = (open(OWNER, Clock::system()), open(READER, clock))
+    else {
+        return;
+    };
+    // The system refuses to watch a descriptor that it watches already.
+    let Paths { remote, tcp, .. } = &mut reader;
+    let net = &mut remote.as_mut().unwrap().net;
+    let own = net.address().unwrap();
+    net.connect(&own).unwrap();
+    let refused = net.watch_reading(|it| {
+        tcp.watch_device(it)?;
+        Err(std::io::ErrorKind::Other.into())
+    });
+    assert!(refused.is_err());
+    reader.connect(OWNER, &owner.address());
+    until(&mut reader, &mut owner, |it| matches!(it, Stage::Shut { .. }));
+    let Paths { remote, tcp, .. } = &mut reader;
+    let net = &mut remote.as_mut().unwrap().net;
+    assert!(net.ends() <= 1, "that to itself");
+    let _ = net.watch_reading(|it| {
+        tcp.forget_device(it);
+        Err(std::io::ErrorKind::Other.into())
+    });
+    hand.advance(Duration::from_secs(30));
+    reader.ask_card(OWNER);
+    until(&mut reader, &mut owner, |it| matches!(it, Stage::Open { .. }));
+    let mut is_asked = false;
+    let net = &mut reader.remote.as_mut().unwrap().net;
+    net.watch_reading(|_| {
+        is_asked = true;
+        Ok(())
+    })
+    .unwrap();
+    assert!(!is_asked, "it is watched");
 }

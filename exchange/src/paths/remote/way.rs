@@ -9,13 +9,19 @@
 //!                    └───────────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::super::Path;
 use super::super::ways::{FIRST_REST, LONGEST_REST};
+use super::card::STRETCH_BYTES;
 use crate::peer::PeerId;
+use crate::provider::PullId;
+use crate::shared::Spot;
 use crate::ucx::{EndId, KeyId, Read};
+
+/// Looks for pulls that are under way to one peer, at most.
+pub(super) const MOST_LOOKS: usize = 64;
 
 /// See the module.
 pub(super) struct Way {
@@ -25,6 +31,12 @@ pub(super) struct Way {
     pub(super) keys: BTreeMap<(u64, u32), Option<Key>>,
     /// Bytes of rows that are under way.
     pub(super) flying_bytes: u64,
+    /// Looks for pulls that are under way.
+    pub(super) looks: usize,
+    /// Pulls that wait to look at the board; some may have ended.
+    pub(super) to_look: VecDeque<PullId>,
+    /// Pulls of which not all parts were begun.
+    pub(super) to_read: BTreeSet<PullId>,
     /// When a read ended last.
     pub(super) heard: Option<Instant>,
     /// Whether it was open before, since the peer connected.
@@ -63,7 +75,20 @@ impl Way {
         let (rest, said, is_told) =
             before.map_or((FIRST_REST, None, false), |it| (it.rest, it.said, it.is_told));
         let (stage, keys) = (Stage::Asked, BTreeMap::new());
-        Self { stage, round, keys, flying_bytes: 0, heard: None, is_told, rest, said }
+        let (to_look, to_read) = (VecDeque::new(), BTreeSet::new());
+        Self {
+            stage,
+            round,
+            keys,
+            flying_bytes: 0,
+            looks: 0,
+            to_look,
+            to_read,
+            heard: None,
+            is_told,
+            rest,
+            said,
+        }
     }
 
     pub(super) fn end(&self) -> Option<EndId> {
@@ -71,6 +96,17 @@ impl Way {
             Stage::Looking { end, .. } | Stage::Open { end, .. } => Some(end),
             Stage::Asked | Stage::Shut { .. } => None,
         }
+    }
+
+    /// Whether a pull of it waits to begin something.
+    pub(super) fn is_hungry(&self) -> bool {
+        !self.to_read.is_empty() || (!self.to_look.is_empty() && self.looks < MOST_LOOKS)
+    }
+
+    /// Whether the first `reach` bytes of a region can be read.
+    pub(super) fn has_keys(&self, spot: Spot, reach: u64) -> bool {
+        let mut stretches = spot.at / STRETCH_BYTES..(spot.at + reach).div_ceil(STRETCH_BYTES);
+        stretches.all(|it| matches!(self.keys.get(&(spot.arena, it as u32)), Some(Some(_))))
     }
 
     pub(super) fn path(&self) -> Path {
@@ -104,5 +140,7 @@ impl Way {
         self.stage = Stage::Shut { again: now + self.rest };
         self.rest = (2 * self.rest).min(LONGEST_REST);
         self.keys.clear();
+        self.to_look.clear();
+        self.to_read.clear();
     }
 }
