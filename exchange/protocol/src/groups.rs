@@ -109,7 +109,8 @@ mod tests {
     fn members_are_in_their_groups_in_their_order() {
         for count in 0..40_u32 {
             // Some groups stay empty, also the last ones.
-            let pairs = (0..count).map(|it| ((it.wrapping_mul(2_654_435_761) >> 29) as usize % 6, it));
+            let pairs =
+                (0..count).map(|it| ((it.wrapping_mul(2_654_435_761) >> 29) as usize % 6, it));
             let pairs: Vec<_> = pairs.filter(|it| it.0 != 2).collect();
             let sorted = Groups::sorted(7, pairs.iter().copied());
             let mut pushed = Groups::with_capacity(0);

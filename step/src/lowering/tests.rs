@@ -91,11 +91,7 @@ fn bundles(plan: &Plan) -> impl Iterator<Item = (BundleId, &cadre_planner::Bundl
     (0..).map(BundleId).zip(plan.bundles())
 }
 
-fn landings_hold_what_bundles_read(
-    problem: &Arc<Problem>,
-    plan: &Arc<Plan>,
-    direction: Direction,
-) {
+fn landings_hold_what_bundles_read(problem: &Arc<Problem>, plan: &Arc<Plan>, direction: Direction) {
     let lists = Lists::new(problem, plan);
     let shape = lists.shape(direction).unwrap();
     for (id, bundle) in bundles(plan) {

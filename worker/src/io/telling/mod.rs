@@ -308,11 +308,7 @@ impl<P: Exchange> Shared<P> {
     /// # Errors
     ///
     /// As [`Self::word`].
-    pub fn fetched(
-        &mut self,
-        pull: PullId,
-        result: &Result<u64, PullError>,
-    ) -> Result<(), Error> {
+    pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
         let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
         let now = self.now();
         let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
