@@ -7,8 +7,9 @@ Runs `cadre run -f examples/bible.yaml` (two trainers, two servers, one compute 
 `--attention local`, one after the other, in alternating order, and writes target/bench/pool_price.json: median wall
 seconds of the whole run, median CPU seconds of all its processes (user and system, from the kernel's accounts of ended
 children), and the median of the steps' own seconds without the first. The peer is Cadre itself without the pool. Beside
-the bar of 0.01: what part of the steps of the pool the worst trainer waits for their headers and plans. One more run with --trace, not timed, prints where the time of trainers and servers goes. Everything it writes beside the
-result goes to a temporary folder.
+the bar of 0.01: what part of the steps of the pool the worst trainer waits for their headers and plans. One more
+run with --trace, not timed, prints where the time of trainers and servers goes. Everything it writes beside the result
+goes to a temporary folder.
 """
 
 import argparse
