@@ -6,9 +6,10 @@ Usage: bench/pool_price.py [--steps N] [--rounds N] [--no-shares]
 Runs `cadre run -f examples/bible.yaml` (two trainers, two servers, one compute thread each) and the same command with
 `--attention local`, one after the other, in alternating order, and writes target/bench/pool_price.json: median wall
 seconds of the whole run, median CPU seconds of all its processes (user and system, from the kernel's accounts of ended
-children), and the median of the steps' own seconds without the first. The peer is Cadre itself without the pool. One
-more run with --trace, not timed, prints where the time of trainers and servers goes. Everything it writes beside the
-result goes to a temporary folder.
+children), and the median of the steps' own seconds without the first. The peer is Cadre itself without the pool. Beside
+the bar of 0.01: what part of the steps of the pool the worst trainer waits for their headers and plans. One more
+run with --trace, not timed, prints where the time of trainers and servers goes. Everything it writes beside the result
+goes to a temporary folder.
 """
 
 import argparse
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "cadre"
 RESULT = ROOT / "target" / "bench" / "pool_price.json"
 MANIFEST = "examples/bible.yaml"
+WAIT = "wait for header and plan, part of the steps"
+WAIT_BAR = 0.01
 MODES = {"pool": [], "local": ["--attention", "local"]}
 # What a span of the trace is, by its name.
 KINDS = {"linear": "compute", "launch": "compute", "doorbell": "copy", "pull": "copy", "wait": "wait"}
@@ -35,8 +38,8 @@ class RunError(Exception):
     """A run of cadre ended with another exit code than 0."""
 
 
-def run_once(mode: str, steps: int, folder: Path, *more: str) -> tuple[float, float, list[float]]:
-    """Wall seconds, CPU seconds of the process tree, and the seconds of each step."""
+def run_once(mode: str, steps: int, folder: Path, *more: str) -> tuple[float, float, list[dict]]:
+    """Wall seconds, CPU seconds of the process tree, and what is said of each step."""
     out = folder / "out"
     command = [str(PROGRAM), "run", "-f", MANIFEST, "--json", "--steps", str(steps), "--out", str(out)]
     with (folder / "output").open("wb") as output:
@@ -50,7 +53,7 @@ def run_once(mode: str, steps: int, folder: Path, *more: str) -> tuple[float, fl
         last = (folder / "output").read_text(errors="replace").splitlines()[-5:]
         raise RunError(f"cadre with attention {mode} ended with exit code {child.returncode}:\n" + "\n".join(last))
     lines = (out / "steps.jsonl").read_text().splitlines()
-    return wall, usage.ru_utime + usage.ru_stime, [json.loads(line)["seconds"] for line in lines]
+    return wall, usage.ru_utime + usage.ru_stime, [json.loads(line) for line in lines]
 
 
 def measure(steps: int, rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -60,10 +63,13 @@ def measure(steps: int, rounds: int) -> dict[str, dict[str, list[float]]]:
         order = list(MODES) if number % 2 == 0 else list(reversed(MODES))
         for mode in order:
             with tempfile.TemporaryDirectory(prefix="cadre-bench-") as folder:
-                wall, cpu, seconds = run_once(mode, steps, Path(folder))
+                wall, cpu, each = run_once(mode, steps, Path(folder))
             samples[mode]["wall seconds"].append(wall)
             samples[mode]["CPU seconds"].append(cpu)
-            samples[mode]["seconds a step"].append(statistics.median(seconds[1:]))
+            # The first step waits for nothing before it.
+            samples[mode]["seconds a step"].append(statistics.median(it["seconds"] for it in each[1:]))
+            waits = sum(it["header_wait_seconds"] for it in each[1:])
+            samples[mode][WAIT].append(waits / sum(it["seconds"] for it in each[1:]))
             print(f"  round {number} {mode:5}: wall {wall:.1f} s, CPU {cpu:.1f} s", flush=True)
     return samples
 
@@ -115,8 +121,13 @@ def main() -> int:
         ours = statistics.median(samples["pool"][quantity])
         peer = statistics.median(samples["local"][quantity])
         low, high = min(samples["pool"][quantity]), max(samples["pool"][quantity])
-        print(f"{quantity}: pool {ours:.2f} ({low:.2f} to {high:.2f}), local {peer:.2f}, price {ours / peer:.3f}")
         case = f"bible, 2 trainers, 2 servers, {options.steps} steps: {quantity}"
+        if quantity == WAIT:
+            print(f"{quantity}: pool {ours:.4f} ({low:.4f} to {high:.4f}), local {peer:.4f}, bar {WAIT_BAR}")
+            line = {"case": case, "ours": ours, "peer": WAIT_BAR, "peer_name": "the bar", "unit": ""}
+            result.append({**line, "ratio": WAIT_BAR / ours if ours else None})
+            continue
+        print(f"{quantity}: pool {ours:.2f} ({low:.2f} to {high:.2f}), local {peer:.2f}, price {ours / peer:.3f}")
         result.append(
             {
                 "case": case,

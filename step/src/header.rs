@@ -7,13 +7,12 @@
 //! Invariant: [`Header::digest`] covers what bits depend on (slots, weights, layout, seed, numerics),
 //! never who fills a slot at the moment: a lost or replaced server changes no bit.
 
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use cadre_crds::Wire;
 use cadre_planner::{Costs, Heads, Slot};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::layers::Layers;
 use crate::packing::Packing;
@@ -123,31 +122,12 @@ impl Header {
             view: _,
             fillers: _,
         } = self;
-        // A long header has some 10 MB of text, which nobody keeps.
-        let mut digest = Digested(Xxh3::new());
-        let mut text = BufWriter::new(&mut digest);
-        let all = (
+        let bytes = postcard::to_stdvec(&(
             (step, layers, heads, wire, seed, numerics, placement, slots, costs, turns, nanos),
             kv_heads,
-        );
-        serde_json::to_writer(&mut text, &all).expect("a header is plain data");
-        text.flush().expect("nothing is written to a file");
-        drop(text);
-        digest.0.digest()
-    }
-}
-
-/// What is written goes into a digest alone.
-struct Digested(Xxh3);
-
-impl Write for Digested {
-    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-        self.0.update(text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        ))
+        .expect("a header is plain data");
+        xxh3_64(&bytes)
     }
 }
 

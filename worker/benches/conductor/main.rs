@@ -1,201 +1,256 @@
-//! What a step costs the conductor's IO thread: words and messages of all peers decoded, headers made and told, the watermark moved
-//! and broadcast, the step reported. The system's part of sending and receiving is not counted, nor are the other machines of its
-//! process; what the planning thread does is printed beside.
+//! What a step costs the conductor: its IO thread, as it runs, but for sockets and the machines that its process has as any
+//! trainer has them; and its planning thread, where the planner's search is told apart from all else.
 //!
-//! One step of 512 trainers, 64 dedicated servers, 64 layers, 4 nano-batches and 200,000 documents, and the next one's header while
-//! it runs; `CADRE_SCALE=32x8x4x2x2000` asks for another size. Prints milliseconds and the process's most memory, writes
-//! `target/bench/conductor.json` beside the bars of 200 ms and 256 MiB.
+//! One step of 512 trainers, 64 dedicated servers, 64 layers, 4 nano-batches and 200,000 documents, with the lengths and the
+//! header of the next one while it runs; `CADRE_SCALE=32x8x4x2x2000` asks for another size. Each message and word comes in a turn
+//! of the IO thread of its own. The same is done once more with twice the documents: what lengths and header cost the IO thread is
+//! to be the same. Prints processor time and the process's most memory, writes `target/bench/conductor.json` beside
+//! the bars of 200 ms and 256 MiB.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
+
+mod inputs;
+mod mute;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use cadre_control::proto::{ControllerMessage, WorkerMessage, worker_message};
 use cadre_control::{AttentionPlace, Settings as JobSettings};
 use cadre_crds::{Encryption, OnPoolLoss, Wire};
-use cadre_exchange::{
-    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
-};
-use cadre_kernels::device;
-use cadre_planner::{Costs, Document, Heads, Layout, Mask};
-use cadre_protocol::conductor::Event as Conducted;
-use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, ServerId, Settings, TrainerId};
+use cadre_exchange::{Event, PeerId, Waker};
+use cadre_planner::{Costs, Heads};
+use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
-use cadre_step::envelope::{Envelope, Lengths, NanoLengths, Said, ServerStep, StepDone};
+use cadre_step::envelope::{Envelope, Said, ServerStep, StepDone};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
-use cadre_worker::io::Request;
+use cadre_step::planned::plans;
+use cadre_step::words::{Body, Life, MAX_RIDING_BYTES, Published, Stream};
 use cadre_worker::io::clock::Clock;
 use cadre_worker::io::conducting::Conducting;
-use cadre_worker::io::exchange::Exchange;
 use cadre_worker::io::output::Output;
 use cadre_worker::io::planning::{self, Wanted};
+use cadre_worker::io::queues::{Notices, notices};
 use cadre_worker::io::shared::Shared;
-use cadre_worker::memory::{Host, HostRows};
+use cadre_worker::io::{Control, Handle, Io, Lines, Outlets};
+use cadre_worker::memory::HostRows;
 use cadre_worker::trace::Tracer;
+use rustix::time::{ClockId, clock_gettime};
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::inputs::{most_memory, told};
+use self::mute::Mute;
 
 const BAR_MILLIS: f64 = 200.0;
 const BAR_MEBIBYTES: f64 = 256.0;
 
-/// Takes all messages, and sends none.
-struct Mute {
-    waker: Waker,
-    rings: u64,
+/// Processor time of this thread so far.
+fn processor() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-impl Exchange for Mute {
-    type Memory = HostRows;
-
-    fn place(&self) -> &Host {
-        &Host
-    }
-
-    fn path(&self, _peer: PeerId) -> &'static str {
-        "mute"
-    }
-
-    fn resumes(&self) -> bool {
-        false
-    }
-
-    fn address(&self) -> String {
-        String::new()
-    }
-
-    fn connect(&mut self, _peer: PeerId, _address: &str) {}
-
-    fn publish(&mut self, _key: RegionKey, _memory: &HostRows) {}
-
-    fn withdraw(&mut self, _key: RegionKey) {}
-
-    fn land(&mut self, _bytes: usize) -> Result<LandingId, device::Error> {
-        unreachable!("the conductor pulls nothing here")
-    }
-
-    fn early(
-        &mut self,
-        _landing: LandingId,
-        _own: &[(HostRows, &[Piece])],
-    ) -> Result<Option<HostRows>, device::Error> {
-        Ok(None)
-    }
-
-    fn is_busy(&self, _landing: LandingId) -> bool {
-        false
-    }
-
-    fn take(&mut self, _landing: LandingId) -> Result<Buffer, Error> {
-        unreachable!("the conductor pulls nothing here")
-    }
-
-    fn discard(&mut self, _landing: LandingId) {}
-
-    fn pull(
-        &mut self,
-        _peer: PeerId,
-        _key: RegionKey,
-        _pieces: Vec<Piece>,
-        _landing: LandingId,
-        _patience: Duration,
-    ) -> PullId {
-        unreachable!("the conductor pulls nothing here")
-    }
-
-    fn ring(&mut self, _peer: PeerId, _message: &[u8]) -> Result<(), RingError> {
-        self.rings += 1;
-        Ok(())
-    }
-
-    fn poll(&mut self, _timeout: Duration, _events: &mut Vec<Event>) {}
-
-    fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
-    fn close(&mut self, _peer: PeerId) {}
-}
-
-/// The conductor, what it shares, and the time that its threads took.
+/// The conductor's process, its peers' words, and the processor time that its threads took.
 struct Job {
-    conducting: Conducting,
-    shared: Shared<Mute>,
+    io: Io<Mute>,
+    wanted: Receiver<Wanted>,
+    handle: Handle<HostRows>,
     nanos: Arc<AtomicU64>,
+    reports: Arc<AtomicUsize>,
+    /// How many words each peer has said.
+    said: BTreeMap<PeerId, u64>,
+    publications: u32,
+    took: Took,
+    events: Vec<Event>,
+    _lines: (SyncSender<ControllerMessage>, Notices<HostRows>),
+}
+
+/// Processor time of a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Took {
     io: Duration,
+    /// The planning thread, but for the planner's search.
     plan: Duration,
-    reports: usize,
+    search: Duration,
 }
 
 impl Job {
-    /// The IO thread does something, and what follows from it.
-    fn turn(&mut self, act: impl FnOnce(&mut Conducting, &mut Shared<Mute>)) {
-        let start = Instant::now();
-        act(&mut self.conducting, &mut self.shared);
-        let mut wanted = self.settle();
-        self.io += start.elapsed();
-        while let Some(it) = wanted.pop() {
-            let start = Instant::now();
-            let done = planning::done(it);
-            self.plan += start.elapsed();
-            let start = Instant::now();
-            match done {
-                Request::Made(made) => self.conducting.made(&mut self.shared, *made),
-                Request::Planned(planned) => {
-                    self.conducting.planned(&mut self.shared, *planned);
+    /// Turns of the IO thread until nothing is left to do, and what the planning thread does for it.
+    fn settle(&mut self) {
+        loop {
+            let start = processor();
+            loop {
+                self.io.turn();
+                self.io.receive(Duration::ZERO, &mut self.events);
+                if self.io.shared().provider.events.is_empty() {
+                    break;
                 }
-                other => panic!("{other:?}"),
             }
-            wanted.extend(self.settle());
-            self.io += start.elapsed();
-        }
-    }
-
-    /// Hands on what the conductor has put; what is left is the planning thread's.
-    fn settle(&mut self) -> Vec<Wanted> {
-        let mut wanted = Vec::new();
-        while let Some(output) = self.shared.outputs.take() {
-            match output {
-                Output::Plan(it) => wanted.push(it),
-                Output::Begin(ready) => {
-                    self.shared.begin(ready.planned, ready.first);
-                    self.conducting.begun(&mut self.shared);
-                }
-                Output::Report(_) => self.reports += 1,
-                Output::Ending(it) => panic!("the job ends: {it:?}"),
-                _ => {}
+            self.io.turn();
+            self.took.io += processor().saturating_sub(start);
+            let heard = self.hear();
+            match self.wanted.try_recv() {
+                Ok(wanted) => self.plan(wanted),
+                Err(_) if heard == 0 => return,
+                Err(_) => {}
             }
         }
-        wanted
     }
 
-    /// A peer's message or word comes.
-    fn hear(&mut self, from: Peer, bytes: &[u8]) {
-        self.turn(|conducting, shared| {
-            match postcard::from_bytes(bytes).expect("what was encoded below") {
-                Envelope::Protocol(message) => {
-                    conducting.handle(shared, Conducted::Message { from, message });
-                }
-                other => panic!("{other:?}"),
+    fn plan(&mut self, wanted: Wanted) {
+        // Once more beside the clock, for what it costs alone.
+        let search = match &wanted {
+            Wanted::Own(it, _) => {
+                let header = it.as_ref().clone().header();
+                let start = processor();
+                plans(&header).expect("documents fit the servers");
+                processor().saturating_sub(start)
             }
-        });
+            _ => Duration::ZERO,
+        };
+        let start = processor();
+        let done = planning::done(wanted);
+        let whole = processor().saturating_sub(start);
+        self.took.search += search;
+        self.took.plan += whole.saturating_sub(search);
+        self.handle.send(done);
     }
 
-    fn word(&mut self, from: Peer, bytes: &[u8]) {
-        self.turn(|conducting, shared| {
-            let said: Said = postcard::from_bytes(bytes).expect("what was encoded below");
-            conducting.told(shared, from, said);
-        });
+    /// Peers hear the words that were said to them.
+    fn hear(&mut self) -> usize {
+        let words = std::mem::take(&mut self.io.shared_mut().provider.words);
+        for (peer, bytes) in &words {
+            let Ok(Envelope::Word { stream, number, .. }) = postcard::from_bytes(bytes) else {
+                panic!("a word to {peer}")
+            };
+            let heard = Envelope::Heard { by: life_of(*peer), stream, through: number + 1 };
+            self.come(*peer, &heard);
+        }
+        words.len()
+    }
+
+    /// A machine of this process gives something.
+    fn own(&mut self, output: Output) {
+        self.io.shared_mut().outputs.put(output);
+    }
+
+    fn come(&mut self, from: PeerId, envelope: &Envelope) {
+        let bytes = postcard::to_stdvec(envelope).expect("a small message");
+        self.io.shared_mut().provider.events.push_back(Event::Message { from, bytes });
+    }
+
+    /// A peer says a word, as its shell does.
+    fn word(&mut self, from: PeerId, said: &[u8]) {
+        let said = if said.len() <= MAX_RIDING_BYTES {
+            Body::Here(said.to_vec())
+        } else {
+            self.publications += 1;
+            let (bytes, digest) = (said.len() as u64, xxh3_64(said));
+            self.io.shared_mut().provider.published.insert(self.publications, said.into());
+            let publication = self.publications.into();
+            Body::There(Published { publication, bytes, digest })
+        };
+        let number = self.said.entry(from).or_default();
+        let stream = Stream { life: life_of(from), era: 0 };
+        let word = Envelope::Word { stream, number: *number, body: said };
+        *number += 1;
+        self.come(from, &word);
     }
 
     fn later(&mut self, span: Nanos) {
         self.nanos.fetch_add(span.0, Ordering::Relaxed);
-        let now = self.shared.now();
-        if self.conducting.next_deadline().is_some_and(|it| it <= now) {
-            self.turn(|conducting, shared| conducting.handle(shared, Conducted::Tick));
+        self.settle();
+    }
+}
+
+fn life_of(peer: PeerId) -> Life {
+    Life(u64::from(peer.index) << 1 | u64::from(peer.role == cadre_exchange::Role::Server))
+}
+
+/// What a run came to.
+struct Run {
+    /// Lengths and the header of the next step.
+    header: Took,
+    whole: Took,
+    phases: Duration,
+    rings: u64,
+}
+
+fn run([trainers, servers, layers]: [u16; 3], nanos: u32, documents: u32) -> Run {
+    let mut job = begin(trainers, servers, layers);
+    let all: Vec<_> = (0..trainers).map(|it| PeerId::trainer(it, 0)).collect();
+    let others: Vec<_> = (0..servers).map(|it| PeerId::server(it, 0)).collect();
+    let announce = |job: &mut Job, step| {
+        let each = told(step, trainers, nanos, documents / nanos);
+        let each: Vec<_> = each.into_iter().map(|it| encoded(&Said::Lengths(it))).collect();
+        for (&from, said) in all.iter().zip(&each) {
+            if from == PeerId::trainer(0, 0) {
+                // From a thread of the same process.
+                let said = postcard::from_bytes(said).expect("what was encoded above");
+                job.own(Output::Conductor(said));
+            } else {
+                job.word(from, said);
+            }
+        }
+        job.settle();
+    };
+    announce(&mut job, 0);
+    // From here on one step runs, as each of a long job does: with the lengths and the header of the next.
+    job.took = Took::default();
+    job.io.shared_mut().provider.rings = 0;
+    announce(&mut job, 1);
+    let header = job.took;
+    let phases = 2 * u32::from(layers) * nanos;
+    let first = all[0];
+    for phase in 0..phases {
+        let at = At::new(0, phase);
+        let done = Envelope::Protocol(Message::PhaseDone { at });
+        for &from in &all {
+            if from == first {
+                job.own(Output::Message(Message::PhaseDone { at }));
+            } else {
+                job.come(from, &done);
+            }
+        }
+        job.settle();
+        // Phases of 20 ms, and a heartbeat of everybody after ten.
+        job.later(Nanos::from_millis(20));
+        if phase % 10 == 9 {
+            let rounds = vec![(0, Round(0)), (1, Round(0))];
+            let beat = |done| Heartbeat {
+                watermark: Some(at),
+                done,
+                rounds: rounds.clone(),
+                ..Heartbeat::default()
+            };
+            for (peers, done) in [(&all, Some(at)), (&others, None)] {
+                for &it in peers.iter().filter(|it| **it != first) {
+                    job.come(it, &Envelope::Protocol(Message::Heartbeat(beat(done))));
+                }
+            }
+            job.own(Output::Message(Message::Heartbeat(beat(Some(at)))));
+            job.settle();
         }
     }
+    let phases = job.took.io.saturating_sub(header.io);
+    for (tasks, server) in (0..).zip(&others) {
+        let done = ServerStep { step: 0, tasks, busy_seconds: 1.0, bytes_pulled: 1 };
+        job.word(*server, &encoded(&Said::ServerStep(done)));
+    }
+    let done = encoded(&Said::StepDone(StepDone::default()));
+    for &it in all.iter().skip(1) {
+        job.word(it, &done);
+    }
+    job.settle();
+    job.own(Output::Conductor(Said::StepDone(StepDone::default())));
+    job.settle();
+    assert_eq!(job.reports.load(Ordering::Relaxed), 1, "the step is reported");
+    Run { header, whole: job.took, phases, rings: job.io.shared().provider.rings }
 }
 
 fn main() {
@@ -204,79 +259,37 @@ fn main() {
     let &[trainers, servers, layers, nanos, documents] = &numbers[..] else {
         panic!("CADRE_SCALE={text} is not five numbers, such as 512x64x64x4x200000")
     };
-    let [trainers, servers, layers] = [trainers, servers, layers].map(|it| it as u16);
-    let mut job = begin(trainers, servers, layers);
-    let peers: Vec<_> = (0..trainers)
-        .map(|it| Peer::Trainer(TrainerId(it)))
-        .chain((0..servers).map(|index| Peer::Server(ServerId { index, incarnation: 0 })))
-        .collect();
-    let (all, others) = peers.split_at(trainers.into());
-    let lengths = |step| -> Vec<Vec<u8>> {
-        let each = told(step, trainers, nanos, documents / nanos);
-        each.into_iter().map(|it| encoded(&Said::Lengths(it))).collect()
-    };
-    let (first, second) = (lengths(0), lengths(1));
-    let announce = |job: &mut Job, each: &[Vec<u8>]| {
-        for (&from, bytes) in all.iter().zip(each) {
-            job.word(from, bytes);
-        }
-    };
-    announce(&mut job, &first);
-    // From here on one step runs, as each of a long job does: with the lengths and the header of the next.
-    (job.io, job.plan, job.shared.provider.rings) = (Duration::ZERO, Duration::ZERO, 0);
-    announce(&mut job, &second);
-    let header = job.io;
-    let phases = 2 * u32::from(layers) * nanos;
-    for phase in 0..phases {
-        let at = At::new(0, phase);
-        let done = protocol(Message::PhaseDone { at });
-        for &from in all {
-            job.hear(from, &done);
-        }
-        // Phases of 20 ms, and a heartbeat of everybody after ten.
-        job.later(Nanos::from_millis(20));
-        if phase % 10 == 9 {
-            let rounds = vec![(0, Round(0)), (1, Round(0))];
-            let of = |done| Heartbeat {
-                watermark: Some(at),
-                done,
-                rounds: rounds.clone(),
-                ..Heartbeat::default()
-            };
-            let beats = [Some(at), None].map(|it| protocol(Message::Heartbeat(of(it))));
-            for (peers, bytes) in [all, others].into_iter().zip(&beats) {
-                for it in peers {
-                    job.hear(*it, bytes);
-                }
-            }
-        }
-    }
-    let running = job.io;
-    for (from, server) in (0..).zip(others) {
-        let done = ServerStep { step: 0, tasks: from, busy_seconds: 1.0, bytes_pulled: 1 };
-        job.word(*server, &encoded(&Said::ServerStep(done)));
-    }
-    let done = encoded(&Said::StepDone(StepDone::default()));
-    for it in all {
-        job.word(*it, &done);
-    }
-    assert_eq!(job.reports, 1, "the step is reported");
-    let ms = |it: Duration| it.as_secs_f64() * 1e3;
+    let size = [trainers, servers, layers].map(|it| it as u16);
+    let Run { header, whole, phases, rings } = run(size, nanos, documents);
     let memory = most_memory();
+    let twice = run(size, nanos, 2 * documents).header;
+    let ms = |it: Duration| it.as_secs_f64() * 1e3;
+    let all = whole.io + whole.plan;
     println!(
-        "conductor of {text}: IO thread {:.0} ms a step (lengths and header {:.0}, phases {:.0}, end {:.0}), bar {BAR_MILLIS} ms; \
-         planning thread {:.0} ms; {} messages sent; {memory:.0} MiB, bar {BAR_MEBIBYTES} MiB",
-        ms(job.io),
-        ms(header),
-        ms(running.saturating_sub(header)),
-        ms(job.io.saturating_sub(running)),
-        ms(job.plan),
-        job.shared.provider.rings,
+        "conductor of {text}, processor time of a step: {:.0} ms without the planner's search, bar {BAR_MILLIS} ms; \
+         IO thread {:.0} (lengths and header {:.1}, phases {:.0}), planning thread {:.0} and {:.0} of search; {rings} messages \
+         sent; {memory:.0} MiB, bar {BAR_MEBIBYTES} MiB; lengths and header of twice the documents: IO thread {:.1} ms",
+        ms(all),
+        ms(whole.io),
+        ms(header.io),
+        ms(phases),
+        ms(whole.plan),
+        ms(whole.search),
+        ms(twice.io),
     );
-    let case = |name: &str, ours: f64, bar: f64, unit: &str| serde_json::json!({"case": name, "ours": ours, "peer": bar, "peer_name": "bar", "unit": unit, "ratio": bar / ours});
-    let list = vec![
-        case(&format!("IO thread, a step of {text}"), ms(job.io), BAR_MILLIS, "ms"),
-        case(&format!("most memory, {text}"), memory, BAR_MEBIBYTES, "MiB"),
+    let case = |name: &str, ours: f64, bar: Option<f64>, unit: &str| {
+        serde_json::json!({
+            "case": format!("{name}, {text}"), "ours": ours, "unit": unit,
+            "peer": bar, "peer_name": bar.map(|_| "bar"), "ratio": bar.map(|it| it / ours),
+        })
+    };
+    let list = [
+        case("processor of a step, without the planner's search", ms(all), Some(BAR_MILLIS), "ms"),
+        case("of it the IO thread", ms(whole.io), None, "ms"),
+        case("of that lengths and header", ms(header.io), None, "ms"),
+        case("the same of twice the documents", ms(twice.io), None, "ms"),
+        case("the planner's search", ms(whole.search), None, "ms"),
+        case("most memory", memory, Some(BAR_MEBIBYTES), "MiB"),
     ];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&folder).expect("the target folder can be written");
@@ -286,10 +299,6 @@ fn main() {
 
 fn encoded(said: &Said) -> Vec<u8> {
     postcard::to_stdvec(said).expect("words are plain data")
-}
-
-fn protocol(message: Message) -> Vec<u8> {
-    postcard::to_stdvec(&Envelope::Protocol(message)).expect("a small message")
 }
 
 /// The conductor of a job whose trainers and servers are all there.
@@ -335,7 +344,7 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
     let nanos = Arc::<AtomicU64>::default();
     let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
     let waker = Waker::new().expect("an event counter");
-    let mute = Mute { waker, rings: 0 };
+    let mute = Mute::new(waker.clone());
     let mut shared = Shared::new(Peer::CONDUCTOR, (mute, clock), Tracer::off());
     let mut conducting = Conducting::new(draft, Settings::default(), 0, &settings, Nanos(0));
     let list: Vec<_> =
@@ -353,37 +362,34 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
     };
     let number = ViewNumber { term: 1, counter: 1 };
     conducting.view(&mut shared, View { number, slots: (0..servers).map(offer).collect() });
-    let (io, plan) = (Duration::ZERO, Duration::ZERO);
-    Job { conducting, shared, nanos, io, plan, reports: 0 }
-}
-
-/// What each trainer holds of a step: documents of 16 to 2,015 rows, end to end over all of them.
-fn told(step: u64, trainers: u16, nanos: u32, documents: u32) -> Vec<Lengths> {
-    let mut told = vec![Lengths { step, turns: None, nanos: Vec::new() }; trainers.into()];
-    for nano in 0..nanos {
-        let rows: Vec<u32> = (0..documents)
-            .map(|it| 16 + (it * 7 + nano).wrapping_mul(2_654_435_761) % 2_000)
-            .collect();
-        let sum: u64 = rows.iter().map(|it| u64::from(*it)).sum();
-        let own = u32::try_from(sum.div_ceil(trainers.into())).expect("a rank's rows are few");
-        let document = |&rows: &u32| Document { rows, mask: Mask::Causal };
-        let layout = Layout::end_to_end(rows.iter().map(document).collect(), own);
-        let layout = layout.expect("documents fill the ranks");
-        let empty = Vec::new();
-        for (index, told) in told.iter_mut().enumerate() {
-            let stretches = layout.ranks().get(index).unwrap_or(&empty).clone();
-            let whole = |it: u32| (it, rows[it as usize]);
-            let documents = stretches.iter().map(|it| whole(it.document.0)).collect();
-            told.nanos.push(NanoLengths { documents, stretches });
+    let (handle, requests) = Handle::channel(waker.clone());
+    let (plans, wanted) = sync_channel(1);
+    let (controller, receiver) = sync_channel(1);
+    let reports = Arc::<AtomicUsize>::default();
+    let reported = Arc::clone(&reports);
+    let sender = Box::new(move |message: WorkerMessage| {
+        if matches!(message.message, Some(worker_message::Message::Progress(_))) {
+            reported.fetch_add(1, Ordering::Relaxed);
         }
+        Ok(())
+    });
+    let (main, told) = notices(waker);
+    let lines = Lines {
+        requests,
+        plans,
+        control: Control { sender, receiver },
+        outlets: Outlets { main, rescue: None, interrupt: None },
+    };
+    Job {
+        io: Io::new(shared, (None, None, Some(conducting)), lines),
+        wanted,
+        handle,
+        nanos,
+        reports,
+        said: BTreeMap::new(),
+        publications: 0,
+        took: Took::default(),
+        events: Vec::new(),
+        _lines: (controller, told),
     }
-    told
-}
-
-/// The most memory that this process had, in MiB: inputs of the bench among it.
-fn most_memory() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:"));
-    let kibibytes = line.and_then(|it| it.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kibibytes.unwrap_or(f64::NAN) / 1024.0
 }

@@ -101,8 +101,18 @@ pub struct Headers {
     making: Option<Box<Making>>,
     /// Words that are to be read, of each peer one.
     unread: VecDeque<Box<Unread>>,
-    /// What is being done, and of which step.
-    busy: Option<Option<u64>>,
+    doing: Doing,
+}
+
+/// What the thread is doing.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Doing {
+    #[default]
+    Nothing,
+    /// It reads a word.
+    Word,
+    /// It makes or plans the header of a step.
+    Header(u64),
 }
 
 impl Headers {
@@ -145,20 +155,23 @@ impl Headers {
 
     /// What is to be done now, if anything is.
     pub fn take(&mut self) -> Option<Wanted> {
-        if self.busy.is_some() {
+        if self.doing != Doing::Nothing {
             return None;
         }
         // Words take little, and others wait behind them.
         let word = self.unread.pop_front().map(Wanted::Read);
         let header = || self.waiting.pop_first().map(|it| it.1);
         let wanted = word.or_else(header).or_else(|| self.making.take().map(Wanted::Making))?;
-        self.busy = Some(wanted.step());
+        self.doing = wanted.step().map_or(Doing::Word, Doing::Header);
         Some(wanted)
     }
 
     /// What was taken is done. Which step it was of, if of any.
     pub fn done(&mut self) -> Option<u64> {
-        self.busy.take().flatten()
+        match std::mem::take(&mut self.doing) {
+            Doing::Header(step) => Some(step),
+            Doing::Nothing | Doing::Word => None,
+        }
     }
 }
 

@@ -88,6 +88,8 @@ pub struct Shared<P: Exchange> {
     next_group: u64,
     /// Pulls that were refused, none between them that went well.
     refused: u32,
+    /// Room for a message that is encoded; a watermark is sent to hundreds.
+    message: Vec<u8>,
 }
 
 /// Another number for each life of a process in a job.
@@ -116,6 +118,7 @@ impl<P: Exchange> Shared<P> {
             groups: BTreeMap::new(),
             next_group: 0,
             refused: 0,
+            message: Vec::with_capacity(MESSAGE_BYTES),
         }
     }
 
@@ -163,6 +166,9 @@ impl<P: Exchange> Shared<P> {
             let by = self.telling.life();
             return self.ring(to, &Envelope::Beat { by, beat });
         }
+        if !is_long(&message) {
+            return self.ring(to, &Envelope::Protocol(message));
+        }
         for message in parted(message) {
             self.ring(to, &Envelope::Protocol(message));
         }
@@ -174,7 +180,9 @@ impl<P: Exchange> Shared<P> {
             tracing::debug!("no address of {to} yet");
             return;
         };
-        let bytes = match postcard::to_extend(envelope, Vec::with_capacity(MESSAGE_BYTES)) {
+        let mut room = std::mem::take(&mut self.message);
+        room.clear();
+        let bytes = match postcard::to_extend(envelope, room) {
             Ok(bytes) => bytes,
             Err(error) => return tracing::error!("a message to {to} cannot be encoded: {error}"),
         };
@@ -182,6 +190,7 @@ impl<P: Exchange> Shared<P> {
         if let Err(error) = self.provider.ring(*id, &bytes) {
             tracing::warn!("a message to {to} is lost: {error}");
         }
+        self.message = bytes;
     }
 
     /// Closes the links with a peer by force.
@@ -341,6 +350,22 @@ impl<P: Exchange> Shared<P> {
 /// Most works that one message names: it fits a message of the exchange, whatever their numbers, and does not keep who hears it from
 /// others for long.
 const MAX_NAMED_WORKS: usize = 1 << 11;
+
+/// Whether a message names more works than fit one.
+fn is_long(message: &Message) -> bool {
+    let works = match message {
+        Message::Finished { works, .. } => works.len(),
+        Message::Ack { acks } | Message::Doorbell { acks, .. } => acks.works.len(),
+        Message::PhaseDone { .. }
+        | Message::Watermark { .. }
+        | Message::Round { .. }
+        | Message::Heartbeat(_)
+        | Message::Pulse { .. }
+        | Message::Suspect { .. }
+        | Message::Leave { .. } => 0,
+    };
+    works > MAX_NAMED_WORKS
+}
 
 /// A message as several that say the same where it names more works than fit one. Works come before what they ride on, so that
 /// acknowledgements are no later than in one piece.

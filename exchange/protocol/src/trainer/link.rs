@@ -6,6 +6,7 @@
 //! Invariant: an event looks at its own link and at those that are due, not at all of them; a link with a process that fills no
 //! slot is let go when nothing is due on it.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::settings::MAX_DOUBLINGS;
@@ -65,9 +66,9 @@ impl Links {
 
     /// Changes the link with a peer; makes it, if there is none.
     pub(super) fn change<T>(&mut self, peer: Peer, change: impl FnOnce(&mut Link) -> T) -> T {
-        if !self.all.contains_key(&peer) {
-            self.all.insert(peer, Link::default());
-            if !self.fills(peer) {
+        if let Entry::Vacant(unknown) = self.all.entry(peer) {
+            unknown.insert(Link::default());
+            if !self.fillers.contains(&peer) {
                 self.others.insert(peer);
             }
         }

@@ -70,7 +70,9 @@ impl Unread {
         let Self { from, reading, word, parts } = self;
         let parts: Vec<&[u8]> = parts.iter().map(|(rows, bytes)| &rows.bytes()[..*bytes]).collect();
         let mut digest = Xxh3::new();
-        parts.iter().for_each(|it| digest.update(it));
+        for it in &parts {
+            digest.update(it);
+        }
         let said = if digest.digest() == word.digest {
             match parts[..] {
                 [part] => decoded(from, part),
