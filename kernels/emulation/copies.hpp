@@ -29,12 +29,15 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
     if (lost) return lost_with;
     const Copy2D it = *copy;
     constexpr int kHost = 1, kDevice = 2;
-    const bool down = it.from_kind == kDevice && it.to_kind == kHost, up = it.from_kind == kHost && it.to_kind == kDevice;
+    const bool down = it.from_kind == kDevice && it.to_kind == kHost,
+               up = it.from_kind == kHost && it.to_kind == kDevice;
     if ((!down && !up) || it.width == 0 || it.height == 0 || it.from_pitch < it.width || it.to_pitch < it.width) {
         return kInvalidValue;
     }
-    const size_t from_bytes = (it.height - 1) * it.from_pitch + it.width, to_bytes = (it.height - 1) * it.to_pitch + it.width;
-    if (down ? !open_to(it.from_device, from_bytes, false) : !open_to(it.to_device, to_bytes, true)) return kInvalidValue;
+    const size_t from_bytes = (it.height - 1) * it.from_pitch + it.width,
+                 to_bytes = (it.height - 1) * it.to_pitch + it.width;
+    if (down ? !open_to(it.from_device, from_bytes, false) : !open_to(it.to_device, to_bytes, true))
+        return kInvalidValue;
     // Only memory that is pinned is copied while the host goes on.
     const auto host = reinterpret_cast<uint64_t>(down ? it.to_host : it.from_host);
     if (!inside(pinned, host, down ? to_bytes : from_bytes)) return kInvalidValue;
@@ -45,7 +48,8 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
         for (size_t row = 0; row < it.height; ++row) poison(to + row * it.to_pitch, it.width);
     }
     stream_of(stream).put([=] {
-        for (size_t row = 0; row < it.height; ++row) memcpy(to + row * it.to_pitch, from + row * it.from_pitch, it.width);
+        for (size_t row = 0; row < it.height; ++row)
+            memcpy(to + row * it.to_pitch, from + row * it.from_pitch, it.width);
     });
     return kSuccess;
 }

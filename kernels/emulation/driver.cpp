@@ -13,8 +13,8 @@
 // head dim 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it
 // rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
 // GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait
-// for no word of the host. CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
-// refuse.
+// for no word of the host. CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says
+// nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>

@@ -119,7 +119,11 @@ impl<T: Elements> Buffer<T> {
     fn place_of(&self, at: usize, spread: Spread) -> Place {
         let end = spread.extent().and_then(|it| it.checked_add(at));
         assert!(end.is_some_and(|it| it <= self.len()), "rows are lent inside a buffer");
-        Place { address: self.address() + (at * size_of::<T>()) as u64, element: T::ELEMENT, spread }
+        Place {
+            address: self.address() + (at * size_of::<T>()) as u64,
+            element: T::ELEMENT,
+            spread,
+        }
     }
 }
 
@@ -157,9 +161,7 @@ pub enum LentError {
     #[error("has the address 0; hand over memory of the GPU, as the framework allocated it")]
     Null,
     /// Not an element's place.
-    #[error(
-        "lies at {address:#x}, which is no multiple of its elements' {bytes} bytes; align it"
-    )]
+    #[error("lies at {address:#x}, which is no multiple of its elements' {bytes} bytes; align it")]
     Unaligned {
         /// Where it begins.
         address: u64,
@@ -241,8 +243,9 @@ fn device_of(gpu: &Gpu, address: u64) -> Result<Option<i32>, Error> {
     let attribute = |which| {
         let mut value: c_int = 0;
         // SAFETY: writes one number about an address, whatever lies there.
-        let code =
-            unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), which, address) };
+        let code = unsafe {
+            sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), which, address)
+        };
         match code {
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
             code => call("cuPointerGetAttribute", String::new, code).map(|()| Some(value)),

@@ -59,7 +59,8 @@ fn rows() {
     assert_eq!(back.iter().filter(|it| **it == 7.0).count(), ALL - SPREAD.rows * SPREAD.width);
     // A piece that is taken again is nobody else's meanwhile.
     let rooms: Vec<_> = (0..4).map(|_| ferry.room(60).expect("memory")).collect();
-    let places: std::collections::BTreeSet<_> = rooms.iter().map(|it| it.bytes().as_ptr()).collect();
+    let places: std::collections::BTreeSet<_> =
+        rooms.iter().map(|it| it.bytes().as_ptr()).collect();
     assert_eq!(places.len(), rooms.len());
     drop(going);
     let none = Spread { rows: 0, ..SPREAD };

@@ -9,8 +9,8 @@
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
-use cadre_kernels::device::{self, Event, Ferry, Going, Gpu, Stream};
 use cadre_kernels::Threads;
+use cadre_kernels::device::{self, Event, Ferry, Going, Gpu, Stream};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::phases::PhaseAt;
 

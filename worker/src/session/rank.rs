@@ -381,7 +381,12 @@ impl Rank {
         Error::Rows { rank: self.me.0, phase: name(step, phase), tensor, what }
     }
 
-    pub(super) fn device(&self, step: u64, phase: PhaseAt, source: cadre_kernels::device::Error) -> Error {
+    pub(super) fn device(
+        &self,
+        step: u64,
+        phase: PhaseAt,
+        source: cadre_kernels::device::Error,
+    ) -> Error {
         let source = Box::new(source);
         Error::Device { rank: self.me.0, phase: name(step, phase), source }
     }

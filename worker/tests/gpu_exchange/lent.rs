@@ -23,7 +23,7 @@ use cadre_worker::io::{Asked, Handle, Notice, Request};
 use cadre_worker::launch::Launcher;
 use cadre_worker::memory::{Host, Memory, OnGpu, Place};
 use cadre_worker::session::{
-    Inputs, LentInputs, LentOutputs, Lengths, Model, Next, Outputs, Rank, Rows, RowsMut, Ticket,
+    Inputs, Lengths, LentInputs, LentOutputs, Model, Next, Outputs, Rank, Rows, RowsMut, Ticket,
 };
 use cadre_worker::trace::Tracer;
 use half::bf16;
@@ -123,7 +123,8 @@ impl<M: Memory> Side<M> {
         let room = |seed: usize, numbers: usize, bytes: usize| {
             let memory = place.hold(filled(seed, numbers, bytes)).expect("memory");
             let mut room = place.room(numbers * bytes).expect("memory");
-            let piece = cadre_exchange::Piece { remote: 0, local: 0, bytes: (numbers * bytes) as u64 };
+            let piece =
+                cadre_exchange::Piece { remote: 0, local: 0, bytes: (numbers * bytes) as u64 };
             place.copy(&memory, &[piece], &mut room).expect("a copy");
             room
         };
@@ -225,8 +226,7 @@ impl<T: Number + PartialEq + std::fmt::Debug> Room<T> {
 /// Two ranks go through all phases of a step.
 fn same<T: Number + PartialEq + std::fmt::Debug, P: Place>(place: &P, wire: Wire, engine: Choice) {
     let planned = planned(wire);
-    let [mut host, mut lent] =
-        [0; 2].map(|_| Side::<P::Memory>::new(place, &planned, engine));
+    let [mut host, mut lent] = [0; 2].map(|_| Side::<P::Memory>::new(place, &planned, engine));
     let gpu = Gpu::open(0).expect("the driver has a GPU");
     let caller = Stream::new(&gpu).expect("a stream");
     for phase in (0..planned.order.count() as u32).map(Phase) {
@@ -257,7 +257,8 @@ fn same<T: Number + PartialEq + std::fmt::Debug, P: Place>(place: &P, wire: Wire
                     dout: dout_host,
                     dlse: Some(&dlse.host),
                 };
-                let ([q, k, v], [o, dout]) = ([&q, &k, &v].map(Tensor::lend), [&o, &dout].map(Tensor::lend));
+                let ([q, k, v], [o, dout]) =
+                    ([&q, &k, &v].map(Tensor::lend), [&o, &dout].map(Tensor::lend));
                 let (lse, dlse) = (lse.lend(), Some(dlse.lend()));
                 let lent_inputs = LentInputs::Backward { q, k, v, o, lse, dout, dlse };
                 (host.rank.submit(of, inputs), lent.rank.submit_lent(of, lent_inputs, &caller))
@@ -350,11 +351,13 @@ fn refusals(gpu: &Gpu) {
     };
     let phase = "of step 0, layer 0, nano-batch 0, forward";
     let near = k.gpu.lend(0, Spread { distance: 2, ..k.spread });
-    let words = "has rows 2 elements apart, which are 16 wide; give the distance from a row to the next";
+    let words =
+        "has rows 2 elements apart, which are 16 wide; give the distance from a row to the next";
     let expected = format!("K {phase} {words}");
     refuse(LentInputs::Forward { q: q_rows, k: near, v: v_rows }, &expected);
     let few = v.gpu.lend(0, Spread { rows: 7, ..v.spread });
-    let words = "has 7 rows of 16 elements, not 300 of 16; hand over the rows that were announced for it";
+    let words =
+        "has 7 rows of 16 elements, not 300 of 16; hand over the rows that were announced for it";
     let expected = format!("V {phase} {words}");
     refuse(LentInputs::Forward { q: q_rows, k: k_rows, v: few }, &expected);
     if let Some(bytes) = std::env::var_os("CADRE_EMULATED_ELSEWHERE") {
