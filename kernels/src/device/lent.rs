@@ -246,10 +246,10 @@ fn device_of(gpu: &Gpu, address: u64) -> Result<Option<i32>, Error> {
         let code = unsafe {
             sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), which, address)
         };
-        match code {
-            sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
-            code => call("cuPointerGetAttribute", String::new, code).map(|()| Some(value)),
+        if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(None);
         }
+        call("cuPointerGetAttribute", String::new, code).map(|()| Some(value))
     };
     let kind = attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
     if kind != Some(sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE as c_int) {

@@ -48,12 +48,12 @@ pub(super) struct Copies<M> {
 }
 
 enum Item<M> {
-    Lent(Box<Phase>),
+    Lent(Box<Lending>),
     Asked(Asked<M>),
 }
 
 /// A phase whose rows are on their way.
-struct Phase {
+struct Lending {
     at: At,
     phase: PhaseAt,
     rows: Arriving,
@@ -76,7 +76,7 @@ impl<M: Memory> Copies<M> {
             for item in items {
                 handle.send(match item {
                     Item::Asked(asked) => asked,
-                    Item::Lent(phase) => submitted(me, *phase, &place, threads),
+                    Item::Lent(lending) => submitted(me, *lending, &place, threads),
                 });
             }
             guard.over();
@@ -102,8 +102,8 @@ impl<M: Memory> Copies<M> {
     ) -> Result<Arc<Event>, device::Error> {
         let rows = inputs.down(&lock(&self.down), behind)?;
         let over = rows.over();
-        let phase = Phase { at, phase, rows, sizes: *sizes, form: form.clone() };
-        self.queue.send(Item::Lent(Box::new(phase))).ok();
+        let lending = Lending { at, phase, rows, sizes: *sizes, form: form.clone() };
+        self.queue.send(Item::Lent(Box::new(lending))).ok();
         Ok(over)
     }
 
@@ -129,7 +129,7 @@ impl<M: Memory> Copies<M> {
 /// What the IO thread is asked once the rows of a phase have come.
 fn submitted<M: Memory>(
     me: TrainerId,
-    Phase { at, phase, rows, sizes, form }: Phase,
+    Lending { at, phase, rows, sizes, form }: Lending,
     place: &M::Place,
     threads: Threads,
 ) -> Asked<M> {

@@ -266,7 +266,7 @@ impl Rank {
         let due = self.due(&turn, phase, inputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(due.at.step, phase, tensor, source);
         inputs.check(&due.sizes, behind.gpu()).map_err(refused)?;
-        let over = self.side.submit_lent((due.at, phase), inputs, behind, (&due.sizes, &due.form));
+        let over = self.side.submit_lent((due.at, phase), &inputs, behind, (&due.sizes, &due.form));
         let over = over.map_err(|it| self.refuse(it))?;
         Ok((self.submitted(&mut turn, due, phase), over))
     }

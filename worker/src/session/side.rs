@@ -47,7 +47,7 @@ pub(super) trait Side: Send + Sync {
     fn submit_lent(
         &self,
         phase: (At, PhaseAt),
-        inputs: LentInputs<'_>,
+        inputs: &LentInputs<'_>,
         behind: &Stream,
         form: (&Sizes, &HeadByHead),
     ) -> Result<Arc<Event>, Error>;
@@ -173,12 +173,12 @@ impl<M: Memory> Side for Keeping<M> {
     fn submit_lent(
         &self,
         phase: (At, PhaseAt),
-        inputs: LentInputs<'_>,
+        inputs: &LentInputs<'_>,
         behind: &Stream,
         form: (&Sizes, &HeadByHead),
     ) -> Result<Arc<Event>, Error> {
         let copies = self.copies(behind.gpu(), phase)?;
-        copies.submit(phase, &inputs, behind, form).map_err(|it| self.device(phase, it))
+        copies.submit(phase, inputs, behind, form).map_err(|it| self.device(phase, it))
     }
 
     fn wait_lent(

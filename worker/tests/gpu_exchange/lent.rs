@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 
 use cadre_crds::Wire;
 use cadre_exchange::{Buffer as Bytes, Waker};
-use cadre_kernels::device::{Buffer, Elements, Gpu, Lent, Rooms, Spread, Stream};
+use cadre_kernels::device::{Buffer, Elements, Gate, Gpu, Lent, Rooms, Spread, Stream};
 use cadre_kernels::{Choice, Engine, Threads};
 use cadre_planner::BundleId;
 use cadre_protocol::{At, Phase, TrainerId};
@@ -81,16 +81,17 @@ struct Side<M: Memory> {
 
 /// One document on rank 0, which a server computes.
 fn planned(wire: Wire) -> Arc<PlannedStep> {
-    let any: Header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let any: Header =
+        serde_json::from_str(include_str!("../../../testing/header.json")).expect("a header");
     let member = Member::Server { index: 0, incarnation: 0, address: String::new() };
     let fillers = vec![Some(member)];
-    Arc::new(PlannedStep::new(Arc::new(Header { wire, fillers, ..any })).unwrap())
+    Arc::new(PlannedStep::new(Arc::new(Header { wire, fillers, ..any })).expect("one slot"))
 }
 
 impl<M: Memory> Side<M> {
     /// Has begun step 0.
     fn new(place: &M::Place, planned: &Arc<PlannedStep>, engine: Choice) -> Self {
-        let waker = Waker::new().unwrap();
+        let waker = Waker::new().expect("an event counter");
         let (handle, requests) = Handle::channel(waker.clone());
         let (mut outlet, told) = notices(waker);
         let engine = Engine::choose(engine, Threads::ONE).expect("the engine that is asked for");
@@ -267,8 +268,12 @@ fn same<T: Number + PartialEq + std::fmt::Debug, P: Place>(place: &P, wire: Wire
         let (of_host, (of_gpu, over)) = (of_host.expect("in turn"), of_gpu.expect("in turn"));
         // From here on the rows are the caller's.
         over.wait().expect("nothing went wrong");
-        [&mut q, &mut k, &mut v, &mut o, &mut dout].into_iter().for_each(|it| it.spoil(&caller));
-        [&mut lse, &mut dlse].into_iter().for_each(|it| it.spoil(&caller));
+        for it in [&mut q, &mut k, &mut v, &mut o, &mut dout] {
+            it.spoil(&caller);
+        }
+        for it in [&mut lse, &mut dlse] {
+            it.spoil(&caller);
+        }
         caller.wait().expect("nothing went wrong");
         let expected = host.submitted(place);
         assert!(lent.submitted(place) == expected, "rows of {of:?} of {wire:?} differ");
@@ -331,7 +336,29 @@ fn lent() {
         same::<f32, _>(&on_gpu, wire, Choice::Gpu);
         same::<bf16, _>(&on_gpu, wire, Choice::Gpu);
     }
+    in_order(&gpu);
     refusals(&gpu);
+}
+
+/// Rows of the host do not overtake those that are still being made on the GPU.
+fn in_order(gpu: &Gpu) {
+    let planned = planned(Wire::F32);
+    let side = Side::<Arc<Bytes>>::new(&Host, &planned, Choice::Cpu);
+    let caller = Stream::new(gpu).expect("a stream");
+    let [q, k, v] = [QUERY, KV, KV].map(|it| Tensor::<f32>::new(&caller, 0, it));
+    let (gate, opener) = Gate::new(gpu).expect("a word");
+    gate.hold(&caller).expect("the driver has gates");
+    let at = |layer| PhaseAt { layer, nano: 0, direction: Direction::Forward };
+    let inputs = LentInputs::Forward { q: q.lend(), k: k.lend(), v: v.lend() };
+    let _first = side.rank.submit_lent(at(0), inputs, &caller).expect("in turn");
+    let [q, k, v] = [&q, &k, &v].map(|it| Rows::f32(&it.host));
+    let _second = side.rank.submit(at(1), Inputs::Forward { q, k, v }).expect("in turn");
+    assert!(side.requests.try_recv().is_err(), "the second phase has overtaken the first");
+    opener.open(Gate::DONE);
+    for phase in [0, 1] {
+        let asked = side.requests.recv().expect("the rank is there");
+        assert!(matches!(asked, Asked::Submit(at, _) if at.phase == Phase(phase)), "{asked:?}");
+    }
 }
 
 /// By rank, phase, tensor and remedy; and nothing of the phase is sent.
@@ -343,7 +370,7 @@ fn refusals(gpu: &Gpu) {
     let [q_rows, k_rows, v_rows] = [&q, &k, &v].map(Tensor::lend);
     let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Forward };
     let refuse = |inputs: LentInputs<'_>, expected: &str| {
-        let refused = side.rank.submit_lent(at, inputs, &caller).unwrap_err().to_string();
+        let refused = side.rank.submit_lent(at, inputs, &caller).expect_err("refused").to_string();
         assert_eq!(refused, format!("rank 0: {expected}"));
         let asked = side.requests.try_recv();
         assert!(matches!(asked, Ok(Asked::For(Request::Fail(it))) if it == refused));
