@@ -231,9 +231,11 @@ CALL cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream
 }
 CALL cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     const Lock lock(mutex);
-    *address = calloc(1, bytes);
     // Portable, and mapped for the device.
-    return flags == 3 ? kSuccess : kInvalidValue;
+    if (flags != 3) return kInvalidValue;
+    *address = calloc(1, bytes);
+    pinned[reinterpret_cast<uint64_t>(*address)] = bytes;
+    return kSuccess;
 }
 CALL cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
     const Lock lock(mutex);
@@ -242,6 +244,8 @@ CALL cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
 }
 CALL cuMemFreeHost(void* address) {
     const Lock lock(mutex);
+    // The driver would wait for nobody: copies that still use it touch what is no longer there.
+    pinned.erase(reinterpret_cast<uint64_t>(address));
     free(address);
     return kSuccess;
 }

@@ -3,7 +3,7 @@
 // In: the calls of the CUDA driver that kernels/src/device makes. Out: what a Hopper GPU with 3 multiprocessors would
 // give. Streams are lazy: work runs when somebody waits for it, so that a result read too early is poison. Fresh memory
 // is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
-// once, as the driver does with memory that is not pinned.
+// once, as the driver does with memory that is not pinned; from memory that is they take them when they run.
 //
 // Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
 // CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside the device until it is lost;
@@ -13,8 +13,8 @@
 // head dim 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it
 // rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
 // GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait
-// for no word of the host. Says nothing of speed, of a real driver's answers, or of memory that a real GPU would
-// refuse.
+// for no word of the host. CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says
+// nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>
@@ -58,7 +58,7 @@ struct Stream {
 };
 struct Event {
     Stream* stream = nullptr;
-    bool done = false;
+    std::shared_ptr<bool> over = std::make_shared<bool>(false);
     std::chrono::steady_clock::time_point time;
 };
 
@@ -70,6 +70,7 @@ std::mutex machine_mutex;  // one kernel runs at a time
 std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 std::map<uint64_t, size_t> allocations;  // address behind the guard, bytes
+std::map<uint64_t, size_t> pinned;       // memory of the host that copies read late
 size_t allocated;
 long copies;
 bool lost;
@@ -120,6 +121,15 @@ void flush(Stream& stream) {
         if (hung) wait_for_ever();
     }
 }
+// As far as a moment of it: what is behind that may wait for the one who asks.
+void flush_until(Stream& stream, const bool& over) {
+    if (hung) wait_for_ever();
+    yield_until([&] { return over || !stream.busy; });
+    while (!over && !stream.work.empty()) {
+        step(stream);
+        if (hung) wait_for_ever();
+    }
+}
 void flush_all() {
     flush(default_stream);
     // More may be made meanwhile.
@@ -136,13 +146,14 @@ bool open_to(uint64_t address, size_t bytes, bool to_write);
 void waited(Stream& copies);
 bool is_held_back(const Stream& copies);
 
-// `bytes` at `address` lie in one allocation; a driver would not look, a test wants to know.
-bool held(uint64_t address, size_t bytes) {
-    auto next = allocations.upper_bound(address);
-    if (next == allocations.begin()) return false;
+// `bytes` at `address` lie in one piece; a driver would not look, a test wants to know.
+bool inside(const std::map<uint64_t, size_t>& pieces, uint64_t address, size_t bytes) {
+    auto next = pieces.upper_bound(address);
+    if (next == pieces.begin()) return false;
     --next;
     return address + bytes <= next->first + next->second;
 }
+bool held(uint64_t address, size_t bytes) { return inside(allocations, address, bytes); }
 
 }  // namespace
 
@@ -292,20 +303,21 @@ CALL cuEventDestroy_v2(void* event) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
     // Nobody waits: its stream comes by it later, and lets go of it then.
-    if (it->done || !it->stream) return delete it, kSuccess;
+    if (*it->over || !it->stream) return delete it, kSuccess;
     it->stream->work.push_back([it] { delete it; });
     return kSuccess;
 }
 CALL cuEventRecord(void* event, void* stream) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
-    it->stream = &stream_of(stream), it->done = false;
-    it->stream->put([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
+    it->stream = &stream_of(stream), it->over = std::make_shared<bool>(false);
+    it->stream->put([it, over = it->over] { *over = true, it->time = std::chrono::steady_clock::now(); });
     return kSuccess;
 }
 CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
-    flush(*static_cast<Event*>(event)->stream);
+    const auto over = static_cast<Event*>(event)->over;
+    flush_until(*static_cast<Event*>(event)->stream, *over);
     return lost ? lost_with : kSuccess;
 }
 CALL cuEventQuery(void* event) {
@@ -313,15 +325,15 @@ CALL cuEventQuery(void* event) {
     // A real GPU gets on by itself; this one by as much as it is asked.
     auto* it = static_cast<Event*>(event);
     if (lost) return lost_with;
-    if (hung || (!it->done && is_held_back(*it->stream))) return kNotReady;
-    if (!it->done && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
+    if (hung || (!*it->over && is_held_back(*it->stream))) return kNotReady;
+    if (!*it->over && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
     if (lost) return lost_with;
-    return it->done ? kSuccess : kNotReady;
+    return *it->over ? kSuccess : kNotReady;
 }
 CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     const Lock lock(mutex);
     auto *a = static_cast<Event*>(start), *b = static_cast<Event*>(end);
-    if (!a->done || !b->done) return kInvalidValue;
+    if (!*a->over || !*b->over) return kInvalidValue;
     *milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
     return kSuccess;
 }
@@ -329,9 +341,9 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
     auto* it = static_cast<Event*>(event);
     if (it->stream == &stream_of(stream)) return kSuccess;
-    if (!it->done) waited(*it->stream);
+    if (!*it->over) waited(*it->stream);
     // The event may be destroyed before this runs.
-    stream_of(stream).put([of = it->stream] { flush(*of); });
+    stream_of(stream).put([of = it->stream, over = it->over] { flush_until(*of, *over); });
     return kSuccess;
 }
 CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
@@ -364,5 +376,6 @@ CALL cuGetErrorString(int code, const char** text) {
 }
 
 #include "arenas.hpp"
+#include "copies.hpp"
 #include "graphs.hpp"
 #include "launches.hpp"

@@ -130,6 +130,12 @@ fn rows_and_pieces_are_copied_by_the_thousand_in_one_launch() {
 }
 
 #[test]
+fn lent_rows_come_as_their_stream_left_them_and_others_are_refused_by_name() {
+    run("lent::rows", &[]);
+    run("lent::refusals", &[("CADRE_EMULATED_ELSEWHERE", "164")]);
+}
+
+#[test]
 fn gates_hold_a_stream_until_they_are_opened_and_always_open() {
     run("arenas::gates", &[]);
 }

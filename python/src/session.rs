@@ -331,12 +331,15 @@ fn in_words(turns: &[(char, u16)], frozen: u16, layers: u16) -> PyResult<Option<
 /// The session's own words; of a kind that says whether the caller can correct it.
 fn told(error: Error) -> PyErr {
     match error {
-        Error::Rows { .. } | Error::Layers { .. } | Error::Model { .. } | Error::Turns { .. } => {
-            refused(error)
-        }
+        Error::Rows { .. }
+        | Error::Lent { .. }
+        | Error::Layers { .. }
+        | Error::Model { .. }
+        | Error::Turns { .. } => refused(error),
         Error::OutOfTurn { .. }
         | Error::NotFinite { .. }
         | Error::Device { .. }
+        | Error::Thread { .. }
         | Error::Ended { .. } => failed(error),
     }
 }

@@ -118,7 +118,7 @@ fn main() {
 /// One task from its doorbell to its announcement; the time of the parts that count, and of the kernel.
 fn one(
     shared: &mut Shared<Tcp>,
-    tasks: &mut Tasks,
+    tasks: &mut Tasks<HostRows>,
     trainer: &mut Tcp,
     (outlet, requests): (&mut Outlet<HostRows>, &Receiver<Asked<HostRows>>),
     bytes: &[u8],

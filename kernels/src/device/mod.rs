@@ -16,6 +16,8 @@
 //! rooms                  rows that stay on the GPU: room to write, parts to read
 //!   arena, gate          memory that other processes read; words that streams wait for
 //!   pieces, rows         many pieces at once: by the copy engine, or in one launch
+//! ferry                  copies of a framework's rows from and to the host
+//!   lent, pinned         these rows; memory of the host that is copied while others work
 //! graph                  runs recorded once, launched again as one
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
 //!     memory, driver     buffers, streams, events; the library, the kernels
@@ -30,14 +32,17 @@ mod check;
 mod driver;
 mod error;
 mod event;
+mod ferry;
 mod forward;
 mod gate;
 mod graph;
 pub mod host;
+mod lent;
 pub(crate) mod linear;
 mod lists;
 mod memory;
 mod pieces;
+mod pinned;
 mod plan;
 mod rooms;
 mod rows;
@@ -54,11 +59,14 @@ pub use check::Refusal;
 pub use driver::Gpu;
 pub use error::Error;
 pub use event::Event;
+pub use ferry::{Coming, Ferry, Going};
 pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
 pub use graph::Graph;
+pub use lent::{Element, Elements, Lent, LentError, LentMut, Spread};
 pub use memory::{Buffer, Slice, SliceMut, Stream};
 pub use pieces::PieceCopier;
+pub use pinned::{Pinned, PinnedPool};
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
 pub use rows::{RowCopier, RowCopy};

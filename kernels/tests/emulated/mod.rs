@@ -7,6 +7,7 @@ mod arenas;
 mod cases;
 mod engine;
 mod graphs;
+mod lent;
 mod linear;
 mod rows;
 mod sinks;

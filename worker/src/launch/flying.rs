@@ -10,7 +10,7 @@ use std::time::Instant;
 use cadre_kernels::device::{Error, Event, Refusal};
 use cadre_kernels::{Engine, EngineError};
 
-use super::{Done, Flight, Launcher, Resident, Work};
+use super::{Done, Flight, Landed, Launcher, Resident, Work};
 use crate::memory::{GpuRows, OnGpu};
 
 /// See the module.
@@ -53,7 +53,7 @@ impl Launcher for Flying {
         self.flights.len()
     }
 
-    fn land(&mut self) -> Vec<Result<(Instant, Vec<Done<GpuRows>>), Error>> {
+    fn land(&mut self) -> Vec<Landed<GpuRows>> {
         let (mut landed, mut index) = (Vec::new(), 0);
         while index < self.flights.len() {
             match self.flights[index].1.is_over() {

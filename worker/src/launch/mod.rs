@@ -121,6 +121,9 @@ impl<M> Work<M> {
     }
 }
 
+/// A launch that is over: when it began, and what ran; or why it gave nothing.
+pub type Landed<M> = Result<(Instant, Vec<Done<M>>), device::Error>;
+
 /// Runs works for one thread, on rows of one kind of memory.
 pub trait Launcher: Debug + Send + Sized + 'static {
     /// The rows.
@@ -156,7 +159,7 @@ pub trait Launcher: Debug + Send + Sized + 'static {
     fn flights(&self) -> usize;
 
     /// Launches that are over and were not given before, each with when it began. Waits for none.
-    fn land(&mut self) -> Vec<Result<(Instant, Vec<Done<Self::Memory>>), device::Error>>;
+    fn land(&mut self) -> Vec<Landed<Self::Memory>>;
 }
 
 /// Runs works whose rows the host holds, one launch after the other.
@@ -195,7 +198,7 @@ impl Launcher for AtOnce {
         0
     }
 
-    fn land(&mut self) -> Vec<Result<(Instant, Vec<Done<HostRows>>), device::Error>> {
+    fn land(&mut self) -> Vec<Landed<HostRows>> {
         Vec::new()
     }
 }

@@ -228,6 +228,26 @@ pub enum Error {
         /// What it has instead.
         what: String,
     },
+    /// Rows on a GPU, or room for results there, that cannot be used.
+    #[error("rank {rank}: {tensor} of {phase} {source}")]
+    Lent {
+        /// Who called.
+        rank: u16,
+        /// The phase.
+        phase: String,
+        /// Which tensor.
+        tensor: &'static str,
+        /// What is wrong, and what to do.
+        source: Box<device::LentError>,
+    },
+    /// The system has no thread to give.
+    #[error("rank {rank} cannot start its thread copies: {source}; raise the limit on processes")]
+    Thread {
+        /// Who called.
+        rank: u16,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// Turns that do not fit the rank's layers or nano-batches.
     #[error("rank {rank} announced step {step}: {source}")]
     Turns {

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! In: what the rank's loader and model have. Out: results, whatever servers were lost on the way. The
-//! session owns the threads *io* (with the conductor in rank 0), *plan*, *control* and *rescue*. What the
+//! session owns the threads *io* (with the conductor in rank 0), *plan*, *control* and *rescue*, and *copies* once rows are lent that
+//! lie on a GPU ([`LentInputs`]). What the
 //! plan gives to this rank's own processor is computed inside `begin` and `wait`, on the calling thread.
 //! One thread may submit while another waits.
 //!
@@ -27,8 +28,10 @@
 //! caller's; its own copies of a phase's rows stay readable until every rank has all results of that phase.
 
 mod call;
+mod copies;
 mod join;
 mod leave;
+mod lent;
 mod rank;
 mod rows;
 mod side;
@@ -52,6 +55,7 @@ pub use self::call::{Error, Inputs, Outputs};
 use self::join::Once;
 pub use self::join::{First, Join, JoinError};
 pub use self::leave::{Outcome, Panicked};
+pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
 pub use crate::attach::{ASSEMBLE, Contract};

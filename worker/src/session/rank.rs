@@ -5,7 +5,7 @@
 //!
 //! Invariant: nothing of a call that is refused is sent, but the reason.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cadre_exchange::PeerId;
@@ -15,7 +15,8 @@ use cadre_protocol::{At, Nanos, Peer, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::header::Header;
 use cadre_step::layers::Layers;
-use cadre_step::phases::{PhaseAt, PhaseOrder};
+use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
+use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
 use super::side::{Keeping, Side, lock};
@@ -49,9 +50,17 @@ pub struct Rank {
     line: Line,
     tracer: Tracer,
     model: Model,
-    turn: Mutex<Turn>,
-    side: Box<dyn Side>,
+    pub(super) turn: Mutex<Turn>,
+    pub(super) side: Box<dyn Side>,
     end: End,
+}
+
+/// A phase whose turn it is, and the form of its rows.
+pub(super) struct Due {
+    planned: Arc<PlannedStep>,
+    pub(super) at: At,
+    pub(super) sizes: Sizes,
+    pub(super) form: HeadByHead,
 }
 
 impl Rank {
@@ -178,7 +187,7 @@ impl Rank {
     fn skip(&self, turn: &mut Turn) {
         while let Some((planned, phase)) = turn.skip() {
             let at = At { step: planned.header.step, phase };
-            self.line.send(Request::Skip(at));
+            self.side.skip(at);
         }
     }
 
@@ -189,21 +198,37 @@ impl Rank {
     /// [`Error::OutOfTurn`], [`Error::Rows`], [`Error::Device`].
     pub fn submit(&self, phase: PhaseAt, inputs: Inputs<'_>) -> Result<Ticket, Error> {
         let mut turn = lock(&self.turn);
-        let next = turn.check_submit(phase, inputs.direction() == phase.direction);
-        let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
-        let step = planned.header.step;
-        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
+        let due = self.due(&turn, phase, inputs.direction())?;
+        let step = due.at.step;
         inputs
-            .check(&sizes)
+            .check(&due.sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
+        let submitted = self.side.submit((due.at, phase), inputs, (&due.sizes, &due.form));
+        submitted.map_err(|source| self.refuse(self.device(step, phase, source)))?;
+        Ok(self.submitted(&mut turn, due, phase))
+    }
+
+    /// The phase that is submitted with rows of a direction, if its turn has come.
+    pub(super) fn due(
+        &self,
+        turn: &Turn,
+        phase: PhaseAt,
+        direction: Direction,
+    ) -> Result<Due, Error> {
+        let next = turn.check_submit(phase, direction == phase.direction);
+        let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
+        let at = At { step: planned.header.step, phase: number };
+        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
         let nano = &planned.plans[planned.plan_index(phase)];
         let form = HeadByHead::of(nano, RankId(self.me.0));
-        let at = At { step, phase: number };
-        let submitted = self.side.submit((at, phase), inputs, (&sizes, &form));
-        submitted.map_err(|source| self.refuse(self.device(step, phase, source)))?;
+        Ok(Due { planned, at, sizes, form })
+    }
+
+    /// A phase is under way, and those behind it that this rank has no rows of.
+    pub(super) fn submitted(&self, turn: &mut Turn, due: Due, phase: PhaseAt) -> Ticket {
         turn.submitted();
-        self.skip(&mut turn);
-        Ok(Ticket { planned, at, phase })
+        self.skip(turn);
+        Ticket { planned: due.planned, at: due.at, phase }
     }
 
     /// Waits until a phase is whole and writes its results. Computes for others meanwhile.
@@ -230,16 +255,30 @@ impl Rank {
         outputs: Outputs<'_>,
     ) -> Result<Option<Error>, Error> {
         let Ticket { planned, at, phase } = ticket;
-        lock(&self.turn).check_wait(&planned, phase).map_err(|it| self.out_of_turn(it))?;
-        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
-        if outputs.direction() != phase.direction {
-            let (tensor, what) = ("room for results", "is of the other direction".to_owned());
-            return Err(self.refuse(self.rows(at.step, phase, tensor, what)));
-        }
+        let sizes = self.awaited(&planned, (at, phase), outputs.direction())?;
         outputs
             .check(&sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(at.step, phase, tensor, what)))?;
-        let result = self.side.finish(&planned, (at, phase), &sizes, outputs);
+        self.finished(self.side.finish(&planned, (at, phase), &sizes, outputs))
+    }
+
+    /// Sizes of a phase that is waited for with room of a direction, if that may be.
+    pub(super) fn awaited(
+        &self,
+        planned: &Arc<PlannedStep>,
+        (at, phase): (At, PhaseAt),
+        direction: Direction,
+    ) -> Result<Sizes, Error> {
+        lock(&self.turn).check_wait(planned, phase).map_err(|it| self.out_of_turn(it))?;
+        if direction != phase.direction {
+            let (tensor, what) = ("room for results", "is of the other direction".to_owned());
+            return Err(self.refuse(self.rows(at.step, phase, tensor, what)));
+        }
+        Ok(Sizes::of(planned, phase, RankId(self.me.0)))
+    }
+
+    /// A phase was waited for.
+    pub(super) fn finished<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match result {
             Ok(_) => lock(&self.turn).waited(),
             Err(Error::Ended { .. }) => {}
@@ -346,13 +385,18 @@ impl Rank {
         Error::Rows { rank: self.me.0, phase: name(step, phase), tensor, what }
     }
 
-    fn device(&self, step: u64, phase: PhaseAt, source: cadre_kernels::device::Error) -> Error {
+    pub(super) fn device(
+        &self,
+        step: u64,
+        phase: PhaseAt,
+        source: cadre_kernels::device::Error,
+    ) -> Error {
         let source = Box::new(source);
         Error::Device { rank: self.me.0, phase: name(step, phase), source }
     }
 
     /// Ends the job everywhere for what this rank did.
-    fn refuse(&self, error: Error) -> Error {
+    pub(super) fn refuse(&self, error: Error) -> Error {
         self.line.send(Request::Fail(error.to_string()));
         error
     }

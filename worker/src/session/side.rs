@@ -3,15 +3,16 @@
 //! In: calls whose turn it is, with rows that fit. Out: requests to the IO thread with copies of the rows, and results. [`Rank`] knows
 //! a [`Side`] without the kind of memory, which is chosen where the rank joins its job.
 //!
-//! It checks no turn. Invariant: one thread may submit while another waits.
+//! It checks no turn. Invariant: one thread may submit while another waits; phases reach the IO thread in the order of the calls.
 //!
 //! [`Rank`]: super::Rank
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
-use cadre_kernels::{Threads, device};
+use cadre_kernels::Threads;
+use cadre_kernels::device::{self, Event, Gpu, Stream};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::envelope::Ending;
 use cadre_step::phases::PhaseAt;
@@ -19,12 +20,14 @@ use cadre_step::planned::PlannedStep;
 
 use super::Next;
 use super::call::{Error, Inputs, Outputs, Sizes, name};
+use super::copies::{Copies, NotStarted};
+use super::lent::{LentInputs, LentOutputs};
 use super::waiting::Waiting;
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::Notices;
-use crate::io::{Asked, Handle};
-use crate::memory::Memory;
+use crate::io::{Asked, Handle, Request};
+use crate::memory::{Memory, Place as _};
 use crate::trace::{Activity, Tracer};
 
 /// See the module.
@@ -36,6 +39,28 @@ pub(super) trait Side: Send + Sync {
         inputs: Inputs<'_>,
         form: (&Sizes, &HeadByHead),
     ) -> Result<(), device::Error>;
+
+    /// Starts a phase of which the rank has no rows.
+    fn skip(&self, at: At);
+
+    /// As [`Self::submit`], of lent rows; when they are the caller's again.
+    fn submit_lent(
+        &self,
+        phase: (At, PhaseAt),
+        inputs: &LentInputs<'_>,
+        behind: &Stream,
+        form: (&Sizes, &HeadByHead),
+    ) -> Result<Arc<Event>, Error>;
+
+    /// As [`Self::finish`], into lent memory; when the results are there.
+    fn wait_lent(
+        &self,
+        planned: &PlannedStep,
+        phase: (At, PhaseAt),
+        sizes: &Sizes,
+        outputs: LentOutputs<'_>,
+        behind: &Stream,
+    ) -> Result<(Arc<Event>, Option<Error>), Error>;
 
     /// As [`Waiting::begin`].
     fn begin(&self, step: u64) -> Next;
@@ -70,12 +95,15 @@ pub(super) trait Side: Send + Sync {
 
 /// A [`Side`] whose rows are `M`.
 pub(super) struct Keeping<M: Memory> {
+    me: TrainerId,
     threads: Threads,
     handle: Handle<M>,
     tracer: Tracer,
     /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
     place: Mutex<M::Place>,
     waiting: Mutex<Waiting<M>>,
+    /// Once rows were lent.
+    copies: Mutex<Option<Arc<Copies<M>>>>,
 }
 
 impl<M: Memory> Keeping<M> {
@@ -89,7 +117,38 @@ impl<M: Memory> Keeping<M> {
     ) -> Self {
         let lines = (handle.clone(), notices);
         let waiting = Mutex::new(Waiting::new(me, lines, (compute, merged), tracer.clone()));
-        Self { threads, handle, tracer, place: Mutex::new(copied), waiting }
+        let (place, copies) = (Mutex::new(copied), Mutex::default());
+        Self { me, threads, handle, tracer, place, waiting, copies }
+    }
+
+    /// Asks the IO thread for something about a phase, behind those that were submitted before.
+    fn ask(&self, asked: Asked<M>) {
+        let copies = lock(&self.copies).clone();
+        match copies {
+            Some(copies) => copies.ask(asked),
+            None => self.handle.send(asked),
+        }
+    }
+
+    /// What copies rows of `gpu`.
+    fn copies(&self, gpu: &Gpu, phase: (At, PhaseAt)) -> Result<Arc<Copies<M>>, Error> {
+        let mut copies = lock(&self.copies);
+        if let Some(copies) = &*copies {
+            return Ok(Arc::clone(copies));
+        }
+        let place = lock(&self.place).another().map_err(|it| self.device(phase, it))?;
+        let with = (self.me, self.threads);
+        let started = Copies::start(with, gpu, place, self.handle.clone());
+        let started = started.map_err(|it| match it {
+            NotStarted::Gpu(source) => self.device(phase, source),
+            NotStarted::Thread(source) => Error::Thread { rank: self.me.0, source },
+        })?;
+        Ok(Arc::clone(copies.insert(Arc::new(started))))
+    }
+
+    fn device(&self, (at, phase): (At, PhaseAt), source: device::Error) -> Error {
+        let (phase, source) = (name(at.step, phase), Box::new(source));
+        Error::Device { rank: self.me.0, phase, source }
     }
 }
 
@@ -102,9 +161,37 @@ impl<M: Memory> Side for Keeping<M> {
     ) -> Result<(), device::Error> {
         let rows = inputs.hold(form, &*lock(&self.place), self.threads)?;
         let start = Instant::now();
-        self.handle.send(Asked::Submit(at, rows));
+        self.ask(Asked::Submit(at, rows));
         self.tracer.span("main", Activity::Doorbell, start, || name(at.step, phase));
         Ok(())
+    }
+
+    fn skip(&self, at: At) {
+        self.ask(Request::Skip(at).into());
+    }
+
+    fn submit_lent(
+        &self,
+        phase: (At, PhaseAt),
+        inputs: &LentInputs<'_>,
+        behind: &Stream,
+        form: (&Sizes, &HeadByHead),
+    ) -> Result<Arc<Event>, Error> {
+        let copies = self.copies(behind.gpu(), phase)?;
+        copies.submit(phase, inputs, behind, form).map_err(|it| self.device(phase, it))
+    }
+
+    fn wait_lent(
+        &self,
+        planned: &PlannedStep,
+        phase: (At, PhaseAt),
+        sizes: &Sizes,
+        outputs: LentOutputs<'_>,
+        behind: &Stream,
+    ) -> Result<(Arc<Event>, Option<Error>), Error> {
+        let copies = self.copies(behind.gpu(), phase)?;
+        let fill = |outputs: Outputs<'_>| self.finish(planned, phase, sizes, outputs);
+        copies.results(outputs, behind, fill, |it| self.device(phase, it))
     }
 
     fn begin(&self, step: u64) -> Next {

@@ -12,6 +12,7 @@ mod answers;
 mod built;
 mod case;
 mod launches;
+mod lent;
 mod owner;
 mod reader;
 mod slow;
@@ -69,6 +70,8 @@ fn start(test: &str, driver: Option<&Path>, folder: &Path, address: &str) -> Chi
         .args(["--ignored", "--exact", test, "--nocapture"])
         .env(SOCKETS, folder)
         .env(ADDRESS, address)
+        // Rows of this length are for a test of what is refused.
+        .env("CADRE_EMULATED_ELSEWHERE", "38412")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -108,11 +111,21 @@ fn rows_go_from_one_process_to_another_by_copies_of_the_gpu() {
 
 #[test]
 fn launches_read_rows_where_they_land_while_they_are_copied() {
+    alone(&["launches::launches", "answers::answers"]);
+}
+
+#[test]
+fn rows_that_lie_on_a_gpu_have_the_bits_of_the_same_rows_of_the_host() {
+    alone(&["lent::lent"]);
+}
+
+/// Runs tests in a process each, whose driver is the emulated one.
+fn alone(tests: &[&str]) {
     if cadre_kernels::cubins::CUBINS.is_empty() {
         eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
         return;
     }
-    for test in ["launches::launches", "answers::answers"] {
+    for test in tests {
         let output = start(test, driver().as_deref(), Path::new(""), "").wait_with_output();
         let output = output.expect("a child of ours");
         let said = String::from_utf8_lossy(&output.stdout).into_owned()
