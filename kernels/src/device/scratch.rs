@@ -1,4 +1,4 @@
-//! Memory that the launches of one stream need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
+//! Memory that launches need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
 //!
 //! In: how much a plan needs. Out: where it is. Plans whose runs are enqueued on one stream may share a [`Scratch`], which is then as
 //! large as the largest of them needs, not as all of them together.
