@@ -4,12 +4,15 @@
  * in and out, f32 sums. O, LSE, dK, dV, and dQ in a fixed order, have the same bits run after run.
  *
  * Make a plan of a batch's tasks once, then run it for each layer, on your own stream. A run enqueues kernels and
- * returns. Nothing here waits for the GPU except cadre_wait, cadre_memory_read and the calls that free.
+ * returns. Nothing here waits for the GPU except cadre_wait, cadre_memory_read, the calls that free, and making a plan
+ * for which its workspace has to grow.
  *
  * Calls return NULL, -1 or 0 where they fail; cadre_error then has the words. Any thread may call, but one at a time
- * uses a plan or a memory, and plans that share a workspace run on one stream. Tensors are contiguous, rows first, and
- * stay where they are until the stream has done the run. Symbols of the library that are not here are for Cadre's own
- * check.
+ * uses a plan or a memory. Tensors are contiguous, rows first, and stay where they are until the stream has done the
+ * run. Symbols of the library that are not here are for Cadre's own check.
+ *
+ * A plan runs on any stream of its GPU, behind the stream that it was made on. Runs of a plan, and of plans that share
+ * a workspace, come one behind the other in the order of the calls, on whichever streams.
  *
  * The library loads libcuda.so.1 itself and uses the primary context of the GPU, as the CUDA runtime and PyTorch do.
  */
@@ -26,7 +29,7 @@ extern "C" {
 #define CADRE_ABI 1
 
 typedef struct cadre_gpu cadre_gpu;
-typedef struct cadre_scratch cadre_scratch;   /* what plans of one stream share while they run */
+typedef struct cadre_scratch cadre_scratch;   /* a workspace: what plans share while they run */
 typedef struct cadre_forward cadre_forward;   /* a forward plan */
 typedef struct cadre_backward cadre_backward; /* a backward plan */
 typedef struct cadre_buffer cadre_buffer;     /* memory of the GPU */
@@ -72,7 +75,8 @@ const char* cadre_error(void); /* of this thread's last call that failed; valid 
 cadre_gpu* cadre_open(uint32_t ordinal);
 void cadre_close(cadre_gpu*);
 uint32_t cadre_processors(const cadre_gpu*);
-/* 0: what is on the stream now is done; 1: it is not, after so long; -1: something on the stream went wrong. */
+/* 0: what is on the stream now is done; 1: it is not, after so long;
+ * -1: something on the stream went wrong. */
 int32_t cadre_wait(const cadre_gpu*, cadre_stream, uint64_t milliseconds);
 
 /* A workspace grows to what the largest of its plans needs. Without one (NULL) a plan has its own. */

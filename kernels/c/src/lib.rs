@@ -33,7 +33,8 @@ thread_local! {
 /// Words of the last error of this thread; valid until the next one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cadre_error() -> *const c_char {
-    ERROR.with_borrow(|it| it.as_ptr())
+    // A thread that ends has none any more.
+    ERROR.try_with(|it| it.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Why a call failed, in words.
@@ -46,7 +47,9 @@ fn guard<T>(failed: T, body: impl FnOnce() -> Result<T, Failed>) -> T {
         Ok(Err(error)) => error.to_string(),
         Err(_) => "a panic; its words are on stderr".to_owned(),
     };
-    ERROR.set(CString::new(words.replace('\0', " ")).unwrap_or_default());
+    let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
+    // A thread that ends has no place for them.
+    let _ = ERROR.try_with(|it| it.replace(words));
     failed
 }
 
@@ -269,7 +272,10 @@ pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: 
 /// It is one of `T`, or null, and is not used again.
 unsafe fn freed<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: the caller's promise.
-        drop(unsafe { Box::from_raw(handle) });
+        guard((), || {
+            // SAFETY: the caller's promise.
+            drop(unsafe { Box::from_raw(handle) });
+            Ok(())
+        });
     }
 }

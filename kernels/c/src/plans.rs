@@ -9,7 +9,7 @@ use cadre_kernels::device::{
 
 use super::{Failed, LaunchShape, TaskLine, Tensor, freed, given, given_mut, guard, listed};
 
-/// What plans of one stream share while they run; null on error.
+/// What plans share whose runs come one behind the other; null on error.
 ///
 /// # Safety
 ///

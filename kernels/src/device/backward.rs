@@ -16,10 +16,11 @@ use half::bf16;
 use super::check::{disjoint, short, task as check_task, tensor};
 use super::driver::{BACKWARD, Gpu, Kernel};
 use super::error::Error;
+use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
-use super::scratch::Scratch;
+use super::scratch::{Held, Scratch};
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
 use super::tiles::BACKWARD_ROWS;
 
@@ -77,6 +78,8 @@ pub struct BackwardPlan {
     finish: Buffer<QueryTile>,
     next: Buffer<u32>,
     turns: Option<Buffer<u32>>,
+    /// The lists are on the GPU.
+    made: Event,
     scratch: Scratch,
     /// Numbers of sums.
     sums: usize,
@@ -101,7 +104,7 @@ impl BackwardPlan {
         Self::with(stream, shape, bundles, (order, launches), &scratch)
     }
 
-    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
+    /// The same with a scratch of several plans, whose runs come one behind the other.
     ///
     /// # Errors
     ///
@@ -144,22 +147,25 @@ impl BackwardPlan {
             buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
         }
         let numbers = sum_tiles * BACKWARD_ROWS as usize * heads.dim;
-        scratch.sums(stream, numbers)?;
+        scratch.reserve_sums(numbers)?;
         let turns = match order {
             Order::Fixed => Some(Buffer::new(gpu, 2 * sum_tiles, "turns of dQ")?),
             Order::Arrival => None,
         };
+        let finish = Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?;
+        let tasks = Buffer::of(stream, &tasks, "tasks")?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
             q_rows: reach(rows()),
             kv_rows: reach(bundles.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
             dkv_rows: reach(gradients()),
-            finish: Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?,
-            tasks: Buffer::of(stream, &tasks, "tasks")?,
+            finish,
+            tasks,
             launches: buffers,
             next: Buffer::new(gpu, 1, "a counter")?,
             turns,
+            made: Event::record(stream)?,
             scratch: scratch.clone(),
             sums: numbers,
             batch: format!(
@@ -181,14 +187,22 @@ impl BackwardPlan {
         self.tasks.len_bytes() + self.finish.len_bytes() + turns + launches.sum::<u64>()
     }
 
-    /// Puts the launches on `stream`, of the GPU that the plan was made on.
-    ///
-    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
+    /// Puts the launches on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
     ///
     /// # Errors
     ///
     /// A tensor that does not fit, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: BackwardTensors<'_>) -> Result<(), Error> {
+        let scratch = self.scratch.clone();
+        scratch.run(stream, |held| self.put(stream, held, tensors))
+    }
+
+    fn put(
+        &mut self,
+        stream: &Stream,
+        held: &mut Held<'_>,
+        tensors: BackwardTensors<'_>,
+    ) -> Result<(), Error> {
         let BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -212,8 +226,8 @@ impl BackwardPlan {
         let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
-        let (tasks, sums) = (self.tasks.slice().place().0, self.scratch.sums(stream, self.sums)?);
-        self.scratch.are_sums_dirty(true);
+        let (tasks, sums) = (self.tasks.slice().place().0, held.sums(self.sums)?);
+        held.behind(&self.made)?;
         for (bundles, tiles) in &self.launches {
             if tiles.is_empty() {
                 continue;
@@ -252,7 +266,7 @@ impl BackwardPlan {
             self.launch(kernel, blocks, stream, &mut arguments)?;
         }
         if self.finish.is_empty() {
-            self.scratch.are_sums_dirty(false);
+            held.sums_are_zero();
             return Ok(());
         }
         let mut parameters = FinishParameters {
@@ -269,7 +283,7 @@ impl BackwardPlan {
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 8, self.finish.len() * heads.query);
         self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)?;
-        self.scratch.are_sums_dirty(false);
+        held.sums_are_zero();
         Ok(())
     }
 

@@ -3,7 +3,8 @@
 //! In: tasks; then tensors of bf16. Out: O and LSE, in the order of a stream. The plan holds its lists in device memory, and
 //! parts of segments in a [`Scratch`] that may be shared; making it costs the host a few microseconds a task, running it two or three calls.
 //!
-//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Invariant: tasks were checked when the plan was made, tensors are
+//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Runs may be put on any stream; each comes
+//! behind the lists and behind the run before, but for what is recorded, whose order is the caller's. Invariant: tasks were checked when the plan was made, tensors are
 //! when it runs; what passes is inside every tensor.
 
 // Launches: what kernels read and write is the checks' promise.
@@ -16,10 +17,11 @@ use half::bf16;
 use super::check::{disjoint, short, task as check_task, tensor};
 use super::driver::{FORWARD, Gpu, Kernel};
 use super::error::Error;
+use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
-use super::scratch::Scratch;
+use super::scratch::{Held, Scratch};
 use super::tables::{
     ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
 };
@@ -52,6 +54,8 @@ pub struct ForwardPlan {
     tiles: Buffer<ForwardTile>,
     merges: Buffer<MergeTile>,
     next: Buffer<u32>,
+    /// The lists are on the GPU.
+    made: Event,
     scratch: Scratch,
     /// Numbers of parts of O, and of LSE.
     parts: [usize; 2],
@@ -72,7 +76,7 @@ impl ForwardPlan {
         Self::with(stream, shape, tasks, &Scratch::new(stream.gpu())?)
     }
 
-    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
+    /// The same with a scratch of several plans, whose runs come one behind the other.
     ///
     /// # Errors
     ///
@@ -98,16 +102,20 @@ impl ForwardPlan {
         let steps = lists::forward_steps(&list, &table, heads.dim, segment);
         let gpu = stream.gpu();
         let parts = [list.slots * slot * heads.dim, list.slots * slot];
-        scratch.parts(parts)?;
+        scratch.reserve_parts(parts)?;
+        let tasks_of = Buffer::of(stream, &table, "tasks")?;
+        let tiles = Buffer::of(stream, &list.tiles, "the tile list")?;
+        let merges = Buffer::of(stream, &list.merges, "the merge list")?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
             q_rows: reach(rows()),
             kv_rows: reach(tasks.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
-            tasks: Buffer::of(stream, &table, "tasks")?,
-            tiles: Buffer::of(stream, &list.tiles, "the tile list")?,
-            merges: Buffer::of(stream, &list.merges, "the merge list")?,
+            tasks: tasks_of,
+            tiles,
+            merges,
             next: Buffer::new(gpu, 1, "a counter")?,
+            made: Event::record(stream)?,
             scratch: scratch.clone(),
             parts,
             sink_tiles: None,
@@ -135,14 +143,22 @@ impl ForwardPlan {
         self.tasks.len_bytes() + self.tiles.len_bytes() + self.merges.len_bytes() + sinks
     }
 
-    /// Puts the launch on `stream`, of the GPU that the plan was made on.
-    ///
-    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
+    /// Puts the launch on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
     ///
     /// # Errors
     ///
     /// A tensor that does not fit, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: ForwardTensors<'_>) -> Result<(), Error> {
+        let scratch = self.scratch.clone();
+        scratch.run(stream, |held| self.put(stream, held, tensors))
+    }
+
+    fn put(
+        &mut self,
+        stream: &Stream,
+        held: &mut Held<'_>,
+        tensors: ForwardTensors<'_>,
+    ) -> Result<(), Error> {
         let ForwardTensors { q, k, v, out, lse } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -160,7 +176,8 @@ impl ForwardPlan {
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
         let tasks = self.tasks.slice().place().0;
-        let [part_o, part_lse] = self.scratch.parts(self.parts)?;
+        let [part_o, part_lse] = held.parts(self.parts)?;
+        held.behind(&self.made)?;
         let (o, lse) = (out.place().0, lse.place().0);
         let mut parameters = ForwardParameters {
             tasks,
@@ -229,9 +246,13 @@ impl ForwardPlan {
         if self.tiles.is_empty() {
             return Ok(());
         }
+        if !stream.records()? {
+            stream.wait_for(&self.made)?;
+        }
         if self.sink_tiles.is_none() {
             let tiles = lists::finish(&self.table);
             self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
+            self.made.record_again(stream)?;
         }
         let tiles = self.sink_tiles.as_ref().expect("it was just made");
         let mut parameters = SinkParameters {

@@ -83,6 +83,16 @@ impl Stream {
         self.handle
     }
 
+    /// Whether what is put on it is recorded for a graph, and not run.
+    pub(super) fn records(&self) -> Result<bool, Error> {
+        self.gpu.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream lives; writes one number.
+        let code = unsafe { sys::cuStreamIsCapturing(self.handle, &raw mut status) };
+        call("cuStreamIsCapturing", || self.after(), code)?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Remembers what runs now, for errors that show later.
     pub(super) fn runs(&self, what: String) {
         *self.last.borrow_mut() = what;

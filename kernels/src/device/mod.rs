@@ -7,7 +7,7 @@
 //! ```text
 //! host                   rows of the host: packs, copies, launches
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
-//!     scratch            what runs of one stream need one after the other
+//!     scratch            what runs need one after the other
 //!     plan, check        what a launch is; what is refused
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
