@@ -46,7 +46,7 @@ typedef struct {
     uint32_t segment;                    /* keys that are summed in one go, a multiple of 128; 0: Cadre's own number */
     uint32_t blocks;      /* thread blocks at most, so that other kernels run beside; 0: every processor */
     uint32_t fixed_order; /* backward: 1 sums dQ in one order, so its bits repeat; 0 is as they come */
-    uint32_t launches;    /* backward: launches that share the key tiles, mostly 1 */
+    uint32_t launches;    /* backward: launches that share the key tiles, mostly 1, at most 1024 */
     float scale;          /* factor of the scores, mostly 1 / sqrt(dim) */
     float softcap;        /* softcap * tanh(score / softcap), before the mask; 0: none */
 } cadre_shape;

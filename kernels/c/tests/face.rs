@@ -78,6 +78,7 @@ fn a_wrong_call_has_words_and_harms_nothing() {
         "out begins at address 0x2, which is no multiple of 16; align it",
         "plan is null; hand in what the call that made it gave, if that succeeded",
         "9 bytes do not fit memory of 8; copy no more than it has",
+        "4294967295 launches share the key tiles, 1024 are the most; it mostly is 1",
         "fine",
     ];
     assert_eq!(lines, words);

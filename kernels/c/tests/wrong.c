@@ -33,6 +33,8 @@ int main(void) {
     REFUSED(cadre_forward_run(gpu, NULL, 0, tensors), -1);
     cadre_buffer* small = cadre_memory(gpu, 8);
     REFUSED(cadre_memory_write(gpu, small, 0, "123456789", 9), -1);
+    wrong = shape, wrong.launches = UINT32_MAX;
+    REFUSED(cadre_backward_plan(gpu, NULL, 0, wrong, tasks, 1), NULL);
 
     int fine = cadre_forward_run(gpu, plan, 0, tensors) == 0 && cadre_wait(gpu, 0, 10000) == 0;
     fine = fine && cadre_forward_bytes(plan) > 0 && cadre_workspace_bytes(workspace) == 0 && cadre_processors(gpu) > 0;

@@ -13,7 +13,7 @@ use std::ffi::c_void;
 
 use half::bf16;
 
-use super::check::{disjoint, short, task as check_task, tensor};
+use super::check::{Refusal, disjoint, short, task as check_task, tensor};
 use super::driver::{BACKWARD, Gpu, Kernel};
 use super::error::Error;
 use super::event::Event;
@@ -65,6 +65,9 @@ pub enum Order {
     Arrival,
 }
 
+/// The most launches that share out key tiles: more than any use of the GPU beside them needs.
+const MOST_LAUNCHES: u32 = 1 << 10;
+
 /// Bundles on a GPU, ready to run.
 #[derive(Debug)]
 pub struct BackwardPlan {
@@ -92,7 +95,7 @@ impl BackwardPlan {
     ///
     /// # Errors
     ///
-    /// The first bundle that the kernels cannot do, or memory.
+    /// The first bundle that the kernels cannot do, too many launches, or memory.
     pub fn new(
         stream: &Stream,
         shape: Shape,
@@ -117,6 +120,9 @@ impl BackwardPlan {
         scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
+        if launches > MOST_LAUNCHES {
+            return Err(Refusal::Launches { launches, most: MOST_LAUNCHES }.into());
+        }
         let (mut tasks, mut table) = (Vec::new(), Vec::new());
         for (index, it) in bundles.iter().enumerate() {
             let mut previous_end = 0;
@@ -126,7 +132,7 @@ impl BackwardPlan {
                 let start = rows.rows.start;
                 if start < previous_end {
                     let refused = crate::Error::Parts { task: index, part, start, previous_end };
-                    return Err(super::check::Refusal::Shape(refused).into());
+                    return Err(Refusal::Shape(refused).into());
                 }
                 previous_end = rows.rows.end;
                 tasks.push(task(it.mask, rows, &it.keys, index));
@@ -142,6 +148,9 @@ impl BackwardPlan {
         let gpu = stream.gpu();
         let mut buffers = Vec::new();
         for list in lists::backward(&tasks, &table, heads, order, launches.max(1) as i32) {
+            if list.tiles.is_empty() {
+                continue;
+            }
             let owned = Buffer::of(stream, &list.bundles, "bundles")?;
             short("the tile list", list.tiles.len() as u64)?;
             buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
@@ -229,9 +238,6 @@ impl BackwardPlan {
         let (tasks, sums) = (self.tasks.slice().place().0, held.sums(self.sums)?);
         held.behind(&self.made)?;
         for (bundles, tiles) in &self.launches {
-            if tiles.is_empty() {
-                continue;
-            }
             self.next.clear(stream, 1)?;
             if let Some(turns) = &mut self.turns {
                 turns.clear(stream, turns.len())?;

@@ -122,6 +122,14 @@ pub enum Refusal {
         /// How many there are.
         all: u32,
     },
+    /// Key tiles are to be cut into more launches than make sense.
+    #[error("{launches} launches share the key tiles, {most} are the most; it mostly is 1")]
+    Launches {
+        /// Launches asked for.
+        launches: u32,
+        /// The most that are taken.
+        most: u32,
+    },
     /// Positions, ranges or lengths that no engine takes.
     #[error(transparent)]
     Shape(#[from] crate::Error),
