@@ -15,6 +15,7 @@
  * a workspace, come one behind the other in the order of the calls, on whichever streams.
  *
  * The library loads libcuda.so.1 itself and uses the primary context of the GPU, as the CUDA runtime and PyTorch do.
+ * The calling thread keeps its current context.
  */
 #ifndef CADRE_ATTENTION_H
 #define CADRE_ATTENTION_H

@@ -4,7 +4,8 @@
 //! Nothing else of Cadre is in here. The check on GPU machines (`bench/gpu`) calls it too, and what the header leaves out is
 //! for the check alone.
 //!
-//! Invariant: no panic leaves a function, and what does not fit is refused as in the Rust face.
+//! Invariant: no panic leaves a function, the calling thread keeps its current context, and what does not fit is refused as in the
+//! Rust face.
 
 // Pointers of the caller are taken on trust.
 #![allow(unsafe_code)]
@@ -19,7 +20,9 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use cadre_kernels::device::{Event, Gpu, Keys, Shape, Slice, SliceMut, Stream, TaskRows};
+use cadre_kernels::device::{
+    CallersContext, Event, Gpu, Keys, Shape, Slice, SliceMut, Stream, TaskRows,
+};
 use cadre_kernels::{Heads, Mask};
 
 /// What callers were compiled against: rises with each change of a signature or a structure of the header.
@@ -40,9 +43,13 @@ pub extern "C" fn cadre_error() -> *const c_char {
 /// Why a call failed, in words.
 type Failed = Box<dyn std::error::Error>;
 
-/// Runs `body`; null or −1 (what `failed` says) with words for [`cadre_error`] if it fails or panics.
+/// Runs `body`; null or −1 (what `failed` says) with words for [`cadre_error`] if it fails or panics. The caller's context is kept.
 fn guard<T>(failed: T, body: impl FnOnce() -> Result<T, Failed>) -> T {
-    let words = match catch_unwind(AssertUnwindSafe(body)) {
+    let kept = AssertUnwindSafe(|| {
+        let _kept = CallersContext::keep();
+        body()
+    });
+    let words = match catch_unwind(kept) {
         Ok(Ok(done)) => return done,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "a panic; its words are on stderr".to_owned(),

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 /* The driver's, and what the emulated one has for tests. */
+extern int cuDevicePrimaryCtxRetain(void**, int), cuCtxSetCurrent(void*), cuCtxGetCurrent(void**);
 extern int cuStreamCreate(void**, unsigned);
 extern int cuStreamBeginCapture_v2(void*, int), cuStreamEndCapture(void*, void**);
 extern int cuGraphInstantiateWithFlags(void**, void*, uint64_t), cuGraphLaunch(void*, void*);
@@ -77,6 +78,28 @@ static int holds(const cadre_buffer* memory, cadre_stream on, const char* right,
 /* An emulated GPU's memory is that of the process: whether it is so already. */
 static int holds_now(const cadre_buffer* memory, const char* right, uint64_t bytes) {
     return memcmp((const void*)cadre_memory_address(memory), right, bytes) == 0;
+}
+
+static void contexts(void) {
+    void *theirs, *now;
+    int kept = cuDevicePrimaryCtxRetain(&theirs, 1) == 0 && cuCtxSetCurrent(theirs) == 0;
+#define KEEPS(call) (call, cuCtxGetCurrent(&now), kept = kept && now == theirs)
+    KEEPS(gpu = cadre_open(0));
+    must(gpu != NULL);
+    KEEPS(cadre_processors(gpu));
+    cadre_buffer* memory;
+    KEEPS(memory = cadre_memory(gpu, 64));
+    KEEPS(cadre_memory_write(gpu, memory, 0, right_o, 64));
+    KEEPS(cadre_memory_read(gpu, memory, 0, got, 64));
+    cadre_forward* plan;
+    KEEPS(plan = forward_plan(NULL, 0, ROWS));
+    KEEPS(cadre_forward_run(gpu, plan, 0, NULL));
+    KEEPS(cadre_wait(gpu, 0, UINT64_MAX));
+    KEEPS(cadre_memory_free(memory));
+    KEEPS(cadre_forward_free(plan));
+    KEEPS(cadre_close(gpu));
+    say("the caller's context stays", kept);
+    cuCtxSetCurrent(NULL);
 }
 
 static void two_streams(cadre_stream first, cadre_stream second, cadre_buffer* const to[4]) {
@@ -151,6 +174,7 @@ static void threads(cadre_stream first, cadre_stream second, const cadre_buffer*
 }
 
 int main(void) {
+    contexts();
     must((gpu = cadre_open(0)) != NULL);
     static uint16_t rows[4 * NUMBERS + 4 * ROWS];
     for (int i = 0; i < 4 * NUMBERS; i++) /* numbers of 1/8 to 1, of both signs */

@@ -19,6 +19,7 @@
 //! graph                  runs recorded once, launched again as one
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
 //!     memory, driver     buffers, streams, events; the library, the kernels
+//!     context            the current context of the caller's thread
 //! ```
 //!
 //! It plans nothing and talks to no peer. Invariant: what reaches the GPU was checked; a lost GPU is an error, no panic.
@@ -27,6 +28,7 @@ mod arena;
 mod backward;
 mod blas;
 mod check;
+mod context;
 mod driver;
 mod error;
 mod event;
@@ -51,6 +53,7 @@ pub use arena::{Arena, ArenaMemory, CopyPiece, Imported};
 pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
 pub(crate) use blas::version as blas_version;
 pub use check::Refusal;
+pub use context::CallersContext;
 pub use driver::Gpu;
 pub use error::Error;
 pub use event::Event;
