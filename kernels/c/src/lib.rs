@@ -28,6 +28,9 @@ use cadre_kernels::{Heads, Mask};
 /// What callers were compiled against: rises with each change of a signature or a structure of the header.
 const ABI: u32 = 1;
 
+/// Between two looks at what is waited for.
+const PAUSE: Duration = Duration::from_micros(20);
+
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
     static UUID: RefCell<CString> = RefCell::default();
@@ -258,15 +261,24 @@ pub unsafe extern "C" fn cadre_uuid(gpu: *const Gpu) -> *const c_char {
 pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: u64) -> i32 {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let event = Event::record(&unsafe { Stream::foreign(given(gpu, "gpu")?, stream) })?;
-        let end = Instant::now() + Duration::from_millis(milliseconds);
+        let gpu = unsafe { given(gpu, "gpu") }?;
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::foreign(gpu, stream) };
+        // Not by an event: who asks again and again would always be behind a new one.
+        if stream.is_done()? {
+            return Ok(0);
+        }
+        if milliseconds == 0 {
+            return Ok(1);
+        }
+        let event = Event::record(&stream)?;
+        // None: longer than a clock counts.
+        let end = Instant::now().checked_add(Duration::from_millis(milliseconds));
         while !event.is_over()? {
-            if Instant::now() > end {
-                // To free it could wait for what does not end.
-                std::mem::forget(event);
+            if end.is_some_and(|end| Instant::now() > end) {
                 return Ok(1);
             }
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
         Ok(0)
     })

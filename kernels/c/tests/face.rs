@@ -94,6 +94,7 @@ fn streams_threads_and_captures_of_the_caller_are_kept_apart() {
     let lines: Vec<_> = said.lines().collect();
     let words = [
         "the caller's context stays: fine",
+        "a stream is polled without leaving events: fine",
         "a plan of another thread waits for a run that is being enqueued: fine",
         "a forward plan runs on another stream than it was made on: fine",
         "its runs come one behind the other: fine",

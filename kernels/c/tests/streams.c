@@ -12,10 +12,10 @@
 
 /* The driver's, and what the emulated one has for tests. */
 extern int cuDevicePrimaryCtxRetain(void**, int), cuCtxSetCurrent(void*), cuCtxGetCurrent(void**);
-extern int cuStreamCreate(void**, unsigned);
+extern int cuStreamCreate(void**, unsigned), cuMemsetD32Async(uint64_t, unsigned, size_t, void*);
 extern int cuStreamBeginCapture_v2(void*, int), cuStreamEndCapture(void*, void**);
 extern int cuGraphInstantiateWithFlags(void**, void*, uint64_t), cuGraphLaunch(void*, void*);
-extern long cadre_emulated_frees(void);
+extern long cadre_emulated_events(void), cadre_emulated_frees(void);
 extern void cadre_emulated_before_launch(void (*)(void));
 
 enum { ROWS = 200, DIM = 64, NUMBERS = ROWS * DIM, O_BYTES = 2 * NUMBERS + 4 * ROWS, GRADIENTS = 3 * 4 * NUMBERS };
@@ -100,6 +100,16 @@ static void contexts(void) {
     KEEPS(cadre_close(gpu));
     say("the caller's context stays", kept);
     cuCtxSetCurrent(NULL);
+}
+
+static void polls(cadre_stream on) {
+    cadre_buffer* memory = cadre_memory(gpu, 4);
+    for (int i = 0; i < 200; i++) must(cuMemsetD32Async(cadre_memory_address(memory), 0, 1, (void*)on) == 0);
+    long before = cadre_emulated_events(), polled = 0;
+    int left;
+    while ((left = cadre_wait(gpu, on, 0)) == 1 && polled < 1000) polled++;
+    say("a stream is polled without leaving events", left == 0 && polled > 100 && cadre_emulated_events() == before);
+    cadre_memory_free(memory);
 }
 
 static void two_streams(cadre_stream first, cadre_stream second, cadre_buffer* const to[4]) {
@@ -195,6 +205,7 @@ int main(void) {
     cadre_backward* back = backward_plan(NULL, first, ROWS);
     must(back != NULL && backward(back, first, to[2]) == 0);
     must(cadre_memory_read(gpu, to[2], first, right_gradients, GRADIENTS) == 0);
+    polls(first);
     threads(first, second, to[0]);
     two_streams(first, second, to);
     cadre_forward_free(plan), cadre_backward_free(back);

@@ -93,6 +93,21 @@ impl Stream {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
+    /// Whether all work on it is done; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in it.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.gpu.bind()?;
+        // SAFETY: the stream lives.
+        let code = unsafe { sys::cuStreamQuery(self.handle) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        call("cuStreamQuery", || self.after(), code).map(|()| true)
+    }
+
     /// Remembers what runs now, for errors that show later.
     pub(super) fn runs(&self, what: String) {
         *self.last.borrow_mut() = what;
