@@ -79,6 +79,9 @@ fn a_wrong_call_has_words_and_harms_nothing() {
         "plan is null; hand in what the call that made it gave, if that succeeded",
         "9 bytes do not fit memory of 8; copy no more than it has",
         "4294967295 launches share the key tiles, 1024 are the most; it mostly is 1",
+        "the workspace is of GPU 0, the stream of GPU 1; hand in those of one GPU",
+        "the plan is of GPU 0, the stream of GPU 1; hand in those of one GPU",
+        "the memory is of GPU 0, the stream of GPU 1; hand in those of one GPU",
         "fine",
     ];
     assert_eq!(lines, words);

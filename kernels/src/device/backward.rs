@@ -13,7 +13,7 @@ use std::ffi::c_void;
 
 use half::bf16;
 
-use super::check::{Refusal, disjoint, short, task as check_task, tensor};
+use super::check::{Refusal, disjoint, same_gpu, short, task as check_task, tensor};
 use super::driver::{BACKWARD, Gpu, Kernel};
 use super::error::Error;
 use super::event::Event;
@@ -120,6 +120,7 @@ impl BackwardPlan {
         scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
+        scratch.is_on(stream.gpu())?;
         if launches > MOST_LAUNCHES {
             return Err(Refusal::Launches { launches, most: MOST_LAUNCHES }.into());
         }
@@ -200,8 +201,9 @@ impl BackwardPlan {
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: BackwardTensors<'_>) -> Result<(), Error> {
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         let scratch = self.scratch.clone();
         scratch.run(stream, |held| self.put(stream, held, tensors))
     }

@@ -14,7 +14,7 @@ use std::ffi::c_void;
 
 use half::bf16;
 
-use super::check::{disjoint, short, task as check_task, tensor};
+use super::check::{disjoint, same_gpu, short, task as check_task, tensor};
 use super::driver::{FORWARD, Gpu, Kernel};
 use super::error::Error;
 use super::event::Event;
@@ -88,6 +88,7 @@ impl ForwardPlan {
         scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
+        scratch.is_on(stream.gpu())?;
         for (index, it) in tasks.iter().enumerate() {
             check_task(index, it.mask, &it.rows, &it.keys)?;
         }
@@ -147,8 +148,9 @@ impl ForwardPlan {
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: ForwardTensors<'_>) -> Result<(), Error> {
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         let scratch = self.scratch.clone();
         scratch.run(stream, |held| self.put(stream, held, tensors))
     }
@@ -231,7 +233,7 @@ impl ForwardPlan {
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn sink(
         &mut self,
         stream: &Stream,
@@ -240,6 +242,7 @@ impl ForwardPlan {
     ) -> Result<(), Error> {
         let heads = self.shape.heads;
         let queries = self.q_rows * heads.query;
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         tensor("sinks", sinks.place(), heads.query, 4)?;
         tensor("out", out.place(), queries * heads.dim, 16)?;
         tensor("lse", lse.place(), queries, 4)?;

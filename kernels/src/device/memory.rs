@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 
 use cudarc::driver::sys;
 
+use super::check::same_gpu;
 use super::driver::{Gpu, call};
 use super::error::Error;
 use super::event::Event;
@@ -243,13 +244,14 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// A stream of another GPU, or the driver's.
     ///
     /// # Panics
     ///
     /// Beyond the end.
     pub fn write(&mut self, stream: &Stream, at: usize, from: &[T]) -> Result<(), Error> {
         assert!(at + from.len() <= self.len, "numbers are written inside a buffer");
+        same_gpu("the memory", self.gpu.device(), stream.gpu.device())?;
         if from.is_empty() {
             return Ok(());
         }
@@ -267,13 +269,14 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// The driver's, and what went wrong in the stream before.
+    /// A stream of another GPU, the driver's, and what went wrong in the stream before.
     ///
     /// # Panics
     ///
     /// Beyond the end.
     pub fn read(&self, stream: &Stream, at: usize, to: &mut [T]) -> Result<(), Error> {
         assert!(at + to.len() <= self.len, "numbers are read inside a buffer");
+        same_gpu("the memory", self.gpu.device(), stream.gpu.device())?;
         if to.is_empty() {
             return Ok(());
         }

@@ -8,6 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::check::{Refusal, same_gpu};
 use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
@@ -125,6 +126,11 @@ impl Scratch {
     pub fn len_bytes(&self) -> u64 {
         let inner = self.lock();
         [&inner.part_o, &inner.part_lse, &inner.sums].map(Buffer::len_bytes).iter().sum()
+    }
+
+    /// Refuses a plan whose lists are on another GPU.
+    pub(super) fn is_on(&self, gpu: &Gpu) -> Result<(), Refusal> {
+        same_gpu("the workspace", self.lock().gpu.device(), gpu.device())
     }
 
     /// Takes room for a plan's parts of O and LSE, once the runs that are being put are on their streams.
