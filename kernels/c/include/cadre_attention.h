@@ -39,7 +39,7 @@ typedef uint64_t cadre_stream;                /* a CUstream or cudaStream_t as a
 /* Which keys a row attends to: all of its document; those up to itself; itself and so many before it. */
 #define CADRE_FULL 0u
 #define CADRE_CAUSAL 1u
-#define CADRE_WINDOW(before) ((before) + 2u)
+#define CADRE_WINDOW(before) ((before) + 0u > 0xfffffffdu ? CADRE_CAUSAL : (before) + 2u)
 
 /* Heads and scale of a launch, and how it is cut. */
 typedef struct {

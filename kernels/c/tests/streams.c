@@ -10,6 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+_Static_assert(CADRE_WINDOW(5u) == 7u, "a window counts the rows before");
+_Static_assert(CADRE_WINDOW(0xfffffffeu) == CADRE_CAUSAL && CADRE_WINDOW(-1) == CADRE_CAUSAL, "the longest is causal");
+
 /* The driver's, and what the emulated one has for tests. */
 extern int cuDevicePrimaryCtxRetain(void**, int), cuCtxSetCurrent(void*), cuCtxGetCurrent(void**);
 extern int cuStreamCreate(void**, unsigned), cuMemsetD32Async(uint64_t, unsigned, size_t, void*);
