@@ -14,6 +14,10 @@
  * A plan runs on any stream of its GPU, behind the stream that it was made on. Runs of a plan, and of plans that share
  * a workspace, come one behind the other in the order of the calls, on whichever streams.
  *
+ * A run may be captured in a CUDA graph. Wait for the stream of the plan before you launch the graph; in which order
+ * its launches and other runs come is then up to you. The graph holds the plan and its workspace, which cannot grow any
+ * more. A run before the capture spares the graph a memset.
+ *
  * The library loads libcuda.so.1 itself and uses the primary context of the GPU, as the CUDA runtime and PyTorch do.
  * The calling thread keeps its current context.
  */

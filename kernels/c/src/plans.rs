@@ -81,7 +81,9 @@ pub unsafe extern "C" fn cadre_forward_plan(
         let tasks: Vec<_> = lines.iter().map(task).collect();
         // SAFETY: the caller's promise.
         let scratch = unsafe { scratch(gpu, workspace) }?;
-        let plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
+        let mut plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
+        // Its runs may be captured, which cannot allocate.
+        plan.prepare_sinks(&stream)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
 }

@@ -104,6 +104,10 @@ fn streams_threads_and_captures_of_the_caller_are_kept_apart() {
         "so does a backward plan: fine",
         "and its runs: fine",
         "a plan on one stream leaves sums of another as they were: fine",
+        "a run and its sinks are captured on another stream: fine",
+        "and repeated: fine",
+        "a graph holds addresses of the workspace, so it stays as it is; make another one for parts of O",
+        "the plan runs as before: fine",
     ];
     assert_eq!(lines, words);
 }

@@ -186,6 +186,27 @@ static void threads(cadre_stream first, cadre_stream second, const cadre_buffer*
     cadre_forward_free(plan), cadre_forward_free(larger), cadre_workspace_free(shared);
 }
 
+static void captures(cadre_stream first, cadre_stream second, cadre_buffer* const to[2]) {
+    cadre_scratch* workspace = cadre_workspace(gpu);
+    cadre_forward *plan = forward_plan(workspace, first, ROWS), *plain = forward_plan(NULL, first, ROWS);
+    static char right[O_BYTES];
+    must(plain != NULL && forward(plain, first, to[0]) == 0 && with_sinks(plain, first, to[0]) == 0);
+    must(cadre_memory_read(gpu, to[0], first, right, O_BYTES) == 0 && memcmp(right, right_o, O_BYTES) != 0);
+    void *graph = NULL, *runs = NULL;
+    must(cuStreamBeginCapture_v2((void*)second, 1) == 0);
+    int put = forward(plan, second, to[1]) == 0 && with_sinks(plan, second, to[1]) == 0;
+    put = cuStreamEndCapture((void*)second, &graph) == 0 && put;
+    say("a run and its sinks are captured on another stream", put);
+    if (!put) return;
+    must(cuGraphInstantiateWithFlags(&runs, graph, 0) == 0);
+    for (int i = 0; i < 2; i++) must(cuGraphLaunch(runs, (void*)second) == 0);
+    say("and repeated", holds(to[1], second, right, O_BYTES));
+    puts(forward_plan(workspace, first, 2 * ROWS) ? "was not refused" : cadre_error());
+    must(forward(plan, first, to[1]) == 0);
+    say("the plan runs as before", holds(to[1], first, right_o, O_BYTES));
+    cadre_forward_free(plan), cadre_forward_free(plain), cadre_workspace_free(workspace);
+}
+
 int main(void) {
     contexts();
     must((gpu = cadre_open(0)) != NULL);
@@ -211,6 +232,7 @@ int main(void) {
     polls(first);
     threads(first, second, to[0]);
     two_streams(first, second, to);
+    captures(first, second, to);
     cadre_forward_free(plan), cadre_backward_free(back);
     cadre_close(gpu);
     return 0;

@@ -140,6 +140,14 @@ pub enum Refusal {
         /// Number of the stream's GPU.
         stream: i32,
     },
+    /// Memory would be freed whose address a graph has.
+    #[error(
+        "a graph holds addresses of the workspace, so it stays as it is; make another one for {what}"
+    )]
+    Recorded {
+        /// What there is no room for.
+        what: &'static str,
+    },
     /// Positions, ranges or lengths that no engine takes.
     #[error(transparent)]
     Shape(#[from] crate::Error),

@@ -225,11 +225,26 @@ impl ForwardPlan {
         self.launch(self.gpu.kernel("cadre_merge"), blocks, stream, &mut arguments)
     }
 
+    /// Makes the list that [`Self::sink`] needs: for runs that are recorded, which cannot allocate.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn prepare_sinks(&mut self, stream: &Stream) -> Result<(), Error> {
+        if self.sink_tiles.is_none() {
+            let tiles = lists::finish(&self.table);
+            stream.wait_for(&self.made)?;
+            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
+            self.made.record_again(stream)?;
+        }
+        Ok(())
+    }
+
     /// Applies sinks to what a run of this plan has written to O and LSE, behind it on `stream`: one number a query head, which
     /// takes part in the sums of the softmax as a key without a value would; −∞ is none. Backward then takes this LSE, and Δ
     /// of this O; the gradient of the sinks is [`crate::sink_gradient`].
     ///
-    /// The first call makes a list on the GPU. Without sinks nothing of this is there.
+    /// The first call makes a list on the GPU, unless [`Self::prepare_sinks`] has. Without sinks nothing of this is there.
     ///
     /// # Errors
     ///
@@ -249,13 +264,9 @@ impl ForwardPlan {
         if self.tiles.is_empty() {
             return Ok(());
         }
+        self.prepare_sinks(stream)?;
         if !stream.records()? {
             stream.wait_for(&self.made)?;
-        }
-        if self.sink_tiles.is_none() {
-            let tiles = lists::finish(&self.table);
-            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
-            self.made.record_again(stream)?;
         }
         let tiles = self.sink_tiles.as_ref().expect("it was just made");
         let mut parameters = SinkParameters {

@@ -28,6 +28,8 @@ struct Inner {
     dirty: bool,
     /// The end of the newest run.
     last: Option<Event>,
+    /// A run was recorded: a graph has the addresses.
+    recorded: bool,
 }
 
 /// A scratch in the hands of one run.
@@ -50,11 +52,13 @@ impl Inner {
             sums: buffer("sums of dQ")?,
             dirty: false,
             last: None,
+            recorded: false,
         })
     }
 
     /// Room for so many numbers of parts of O, and of LSE.
     fn reserve_parts(&mut self, [o, lse]: [usize; 2]) -> Result<(), Error> {
+        self.may_grow(o > self.part_o.len() || lse > self.part_lse.len(), "parts of O")?;
         self.part_o.reserve(o, "parts of O")?;
         self.part_lse.reserve(lse, "parts of LSE")
     }
@@ -62,10 +66,15 @@ impl Inner {
     /// Room for so many sums. New ones are not zero yet.
     fn reserve_sums(&mut self, numbers: usize) -> Result<(), Error> {
         if numbers > self.sums.len() {
+            self.may_grow(true, "sums of dQ")?;
             self.dirty = true;
             self.sums.reserve(numbers, "sums of dQ")?;
         }
         Ok(())
+    }
+
+    fn may_grow(&self, grows: bool, what: &'static str) -> Result<(), Refusal> {
+        if grows && self.recorded { Err(Refusal::Recorded { what }) } else { Ok(()) }
     }
 }
 
@@ -114,9 +123,10 @@ impl Scratch {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's, and where a graph has its addresses.
     pub fn release(&self) -> Result<(), Error> {
         let mut inner = self.lock();
+        inner.may_grow(true, "plans to come")?;
         let last = inner.last.take();
         *inner = Inner { last, ..Inner::empty(&inner.gpu)? };
         Ok(())
@@ -156,7 +166,9 @@ impl Scratch {
             held.behind(last)?;
         }
         let done = put(&mut held);
-        if !records {
+        if records {
+            guard.recorded = true;
+        } else {
             // Also of a run that was put in part, whose error comes first.
             let recorded = match &mut guard.last {
                 Some(last) => last.record_again(stream),
