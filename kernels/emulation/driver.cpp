@@ -12,9 +12,10 @@
 // kernel that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with
 // head dim 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it
 // rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
-// GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_GATES=0: streams wait
-// for no word of the host. CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says
-// nothing of speed, of a real driver's answers, or of memory that a real GPU would refuse.
+// GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_MODULES: modules that
+// can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait for no word of the host.
+// CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says nothing of speed, of a real
+// driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>
@@ -34,6 +35,8 @@ enum Result {
     kIllegalAddress = 700,
     kCaptureUnsupported = 900,
     kCaptureInvalidated = 901,
+    kCaptureIsolation = 905,
+    kCapturedEvent = 907,
     kLaunchFailed = 719
 };
 
@@ -56,10 +59,14 @@ struct Stream {
     // What cannot be recorded ends a recording.
     bool refuses() { return recording && (recording->broken = true); }
 };
-struct Event {
+// What a recorded event stands for; who waits for it may outlive the event.
+struct Moment {
     Stream* stream = nullptr;
-    std::shared_ptr<bool> over = std::make_shared<bool>(false);
+    bool done = false, recorded_in_graph = false;
     std::chrono::steady_clock::time_point time;
+};
+struct Event {
+    std::shared_ptr<Moment> moment = std::make_shared<Moment>();
 };
 
 constexpr size_t kGuard = 256;
@@ -75,8 +82,9 @@ size_t allocated;
 long copies;
 bool lost;
 int lost_with = kLaunchFailed;
-bool hung;          // a kernel that never ends has begun
-uint32_t* told_to;  // memory of the host that a kernel which waits too long writes to
+bool hung;                      // a kernel that never ends has begun
+uint32_t* told_to;              // memory of the host that a kernel which waits too long writes to
+thread_local Stream* captures;  // the stream that this thread records
 
 long setting(const char* name, long otherwise) {
     const char* text = getenv(name);
@@ -121,13 +129,12 @@ void flush(Stream& stream) {
         if (hung) wait_for_ever();
     }
 }
-// As far as a moment of it: what is behind that may wait for the one who asks.
-void flush_until(Stream& stream, const bool& over) {
-    if (hung) wait_for_ever();
-    yield_until([&] { return over || !stream.busy; });
-    while (!over && !stream.work.empty()) {
-        step(stream);
+void reach(const Moment& it) {
+    for (;;) {
         if (hung) wait_for_ever();
+        yield_until([&] { return it.done || !it.stream || !it.stream->busy; });
+        if (it.done || !it.stream || it.stream->work.empty()) return;
+        step(*it.stream);
     }
 }
 void flush_all() {
@@ -145,6 +152,7 @@ void poison(uint8_t* to, size_t bytes) {
 bool open_to(uint64_t address, size_t bytes, bool to_write);
 void waited(Stream& copies);
 bool is_held_back(const Stream& copies);
+extern long events, frees;
 
 // `bytes` at `address` lie in one piece; a driver would not look, a test wants to know.
 bool inside(const std::map<uint64_t, size_t>& pieces, uint64_t address, size_t bytes) {
@@ -169,47 +177,6 @@ CALL cuDriverGetVersion(int* version) {
     *version = (int)setting("CADRE_EMULATED_DRIVER", 13000);
     return kSuccess;
 }
-CALL cuDeviceGetCount(int* count) {
-    const Lock lock(mutex);
-    *count = (int)setting("CADRE_EMULATED_GPUS", 1);
-    return kSuccess;
-}
-CALL cuDeviceGet(int* device, int index) {
-    const Lock lock(mutex);
-    *device = index;
-    return index == 0 ? kSuccess : kInvalidValue;
-}
-CALL cuDeviceGetName(char* name, int bytes, int) {
-    const Lock lock(mutex);
-    snprintf(name, bytes, "emulated");
-    return kSuccess;
-}
-CALL cuDeviceGetUuid_v2(uint8_t* uuid, int) {
-    const Lock lock(mutex);
-    const uint32_t own = setting("CADRE_EMULATED_OWN_GPU", 0) ? (uint32_t)getpid() : 0x454D554C;
-    for (int i = 0; i < 16; ++i) uuid[i] = (uint8_t)(own >> 8 * (3 - i % 4));
-    return kSuccess;
-}
-CALL cuDeviceGetAttribute(int* value, int attribute, int) {
-    const Lock lock(mutex);
-    // Compute capability, 3 multiprocessors.
-    const int capability = (int)setting("CADRE_EMULATED_CAPABILITY", 90);
-    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 3 : -1;
-    return *value < 0 ? kInvalidValue : kSuccess;
-}
-CALL cuDevicePrimaryCtxRetain(void** context, int) {
-    const Lock lock(mutex);
-    *context = &default_stream;
-    return kSuccess;
-}
-CALL cuDevicePrimaryCtxRelease_v2(int) {
-    const Lock lock(mutex);
-    return kSuccess;
-}
-CALL cuCtxSetCurrent(void*) {
-    const Lock lock(mutex);
-    return kSuccess;
-}
 CALL cuMemGetInfo_v2(size_t* free, size_t* total) {
     const Lock lock(mutex);
     *total = memory(), *free = *total - allocated;
@@ -219,6 +186,7 @@ CALL cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     const Lock lock(mutex);
     if (lost) return lost_with;
     if (bytes == 0) return kInvalidValue;
+    if (captures) return captures->refuses(), kCaptureUnsupported;
     if (allocated + bytes > memory()) return kOutOfMemory;
     auto* raw = static_cast<uint8_t*>(aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
     memset(raw, kGuardByte, kGuard), poison(raw + kGuard, bytes), memset(raw + kGuard + bytes, kGuardByte, kGuard / 2);
@@ -228,6 +196,7 @@ CALL cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 CALL cuMemFree_v2(uint64_t address) {
     const Lock lock(mutex);
+    ++frees;
     flush_all();
     auto found = allocations.find(address);
     if (found == allocations.end()) return kInvalidValue;
@@ -294,56 +263,71 @@ CALL cuStreamSynchronize(void* stream) {
     flush(stream_of(stream));
     return lost ? lost_with : kSuccess;
 }
+CALL cuStreamQuery(void* stream) {
+    const Lock lock(mutex);
+    Stream& it = stream_of(stream);
+    if (lost) return lost_with;
+    if (it.refuses()) return kCaptureUnsupported;
+    if (hung || is_held_back(it)) return kNotReady;
+    // As cuEventQuery.
+    if (!it.busy && !it.work.empty()) step(it);
+    if (lost) return lost_with;
+    return hung || it.busy || !it.work.empty() ? kNotReady : kSuccess;
+}
 CALL cuEventCreate(void** event, unsigned) {
     const Lock lock(mutex);
-    *event = new Event;
+    *event = new Event, ++events;
     return kSuccess;
 }
 CALL cuEventDestroy_v2(void* event) {
     const Lock lock(mutex);
-    auto* it = static_cast<Event*>(event);
-    // Nobody waits: its stream comes by it later, and lets go of it then.
-    if (*it->over || !it->stream) return delete it, kSuccess;
-    it->stream->work.push_back([it] { delete it; });
+    // Nobody waits for what it stands for.
+    delete static_cast<Event*>(event), --events;
     return kSuccess;
 }
 CALL cuEventRecord(void* event, void* stream) {
     const Lock lock(mutex);
-    auto* it = static_cast<Event*>(event);
-    it->stream = &stream_of(stream), it->over = std::make_shared<bool>(false);
-    it->stream->put([it, over = it->over] { *over = true, it->time = std::chrono::steady_clock::now(); });
+    auto it = std::make_shared<Moment>();
+    it->stream = &stream_of(stream), it->recorded_in_graph = it->stream->recording != nullptr;
+    it->stream->put([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
+    static_cast<Event*>(event)->moment = it;
     return kSuccess;
 }
 CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
-    const auto over = static_cast<Event*>(event)->over;
-    flush_until(*static_cast<Event*>(event)->stream, *over);
+    const auto it = static_cast<Event*>(event)->moment;
+    if (it->recorded_in_graph) return kCapturedEvent;
+    reach(*it);
     return lost ? lost_with : kSuccess;
 }
 CALL cuEventQuery(void* event) {
     const Lock lock(mutex);
     // A real GPU gets on by itself; this one by as much as it is asked.
-    auto* it = static_cast<Event*>(event);
+    const auto it = static_cast<Event*>(event)->moment;
     if (lost) return lost_with;
-    if (hung || (!*it->over && is_held_back(*it->stream))) return kNotReady;
-    if (!*it->over && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
+    if (it->recorded_in_graph) return kCapturedEvent;
+    if (hung || (!it->done && is_held_back(*it->stream))) return kNotReady;
+    if (!it->done && !it->stream->busy && !it->stream->work.empty()) step(*it->stream);
     if (lost) return lost_with;
-    return *it->over ? kSuccess : kNotReady;
+    return it->done ? kSuccess : kNotReady;
 }
 CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     const Lock lock(mutex);
-    auto *a = static_cast<Event*>(start), *b = static_cast<Event*>(end);
-    if (!*a->over || !*b->over) return kInvalidValue;
+    const auto a = static_cast<Event*>(start)->moment, b = static_cast<Event*>(end)->moment;
+    if (!a->done || !b->done) return kInvalidValue;
     *milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
     return kSuccess;
 }
 CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const Lock lock(mutex);
-    auto* it = static_cast<Event*>(event);
-    if (it->stream == &stream_of(stream)) return kSuccess;
-    if (!*it->over) waited(*it->stream);
-    // The event may be destroyed before this runs.
-    stream_of(stream).put([of = it->stream, over = it->over] { flush_until(*of, *over); });
+    const auto it = static_cast<Event*>(event)->moment;
+    Stream& of = stream_of(stream);
+    // A recording waits for nothing outside of it, and nobody outside for what is in it.
+    if (of.recording && !it->recorded_in_graph) return of.refuses(), kCaptureIsolation;
+    if (!of.recording && it->recorded_in_graph) return kCapturedEvent;
+    if (!it->stream || it->stream == &of) return kSuccess;
+    if (!it->done) waited(*it->stream);
+    of.put([it] { reach(*it); });
     return kSuccess;
 }
 CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
@@ -377,5 +361,6 @@ CALL cuGetErrorString(int code, const char** text) {
 
 #include "arenas.hpp"
 #include "copies.hpp"
+#include "devices.hpp"
 #include "graphs.hpp"
 #include "launches.hpp"

@@ -17,7 +17,7 @@ struct Kernel {
     std::function<void(const void*, const ptx::TensorMap*)> body;
 };
 
-long launches;
+long launches, modules;
 
 template <int D, class Cap>
 Kernel forward_kernel(const char* name) {
@@ -120,6 +120,7 @@ CALL cuModuleGetGlobal_v2(uint64_t* address, size_t* bytes, void* module, const 
 CALL cuModuleLoadData(void** module, const void* image) {
     const Lock lock(mutex);
     *module = const_cast<void*>(image);
+    if (++modules > setting("CADRE_EMULATED_MODULES", 1l << 60)) return kOutOfMemory;
     return memcmp(image,
                   "\x7f"
                   "ELF",
@@ -146,6 +147,11 @@ CALL cuFuncSetAttribute(void* function, int attribute, int value) {
 }
 CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                     unsigned shared, void* stream, void** arguments, void** extra) {
+    const auto then = [] {
+        const Lock lock(mutex);
+        return std::exchange(before_launch, nullptr);
+    }();
+    if (then) then();
     const Lock lock(mutex);
     if (lost) return lost_with;
     const Kernel* it = static_cast<Kernel*>(function);

@@ -18,7 +18,9 @@ class CFaceTest(unittest.TestCase):
             self.skipTest("no emulated driver, or no GPU kernels: `make kernels`, then the tests of cadre-kernels-c")
         folders = f"{built}:{drivers[-1].parent}"
         example = ROOT / "kernels/c/examples/attention.py"
-        command, environment = [sys.executable, example], {**os.environ, "LD_LIBRARY_PATH": folders}
+        # It opens the GPU once, with three modules, forward and backward.
+        own = {"LD_LIBRARY_PATH": folders, "CADRE_EMULATED_MODULES": "3"}
+        command, environment = [sys.executable, example], {**os.environ, **own}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([it.split(":")[0] for it in done.stdout.splitlines()], ["O", "dQ", "dK", "dV"])

@@ -4,6 +4,8 @@ LD_LIBRARY_PATH=target/release python3 kernels/c/examples/attention.py
 """
 
 import ctypes as c
+import weakref
+from functools import cache, lru_cache
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as peer
@@ -31,20 +33,38 @@ def tensors(*them):
     return (c.c_uint64 * (2 * len(them)))(*(n for it in them for n in (it.data_ptr(), it.numel())))
 
 
-class Attention(torch.autograd.Function):
-    @staticmethod
-    def run(way, q, k, documents, *of):
-        lines, at, gpu = [], 0, call("open", 0, result=c.c_void_p)
+@cache
+def gpu(ordinal):
+    """Open as long as the process."""
+    return call("open", ordinal, result=c.c_void_p)
+
+
+class Plan:
+    """Tiles of a batch on a GPU, forward or backward: made once, run for every layer."""
+
+    def __init__(self, way, ordinal, heads, documents, stream):
+        lines, at = [], 0
         for number, rows in enumerate(documents):  # mask 1: causal
             lines += [1, rows, 0, rows, at, 0, rows, at, at, number]
             at += rows
-        shape = Shape(q.shape[1], k.shape[1], q.shape[2], 0, 0, 1, 1, q.shape[2] ** -0.5, 0)
-        stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else 0
-        tasks = (c.c_uint32 * len(lines))(*lines)
-        plan = call(f"{way}_plan", gpu, None, stream, shape, tasks, len(documents), result=c.c_void_p)
-        call(f"{way}_run", gpu, plan, stream, tensors(*of), 0)  # keep the plan where layers share it
-        call(f"{way}_free", plan)
-        call("close", gpu)
+        self.gpu = gpu(ordinal)
+        shape, tasks = Shape(*heads, 0, 0, 1, 1, heads[2] ** -0.5, 0), (c.c_uint32 * len(lines))(*lines)
+        self.handle = call(f"{way}_plan", self.gpu, None, stream, shape, tasks, len(documents), result=c.c_void_p)
+        weakref.finalize(self, getattr(lib, f"cadre_{way}_free"), c.c_void_p(self.handle))
+
+
+plan_of = lru_cache(maxsize=16)(Plan)  # the newest batches
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def run(way, q, k, documents, *of):
+        assert all(it.is_contiguous() and it.device == q.device for it in of), "contiguous tensors of one GPU"
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+        plan = plan_of(way, q.device.index or 0, (q.shape[1], k.shape[1], q.shape[2]), tuple(documents), stream)
+        call(f"{way}_run", plan.gpu, plan.handle, stream, tensors(*of), 0)
+        if not q.is_cuda:  # PyTorch waits for streams of its own alone
+            call("wait", plan.gpu, stream, 60_000)
 
     @staticmethod
     def forward(ctx, q, k, v, documents):

@@ -4,14 +4,22 @@
  * in and out, f32 sums. O, LSE, dK, dV, and dQ in a fixed order, have the same bits run after run.
  *
  * Make a plan of a batch's tasks once, then run it for each layer, on your own stream. A run enqueues kernels and
- * returns. Nothing here waits for the GPU except cadre_wait, cadre_memory_read and the calls that free.
+ * returns. Nothing here waits for the GPU except cadre_wait, cadre_memory_read, the calls that free, and making a plan
+ * for which its workspace has to grow.
  *
  * Calls return NULL, -1 or 0 where they fail; cadre_error then has the words. Any thread may call, but one at a time
- * uses a plan or a memory, and plans that share a workspace run on one stream. Tensors are contiguous, rows first, and
- * stay where they are until the stream has done the run. Symbols of the library that are not here are for Cadre's own
- * check.
+ * uses a plan or a memory. Tensors are contiguous, rows first, and stay where they are until the stream has done the
+ * run. Symbols of the library that are not here are for Cadre's own check.
+ *
+ * A plan runs on any stream of its GPU, behind the stream that it was made on. Runs of a plan, and of plans that share
+ * a workspace, come one behind the other in the order of the calls, on whichever streams.
+ *
+ * A run may be captured in a CUDA graph. Wait for the stream of the plan before you launch the graph; in which order
+ * its launches and other runs come is then up to you. The graph holds the plan and its workspace, which cannot grow any
+ * more. A run before the capture spares the graph a memset.
  *
  * The library loads libcuda.so.1 itself and uses the primary context of the GPU, as the CUDA runtime and PyTorch do.
+ * The calling thread keeps its current context.
  */
 #ifndef CADRE_ATTENTION_H
 #define CADRE_ATTENTION_H
@@ -26,7 +34,7 @@ extern "C" {
 #define CADRE_ABI 1
 
 typedef struct cadre_gpu cadre_gpu;
-typedef struct cadre_scratch cadre_scratch;   /* what plans of one stream share while they run */
+typedef struct cadre_scratch cadre_scratch;   /* a workspace: what plans share while they run */
 typedef struct cadre_forward cadre_forward;   /* a forward plan */
 typedef struct cadre_backward cadre_backward; /* a backward plan */
 typedef struct cadre_buffer cadre_buffer;     /* memory of the GPU */
@@ -35,7 +43,7 @@ typedef uint64_t cadre_stream;                /* a CUstream or cudaStream_t as a
 /* Which keys a row attends to: all of its document; those up to itself; itself and so many before it. */
 #define CADRE_FULL 0u
 #define CADRE_CAUSAL 1u
-#define CADRE_WINDOW(before) ((before) + 2u)
+#define CADRE_WINDOW(before) ((before) + 0u > 0xfffffffdu ? CADRE_CAUSAL : (before) + 2u)
 
 /* Heads and scale of a launch, and how it is cut. */
 typedef struct {
@@ -43,7 +51,7 @@ typedef struct {
     uint32_t segment;                    /* keys that are summed in one go, a multiple of 128; 0: Cadre's own number */
     uint32_t blocks;      /* thread blocks at most, so that other kernels run beside; 0: every processor */
     uint32_t fixed_order; /* backward: 1 sums dQ in one order, so its bits repeat; 0 is as they come */
-    uint32_t launches;    /* backward: launches that share the key tiles, mostly 1 */
+    uint32_t launches;    /* backward: launches that share the key tiles, mostly 1, at most 1024 */
     float scale;          /* factor of the scores, mostly 1 / sqrt(dim) */
     float softcap;        /* softcap * tanh(score / softcap), before the mask; 0: none */
 } cadre_shape;
@@ -72,7 +80,8 @@ const char* cadre_error(void); /* of this thread's last call that failed; valid 
 cadre_gpu* cadre_open(uint32_t ordinal);
 void cadre_close(cadre_gpu*);
 uint32_t cadre_processors(const cadre_gpu*);
-/* 0: what is on the stream now is done; 1: it is not, after so long; -1: something on the stream went wrong. */
+/* 0: what is on the stream now is done; 1: it is not, after so long;
+ * -1: something on the stream went wrong. */
 int32_t cadre_wait(const cadre_gpu*, cadre_stream, uint64_t milliseconds);
 
 /* A workspace grows to what the largest of its plans needs. Without one (NULL) a plan has its own. */

@@ -4,7 +4,8 @@
 //! Nothing else of Cadre is in here. The check on GPU machines (`bench/gpu`) calls it too, and what the header leaves out is
 //! for the check alone.
 //!
-//! Invariant: no panic leaves a function, and what does not fit is refused as in the Rust face.
+//! Invariant: no panic leaves a function, the calling thread keeps its current context, and what does not fit is refused as in the
+//! Rust face.
 
 // Pointers of the caller are taken on trust.
 #![allow(unsafe_code)]
@@ -19,11 +20,16 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use cadre_kernels::device::{Event, Gpu, Keys, Shape, Slice, SliceMut, Stream, TaskRows};
+use cadre_kernels::device::{
+    CallersContext, Event, Gpu, Keys, Shape, Slice, SliceMut, Stream, TaskRows,
+};
 use cadre_kernels::{Heads, Mask};
 
 /// What callers were compiled against: rises with each change of a signature or a structure of the header.
 const ABI: u32 = 1;
+
+/// Between two looks at what is waited for.
+const PAUSE: Duration = Duration::from_micros(20);
 
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
@@ -33,20 +39,27 @@ thread_local! {
 /// Words of the last error of this thread; valid until the next one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cadre_error() -> *const c_char {
-    ERROR.with_borrow(|it| it.as_ptr())
+    // A thread that ends has none any more.
+    ERROR.try_with(|it| it.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Why a call failed, in words.
 type Failed = Box<dyn std::error::Error>;
 
-/// Runs `body`; null or −1 (what `failed` says) with words for [`cadre_error`] if it fails or panics.
+/// Runs `body`; null or −1 (what `failed` says) with words for [`cadre_error`] if it fails or panics. The caller's context is kept.
 fn guard<T>(failed: T, body: impl FnOnce() -> Result<T, Failed>) -> T {
-    let words = match catch_unwind(AssertUnwindSafe(body)) {
+    let kept = AssertUnwindSafe(|| {
+        let _kept = CallersContext::keep();
+        body()
+    });
+    let words = match catch_unwind(kept) {
         Ok(Ok(done)) => return done,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "a panic; its words are on stderr".to_owned(),
     };
-    ERROR.set(CString::new(words.replace('\0', " ")).unwrap_or_default());
+    let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
+    // A thread that ends has no place for them.
+    let _ = ERROR.try_with(|it| it.replace(words));
     failed
 }
 
@@ -248,15 +261,24 @@ pub unsafe extern "C" fn cadre_uuid(gpu: *const Gpu) -> *const c_char {
 pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: u64) -> i32 {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let event = Event::record(&unsafe { Stream::foreign(given(gpu, "gpu")?, stream) })?;
-        let end = Instant::now() + Duration::from_millis(milliseconds);
+        let gpu = unsafe { given(gpu, "gpu") }?;
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::foreign(gpu, stream) };
+        // Not by an event: who asks again and again would always be behind a new one.
+        if stream.is_done()? {
+            return Ok(0);
+        }
+        if milliseconds == 0 {
+            return Ok(1);
+        }
+        let event = Event::record(&stream)?;
+        // None: longer than a clock counts.
+        let end = Instant::now().checked_add(Duration::from_millis(milliseconds));
         while !event.is_over()? {
-            if Instant::now() > end {
-                // To free it could wait for what does not end.
-                std::mem::forget(event);
+            if end.is_some_and(|end| Instant::now() > end) {
                 return Ok(1);
             }
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
         Ok(0)
     })
@@ -269,7 +291,10 @@ pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: 
 /// It is one of `T`, or null, and is not used again.
 unsafe fn freed<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: the caller's promise.
-        drop(unsafe { Box::from_raw(handle) });
+        guard((), || {
+            // SAFETY: the caller's promise.
+            drop(unsafe { Box::from_raw(handle) });
+            Ok(())
+        });
     }
 }

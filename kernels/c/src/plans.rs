@@ -9,7 +9,7 @@ use cadre_kernels::device::{
 
 use super::{Failed, LaunchShape, TaskLine, Tensor, freed, given, given_mut, guard, listed};
 
-/// What plans of one stream share while they run; null on error.
+/// What plans share whose runs come one behind the other; null on error.
 ///
 /// # Safety
 ///
@@ -114,7 +114,9 @@ pub unsafe extern "C" fn cadre_forward_plan(
         let tasks: Vec<_> = lines.iter().map(task).collect();
         // SAFETY: the caller's promise.
         let scratch = unsafe { scratch(gpu, workspace) }?;
-        let plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
+        let mut plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
+        // Its runs may be captured, which cannot allocate.
+        plan.prepare_sinks(&stream)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
 }

@@ -22,9 +22,9 @@ thread_local! {
 /// `folder` is a path that ends with 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cadre_open_form(ordinal: u32, folder: *const c_char) -> *mut Gpu {
-    // SAFETY: the caller's promise.
-    let folder = unsafe { CStr::from_ptr(folder) }.to_string_lossy();
     guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let folder = unsafe { CStr::from_ptr(folder) }.to_string_lossy();
         Ok(Box::into_raw(Box::new(Gpu::open_form(ordinal as usize, Path::new(&*folder))?)))
     })
 }
@@ -43,22 +43,25 @@ pub unsafe extern "C" fn cadre_watch(gpu: *const Gpu) -> *const Watch {
     })
 }
 
-/// What a launch of `kernel` told, as JSON; empty where no wait was too long. Valid until the next call of this thread.
+/// What a launch of `kernel` told, as JSON; empty where no wait was too long. Valid until the next call of this thread. Null on error.
 ///
 /// # Safety
 ///
 /// `watch` comes from [`cadre_watch`]; `kernel` ends with 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cadre_told(watch: *const Watch, kernel: *const c_char) -> *const c_char {
-    // SAFETY: the caller's promise.
-    let (watch, kernel) = unsafe { (&*watch, CStr::from_ptr(kernel).to_string_lossy()) };
-    let warp =
-        |it: &WaitingWarp| json!({"block": it.block, "warp": it.warp, "waits_for": it.waits_for});
-    let told = watch.told(&kernel).map(|it| {
-        let (block, thread) = it.first;
-        let warps: Vec<Value> = it.places.iter().map(warp).collect();
-        json!({"kernel": kernel, "block": block, "thread": thread, "warps": warps}).to_string()
-    });
-    TOLD.set(CString::new(told.unwrap_or_default()).unwrap_or_default());
-    TOLD.with_borrow(|it| it.as_ptr())
+    guard(std::ptr::null(), || {
+        // SAFETY: the caller's promise.
+        let watch = unsafe { given(watch, "watch") }?;
+        // SAFETY: the caller's promise.
+        let kernel = unsafe { CStr::from_ptr(kernel) }.to_string_lossy();
+        let warp = |it: &WaitingWarp| json!({"block": it.block, "warp": it.warp, "waits_for": it.waits_for});
+        let told = watch.told(&kernel).map(|it| {
+            let (block, thread) = it.first;
+            let warps: Vec<Value> = it.places.iter().map(warp).collect();
+            json!({"kernel": kernel, "block": block, "thread": thread, "warps": warps}).to_string()
+        });
+        TOLD.set(CString::new(told.unwrap_or_default())?);
+        Ok(TOLD.with_borrow(|it| it.as_ptr()))
+    })
 }

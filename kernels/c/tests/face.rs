@@ -1,6 +1,6 @@
 //! The C face as other programs call it: the examples, and calls that are wrong, over the emulated driver.
 //!
-//! In: `examples/attention.c`, a C compiler (`cc`, or what `CC` names), this build's library. Out: what the program says. The
+//! In: `examples/attention.c`, `wrong.c`, `streams.c`, a C compiler (`cc`, or what `CC` names), this build's library. Out: what the program says. The
 //! example in Python runs in `python/tests/test_kernels.py`, where PyTorch is.
 
 #[path = "../../emulation/built.rs"]
@@ -25,13 +25,18 @@ fn run(source: &Path, name: &str) -> Output {
         .arg(source)
         .arg("-L")
         .arg(library)
-        .args(["-lcadre_attention", "-lm", "-o"])
+        .args(["-lcadre_attention", "-lm", "-pthread"])
+        // What the examples call by the driver's names, and what the emulated one has for tests.
+        .arg(built::driver().join("libcuda.so.1"))
+        .arg("-o")
         .arg(&program)
         .output()
         .unwrap_or_else(|error| panic!("cannot run the C compiler {compiler}: {error}"));
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let folders = std::env::join_paths([library.to_owned(), built::driver()]).expect("no colon");
-    Command::new(program).env("LD_LIBRARY_PATH", folders).output().expect("it was just built")
+    let mut program = Command::new(program);
+    program.env("LD_LIBRARY_PATH", folders).env("CADRE_EMULATED_GPUS", "2");
+    program.output().expect("it was just built")
 }
 
 fn source(folder: &str, name: &str) -> PathBuf {
@@ -73,7 +78,36 @@ fn a_wrong_call_has_words_and_harms_nothing() {
         "out begins at address 0x2, which is no multiple of 16; align it",
         "plan is null; hand in what the call that made it gave, if that succeeded",
         "9 bytes do not fit memory of 8; copy no more than it has",
+        "4294967295 launches share the key tiles, 1024 are the most; it mostly is 1",
+        "the workspace is of GPU 0, the stream of GPU 1; hand in those of one GPU",
+        "the plan is of GPU 0, the stream of GPU 1; hand in those of one GPU",
+        "the memory is of GPU 0, the stream of GPU 1; hand in those of one GPU",
         "fine",
+    ];
+    assert_eq!(lines, words);
+}
+
+#[test]
+fn streams_threads_and_captures_of_the_caller_are_kept_apart() {
+    if CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let said = succeeds(&run(&source("tests", "streams.c"), "streams"));
+    let lines: Vec<_> = said.lines().collect();
+    let words = [
+        "the caller's context stays: fine",
+        "a stream is polled without leaving events: fine",
+        "a plan of another thread waits for a run that is being enqueued: fine",
+        "a forward plan runs on another stream than it was made on: fine",
+        "its runs come one behind the other: fine",
+        "so does a backward plan: fine",
+        "and its runs: fine",
+        "a plan on one stream leaves sums of another as they were: fine",
+        "a run and its sinks are captured on another stream: fine",
+        "and repeated: fine",
+        "a graph holds addresses of the workspace, so it stays as it is; make another one for parts of O",
+        "the plan runs as before: fine",
     ];
     assert_eq!(lines, words);
 }

@@ -33,6 +33,13 @@ int main(void) {
     REFUSED(cadre_forward_run(gpu, NULL, 0, tensors), -1);
     cadre_buffer* small = cadre_memory(gpu, 8);
     REFUSED(cadre_memory_write(gpu, small, 0, "123456789", 9), -1);
+    wrong = shape, wrong.launches = UINT32_MAX;
+    REFUSED(cadre_backward_plan(gpu, NULL, 0, wrong, tasks, 1), NULL);
+    cadre_gpu* other = cadre_open(1);
+    REFUSED(cadre_forward_plan(other, workspace, 0, shape, tasks, 1), NULL);
+    REFUSED(cadre_forward_run(other, plan, 0, tensors), -1);
+    REFUSED(cadre_memory_write(other, small, 0, "1", 1), -1);
+    cadre_close(other);
 
     int fine = cadre_forward_run(gpu, plan, 0, tensors) == 0 && cadre_wait(gpu, 0, 10000) == 0;
     fine = fine && cadre_forward_bytes(plan) > 0 && cadre_workspace_bytes(workspace) == 0 && cadre_processors(gpu) > 0;

@@ -13,13 +13,14 @@ use std::ffi::c_void;
 
 use half::bf16;
 
-use super::check::{disjoint, short, task as check_task, tensor};
+use super::check::{Refusal, disjoint, same_gpu, short, task as check_task, tensor};
 use super::driver::{BACKWARD, Gpu, Kernel};
 use super::error::Error;
+use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
-use super::scratch::Scratch;
+use super::scratch::{Held, Scratch};
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
 use super::tiles::BACKWARD_ROWS;
 
@@ -64,6 +65,9 @@ pub enum Order {
     Arrival,
 }
 
+/// The most launches that share out key tiles: more than any use of the GPU beside them needs.
+const MOST_LAUNCHES: u32 = 1 << 10;
+
 /// Bundles on a GPU, ready to run.
 #[derive(Debug)]
 pub struct BackwardPlan {
@@ -77,6 +81,8 @@ pub struct BackwardPlan {
     finish: Buffer<QueryTile>,
     next: Buffer<u32>,
     turns: Option<Buffer<u32>>,
+    /// The lists are on the GPU.
+    made: Event,
     scratch: Scratch,
     /// Numbers of sums.
     sums: usize,
@@ -89,7 +95,7 @@ impl BackwardPlan {
     ///
     /// # Errors
     ///
-    /// The first bundle that the kernels cannot do, or memory.
+    /// The first bundle that the kernels cannot do, too many launches, or memory.
     pub fn new(
         stream: &Stream,
         shape: Shape,
@@ -101,7 +107,7 @@ impl BackwardPlan {
         Self::with(stream, shape, bundles, (order, launches), &scratch)
     }
 
-    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
+    /// The same with a scratch of several plans, whose runs come one behind the other.
     ///
     /// # Errors
     ///
@@ -114,6 +120,10 @@ impl BackwardPlan {
         scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
+        scratch.is_on(stream.gpu())?;
+        if launches > MOST_LAUNCHES {
+            return Err(Refusal::Launches { launches, most: MOST_LAUNCHES }.into());
+        }
         let (mut tasks, mut table) = (Vec::new(), Vec::new());
         for (index, it) in bundles.iter().enumerate() {
             let mut previous_end = 0;
@@ -123,7 +133,7 @@ impl BackwardPlan {
                 let start = rows.rows.start;
                 if start < previous_end {
                     let refused = crate::Error::Parts { task: index, part, start, previous_end };
-                    return Err(super::check::Refusal::Shape(refused).into());
+                    return Err(Refusal::Shape(refused).into());
                 }
                 previous_end = rows.rows.end;
                 tasks.push(task(it.mask, rows, &it.keys, index));
@@ -139,27 +149,33 @@ impl BackwardPlan {
         let gpu = stream.gpu();
         let mut buffers = Vec::new();
         for list in lists::backward(&tasks, &table, heads, order, launches.max(1) as i32) {
+            if list.tiles.is_empty() {
+                continue;
+            }
             let owned = Buffer::of(stream, &list.bundles, "bundles")?;
             short("the tile list", list.tiles.len() as u64)?;
             buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
         }
         let numbers = sum_tiles * BACKWARD_ROWS as usize * heads.dim;
-        scratch.sums(stream, numbers)?;
+        scratch.reserve_sums(numbers)?;
         let turns = match order {
             Order::Fixed => Some(Buffer::new(gpu, 2 * sum_tiles, "turns of dQ")?),
             Order::Arrival => None,
         };
+        let finish = Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?;
+        let tasks = Buffer::of(stream, &tasks, "tasks")?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
             q_rows: reach(rows()),
             kv_rows: reach(bundles.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
             dkv_rows: reach(gradients()),
-            finish: Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?,
-            tasks: Buffer::of(stream, &tasks, "tasks")?,
+            finish,
+            tasks,
             launches: buffers,
             next: Buffer::new(gpu, 1, "a counter")?,
             turns,
+            made: Event::record(stream)?,
             scratch: scratch.clone(),
             sums: numbers,
             batch: format!(
@@ -181,14 +197,23 @@ impl BackwardPlan {
         self.tasks.len_bytes() + self.finish.len_bytes() + turns + launches.sum::<u64>()
     }
 
-    /// Puts the launches on `stream`, of the GPU that the plan was made on.
-    ///
-    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
+    /// Puts the launches on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: BackwardTensors<'_>) -> Result<(), Error> {
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
+        let scratch = self.scratch.clone();
+        scratch.run(stream, |held| self.put(stream, held, tensors))
+    }
+
+    fn put(
+        &mut self,
+        stream: &Stream,
+        held: &mut Held<'_>,
+        tensors: BackwardTensors<'_>,
+    ) -> Result<(), Error> {
         let BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -212,12 +237,9 @@ impl BackwardPlan {
         let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
-        let (tasks, sums) = (self.tasks.slice().place().0, self.scratch.sums(stream, self.sums)?);
-        self.scratch.are_sums_dirty(true);
+        let (tasks, sums) = (self.tasks.slice().place().0, held.sums(self.sums)?);
+        held.behind(&self.made)?;
         for (bundles, tiles) in &self.launches {
-            if tiles.is_empty() {
-                continue;
-            }
             self.next.clear(stream, 1)?;
             if let Some(turns) = &mut self.turns {
                 turns.clear(stream, turns.len())?;
@@ -252,7 +274,7 @@ impl BackwardPlan {
             self.launch(kernel, blocks, stream, &mut arguments)?;
         }
         if self.finish.is_empty() {
-            self.scratch.are_sums_dirty(false);
+            held.sums_are_zero();
             return Ok(());
         }
         let mut parameters = FinishParameters {
@@ -269,7 +291,7 @@ impl BackwardPlan {
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 8, self.finish.len() * heads.query);
         self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)?;
-        self.scratch.are_sums_dirty(false);
+        held.sums_are_zero();
         Ok(())
     }
 

@@ -122,6 +122,32 @@ pub enum Refusal {
         /// How many there are.
         all: u32,
     },
+    /// Key tiles are to be cut into more launches than make sense.
+    #[error("{launches} launches share the key tiles, {most} are the most; it mostly is 1")]
+    Launches {
+        /// Launches asked for.
+        launches: u32,
+        /// The most that are taken.
+        most: u32,
+    },
+    /// What is handed in together lives on different GPUs.
+    #[error("{field} is of GPU {own}, the stream of GPU {stream}; hand in those of one GPU")]
+    Gpus {
+        /// What it is.
+        field: &'static str,
+        /// Number of its GPU.
+        own: i32,
+        /// Number of the stream's GPU.
+        stream: i32,
+    },
+    /// Memory would be freed whose address a graph has.
+    #[error(
+        "a graph holds addresses of the workspace, so it stays as it is; make another one for {what}"
+    )]
+    Recorded {
+        /// What there is no room for.
+        what: &'static str,
+    },
     /// Positions, ranges or lengths that no engine takes.
     #[error(transparent)]
     Shape(#[from] crate::Error),
@@ -158,6 +184,11 @@ pub(super) fn task(index: usize, mask: Mask, it: &TaskRows, keys: &Keys) -> Resu
     keys_held(index, mask, rows, keys, *document_rows)?;
     short("q", u64::from(*q_row) + rows.len() as u64)?;
     short("k", u64::from(*kv_row) + keys.len() as u64)
+}
+
+/// `field` is on the GPU of the stream that it is used with.
+pub(super) fn same_gpu(field: &'static str, own: i32, stream: i32) -> Result<(), Refusal> {
+    if own == stream { Ok(()) } else { Err(Refusal::Gpus { field, own, stream }) }
 }
 
 pub(super) fn short(field: &'static str, rows: u64) -> Result<(), Refusal> {

@@ -43,11 +43,18 @@ impl Event {
         // SAFETY: writes a handle, which `drop` destroys.
         let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
         call("cuEventCreate", String::new, code)?;
-        let event = Self { gpu, handle, stream: StreamHandle(stream.handle()) };
-        // SAFETY: both live.
-        let code = unsafe { sys::cuEventRecord(event.handle, stream.handle()) };
-        call("cuEventRecord", || stream.after(), code)?;
+        let mut event = Self { gpu, handle, stream: StreamHandle(stream.handle()) };
+        event.record_again(stream)?;
         Ok(event)
+    }
+
+    /// Makes it that moment on `stream`. What waits for the one before still does.
+    pub(super) fn record_again(&mut self, stream: &Stream) -> Result<(), Error> {
+        self.gpu.bind()?;
+        self.stream = StreamHandle(stream.handle());
+        // SAFETY: both live.
+        let code = unsafe { sys::cuEventRecord(self.handle, stream.handle()) };
+        call("cuEventRecord", || stream.after(), code)
     }
 
     pub(super) fn handle(&self) -> sys::CUevent {

@@ -3,7 +3,8 @@
 //! In: tasks; then tensors of bf16. Out: O and LSE, in the order of a stream. The plan holds its lists in device memory, and
 //! parts of segments in a [`Scratch`] that may be shared; making it costs the host a few microseconds a task, running it two or three calls.
 //!
-//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Invariant: tasks were checked when the plan was made, tensors are
+//! It allocates nothing while it runs, unless its scratch was released, and does not wait. Runs may be put on any stream; each comes
+//! behind the lists and behind the run before, but for what is recorded, whose order is the caller's. Invariant: tasks were checked when the plan was made, tensors are
 //! when it runs; what passes is inside every tensor.
 
 // Launches: what kernels read and write is the checks' promise.
@@ -13,13 +14,14 @@ use std::ffi::c_void;
 
 use half::bf16;
 
-use super::check::{disjoint, short, task as check_task, tensor};
+use super::check::{disjoint, same_gpu, short, task as check_task, tensor};
 use super::driver::{FORWARD, Gpu, Kernel};
 use super::error::Error;
+use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
-use super::scratch::Scratch;
+use super::scratch::{Held, Scratch};
 use super::tables::{
     ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
 };
@@ -52,6 +54,8 @@ pub struct ForwardPlan {
     tiles: Buffer<ForwardTile>,
     merges: Buffer<MergeTile>,
     next: Buffer<u32>,
+    /// The lists are on the GPU.
+    made: Event,
     scratch: Scratch,
     /// Numbers of parts of O, and of LSE.
     parts: [usize; 2],
@@ -72,7 +76,7 @@ impl ForwardPlan {
         Self::with(stream, shape, tasks, &Scratch::new(stream.gpu())?)
     }
 
-    /// The same with a scratch of several plans, whose runs are enqueued on one stream.
+    /// The same with a scratch of several plans, whose runs come one behind the other.
     ///
     /// # Errors
     ///
@@ -84,6 +88,7 @@ impl ForwardPlan {
         scratch: &Scratch,
     ) -> Result<Self, Error> {
         shape.check()?;
+        scratch.is_on(stream.gpu())?;
         for (index, it) in tasks.iter().enumerate() {
             check_task(index, it.mask, &it.rows, &it.keys)?;
         }
@@ -98,16 +103,20 @@ impl ForwardPlan {
         let steps = lists::forward_steps(&list, &table, heads.dim, segment);
         let gpu = stream.gpu();
         let parts = [list.slots * slot * heads.dim, list.slots * slot];
-        scratch.parts(parts)?;
+        scratch.reserve_parts(parts)?;
+        let tasks_of = Buffer::of(stream, &table, "tasks")?;
+        let tiles = Buffer::of(stream, &list.tiles, "the tile list")?;
+        let merges = Buffer::of(stream, &list.merges, "the merge list")?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
             q_rows: reach(rows()),
             kv_rows: reach(tasks.iter().map(|it| (it.keys.kv_row, it.keys.keys.len()))),
-            tasks: Buffer::of(stream, &table, "tasks")?,
-            tiles: Buffer::of(stream, &list.tiles, "the tile list")?,
-            merges: Buffer::of(stream, &list.merges, "the merge list")?,
+            tasks: tasks_of,
+            tiles,
+            merges,
             next: Buffer::new(gpu, 1, "a counter")?,
+            made: Event::record(stream)?,
             scratch: scratch.clone(),
             parts,
             sink_tiles: None,
@@ -135,14 +144,23 @@ impl ForwardPlan {
         self.tasks.len_bytes() + self.tiles.len_bytes() + self.merges.len_bytes() + sinks
     }
 
-    /// Puts the launch on `stream`, of the GPU that the plan was made on.
-    ///
-    /// A second run may be enqueued on the same stream at any time; on another one after this is done.
+    /// Puts the launch on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn run(&mut self, stream: &Stream, tensors: ForwardTensors<'_>) -> Result<(), Error> {
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
+        let scratch = self.scratch.clone();
+        scratch.run(stream, |held| self.put(stream, held, tensors))
+    }
+
+    fn put(
+        &mut self,
+        stream: &Stream,
+        held: &mut Held<'_>,
+        tensors: ForwardTensors<'_>,
+    ) -> Result<(), Error> {
         let ForwardTensors { q, k, v, out, lse } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -160,7 +178,8 @@ impl ForwardPlan {
         let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
         let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
         let tasks = self.tasks.slice().place().0;
-        let [part_o, part_lse] = self.scratch.parts(self.parts)?;
+        let [part_o, part_lse] = held.parts(self.parts)?;
+        held.behind(&self.made)?;
         let (o, lse) = (out.place().0, lse.place().0);
         let mut parameters = ForwardParameters {
             tasks,
@@ -206,15 +225,30 @@ impl ForwardPlan {
         self.launch(self.gpu.kernel("cadre_merge"), blocks, stream, &mut arguments)
     }
 
+    /// Makes the list that [`Self::sink`] needs: for runs that are recorded, which cannot allocate.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn prepare_sinks(&mut self, stream: &Stream) -> Result<(), Error> {
+        if self.sink_tiles.is_none() {
+            let tiles = lists::finish(&self.table);
+            stream.wait_for(&self.made)?;
+            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
+            self.made.record_again(stream)?;
+        }
+        Ok(())
+    }
+
     /// Applies sinks to what a run of this plan has written to O and LSE, behind it on `stream`: one number a query head, which
     /// takes part in the sums of the softmax as a key without a value would; −∞ is none. Backward then takes this LSE, and Δ
     /// of this O; the gradient of the sinks is [`crate::sink_gradient`].
     ///
-    /// The first call makes a list on the GPU. Without sinks nothing of this is there.
+    /// The first call makes a list on the GPU, unless [`Self::prepare_sinks`] has. Without sinks nothing of this is there.
     ///
     /// # Errors
     ///
-    /// A tensor that does not fit, or the driver's.
+    /// A tensor that does not fit, a stream of another GPU, or the driver's.
     pub fn sink(
         &mut self,
         stream: &Stream,
@@ -223,15 +257,16 @@ impl ForwardPlan {
     ) -> Result<(), Error> {
         let heads = self.shape.heads;
         let queries = self.q_rows * heads.query;
+        same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         tensor("sinks", sinks.place(), heads.query, 4)?;
         tensor("out", out.place(), queries * heads.dim, 16)?;
         tensor("lse", lse.place(), queries, 4)?;
         if self.tiles.is_empty() {
             return Ok(());
         }
-        if self.sink_tiles.is_none() {
-            let tiles = lists::finish(&self.table);
-            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
+        self.prepare_sinks(stream)?;
+        if !stream.records()? {
+            stream.wait_for(&self.made)?;
         }
         let tiles = self.sink_tiles.as_ref().expect("it was just made");
         let mut parameters = SinkParameters {

@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 
 use cudarc::driver::sys;
 
+use super::check::same_gpu;
 use super::driver::{Gpu, call};
 use super::error::Error;
 use super::event::Event;
@@ -81,6 +82,31 @@ impl Stream {
 
     pub(super) fn handle(&self) -> sys::CUstream {
         self.handle
+    }
+
+    /// Whether what is put on it is recorded for a graph, and not run.
+    pub(super) fn records(&self) -> Result<bool, Error> {
+        self.gpu.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream lives; writes one number.
+        let code = unsafe { sys::cuStreamIsCapturing(self.handle, &raw mut status) };
+        call("cuStreamIsCapturing", || self.after(), code)?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Whether all work on it is done; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong in it.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.gpu.bind()?;
+        // SAFETY: the stream lives.
+        let code = unsafe { sys::cuStreamQuery(self.handle) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        call("cuStreamQuery", || self.after(), code).map(|()| true)
     }
 
     /// Remembers what runs now, for errors that show later.
@@ -218,13 +244,14 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// A stream of another GPU, or the driver's.
     ///
     /// # Panics
     ///
     /// Beyond the end.
     pub fn write(&mut self, stream: &Stream, at: usize, from: &[T]) -> Result<(), Error> {
         assert!(at + from.len() <= self.len, "numbers are written inside a buffer");
+        same_gpu("the memory", self.gpu.device(), stream.gpu.device())?;
         if from.is_empty() {
             return Ok(());
         }
@@ -242,13 +269,14 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// The driver's, and what went wrong in the stream before.
+    /// A stream of another GPU, the driver's, and what went wrong in the stream before.
     ///
     /// # Panics
     ///
     /// Beyond the end.
     pub fn read(&self, stream: &Stream, at: usize, to: &mut [T]) -> Result<(), Error> {
         assert!(at + to.len() <= self.len, "numbers are read inside a buffer");
+        same_gpu("the memory", self.gpu.device(), stream.gpu.device())?;
         if to.is_empty() {
             return Ok(());
         }

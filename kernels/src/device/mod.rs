@@ -7,7 +7,7 @@
 //! ```text
 //! host                   rows of the host: packs, copies, launches
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
-//!     scratch            what runs of one stream need one after the other
+//!     scratch            what runs need one after the other
 //!     plan, check        what a launch is; what is refused
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
@@ -21,6 +21,7 @@
 //! graph                  runs recorded once, launched again as one
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
 //!     memory, driver     buffers, streams, events; the library, the kernels
+//!     context            the current context of the caller's thread
 //! ```
 //!
 //! It plans nothing and talks to no peer. Invariant: what reaches the GPU was checked; a lost GPU is an error, no panic.
@@ -29,6 +30,7 @@ mod arena;
 mod backward;
 mod blas;
 mod check;
+mod context;
 mod driver;
 mod error;
 mod event;
@@ -56,6 +58,7 @@ pub use arena::{Arena, ArenaMemory, CopyPiece, Imported};
 pub use backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
 pub(crate) use blas::version as blas_version;
 pub use check::Refusal;
+pub use context::CallersContext;
 pub use driver::Gpu;
 pub use error::Error;
 pub use event::Event;

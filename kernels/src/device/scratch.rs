@@ -1,17 +1,20 @@
-//! Memory that the launches of one stream need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
+//! Memory that launches need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
 //!
-//! In: how much a plan needs. Out: where it is. Plans whose runs are enqueued on one stream may share a [`Scratch`], which is then as
-//! large as the largest of them needs, not as all of them together.
+//! In: how much a plan needs. Out: where it is, to one call at a time. Plans may share a [`Scratch`], which is then as large as the
+//! largest of them needs, not as all of them together; their runs come one behind the other, whatever their streams.
 //!
-//! It grows and never shrinks by itself. Invariant: sums of dQ are zero when a run begins, whatever became of the one before.
+//! It grows and never shrinks by itself. Invariants: what a call was told stays until it has put its work on its stream; sums of dQ
+//! are zero when a run begins, whatever became of the one before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::check::{Refusal, same_gpu};
 use super::driver::Gpu;
 use super::error::Error;
+use super::event::Event;
 use super::memory::{Buffer, Stream};
 
-/// See the module; clones are the same memory. Runs that share it are enqueued on one stream, or behind each other.
+/// See the module; clones are the same memory.
 #[derive(Clone, Debug)]
 pub struct Scratch(Arc<Mutex<Inner>>);
 
@@ -23,6 +26,20 @@ struct Inner {
     sums: Buffer<f32>,
     /// A run was put that adds to the sums, and not the end of it that zeroes them.
     dirty: bool,
+    /// The end of the newest run.
+    last: Option<Event>,
+    /// A run was recorded: a graph has the addresses.
+    recorded: bool,
+}
+
+/// A scratch in the hands of one run.
+pub(super) struct Held<'a> {
+    inner: &'a mut Inner,
+    stream: &'a Stream,
+    /// The run is recorded.
+    records: bool,
+    /// The sums were dirty.
+    cleared: bool,
 }
 
 impl Inner {
@@ -34,7 +51,61 @@ impl Inner {
             part_lse: buffer("parts of LSE")?,
             sums: buffer("sums of dQ")?,
             dirty: false,
+            last: None,
+            recorded: false,
         })
+    }
+
+    /// Room for so many numbers of parts of O, and of LSE.
+    fn reserve_parts(&mut self, [o, lse]: [usize; 2]) -> Result<(), Error> {
+        self.may_grow(o > self.part_o.len() || lse > self.part_lse.len(), "parts of O")?;
+        self.part_o.reserve(o, "parts of O")?;
+        self.part_lse.reserve(lse, "parts of LSE")
+    }
+
+    /// Room for so many sums. New ones are not zero yet.
+    fn reserve_sums(&mut self, numbers: usize) -> Result<(), Error> {
+        if numbers > self.sums.len() {
+            self.may_grow(true, "sums of dQ")?;
+            self.dirty = true;
+            self.sums.reserve(numbers, "sums of dQ")?;
+        }
+        Ok(())
+    }
+
+    fn may_grow(&self, grows: bool, what: &'static str) -> Result<(), Refusal> {
+        if grows && self.recorded { Err(Refusal::Recorded { what }) } else { Ok(()) }
+    }
+}
+
+impl Held<'_> {
+    /// What follows on the run's stream is behind `event`. What is recorded waits for nothing outside of the recording.
+    pub(super) fn behind(&self, event: &Event) -> Result<(), Error> {
+        if self.records { Ok(()) } else { self.stream.wait_for(event) }
+    }
+
+    /// Addresses of room for so many numbers of parts of O, and of LSE.
+    pub(super) fn parts(&mut self, numbers: [usize; 2]) -> Result<[u64; 2], Error> {
+        self.inner.reserve_parts(numbers)?;
+        Ok([self.inner.part_o.address(), self.inner.part_lse.address()])
+    }
+
+    /// The address of `numbers` sums, which are zero in the order of the stream, and not any more behind what comes now.
+    pub(super) fn sums(&mut self, numbers: usize) -> Result<u64, Error> {
+        self.inner.reserve_sums(numbers)?;
+        if self.inner.dirty {
+            let all = self.inner.sums.len();
+            self.inner.sums.clear(self.stream, all)?;
+            self.cleared = true;
+        }
+        self.inner.dirty = true;
+        Ok(self.inner.sums.address())
+    }
+
+    /// What was put zeroes the sums again.
+    pub(super) fn sums_are_zero(&mut self) {
+        // What is recorded clears them when the graph runs, not now.
+        self.inner.dirty = self.records && self.cleared;
     }
 }
 
@@ -52,10 +123,12 @@ impl Scratch {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's, and where a graph has its addresses.
     pub fn release(&self) -> Result<(), Error> {
         let mut inner = self.lock();
-        *inner = Inner::empty(&inner.gpu)?;
+        inner.may_grow(true, "plans to come")?;
+        let last = inner.last.take();
+        *inner = Inner { last, ..Inner::empty(&inner.gpu)? };
         Ok(())
     }
 
@@ -65,31 +138,45 @@ impl Scratch {
         [&inner.part_o, &inner.part_lse, &inner.sums].map(Buffer::len_bytes).iter().sum()
     }
 
-    /// Addresses of room for so many numbers of parts of O, and of LSE.
-    pub(super) fn parts(&self, [o, lse]: [usize; 2]) -> Result<[u64; 2], Error> {
-        let mut inner = self.lock();
-        inner.part_o.reserve(o, "parts of O")?;
-        inner.part_lse.reserve(lse, "parts of LSE")?;
-        Ok([inner.part_o.slice().place().0, inner.part_lse.slice().place().0])
+    /// Refuses a plan whose lists are on another GPU.
+    pub(super) fn is_on(&self, gpu: &Gpu) -> Result<(), Refusal> {
+        same_gpu("the workspace", self.lock().gpu.device(), gpu.device())
     }
 
-    /// The address of `numbers` sums, which are zero in the order of `stream`.
-    pub(super) fn sums(&self, stream: &Stream, numbers: usize) -> Result<u64, Error> {
-        let mut inner = self.lock();
-        if inner.dirty || inner.sums.len() < numbers {
-            // Where one of both fails the next run begins here again.
-            inner.dirty = true;
-            inner.sums.reserve(numbers, "sums of dQ")?;
-            let all = inner.sums.len();
-            inner.sums.clear(stream, all)?;
-            inner.dirty = false;
+    /// Takes room for a plan's parts of O and LSE, once the runs that are being put are on their streams.
+    pub(super) fn reserve_parts(&self, numbers: [usize; 2]) -> Result<(), Error> {
+        self.lock().reserve_parts(numbers)
+    }
+
+    /// The same for its sums.
+    pub(super) fn reserve_sums(&self, numbers: usize) -> Result<(), Error> {
+        self.lock().reserve_sums(numbers)
+    }
+
+    /// Puts a run on `stream`, behind all runs before it. Nobody else has the scratch meanwhile.
+    pub(super) fn run(
+        &self,
+        stream: &Stream,
+        put: impl FnOnce(&mut Held<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut guard = self.lock();
+        let records = stream.records()?;
+        let mut held = Held { inner: &mut guard, stream, records, cleared: false };
+        if let Some(last) = &held.inner.last {
+            held.behind(last)?;
         }
-        Ok(inner.sums.slice().place().0)
-    }
-
-    /// Whether sums are not zero behind what was put so far.
-    pub(super) fn are_sums_dirty(&self, dirty: bool) {
-        self.lock().dirty = dirty;
+        let done = put(&mut held);
+        if records {
+            guard.recorded = true;
+        } else {
+            // Also of a run that was put in part, whose error comes first.
+            let recorded = match &mut guard.last {
+                Some(last) => last.record_again(stream),
+                none => Event::record(stream).map(|it| *none = Some(it)),
+            };
+            return done.and(recorded);
+        }
+        done
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
