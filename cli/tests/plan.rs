@@ -233,12 +233,17 @@ fn a_job_is_sized_and_drawn_before_it_runs() {
     for less in ["window:64", "chunk:64", "none,none,none,chunk:64"] {
         assert_eq!(with(less, &[])["servers_needed"], 1, "{less}");
     }
-    assert_eq!(mixed["layers"], "2 × window:64, 1 × chunk:64, 1 × causal");
+    let said = mixed["layers"].as_str().unwrap().replace(" heads 4/2 dim 64", "");
+    assert_eq!(said, "2 × window:64, 1 × chunk:64, 1 × causal");
+    let wide = with("window:64 heads 2/1,full heads 16/2", &[]);
+    let each = "1 × window:64 heads 2/1 dim 64, 1 × causal heads 16/2 dim 64";
+    assert_eq!(wide["layers"], format!("{each}, {each}"));
+    assert!(slowest(&wide) > slowest(&enough), "{wide}");
     assert!(slowest(&mixed) >= slowest(&enough));
     assert!(slowest(&with("none,none,none,full", &[])) > slowest(&mixed));
     let picture = fs::read_to_string(folder.path().join("mixed.svg")).unwrap();
     for kind in ["window:64", "chunk:64", "causal"] {
-        let planned = format!("attention as planned, {kind}<");
+        let planned = format!("attention as planned, {kind} heads 4/2 dim 64<");
         assert_eq!(picture.matches(&planned).count(), 1, "{kind}");
     }
     // What no slot can hold has no speed.

@@ -274,10 +274,9 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
-        heads = (shape.query_heads, shape.kv_heads, shape.head_dim)
         threads = threads or torch.get_num_threads()
         more = {"threads": threads, "on_nonfinite": on_nonfinite}
-        session = Session.join(kinds=list(shape.kinds), heads=heads, steps=int(steps), seed=seed, **more)
+        session = Session.join(kinds=list(shape.kinds), heads=shape.heads, steps=int(steps), seed=seed, **more)
         name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)

@@ -23,6 +23,10 @@ class Kind:
     """Factor of the scores; `None` is head_dim ** -0.5."""
     softcap: float | None = None
     """Scores become softcap * tanh(score / softcap)."""
+    heads: tuple[int, int] | None = None
+    """Query heads and KV heads, where the layer has others than the model."""
+    head_dim: int | None = None
+    """Likewise."""
 
     @classmethod
     def of(cls, mask: str) -> "Kind":
@@ -81,11 +85,19 @@ class Shape:
     kinds: tuple[str | Kind, ...]
     frozen: int = 0
     """First layers that have no backward: nothing that is trained lies before their attention."""
+    heads: tuple[tuple[int, int, int], ...] = ()
+    """Query heads, KV heads and head dim of each layer, of what is said above."""
 
     def __post_init__(self) -> None:
-        kinds = (Kind.of(it) if isinstance(it, str) else it for it in self.kinds)
-        told = (kind_of(self.head_dim, it.mask, it.chunk, it.scale, it.softcap) for it in kinds)
+        kinds = [Kind.of(it) if isinstance(it, str) else it for it in self.kinds]
+        own = (((it.heads or (self.query_heads, self.kv_heads)), it.head_dim or self.head_dim) for it in kinds)
+        heads = self.heads or tuple((query, kv, dim) for (query, kv), dim in own)
+        if len(heads) != len(kinds):
+            raise ValueError(f"Shape: {len(kinds)} layers have kinds and {len(heads)} heads; leave heads to the kinds")
+        pairs = zip(heads, kinds, strict=True)
+        told = (kind_of(dim, it.mask, it.chunk, it.scale, it.softcap) for (_, _, dim), it in pairs)
         object.__setattr__(self, "kinds", tuple(told))
+        object.__setattr__(self, "heads", heads)
 
     @classmethod
     def of(cls, model: Any) -> "Shape":
@@ -113,7 +125,12 @@ class Shape:
         # Without kinds all layers have the window, if there is one: Mistral, Phi3.
         every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
         kinds = [it for it in every if it not in _WITHOUT]
-        scales = [it.scaling for it in _attention_modules(model, _with_attention(model))] or [told] * len(kinds)
+        modules = _attention_modules(model, _with_attention(model))
+        scales = [it.scaling for it in modules] or [told] * len(kinds)
+        # Some layers are wider than the others, or share their keys among more query heads.
+        dims = [getattr(it, "head_dim", None) for it in modules] or [None] * len(kinds)
+        groups = [getattr(it, "num_key_value_groups", None) for it in modules] or [None] * len(kinds)
+        own = [(heads, heads // it) if it else None for it in groups]
         if unknown := sorted(set(kinds) - set(masks)):
             raise NotImplementedError(f"init: layers of kind {unknown[0]} are not there yet; give a cadre.Shape")
         if window is None and "sliding_attention" in kinds:
@@ -122,7 +139,10 @@ class Shape:
             query_heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            kinds=tuple(Kind(masks[it], scale=scale, softcap=softcap) for it, scale in zip(kinds, scales, strict=True)),
+            kinds=tuple(
+                Kind(masks[it], scale=scale, softcap=softcap, heads=both, head_dim=dim)
+                for it, scale, both, dim in zip(kinds, scales, own, dims, strict=True)
+            ),
         )
 
 

@@ -24,7 +24,7 @@ class Session:
     def join(
         *,
         kinds: Sequence[str],
-        heads: tuple[int, int, int],
+        heads: Sequence[tuple[int, int, int]],
         steps: int,
         seed: int,
         threads: int,
@@ -32,7 +32,7 @@ class Session:
     ) -> Session:
         """Joins the job that the environment names. `kinds`: one a layer, such as `causal`, `full`,
         `window:ROWS` or `window:128 in chunks of 512 scale 0.0625 softcap 50`; `heads`: query heads, KV heads, head
-        dim; all the same on every rank. `on_nonfinite`: `report` or `end`."""
+        dim, likewise; all the same on every rank. `on_nonfinite`: `report` or `end`."""
 
     def announce(
         self,

@@ -167,8 +167,8 @@ class Step:
         announced = self.lengths(at)
         if lengths is not None and lengths != announced:
             raise ValueError(f"{where}: cu_seqlens say {lengths}, announced were {announced}; pass those of the batch")
-        rows, dim = sum(announced), shape.head_dim
-        wanted = [(rows, shape.query_heads, dim), *[(rows, shape.kv_heads, dim)] * 2]
+        rows, (heads, kv_heads, dim) = sum(announced), shape.heads[layer]
+        wanted = [(rows, heads, dim), *[(rows, kv_heads, dim)] * 2]
         for name, found, expected in zip("qkv", shapes, wanted, strict=True):
             if found != expected:
                 raise ValueError(f"{where}, layer {layer}: {name} is {found}, announced was {expected}")

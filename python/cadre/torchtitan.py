@@ -65,6 +65,10 @@ def shape(config: Any) -> Shape:
     each = [it.attention for it in config.layers]
     first = each[0]
     heads, kv_heads = first.n_heads, first.n_kv_heads or first.n_heads
-    windows = (it.inner_attention.window_size for it in each)
-    kinds = tuple(Kind(mask_of(causal=it[1] == 0, window_size=it)) for it in windows)
+
+    def kind(it: Any) -> Kind:
+        window, own = it.inner_attention.window_size, (it.n_heads, it.n_kv_heads or it.n_heads)
+        return Kind(mask_of(causal=window[1] == 0, window_size=window), heads=own, head_dim=it.head_dim)
+
+    kinds = tuple(kind(it) for it in each)
     return Shape(heads, kv_heads, first.head_dim or config.dim // heads, kinds)

@@ -28,7 +28,7 @@ impl Common {
     fn pieces(&self) -> Pieces<'_> {
         let &Self { heads, kind, ref rows, threads } = self;
         let mask = cadre_worker::launch::mask(kind.mask);
-        let (scale, softcap) = (kind.scale_of(heads.dim), kind.softcap.map(Factor::get));
+        let (scale, softcap) = (kind.scale_of(), kind.softcap.map(Factor::get));
         Pieces { heads, mask, scale, softcap, rows, threads }
     }
 
@@ -48,9 +48,13 @@ impl Common {
                 "documents have {told} rows and Q has {rows}; give each its rows"
             ));
         }
-        let kind: Kind = kind.parse().map_err(refused)?;
+        let heads = Heads { query, kv, dim };
+        let [Ok(query), Ok(kv), Ok(dim)] = [query, kv, dim].map(u16::try_from) else {
+            return refuse(format!("Q is {:?}; give at most 65,535 heads of 256", q.shape()));
+        };
+        let kind = Kind::read(kind, cadre_planner::Heads { query, kv, dim }).map_err(refused)?;
         Ok(Self {
-            heads: Heads { query, kv, dim },
+            heads,
             rows: documents.iter().flat_map(|&it| kind.pieces(it)).collect(),
             kind,
             threads: Threads::new(*threads),

@@ -58,14 +58,14 @@ pub(crate) struct Ticket(Mutex<Option<session::Ticket>>);
 
 #[pymethods]
 impl Session {
-    /// Joins the job that the environment names, with a kind for each layer.
+    /// Joins the job that the environment names, with a kind for each layer, and its query heads, KV heads and head dim.
     #[staticmethod]
     #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end"))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
     fn join(
         py: Python<'_>,
         kinds: Vec<String>,
-        heads: (u16, u16, u16),
+        heads: Vec<(u16, u16, u16)>,
         steps: u64,
         seed: u64,
         threads: usize,
@@ -79,16 +79,22 @@ impl Session {
                 return Err(refused(why));
             }
         };
-        let kinds: Result<Vec<session::Kind>, _> = kinds.iter().map(|it| it.parse()).collect();
-        let layers = Layers::new(kinds.map_err(refused)?).map_err(refused)?;
+        if kinds.len() != heads.len() {
+            let why = format!("{} layers have kinds and {} heads", kinds.len(), heads.len());
+            return Err(refused(why + "; give each layer both"));
+        }
+        let kinds = kinds
+            .iter()
+            .zip(heads)
+            .map(|(kind, (query, kv, dim))| session::Kind::read(kind, Heads { query, kv, dim }));
+        let kinds = kinds.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let layers = Layers::new(kinds).map_err(refused)?;
         let count = layers.count();
-        let (query, kv, dim) = heads;
         arm_parent_death().map_err(failed)?;
         let joined = py.detach(|| {
             let contract = Contract::from_env().map_err(JoinError::from)?;
             let join = Join {
                 layers,
-                heads: Heads { query, kv, dim },
                 kv_heads: KvHeads::Apart,
                 steps: Some(steps),
                 seed,
@@ -334,7 +340,7 @@ fn told(error: Error) -> PyErr {
         Error::Rows { .. }
         | Error::Lent { .. }
         | Error::Layers { .. }
-        | Error::Model { .. }
+        | Error::Seed { .. }
         | Error::Turns { .. } => refused(error),
         Error::OutOfTurn { .. }
         | Error::NotFinite { .. }

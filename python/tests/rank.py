@@ -1,5 +1,5 @@
-"""A rank of the tests' job: three layers of three kinds without weights, whole documents and one that goes on in the
-next rank, a step of two micro-batches.
+"""A rank of the tests' job: three layers of three kinds without weights, of which one has other heads, whole documents
+and one that goes on in the next rank, a step of two micro-batches.
 
 In: the environment of a job; `--dtype` and `--bound` for other tensors and a coarser wire; `--recompute` for forwards
 that are called again in the backward, layer by layer or all three at once; all steps are made once for each of these
@@ -23,8 +23,10 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
+# Of the layer in the middle; as wide as the others.
+OTHER_HEADS, OTHER_DIM = (2, 1), 32
 CHUNK, SCALE, SOFTCAP = 100, 0.4, 3.0
-KINDS = ("causal", cadre.Kind("window:64", CHUNK, SCALE, SOFTCAP), "full")
+KINDS = ("causal", cadre.Kind("window:64", CHUNK, SCALE, SOFTCAP, OTHER_HEADS, OTHER_DIM), "full")
 # By step, micro-batch and rank. The document of step 1 that both ranks hold is longer than one of them.
 LAYOUTS = [
     [[[300, 1, 129], [70, 260]]],
@@ -58,15 +60,15 @@ def numbers(at: At, layer: int, what: int, document: int, rows: int, dtype: torc
     """Rows of a whole document, the same in every process."""
     step, micro_batch = at
     seed = torch.Generator().manual_seed((((step * 10 + micro_batch) * 10 + layer) * 10 + what) * 100 + document)
-    heads = KV_HEADS if what in (1, 2) else HEADS
-    return torch.randn(rows, heads, DIM, generator=seed).to(dtype)
+    heads, dim = (OTHER_HEADS, OTHER_DIM) if layer == 1 else ((HEADS, KV_HEADS), DIM)
+    return torch.randn(rows, heads[what in (1, 2)], dim, generator=seed).to(dtype)
 
 
 def stack(leaves: list[list[torch.Tensor]], attention) -> list[torch.Tensor]:
     """The layers, each with queries that depend on the results of the one before. O and LSE of each."""
-    o, results = 0.0, []
+    o, results = torch.zeros_like(leaves[0][0]), []
     for layer, (q, k, v) in enumerate(leaves):
-        o, lse = attention(layer, q + 0.25 * o, k, v)
+        o, lse = attention(layer, q + 0.25 * o.reshape(q.shape), k, v)
         results += [o, lse]
     return results
 
@@ -92,7 +94,7 @@ def in_f64(layer: int, q, k, v):
     near = (after <= 0) & (after > -64) & (rows[None] // CHUNK == rows[:, None] // CHUNK)
     mask = (after <= 0, near, after < 500)[layer]
     q, k, v = (it.transpose(0, 1) for it in (q, k, v))
-    k, v = (it.repeat_interleave(HEADS // KV_HEADS, 0) for it in (k, v))
+    k, v = (it.repeat_interleave(q.shape[0] // it.shape[0], 0) for it in (k, v))
     scores = q @ k.transpose(1, 2) * (SCALE if layer == 1 else DIM**-0.5)
     if layer == 1:
         scores = SOFTCAP * torch.tanh(scores / SOFTCAP)

@@ -173,7 +173,7 @@ class Operators(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "init"):
             cadre.begin_step([1])
         with self.assertRaisesRegex(RuntimeError, "CADRE_CONTROL is not set"):
-            cadre.Session.join(kinds=["causal"], heads=(1, 1, 8), steps=1, seed=0, threads=1)
+            cadre.Session.join(kinds=["causal"], heads=[(1, 1, 8)], steps=1, seed=0, threads=1)
 
 
 if __name__ == "__main__":

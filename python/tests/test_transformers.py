@@ -1,5 +1,6 @@
 """The adapter of transformers without a job: what it refuses, and the shapes it reads."""
 
+import dataclasses
 import unittest
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +179,20 @@ class Shapes(unittest.TestCase):
         kinds = ("chunk:512", Kind(chunk=512), Kind(softcap=0.0, scale=8**-0.5), Kind(scale=float("nan")))
         expected = ("causal in chunks of 512", "causal in chunks of 512", "causal", "causal scale nan")
         self.assertEqual(Shape(4, 2, 8, kinds).kinds, expected)
+
+    def test_layers_have_heads_of_their_own(self) -> None:
+        kinds = ("causal", Kind("window:8", heads=(8, 4)), Kind(scale=16**-0.5, head_dim=16))
+        shape = Shape(4, 2, 8, kinds)
+        self.assertEqual(shape.kinds, ("causal", "window:8", "causal"))
+        self.assertEqual(shape.heads, ((4, 2, 8), (8, 4, 8), (4, 2, 16)))
+        self.assertEqual(dataclasses.replace(shape, frozen=1).heads, shape.heads)
+        with self.assertRaisesRegex(ValueError, "3 layers have kinds and 1 heads"):
+            dataclasses.replace(shape, heads=((4, 2, 8),))
+        # As models whose layers differ say it: in the modules.
+        model = llama()
+        attention = model.model.layers[1].self_attn
+        attention.head_dim, attention.num_key_value_groups = 16, 4
+        self.assertEqual(Shape.of(model).heads, ((4, 2, 8), (4, 1, 16)))
 
     def test_a_window_without_rows_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "sliding_window is 0"):

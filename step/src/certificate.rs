@@ -5,7 +5,7 @@
 
 use cadre_planner::Bounds;
 
-use crate::planned::PlannedStep;
+use crate::planned::{NanoPlan, PlannedStep};
 
 /// By what part a step is above its bounds: 0 is the best there is, 0.1 is a tenth more. None where no bound is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,23 +21,29 @@ pub struct Certificate {
 impl Certificate {
     /// Of all phases of a step.
     pub fn of(planned: &PlannedStep) -> Self {
-        let gap = |of: fn(&Bounds) -> (u64, u64)| {
-            let (reached, least) = sums(planned, of);
+        let gap = |weight: fn(&NanoPlan) -> u16, of: fn(&Bounds) -> (u64, u64)| {
+            let (reached, least) = sums(planned, weight, of);
             (least > 0).then(|| reached as f64 / least as f64 - 1.0)
         };
+        let finish = gap(NanoPlan::dim, |it| (it.finish, it.level.max(it.indivisible)));
         Self {
-            compute: gap(|it| (it.finish, it.level.max(it.indivisible))).unwrap_or(0.0).max(0.0),
-            link: gap(|it| (it.link, it.least_link)),
-            bytes: gap(|it| (it.pulled, it.least_pulled)),
+            compute: finish.unwrap_or(0.0).max(0.0),
+            link: gap(|_| 1, |it| (it.link, it.least_link)),
+            bytes: gap(|_| 1, |it| (it.pulled, it.least_pulled)),
         }
     }
 }
 
-/// What all phases reach together, and its bound.
-fn sums(planned: &PlannedStep, of: fn(&Bounds) -> (u64, u64)) -> (u128, u128) {
+/// What all phases reach together, and its bound, each times the weight of its plan.
+fn sums(
+    planned: &PlannedStep,
+    weight: fn(&NanoPlan) -> u16,
+    of: fn(&Bounds) -> (u64, u64),
+) -> (u128, u128) {
     planned.plans.iter().zip(planned.phases_of_plans()).fold((0, 0), |sum, (nano, phases)| {
         let (reached, least) = of(&nano.plan.bounds());
-        let all = |it: u64| u128::from(it) * u128::from(phases);
+        let times = u128::from(phases) * u128::from(weight(nano));
+        let all = |it: u64| u128::from(it) * times;
         (sum.0 + all(reached), sum.1 + all(least))
     })
 }

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Heads, Slot};
+use cadre_planner::{Costs, Slot};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -76,8 +76,6 @@ pub struct Header {
     pub step: u64,
     /// Layers of the model, by kind.
     pub layers: Layers,
-    /// Heads of the model.
-    pub heads: Heads,
     /// Whether the KV heads of a document may part.
     #[serde(default)]
     pub kv_heads: KvHeads,
@@ -91,8 +89,8 @@ pub struct Header {
     pub placement: Placement,
     /// Slots with weight and head start.
     pub slots: Vec<Slot>,
-    /// What tasks cost.
-    pub costs: Costs,
+    /// What tasks cost, by kind of layers.
+    pub costs: Vec<Costs>,
     /// In which order nano-batches go forward and backward, through which layers.
     pub turns: Turns,
     /// Documents and where their rows are, by nano-batch.
@@ -109,7 +107,6 @@ impl Header {
         let Self {
             step,
             layers,
-            heads,
             kv_heads,
             wire,
             seed,
@@ -123,7 +120,7 @@ impl Header {
             fillers: _,
         } = self;
         let bytes = postcard::to_stdvec(&(
-            (step, layers, heads, wire, seed, numerics, placement, slots, costs, turns, nanos),
+            (step, layers, wire, seed, numerics, placement, slots, costs, turns, nanos),
             kv_heads,
         ))
         .expect("a header is plain data");
@@ -161,7 +158,7 @@ pub enum Error {
     },
     /// A line is a header of another version.
     #[error(
-        "header log {} line {line} was written before headers had turns, the order of phases (data version 4 or older); replay it with the build that wrote it",
+        "header log {} line {line} was written before each kind of layers had its heads (data version 8 or older); replay it with the build that wrote it",
         path.display()
     )]
     Older {
@@ -251,7 +248,6 @@ impl Log {
             self.of(step).ok_or_else(|| Error::Missing { path: self.path.clone(), step })?;
         let differs = [
             ("layers", recorded.layers == fresh.layers),
-            ("heads", recorded.heads == fresh.heads),
             ("wire", recorded.wire == fresh.wire),
             ("seed", recorded.seed == fresh.seed),
             ("numerics", recorded.numerics == fresh.numerics),
@@ -266,11 +262,11 @@ impl Log {
     }
 }
 
-/// Whether a line is a header of data version 4 or older: the order of phases was not said, since there was one.
+/// Whether a line is a header of data version 8 or older, when all layers had the same heads.
 fn is_older(line: &str) -> bool {
     serde_json::from_str(line).is_ok_and(|it: serde_json::Value| {
         let has = |field| it.get(field).is_some();
-        has("step") && has("layers") && has("nanos") && !has("turns")
+        has("step") && has("layers") && has("nanos") && has("heads")
     })
 }
 
@@ -278,7 +274,7 @@ fn is_older(line: &str) -> bool {
 mod tests {
     use std::num::NonZeroU16;
 
-    use cadre_planner::{DocumentId, Mask, Stretch};
+    use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 
     use super::*;
     use crate::layers::Kind;
@@ -293,8 +289,10 @@ mod tests {
         Packing::new(&[rows], vec![vec![stretch]]).unwrap()
     }
 
+    const CAUSAL: Kind = Kind::causal(Heads { query: 4, kv: 2, dim: 8 });
+
     fn layers(kinds: [Mask; 2]) -> Layers {
-        Layers::new(kinds.map(|mask| Kind { mask, ..Kind::CAUSAL })).unwrap()
+        Layers::new(kinds.map(|mask| Kind { mask, ..CAUSAL })).unwrap()
     }
 
     fn slot(weight: u32) -> Slot {
@@ -327,7 +325,8 @@ mod tests {
     fn the_digest_is_of_what_bits_depend_on() {
         let digest = header(3).digest();
         let softcap = "50".parse().ok();
-        let scores = Layers::alike(Kind { softcap, ..Kind::CAUSAL }, 2).unwrap();
+        let scores = Layers::alike(Kind { softcap, ..CAUSAL }, 2).unwrap();
+        let wide = Kind::causal(Heads { dim: 16, ..CAUSAL.heads });
         let view = ViewNumber { term: 1, counter: 1 };
         assert_eq!(Header { view, fillers: Vec::new(), ..header(3) }.digest(), digest);
         for other in [
@@ -335,12 +334,13 @@ mod tests {
             Header { placement: Placement::Local, ..header(3) },
             Header { kv_heads: KvHeads::Apart, ..header(3) },
             Header { slots: vec![slot(101)], ..header(3) },
-            Header { costs: Costs::pairs_only(), ..header(3) },
+            Header { costs: vec![Costs::pairs_only()], ..header(3) },
             Header { nanos: vec![packing(299)], ..header(3) },
             Header { turns: Turns::forward(NonZeroU16::MIN), ..header(3) },
             Header { layers: layers([Mask::Causal, Mask::Full]), ..header(3) },
             Header { layers: layers([Mask::Full, Mask::Causal]), ..header(3) },
             Header { layers: scores.clone(), ..header(3) },
+            Header { layers: Layers::alike(wide, 2).unwrap(), ..header(3) },
         ] {
             assert_ne!(other.digest(), digest, "{other:?}");
         }
@@ -353,11 +353,12 @@ mod tests {
             Err(Error::Foreign { step: 3, what, .. }) => assert_eq!(what, expected),
             other => panic!("{expected}: {other:?}"),
         };
-        let one = Layers::alike(Kind::CAUSAL, 1).unwrap();
+        let one = Layers::alike(CAUSAL, 1).unwrap();
         check(Header { layers: one, ..header(3) }, "layers");
         let near = Mask::Window { left: 63 };
         check(Header { layers: layers([near, Mask::Causal]), ..header(3) }, "layers");
-        check(Header { heads: Heads { query: 4, kv: 4, dim: 8 }, ..header(3) }, "heads");
+        let heads = Kind::causal(Heads { query: 4, kv: 4, dim: 8 });
+        check(Header { layers: Layers::alike(heads, 2).unwrap(), ..header(3) }, "layers");
         check(Header { wire: Wire::Bf16, ..header(3) }, "wire");
         check(Header { seed: 8, ..header(3) }, "seed");
         check(Header { numerics: "other".into(), ..header(3) }, "numerics");
@@ -380,11 +381,13 @@ mod tests {
         check(&good.replacen("\"seed\"", "\"sead\"", 1), 1);
         check(&format!("{good}\n{good}"), 2);
 
-        // As they were written when every layer was causal, when kinds were masks, and when there was one order of phases.
+        // As they were written when every layer was causal, when kinds were masks, when there was one order of phases, and when
+        // all layers had the same heads.
         for older in [
             include_str!("../../testing/header-2.json"),
             include_str!("../../testing/header-3.json"),
             include_str!("../../testing/header-4.json"),
+            include_str!("../../testing/header-8.json"),
         ] {
             match log(&format!("{good}{older}")) {
                 Err(Error::Older { line: 2, .. }) => {}

@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::kind::{Factor, Kind, NoFactor, Sinks};
+pub use crate::kind::{Factor, Kind, NoFactor, NoKind, Sinks, dim_in, heads_in};
 
 /// The layers of a model with core attention, in order, by kind.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -168,27 +168,35 @@ impl TryFrom<Parts> for Layers {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::Mask;
+    use cadre_planner::{Heads, Mask};
 
     use super::*;
 
-    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 }, ..Kind::CAUSAL };
+    const CAUSAL: Kind = Kind::causal(Heads { query: 4, kv: 2, dim: 8 });
+    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 }, ..CAUSAL };
 
     #[test]
     fn kinds_are_numbered_as_layers_first_have_them() {
-        let layers = Layers::new([NEAR, NEAR, Kind::CAUSAL, NEAR]).unwrap();
-        assert_eq!((layers.count(), layers.kinds()), (4, &[NEAR, Kind::CAUSAL][..]));
+        let layers = Layers::new([NEAR, NEAR, CAUSAL, NEAR]).unwrap();
+        assert_eq!((layers.count(), layers.kinds()), (4, &[NEAR, CAUSAL][..]));
         let numbers: Vec<_> = (0..4).map(|layer| layers.number_of(layer)).collect();
-        assert_eq!((numbers, layers.kind_of(2)), (vec![0, 0, 1, 0], Kind::CAUSAL));
+        assert_eq!((numbers, layers.kind_of(2)), (vec![0, 0, 1, 0], CAUSAL));
         assert_eq!((layers.having(0), layers.having(1)), (3, 1));
-        assert_eq!(layers.to_string(), "2 × window:64, 1 × causal, 1 × window:64");
+        let said = "2 × window:64 heads 4/2 dim 8, 1 × causal heads 4/2 dim 8, 1 × window:64 heads 4/2 dim 8";
+        assert_eq!(layers.to_string(), said);
         let text = serde_json::to_string(&layers).unwrap();
         let rest = r#""chunk":null,"scale":null,"softcap":null,"sinks":"none""#;
-        let kinds =
-            format!(r#"{{"mask":{{"Window":{{"left":63}}}},{rest}}},{{"mask":"Causal",{rest}}}"#);
+        let heads = r#""heads":{"query":4,"kv":2,"dim":8}"#;
+        let kinds = format!(
+            r#"{{{heads},"mask":{{"Window":{{"left":63}}}},{rest}}},{{{heads},"mask":"Causal",{rest}}}"#
+        );
         let expected = format!(r#"{{"kinds":[{kinds}],"each":[0,0,1,0]}}"#);
         assert_eq!(text, expected);
         assert_eq!(serde_json::from_str::<Layers>(&text).unwrap(), layers);
+        // Heads alone are a kind, too.
+        let wide = Kind { heads: Heads { query: 2, kv: 1, dim: 16 }, ..CAUSAL };
+        let numbers = Layers::new([CAUSAL, wide, CAUSAL]).unwrap();
+        assert_eq!((numbers.kinds(), numbers.number_of(1)), (&[CAUSAL, wide][..], 1));
     }
 
     #[test]
@@ -199,7 +207,7 @@ mod tests {
         let read = |kinds: &[Kind], each: &[u16]| {
             Layers::try_from(Parts { kinds: kinds.to_vec(), each: each.to_vec() })
         };
-        let two = [NEAR, Kind::CAUSAL];
+        let two = [NEAR, CAUSAL];
         assert_eq!(read(&two, &[]), Err(Error::None));
         assert_eq!(read(&two, &[1, 0]), Err(Error::Unordered { layer: 0, kind: 1, known: 0 }));
         assert_eq!(read(&two, &[0, 1, 2]), Err(Error::Unordered { layer: 2, kind: 2, known: 2 }));

@@ -147,13 +147,15 @@ mod tests {
 
     use super::*;
 
+    const CAUSAL: Kind = Kind::causal(cadre_planner::Heads { query: 2, kv: 1, dim: 8 });
+
     #[test]
     fn a_packing_says_where_rows_are_and_nothing_of_what_they_keep() {
         let stretch = |start, end| Stretch { document: DocumentId(0), start, end };
         let packing = Packing::new(&[9], vec![vec![stretch(0, 4)], vec![stretch(4, 9)]]).unwrap();
         assert_eq!(packing.ranks(), 2);
         for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 3 }] {
-            let layout = packing.layout(Kind { mask, ..Kind::CAUSAL }).unwrap();
+            let layout = packing.layout(Kind { mask, ..CAUSAL }).unwrap();
             assert_eq!(layout.documents(), [Document { rows: 9, mask }]);
             assert_eq!(layout.locate(DocumentId(0), 0..9).count(), 2);
             assert_eq!(Packing::from(&layout), packing);
@@ -177,7 +179,7 @@ mod tests {
             window in proptest::option::of(0_u32..9),
         ) {
             let mask = window.map_or(Mask::Causal, |left| Mask::Window { left });
-            let kind = Kind { mask, chunk: NonZeroU32::new(chunk), ..Kind::CAUSAL };
+            let kind = Kind { mask, chunk: NonZeroU32::new(chunk), ..CAUSAL };
             let documents: Vec<_> = lengths.iter().map(|&rows| Document { rows, mask }).collect();
             // A rank that has the end of the stream may hold less.
             let whole = Layout::end_to_end(documents, tokens).unwrap();

@@ -76,6 +76,18 @@ pub enum Error {
         /// What is wrong.
         source: turns::Error,
     },
+    /// Other numbers of costs than of kinds of layers.
+    #[error(
+        "step {step}: its header has {costs} costs for {kinds} kinds of layers, one for each; take it from the conductor of this build, or a log as it was written"
+    )]
+    Costs {
+        /// The step.
+        step: u64,
+        /// How many it has.
+        costs: usize,
+        /// Of how many kinds.
+        kinds: usize,
+    },
     /// The transfer lists contradict themselves: a bug of the lowering.
     #[error(transparent)]
     Lists(#[from] ShapeError),
@@ -107,11 +119,15 @@ impl PlannedStep {
     ///
     /// # Errors
     ///
-    /// Turns of other layers or nano-batches. The planner's: a document that fits no server, no slot.
+    /// Turns of other layers or nano-batches, costs of other kinds. The planner's: a document that fits no server, no slot.
     pub fn new(header: Arc<Header>) -> Result<Self, Error> {
         let (layers, nanos) = (header.layers.count(), header.nanos.len());
         let order = PhaseOrder::new(&header.turns, layers, nanos)
             .map_err(|source| Error::Turns { step: header.step, source })?;
+        let (costs, kinds) = (header.costs.len(), header.layers.kinds().len());
+        if costs != kinds {
+            return Err(Error::Costs { step: header.step, costs, kinds });
+        }
         let made = plans(&header).map_err(|source| Error::Plan { step: header.step, source })?;
         let made = made.into_iter().map(|(problem, plan)| NanoPlan::new(problem, plan));
         let plans = made.collect::<Result<Vec<_>, Error>>()?;
@@ -269,6 +285,12 @@ impl NanoPlan {
             *backward += 1;
         }
         Ok(Self { problem, plan, lists, forward, backward, works })
+    }
+
+    /// Dimension of a head. Costs of a plan are in pairs of a query and a key of its own dimension: those of two plans are compared
+    /// by this many times their pairs.
+    pub fn dim(&self) -> u16 {
+        self.problem.heads.dim
     }
 
     /// What the protocol runs on in a direction.

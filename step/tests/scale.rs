@@ -27,7 +27,7 @@ use cadre_protocol::{
     Work,
 };
 use cadre_step::header::{Header, Member};
-use cadre_step::layers::{Kind, Layers};
+use cadre_step::layers::Layers;
 use cadre_step::packing::Packing;
 use cadre_step::planned::{PlannedStep, filler};
 use cadre_step::turns::Turns;
@@ -74,7 +74,7 @@ impl Size {
         let server = |index| Some(Member::Server { index, incarnation: 0, address: String::new() });
         let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 };
         PlannedStep::new(Arc::new(Header {
-            layers: Layers::alike(Kind::CAUSAL, self.layers).unwrap(),
+            layers: Layers::alike(any.layers.kind_of(0), self.layers).unwrap(),
             nanos: (0..self.nanos.into()).map(nano).collect(),
             turns: Turns::together(NonZeroU16::new(self.nanos).unwrap()),
             slots: vec![slot; self.servers.into()],

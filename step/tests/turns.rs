@@ -17,7 +17,7 @@ mod turns;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use cadre_planner::{DocumentId, Mask, Slot, Stretch};
+use cadre_planner::{DocumentId, Heads, Mask, Slot, Stretch};
 use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
@@ -46,9 +46,13 @@ fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
     let any: Header = serde_json::from_str(include_str!("../../testing/header.json")).unwrap();
     let (layers, nanos) = (1 + draw.below(3) as u16, 1 + draw.below(4) as u16);
     let turns = turns::drawn(layers, nanos, &mut |bound| draw.below(bound));
-    let near = Kind { mask: Mask::Window { left: 60 }, ..Kind::CAUSAL };
-    let kind = |_| if draw.below(2) == 0 { near } else { Kind::CAUSAL };
+    // Phases of the wide kind are several times as large as those of the other.
+    let wide = Kind::causal(Heads { query: 6, kv: 3, dim: 32 });
+    let near = Heads { query: 2, kv: 1, dim: 8 };
+    let near = Kind { mask: Mask::Window { left: 60 }, ..Kind::causal(near) };
+    let kind = |_| if draw.below(2) == 0 { near } else { wide };
     let layers = Layers::new((0..layers).map(kind)).unwrap();
+    let costs = vec![any.costs[0]; layers.kinds().len()];
     let nano = |_| {
         let rows = u32::from(trainers) * (40 + draw.below(300) as u32);
         let part = rows / u32::from(trainers);
@@ -61,7 +65,7 @@ fn planned(draw: &mut Draw, trainers: u16, servers: u16) -> PlannedStep {
     let fillers = (0..servers).map(|it| Some(server(it))).collect();
     let slot = |memory| Slot { weight: 100, head_start: 0, home: None, memory };
     let slots = vec![slot(1 << 30); servers.into()];
-    let header = Header { layers, turns, nanos, fillers, slots, ..any };
+    let header = Header { layers, costs, turns, nanos, fillers, slots, ..any };
     let roomy = PlannedStep::new(Arc::new(header.clone())).unwrap();
     let needed = needed(roomy.plans.iter().map(|it| (&*it.problem, &*it.plan)));
     // A slot without work is not asked, but takes part.

@@ -53,12 +53,13 @@ fn case(root: &Path, folder: &Path, corpus: &Arc<Corpus>, tokens: u32) -> Vec<Va
         .expect("the shipped text has targets");
     let config = Config::preset("small").expect("a preset");
     let schedule = Schedule { peak: 1e-3, warmup: 4, steps: 100 };
-    let stack = Stack::alike(Kind::CAUSAL, config.layers).expect("a preset has layers");
+    let stack =
+        Stack::alike(Kind::causal(config.heads()), config.layers).expect("a preset has layers");
     let model = Model::new(config, stack.clone(), 4096, Threads::new(THREADS));
     let parameters = model.parameters().initial(1);
     let mut peer = Peer::start(root, folder, &config, &parameters);
     let optimizer = AdamW::new(Hyper::new(schedule), model.parameters());
-    let mut attention = InProcess::new(model.heads(), stack.core().clone(), Threads::new(THREADS));
+    let mut attention = InProcess::new(stack.core().clone(), Threads::new(THREADS));
     let order = PhaseOrder::new(&Turns::together(NonZeroU16::MIN), stack.core().count(), 1)
         .expect("turns of one nano-batch");
     let mut trainer = Trainer::new(model, parameters, optimizer);

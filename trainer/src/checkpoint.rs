@@ -61,7 +61,7 @@ struct Format {
     format: u32,
 }
 
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 const MODEL: &str = "model.safetensors";
 /// Sizes, for other programs.
 const CONFIG: &str = "config.json";

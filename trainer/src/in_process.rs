@@ -10,8 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use cadre_kernels::{Heads, Pieces, PiecesBackward, Rows, Threads, delta};
+use cadre_kernels::{Pieces, PiecesBackward, Rows, Threads, delta};
 
+use cadre_worker::launch;
 use cadre_worker::session::{Factor, Layers};
 
 use super::attention::{At, Attention, AttentionError, Gradients, sink, sunk};
@@ -19,7 +20,6 @@ use super::attention::{At, Attention, AttentionError, Gradients, sink, sunk};
 /// Attention in this process. A phase is computed when its results are waited for.
 #[derive(Debug)]
 pub struct InProcess {
-    heads: Heads,
     layers: Layers,
     threads: Threads,
     /// Rows of the documents of each nano-batch.
@@ -39,9 +39,9 @@ struct Phase {
 }
 
 impl InProcess {
-    /// Attention of `heads` in every one of `layers`; [`Self::begin`] comes before every step.
-    pub fn new(heads: Heads, layers: Layers, threads: Threads) -> Self {
-        Self { heads, layers, threads, documents: Vec::new(), phases: BTreeMap::new() }
+    /// Attention of `layers`; [`Self::begin`] comes before every step.
+    pub fn new(layers: Layers, threads: Threads) -> Self {
+        Self { layers, threads, documents: Vec::new(), phases: BTreeMap::new() }
     }
 
     /// Begins a step whose nano-batches hold these documents; drops what is left of the last one.
@@ -58,9 +58,9 @@ impl InProcess {
 
     /// Pieces of so many rows, attending as a layer does.
     fn pieces<'a>(&self, layer: usize, rows: &'a [u32]) -> Pieces<'a> {
-        let (kind, heads, threads) = (self.layers.kind_of(layer), self.heads, self.threads);
-        let mask = cadre_worker::launch::mask(kind.mask);
-        let (scale, softcap) = (kind.scale_of(heads.dim), kind.softcap.map(Factor::get));
+        let (kind, threads) = (self.layers.kind_of(layer), self.threads);
+        let (heads, mask) = (launch::heads(kind.heads), launch::mask(kind.mask));
+        let (scale, softcap) = (kind.scale_of(), kind.softcap.map(Factor::get));
         Pieces { heads, mask, scale, softcap, rows, threads }
     }
 
@@ -107,7 +107,7 @@ impl Attention for InProcess {
     fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError> {
         let counts = self.rows(at);
         let pieces = self.pieces(at.layer, &counts);
-        let (dim, threads) = (self.heads.dim, self.threads);
+        let (dim, threads) = (pieces.heads.dim, self.threads);
         let phase = self.phases.remove(&at).ok_or_else(|| at.cannot_be(UNKNOWN))?;
         let Phase { q, k, v, lse, sinks, backward: rows } = phase;
         let (dout, out) = rows.ok_or_else(|| at.cannot_be(UNKNOWN))?;

@@ -187,8 +187,9 @@ mod tests {
     }
 
     fn layout() -> Parameters {
-        let stack = Stack::alike(Kind::CAUSAL, 2).unwrap();
-        Parameters::new(&Config::preset("tiny").unwrap(), &stack)
+        let config = Config::preset("tiny").unwrap();
+        let stack = Stack::alike(Kind::causal(config.heads()), 2).unwrap();
+        Parameters::new(&config, &stack)
     }
 
     #[test]

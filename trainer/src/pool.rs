@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Wire;
 use cadre_kernels::{Threads, wire};
 use cadre_worker::session::{
-    self, Direction, Inputs, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
+    self, Direction, Inputs, Layers, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
 };
 use half::bf16;
 
@@ -21,8 +21,7 @@ use super::{Attention, AttentionError, Gradients};
 pub struct Pool<'a> {
     rank: &'a Rank,
     wire: Wire,
-    /// Elements of a head.
-    dim: usize,
+    layers: &'a Layers,
     /// For Δ of sinks.
     threads: Threads,
     /// By layer and nano-batch.
@@ -79,9 +78,14 @@ impl Kept {
 
 impl<'a> Pool<'a> {
     /// For a step that has begun.
-    pub fn new(rank: &'a Rank, planned: &PlannedStep, threads: Threads) -> Self {
-        let (wire, dim) = (planned.header.wire, planned.header.heads.dim.into());
-        Self { rank, wire, dim, threads, phases: BTreeMap::new() }
+    pub fn new(rank: &'a Rank, planned: &'a PlannedStep, threads: Threads) -> Self {
+        let (wire, layers) = (planned.header.wire, &planned.header.layers);
+        Self { rank, wire, layers, threads, phases: BTreeMap::new() }
+    }
+
+    /// Elements of a head of a layer.
+    fn dim(&self, at: At) -> usize {
+        self.layers.kind_of(at.layer).heads.dim.into()
     }
 }
 
@@ -107,8 +111,8 @@ impl Attention for Pool<'_> {
     }
 
     fn wait_forward(&mut self, at: At, sinks: &[f32]) -> Result<Vec<f32>, AttentionError> {
-        let phase = self.phases.get_mut(&at);
-        let (Some(phase), dim) = (phase, self.dim) else {
+        let dim = self.dim(at);
+        let Some(phase) = self.phases.get_mut(&at) else {
             return Err(at.cannot_be("waited for: it was not submitted"));
         };
         let Some(ticket) = phase.ticket.take() else {
@@ -129,6 +133,7 @@ impl Attention for Pool<'_> {
         dout: Vec<f32>,
         out: Vec<f32>,
     ) -> Result<(), AttentionError> {
+        let with = (self.threads, self.dim(at));
         let phase = self.phases.get_mut(&at).filter(|it| it.ticket.is_none());
         let Some(phase) = phase else {
             return Err(at.cannot_be("submitted backward: its forward is not done"));
@@ -143,7 +148,7 @@ impl Attention for Pool<'_> {
             dlse: None,
         };
         phase.ticket = Some(self.rank.submit(phase_at(Direction::Backward, at), inputs)?);
-        phase.dsinks = sunk((self.threads, self.dim), (&dout, &out), &phase.lse, &phase.sinks);
+        phase.dsinks = sunk(with, (&dout, &out), &phase.lse, &phase.sinks);
         Ok(())
     }
 

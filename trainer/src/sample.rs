@@ -8,6 +8,7 @@
 //! Invariant: the same parameters, prompt, temperature and seed give the same text.
 
 use cadre_kernels::{Heads, device, math};
+use cadre_worker::launch;
 use cadre_worker::session::{Factor, Kind};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -47,12 +48,12 @@ pub fn sample(
                 continue;
             };
             let [q, k, v] = model.before_attention(parameters, &mut kept, layer)?;
+            let k_width = k.len();
             keys.extend(k);
             values.extend(v);
-            let width = model.heads().kv * model.heads().dim;
-            let first = first_key(kind, position as u32) as usize * width;
+            let first = first_key(kind, position as u32) as usize * k_width;
             let sinks = model.sinks(parameters, layer);
-            let out = attend((model.heads(), kind, sinks), &q, &keys[first..], &values[first..]);
+            let out = attend((kind, sinks), &q, &keys[first..], &values[first..]);
             model.after_attention(parameters, &mut kept, layer, out)?;
         }
         if position + 1 == text.len() && text.len() < prompt.len() + length {
@@ -71,14 +72,9 @@ fn first_key(kind: Kind, row: u32) -> u32 {
 }
 
 /// One row of attention over all keys, and the sinks of the layer if it has any.
-fn attend(
-    (heads, kind, sinks): (Heads, Kind, &[f32]),
-    q: &[f32],
-    keys: &[f32],
-    values: &[f32],
-) -> Vec<f32> {
-    let Heads { query, kv, dim } = heads;
-    let scale = kind.scale_of(dim);
+fn attend((kind, sinks): (Kind, &[f32]), q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
+    let Heads { query, kv, dim } = launch::heads(kind.heads);
+    let scale = kind.scale_of();
     let capped = |score: f32| match kind.softcap.map(Factor::get) {
         Some(softcap) => softcap * (2.0 * math::sigmoid(2.0 * score / softcap) - 1.0),
         None => score,

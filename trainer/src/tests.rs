@@ -47,12 +47,14 @@ fn hyper() -> Hyper {
 
 /// One layer with a window shorter than documents, one without.
 fn model() -> Model {
-    let layers = "window:40,full".parse::<Pattern>().unwrap().over(2, Scores::default()).unwrap();
-    Model::new(Config::preset("tiny").unwrap(), layers, 256, Threads::ONE)
+    let config = Config::preset("tiny").unwrap();
+    let layers = "window:40,full".parse::<Pattern>().unwrap();
+    let layers = layers.over(2, config.heads(), Scores::default()).unwrap();
+    Model::new(config, layers, 256, Threads::ONE)
 }
 
 pub(crate) fn in_process(model: &Model) -> InProcess {
-    InProcess::new(model.heads(), model.stack().core().clone(), Threads::ONE)
+    InProcess::new(model.stack().core().clone(), Threads::ONE)
 }
 
 pub(crate) fn trainer() -> Trainer {
@@ -346,9 +348,11 @@ fn a_sample_is_of_the_layers_that_were_trained() {
         ("full", Scores { scale, ..plain }),
         ("full", Scores { scale, softcap, ..plain }),
         ("window:9,chunk:6", Scores { sinks: Sinks::Learnt, ..plain }),
+        ("window:9 heads 4/4 dim 16,full dim 72", plain),
     ] {
-        let stack = pattern.parse::<Pattern>().unwrap().over(2, scores).unwrap();
-        let mut model = Model::new(Config::preset("tiny").unwrap(), stack, 256, Threads::ONE);
+        let config = Config::preset("tiny").unwrap();
+        let stack = pattern.parse::<Pattern>().unwrap().over(2, config.heads(), scores).unwrap();
+        let mut model = Model::new(config, stack, 256, Threads::ONE);
         let mut parameters = model.parameters().initial(3);
         for tensor in model.parameters().tensors() {
             // So that attention has much to say.

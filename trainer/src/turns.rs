@@ -49,14 +49,15 @@ pub fn accumulated(
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::Mask;
+    use cadre_planner::{Heads, Mask};
     use cadre_step::layers::Kind;
 
     use super::*;
 
     #[test]
     fn too_many_of_anything_is_refused_by_the_options() {
-        let window = |left| Kind { mask: Mask::Window { left }, ..Kind::CAUSAL };
+        let causal = Kind::causal(Heads { query: 2, kv: 1, dim: 8 });
+        let window = |left| Kind { mask: Mask::Window { left }, ..causal };
         let kinds = |count: u32| Layers::new((0..count).map(window)).unwrap();
         let check = |nano_batches: u32, accumulate, layers: &Layers, expected: Option<&str>| {
             let (nano_batches, accumulate) =
@@ -75,7 +76,7 @@ mod tests {
         let many = "turns have more than 65535 nano-batches or 4294967295 phases; make nano-batches longer";
         check(70_000, 1, &kinds(1), Some(many));
         check(256, 256, &kinds(1), Some(many));
-        let deep = Layers::alike(Kind::CAUSAL, u16::MAX).unwrap();
+        let deep = Layers::alike(causal, u16::MAX).unwrap();
         check(1, 32_767, &deep, None);
     }
 }

@@ -51,8 +51,8 @@ impl Validation {
         busy: &dyn Fn(),
     ) -> Result<f32, StepError> {
         let model = trainer.model();
-        let (heads, layers) = (model.heads(), model.stack().core().clone());
-        let mut attention = InProcess::new(heads, layers, model.threads());
+        let layers = model.stack().core().clone();
+        let mut attention = InProcess::new(layers, model.threads());
         let mut kept = Activations::default();
         let mut nats = vec![0.0; self.pieces.len()];
         trainer.begin()?;
@@ -110,8 +110,8 @@ mod tests {
 
     fn trainer(threads: usize) -> Trainer {
         let layers = "window:40,full".parse::<Pattern>().unwrap();
-        let layers = layers.over(2, Scores::default()).unwrap();
         let config = Config::preset("tiny").unwrap();
+        let layers = layers.over(2, config.heads(), Scores::default()).unwrap();
         let model = Model::new(config, layers, 256, Threads::new(threads));
         let hyper = Hyper::new(Schedule { peak: 5e-3, warmup: 4, steps: 9 });
         let optimizer = AdamW::new(hyper, model.parameters());
@@ -145,8 +145,8 @@ mod tests {
         let loss = validation.loss((0, 0), &mut evaluated, ring, &|| ()).unwrap();
         let results = [&mut plain, &mut evaluated].map(|trainer| {
             let model = trainer.model();
-            let (heads, layers) = (model.heads(), model.stack().core().clone());
-            let mut attention = InProcess::new(heads, layers, Threads::ONE);
+            let layers = model.stack().core().clone();
+            let mut attention = InProcess::new(layers, Threads::ONE);
             attention.begin(vec![vec![200]]);
             let batch = vec![rows.clone()];
             let order = accumulated(trainer, 1, 1);

@@ -228,15 +228,14 @@ fn header() -> Header {
     let layout = Layout::end_to_end(documents, ROWS).expect("one document on one rank");
     Header {
         step: 0,
-        layers: Layers::alike(Kind::CAUSAL, TASKS).expect("tasks are layers"),
-        heads: HEADS,
+        layers: Layers::alike(Kind::causal(HEADS), TASKS).expect("tasks are layers"),
         kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 0,
         numerics: String::new(),
         placement: Placement::Pool,
         slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
-        costs: Costs::default(),
+        costs: vec![Costs::default()],
         turns: Turns::together(NonZeroU16::MIN),
         nanos: vec![Packing::from(&layout)],
         view: ViewNumber::default(),

@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const STEPS: u64 = 3;
 /// Rows of the first layer keep their own key and the 99 before it.
 const LAYERS: [Layer; 2] =
-    [Layer { mask: Mask::Window { left: 99 }, ..Layer::CAUSAL }, Layer::CAUSAL];
+    [Layer { mask: Mask::Window { left: 99 }, ..Layer::causal(HEADS) }, Layer::causal(HEADS)];
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 16 };
 /// Rows of the document on each rank.
 const ROWS: usize = 160;
@@ -40,7 +40,6 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         &contract,
         Join {
             layers: Layers::new(LAYERS)?,
-            heads: HEADS,
             kv_heads: KvHeads::Apart,
             steps: Some(STEPS),
             seed: 0,

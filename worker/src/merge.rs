@@ -72,7 +72,7 @@ pub fn check_forward(
     [o, lse]: [&[f32]; 2],
     makers: &BTreeMap<Work, Peer>,
 ) -> Result<(), NotFinite> {
-    let heads = planned.header.heads;
+    let heads = planned.kind_of(at.phase).heads;
     let query = usize::from(heads.query);
     let wrong = first_not_finite(o).map(|it| ("O", it, query * usize::from(heads.dim)));
     let wrong = wrong.or_else(|| {
@@ -100,7 +100,7 @@ pub fn check_backward(
     [dq, dk, dv]: [&[f32]; 3],
     makers: &BTreeMap<Work, Peer>,
 ) -> Result<(), NotFinite> {
-    let heads = planned.header.heads;
+    let heads = planned.kind_of(at.phase).heads;
     let dim = usize::from(heads.dim);
     let (query, kv) = (usize::from(heads.query) * dim, usize::from(heads.kv) * dim);
     let turned = |number| HeadByHead::of(planned.nano_of(at.phase).0, rank).place_of(number, query);
@@ -185,15 +185,14 @@ mod tests {
         let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
         let header = Header {
             step: 5,
-            layers: Layers::alike(Kind::CAUSAL, 3).unwrap(),
-            heads: HEADS,
+            layers: Layers::alike(Kind::causal(HEADS), 3).unwrap(),
             kv_heads: KvHeads::Together,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),
             placement: Placement::Pool,
             slots: vec![slot, slot],
-            costs: Costs { task_rows: 128, ..Costs::default() },
+            costs: vec![Costs { task_rows: 128, ..Costs::default() }],
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

@@ -170,15 +170,14 @@ mod tests {
         let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
         let header = Header {
             step: 5,
-            layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
-            heads: HEADS,
+            layers: Layers::alike(Kind::causal(HEADS), 1).unwrap(),
             kv_heads: KvHeads::Apart,
             wire: Wire::F32,
             seed: 0,
             numerics: "test".into(),
             placement: Placement::Pool,
             slots: vec![slot; 3],
-            costs: Costs { task_rows: 128, ..Costs::default() },
+            costs: vec![Costs { task_rows: 128, ..Costs::default() }],
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use cadre_planner::Heads;
 use cadre_step::layers::Kind;
 use serde::Deserialize;
 
@@ -27,7 +28,7 @@ pub(super) struct Head {
     /// `cpu`, `cuda` or other.
     pub(super) device: String,
     layers: Vec<String>,
-    /// Query heads, KV heads, head dim.
+    /// Query heads, KV heads, head dim, of layers that say no others.
     pub(super) heads: [u16; 3],
 }
 
@@ -128,9 +129,11 @@ impl Log {
         if let Some(rank) = (0..head.ranks).find(|it| !by_rank.contains_key(it)) {
             return Err(LogError::Missing { rank, ranks: head.ranks });
         }
+        let [query, kv, dim] = head.heads;
+        let heads = Heads { query, kv, dim };
         let layers = head.layers.iter().map(|it| match it.as_str() {
             "none" => Ok(None),
-            kind => kind.parse::<Kind>().map(Some),
+            kind => Kind::read(kind, heads).map(Some),
         });
         let layers = layers.collect::<Result<_, _>>();
         let layers = layers.map_err(|why| LogError::Kind { path: other, why: why.to_string() })?;

@@ -10,7 +10,6 @@ mod log;
 mod options;
 mod report;
 
-use cadre_planner::Heads;
 use cadre_worker::profile;
 
 use crate::plan::size::{NOMINAL_PROFILE, SizeError, observed::Watched};
@@ -44,7 +43,7 @@ pub(crate) enum ObserveError {
 pub(crate) fn observe(command: &ObserveCommand) -> Result<String, ObserveError> {
     let ObserveCommand::Report(options) = command;
     let log = Log::read(&options.files)?;
-    let [query, kv, head_dim] = log.head.heads;
+    let head_dim = log.head.heads[2];
     let name = match &options.profile {
         Some(name) => name,
         None if log.head.device == "cuda" => NOMINAL_PROFILE,
@@ -53,7 +52,6 @@ pub(crate) fn observe(command: &ObserveCommand) -> Result<String, ObserveError> 
     let profile = profile::read(name)?;
     let watched = Watched {
         ranks: log.head.ranks,
-        heads: Heads { query, kv, dim: head_dim },
         layers: log.layers.clone(),
         servers: options.servers.map_or(0, |it| it.get().into()),
         lanes: options.lanes.get(),

@@ -106,7 +106,9 @@ impl Report {
         let because = if saved >= WORTH {
             None
         } else if has_attention {
-            let layers = vec![Some(Kind::CAUSAL); watched.layers.len()];
+            let some = watched.layers.iter().flatten().next().map(|it| it.heads);
+            let full = |it: &Option<Kind>| it.map(|it| it.heads).or(some).map(Kind::causal);
+            let layers = watched.layers.iter().map(full).collect();
             let all_full = Watched { layers, ..*watched };
             let all_full = times(&all_full)?;
             let more = all_full.iter().map(Times::most).sum::<f64>() - sums.most;

@@ -116,9 +116,11 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     // What another program's heads are, its first rank says when it joins. A log of headers has its costs.
     if let Some(trainer) = trainer.as_ref().filter(|_| options.headers.is_none()) {
         let built = Design::from(trainer.model.clone()).build();
-        let (config, _) = built.map_err(|error| refused(error.to_string()))?;
-        profile::costs(job.spec.attention.profile.as_deref(), config.head_dim as u16)
-            .map_err(|error| refused(error.to_string()))?;
+        let (_, stack) = built.map_err(|error| refused(error.to_string()))?;
+        for kind in stack.core().kinds() {
+            profile::costs(job.spec.attention.profile.as_deref(), kind.heads.dim)
+                .map_err(|error| refused(error.to_string()))?;
+        }
     }
     let corpus = trainer.as_ref().map(corpus).transpose()?;
     let steps = trainer.as_ref().map(|it| it.steps.get());

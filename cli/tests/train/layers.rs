@@ -9,9 +9,9 @@ use crate::fs;
 /// The first layer of the model has a window, shorter than documents and than tiles.
 const MIXED: Job = Job { every: "--checkpoint-every=2, '--layers=window:40,full'", ..JOB };
 
-/// All that layers can have, on heads of other sizes.
+/// All that layers can have, each with heads of its own.
 const ALL: Job = Job {
-    every: "--checkpoint-every=2, --depth=4, '--layers=chunk:100,none,window:40,full', --softcap=2, \
+    every: "--checkpoint-every=2, --depth=4, '--layers=chunk:100,none,window:40 heads 2/1 dim 64,full heads 4/4', --softcap=2, \
             --attention-scale=0.25, --sinks, --kv-heads=2, --query-heads=4, --head-dim=40, --feed-forward=90",
     ..JOB
 };
@@ -24,7 +24,9 @@ fn everything_that_layers_can_have_keeps_the_bits_of_local_attention() {
     // Nothing of it may be left out without a trace.
     let all = ALL.every;
     for (index, part) in
-        [" --softcap=2,", " --attention-scale=0.25,", " --sinks,"].into_iter().enumerate()
+        [" --softcap=2,", " --attention-scale=0.25,", " --sinks,", " heads 2/1 dim 64"]
+            .into_iter()
+            .enumerate()
     {
         let every = all.replace(part, "");
         assert_ne!(every, all, "{part}");
@@ -57,6 +59,10 @@ fn a_lost_server_changes_no_bit_whatever_layers_have() {
         let layers = &header["layers"];
         assert_eq!(layers["each"].as_array().map_or(0, Vec::len), 3, "{header}");
         assert_eq!(layers["kinds"][0]["softcap"], "2", "{header}");
+        let heads =
+            |it: usize| ["query", "kv", "dim"].map(|of| layers["kinds"][it]["heads"][of].as_u64());
+        let expected = [[4, 2, 40], [2, 1, 64], [4, 4, 40]].map(|it| it.map(Some));
+        assert_eq!([0, 1, 2].map(heads), expected, "{header}");
     }
     let model =
         place.path("calm").join(format!("checkpoints/step-{}/model.safetensors", super::STEPS));
@@ -67,7 +73,7 @@ fn a_lost_server_changes_no_bit_whatever_layers_have() {
     }
     let resumed = Job { every: ALL.every.replace("--softcap=2", "--softcap=3").leak(), ..ALL };
     let run = place.run("calm", resumed, &["--resume"]);
-    let expected = "another list of layers: 1 × chunk:100 scale 0.25 softcap 2 sinks, 1 × none, ";
+    let expected = "another list of layers: 1 × chunk:100 heads 4/2 dim 40 scale 0.25 softcap 2 sinks, 1 × none, ";
     assert_eq!(run.code, Some(2), "{}", run.said);
     assert!(run.said.contains(expected), "{}", run.said);
 }
@@ -121,7 +127,7 @@ fn a_job_plans_with_its_calibration_and_as_cadre_plan_says() {
         digests.push(plans);
     }
     assert!(digests[0].iter().zip(&digests[1]).all(|it| it.0 != it.1), "costs are in the plans");
-    let costs = |name: &str| rows(&place.path(name).join("headers.jsonl"))[0]["costs"].clone();
+    let costs = |name: &str| rows(&place.path(name).join("headers.jsonl"))[0]["costs"][1].clone();
     assert_eq!(
         (&costs("nominal")["task"], &costs("calibrated")["task"]),
         (&16_384.into(), &39_936.into())
@@ -192,18 +198,22 @@ fn a_replay_or_a_resume_with_other_layers_is_refused_by_name() {
         assert!(run.said.contains(expected), "{name}: {}", run.said);
     };
     refused("other", JOB, &replay, "layers of step 0 differs from this run's");
-    // A log of the version in which all phases came in one order.
+    // A log of the version in which all layers had the same heads.
     let older =
         fs::read_to_string(&log).expect("a log").lines().fold(String::new(), |all, line| {
             let mut header: serde_json::Value = serde_json::from_str(line).expect("a header");
-            header.as_object_mut().expect("a header").remove("turns").expect("its turns");
+            header["heads"] = header["layers"]["kinds"][0]["heads"].clone();
+            for kind in header["layers"]["kinds"].as_array_mut().expect("kinds") {
+                kind.as_object_mut().expect("a kind").remove("heads").expect("its heads");
+            }
             all + &header.to_string() + "\n"
         });
     let path = place.path("older.jsonl");
     fs::write(&path, older).expect("a small file");
     let older = ["--headers", &path.display().to_string()];
-    refused("older", MIXED, &older, "was written before headers had turns");
-    let expected = "another list of layers: 1 × window:40, 1 × causal, the job has 2 × causal";
+    refused("older", MIXED, &older, "was written before each kind of layers had its heads");
+    let expected = "another list of layers: 1 × window:40 heads 2/1 dim 32, 1 × causal heads 2/1 dim 32, the job has \
+                    2 × causal heads 2/1 dim 32";
     refused("calm", JOB, &["--resume"], expected);
     for (pattern, expected) in [
         ("--layers=window:0", "\"window:0\" is no kind of layers"),
@@ -211,6 +221,8 @@ fn a_replay_or_a_resume_with_other_layers_is_refused_by_name() {
         ("--layers=none", "none of the 2 layers has core attention"),
         ("--kv-heads=3", "2 query heads are no multiple of 3 KV heads"),
         ("--head-dim=260", "--head-dim 260 does not fit"),
+        ("'--layers=full heads 3/2'", "of which the first are a multiple"),
+        ("'--layers=full dim 260'", "is no head dim"),
     ] {
         refused("wrong", Job { every: pattern, ..JOB }, &[], expected);
     }

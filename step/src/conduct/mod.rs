@@ -14,7 +14,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Heads, RankId, Slot};
+use cadre_planner::{Costs, RankId, Slot};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, KvHeads, Log, Member, Placement, ViewNumber};
@@ -35,8 +35,6 @@ pub struct Draft {
     pub trainers: u16,
     /// Layers of the model, by kind.
     pub layers: Layers,
-    /// Heads of the model.
-    pub heads: Heads,
     /// Whether the KV heads of a document may part.
     pub kv_heads: KvHeads,
     /// Type of rows on the wire.
@@ -49,8 +47,8 @@ pub struct Draft {
     pub reproducible: bool,
     /// Where core attention is computed.
     pub placement: Placement,
-    /// What tasks cost.
-    pub costs: Costs,
+    /// What tasks cost, by kind of layers.
+    pub costs: Vec<Costs>,
     /// Whether trainers take the work of a lost pool.
     pub standby: Standby,
     /// Bytes that each trainer has for rows of others, as it serves in place or stands by.
@@ -194,14 +192,13 @@ impl Draft {
         let blank = Header {
             step,
             layers: self.layers.clone(),
-            heads: self.heads,
             kv_heads: self.kv_heads,
             wire: self.wire,
             seed: self.seed,
             numerics: self.numerics.clone(),
             placement: self.placement,
             slots: self.slots(view),
-            costs: self.costs,
+            costs: self.costs.clone(),
             turns: Turns::forward(NonZeroU16::MIN),
             nanos: Vec::new(),
             view: view.number,

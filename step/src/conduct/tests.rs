@@ -1,6 +1,6 @@
 //! Headers that are put together, and what trainers announce that cannot be.
 
-use cadre_planner::{DocumentId, Mask, Stretch};
+use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 
 use super::making::packing;
 use super::*;
@@ -10,18 +10,18 @@ use crate::planned::plans::MAX_PLANS;
 
 /// Of a model whose layers are all of other windows.
 fn draft(layers: u16) -> Draft {
-    let window = |left| Kind { mask: Mask::Window { left }, ..Kind::CAUSAL };
+    let causal = Kind::causal(Heads { query: 2, kv: 1, dim: 8 });
+    let window = |left| Kind { mask: Mask::Window { left }, ..causal };
     Draft {
         trainers: 1,
         layers: Layers::new((0..layers.into()).map(window)).unwrap(),
-        heads: Heads { query: 2, kv: 1, dim: 8 },
         kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 0,
         numerics: "test".into(),
         reproducible: true,
         placement: Placement::Local,
-        costs: Costs::default(),
+        costs: vec![Costs::default(); layers.into()],
         standby: Standby::No,
         trainer_memory: 1 << 20,
         replay: None,

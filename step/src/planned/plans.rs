@@ -5,8 +5,8 @@
 //! Invariant: every slot that a plan gives work has the memory that [`needed`] says.
 
 use cadre_planner::{
-    Error, Links, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle, memory_of_slots,
-    plan, plan_at_home, plan_beside,
+    Costs, Error, Links, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle,
+    memory_of_slots, plan, plan_at_home, plan_beside,
 };
 
 use super::wire_bytes;
@@ -74,12 +74,19 @@ pub(super) fn has_phases(header: &Header) -> Vec<bool> {
 /// # Errors
 ///
 /// The planner's.
+///
+/// # Panics
+///
+/// The header has other numbers of costs than of kinds.
 pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
     let kinds = header.layers.kinds();
-    let all = header.nanos.iter().flat_map(|nano| kinds.iter().map(move |kind| (nano, *kind)));
+    assert_eq!(header.costs.len(), kinds.len(), "each kind of layers has its costs");
+    let kinds = || kinds.iter().zip(&header.costs);
+    let all =
+        header.nanos.iter().flat_map(|nano| kinds().map(move |(kind, costs)| (nano, kind, costs)));
     let problems = all.zip(has_phases(header)).filter(|it| it.1).map(|it| it.0);
-    let planned = problems.map(|(nano, kind)| {
-        let problem = problem(header, nano, kind)?;
+    let planned = problems.map(|(nano, kind, costs)| {
+        let problem = problem(header, nano, (*kind, *costs))?;
         let plan = match header.placement {
             Placement::Pool => plan(&problem),
             Placement::Local => plan_at_home(&problem),
@@ -151,18 +158,22 @@ fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
     Err(unfit)
 }
 
-fn problem(header: &Header, nano: &Packing, kind: Kind) -> Result<Problem, Error> {
+fn problem(
+    header: &Header,
+    nano: &Packing,
+    (kind, costs): (Kind, Costs),
+) -> Result<Problem, Error> {
     Ok(Problem {
         layout: nano.layout(kind)?,
-        heads: header.heads,
+        heads: kind.heads,
         element_bytes: wire_bytes(header.wire),
         // A trainer is one processor, so heads may part; in as many lanes as heads they move together.
         lanes: match header.kv_heads {
-            KvHeads::Together => header.heads.kv,
+            KvHeads::Together => kind.heads.kv,
             KvHeads::Apart => 1,
         },
         slots: header.slots.clone(),
-        costs: header.costs,
+        costs,
         links: Links::equal(),
     })
 }

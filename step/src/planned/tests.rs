@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU16;
 
-use cadre_planner::{DocumentId, Mask, Slot as Place, SlotId, Stretch, memory_of_slot};
+use cadre_planner::{
+    Costs, DocumentId, Heads, Mask, Slot as Place, SlotId, Stretch, memory_of_slot,
+};
 
 use super::*;
 use crate::header::Placement;
@@ -17,11 +19,14 @@ fn header(masks: &[Mask]) -> Header {
         let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
         Packing::new(&[rows], vec![stretch(0, rows / 2), stretch(rows / 2, rows)]).unwrap()
     };
+    let causal = any.layers.kind_of(0);
+    let layers = Layers::new(masks.iter().map(|&mask| Kind { mask, ..causal })).unwrap();
     let server = |index| Member::Server { index, incarnation: 0, address: String::new() };
     let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
     Header {
         turns: Turns::together(NonZeroU16::new(2).unwrap()),
-        layers: Layers::new(masks.iter().map(|&mask| Kind { mask, ..Kind::CAUSAL })).unwrap(),
+        costs: vec![any.costs[0]; layers.kinds().len()],
+        layers,
         nanos: vec![nano(3_000), nano(5_000)],
         slots: vec![slot; 3],
         fillers: (0..3).map(|it| Some(server(it))).collect(),
@@ -110,6 +115,39 @@ fn the_plans_of_a_kind_are_those_of_a_model_that_has_no_other() {
         }
     }
     assert_ne!(mixed.digest, planned(&[Mask::Causal, near, near]).digest);
+}
+
+#[test]
+fn layers_of_other_heads_have_plans_costs_and_bytes_of_their_own() {
+    let narrow = Kind::causal(Heads { query: 4, kv: 4, dim: 8 });
+    let wide = Heads { query: 8, kv: 2, dim: 64 };
+    let wide = Kind { mask: Mask::Window { left: 99 }, ..Kind::causal(wide) };
+    let costs = [Costs { task: 1024, ..Costs::default() }, Costs::default()];
+    let of = |kinds: &[Kind], costs: &[Costs]| {
+        let layers = Layers::new(kinds.iter().copied()).unwrap();
+        let header = Header { layers, costs: costs.to_vec(), ..header(&[Mask::Causal]) };
+        PlannedStep::new(Arc::new(header))
+    };
+    let mixed = of(&[wide, narrow, wide], &costs).unwrap();
+    for (kind, own) in [wide, narrow].into_iter().enumerate() {
+        let alone = of(&[own], &costs[kind..=kind]).unwrap();
+        for nano in 0..2 {
+            let (plan, alone) = (&mixed.plans[2 * nano + kind], &alone.plans[nano]);
+            let Problem { heads, costs: found, lanes, .. } = *plan.problem;
+            assert_eq!((heads, found, lanes), (own.heads, costs[kind], own.heads.kv));
+            assert_eq!(plan.plan, alone.plan);
+            assert_eq!(plan.shape(Direction::Backward), alone.shape(Direction::Backward));
+        }
+    }
+    // Room for two phases of the wide layers, and for the largest bundle of any.
+    let needed = |step: &PlannedStep| needed(step.plans.iter().map(|it| (&*it.problem, &*it.plan)));
+    let (both, one) = (needed(&mixed), needed(&of(&[narrow], &costs[1..]).unwrap()));
+    assert!(both.iter().zip(&one).all(|(both, one)| both > one), "{both:?} {one:?}");
+    for wrong in [&costs[..1], &[costs, costs].concat()] {
+        let refused = of(&[wide, narrow], wrong).unwrap_err().to_string();
+        let expected = format!("step 0: its header has {} costs for 2 kinds", wrong.len());
+        assert!(refused.starts_with(&expected), "{refused}");
+    }
 }
 
 #[test]

@@ -169,16 +169,15 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
         ),
         (
             "layers",
-            "rank 1: its layers are 2 × window:8, those of step 0 are 2 × causal; give every rank the same model",
+            "rank 1: its layers are 1 × causal heads 2/1 dim 8, 1 × window:8 heads 2/1 dim 8, those of step 0 are \
+             2 × causal heads 2/1 dim 8; give every rank the same model",
         ),
         (
             "heads",
-            "rank 1 has 2 query and 2 KV heads of dim 8, step 0 2 query and 1 KV heads of dim 8; give every rank the same",
+            "rank 1: its layers are 1 × causal heads 2/1 dim 8, 1 × causal heads 4/2 dim 8, those of step 0 are \
+             2 × causal heads 2/1 dim 8; give every rank the same model",
         ),
-        (
-            "seed",
-            "rank 1 has the seed 1, step 0 the seed 0; give every rank the same model and seed",
-        ),
+        ("seed", "rank 1 has the seed 1, step 0 the seed 0; give every rank the same"),
         (
             "direction",
             "rank 1: step 0, layer 0, nano-batch 0, forward was submitted, but step 0, layer 0, nano-batch 0, \
@@ -221,15 +220,20 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
 }
 
 #[test]
-fn a_head_dim_that_no_engine_takes_is_refused_before_a_rank_joins() {
-    match ended(AttentionPlace::Pool, &[], Some("dim")).0 {
-        Err(RunError::BadInput { message, .. }) => assert!(
-            message.contains(
-                "no engine takes the head dim 12 of rank 1; give the model heads of a multiple of 8"
-            ),
-            "{message}"
+fn heads_that_nothing_computes_are_refused_before_a_rank_joins() {
+    for (mistake, words) in [
+        (
+            "dim",
+            "no engine takes the head dim 12 in layer 1 of rank 1; give the model heads of a multiple of 8",
         ),
-        other => panic!("{other:?}"),
+        ("uneven", "2 query heads in layer 1 of rank 1 are no multiple of its 3 KV heads; give"),
+    ] {
+        match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {
+            Err(RunError::BadInput { message, .. }) => {
+                assert!(message.contains(words), "{message}");
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }
 

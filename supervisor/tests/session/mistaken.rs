@@ -24,18 +24,15 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let contract = Contract::from_env()?;
     let other = mistake == "layers" && contract.me.index == 1;
     let mask = if other { Mask::Window { left: 7 } } else { Mask::Causal };
-    let layers = Layers::alike(Layer { mask, ..Layer::CAUSAL }, 2)?;
+    let heads = match mistake {
+        "heads" if contract.me.index == 1 => Heads { query: 4, kv: 2, ..HEADS },
+        "dim" if contract.me.index == 1 => Heads { dim: 12, ..HEADS },
+        "uneven" if contract.me.index == 1 => Heads { kv: 3, ..HEADS },
+        _ => HEADS,
+    };
+    let layers = Layers::new([Layer::causal(HEADS), Layer { mask, ..Layer::causal(heads) }])?;
     let join = || Join {
         layers: layers.clone(),
-        heads: if contract.me.index == 0 {
-            HEADS
-        } else {
-            match mistake {
-                "heads" => Heads { kv: 2, ..HEADS },
-                "dim" => Heads { dim: 12, ..HEADS },
-                _ => HEADS,
-            }
-        },
         kv_heads: KvHeads::Apart,
         steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
         seed: u64::from(mistake == "seed") * u64::from(contract.me.index),

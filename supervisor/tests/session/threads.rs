@@ -33,8 +33,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let session = Session::join(
         &Contract::from_env()?,
         Join {
-            layers: Layers::alike(Layer::CAUSAL, 1)?,
-            heads: HEADS,
+            layers: Layers::alike(Layer::causal(HEADS), 1)?,
             kv_heads: KvHeads::Apart,
             steps: Some(1),
             seed: 0,

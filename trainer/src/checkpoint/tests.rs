@@ -8,7 +8,8 @@ fn layout() -> Parameters {
 }
 
 fn layers(pattern: &str) -> Stack {
-    pattern.parse::<Pattern>().unwrap().over(2, Scores::default()).unwrap()
+    let heads = Config::preset("tiny").unwrap().heads();
+    pattern.parse::<Pattern>().unwrap().over(2, heads, Scores::default()).unwrap()
 }
 
 fn state(step: u64) -> State {
@@ -195,14 +196,17 @@ fn only_a_model_of_causal_layers_alone_is_called_a_llama() {
         (1, "full", plain, true),
         (2, "full,window:4096", plain, false),
         (3, "full", Scores { softcap, ..plain }, false),
+        (4, "full,full dim 64", plain, false),
     ] {
-        let layers = pattern.parse::<Pattern>().unwrap().over(2, scores).unwrap();
-        let state = State { layers, ..state(step) };
+        let state = state(step);
+        let layers = pattern.parse::<Pattern>().unwrap();
+        let layers = layers.over(2, state.model.heads(), scores).unwrap();
+        let state = State { layers, ..state };
         let writer = Writer { rank: 0, keep: 3 };
         let path = save(folder.path(), (&state, None), &layout(), &values, writer, &|| ()).unwrap();
         assert_eq!(path.join(CONFIG).is_file(), is_llama, "{pattern}");
     }
-    let state = state(4);
+    let state = state(5);
     let uneven = State { model: Config { query_heads: 6, ..state.model }, ..state.clone() };
     let expected =
         "its width 64 is no multiple of its 6 query heads, as transformers asks of a Llama";
@@ -285,10 +289,10 @@ fn damaged_checkpoints_are_refused() {
         let text = String::from_utf8(bytes.clone()).unwrap();
         // As it was before layers had kinds.
         let older =
-            text.replace("\"format\": 5", "\"format\": 2").replace("\"layers\"", "\"none\"");
+            text.replace("\"format\": 6", "\"format\": 2").replace("\"layers\"", "\"none\"");
         *bytes = older.into_bytes();
     };
-    check(STATE, &other_format, "has format 2, this build knows 5");
+    check(STATE, &other_format, "has format 2, this build knows 6");
     fs::remove_file(folder.path().join("step-4").join(MODEL)).unwrap();
     write(folder.path(), 5).unwrap();
     fs::remove_file(folder.path().join("step-5").join(STATE)).unwrap();
@@ -312,7 +316,8 @@ fn checkpoints_of_another_run_are_refused_by_field() {
     check(&|it| it.trainers = 3, Some("another number of trainers: 2, the job has 3"));
     check(&|it| it.model.layers = 3, Some("another model"));
     check(&|it| it.layers = layers("full,full"), None);
-    let expected = "another list of layers: 2 × causal, the job has 1 × window:64, 1 × causal";
+    let expected = "another list of layers: 2 × causal heads 2/1 dim 32, the job has \
+                    1 × window:64 heads 2/1 dim 32, 1 × causal heads 2/1 dim 32";
     check(&|it| it.layers = layers("window:64,full"), Some(expected));
     check(&|it| it.seed = 2, Some("another seed"));
     check(&|it| it.corpus = "0".into(), Some("another corpus"));

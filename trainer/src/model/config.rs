@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use cadre_worker::session::Sinks;
+use cadre_planner::Heads;
+use cadre_worker::session::{Kind, Sinks};
 use rand_chacha::rand_core::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +22,11 @@ pub struct Config {
     pub width: usize,
     /// Layers.
     pub layers: usize,
-    /// Query heads, a multiple of the KV heads.
+    /// Query heads, a multiple of the KV heads, of layers that say no others.
     pub query_heads: usize,
-    /// KV heads.
+    /// KV heads, likewise.
     pub kv_heads: usize,
-    /// Dimension of a head, a multiple of 8 up to 256.
+    /// Dimension of a head, likewise: a multiple of 8 up to 256.
     pub head_dim: usize,
     /// Inner width of SwiGLU.
     pub feed_forward: usize,
@@ -57,14 +58,10 @@ impl Config {
         Self { width, layers, query_heads, kv_heads, head_dim, feed_forward }
     }
 
-    /// Numbers in a row of Q, O, dO and dQ.
-    pub fn query_width(&self) -> usize {
-        self.query_heads * self.head_dim
-    }
-
-    /// Numbers in a row of K, V, dK and dV.
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+    /// Heads of layers that say no others.
+    pub fn heads(&self) -> Heads {
+        let [query, kv, dim] = [self.query_heads, self.kv_heads, self.head_dim].map(|it| it as u16);
+        Heads { query, kv, dim }
     }
 
     /// The sizes as transformers reads them of a Llama whose documents have at most `positions` rows.
@@ -173,28 +170,32 @@ impl Parameters {
             range
         };
         let Config { width, feed_forward, .. } = *config;
-        let (query, kv) = (config.query_width(), config.kv_width());
         let embedding = place("model.embed_tokens.weight".into(), VOCABULARY, width);
         let layers = (0..config.layers)
             .map(|layer| {
                 let name = |name: &str| format!("model.layers.{layer}.{name}");
                 let mut of = |it: &str, rows, columns| place(name(it) + ".weight", rows, columns);
                 let kind = stack.kind_of(layer);
-                let mut attention = kind.map(|_| AttentionParameters {
-                    norm: of("input_layernorm", 1, width),
-                    q: of("self_attn.q_proj", query, width),
-                    k: of("self_attn.k_proj", kv, width),
-                    v: of("self_attn.v_proj", kv, width),
-                    o: of("self_attn.o_proj", width, query),
-                    sinks: 0..0,
+                let mut attention = kind.map(|it| {
+                    let [query, kv] = widths(it.heads);
+                    AttentionParameters {
+                        norm: of("input_layernorm", 1, width),
+                        q: of("self_attn.q_proj", query, width),
+                        k: of("self_attn.k_proj", kv, width),
+                        v: of("self_attn.v_proj", kv, width),
+                        o: of("self_attn.o_proj", width, query),
+                        sinks: 0..0,
+                    }
                 });
                 let feed_norm = of("post_attention_layernorm", 1, width);
                 // Two tensors by name, one matrix to multiply with.
                 let gate = of("mlp.gate_proj", feed_forward, width);
                 let gate_up = gate.start..of("mlp.up_proj", feed_forward, width).end;
                 let down = of("mlp.down_proj", width, feed_forward);
-                if let (Some(it), Some(Sinks::Learnt)) = (&mut attention, kind.map(|it| it.sinks)) {
-                    it.sinks = place(name(SINKS), 1, config.query_heads);
+                if let (Some(it), Some(Kind { heads, sinks: Sinks::Learnt, .. })) =
+                    (&mut attention, kind)
+                {
+                    it.sinks = place(name(SINKS), 1, heads.query.into());
                 }
                 LayerParameters { attention, feed_norm, gate_up, down }
             })
@@ -263,6 +264,11 @@ impl Parameters {
     }
 }
 
+/// Numbers in a row of Q, O, dO and dQ, and in one of K, V, dK and dV.
+pub(super) fn widths(Heads { query, kv, dim }: Heads) -> [usize; 2] {
+    [query, kv].map(|it| usize::from(it) * usize::from(dim))
+}
+
 /// Nearly normal, deviation 1: the sum of eight uniform numbers. Only + and ×, so the same bits on
 /// every machine; no value is beyond ±4.9.
 fn normal(low: u64, high: u64) -> f32 {
@@ -274,16 +280,16 @@ fn normal(low: u64, high: u64) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use cadre_worker::session::Kind;
-
     use super::*;
 
     #[test]
     fn tensors_follow_one_another_and_start_as_documented() {
         let (_, config) = Config::PRESETS[0];
-        let kind = Kind { sinks: Sinks::Learnt, ..Kind::CAUSAL };
-        let stack = Stack::new(vec![None, Some(kind)]).unwrap();
-        let parameters = Parameters::new(&config, &stack);
+        let kind = Kind { sinks: Sinks::Learnt, ..Kind::causal(config.heads()) };
+        let wide = Heads { query: 3, kv: 1, dim: 40 };
+        let wide = Kind { heads: wide, ..kind };
+        let stack = Stack::new(vec![None, Some(kind), Some(wide)]).unwrap();
+        let parameters = Parameters::new(&Config { layers: 3, ..config }, &stack);
         let mut end = 0;
         for tensor in parameters.tensors() {
             assert_eq!(tensor.range.start, end);
@@ -308,6 +314,14 @@ mod tests {
         filled("model.layers.0.post_attention_layernorm.weight", 1.0);
         for part in ["input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.sinks"] {
             assert!(!tensors.contains_key(&format!("model.layers.0.{part}")[..]), "{part}");
+        }
+        let shape = |name: &str| (tensors[name].rows, tensors[name].columns);
+        for (layer, query, kv, sinks) in [(1, 64, 32, 2), (2, 120, 40, 3)] {
+            let name = |it: &str| format!("model.layers.{layer}.self_attn.{it}");
+            assert_eq!(shape(&name("q_proj.weight")), (query, 64));
+            assert_eq!(shape(&name("v_proj.weight")), (kv, 64));
+            assert_eq!(shape(&name("o_proj.weight")), (64, query));
+            assert_eq!(shape(&name("sinks")), (1, sinks));
         }
         let embedding = &values[parameters.embedding.clone()];
         let mean = embedding.iter().sum::<f32>() / embedding.len() as f32;

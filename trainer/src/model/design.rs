@@ -2,6 +2,8 @@
 //!
 //! In: a [`Design`]. Out: the sizes and layers of a model, or which option does not fit and what to do. It makes no model.
 
+use cadre_planner::Heads;
+
 use super::config::{Config, UnknownModel};
 use super::pattern::{Pattern, PatternError, Scores};
 use super::stack::Stack;
@@ -75,7 +77,11 @@ impl Design {
     /// [`DesignError`].
     pub fn build(&self) -> Result<(Config, Stack), DesignError> {
         let config = self.sizes.of(Config::preset(&self.preset)?)?;
-        Ok((config, self.layers.over(config.layers, self.scores)?))
+        let stack = self.layers.over(config.layers, config.heads(), self.scores)?;
+        // Those that all layers have are the model's, whoever said them.
+        let Heads { query, kv, dim } = stack.heads().unwrap_or(config.heads());
+        let [query_heads, kv_heads, head_dim] = [query, kv, dim].map(usize::from);
+        Ok((Config { query_heads, kv_heads, head_dim, ..config }, stack))
     }
 }
 
@@ -134,6 +140,24 @@ mod tests {
         assert_eq!(tiny(sizes), Ok(Config { kv_heads: 2, head_dim: 256, ..preset }));
         let sizes = Sizes { depth: Some(3), width: Some(72), ..Sizes::default() };
         assert_eq!(tiny(sizes), Ok(Config { layers: 3, width: 72, ..preset }));
+    }
+
+    #[test]
+    fn heads_that_all_layers_have_are_the_models() {
+        let built = |pattern: &str| {
+            let (preset, layers) = ("tiny".into(), pattern.parse().unwrap());
+            let (sizes, scores) = (Sizes::default(), Scores::default());
+            Design { preset, sizes, layers, scores }.build().unwrap()
+        };
+        let preset = Config::preset("tiny").unwrap();
+        let wide = Config { query_heads: 3, kv_heads: 3, head_dim: 40, ..preset };
+        assert_eq!(built("full heads 3/3 dim 40").0, wide);
+        assert_eq!(built("window:9 heads 3/3 dim 40, none").0, wide);
+        let (config, stack) = built("full heads 3/3 dim 40, window:9 dim 64");
+        assert_eq!((config, stack.heads()), (preset, None));
+        let heads = [0, 1].map(|it| stack.core().kind_of(it).heads);
+        let own = Heads { query: 2, kv: 1, dim: 64 };
+        assert_eq!(heads, [wide.heads(), own], "what a word leaves out is the model's");
     }
 
     #[test]

@@ -86,9 +86,7 @@ impl Model {
         for (sum, of) in gradients[at.sinks].iter_mut().zip(dsinks) {
             *sum += of;
         }
-        let (query, kv) = (self.config.query_width(), self.config.kv_width());
-        self.rotation.turn(threads, &mut dq, query, kept.positions(), Turn::Back);
-        self.rotation.turn(threads, &mut dk, kv, kept.positions(), Turn::Back);
+        self.rotate(layer, [&mut dq, &mut dk], kept, Turn::Back);
 
         let Activations { stream: dx, layers, .. } = kept;
         let it = &mut layers[layer];

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use cadre_planner::Heads;
 use cadre_worker::session::{Kind, Layers};
 use serde::{Deserialize, Serialize};
 
@@ -105,12 +106,20 @@ impl Stack {
         self.with[core] + 1..self.with.get(core + 1).copied().unwrap_or(self.layers)
     }
 
-    /// Why it is no Llama, in words: the first layer that is not causal, or is more than that.
+    /// The heads of all layers, if they have the same.
+    pub fn heads(&self) -> Option<Heads> {
+        let mut each = self.core.kinds().iter().map(|it| it.heads);
+        let first = each.next()?;
+        each.all(|it| it == first).then_some(first)
+    }
+
+    /// Why it is no Llama, in words: the first layer that is not causal, or is more than that, or has other heads than the first.
     pub fn beyond_llama(&self) -> Option<String> {
-        let (at, kind) = self.kinds().enumerate().find(|(_, kind)| *kind != Some(Kind::CAUSAL))?;
+        let plain = Kind::causal(self.core.kind_of(0).heads);
+        let (at, kind) = self.kinds().enumerate().find(|(_, kind)| *kind != Some(plain))?;
         let what = kind.map_or_else(|| "none".to_owned(), |it| it.to_string());
         Some(format!(
-            "layer {at} is {what}, and all layers of a Llama are causal with nothing more"
+            "layer {at} is {what}, and all layers of a Llama are causal with the same heads and nothing more"
         ))
     }
 
@@ -153,14 +162,15 @@ mod tests {
 
     use super::*;
 
-    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 }, ..Kind::CAUSAL };
+    const CAUSAL: Kind = Kind::causal(Heads { query: 2, kv: 1, dim: 32 });
+    const NEAR: Kind = Kind { mask: Mask::Window { left: 63 }, ..CAUSAL };
 
     #[test]
     fn layers_are_numbered_among_all_and_among_those_with_attention() {
-        let each = vec![None, Some(NEAR), None, None, Some(Kind::CAUSAL), Some(NEAR), None];
+        let each = vec![None, Some(NEAR), None, None, Some(CAUSAL), Some(NEAR), None];
         let stack = Stack::new(each.clone()).unwrap();
         assert_eq!((stack.layers(), stack.core().count()), (7, 3));
-        assert_eq!(stack.core(), &Layers::new([NEAR, Kind::CAUSAL, NEAR]).unwrap());
+        assert_eq!(stack.core(), &Layers::new([NEAR, CAUSAL, NEAR]).unwrap());
         assert_eq!((0..7).map(|it| stack.kind_of(it)).collect::<Vec<_>>(), each);
         // Every layer once: those before, then each with what is behind it.
         let mut order: Vec<_> = stack.before().collect();
@@ -170,17 +180,29 @@ mod tests {
         }
         assert_eq!(order, [0, 1, 2, 3, 4, 5, 6]);
         let text = "1 × none, 1 × window:64, 2 × none, 1 × causal, 1 × window:64, 1 × none";
-        assert_eq!(stack.to_string(), text);
+        assert_eq!(stack.to_string().replace(" heads 2/1 dim 32", ""), text);
         let json = serde_json::to_string(&stack).unwrap();
         assert_eq!(serde_json::from_str::<Stack>(&json).unwrap(), stack);
         let beyond = |layers: &[Option<Kind>]| Stack::new(layers.to_vec()).unwrap().beyond_llama();
-        let (near, causal) = (Some(NEAR), Some(Kind::CAUSAL));
-        let why =
-            |what| Some(format!("{what}, and all layers of a Llama are causal with nothing more"));
-        assert_eq!(beyond(&[causal, near]), why("layer 1 is window:64"));
+        let (near, causal) = (Some(NEAR), Some(CAUSAL));
+        let why = |what| {
+            Some(format!(
+                "{what}, and all layers of a Llama are causal with the same heads and nothing more"
+            ))
+        };
+        assert_eq!(beyond(&[causal, near]), why("layer 1 is window:64 heads 2/1 dim 32"));
         assert_eq!(beyond(&[None, causal]), why("layer 0 is none"));
-        let sinks = Some(Kind { sinks: Sinks::Learnt, ..Kind::CAUSAL });
-        assert_eq!(beyond(&[causal, causal, sinks]), why("layer 2 is causal sinks"));
+        let sinks = Some(Kind { sinks: Sinks::Learnt, ..CAUSAL });
+        let wide = Some(Kind::causal(Heads { query: 2, kv: 1, dim: 64 }));
+        assert_eq!(
+            beyond(&[causal, causal, sinks]),
+            why("layer 2 is causal heads 2/1 dim 32 sinks")
+        );
+        assert_eq!(beyond(&[causal, wide]), why("layer 1 is causal heads 2/1 dim 64"));
+        assert_eq!(beyond(&[wide, wide]), None);
+        let heads = |layers: &[Option<Kind>]| Stack::new(layers.to_vec()).unwrap().heads();
+        assert_eq!(heads(&[None, near, causal]), Some(CAUSAL.heads));
+        assert_eq!(heads(&[causal, wide]), None);
         assert_eq!(beyond(&[causal, causal]), None);
     }
 

@@ -8,12 +8,13 @@
 //! Invariant: the stages of a nano-batch run in the order embed, (before, after) per layer (without core attention: pass by),
 //! head, then the gradients backwards; nano-batches share nothing but the gradient buffer.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use cadre_kernels::matmul::Accumulate;
-use cadre_kernels::{Heads, Linear, LinearRows, Threads, device};
+use cadre_kernels::{Linear, LinearRows, Threads, device};
 
-use super::config::{AttentionParameters, Config, Parameters, VOCABULARY};
+use super::config::{AttentionParameters, Config, Parameters, VOCABULARY, widths};
 use super::math::{blocks, cross_entropy, norm, norm_gradient, share, swiglu};
 use super::rope::{Rotation, Turn};
 use super::stack::Stack;
@@ -25,7 +26,8 @@ pub struct Model {
     pub(super) config: Config,
     pub(super) stack: Stack,
     pub(super) parameters: Parameters,
-    pub(super) rotation: Rotation,
+    /// By head dim.
+    pub(super) rotations: BTreeMap<usize, Rotation>,
     pub(super) threads: Threads,
     pub(super) linear: Linear,
     pub(super) scratch: Scratch,
@@ -87,9 +89,10 @@ impl Model {
     pub fn new(config: Config, stack: Stack, positions: u32, threads: Threads) -> Self {
         assert_eq!(stack.layers(), config.layers, "layers of another model");
         let parameters = Parameters::new(&config, &stack);
-        let rotation = Rotation::new(config.head_dim, positions);
-        let linear = Linear::cpu(threads);
-        Self { config, stack, parameters, rotation, threads, linear, scratch: Scratch::default() }
+        let dims = stack.core().kinds().iter().map(|it| usize::from(it.heads.dim));
+        let rotations = dims.map(|dim| (dim, Rotation::new(dim, positions))).collect();
+        let (linear, scratch) = (Linear::cpu(threads), Scratch::default());
+        Self { config, stack, parameters, rotations, threads, linear, scratch }
     }
 
     /// The same model with its linear layers computed by `linear`, which knows [`Parameters::weights`].
@@ -137,17 +140,27 @@ impl Model {
         self.threads
     }
 
-    /// Heads of core attention.
-    pub fn heads(&self) -> Heads {
-        let Config { query_heads, kv_heads, head_dim, .. } = self.config;
-        Heads { query: query_heads, kv: kv_heads, dim: head_dim }
+    /// Turns Q, or its gradient, and K, or its own, of a layer.
+    pub(super) fn rotate(
+        &self,
+        layer: usize,
+        [q, k]: [&mut [f32]; 2],
+        kept: &Activations,
+        turn: Turn,
+    ) {
+        let heads = self.stack.kind_of(layer).expect("a layer with core attention").heads;
+        let rotation = &self.rotations[&usize::from(heads.dim)];
+        for (rows, width) in [q, k].into_iter().zip(widths(heads)) {
+            rotation.turn(self.threads, rows, width, kept.positions(), turn);
+        }
     }
 
     /// Starts the forward pass of `rows`.
     pub fn embed(&mut self, parameters: &[f32], rows: Rows, kept: &mut Activations) {
         let width = self.config.width;
         let table = &parameters[self.parameters.embedding.clone()];
-        self.rotation.reach(rows.positions.iter().max().map_or(0, |it| it + 1));
+        let positions = rows.positions.iter().max().map_or(0, |it| it + 1);
+        self.rotations.values_mut().for_each(|it| it.reach(positions));
         fit(&mut kept.stream, rows.ids.len() * width);
         share(self.threads, blocks(&mut kept.stream, width, &rows.ids), |(stream, ids)| {
             for (row, &id) in stream.chunks_exact_mut(width).zip(ids) {
@@ -165,8 +178,7 @@ impl Model {
         kept: &mut Activations,
         layer: usize,
     ) -> Result<[Vec<f32>; 3], device::Error> {
-        let Self { config, threads, .. } = self;
-        let (threads, count) = (*threads, kept.positions().len());
+        let (threads, count) = (self.threads, kept.positions().len());
         let at = self.parameters.attention(layer);
         let it = &mut kept.layers[layer];
         std::mem::swap(&mut it.x, &mut kept.stream);
@@ -176,15 +188,13 @@ impl Model {
         norm(threads, &it.x, gain, normed, &mut it.factors);
 
         let zeroed = |width: usize| vec![0.0; count * width];
-        let mut q = zeroed(config.query_width());
-        let [mut k, mut v] = [0; 2].map(|_| zeroed(config.kv_width()));
+        let [query, kv] = [&at.q, &at.k].map(|it| it.len() / self.config.width);
+        let [mut q, mut k, mut v] = [query, kv, kv].map(zeroed);
         let mut outputs: [(&Range<usize>, &mut [f32]); 3] =
             [(&at.q, &mut q), (&at.k, &mut k), (&at.v, &mut v)];
         let normed = LinearRows::new(normed, count);
         self.linear.apply(parameters, normed, &mut outputs, Accumulate::Replace)?;
-        let positions = kept.positions();
-        self.rotation.turn(threads, &mut q, config.query_width(), positions, Turn::Forward);
-        self.rotation.turn(threads, &mut k, config.kv_width(), positions, Turn::Forward);
+        self.rotate(layer, [&mut q, &mut k], kept, Turn::Forward);
         Ok([q, k, v])
     }
 

@@ -99,11 +99,6 @@ impl Process {
         };
         let join = Join {
             layers: stack.core().clone(),
-            heads: cadre_planner::Heads {
-                query: config.query_heads as u16,
-                kv: config.kv_heads as u16,
-                dim: config.head_dim as u16,
-            },
             kv_heads: args.kv_heads,
             steps: Some(args.steps.get()),
             seed: args.seed,

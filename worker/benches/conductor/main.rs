@@ -305,15 +305,15 @@ fn encoded(said: &Said) -> Vec<u8> {
 fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
     let draft = Draft {
         trainers,
-        layers: Layers::alike(Kind::CAUSAL, layers).expect("there is a layer"),
-        heads: Heads { query: 8, kv: 2, dim: 128 },
+        layers: Layers::alike(Kind::causal(Heads { query: 8, kv: 2, dim: 128 }), layers)
+            .expect("there is a layer"),
         kv_heads: KvHeads::Together,
         wire: Wire::Bf16,
         seed: 1,
         numerics: "bench".into(),
         reproducible: true,
         placement: Placement::Pool,
-        costs: Costs::default(),
+        costs: vec![Costs::default()],
         standby: Standby::No,
         trainer_memory: 1 << 40,
         replay: None,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
 use cadre_kernels::device::{self, Refusal};
-use cadre_kernels::{Engine, EngineError, Heads};
+use cadre_kernels::{Engine, EngineError};
 use cadre_planner::BundleId;
 use cadre_protocol::Phase;
 
@@ -30,7 +30,7 @@ pub use self::flight::Flight;
 pub use self::flying::Flying;
 pub use self::promise::{Promise, Word};
 pub use self::resident::Resident;
-pub use self::view::mask;
+pub use self::view::{heads, mask};
 use cadre_step::phases::Direction;
 use cadre_step::planned::PlannedStep;
 
@@ -100,15 +100,14 @@ impl<M> Work<M> {
 
     /// Cost at which a launch of such works is long enough.
     fn launch_cost(&self, engine: &Engine) -> u64 {
-        let heads = self.planned.nano_of(self.phase).0.problem.heads;
-        let heads = Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() };
-        engine.launch_cost(heads, matches!(self.planned.header.wire, Wire::Bf16))
+        let heads = self.planned.kind_of(self.phase).heads;
+        engine.launch_cost(self::heads(heads), matches!(self.planned.header.wire, Wire::Bf16))
     }
 
     /// Cost in the planner's unit, for fusing and reports.
     pub fn cost(&self) -> u64 {
         let (nano, direction) = self.planned.nano_of(self.phase);
-        let dim = u64::from(nano.problem.heads.dim);
+        let dim = u64::from(nano.dim());
         match direction {
             Direction::Forward => {
                 let task = &nano.plan.tasks()[self.work as usize];

@@ -49,7 +49,7 @@ impl<'a, M> View<'a, M> {
 
     /// Heads of a task of the kernels': one of the bundle's KV heads.
     pub(super) fn heads(&self) -> Heads {
-        let heads = self.nano.problem.heads;
+        let heads = self.kind.heads;
         Heads { query: (heads.query / heads.kv).into(), kv: 1, dim: heads.dim.into() }
     }
 
@@ -63,7 +63,7 @@ impl<'a, M> View<'a, M> {
     }
 
     pub(super) fn scale(&self) -> f32 {
-        self.kind.scale_of(self.nano.problem.heads.dim.into())
+        self.kind.scale_of()
     }
 
     pub(super) fn softcap(&self) -> Option<f32> {
@@ -164,6 +164,11 @@ pub fn mask(planned: cadre_planner::Mask) -> Mask {
         cadre_planner::Mask::Full => Mask::Full,
         cadre_planner::Mask::Window { left } => Mask::Window { left },
     }
+}
+
+/// Heads of the planner, as the kernels name them.
+pub fn heads(planned: cadre_planner::Heads) -> Heads {
+    Heads { query: planned.query.into(), kv: planned.kv.into(), dim: planned.dim.into() }
 }
 
 /// The task of a forward work, and its bundle's rows.

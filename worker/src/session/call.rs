@@ -258,7 +258,7 @@ pub enum Error {
         /// What is wrong.
         source: cadre_step::turns::Error,
     },
-    /// A step of a model with other layers.
+    /// A step of a model with other layers, or heads in them.
     #[error(
         "rank {rank}: its layers are {own}, those of step {step} are {job}; give every rank the same model"
     )]
@@ -272,17 +272,17 @@ pub enum Error {
         /// Those of rank 0, in the header.
         job: String,
     },
-    /// A step of a model with other heads, or with another seed.
-    #[error("rank {rank} has {own}, step {step} {job}; give every rank the same model and seed")]
-    Model {
-        /// Whose model differs.
+    /// A step of a job with another seed.
+    #[error("rank {rank} has the seed {own}, step {step} the seed {job}; give every rank the same")]
+    Seed {
+        /// Whose seed differs.
         rank: u16,
         /// The step.
         step: u64,
         /// What the rank has.
-        own: String,
+        own: u64,
         /// What rank 0 has, in the header.
-        job: String,
+        job: u64,
     },
     /// A result holds NaN or infinity.
     #[error("rank {rank}, {phase}: {source}; look at its inputs first")]

@@ -19,7 +19,7 @@ use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::{KvHeads, Placement};
-use cadre_step::layers::Layers;
+use cadre_step::layers::{Kind, Layers};
 
 use super::{Model, Rank, Session};
 use crate::attach::{
@@ -37,7 +37,7 @@ use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
 use crate::io::tasks::Tasks;
 use crate::io::{Outlets, Request, start};
-use crate::launch::Launcher as _;
+use crate::launch::{Launcher as _, heads};
 use crate::memory::{Memory, Place as _};
 use crate::profile;
 
@@ -45,8 +45,6 @@ use crate::profile;
 pub struct Join<'a> {
     /// Layers with core attention, by kind; the same for every rank.
     pub layers: Layers,
-    /// Heads of every layer.
-    pub heads: Heads,
     /// Whether the KV heads of a document may go to different servers; what rank 0 says counts.
     pub kv_heads: KvHeads,
     /// Steps of the job, if they are known: [`Rank::announce_end`] tells them later else.
@@ -108,20 +106,40 @@ pub enum JoinError {
         rank: u16,
     },
     /// The model has no core attention.
-    #[error("{what} of rank {rank} is 0; give the model layers with heads, or do without the pool")]
+    #[error(
+        "{what} in layer {layer} of rank {rank} is 0; give the model layers with heads, or do without the pool"
+    )]
     Nothing {
         /// Which rank.
         rank: u16,
+        /// Among those with core attention.
+        layer: usize,
         /// Which number.
         what: &'static str,
     },
+    /// KV heads that query heads do not share evenly.
+    #[error(
+        "{query} query heads in layer {layer} of rank {rank} are no multiple of its {kv} KV heads; give each KV head as many"
+    )]
+    Uneven {
+        /// Which rank.
+        rank: u16,
+        /// Among those with core attention.
+        layer: usize,
+        /// Query heads.
+        query: u16,
+        /// KV heads.
+        kv: u16,
+    },
     /// No engine computes such heads.
     #[error(
-        "no engine takes the head dim {dim} of rank {rank}; give the model heads of a multiple of 8 up to 256"
+        "no engine takes the head dim {dim} in layer {layer} of rank {rank}; give the model heads of a multiple of 8 up to 256"
     )]
     HeadDim {
         /// Which rank.
         rank: u16,
+        /// Among those with core attention.
+        layer: usize,
         /// Its head dim.
         dim: u16,
     },
@@ -145,6 +163,7 @@ impl JoinError {
             | Self::Headers(_)
             | Self::Profile(_)
             | Self::Nothing { .. }
+            | Self::Uneven { .. }
             | Self::HeadDim { .. } => true,
             Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
         }
@@ -201,19 +220,7 @@ impl Session {
     /// [`JoinError`]. Nothing is left running then.
     pub fn join(contract: &Contract, join: Join<'_>) -> Result<Self, JoinError> {
         let rank = contract.me.index;
-        let Heads { query, kv, dim } = join.heads;
-        for (number, what) in [
-            (query, "the number of query heads"),
-            (kv, "the number of KV heads"),
-            (dim, "the head dim"),
-        ] {
-            if number == 0 {
-                return Err(JoinError::Nothing { rank, what });
-            }
-        }
-        if !cadre_kernels::is_head_dim(dim.into()) {
-            return Err(JoinError::HeadDim { rank, dim });
-        }
+        check_heads(rank, &join.layers)?;
         let joined = Once::take(rank)?;
         // Before the controller hears of this rank: bits depend on the engine.
         let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
@@ -252,10 +259,8 @@ impl Session {
         let first = first(&settings, &engine).map_err(JoinError::First)?;
         let numerics = engine.numerics_id();
         let promised = settings.reproducible.then(|| numerics.clone());
-        let Heads { query, kv, dim } = join.heads;
-        let [query, kv, elements] = [query, kv, dim].map(usize::from);
-        let heads = cadre_kernels::Heads { query, kv, dim: elements };
-        let processor = engine.processor(heads, settings.wire == Wire::Bf16);
+        let processors = |it: &Kind| engine.processor(heads(it.heads), settings.wire == Wire::Bf16);
+        let processors: Vec<String> = join.layers.kinds().iter().map(processors).collect();
         let gpu = |source| JoinError::Gpu { rank, source };
         let threads = |source| JoinError::Threads { rank, source };
         let engine = engine.reproducible(settings.reproducible).map_err(gpu)?;
@@ -281,7 +286,9 @@ impl Session {
         let conducting = if rank == 0 {
             // A log of headers has its costs.
             let profile = contract.profile.as_deref().filter(|_| settings.headers.is_none());
-            let costs = profile::costs_here(profile, dim, &processor)?;
+            let kinds = join.layers.kinds().iter().zip(&processors);
+            let costs = kinds.map(|(it, here)| profile::costs_here(profile, it.heads.dim, here));
+            let costs = costs.collect::<Result<Vec<_>, _>>()?;
             Some(conducting(&join, &settings, (numerics, costs), first, shared.now())?)
         } else {
             None
@@ -312,7 +319,7 @@ impl Session {
         Once::joined(handle.line());
         let compute = Compute::new(launcher, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let model = Model { layers: join.layers, heads: join.heads, seed: join.seed };
+        let model = Model { layers: join.layers, seed: join.seed };
         let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let pod = contract.is_pod();
@@ -321,18 +328,40 @@ impl Session {
     }
 }
 
+/// Refuses heads that nothing computes.
+fn check_heads(rank: u16, layers: &Layers) -> Result<(), JoinError> {
+    for layer in 0..usize::from(layers.count()) {
+        let Heads { query, kv, dim } = layers.kind_of(layer).heads;
+        for (number, what) in [
+            (query, "the number of query heads"),
+            (kv, "the number of KV heads"),
+            (dim, "the head dim"),
+        ] {
+            if number == 0 {
+                return Err(JoinError::Nothing { rank, layer, what });
+            }
+        }
+        if !query.is_multiple_of(kv) {
+            return Err(JoinError::Uneven { rank, layer, query, kv });
+        }
+        if !cadre_kernels::is_head_dim(dim.into()) {
+            return Err(JoinError::HeadDim { rank, layer, dim });
+        }
+    }
+    Ok(())
+}
+
 /// The conductor of the job, in rank 0.
 fn conducting(
     join: &Join<'_>,
     settings: &Settings,
-    (numerics, costs): (String, Costs),
+    (numerics, costs): (String, Vec<Costs>),
     first: u64,
     now: Nanos,
 ) -> Result<Conducting, JoinError> {
     let draft = Draft {
         trainers: settings.trainers,
         layers: join.layers.clone(),
-        heads: join.heads,
         kv_heads: join.kv_heads,
         wire: settings.wire,
         seed: join.seed,

@@ -61,7 +61,7 @@ pub use self::rows::{Rows, RowsMut};
 pub use crate::attach::{ASSEMBLE, Contract};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
 pub use cadre_step::header::KvHeads;
-pub use cadre_step::layers::{Factor, Kind, Layers, Sinks};
+pub use cadre_step::layers::{Factor, Kind, Layers, Sinks, dim_in, heads_in};
 pub use cadre_step::phases::{Direction, PhaseAt};
 pub use cadre_step::planned::PlannedStep;
 pub use cadre_step::turns::{Turn, Turns, Which};

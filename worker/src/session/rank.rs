@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
-use cadre_planner::{Heads, RankId};
+use cadre_planner::RankId;
 use cadre_protocol::{At, Nanos, Peer, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::header::Header;
@@ -38,8 +38,6 @@ const LONGEST_LEASE: Duration = Duration::from_hours(24);
 pub struct Model {
     /// As [`super::Join::layers`].
     pub layers: Layers,
-    /// As [`super::Join::heads`].
-    pub heads: Heads,
     /// As [`super::Join::seed`].
     pub seed: u64,
 }
@@ -165,21 +163,13 @@ impl Rank {
     /// What this rank says otherwise than rank 0 does in the header.
     fn differs(&self, header: &Header) -> Option<Error> {
         let (rank, step) = (self.me.0, header.step);
-        let Model { layers, heads, seed } = &self.model;
+        let Model { layers, seed } = &self.model;
         if *layers != header.layers {
             let (own, job) = (layers.to_string(), header.layers.to_string());
             return Some(Error::Layers { rank, step, own, job });
         }
-        let named =
-            |it: &Heads| format!("{} query and {} KV heads of dim {}", it.query, it.kv, it.dim);
-        let (own, job) = if *heads != header.heads {
-            (named(heads), named(&header.heads))
-        } else if *seed != header.seed {
-            (format!("the seed {seed}"), format!("the seed {}", header.seed))
-        } else {
-            return None;
-        };
-        Some(Error::Model { rank, step, own, job })
+        let (own, job) = (*seed, header.seed);
+        (own != job).then_some(Error::Seed { rank, step, own, job })
     }
 
     /// Submits the phases up to the next one of which this rank has rows: others wait for its word of each, and nobody calls for

@@ -28,8 +28,8 @@ fn rank(first: u64) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
     let compute = Compute::new(launcher, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Host, Host];
-    let Header { layers, heads, seed, .. } = planned(first).header.as_ref().clone();
-    let begins = (Model { layers, heads, seed }, first, None);
+    let Header { layers, seed, .. } = planned(first).header.as_ref().clone();
+    let begins = (Model { layers, seed }, first, None);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }
@@ -169,14 +169,18 @@ fn a_step_of_other_layers_than_the_ranks_is_refused_before_a_row_is_sent() {
     let (rank, requests, mut outlet) = rank(0);
     rank.announce(lengths(0)).unwrap();
     requests.try_recv().unwrap();
-    let near = Kind { mask: cadre_planner::Mask::Window { left: 63 }, ..Kind::CAUSAL };
-    let layers = Layers::new([near, Kind::CAUSAL]).unwrap();
-    let header = Header { layers, ..(*planned(0).header).clone() };
+    let any = (*planned(0).header).clone();
+    let causal = any.layers.kind_of(0);
+    let wide = cadre_planner::Heads { dim: 16, ..causal.heads };
+    let near = Kind { mask: cadre_planner::Mask::Window { left: 63 }, ..Kind::causal(wide) };
+    let layers = Layers::new([near, causal]).unwrap();
+    let header = Header { layers, costs: vec![any.costs[0]; 2], ..any };
     outlet.tell(Notice::Step(Arc::new(PlannedStep::new(Arc::new(header)).unwrap())));
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(0) else { panic!("it begins") };
     assert_eq!(
         reason,
-        "rank 0: its layers are 2 × causal, those of step 0 are 1 × window:64, 1 × causal; \
+        "rank 0: its layers are 2 × causal heads 4/2 dim 8, those of step 0 are 1 × window:64 heads 4/2 dim 16, \
+         1 × causal heads 4/2 dim 8; \
          give every rank the same model"
     );
     assert_eq!(failed(&requests), reason);

@@ -37,7 +37,7 @@ fn kind(mask: Mask) -> Kind {
         Mask::Causal | Mask::Full => "",
         Mask::Window { .. } => "2",
     };
-    Kind { mask, softcap: bound.parse().ok(), ..Kind::CAUSAL }
+    Kind { mask, softcap: bound.parse().ok(), ..Kind::causal(HEADS) }
 }
 
 /// See the module.
@@ -56,14 +56,13 @@ impl Case {
         let header = Header {
             step: 3,
             layers: Layers::new(MASKS.map(kind)).expect("three layers"),
-            heads: HEADS,
             kv_heads: KvHeads::Together,
             wire: Wire::Bf16,
             seed: 0,
             numerics: String::new(),
             placement: Placement::Pool,
             slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
-            costs: Costs::default(),
+            costs: vec![Costs::default(); 2],
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![packing],
             view: ViewNumber::default(),

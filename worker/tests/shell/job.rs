@@ -34,7 +34,6 @@ pub(crate) struct Job {
     pub(crate) draws_turns: bool,
     /// Some nano-batches leave a trainer out.
     pub(crate) leaves_out: bool,
-    pub(crate) heads: Heads,
     pub(crate) kv_heads: KvHeads,
     /// Rows of a trainer in a nano-batch.
     pub(crate) tokens: u32,
@@ -72,17 +71,20 @@ impl Job {
         let kv = random.within(1, 2) as u16;
         let mut own = Random::new(hash(&[seed, 19]));
         let draws_turns = own.chance(50);
+        let (steps, count) = (random.within(1, 4), random.within(1, 3));
+        let nanos = random.within(1, if draws_turns { 3 } else { 2 }) as usize;
+        let heads = Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 };
+        let layers = layers(seed, count, heads);
         let job = Self {
             seed,
             trainers,
             servers,
             in_place,
-            steps: random.within(1, 4),
-            layers: layers(seed, random.within(1, 3)),
-            nanos: random.within(1, if draws_turns { 3 } else { 2 }) as usize,
+            steps,
+            layers,
+            nanos,
             draws_turns,
             leaves_out: Random::new(hash(&[seed, 61])).chance(30),
-            heads: Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 },
             kv_heads: *Random::new(hash(&[seed, 43])).pick(&[KvHeads::Apart, KvHeads::Together]),
             tokens: *random.pick(&[8, 24, 40, 150]),
             settings,
@@ -193,14 +195,13 @@ impl Job {
         Draft {
             trainers: self.trainers,
             layers: self.layers.clone(),
-            heads: self.heads,
             kv_heads: self.kv_heads,
             wire: cadre_crds::Wire::F32,
             seed: self.seed,
             numerics: NUMERICS.into(),
             reproducible: true,
             placement: Placement::Pool,
-            costs: Costs { task_rows: 128, ..Costs::default() },
+            costs: vec![Costs { task_rows: 128, ..Costs::default() }; self.layers.kinds().len()],
             standby: match self.settings.on_pool_loss {
                 OnPoolLoss::Local => Standby::Yes,
                 OnPoolLoss::Wait(_) | OnPoolLoss::Fail => Standby::No,
@@ -214,24 +215,35 @@ impl Job {
     }
 }
 
-/// Half of the jobs are all causal; the others draw each layer's kind.
-fn layers(seed: u64, count: u64) -> Layers {
+/// Half of the jobs are all causal; the others draw what each layer's rows keep and how their scores are made. Beside that, four of
+/// ten draw each layer's heads.
+fn layers(seed: u64, count: u64, all: Heads) -> Layers {
     let mut random = Random::new(hash(&[seed, 11]));
     let mixed = random.chance(50);
+    let mut own = Random::new(hash(&[seed, 71]));
+    let other_heads = own.chance(40);
+    let mut heads = || {
+        let kv = own.within(1, 3) as u16;
+        let query = kv * own.within(1, 2) as u16;
+        let drawn = Heads { query, kv, dim: *own.pick(&[8, 16, 40]) };
+        if other_heads { drawn } else { all }
+    };
     let kind = |_| {
+        let heads = heads();
         let mask = match random.within(0, 5) {
             0 => Mask::Full,
             1..=3 => Mask::Window { left: *random.pick(&[0, 5, 70, 200]) },
             _ => Mask::Causal,
         };
         let kind = Kind {
+            heads,
             mask,
             chunk: NonZeroU32::new(*random.pick(&[0, 0, 1, 7, 32, 100])),
             scale: random.pick(&["", "", "0.5"]).parse().ok(),
             softcap: random.pick(&["", "", "1.5"]).parse().ok(),
             sinks: *random.pick(&[Sinks::None, Sinks::None, Sinks::Learnt]),
         };
-        if mixed { kind } else { Kind::CAUSAL }
+        if mixed { kind } else { Kind::causal(heads) }
     };
     Layers::new((0..count).map(kind)).expect("there is a layer")
 }

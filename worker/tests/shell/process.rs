@@ -146,7 +146,7 @@ impl Process {
                     Tasks::new(Host::InPlace(me), MEMORY, job.settings, (&shared.provider, now));
                 let (io, places) = ((handle.clone(), notices), [memory::Host; 2]);
                 let main = (compute("main"), Threads::ONE);
-                let model = Model { layers: job.layers.clone(), heads: job.heads, seed: job.seed };
+                let model = Model { layers: job.layers.clone(), seed: job.seed };
                 let begins = (model, 0, job.known_steps());
                 let own = Rank::new(me, io, main, places, begins, Tracer::off());
                 let (rescue, notices) = line();

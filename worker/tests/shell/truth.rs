@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use cadre_kernels::{
-    Backward, BackwardRows, Heads, Mask, Pieces, PiecesBackward, Rows, Threads, backward, key_tiles,
+    Backward, BackwardRows, Heads, Mask, Pieces, PiecesBackward, Rows, Threads, backward, delta,
+    key_tiles,
 };
 use cadre_planner::{BundleId, Layout, Stretch};
 use cadre_step::layers::Factor;
@@ -108,8 +109,9 @@ impl Truth {
         Self { job, layouts, documents, owns: BTreeMap::new(), sums: BTreeMap::new() }
     }
 
-    fn heads(&self) -> Heads {
-        let heads = self.job.heads;
+    /// Of a layer.
+    fn heads(&self, layer: usize) -> Heads {
+        let heads = self.job.layers.kind_of(layer).heads;
         Heads { query: heads.query.into(), kv: heads.kv.into(), dim: heads.dim.into() }
     }
 
@@ -121,7 +123,7 @@ impl Truth {
             cadre_planner::Mask::Full => Mask::Full,
             cadre_planner::Mask::Window { left } => Mask::Window { left },
         };
-        let scale = kind.scale.map_or(1.0 / f32::from(self.job.heads.dim).sqrt(), Factor::get);
+        let scale = kind.scale.map_or(1.0 / f32::from(kind.heads.dim).sqrt(), Factor::get);
         Scores {
             mask,
             scale,
@@ -140,7 +142,7 @@ impl Truth {
         if let Some(found) = self.documents.get(&of) {
             return Rc::clone(found);
         }
-        let (heads, scores, seed) = (self.heads(), self.scores(of.1), self.job.seed);
+        let (heads, scores, seed) = (self.heads(of.1), self.scores(of.1), self.job.seed);
         let layout = self.layout(of.0, of.2);
         let rows = layout.documents().iter().map(|it| it.rows);
         let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64]);
@@ -154,7 +156,7 @@ impl Truth {
         if let Some(found) = self.owns.get(&(of, rank)) {
             return Rc::clone(found);
         }
-        let (heads, documents) = (self.heads(), self.documents(of));
+        let (heads, documents) = (self.heads(of.1), self.documents(of));
         let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
         let mut own = Own::default();
         for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
@@ -175,7 +177,8 @@ impl Truth {
     /// Gradients of a trainer's rows under a plan.
     pub(crate) fn gradients(&mut self, of: Of, rank: u16, planned: &PlannedStep) -> Gradients {
         let (sums, documents) = (self.sums(of, planned), self.documents(of));
-        let narrow = self.heads().kv * self.heads().dim;
+        let heads = self.heads(of.1);
+        let narrow = heads.kv * heads.dim;
         let (mut dk, mut dv) = (Vec::new(), Vec::new());
         for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
             let part = documents.part(it, narrow);
@@ -189,7 +192,7 @@ impl Truth {
         if let Some(found) = self.sums.get(&(of, planned.digest)) {
             return Rc::clone(found);
         }
-        let (heads, scores, documents) = (self.heads(), self.scores(of.1), self.documents(of));
+        let (heads, scores, documents) = (self.heads(of.1), self.scores(of.1), self.documents(of));
         let chunks: Vec<_> = documents.chunks(scores.chunk).collect();
         let group = heads.query / heads.kv;
         let mut sums: Sums = (vec![0.0; documents.k.len()], vec![0.0; documents.k.len()]);
@@ -282,7 +285,7 @@ fn rowset(heads: Heads, scores: Scores, rows: impl Iterator<Item = u32>, seed: u
             to.extend(numbers(seed, rows as usize * widths[part]));
         }
     }
-    let [lse, delta] = [0; 2].map(|_| vec![0.0; q.len() / heads.dim]);
+    let (lse, delta) = (vec![0.0; q.len() / heads.dim], Vec::new());
     let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
     let mut all = Rowset { edges, q, k, v, dout, o, lse, delta, dq };
     attend(heads, scores, &mut all);
@@ -296,10 +299,7 @@ fn attend(heads: Heads, scores: Scores, all: &mut Rowset) {
     let pieces = Pieces { heads, mask, scale, softcap, rows: &rows, threads: Threads::ONE };
     let qkv = [&all.q, &all.k, &all.v].map(|it| Rows::F32(it));
     pieces.forward(qkv, &mut all.o, &mut all.lse).expect("sound documents");
-    let dots = all.dout.chunks_exact(heads.dim).zip(all.o.chunks_exact(heads.dim));
-    for (delta, (a, b)) in all.delta.iter_mut().zip(dots) {
-        *delta = a.iter().zip(b).map(|(a, b)| a * b).sum();
-    }
+    all.delta = delta(Threads::ONE, heads.dim, &all.dout, &all.o);
     let [mut dk, mut dv] = [0; 2].map(|_| vec![0.0; all.k.len()]);
     let (lse, delta) = (&all.lse, &all.delta);
     let from = PiecesBackward { qkv, dout: Rows::F32(&all.dout), lse, delta };

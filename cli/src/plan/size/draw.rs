@@ -1,50 +1,82 @@
 //! One nano-batch on a pool of some size, drawn or observed: its plan, and what a layer of it takes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::OnPoolLoss;
 use cadre_planner::{
-    Direction, Document, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile, ProfileError,
-    SlotId, Stretch, Traffic,
+    Direction, Document, Heads, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile,
+    ProfileError, SlotId, Stretch, Traffic,
 };
 use cadre_step::conduct::{Draft, NOMINAL_WEIGHT, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::{Header, Placement, ViewNumber};
+use cadre_step::layers::Layers;
 use cadre_step::planned;
 
 use super::{Job, SizeError};
 
 /// A processor's speed, as the model of a step needs it.
 pub(super) struct Machine {
-    /// Backward over forward.
-    pub(super) back: f64,
+    /// By head dim.
+    kernels: BTreeMap<u16, Kernels>,
     lanes: u16,
-    /// Nanoseconds of a pair of one query head on one lane.
-    pair: f64,
     /// Operations of linear layers a nanosecond on one lane.
     linear: f64,
     /// Bytes a microsecond of one lane's link, the slowest of the calibration.
     pub(super) rate: u32,
 }
 
-impl Machine {
-    pub(super) fn new(profile: &Profile, head_dim: u16, lanes: u16) -> Result<Self, ProfileError> {
+/// Speed of attention of one head dim.
+#[derive(Clone, Copy)]
+struct Kernels {
+    /// Backward over forward.
+    back: f64,
+    /// Nanoseconds of a pair of one query head on one lane.
+    pair: f64,
+}
+
+impl Kernels {
+    fn new(profile: &Profile, head_dim: u16) -> Result<Self, ProfileError> {
         let table = profile.table(head_dim, Direction::Forward, Kept::Causal)?;
         let (rows, keys) = (table.rows[table.rows.len() - 1], table.keys[table.keys.len() - 1]);
         let pairs = f64::from(rows) * (f64::from(keys) + f64::midpoint(f64::from(rows), 1.0));
-        let slowest = profile.links.iter().map(|it| it.rate).min();
         Ok(Self {
             back: f64::from(profile.costs(head_dim)?.backward_percent) / 100.0,
-            lanes,
             pair: table.picoseconds(rows, keys) as f64 / 1e3 / pairs,
+        })
+    }
+}
+
+impl Machine {
+    /// Of the head dims of `layers`.
+    pub(super) fn new(
+        profile: &Profile,
+        layers: &Layers,
+        lanes: u16,
+    ) -> Result<Self, ProfileError> {
+        let dims: BTreeSet<u16> = layers.kinds().iter().map(|it| it.heads.dim).collect();
+        let kernels = dims.into_iter().map(|dim| Ok((dim, Kernels::new(profile, dim)?)));
+        let slowest = profile.links.iter().map(|it| it.rate).min();
+        Ok(Self {
+            kernels: kernels.collect::<Result<_, ProfileError>>()?,
+            lanes,
             linear: profile.linear_operations as f64,
             rate: slowest.unwrap_or(NOMINAL_RATE),
         })
     }
 
-    /// Nanoseconds of attention that costs so much.
-    pub(super) fn attention(&self, cost: f64) -> f64 {
-        cost * self.pair / f64::from(self.lanes)
+    fn kernels(&self, problem: &Problem) -> Kernels {
+        self.kernels[&problem.heads.dim]
+    }
+
+    /// Nanoseconds of attention that costs so much in a plan of this problem.
+    pub(super) fn attention(&self, problem: &Problem, cost: f64) -> f64 {
+        cost * self.kernels(problem).pair / f64::from(self.lanes)
+    }
+
+    /// Backward over forward.
+    pub(super) fn back(&self, problem: &Problem) -> f64 {
+        self.kernels(problem).back
     }
 
     /// Processors of a rank and of a server.
@@ -64,11 +96,9 @@ impl Machine {
         share * f64::from(NOMINAL_RATE) / f64::from(self.rate)
     }
 
-    /// Nanoseconds that a trainer needs beside attention for its rows of a layer, forward.
-    pub(super) fn linear(&self, job: &Job) -> f64 {
-        let super::Model { hidden, heads, .. } = job.model;
-        let (dim, query) = (u64::from(heads.dim), u64::from(heads.query));
-        let around = hidden * (2 * dim * query + 2 * dim * u64::from(heads.kv));
+    /// Nanoseconds that a trainer needs beside attention for its rows of a layer of such heads, forward.
+    pub(super) fn linear(&self, job: &Job, heads: Heads) -> f64 {
+        let around = job.model.hidden * around(heads);
         self.weights(job, around) + self.feed(job)
     }
 
@@ -81,6 +111,11 @@ impl Machine {
         let tokens = f64::from(job.settings.tokens.get());
         2.0 * weights as f64 * tokens / (self.linear * f64::from(self.lanes))
     }
+}
+
+/// Columns of the matrices around core attention of such heads.
+pub(super) fn around(Heads { query, kv, dim }: Heads) -> u64 {
+    2 * u64::from(dim) * (u64::from(query) + u64::from(kv))
 }
 
 /// The plan of a nano-batch for layers of one kind.
@@ -142,14 +177,13 @@ fn header(
     let mut draft = Draft {
         trainers,
         layers: job.stack.core().clone(),
-        heads: job.model.heads,
         kv_heads: job.kv_heads,
         wire: job.wire,
         seed: job.settings.seed,
         numerics: String::new(),
         reproducible: true,
         placement: Placement::Pool,
-        costs: job.costs,
+        costs: job.costs.clone(),
         standby: if job.on_pool_loss == OnPoolLoss::Local { Standby::Yes } else { Standby::No },
         trainer_memory: job.trainer_memory,
         replay: None,
@@ -205,9 +239,9 @@ impl Drawn {
 
     /// A layer's time.
     pub(super) fn layer(&self, job: &Job, machine: &Machine) -> Layer {
-        let linear = machine.linear(job);
-        let finish = machine.attention(self.plan.bounds().finish as f64);
-        let back = finish * machine.back;
+        let linear = machine.linear(job, self.problem.heads);
+        let finish = machine.attention(&self.problem, self.plan.bounds().finish as f64);
+        let back = finish * machine.back(&self.problem);
         // Slots in place begin after their linear layers, which take twice as long backward.
         let (forward, backward) = if job.in_place {
             (linear + finish, 2.0 * linear + back)

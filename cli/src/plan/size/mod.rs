@@ -76,6 +76,7 @@ pub(crate) enum SizeError {
 struct Model {
     layers: usize,
     hidden: u64,
+    /// Of layers that say no others.
     heads: Heads,
     feed_forward: u64,
 }
@@ -85,11 +86,7 @@ impl Model {
         Self {
             layers: it.layers,
             hidden: it.width as u64,
-            heads: Heads {
-                query: it.query_heads as u16,
-                kv: it.kv_heads as u16,
-                dim: it.head_dim as u16,
-            },
+            heads: it.heads(),
             feed_forward: it.feed_forward as u64,
         }
     }
@@ -124,8 +121,8 @@ struct Job {
     on_pool_loss: OnPoolLoss,
     /// From a server's death until it is declared lost.
     suspected_ms: u32,
-    /// What plans are made with.
-    costs: Costs,
+    /// What plans are made with, by kind of layers.
+    costs: Vec<Costs>,
 }
 
 /// Sizes a job; returns what to print.
@@ -134,7 +131,7 @@ pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
     let (job, name) = job(&options.job, options.lengths.as_deref())?;
     let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
     let profile = profile::read(name)?;
-    let machine = Machine::new(&profile, job.model.heads.dim, options.lanes.get())
+    let machine = Machine::new(&profile, job.stack.core(), options.lanes.get())
         .map_err(|error| profile::Error::refused(name, error))?;
     let report = Report::new(&job, &machine, nodes, &profile)?;
     if let Some(path) = &options.picture {
@@ -169,7 +166,7 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
     };
     let trainers = job.spec.trainers().try_into().expect("a job without trainers is refused");
     let together = options.nano_batches.or(own.map(|it| it.nano_batches)).unwrap_or(TWO);
-    let stack = pattern.over(model.layers, scores)?;
+    let stack = pattern.over(model.layers, model.heads, scores)?;
     let accumulate = own.map_or(NonZeroU16::MIN, |it| it.accumulate);
     let turns = turns::accumulated(together, accumulate, stack.core())?;
     let nano_batches = NonZeroU32::new(turns.nanos().into()).unwrap_or(NonZeroU32::MIN);
@@ -178,6 +175,7 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
     let trainer_mib = own.and_then(|it| it.memory_mib).map(NonZeroU32::get);
     let trainer_mib = trainer_mib.unwrap_or(attention.in_place_memory_mebibytes);
     let gib = options.memory_gib.map(|it| it.get() << 30);
+    let costs = kinds_costs(profile.as_deref(), &stack)?;
     let job = Job {
         name: job.metadata.name.clone().unwrap_or_default(),
         model,
@@ -207,9 +205,15 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
         kv_heads: own.map_or(KvHeads::Apart, |it| it.heads.into()),
         on_pool_loss: attention.on_pool_loss,
         suspected_ms: pool.spec.health.suspect_after_milliseconds,
-        costs: profile::costs(profile.as_deref(), model.heads.dim)?,
+        costs,
     };
     Ok((job, profile))
+}
+
+/// What tasks cost by a calibration, by kind of layers.
+fn kinds_costs(profile: Option<&str>, stack: &Stack) -> Result<Vec<Costs>, profile::Error> {
+    let kinds = stack.core().kinds().iter();
+    kinds.map(|it| profile::costs(profile, it.heads.dim)).collect()
 }
 
 /// What hides the wire.

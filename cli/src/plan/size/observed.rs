@@ -1,6 +1,6 @@
 //! Steps that were observed, in place of drawn ones: what attention takes where the rows are, and on a pool.
 //!
-//! In: layers and heads of a job, the lengths of its documents by step, micro-batch and rank. Out: seconds of attention of
+//! In: layers of a job, the lengths of its documents by step, micro-batch and rank. Out: seconds of attention of
 //! each step ([`Times`]). Headers are made of the observed lengths as a job's conductor makes them; plans and the model of a
 //! layer are those of `cadre plan -f`, with one nano-batch at a time, as ranks of PyTorch have it.
 //!
@@ -10,9 +10,7 @@ use std::collections::BTreeMap;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use cadre_crds::{OnPoolLoss, Wire};
-use cadre_planner::{
-    DocumentId, Heads, Problem, Profile, RankId, Slot, SlotId, Stretch, plan_at_home,
-};
+use cadre_planner::{DocumentId, Problem, Profile, RankId, Slot, SlotId, Stretch, plan_at_home};
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::KvHeads;
 use cadre_step::layers::Kind;
@@ -33,7 +31,6 @@ pub(crate) type Documents = Vec<Vec<Vec<u32>>>;
 /// A job that was observed.
 pub(crate) struct Watched {
     pub(crate) ranks: u16,
-    pub(crate) heads: Heads,
     /// By layer; none where it has no core attention.
     pub(crate) layers: Vec<Option<Kind>>,
     /// Dedicated servers of the pool; 0: a slot in place at every rank.
@@ -81,14 +78,20 @@ impl Watched {
     ) -> Result<Vec<Times>, SizeError> {
         let (name, profile) = calibration;
         let refused = |error| profile::Error::refused(name, error);
-        let machine = Machine::new(profile, self.heads.dim, self.lanes).map_err(refused)?;
-        let costs = profile.costs(self.heads.dim).map_err(refused)?;
         let stack = Stack::new(self.layers.clone()).map_err(PatternError::from)?;
+        let machine = Machine::new(profile, stack.core(), self.lanes).map_err(refused)?;
+        let costs = stack.core().kinds().iter().map(|it| profile.costs(it.heads.dim));
+        let costs = costs.collect::<Result<_, _>>().map_err(refused)?;
         let one = NonZeroU32::MIN;
         let job = Job {
             name: String::new(),
             // Only what is beside attention depends on the widths.
-            model: Model { layers: 0, hidden: 0, heads: self.heads, feed_forward: 0 },
+            model: Model {
+                layers: 0,
+                hidden: 0,
+                heads: stack.core().kind_of(0).heads,
+                feed_forward: 0,
+            },
             stack,
             layers_assumed: false,
             settings: Settings {
@@ -134,7 +137,7 @@ impl Watched {
             let own = plan_at_home(&home).map_err(|source| SizeError::Planner { step, source })?;
             for (slot, sum) in (0..).map(SlotId).zip(&mut times.at_home) {
                 let load = own.load(&home, slot) as f64;
-                *sum += machine.attention(load) * (1.0 + machine.back) * seconds;
+                *sum += machine.attention(&home, load) * (1.0 + machine.back(&home)) * seconds;
             }
             let layer = drawn.layer(job, machine);
             times.pooled += (layer.time - layer.exposed) * seconds;

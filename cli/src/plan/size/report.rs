@@ -67,15 +67,19 @@ pub(super) fn servers_needed(job: &Job, machine: &Machine) -> Result<u64, SizeEr
     let probe = job.replicas.max(u32::from(!job.in_place));
     let (memory, trainer_memory) = (u64::MAX >> 4, u64::MAX >> 4);
     let roomy = Job { memory, trainer_memory, ..job.clone() };
-    let mut dearest: f64 = 0.0;
+    let mut needed = 0;
     for step in 0..STEPS {
         for drawn in Drawn::all(&roomy, probe, step)? {
-            dearest = dearest.max(machine.attention(drawn.work() as f64));
+            let problem = &drawn.problem;
+            let work = drawn.work() as f64;
+            // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
+            let back = (machine.back(problem) / 2.0).max(1.0);
+            let time = machine.attention(problem, work) * back;
+            let linear = machine.linear(job, problem.heads);
+            needed = needed.max(servers_for(time as u64, linear as u64, 100, job.in_place));
         }
     }
-    // Backward attention over backward linear layers is the larger share where it takes more than twice as long.
-    let back = (machine.back / 2.0).max(1.0);
-    Ok(servers_for((dearest * back) as u64, machine.linear(job) as u64, 100, job.in_place))
+    Ok(needed)
 }
 
 /// Dedicated servers: those of the pool, or as many as are needed if it asks for none.

@@ -58,11 +58,12 @@ pub(crate) fn server_step(
     }
 }
 
-/// The most and the mean of the ranks' own attention cost in all phases of a step, if no row moved.
+/// The most and the mean of the ranks' own attention cost in all phases of a step, if no row moved; in pairs times their head dim.
 fn at_home(planned: &PlannedStep) -> (u128, u128) {
     planned.plans.iter().zip(planned.phases_of_plans()).fold((0, 0), |sum, (plan, phases)| {
         let cost = imbalance_at_home(&plan.problem).expect("a planned problem is sound");
-        let all_phases = |it: u64| u128::from(it) * u128::from(phases);
+        let phases = u128::from(phases) * u128::from(plan.dim());
+        let all_phases = |it: u64| u128::from(it) * phases;
         (sum.0 + all_phases(cost.0), sum.1 + all_phases(cost.1))
     })
 }
@@ -142,7 +143,7 @@ mod tests {
     use std::num::NonZeroU32;
     use std::sync::Arc;
 
-    use cadre_planner::{Costs, DocumentId, Mask, Stretch};
+    use cadre_planner::{Costs, DocumentId, Heads, Mask, Stretch};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
     use cadre_step::phases::Direction;
@@ -154,8 +155,10 @@ mod tests {
     fn imbalance_without_a_pool_is_of_all_phases_by_their_own_kinds() {
         let any: Header =
             serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
-        let near = Kind { mask: Mask::Window { left: 9 }, ..Kind::CAUSAL };
-        let chunk = Kind { chunk: NonZeroU32::new(50), ..Kind::CAUSAL };
+        let causal = any.layers.kind_of(0);
+        let near = Kind { mask: Mask::Window { left: 9 }, ..causal };
+        let wide = Heads { query: 6, kv: 3, dim: 32 };
+        let chunk = Kind { chunk: NonZeroU32::new(50), ..Kind::causal(wide) };
         let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
         let nano =
             |rows: u32| Packing::new(&[rows], vec![stretch(0, 80), stretch(80, rows)]).unwrap();
@@ -164,19 +167,19 @@ mod tests {
         let both = [turn(Direction::Forward, vec![0, 1]), turn(Direction::Backward, vec![0])];
         let turns = Turns::new(both.to_vec()).unwrap();
         let header = Header {
-            layers: Layers::new([near, Kind::CAUSAL, near, near, chunk]).unwrap(),
+            layers: Layers::new([near, causal, near, near, chunk]).unwrap(),
             nanos: vec![nano(200), nano(100)],
             turns,
-            costs: Costs { task_rows: any.costs.task_rows, ..Costs::pairs_only() },
+            costs: vec![Costs { task_rows: any.costs[0].task_rows, ..Costs::pairs_only() }; 3],
             ..any
         };
-        let heads = u128::from(header.heads.query);
         let planned = PlannedStep::new(Arc::new(header)).unwrap();
         let (mut most, mut mean) = (0, 0);
         for (end, ways) in [(200_u128, 2), (100, 1)] {
             // Keys of each row, one by one.
             let keys: [fn(u128) -> u128; 3] = [|it| it.min(9) + 1, |it| it + 1, |it| it % 50 + 1];
-            for (layers, keys) in [3, 1, 1].into_iter().zip(keys) {
+            // Query heads times their dim.
+            for ((layers, heads), keys) in [(3, 32), (1, 32), (1, 192)].into_iter().zip(keys) {
                 let of = |rows: std::ops::Range<u128>| heads * rows.map(keys).sum::<u128>();
                 let (one, other) = (of(0..80), of(80..end));
                 most += ways * layers * one.max(other);

@@ -37,15 +37,14 @@ struct Job {
 fn draft() -> Draft {
     Draft {
         trainers: 2,
-        layers: Layers::alike(Kind::CAUSAL, 1).unwrap(),
-        heads: Heads { query: 2, kv: 1, dim: 8 },
+        layers: Layers::alike(Kind::causal(Heads { query: 2, kv: 1, dim: 8 }), 1).unwrap(),
         kv_heads: KvHeads::Together,
         wire: Wire::F32,
         seed: 1,
         numerics: "test".into(),
         reproducible: true,
         placement: Placement::Pool,
-        costs: Costs::default(),
+        costs: vec![Costs::default()],
         standby: Standby::No,
         trainer_memory: 1 << 30,
         replay: None,

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use cadre_planner::{Assignment, BundleId, Flow, SlotId, Traffic};
+use cadre_planner::{Assignment, BundleId, Flow, Heads, SlotId, Traffic};
 
-use super::super::draw::{Drawn, Machine};
+use super::super::draw::{Drawn, Machine, around};
 use super::super::{Job, Model, STEPS};
 
 /// What can be the bottleneck at a place.
@@ -22,25 +22,29 @@ pub(super) enum Resource {
 /// Processors and links, and what these carry beside attention.
 pub(super) struct Cluster<'a> {
     pub(super) machine: &'a Machine,
-    linear: f64,
-    /// Nanoseconds of each trainer's links for weights of a layer forward, and for gradients backward, for one nano-batch.
-    weights: [f64; 2],
+    job: &'a Job,
+    /// Whether weights and gradients travel, too.
+    fsdp: bool,
     /// Whose links are how many times slower.
     pub(super) slow: Option<(usize, f64)>,
 }
 
 impl<'a> Cluster<'a> {
-    pub(super) fn new(job: &Job, machine: &'a Machine, fsdp: bool) -> Self {
-        let Model { hidden, heads, feed_forward, .. } = job.model;
-        let dim = u64::from(heads.dim);
-        let each =
-            2 * dim * u64::from(heads.query) + 2 * dim * u64::from(heads.kv) + 3 * feed_forward;
-        let trainers = f64::from(job.settings.trainers.get());
+    pub(super) fn new(job: &'a Job, machine: &'a Machine, fsdp: bool) -> Self {
+        Self { machine, job, fsdp, slow: None }
+    }
+
+    /// Nanoseconds of each trainer's links for weights of a layer of such heads forward, and for gradients backward, for one
+    /// nano-batch.
+    fn weights(&self, heads: Heads) -> [f64; 2] {
+        let Model { hidden, feed_forward, .. } = self.job.model;
+        let each = around(heads) + 3 * feed_forward;
+        let trainers = f64::from(self.job.settings.trainers.get());
         let elements =
-            if fsdp { (hidden * each) as f64 * (trainers - 1.0) / trainers } else { 0.0 };
+            if self.fsdp { (hidden * each) as f64 * (trainers - 1.0) / trainers } else { 0.0 };
         // bf16 weights, f32 gradients; nano-batches that go through a layer together use them together.
-        let nanos = |bytes: f64| machine.wire(elements * bytes) / f64::from(job.together);
-        Self { machine, linear: machine.linear(job), weights: [nanos(2.0), nanos(4.0)], slow: None }
+        let together = f64::from(self.job.together);
+        [2.0, 4.0].map(|bytes| self.machine.wire(elements * bytes) / together)
     }
 
     /// The same machines, with slower links at one place.
@@ -160,7 +164,8 @@ impl Run {
         let mean = active.iter().sum::<f64>() / active.len().max(1) as f64;
         let most = active.iter().copied().fold(0.0, f64::max);
         self.max_over_mean = self.max_over_mean.max(most / mean.max(1.0));
-        let ways = [(&traffic.forward, 1.0, 1.0), (&traffic.backward, cluster.machine.back, 2.0)];
+        let back = cluster.machine.back(&drawn.problem);
+        let ways = [(&traffic.forward, 1.0, 1.0), (&traffic.backward, back, 2.0)];
         for (direction, (flow, back, linear)) in ways.into_iter().enumerate() {
             let places = self.places(cluster, (direction, flow), &costs, (back, linear), drawn);
             self.direction(job, drawn, executed, &places, layers);
@@ -176,22 +181,25 @@ impl Run {
         drawn: &Drawn,
     ) -> Vec<Place> {
         // The plan shares a place's bytes among its own number of lanes at the nominal rate.
-        let scale = cluster.machine.scale(&drawn.problem);
+        let (machine, heads) = (cluster.machine, drawn.problem.heads);
+        let scale = machine.scale(&drawn.problem);
+        let (own, carried) = (machine.linear(cluster.job, heads), cluster.weights(heads));
         let (place_of, count) = drawn.problem.places();
         let mut places = vec![Place::default(); count];
         for (place, it) in places.iter_mut().enumerate() {
             let is_trainer = place < self.trainers;
-            let weights = if is_trainer { cluster.weights[direction] } else { 0.0 };
+            let weights = if is_trainer { carried[direction] } else { 0.0 };
             let slower = cluster.slow.filter(|it| it.0 == place).map_or(1.0, |it| it.1);
             *it = Place {
-                linear: if is_trainer { cluster.linear * linear } else { 0.0 },
+                linear: if is_trainer { own * linear } else { 0.0 },
                 attention: 0.0,
                 out: (flow.places[place].sending as f64 * scale + weights) * slower,
                 into: (flow.places[place].receiving as f64 * scale + weights) * slower,
             };
         }
         for (place, cost) in place_of.iter().zip(costs) {
-            places[*place].attention += cluster.machine.attention(cost.unwrap_or(0.0)) * back;
+            let time = machine.attention(&drawn.problem, cost.unwrap_or(0.0));
+            places[*place].attention += time * back;
         }
         places
     }

@@ -90,7 +90,8 @@ impl Lost {
                 }
                 let most = more.into_iter().max().unwrap_or(0) as f64;
                 let machine = cluster.machine;
-                redone = redone.max(PHASES * machine.attention(most) * machine.back / 1e9);
+                let time = machine.attention(&drawn.problem, most) * machine.back(&drawn.problem);
+                redone = redone.max(PHASES * time / 1e9);
                 until.add(job, cluster, drawn, Some(&moved), layers);
             }
         }

@@ -88,7 +88,7 @@ pub(crate) fn simulate(
     let (job, name) = super::job(options, lengths)?;
     let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
     let profile = profile::read(name)?;
-    let machine = Machine::new(&profile, job.model.heads.dim, asked.lanes)
+    let machine = Machine::new(&profile, job.stack.core(), asked.lanes)
         .map_err(|error| profile::Error::refused(name, error))?;
     // In place or not, as many as the trainers' linear layers alone would leave idle.
     let needed = servers_needed(&Job { in_place: false, ..job.clone() }, &machine)?;
