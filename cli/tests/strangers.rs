@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -116,6 +117,14 @@ fn doors(parent: u32) -> BTreeSet<Door> {
     tcp.chain(unix).collect()
 }
 
+/// Opens a socket of a path, or of an abstract name, which `/proc/net/unix` shows behind an `@`.
+fn dial(path: &str) -> std::io::Result<UnixStream> {
+    match path.strip_prefix('@') {
+        Some(name) => UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?),
+        None => UnixStream::connect(path),
+    }
+}
+
 /// Strangers who stay until they are dropped. Where a queue stays full, nobody else gets in either: the rest stays away.
 fn knock(door: &Door) -> Vec<Box<dyn Send>> {
     let noise = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(4);
@@ -132,7 +141,7 @@ fn knock(door: &Door) -> Vec<Box<dyn Send>> {
                     Box::new(it) as _
                 })
             }
-            Door::Unix(path) => UnixStream::connect(path).ok().map(|mut it| {
+            Door::Unix(path) => dial(path).ok().map(|mut it| {
                 let _ = it.write_all(words);
                 Box::new(it) as _
             }),
@@ -161,15 +170,23 @@ fn strangers_at_every_port_from_the_first_moment_change_no_bit() {
         assert!(began.elapsed() < Duration::from_mins(5), "the job stands still");
         for door in doors(job.id()) {
             if known.insert(door.clone()) {
-                strangers.push(std::thread::spawn(move || knock(&door)));
+                strangers.push(std::thread::spawn(move || {
+                    let all = knock(&door);
+                    (door, all)
+                }));
             }
         }
         std::thread::park_timeout(Duration::from_millis(2));
     }
     // An exchange each, the trainers' ring, and the control socket.
     assert!(known.len() >= 5, "{known:?}");
-    let strangers = strangers.into_iter().map(|it| it.join().expect("it only knocks").len());
-    let strangers: Vec<_> = strangers.collect();
+    let knocked = strangers.into_iter().map(|it| it.join().expect("it only knocks"));
+    let (names, strangers): (Vec<_>, Vec<_>) =
+        knocked.map(|(door, all)| (door, all.len())).unzip();
+    // Rows of shared memory are asked for at sockets without a path.
+    let is_abstract = |it: &Door| matches!(it, Door::Unix(path) if path.starts_with("@cadre-rows"));
+    let rows = names.iter().zip(&strangers).filter(|it| is_abstract(it.0) && *it.1 >= STRANGERS);
+    assert!(rows.count() >= 2, "who knocked: {strangers:?} at {names:?}");
     // Some doors close before the crowd is there, such as that of the ring.
     let crowds = strangers.iter().filter(|it| **it >= STRANGERS).count();
     assert!(crowds >= 2, "who knocked: {strangers:?} at {known:?}");

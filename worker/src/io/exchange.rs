@@ -107,6 +107,12 @@ pub trait Exchange {
         patience: Duration,
     ) -> PullId;
 
+    /// The incarnation that the rows of a pull which ended well are of, where no link names their owner: in memory that another
+    /// process may have by now. None where the rows are of the peer that was asked.
+    fn found(&self, _pull: PullId) -> Option<u32> {
+        None
+    }
+
     /// Sends a small message.
     ///
     /// # Errors

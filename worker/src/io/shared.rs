@@ -286,6 +286,7 @@ impl<P: Exchange> Shared<P> {
         match result {
             Ok(bytes) => {
                 group.bytes += bytes;
+                group.incarnation = self.provider.found(wire).unwrap_or(group.incarnation);
                 self.refused = 0;
             }
             Err(error) => {

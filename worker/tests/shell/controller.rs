@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use cadre_control::proto::{self, controller_message::Message, worker_message};
 use cadre_exchange::{PeerId, Role};
 
-use crate::job::{MEMORY, NUMERICS};
+use crate::job::NUMERICS;
 use crate::net::{Chore, Happening, Life};
 use crate::random::{Random, hash};
 use crate::world::World;
@@ -115,7 +115,7 @@ impl World {
             index: index.into(),
             incarnation,
             exchange_address: net.address(life),
-            memory_bytes: MEMORY,
+            memory_bytes: self.job.memory,
             numerics_id: NUMERICS.into(),
         };
         let mut slots = Vec::new();
@@ -160,7 +160,7 @@ impl World {
         for (&index, slot) in &mut self.controller.slots {
             let lent = slot.lent.take_if(|it| *it == life).is_some();
             if slot.life.take_if(|it| *it == life).is_some() || lent {
-                net.soon(1_000_000_000, Happening::Control(Chore::Spawn(index)));
+                net.soon(self.job.respawn, Happening::Control(Chore::Spawn(index)));
                 net.soon(20_000_000, Happening::Control(Chore::View));
             }
         }

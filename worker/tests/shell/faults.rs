@@ -55,6 +55,8 @@ pub(crate) enum Weather {
     Burst,
     /// One server goes after the other, and others come, while two steps are out.
     Relay,
+    /// Servers are killed, one after the other, where memory just fits; others come at once and have the memory of the dead.
+    Narrow,
 }
 
 /// What goes wrong, and when.
@@ -74,6 +76,9 @@ impl Faults {
         if weather == Weather::Relay {
             return Self::relay(random, job);
         }
+        if weather == Weather::Narrow {
+            return Self::narrow(random, job);
+        }
         // A step takes about so long; the first ones come after the processes have found each other.
         let phases = u64::from(job.layers.count()) * job.nanos as u64 * 2;
         let step = phases * (2 * job.linear + 3 * job.launch + 10_000_000);
@@ -82,7 +87,9 @@ impl Faults {
         for _ in 0..random.within(1, 5) {
             let when = match weather {
                 Weather::Burst => moment + random.within(0, 2_000_000),
-                Weather::Calm | Weather::Stormy | Weather::Relay => random.within(0, span),
+                Weather::Calm | Weather::Stormy | Weather::Relay | Weather::Narrow => {
+                    random.within(0, span)
+                }
             };
             let fault = fault(random, job);
             let lasts = match fault {
@@ -123,6 +130,20 @@ impl Faults {
 }
 
 impl Faults {
+    /// Servers are lost one after the other, most of them silently.
+    fn narrow(random: &mut Random, job: &Job) -> Self {
+        let mut faults = Self::default();
+        let mut when = SECOND / 3;
+        for _ in 0..random.within(3, 8) {
+            when += random.within(SECOND / 50, SECOND);
+            let who = vec![(Role::Server, random.within(0, u64::from(job.servers) - 1) as u16)];
+            let silently = random.chance(70);
+            faults.list.push((when, Fault::Kill { who, silently }));
+        }
+        faults.over = when;
+        faults
+    }
+
     /// The pool changes hands. Somebody is always there soon: only the first server is never replaced, once another one was added.
     fn relay(random: &mut Random, job: &Job) -> Self {
         let mut faults = Self::default();

@@ -6,18 +6,19 @@ use std::num::NonZeroU32;
 
 use cadre_planner::{Costs, Document, Heads, Layout, Mask};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
-use cadre_step::conduct::{Draft, Standby};
+use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
-use cadre_step::header::{KvHeads, Placement};
+use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers, Sinks};
+use cadre_step::planned::{needed, plans};
 use cadre_step::turns::Turns;
 
 use crate::random::{Random, hash};
 
 /// What computes alike.
 pub(crate) const NUMERICS: &str = "simulated";
-/// Memory of every worker.
-pub(crate) const MEMORY: u64 = 1 << 26;
+/// Memory of a worker that has more than it needs.
+const MEMORY: u64 = 1 << 26;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -51,6 +52,10 @@ pub(crate) struct Job {
     pub(crate) announces_late: bool,
     /// Bytes of the longest word that rides in its ring; longer ones are published and pulled.
     pub(crate) riding: usize,
+    /// Of every worker.
+    pub(crate) memory: u64,
+    /// The controller starts another server so soon after one is gone, at the latest.
+    pub(crate) respawn: u64,
 }
 
 impl Job {
@@ -95,6 +100,8 @@ impl Job {
             reduces: Random::new(hash(&[seed, 29])).chance(70),
             announces_late: Random::new(hash(&[seed, 31])).chance(50),
             riding: *Random::new(hash(&[seed, 59])).pick(&[4096, 4096, 200, 50]),
+            memory: MEMORY,
+            respawn: 1_000_000_000,
         };
         job.short()
     }
@@ -127,6 +134,37 @@ impl Job {
             announces_late: true,
             ..self
         }
+    }
+
+    /// The same with as much memory as its largest step needs and no more, several servers, and others that come at once in the
+    /// place of those that are gone.
+    pub(crate) fn narrow(self, random: &mut Random) -> Self {
+        let it = self.waiting(random);
+        let linear = it.linear / 4;
+        let servers = random.within(3, 5) as u16;
+        let mut it = Self { servers, linear, respawn: 2_000_000, ..it };
+        it.memory = it.needed();
+        it
+    }
+
+    /// What the largest step needs of a server.
+    fn needed(&self) -> u64 {
+        let offer = |index| Offer {
+            weight: 100,
+            home: None,
+            memory: Some(MEMORY),
+            member: Some(Member::Server { index, incarnation: 0, address: String::new() }),
+            numerics: None,
+        };
+        let slots = (0..self.servers).map(offer).collect();
+        let view = View { number: ViewNumber::default(), slots };
+        let needed = |step| {
+            let lengths = (0..self.trainers).map(|rank| (rank, self.lengths(step, rank)));
+            let made = self.draft().order(step, lengths.collect(), &view).make();
+            let plans = plans(&made.expect("a sound step").header).expect("there is room");
+            needed(plans.iter().map(|(problem, plan)| (problem, plan))).into_iter().max()
+        };
+        (0..self.steps).filter_map(needed).max().unwrap_or(MEMORY)
     }
 
     /// How many steps there are, if trainers know it from the first moment.
@@ -206,7 +244,7 @@ impl Job {
                 OnPoolLoss::Local => Standby::Yes,
                 OnPoolLoss::Wait(_) | OnPoolLoss::Fail => Standby::No,
             },
-            trainer_memory: MEMORY,
+            trainer_memory: self.memory,
             replay: None,
             header: None,
             filled: Vec::new(),

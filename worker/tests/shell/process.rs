@@ -34,7 +34,7 @@ use cadre_worker::memory::{self, HostRows};
 use cadre_worker::session::{Model, Rank};
 use cadre_worker::trace::Tracer;
 
-use crate::job::{Job, MEMORY};
+use crate::job::Job;
 use crate::net::{Life, Net, Thread};
 use crate::plans::Plans;
 use crate::provider::Wires;
@@ -143,7 +143,7 @@ impl Process {
                 let standing = Standing::new((me, 0), [job.stalled(); 2], now);
                 let rows = Rows::new(me, job.settings, standing, now);
                 let tasks =
-                    Tasks::new(Host::InPlace(me), MEMORY, job.settings, (&shared.provider, now));
+                    Tasks::new(Host::InPlace(me), job.memory, job.settings, (&shared.provider, now));
                 let (io, places) = ((handle.clone(), notices), [memory::Host; 2]);
                 let main = (compute("main"), Threads::ONE);
                 let model = Model { layers: job.layers.clone(), seed: job.seed };
@@ -156,7 +156,7 @@ impl Process {
             }
             Peer::Server(me) => {
                 let tasks =
-                    Tasks::new(Host::Dedicated(me), MEMORY, job.settings, (&shared.provider, now));
+                    Tasks::new(Host::Dedicated(me), job.memory, job.settings, (&shared.provider, now));
                 let worker = Worker { compute: compute("compute"), notices, ended: false };
                 ((None, Some(tasks), None), None, Role::Server(worker))
             }

@@ -109,6 +109,10 @@ impl Exchange for Wires {
         self.net.borrow_mut().pull(self.life, peer, (key, pieces), landing, patience)
     }
 
+    fn found(&self, pull: PullId) -> Option<u32> {
+        self.net.borrow().endpoints[self.life].found.get(&pull).copied()
+    }
+
     fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {
         self.net.borrow_mut().ring(self.life, peer, message)
     }

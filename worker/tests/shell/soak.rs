@@ -30,7 +30,7 @@ const WEATHERS: [Weather; 10] = [
     Weather::Calm,
     Weather::Stormy,
     Weather::Burst,
-    Weather::Relay,
+    Weather::Narrow,
     Weather::Stormy,
 ];
 

@@ -179,6 +179,8 @@ pub(crate) struct Endpoint {
     newest: BTreeMap<(Role, u16), u32>,
     held: Vec<Signal>,
     last_id: u64,
+    /// Pulls that found another incarnation than the one that they were from.
+    pub(crate) found: Fast<PullId, u32>,
 }
 
 /// Two processes that do not hear each other for a while.
@@ -293,6 +295,19 @@ impl Net {
         !self.rdma && !self.lasting
     }
 
+    /// Whose memory is read by RDMA where a process had its own: what came in its place.
+    fn heir(&self, life: Life) -> Option<Life> {
+        let gone = &self.endpoints[life];
+        let (who, than) = ((gone.me.role, gone.me.index), gone.me.incarnation);
+        if !self.rdma || gone.alive {
+            return None;
+        }
+        let is_heir = |it: &Endpoint| {
+            it.alive && (it.me.role, it.me.index) == who && it.me.incarnation > than
+        };
+        self.endpoints.iter().position(is_heir)
+    }
+
     pub(crate) fn publish(&mut self, life: Life, key: RegionKey, rows: Arc<Buffer>) {
         self.publications += 1;
         self.endpoints[life].regions.insert(key, (self.publications, rows));
@@ -326,6 +341,7 @@ impl Net {
             newest: BTreeMap::new(),
             held: Vec::new(),
             last_id: 0,
+            found: Fast::default(),
         });
         self.endpoints.len() - 1
     }

@@ -254,6 +254,18 @@ impl Net {
         }
     }
 
+    /// Whether a machine has lost its power, and nobody has its memory yet: a card tries to read there until its pull is late.
+    fn is_dark(&self, life: Life) -> bool {
+        let end = &self.endpoints[life];
+        !end.alive && !end.answers && self.heir(life).is_none()
+    }
+
+    fn later(&mut self, ended: bool, signal: Signal) {
+        if !ended {
+            self.at(self.now + 20_000_000, Happening::Signal(signal));
+        }
+    }
+
     pub(super) fn asked(&mut self, link: LinkId, life: Life, id: PullId) {
         let listener = if self.rdma { self.links[link].acceptor } else { self.listener(link) };
         let Some(owner) = listener else { return };
@@ -263,11 +275,19 @@ impl Net {
         }
         let resumes = self.resumes();
         let Some(pull) = self.endpoints[life].pulls.get(&id) else { return };
+        if self.rdma && self.is_dark(owner) {
+            let ended = pull.ended;
+            return self.later(ended, Signal::Ask(link, life, id));
+        }
         let (key, left) = (pull.key, pull.bytes - pull.landed);
         // Nobody looks at what is measured with.
         let whole = !resumes || key == PROBE;
         let part = if whole { left } else { left.min(self.part.max(pull.bytes.div_ceil(PARTS))) };
-        let data = self.endpoints[owner].regions.get(&key).cloned();
+        let data = match self.heir(owner) {
+            // Something is there: nobody looks at what.
+            Some(_) => Some((0, Arc::new(Buffer::zeroed(0)))),
+            None => self.endpoints[owner].regions.get(&key).cloned(),
+        };
         let (there, bytes) = (data.is_some(), part);
         let pull = self.endpoints[life].pulls.get_mut(&id).expect("just seen");
         (pull.data, pull.part) = (data, part);
@@ -284,7 +304,14 @@ impl Net {
         let Some((number, began)) = pull.data.clone() else {
             return self.finish(life, id, Err(PullError::Gone));
         };
-        let Some(owner) = owner.filter(|it| self.endpoints[*it].alive) else {
+        let heir = owner.and_then(|it| self.heir(it));
+        let owner = owner.filter(|it| self.endpoints[*it].alive);
+        let Some(owner) = heir.or(owner) else {
+            let owner = self.links[link].acceptor;
+            if self.rdma && owner.is_some_and(|it| self.is_dark(it)) {
+                let ended = pull.ended;
+                return self.later(ended, Signal::Copied(link, life, id));
+            }
             // Half of a reply is none. Of a machine without power nobody hears.
             if owner.is_some_and(|it| self.endpoints[it].answers) {
                 self.farewell(life, link);
@@ -298,7 +325,9 @@ impl Net {
             Some(began)
         };
         let (landing, probe) = (pull.landing, pull.key == PROBE);
+        let found = heir.map(|it| self.endpoints[it].me.incarnation);
         let end = &mut self.endpoints[life];
+        end.found.extend(found.map(|it| (id, it)));
         let Some(room) = end.landings.get_mut(&landing) else { return };
         let pull = end.pulls.get_mut(&id).expect("just seen");
         if *pull.publication.get_or_insert(number) != number {
