@@ -181,8 +181,7 @@ fn strangers_at_every_port_from_the_first_moment_change_no_bit() {
     // An exchange each, the trainers' ring, and the control socket.
     assert!(known.len() >= 5, "{known:?}");
     let knocked = strangers.into_iter().map(|it| it.join().expect("it only knocks"));
-    let (names, strangers): (Vec<_>, Vec<_>) =
-        knocked.map(|(door, all)| (door, all.len())).unzip();
+    let (names, strangers): (Vec<_>, Vec<_>) = knocked.map(|(door, all)| (door, all.len())).unzip();
     // Rows of shared memory are asked for at sockets without a path.
     let is_abstract = |it: &Door| matches!(it, Door::Unix(path) if path.starts_with("@cadre-rows"));
     let rows = names.iter().zip(&strangers).filter(|it| is_abstract(it.0) && *it.1 >= STRANGERS);

@@ -140,8 +140,12 @@ impl Process {
                     .then(|| Conducting::new(job.draft(), job.settings, 0, &told(job), now));
                 let standing = Standing::new((me, 0), [job.stalled(); 2], now);
                 let rows = Rows::new(me, job.settings, standing, now);
-                let tasks =
-                    Tasks::new(Host::InPlace(me), job.memory, job.settings, (&shared.provider, now));
+                let tasks = Tasks::new(
+                    Host::InPlace(me),
+                    job.memory,
+                    job.settings,
+                    (&shared.provider, now),
+                );
                 let (io, places) = ((handle.clone(), notices), [Place::Host, Place::Host]);
                 let main = (compute("main"), Threads::ONE);
                 let model = Model { layers: job.layers.clone(), heads: job.heads, seed: job.seed };
@@ -153,8 +157,12 @@ impl Process {
                 ((Some(rows), Some(tasks), conducting), Some(rescue), role)
             }
             Peer::Server(me) => {
-                let tasks =
-                    Tasks::new(Host::Dedicated(me), job.memory, job.settings, (&shared.provider, now));
+                let tasks = Tasks::new(
+                    Host::Dedicated(me),
+                    job.memory,
+                    job.settings,
+                    (&shared.provider, now),
+                );
                 let worker = Worker { compute: compute("compute"), notices, ended: false };
                 ((None, Some(tasks), None), None, Role::Server(worker))
             }

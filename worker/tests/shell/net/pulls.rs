@@ -159,7 +159,8 @@ impl Net {
             same && (it.landed < bytes || it.link != link)
         });
         self.resumed[0] += u64::from(goes_on.is_some());
-        let (landed, publication) = goes_on.map_or((0, None), |it| (it.landed, Some(it.publication)));
+        let (landed, publication) =
+            goes_on.map_or((0, None), |it| (it.landed, Some(it.publication)));
         if is_result(key) {
             *end.results.entry([key.0[0], key.0[1]]).or_default() += 1;
         }
