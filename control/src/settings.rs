@@ -6,12 +6,12 @@
 //!
 //! Invariant: no field has a silent default. A field that a later control version adds is listed in `ADDED`
 //! with the value that means what the version before did: towards a worker of the version before it is left out
-//! if it has that value, and else the worker is refused by the field's name. Every other field that is missing or
+//! if it has that value, or the one of a job that does not say it, and else the worker is refused by the field's name. Every other field that is missing or
 //! unknown is refused by its name too.
 
 use std::path::PathBuf;
 
-use cadre_crds::{Encryption, OnPoolLoss, Wire};
+use cadre_crds::{Encryption, FailurePolicy, OnPoolLoss, Wire};
 use cadre_planner::Direction;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -103,19 +103,24 @@ struct Added {
     field: &'static str,
     /// The value that means what the version before did.
     before: fn() -> Value,
-    /// Whether a worker that does not know it is refused where the job says something else.
-    is_needed: bool,
+    /// The value of a job that asks for nothing: a worker that does not know the field may come without it.
+    unasked: fn() -> Value,
 }
 
 /// Fields that control version 1 did not have.
 const ADDED: &[Added] = &[
-    Added { since: 2, field: "encryption", before: || json!(Encryption::Off), is_needed: true },
-    // Workers of version 1 never notice a trainer that stands still; a job can do without.
+    Added {
+        since: 2,
+        field: "encryption",
+        before: || json!(Encryption::Off),
+        unasked: || json!(Encryption::Off),
+    },
+    // Workers of version 1 never notice a trainer that stands still; a job that does not ask for it can do without.
     Added {
         since: 2,
         field: "stalled_after_seconds",
         before: || json!(u32::MAX),
-        is_needed: false,
+        unasked: || json!(FailurePolicy::default().stalled_after_seconds),
     },
 ];
 
@@ -148,8 +153,9 @@ impl Settings {
 /// Takes away what a worker of `version` does not know.
 fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Result<(), Error> {
     for it in added.iter().filter(|it| it.since > version) {
-        let said = fields.remove(it.field).filter(|value| *value != (it.before)());
-        if let Some(value) = said.filter(|_| it.is_needed) {
+        let means_more =
+            |it: &Added, value: &Value| *value != (it.before)() && *value != (it.unasked)();
+        if let Some(value) = fields.remove(it.field).filter(|value| means_more(it, value)) {
             let (field, value) = (it.field, value.to_string());
             return Err(Error::Unknown { field, value, worker: version });
         }
@@ -253,14 +259,16 @@ mod tests {
     }
 
     const LATER: &[Added] =
-        &[Added { since: 2, field: "memory", before: || json!(4), is_needed: true }];
+        &[Added { since: 2, field: "memory", before: || json!(4), unasked: || json!(6) }];
 
     #[test]
     fn a_field_of_the_next_version_is_left_out_only_where_it_changes_nothing() {
         let with = |value: Value| Map::from_iter([("memory".to_owned(), value)]);
-        let mut same = with(json!(4));
-        lower(&mut same, 1, LATER).unwrap();
-        assert!(same.is_empty());
+        for nothing in [4, 6] {
+            let mut same = with(json!(nothing));
+            lower(&mut same, 1, LATER).unwrap();
+            assert!(same.is_empty());
+        }
         let refusal = lower(&mut with(json!(8)), 1, LATER).unwrap_err().to_string();
         assert!(
             refusal.contains("memory: 8") && refusal.contains("control version 1"),
@@ -272,14 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_cannot_encrypt_are_told_so_where_it_is_asked_for() {
+    fn workers_that_cannot_do_what_is_asked_for_are_refused_by_its_name() {
         let refusal = settings().to_text(1).unwrap_err().to_string();
         assert!(refusal.contains("encryption: \"Tls\""), "{refusal}");
         let plain = Settings { encryption: Encryption::Off, ..settings() };
-        let text = plain.to_text(1).unwrap();
-        assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
-        let never = Settings { stalled_after_seconds: u32::MAX, ..plain };
-        assert_eq!(Settings::parse(&text, 1).unwrap(), never);
+        let refusal = plain.to_text(1).unwrap_err().to_string();
+        assert!(refusal.contains("stalled_after_seconds: 60"), "nobody would notice: {refusal}");
+        let never = Settings { stalled_after_seconds: u32::MAX, ..plain.clone() };
+        let unasked = FailurePolicy::default().stalled_after_seconds;
+        for stalled_after_seconds in [u32::MAX, unasked] {
+            let text = Settings { stalled_after_seconds, ..plain.clone() }.to_text(1).unwrap();
+            assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
+            assert_eq!(Settings::parse(&text, 1).unwrap(), never);
+        }
     }
 
     #[test]

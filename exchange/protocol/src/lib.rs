@@ -61,6 +61,20 @@ pub enum PullFailure {
     Deadline,
 }
 
+/// Trainers that are named; of more there is only the number.
+const NAMED: usize = 16;
+
+fn dead(trainers: &[TrainerId]) -> String {
+    let names: Vec<_> = trainers.iter().take(NAMED).map(|it| it.0.to_string()).collect();
+    match trainers.len() {
+        1 => format!("trainer {} is dead", names[0]),
+        count if count > NAMED => {
+            format!("trainers {} and {} others are dead", names.join(", "), count - NAMED)
+        }
+        _ => format!("trainers {} are dead", names.join(", ")),
+    }
+}
+
 /// Why a machine has ended: the last command that it gives. The job ends, unless it says otherwise.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum End {
@@ -81,9 +95,9 @@ pub enum End {
     /// Nothing was heard from the conductor.
     #[error("nothing heard from the conductor for {} ms; restart the job", .0.millis())]
     ConductorSilent(Nanos),
-    /// A trainer is dead or cannot be reached.
-    #[error("trainer {} is dead; restart the job from its checkpoint", .0.0)]
-    TrainerDead(TrainerId),
+    /// Trainers are dead or cannot be reached.
+    #[error("{}; restart the job from its checkpoint", dead(.0))]
+    TrainersDead(Vec<TrainerId>),
     /// One trainer cannot reach servers that the others reach.
     #[error(
         "trainer {} cannot reach servers {} and {}, which others reach; mend its network or move it to another machine, then restart the job from its checkpoint",

@@ -62,9 +62,11 @@ impl Process {
         Ring::connect(&members, left(), self.patience()).map_err(|error| self.broken(&error))
     }
 
-    /// Longest wait in the ring. A step may wait for the pool, and for a trainer that computes bundles of lost servers.
+    /// Longest wait in the ring. A step may wait for the pool, for a trainer that computes bundles of lost servers, and for one whose
+    /// main thread is at work elsewhere: whoever stands still is named before the ring breaks.
     fn patience(&self) -> Duration {
-        Duration::from_secs(u64::from(self.session.settings().pool_wait_seconds) + 300)
+        let settings = self.session.settings();
+        patience(settings.pool_wait_seconds, settings.stalled_after_seconds)
     }
 
     /// Runs steps until the conductor says that none follows, or something fails.
@@ -278,6 +280,24 @@ impl Track for Spans {
         if self.0.is_on() && name != "wait" {
             let activity = if name == "reduce" { Activity::Wait } else { Activity::Linear };
             self.0.span_between("main", activity, (begin, end), || name.to_owned());
+        }
+    }
+}
+
+fn patience(pool_wait_seconds: u32, stalled_after_seconds: u32) -> Duration {
+    Duration::from_secs(u64::from(pool_wait_seconds) + u64::from(stalled_after_seconds) + 300)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_outlasts_a_rank_that_may_be_busy_in_a_step_that_waits_for_the_pool() {
+        for (wait, stalled) in [(0, 1800), (600, 86_400), (u32::MAX, u32::MAX)] {
+            let both = Duration::from_secs(u64::from(wait) + u64::from(stalled));
+            assert!(patience(wait, stalled) > both);
+            assert!(Instant::now().checked_add(patience(wait, stalled)).is_some());
         }
     }
 }

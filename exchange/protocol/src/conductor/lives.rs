@@ -119,6 +119,8 @@ impl Conductor {
             }
             self.complaints.forget();
             self.doubts.forget();
+            self.dead.clear();
+            self.dead_until = None;
         }
         self.last = now;
     }
@@ -193,11 +195,32 @@ impl Conductor {
 
     fn dead(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         match peer {
-            Peer::Trainer(id) => out.push(Command::End(End::TrainerDead(id))),
+            Peer::Trainer(id) => {
+                self.dead.insert(id);
+                self.dead_until.get_or_insert(now.after(self.settings.suspect_after));
+            }
             Peer::Server(id) => {
                 self.doubts.lost(now, id);
                 self.declare_lost(now, id, out);
             }
+        }
+    }
+
+    /// A trainer that was taken for dead is heard.
+    pub(super) fn is_not_dead(&mut self, trainer: TrainerId) {
+        if self.dead.remove(&trainer) && self.dead.is_empty() {
+            self.dead_until = None;
+        }
+    }
+
+    /// Ends the job for dead trainers. While another one may be dead, too, it waits for as long as a suspicion, to name all of them.
+    fn end_for_dead(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        let Some(until) = self.dead_until else { return };
+        let silent = Nanos(2 * self.settings.heartbeat_every.0);
+        let is_well = |it: &Life| it.link == Link::Well && now.since(it.heard) <= silent;
+        let others = self.lives().filter(|it| matches!(it.0, Peer::Trainer(_)));
+        if now >= until || others.map(|it| it.1).all(is_well) {
+            out.push(Command::End(End::TrainersDead(self.dead.iter().copied().collect())));
         }
     }
 
@@ -229,7 +252,12 @@ impl Conductor {
     fn lives(&self) -> impl Iterator<Item = (Peer, &Life)> {
         let trainers = (0..).map(TrainerId).map(Peer::Trainer).zip(&self.trainers);
         let servers = self.servers.iter().map(|(&id, life)| (Peer::Server(id), life));
-        trainers.map(|(peer, it)| (peer, &it.0)).skip(1).chain(servers)
+        let is_dead = |it: &(Peer, &Life)| match it.0 {
+            Peer::Trainer(id) => self.dead.contains(&id),
+            Peer::Server(_) => false,
+        };
+        let trainers = trainers.map(|(peer, it)| (peer, &it.0)).skip(1);
+        trainers.filter(move |it| !is_dead(it)).chain(servers)
     }
 
     fn life_deadlines(&self) -> impl Iterator<Item = Nanos> {
@@ -252,6 +280,7 @@ impl Conductor {
             let due = |it: &(Peer, &Life)| it.1.ping_at().is_some_and(|it| it <= now);
             ping.extend(self.lives().filter(due).map(|it| it.0));
         }
+        self.end_for_dead(now, out);
         self.doubt(now, out);
         let message = Message::Pulse { watermark: self.watermark, ask: self.asked(now) };
         for to in ping {

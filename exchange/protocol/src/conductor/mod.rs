@@ -20,7 +20,7 @@ mod doubts;
 mod lives;
 mod rounds;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use self::complaints::Complaints;
 use self::doubts::Doubts;
@@ -155,6 +155,9 @@ pub struct Conductor {
     local: Locality,
     proposals: u64,
     watermark: Option<At>,
+    /// Trainers that are dead; the job ends when all of them are known, at the latest then.
+    dead: BTreeSet<TrainerId>,
+    dead_until: Option<Nanos>,
     beat_at: Nanos,
     /// No life is due before this.
     quiet_until: Nanos,
@@ -189,6 +192,8 @@ impl Conductor {
             local: Locality::Pool,
             proposals: 0,
             watermark: None,
+            dead: BTreeSet::new(),
+            dead_until: None,
             beat_at: now,
             quiet_until: now,
             last: now,
@@ -234,7 +239,7 @@ impl Conductor {
             return None;
         }
         let waits = self.waits().map(|it| it.0);
-        waits.chain([self.beat_at, self.quiet_until]).min()
+        waits.chain(self.dead_until).chain([self.beat_at, self.quiet_until]).min()
     }
 
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
@@ -255,6 +260,9 @@ impl Conductor {
         };
         if life.hear(now) {
             self.quiet_until = now;
+        }
+        if let Peer::Trainer(trainer) = from {
+            self.is_not_dead(trainer);
         }
         match message {
             Message::PhaseDone { at } => self.phase_done(from, at, out),

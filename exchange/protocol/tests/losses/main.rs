@@ -106,8 +106,43 @@ fn a_trainer_that_cannot_be_reached_ends_the_job() {
         }
         now = now.after(ms(25));
     }
-    assert_eq!(last, [Command::End(End::TrainerDead(trainer))]);
+    assert_eq!(last, [Command::End(End::TrainersDead(vec![trainer]))]);
     assert!(now < ms(1_500), "it is tried for a second, not longer");
+}
+
+#[test]
+fn trainers_that_go_together_end_the_job_by_all_their_names() {
+    let end = |gone: [Option<u64>; 3], refused: bool| {
+        let mut conductor = Conductor::new(4, Settings::default(), Nanos(0));
+        for millis in (0..40_000).step_by(50) {
+            let mut commands = handle(&mut conductor, ms(millis), Event::Tick);
+            for (trainer, gone) in (1..).map(TrainerId).map(Peer::Trainer).zip(gone) {
+                let event = match gone.is_some_and(|it| it <= millis) {
+                    false => {
+                        commands.extend(heard(&mut conductor, ms(millis), trainer));
+                        continue;
+                    }
+                    true if refused => Event::Closed(trainer),
+                    true => Event::Tick,
+                };
+                commands.extend(handle(&mut conductor, ms(millis), event));
+            }
+            if let Some(Command::End(end)) = commands.last() {
+                return (millis, end.to_string());
+            }
+        }
+        unreachable!("the dead are missed")
+    };
+    let one = "trainer 2 is dead; restart the job from its checkpoint";
+    let both = "trainers 1, 3 are dead; restart the job from its checkpoint";
+    for (refused, after) in [(false, 30_000), (true, 1_000)] {
+        let (when, who) = end([None, Some(100), None], refused);
+        assert!((after..=after + 250).contains(&when), "nobody is waited for: {when}");
+        assert_eq!(who, one);
+        let (when, who) = end([Some(100), None, Some(700)], refused);
+        assert!((after..=after + 1_300).contains(&when), "{when}");
+        assert_eq!(who, both);
+    }
 }
 
 /// Every peer but these is heard, every 100 ms from `from` to `to`; what the conductor says meanwhile.

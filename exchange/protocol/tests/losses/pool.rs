@@ -209,7 +209,7 @@ fn dead_at(assemble_within: Nanos, heard_at: Option<u64>) -> u64 {
         if heard_at == Some(millis) {
             commands.extend(heard(&mut conductor, now, Peer::Trainer(TrainerId(1))));
         }
-        if commands.contains(&Command::End(End::TrainerDead(TrainerId(1)))) {
+        if commands.contains(&Command::End(End::TrainersDead(vec![TrainerId(1)]))) {
             return millis;
         }
     }

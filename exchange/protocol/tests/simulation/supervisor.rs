@@ -33,7 +33,7 @@ impl World {
                 self.kill(Peer::Trainer(TrainerId(index)));
                 if !self.processes.keys().any(|it| matches!(it, Peer::Trainer(_))) {
                     // Nobody of the job is left to say so.
-                    self.end = Some(End::TrainerDead(TrainerId(index)));
+                    self.end = Some(End::TrainersDead(vec![TrainerId(index)]));
                 }
             }
             Fault::PauseServer(index, span) => {

@@ -356,7 +356,7 @@ impl World {
                     Peer::Trainer(_) => Err(format!("{peer} ended the job: {end}")),
                 };
             }
-            End::TrainerDead(_) | End::ConductorSilent(_) => self.trainer_died,
+            End::TrainersDead(_) | End::ConductorSilent(_) => self.trainer_died,
             End::TrainerCutOff { trainer, .. } => self.faults.cut_off(*trainer, &self.job.settings),
             End::PoolLost { .. } => {
                 let local = self.job.settings.on_pool_loss == OnPoolLoss::Local;

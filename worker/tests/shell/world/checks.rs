@@ -37,7 +37,7 @@ impl World {
             let for_good = |it: &Fault| matches!(it, Fault::Stand(_, None));
             let fine = if reason.contains("rank") && reason.contains("has not") {
                 self.faults.list.iter().any(|it| for_good(&it.1))
-            } else if reason.contains("is dead") || reason.contains("conductor") {
+            } else if reason.contains(" dead;") || reason.contains("conductor") {
                 trainer_died || cut_off || reason.contains("nothing heard") && self.has_slept(life)
             } else if reason.contains("cannot reach") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
