@@ -1,4 +1,5 @@
-//! A provider for rows in the host's memory that takes the best path to each peer: shared memory on one machine, else TCP.
+//! A provider for rows in the host's memory that takes the best path to each peer: shared memory on one machine, UCX where both
+//! have cards for RDMA, else TCP.
 //!
 //! In: [`PathsConfig`]; buffers, of which those of a shared [`crate::Pool`] can be read by others. Out: [`Paths`], a [`Provider`].
 //! Links, greetings, messages and deadlines are those of [`Tcp`], and so are all pulls that have no better path.
@@ -11,6 +12,8 @@
 //!         copy it from its arena
 //!         look again: still the same publication?
 //! ```
+//!
+//! By UCX a pull goes as `remote` says: the owner's card comes over tcp, and its board and rows are read by network cards.
 //!
 //! Whether a peer is of this machine is found by trying: who cannot be asked at the door, or offers nothing, is pulled by TCP, and
 //! tried again later. A region that is not on the board, and one that was withdrawn while it was copied, is asked for by TCP,
@@ -304,7 +307,6 @@ impl Provider for Paths {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
-        // First, since the next line may free what was published before.
         // First, since the next line may free what was published before.
         self.withdraw_from_boards(key);
         let number = self.tcp.announce(key, Arc::clone(&memory));

@@ -1,4 +1,4 @@
-//! Maps shared memory, and copies from memory that its owner may write meanwhile. The only file of this crate with unsafe code.
+//! Maps shared memory, and copies from memory that its owner may write meanwhile: all unsafe code beside that of `src/ucx`.
 //!
 //! In: lengths, descriptors. Out: [`Arena`]s whose [`Part`]s have one owner each, [`Own`] words to write, [`Foreign`] memory to
 //! read. It knows no rows and no keys.
