@@ -138,7 +138,7 @@ impl Paths {
         });
         for peer in looks.map(|it| *it.0).collect::<Vec<_>>() {
             let why = "it does not answer by UCX";
-            self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
         let late = self.remote.as_mut().map_or_else(Vec::new, |it| it.late(now));
         let stuck: BTreeSet<_> = late.iter().filter(|it| it.2).map(|it| it.1).collect();
@@ -150,12 +150,12 @@ impl Paths {
         for peer in stuck {
             let theirs = late.iter().filter(|it| it.1 == peer).map(|it| it.0).collect();
             let why = "nothing came for too long";
-            self.leave(peer, why, true, Onward::Link(theirs));
+            self.leave(peer, why, true, &Onward::Link(theirs));
         }
     }
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
-    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: Onward) {
+    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: &Onward) {
         let pulls = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };
@@ -164,12 +164,12 @@ impl Paths {
             way.shut(peer, why, is_odd, now);
         }
         // A deadline closes no link: the way is tried anew, and what was not late waits for it.
-        let (closes, reopens) = match &onward {
+        let (closes, reopens) = match onward {
             Onward::Link(late) => (required && late.is_empty(), required && !late.is_empty()),
             Onward::End(_) => (false, false),
         };
         for pull in pulls {
-            match &onward {
+            match onward {
                 Onward::Link(late) if late.contains(&pull.id()) => {
                     self.tcp.end_copied(pull, Err(PullError::Deadline));
                 }
@@ -200,7 +200,7 @@ impl Paths {
     #[cfg(test)]
     pub(in crate::paths) fn lose_way(&mut self, peer: PeerId) {
         if self.remote.as_ref().is_some_and(|it| it.ways.contains_key(&peer)) {
-            self.leave(peer, "a test", false, Onward::Link(BTreeSet::new()));
+            self.leave(peer, "a test", false, &Onward::Link(BTreeSet::new()));
         }
     }
 
@@ -213,7 +213,7 @@ impl Paths {
         {
             return;
         }
-        self.leave(peer, "its link is closed", false, Onward::End(why.clone()));
+        self.leave(peer, "its link is closed", false, &Onward::End(why.clone()));
         let Some(remote) = &mut self.remote else { return };
         remote.ways.remove(&peer);
         let theirs = |it: &mut Pull| it.peer() == peer;

@@ -80,7 +80,7 @@ impl Paths {
                 Some(place) => said.and_then(|it| self.take_key(peer, place, &it)),
             };
             if let Err(why) = taken {
-                self.leave(peer, &why, is_odd, Onward::Link(BTreeSet::new()));
+                self.leave(peer, &why, is_odd, &Onward::Link(BTreeSet::new()));
             }
         }
         true
@@ -148,7 +148,7 @@ impl Paths {
             && emulates(&remote.net.lanes(end))
         {
             let why = "UCX would emulate reads with the owner's processor";
-            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
         // Held back until there is a way, and told once.
@@ -185,7 +185,7 @@ impl Paths {
             stretches.filter(|it| it.end < 1 << 24 && it.end.saturating_sub(it.start) < 1 << 16);
         let Some(stretches) = sound else {
             let why = "its region ends behind every arena";
-            return self.leave(peer, why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         };
         let mut wanted = Vec::new();
         for index in stretches {

@@ -189,7 +189,7 @@ impl Paths {
             }
             while let Some((end, why)) = self.remote.as_mut().and_then(|it| it.net.failed()) {
                 if let Some(peer) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
-                    self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+                    self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
                 }
             }
             self.end_late_remote(now);
@@ -220,7 +220,7 @@ impl Paths {
         };
         if let Err(why) = &done.result {
             let why = format!("a read ended with {why:?}");
-            return self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+            return self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
         }
         match what {
             For::Look(peer, _) => self.seen(peer),
@@ -282,7 +282,7 @@ impl Paths {
         for (_, peer) in peers {
             let begun = self.remote.as_mut().map(|it| it.read_from(peer, &mut self.tcp, &mut turn));
             if let Some(Err(why)) = begun {
-                self.leave(peer, &why, true, Onward::Link(BTreeSet::new()));
+                self.leave(peer, &why, true, &Onward::Link(BTreeSet::new()));
             }
         }
         turn.is_over()
