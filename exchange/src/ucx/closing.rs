@@ -16,7 +16,7 @@ use super::calls::{request, taken};
 use super::net::{Done, EndId, GetId, Net, Reading};
 
 /// How long the close of an end may take before its worker goes.
-const CLOSING: Duration = Duration::from_millis(20);
+pub(super) const CLOSING: Duration = Duration::from_millis(20);
 
 impl Net {
     /// Closes an end by force. When this returns, none of its reads is under way: [`Self::done`] tells each of them. Where UCX does
@@ -31,7 +31,7 @@ impl Net {
         let status =
             unsafe { (self.context.ucx.functions.ucp_ep_close_nbx)(it.ep, &raw const param) };
         it.closing = taken(status).unwrap_or_default();
-        let until = Instant::now() + CLOSING;
+        let until = Instant::now() + self.closing;
         while !self.is_over(end) {
             if Instant::now() >= until {
                 return self.cut();

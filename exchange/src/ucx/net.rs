@@ -21,10 +21,12 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use cadre_ucx_sys::bindings as b;
 
 use super::calls::{Note, Queue, ended, failed, padded, request, taken};
+use super::closing::CLOSING;
 use super::context::{Context, call};
 use super::{Transports, UcxError};
 use crate::shared::Stretch;
@@ -106,6 +108,8 @@ pub(crate) struct Net {
     pub(super) done: VecDeque<Done>,
     pub(super) failed: VecDeque<(EndId, String)>,
     pub(super) lost: VecDeque<EndId>,
+    /// How long the close of an end may take before its worker goes.
+    pub(crate) closing: Duration,
     pub(super) next: u64,
     /// Descriptors of workers that were left.
     pub(super) left: Vec<BorrowedFd<'static>>,
@@ -129,6 +133,7 @@ impl Net {
             done,
             failed,
             lost: VecDeque::new(),
+            closing: CLOSING,
             next: 0,
             left: Vec::new(),
         })

@@ -2,21 +2,25 @@
 //!
 //! Over shared memory of UCX; without UCX they say that they were skipped.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::card::LONGEST_KEY;
+use super::leaving::Onward;
 use super::way::Stage;
+use crate::buffer::Buffer;
 use crate::clock::Clock;
-use crate::paths::{Paths, PathsConfig, Sharing};
-use crate::peer::{PeerId, RegionKey, Role};
+use crate::paths::{Path, Paths, PathsConfig, Sharing};
+use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
-use crate::provider::Provider as _;
+use crate::provider::{Event, Provider as _};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::ucx::Transports;
 
 const OWNER: PeerId = PeerId { role: Role::Trainer, index: 0, incarnation: 0 };
+const SECOND: PeerId = PeerId { role: Role::Trainer, index: 1, incarnation: 0 };
 const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
 
 /// One that takes UCX where it can, and links where it cannot; none where this machine has no UCX.
@@ -133,4 +137,55 @@ fn ends_that_nothing_wakes_are_closed_and_later_ones_are_watched() {
     })
     .unwrap();
     assert!(!is_asked, "it is watched");
+}
+
+#[test]
+fn a_way_that_is_closed_with_another_one_is_opened_anew_and_its_pulls_wait_for_it() {
+    let [Some(mut owner), Some(mut second), Some(mut reader)] =
+        [OWNER, SECOND, READER].map(|it| open(it, Clock::system()))
+    else {
+        return;
+    };
+    reader.remote.as_mut().unwrap().required = true;
+    let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
+    let key = RegionKey([5; 4]);
+    let mut events = Vec::new();
+    for (id, it) in [(OWNER, &mut owner), (SECOND, &mut second)] {
+        it.publish(key, Arc::new(pool.take(64)));
+        reader.connect(id, &it.address());
+    }
+    for _ in 0..20_000 {
+        poll(&mut owner);
+        poll(&mut second);
+        reader.poll(Duration::from_millis(1), &mut events);
+        if [OWNER, SECOND].map(|it| reader.path(it)) == [Path::Ucx; 2] {
+            break;
+        }
+    }
+    // Looks at both are under way, and the close of one takes too long.
+    let [_, waits] = [OWNER, SECOND].map(|it| {
+        let landing = reader.land(Buffer::zeroed(64));
+        let whole = vec![Piece { remote: 0, local: 0, bytes: 64 }];
+        reader.pull(it, key, whole, landing, Duration::from_mins(1))
+    });
+    poll(&mut reader);
+    reader.remote.as_mut().unwrap().net.closing = Duration::ZERO;
+    let late = BTreeSet::from_iter(reader.remote.as_ref().unwrap().reading.keys().take(1).copied());
+    reader.leave(OWNER, "a test", false, &Onward::Link(late));
+    assert_eq!(reader.remote.as_ref().unwrap().net.ends(), 0, "the end of the other went with it");
+    let ended = |events: &[Event]| {
+        events.iter().any(|it| matches!(it, Event::Pulled { pull, .. } if *pull == waits))
+    };
+    for _ in 0..20_000 {
+        if ended(&events) {
+            break;
+        }
+        poll(&mut owner);
+        poll(&mut second);
+        reader.poll(Duration::from_millis(1), &mut events);
+    }
+    assert!(events.contains(&Event::Pulled { pull: waits, result: Ok(64) }), "{events:?}");
+    let ends = |it: &&Event| matches!(it, Event::Connected(_) | Event::Closed { .. });
+    assert_eq!(events.iter().filter(ends).count(), 2, "both connected once: {events:?}");
+    assert_eq!((reader.path(SECOND), reader.traffic().ucx_bytes), (Path::Ucx, 64));
 }
