@@ -30,7 +30,7 @@ use self::encoded::decoded;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
-use crate::memory::{self, Place as _};
+use crate::memory::Place as _;
 
 pub use self::encoded::{Encoded, Read, Unread};
 
