@@ -23,8 +23,9 @@ use cadre_worker::Threads;
 use cadre_worker::compute::Compute;
 use cadre_worker::io::queues::notices;
 use cadre_worker::io::rows::{Landed, Whole};
-use cadre_worker::io::{Handle, Notice, Request};
-use cadre_worker::memory::{Place, Room};
+use cadre_worker::io::{Asked, Handle, Notice, Request};
+use cadre_worker::launch::AtOnce;
+use cadre_worker::memory::{Host, HostRows};
 use cadre_worker::session::{
     Direction, Inputs, Lengths, Model, Next, Outputs, PhaseAt, Rank, Rows, RowsMut,
 };
@@ -67,20 +68,21 @@ fn main() {
 /// Microseconds of submit and wait of each phase, and of plain copies of its bytes.
 fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
     let waker = Waker::new().expect("an event counter");
-    let (handle, requests) = Handle::channel(waker.clone());
+    let (handle, requests) = Handle::<HostRows>::channel(waker.clone());
     let (mut outlet, told) = notices(waker);
     let compute =
-        Compute::new((Engine::cpu(Threads::ONE), None), "main", handle.clone(), Tracer::off());
+        Compute::new(AtOnce::new(Engine::cpu(Threads::ONE)), "main", handle.clone(), Tracer::off());
     let planned = planned(rows);
-    let Header { layers, heads, seed, .. } = planned.header.as_ref().clone();
-    let begins = (Model { layers, heads, seed }, 0, None);
+    let Header { layers, seed, .. } = planned.header.as_ref().clone();
+    let begins = (Model { layers, seed }, 0, None);
     let using = ((handle, told), (compute, Threads::ONE));
-    let places = [Place::Host, Place::Host];
+    let places = [Host; 2];
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     rank.announce(Lengths { step: 0, turns: None, nanos: Vec::new() }).expect("its turn");
     outlet.tell(Notice::Step(Arc::clone(&planned)));
     assert!(matches!(rank.begin(0), Next::Step(_)), "the step begins");
-    assert!(matches!(requests.try_recv(), Ok(Request::Lengths(..))), "lengths were announced");
+    let asked = requests.try_recv();
+    assert!(matches!(asked, Ok(Asked::For(Request::Lengths(..)))), "lengths were announced");
 
     let numbers = |heads: u16| rows as usize * usize::from(heads) * usize::from(HEADS.dim);
     let (query, kv, each) =
@@ -96,8 +98,8 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
         let ticket = rank.submit(phase, Inputs::Forward { q: from, k: to, v: to });
         let mut took = start.elapsed();
         let ticket = ticket.expect("its turn");
-        let Ok(Request::Submit(at, Some(held))) = requests.try_recv() else { panic!("rows") };
-        let [made, sums] = [query, each].map(|it| Room::Host(Buffer::from(vec![0.25; it])));
+        let Ok(Asked::Submit(at, held)) = requests.try_recv() else { panic!("rows") };
+        let [made, sums] = [query, each].map(|it| Buffer::from(vec![0.25; it]));
         let landed = Landed::Forward { o: made, lse: sums, own: Vec::new() };
         let makers = [(Work(0), server)].into();
         outlet.tell(Notice::Whole(Box::new(Whole { at, landed, makers })));
@@ -134,8 +136,7 @@ fn planned(rows: u32) -> Arc<PlannedStep> {
         .expect("the header of the tests");
     let stretch = Stretch { document: DocumentId(0), start: 0, end: rows };
     let header = Header {
-        layers: Layers::alike(Kind::CAUSAL, PHASES).expect("phases are layers"),
-        heads: HEADS,
+        layers: Layers::alike(Kind::causal(HEADS), PHASES).expect("phases are layers"),
         nanos: vec![Packing::new(&[rows], vec![vec![stretch]]).expect("one document on one rank")],
         fillers: vec![Some(Member::Server { index: 0, incarnation: 0, address: String::new() })],
         ..any

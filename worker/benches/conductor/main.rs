@@ -135,7 +135,7 @@ impl Job {
     }
 
     /// A machine of this process gives something.
-    fn own(&mut self, output: Output) {
+    fn own(&mut self, output: Output<HostRows>) {
         self.io.shared_mut().outputs.put(output);
     }
 

@@ -98,14 +98,14 @@ impl<M: Memory> Side<M> {
         let launcher = M::Launcher::new(engine, place).expect("streams");
         let compute = Compute::new(launcher, "main", handle.clone(), Tracer::off());
         let places = [0; 2].map(|_| place.another().expect("a stream"));
-        let Header { layers, heads, seed, .. } = planned.header.as_ref().clone();
-        let model = (Model { layers, heads, seed }, 0, None);
+        let Header { layers, seed, .. } = planned.header.as_ref().clone();
+        let model = (Model { layers, seed }, 0, None);
         let using = (compute, Threads::ONE);
         let rank = Rank::new(TrainerId(0), (handle, told), using, places, model, Tracer::off());
         rank.announce(Lengths { step: 0, turns: None, nanos: Vec::new() }).expect("in turn");
         outlet.tell(Notice::Step(Arc::clone(planned)));
         assert!(matches!(rank.begin(0), Next::Step(_)));
-        assert!(matches!(requests.recv(), Ok(Asked::For(Request::Lengths(_)))));
+        assert!(matches!(requests.recv(), Ok(Asked::For(Request::Lengths(..)))));
         Self { rank, requests, outlet }
     }
 

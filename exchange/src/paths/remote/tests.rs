@@ -170,7 +170,8 @@ fn a_way_that_is_closed_with_another_one_is_opened_anew_and_its_pulls_wait_for_i
     });
     poll(&mut reader);
     reader.remote.as_mut().unwrap().net.closing = Duration::ZERO;
-    let late = BTreeSet::from_iter(reader.remote.as_ref().unwrap().reading.keys().take(1).copied());
+    let reading = &reader.remote.as_ref().unwrap().reading;
+    let late: BTreeSet<_> = reading.keys().take(1).copied().collect();
     reader.leave(OWNER, "a test", false, &Onward::Link(late));
     assert_eq!(reader.remote.as_ref().unwrap().net.ends(), 0, "the end of the other went with it");
     let ended = |events: &[Event]| {
