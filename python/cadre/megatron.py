@@ -60,7 +60,7 @@ def check(config: TransformerConfig) -> None:
 
 def _check_mask(mask: Tensor, rows: int, *, packed: bool) -> None:
     """Megatron's masks are true where a key is hidden."""
-    remedy = "give the step's documents (layout), or PackedSeqParams, and no mask of padding or of reset documents"
+    remedy = "give the step's documents (layout), or PackedSeqParams, and no mask of padding or of reset_attention_mask"
     if packed or mask.dtype != torch.bool or mask.shape[-2:] != (rows, rows):
         raise NotImplementedError(f"attention_mask {tuple(mask.shape)} beside a causal layer: {remedy}")
     causal = torch.ones(rows, rows, dtype=torch.bool, device=mask.device).triu(1)
