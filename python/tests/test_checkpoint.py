@@ -87,7 +87,7 @@ class Checkpoints(unittest.TestCase):
 
     def test_what_no_llama_can_be_is_not_called_one(self) -> None:
         for name, option, why in (
-            ("window", "--layers=full,window:16", "layer 1 is window:16, and all layers of a Llama are causal"),
+            ("window", "--layers=full,window:16", "layer 1 is window:16 heads 2/1 dim 32, and all layers of a Llama are causal"),
             ("heads", "--query-heads=3", "its width 64 is no multiple of its 3 query heads"),
         ):
             out, said = self.train(name, option)
