@@ -86,8 +86,9 @@ class Checkpoints(unittest.TestCase):
             self.assertLess(abs(found - steps[-1]), 1e-5, f"{name}: transformers {found}, Cadre {steps[-1]}")
 
     def test_what_no_llama_can_be_is_not_called_one(self) -> None:
+        near = "layer 1 is window:16 heads 2/1 dim 32, and all layers of a Llama are causal"
         for name, option, why in (
-            ("window", "--layers=full,window:16", "layer 1 is window:16 heads 2/1 dim 32, and all layers of a Llama are causal"),
+            ("window", "--layers=full,window:16", near),
             ("heads", "--query-heads=3", "its width 64 is no multiple of its 3 query heads"),
         ):
             out, said = self.train(name, option)
