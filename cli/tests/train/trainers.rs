@@ -190,6 +190,8 @@ fn a_job_that_is_killed_as_a_whole_goes_on_from_a_checkpoint_by_default() {
     until("a checkpoint", || checkpoints(&out) == [20] && rows_so_far(&rows).len() >= 20);
     let all = processes(&out);
     run.0.kill().expect("it runs");
+    // It holds the folder until it has ended.
+    run.0.wait().expect("it was killed");
     until("the end of all workers", || !all.iter().any(|&it| super::runs(it)));
     // As if the kill had come while a checkpoint was written.
     let half = out.join("checkpoints/.step-21-0");
