@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use cadre_kernels::EngineError;
 use cadre_protocol::At;
 
-use crate::io::queues::Notices;
+use crate::io::queues::{Notices, Owed};
 use crate::io::{Asked, Handle, Notice, Request};
 use crate::launch::{Done, Launcher, Promise, Word, Work, fuse};
 use crate::memory::Memory;
@@ -83,8 +83,9 @@ impl<M: Memory> Compute<M> {
     }
 
     /// Whether works are queued or under way.
-    pub fn has_works(&self) -> bool {
-        !self.queue.is_empty() || self.launcher.flights() > 0
+    pub fn owed(&self) -> Owed {
+        let has_works = !self.queue.is_empty() || self.launcher.flights() > 0;
+        if has_works { Owed::Works } else { Owed::Nothing }
     }
 
     /// Drops what nobody wants any more.

@@ -432,8 +432,8 @@ impl<P: Exchange> Io<P> {
     fn tick(&mut self) {
         let now = self.shared.now();
         self.shared.tell_again();
-        let untaken = self.outlets.main.is_owed();
-        if let Some(stands) = self.trainer.as_mut().and_then(|it| it.standing.look(now, untaken)) {
+        let owed = self.outlets.main.owed();
+        if let Some(stands) = self.trainer.as_mut().and_then(|it| it.standing.look(now, owed)) {
             tracing::warn!("the main thread stands still: {stands:?}");
             self.shared.tell_conductor(Said::Standing(stands));
         }

@@ -11,7 +11,7 @@
 //! Invariant: notices arrive in the order they were told, each once, whatever was full meanwhile.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{
     Receiver, RecvError, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
 };
@@ -110,17 +110,67 @@ pub fn notices<M: Memory>(waker: Waker) -> (Outlet<M>, Notices<M>) {
     let (sender, receiver) = sync_channel(MAX_NOTICES);
     let full = Arc::new(AtomicBool::new(false));
     let end = End::default();
-    let (waiting, untaken) = (VecDeque::new(), Arc::<AtomicUsize>::default());
-    let owes = Arc::<AtomicBool>::default();
+    let (waiting, untaken) = (VecDeque::new(), Arc::<Counts>::default());
     let outlet = Outlet {
         sender,
         waiting,
         full: Arc::clone(&full),
         untaken: Arc::clone(&untaken),
-        owes: Arc::clone(&owes),
         end: end.clone(),
     };
-    (outlet, Notices { receiver, full, untaken, owes, waker, end })
+    (outlet, Notices { receiver, full, untaken, waker, end })
+}
+
+/// What a thread was told and has not done.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Owed {
+    /// Nothing that holds others up.
+    #[default]
+    Nothing,
+    /// To take a notice.
+    Notices,
+    /// To compute a work, for others as well.
+    Works,
+}
+
+/// How much of each.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Notices but works that were told and not taken.
+    notices: AtomicUsize,
+    /// Works that were told and not taken.
+    works: AtomicUsize,
+    /// What the thread has taken and not done, as it says: an [`Owed`].
+    taken: AtomicU8,
+}
+
+impl Counts {
+    /// The count that a notice belongs to. A part of a phase is for the thread alone, which may wait for others until the phase is
+    /// whole.
+    fn of<M: Memory>(&self, notice: &Notice<M>) -> Option<&AtomicUsize> {
+        match notice {
+            Notice::Part(_) => None,
+            Notice::Work(_) => Some(&self.works),
+            Notice::Trainers(_)
+            | Notice::Step(_)
+            | Notice::Whole(_)
+            | Notice::Cancelled(_)
+            | Notice::Lost(_)
+            | Notice::End(_) => Some(&self.notices),
+        }
+    }
+
+    fn owed(&self) -> Owed {
+        let is = |it: &AtomicUsize| it.load(Ordering::SeqCst) > 0;
+        let taken = self.taken.load(Ordering::SeqCst);
+        if is(&self.works) || taken == Owed::Works as u8 {
+            Owed::Works
+        } else if is(&self.notices) || taken == Owed::Notices as u8 {
+            Owed::Notices
+        } else {
+            Owed::Nothing
+        }
+    }
 }
 
 /// The IO thread's end of a queue of notices.
@@ -130,17 +180,14 @@ pub struct Outlet<M: Memory> {
     waiting: VecDeque<Notice<M>>,
     /// Whoever takes a notice is to wake the IO thread.
     full: Arc<AtomicBool>,
-    /// Notices that were told and not taken, and that hold others up.
-    untaken: Arc<AtomicUsize>,
-    /// Whether the thread has taken works that it has not computed.
-    owes: Arc<AtomicBool>,
+    untaken: Arc<Counts>,
     end: End,
 }
 
 impl<M: Memory> Outlet<M> {
-    /// Whether something was told that the thread has not taken yet, or has taken and not computed, and that holds others up.
-    pub fn is_owed(&self) -> bool {
-        self.untaken.load(Ordering::SeqCst) > 0 || self.owes.load(Ordering::SeqCst)
+    /// What the thread was told and has not taken yet, or has taken and not computed, and that holds others up.
+    pub fn owed(&self) -> Owed {
+        self.untaken.owed()
     }
 
     /// Tells the thread, sooner or later. Nothing happens if it has ended.
@@ -155,8 +202,8 @@ impl<M: Memory> Outlet<M> {
             | Notice::Work(_)
             | Notice::Cancelled(_) => {}
         }
-        if is_owed(&notice) {
-            self.untaken.fetch_add(1, Ordering::SeqCst);
+        if let Some(count) = self.untaken.of(&notice) {
+            count.fetch_add(1, Ordering::SeqCst);
         }
         self.waiting.push_back(notice);
         self.flush();
@@ -180,12 +227,6 @@ impl<M: Memory> Outlet<M> {
     }
 }
 
-/// Whether whoever does not take a notice holds others up. A part of a phase is for the thread alone, which may wait for others
-/// until the phase is whole.
-fn is_owed<M: Memory>(notice: &Notice<M>) -> bool {
-    !matches!(notice, Notice::Part(_))
-}
-
 /// The end of a job for whoever can do nothing more.
 pub fn lost(reason: &str) -> Ending {
     Ending::Failed { reason: reason.to_owned(), bad_input: false }
@@ -196,16 +237,15 @@ pub fn lost(reason: &str) -> Ending {
 pub struct Notices<M: Memory> {
     receiver: Receiver<Notice<M>>,
     full: Arc<AtomicBool>,
-    untaken: Arc<AtomicUsize>,
-    owes: Arc<AtomicBool>,
+    untaken: Arc<Counts>,
     waker: Waker,
     end: End,
 }
 
 impl<M: Memory> Notices<M> {
-    /// Says whether this thread has taken works that it has not computed.
-    pub fn owe(&self, owes: bool) {
-        self.owes.store(owes, Ordering::SeqCst);
+    /// Says what this thread has taken and not done.
+    pub fn owe(&self, owed: Owed) {
+        self.untaken.taken.store(owed as u8, Ordering::SeqCst);
     }
 
     /// How the job ended, once it has.
@@ -241,8 +281,8 @@ impl<M: Memory> Notices<M> {
     }
 
     fn taken(&self, notice: &Notice<M>) {
-        if is_owed(notice) {
-            self.untaken.fetch_sub(1, Ordering::SeqCst);
+        if let Some(count) = self.untaken.of(notice) {
+            count.fetch_sub(1, Ordering::SeqCst);
         }
         if self.full.swap(false, Ordering::SeqCst) {
             self.waker.wake();
@@ -291,7 +331,7 @@ mod tests {
                 heard.send(cancelled(&notice)).unwrap();
             }
         });
-        assert!(outlet.is_owed());
+        assert_eq!(outlet.owed(), Owed::Notices);
         // As the IO thread does: poll until it is woken, then hand on. Without a wake this takes a minute each time.
         let begun = std::time::Instant::now();
         while !outlet.waiting.is_empty() {

@@ -23,6 +23,8 @@ use cadre_protocol::{Nanos, Phase, TrainerId};
 use cadre_step::envelope::Stands;
 use cadre_step::planned::PlannedStep;
 
+use super::queues::Owed;
+
 /// The longest time between two looks that counts: the IO thread looks five times as often.
 const LONGEST_LOOK: Nanos = Nanos::from_millis(1_000);
 
@@ -133,11 +135,11 @@ impl Standing {
         self.idle = Nanos(0);
     }
 
-    /// Whether it stands still, each time that this changes; `untaken` where something was told that it has not taken.
-    pub fn look(&mut self, now: Nanos, untaken: bool) -> Option<Stands> {
+    /// Whether it stands still, each time that this changes; `owed` by it of what it was told.
+    pub fn look(&mut self, now: Nanos, owed: Owed) -> Option<Stands> {
         let since = now.since(self.last).min(LONGEST_LOOK);
         self.last = now;
-        self.idle = if self.is_its_turn(untaken) { self.idle.after(since) } else { Nanos(0) };
+        self.idle = if self.is_its_turn(owed) { self.idle.after(since) } else { Nanos(0) };
         let [first, later] = self.patience;
         let patience = if self.has_called { later } else { first }.max(self.lease);
         let is_still = self.idle >= patience;
@@ -159,12 +161,13 @@ impl Standing {
         self.moved();
     }
 
-    fn is_its_turn(&self, untaken: bool) -> bool {
+    fn is_its_turn(&self, owed: Owed) -> bool {
+        let untaken = owed > Owed::Nothing;
         match self.told.front() {
             Some(_) if self.whole < self.submitted => untaken,
             Some(it) if (self.submitted as usize) < it.order.count() => true,
-            // Its own results are all here, but others may wait for what it computes for them.
-            Some(it) => untaken || self.passed >= Some(it.header.step),
+            // Its own results are all here, but others may wait for what it computes for them. In an all-reduce it takes no notice.
+            Some(it) => owed == Owed::Works || self.passed >= Some(it.header.step),
             None => untaken || self.has_to_announce(),
         }
     }
@@ -213,10 +216,14 @@ mod tests {
 
         /// What is said within so many milliseconds.
         fn look(&mut self, milliseconds: u64, untaken: bool) -> Option<Stands> {
+            self.owing(milliseconds, if untaken { Owed::Notices } else { Owed::Nothing })
+        }
+
+        fn owing(&mut self, milliseconds: u64, owed: Owed) -> Option<Stands> {
             let mut said = None;
             for _ in 0..milliseconds / 200 {
                 self.1 += 200;
-                said = said.or(self.0.look(Nanos::from_millis(self.1), untaken));
+                said = said.or(self.0.look(Nanos::from_millis(self.1), owed));
             }
             said
         }
@@ -288,8 +295,10 @@ mod tests {
         (0..4).for_each(|_| rank.0.whole());
         assert_eq!(rank.look(200, false), Some(Stands::No));
         rank.waits();
+        // In an all-reduce it takes nothing, however long others are busy.
+        assert_eq!(rank.look(10 * PATIENCE, true), None);
         let expected = "rank 3 has not said that step 5 is done for 7 s";
-        assert_eq!(rank.look(PATIENCE, true), Some(Stands::Still(expected.into())));
+        assert_eq!(rank.owing(PATIENCE, Owed::Works), Some(Stands::Still(expected.into())));
     }
 
     #[test]
@@ -338,7 +347,7 @@ mod tests {
         let mut rank = Watched::new();
         for _ in 0..2 * PATIENCE / 1000 - 1 {
             rank.1 += 1_000_000;
-            assert_eq!(rank.0.look(Nanos::from_millis(rank.1), false), None);
+            assert_eq!(rank.0.look(Nanos::from_millis(rank.1), Owed::Nothing), None);
         }
         assert!(rank.look(1_000, false).is_some());
     }

@@ -12,7 +12,7 @@ use cadre_step::header::{Header, Member};
 
 use super::*;
 use crate::compute::Compute;
-use crate::io::queues::{Outlet, notices};
+use crate::io::queues::{Outlet, Owed, notices};
 use crate::io::rows::{Landed, Part, Values, Whole};
 use crate::io::{Asked, Handle, Notice, Request};
 use crate::launch::AtOnce;
@@ -234,11 +234,15 @@ fn a_part_that_nobody_took_holds_nobody_up() {
     let part = Part { planned: Arc::clone(&planned), phase, bundle: BundleId(0), values };
     rank.announce(lengths(0)).unwrap();
     outlet.tell(Notice::Part(Box::new(part)));
-    assert!(!outlet.is_owed(), "the rank may wait for others until the phase is whole");
+    assert_eq!(
+        outlet.owed(),
+        Owed::Nothing,
+        "the rank may wait for others until the phase is whole"
+    );
     outlet.tell(Notice::Step(Arc::clone(&planned)));
-    assert!(outlet.is_owed());
+    assert_eq!(outlet.owed(), Owed::Notices);
     assert!(matches!(rank.begin(0), Next::Step(_)));
-    assert!(!outlet.is_owed(), "it has taken both");
+    assert_eq!(outlet.owed(), Owed::Nothing, "it has taken both");
 }
 
 #[test]

@@ -257,9 +257,9 @@ impl<M: Memory> Waiting<M> {
             any = true;
         }
         // Whoever waits for these works waits for this thread, wherever it stands.
-        self.notices.owe(self.compute.has_works());
+        self.notices.owe(self.compute.owed());
         let progress = self.compute.run();
-        self.notices.owe(self.compute.has_works());
+        self.notices.owe(self.compute.owed());
         if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {
             self.handle.send(Request::Fail(why.to_owned()));
         }

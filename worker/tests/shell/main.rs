@@ -215,6 +215,9 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 234_325_912_933_393),
         // A trainer has all its results and stands still for good, and another waits for what it computes.
         (Weather::Stormy, 234_325_913_008_888),
+        // A trainer is busy for long, and another waits for it in the all-reduce.
+        (Weather::Stormy, 1_602_572_873_384),
+        (Weather::Stormy, 1_602_572_908_771),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

@@ -226,7 +226,7 @@ impl Process {
         }
         // What is on its way, or taken and not computed, is owed.
         for line in &self.lines {
-            line.said.owe(line.inbox.is_owed());
+            line.said.owe(line.inbox.owed());
         }
         for wanted in self.wanted.try_iter() {
             turned.headers += 1;
