@@ -68,7 +68,7 @@ pub enum Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// How many numbers there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(rows) => rows.len(),
@@ -76,7 +76,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

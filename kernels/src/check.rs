@@ -42,11 +42,11 @@ pub enum Error {
         task: usize,
         /// The field.
         field: &'static str,
-        /// Its first position.
+        /// First position of the range.
         start: u32,
-        /// Its end.
+        /// End of the range.
         end: u32,
-        /// Where it has to end at the latest.
+        /// Largest end that is allowed.
         limit: u32,
     },
     /// Keys that the mask keeps are not held.
@@ -88,7 +88,7 @@ pub enum Error {
         task: usize,
         /// Index of the part.
         part: usize,
-        /// Its first row.
+        /// First row of the part.
         start: u32,
         /// End of the part before it.
         previous_end: u32,

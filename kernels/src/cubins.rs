@@ -19,9 +19,11 @@ pub struct Cubin {
 pub const CUBINS: &[Cubin] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
 
 impl Cubin {
-    /// The numbers of the constant `name`, of `N` words; none if the file does not have it whole.
+    /// Reads the constant `name`, an array of `N` words, from the file; none if it is missing or
+    /// has another size.
     ///
-    /// The file is ELF, 64 bits, little-endian: section headers at the offset in byte 40, as many as bytes 58 and 60 say.
+    /// The file is 64-bit little-endian ELF. The section headers begin at the offset that byte 40
+    /// holds; their size and number are in bytes 58 and 60.
     pub(crate) fn constant<const N: usize>(&self, name: &str) -> Option<[i32; N]> {
         const SYMBOLS: u32 = 2;
         let number = |at: usize, bytes: usize| -> Option<usize> {

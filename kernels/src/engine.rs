@@ -63,7 +63,7 @@ impl Engine {
         Self { threads, gpu: None, order: Order::Fixed, without: None, unfit: None }
     }
 
-    /// What `choice` says; `threads` are those of the CPU.
+    /// Opens the engine that `choice` names; the CPU engine uses `threads`.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// The same kernels with a stream and memory of their own, for another thread.
+    /// An engine with the same kernels and a stream and memory of its own, for another thread.
     ///
     /// # Errors
     ///

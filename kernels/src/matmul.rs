@@ -52,9 +52,9 @@ impl<'a> Matrix<'a> {
 /// What happens to what C held before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Accumulate {
-    /// It is overwritten.
+    /// C is overwritten.
     Replace,
-    /// The product is added to it.
+    /// The product is added to C.
     Add,
 }
 

@@ -32,7 +32,7 @@ pub struct Document<'a> {
     pub v: &'a [f32],
 }
 
-/// What the forward pass gives.
+/// Results of the forward pass.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// `[rows, query, dim]`.
@@ -41,7 +41,7 @@ pub struct Output {
     pub lse: Vec<f64>,
 }
 
-/// What the backward pass gives.
+/// Results of the backward pass.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// rowsum(dO∘O), `[rows, query]`.
@@ -59,7 +59,8 @@ pub fn forward(document: &Document<'_>) -> Output {
     forward_with_sinks(document, &[])
 }
 
-/// The same with one number a query head that takes part in the softmax as a key without a value; none without.
+/// As [`forward`], where each query head has a sink: a score that takes part in the softmax without
+/// a value. No sinks if `sinks` is empty.
 pub fn forward_with_sinks(document: &Document<'_>, sinks: &[f32]) -> Output {
     let Heads { query, dim, .. } = document.heads;
     let mut out = vec![0.0; document.rows.len() * query * dim];
@@ -82,7 +83,7 @@ pub fn backward(document: &Document<'_>, dout: &[f32]) -> Gradients {
     backward_with_sinks(document, &[], dout).0
 }
 
-/// The same with sinks, and their gradient.
+/// As [`backward`] with sinks; also returns the gradient of the sinks.
 pub fn backward_with_sinks(
     document: &Document<'_>,
     sinks: &[f32],

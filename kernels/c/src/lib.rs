@@ -28,7 +28,7 @@ use cadre_kernels::{Heads, Mask};
 /// What callers were compiled against: rises with each change of a signature or a structure of the header.
 const ABI: u32 = 1;
 
-/// Between two looks at what is waited for.
+/// Pause between two polls of a stream.
 const PAUSE: Duration = Duration::from_micros(20);
 
 thread_local! {
@@ -43,10 +43,11 @@ pub extern "C" fn cadre_error() -> *const c_char {
     ERROR.try_with(|it| it.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Why a call failed, in words.
+/// Why a call failed; its text is what [`cadre_error`] returns.
 type Failed = Box<dyn std::error::Error>;
 
-/// Runs `body`; null or −1 (what `failed` says) with words for [`cadre_error`] if it fails or panics. The caller's context is kept.
+/// Runs `body`. If it fails or panics, returns `failed` (null or −1) and keeps the reason for
+/// [`cadre_error`]. Restores the caller's CUDA context.
 fn guard<T>(failed: T, body: impl FnOnce() -> Result<T, Failed>) -> T {
     let kept = AssertUnwindSafe(|| {
         let _kept = CallersContext::keep();
@@ -252,7 +253,8 @@ pub unsafe extern "C" fn cadre_uuid(gpu: *const Gpu) -> *const c_char {
     })
 }
 
-/// Waits until what is on a stream now is done, so long; 1 if it is not, −1 if something on the stream went wrong.
+/// Waits at most `milliseconds` for the work that is on a stream now. Returns 0 when it is done, 1
+/// when it is not, −1 when something on the stream failed.
 ///
 /// # Safety
 ///
@@ -264,7 +266,8 @@ pub unsafe extern "C" fn cadre_wait(gpu: *const Gpu, stream: u64, milliseconds: 
         let gpu = unsafe { given(gpu, "gpu") }?;
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::foreign(gpu, stream) };
-        // Not by an event: who asks again and again would always be behind a new one.
+        // The stream is polled before an event is recorded: a caller that polls in a loop would
+        // otherwise wait for a new event each time.
         if stream.is_done()? {
             return Ok(0);
         }

@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cadre_memory(gpu: *const Gpu, bytes: u64) -> *mut Buffe
     })
 }
 
-/// Where it lies on the GPU.
+/// Address of the memory on the GPU.
 ///
 /// # Safety
 ///

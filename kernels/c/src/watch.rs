@@ -43,7 +43,8 @@ pub unsafe extern "C" fn cadre_watch(gpu: *const Gpu) -> *const Watch {
     })
 }
 
-/// What a launch of `kernel` told, as JSON; empty where no wait was too long. Valid until the next call of this thread. Null on error.
+/// The report of a launch of `kernel` as JSON; empty if no wait took too long, null on error. Valid
+/// until the next call of this thread.
 ///
 /// # Safety
 ///

@@ -74,12 +74,12 @@ impl Random {
     }
 }
 
-/// Waits for what is on `stream` now, so long.
+/// Waits at most `patience` for the work that is on `stream` now.
 pub(crate) fn wait(stream: &Stream, patience: Duration) -> Result<(), Trouble> {
     let (event, end) = (Event::record(stream)?, Instant::now() + patience);
     while !event.is_over()? {
         if Instant::now() > end {
-            // Nobody frees what a kernel still uses.
+            // The kernel may still use the event, so it is leaked.
             std::mem::forget(event);
             return Err(Trouble::Hangs);
         }
@@ -206,7 +206,7 @@ impl Case {
         let lse = Buffer::of(&stream, &narrow(lse), "LSE")?;
         let delta = Buffer::of(&stream, &narrow(delta), "Δ")?;
         let poison = |count, what| Buffer::of(&stream, &vec![f32::NAN; count], what);
-        // One of both is empty.
+        // One of the two buffers is empty.
         let (wide_numbers, narrow_numbers) = match written {
             Written::F32 => (self.q.len(), 0),
             Written::Bf16 => (0, self.q.len()),

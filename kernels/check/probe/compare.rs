@@ -92,7 +92,7 @@ fn worst(
     bound: f64,
     square: f64,
 ) -> Option<String> {
-    // A logarithm is as exact near 0 as elsewhere.
+    // The error of a logarithm does not shrink with its value, so small LSE get no smaller bound.
     let floor = square * if ours.what == "LSE" { 1.0 } else { FLOOR * FLOOR };
     let of_keys = matches!(ours.what, "dK" | "dV");
     let mut parts = BTreeMap::<(bool, usize, usize), Part>::new();
@@ -126,7 +126,8 @@ fn worst(
     (!is_within).then(|| format!("{name} is off by {times:.1} times what it may be"))
 }
 
-/// A row or a tile of a head: sums of squares, of differences and of what is right, and how many numbers.
+/// Sums over a row or a tile of a head: squared differences, squares of the right values, and the
+/// number of elements.
 #[derive(Default)]
 struct Part {
     off: f64,
@@ -149,7 +150,7 @@ fn wrong(case: &Case, ours: &Table<f32>, right: &Table<f64>, most: f64) -> Value
     };
     let mut all: Vec<usize> = (0..right.values.len()).filter(is_wrong).collect();
     if all.is_empty() {
-        // Many small ones: the one that is off most stands for them.
+        // No single element is beyond the bound, only their sum: name the element that is off most.
         all.extend((0..right.values.len()).max_by(|a, b| off(*a).total_cmp(&off(*b))));
     }
     let Some(&first) = all.first() else { return Value::Null };

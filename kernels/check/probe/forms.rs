@@ -17,12 +17,12 @@ use crate::lines::Lines;
 use crate::timing::{Bed, Pass, row};
 use crate::{Options, Trouble, smoke};
 
-/// A form of kernels that only tell where they wait.
+/// The form whose kernels report where they wait; it is not timed.
 const WATCH: &str = "watch";
 const BUILT: &str = "as built";
-/// All that are compared are timed once in each, one behind the other.
+/// Rounds; in each, all forms that are compared are timed once, in turn.
 const ROUNDS: usize = 5;
-/// A form that changes one head dim alone.
+/// The form that changes only one head dim, and that head dim.
 const PANELS: (&str, usize) = ("panels", 64);
 
 fn folders(options: &Options) -> Vec<(String, Option<PathBuf>)> {
@@ -94,7 +94,8 @@ fn one(
     let (query, kv) = if options.tiny { (2, 1) } else { (64 * 128 / dim.max(128), 8) };
     let (rows, runs) = if options.tiny { (256, 1) } else { (16_384, 3) };
     let shape = Heads { query, kv, dim };
-    // Beside another form lies the build's own, so that both take turns.
+    // The form and the kernels as built stay in memory side by side, so that their runs can
+    // alternate.
     let mut beds = vec![(gpu, ManuallyDrop::new(Bed::new(gpu, shape, rows, options.seed)?))];
     if form != BUILT {
         beds.push((built, ManuallyDrop::new(Bed::new(built, shape, rows, options.seed)?)));
@@ -153,7 +154,7 @@ fn one(
     Ok(())
 }
 
-/// Of each round.
+/// The median time of each round.
 fn medians(rounds: &[Vec<f64>]) -> Value {
     let median = |round: &Vec<f64>| {
         let mut sorted = round.clone();

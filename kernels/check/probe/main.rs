@@ -112,7 +112,7 @@ fn options() -> Result<(Options, PathBuf), String> {
             "--case" => options.case = Some(value.into()),
             "--kernels" => options.kernels = value.split(',').map(str::to_owned).collect(),
             "--bad" => options.bad = value.split(',').map(str::to_owned).collect(),
-            // Of other parts of the check.
+            // Options that other parts of the check read.
             "--broken" | "--packages" | "--peak" => {}
             _ => {
                 return Err(format!(
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
         "given" => given::run(&gpu, &options, &mut lines),
         _ => smoke::run(&gpu, &options, &mut lines),
     };
-    // What hangs would be waited for by who frees its memory.
+    // Freeing the GPU's memory would wait for a kernel that hangs, so it is leaked.
     std::mem::forget(gpu);
     match done {
         Ok(()) => ExitCode::SUCCESS,

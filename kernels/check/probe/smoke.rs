@@ -195,7 +195,7 @@ fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(
             backward(gpu, options, (&unit.name, unit.kernel), &case, order, lines).map(|_| ())
         }
         Work::Finish { dim } => {
-            // Its rows go by tiles of 64: a longer document has no other edge.
+            // Rows are processed in tiles of 64: a longer document adds no further kind of edge.
             let case = Case::new(heads(dim), None, seed, true);
             finish(gpu, options, unit, &case, lines)
         }
@@ -238,7 +238,8 @@ pub(crate) fn backward(
     Ok(tell(options, names, case, ours.iter().zip(&right), lines))
 }
 
-/// dQ in bf16 against f64, and its bits, which are those of dQ in f32, rounded. Sums that are wrong say nothing of who ends them.
+/// Checks dQ in bf16 against f64, and its bits against dQ in f32, rounded. Where dQ in f32 is wrong
+/// already, `cadre_finish_dq` is not judged.
 fn finish(
     gpu: &Gpu,
     options: &Options,

@@ -62,7 +62,7 @@ impl Bed {
         let stream = Stream::new(gpu)?;
         let mut random = Random::new(seed);
         let mut tensor = |heads: usize, dim: usize, what: &str| {
-            // As many as are drawn fast, again and again.
+            // Drawing a random number for each element would take long: draw some and repeat them.
             let count = rows as usize * heads * dim;
             let some = random.numbers(count.min((1 << 20) + 64 * 7));
             let all: Vec<bf16> = some.iter().copied().cycle().take(count).collect();
@@ -157,7 +157,7 @@ impl Bed {
         })
     }
 
-    /// One run that nobody times.
+    /// One run without a timer.
     pub(crate) fn once(&mut self, gpu: &Gpu, pass: Pass, options: &Options) -> Result<(), Trouble> {
         let stream = ManuallyDrop::new(Stream::new(gpu)?);
         let mut run = ManuallyDrop::new(self.runner(pass, None, options.patience)?);
@@ -182,7 +182,7 @@ impl Bed {
         let mut without_host = true;
         let done = (|| {
             let mut run = ManuallyDrop::new(self.runner(pass, blocks, options.patience)?);
-            // What is loaded at the first launch is no part of a time.
+            // The first launch loads the kernel, so it is not timed.
             run(&stream)?;
             wait(&stream, options.patience)?;
             if options.profile {
@@ -192,7 +192,8 @@ impl Bed {
             }
             let mut times = [Vec::new(), Vec::new()];
             for (cold, times) in times.iter_mut().enumerate() {
-                // A driver whose streams wait for no word of the host: its work is between the runs, and the row says so.
+                // Some drivers have no streams that wait for a word of the host. Then times include
+                // the host's work between runs, and the row says so (`without_host`).
                 let held = Gate::new(gpu).and_then(|(gate, opener)| {
                     gate.hold(&stream)?;
                     Ok((ManuallyDrop::new(gate), opener))
@@ -270,7 +271,7 @@ pub(crate) fn row(
     })
 }
 
-/// One time of a kernel of head dim 128.
+/// Times a kernel of head dim 128 once.
 pub(crate) fn smoke(
     gpu: &Gpu,
     options: &Options,

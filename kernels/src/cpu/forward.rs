@@ -93,7 +93,7 @@ struct Block {
     /// First lane, counted over the rows and heads of the unit.
     first: usize,
     lanes: usize,
-    /// Keys of each lane, and of all together.
+    /// Keys that each lane attends to; `keys` is their union.
     kept: Vec<Range<u32>>,
     keys: Range<u32>,
     /// `[dim, LANES]`.

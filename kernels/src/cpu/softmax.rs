@@ -22,7 +22,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// Of a factor of the scores, and a softcap that bounds them.
+    /// From the factor of the scores and the softcap that bounds them.
     pub(crate) fn new(scale: f32, softcap: Option<f32>) -> Self {
         let staged = softcap.map_or(scale * LOG2_E, |softcap| scale / softcap);
         Self { staged, cap: softcap.map(|softcap| softcap * LOG2_E) }
@@ -59,7 +59,7 @@ pub(crate) struct Running {
     pub(crate) largest: Vec<f32>,
     /// Sum of 2^(score − largest).
     pub(crate) sum: Vec<f32>,
-    /// By what the output so far has to be multiplied.
+    /// Factor by which the output so far has to be multiplied.
     pub(crate) correction: Vec<f32>,
 }
 

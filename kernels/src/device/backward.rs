@@ -50,9 +50,9 @@ pub struct BackwardTensors<'a> {
 /// Where dQ goes.
 #[derive(Debug)]
 pub enum QueryGradients<'a> {
-    /// As it was summed.
+    /// In f32, as summed.
     F32(SliceMut<'a, f32>),
-    /// Rounded.
+    /// Rounded to bf16.
     Bf16(SliceMut<'a, bf16>),
 }
 
@@ -61,7 +61,7 @@ pub enum QueryGradients<'a> {
 pub enum Order {
     /// Key tiles ascending: the same bits in every launch.
     Fixed,
-    /// As key tiles are done.
+    /// In the order in which key tiles finish; bits may differ from run to run.
     Arrival,
 }
 

@@ -74,7 +74,8 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// The number of the library that a [`Blas`] has opened, 10000 · major + 100 · minor + patch: bits are promised for one.
+/// Version of the opened library, 10000 · major + 100 · minor + patch. Bits are promised within one
+/// version.
 pub(crate) fn version() -> usize {
     // SAFETY: no precondition but that the library is there.
     unsafe { sys::cublasLtGetVersion() }

@@ -59,15 +59,15 @@ pub enum Refusal {
     Alignment {
         /// The tensor.
         field: &'static str,
-        /// Where it begins.
+        /// Address at which the tensor begins.
         address: u64,
-        /// What it has to be a multiple of.
+        /// Alignment in bytes that the address needs.
         multiple: u64,
     },
     /// A document or tensor is longer than the tables can say.
     #[error("{field} has {rows} rows, the GPU kernels take {most}; cut it")]
     Long {
-        /// What is too long.
+        /// The tensor or document.
         field: &'static str,
         /// Its rows.
         rows: u64,
@@ -103,11 +103,11 @@ pub enum Refusal {
     RowCopy {
         /// Index in the list.
         copy: usize,
-        /// What is wrong with it.
+        /// The field that is wrong.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What it breaks, and what to do.
+        /// The rule that the value breaks, and the remedy.
         rule: &'static str,
     },
     /// A bundle is handed in for some of its key tiles.
@@ -117,7 +117,7 @@ pub enum Refusal {
     KeyTiles {
         /// Index in the launch.
         bundle: usize,
-        /// Those handed in.
+        /// Key tiles that were handed in.
         tiles: Range<u32>,
         /// How many there are.
         all: u32,
@@ -130,7 +130,7 @@ pub enum Refusal {
         /// The most that are taken.
         most: u32,
     },
-    /// What is handed in together lives on different GPUs.
+    /// Tensors, plan and stream are not all on one GPU.
     #[error("{field} is of GPU {own}, the stream of GPU {stream}; hand in those of one GPU")]
     Gpus {
         /// What it is.

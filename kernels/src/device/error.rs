@@ -52,7 +52,7 @@ pub enum Error {
     Form {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be read.
         why: String,
     },
     /// There is no library for matrix products.
@@ -64,13 +64,13 @@ pub enum Error {
     /// The library for matrix products refused or failed.
     #[error("{call} failed{what}: {name} ({code}); run with --engine cpu, and report the shapes")]
     Blas {
-        /// Its function.
+        /// Function of the library.
         call: &'static str,
-        /// The product, in words, with a comma before them; or nothing.
+        /// The product, after a comma; may be empty.
         what: String,
-        /// Its name of the error.
+        /// The library's name of the error.
         name: String,
-        /// Its number.
+        /// The library's number of the error.
         code: u32,
     },
     /// Device memory is short.
@@ -90,7 +90,7 @@ pub enum Error {
     Call {
         /// The driver's function.
         call: &'static str,
-        /// Kernel and batch that the stream ran last, in words, with a comma before them; or nothing.
+        /// Kernel and batch that the stream ran last, after a comma; may be empty.
         after: String,
         /// The driver's name of the error.
         name: String,
@@ -106,7 +106,7 @@ pub enum Error {
     Lost {
         /// The driver's function.
         call: &'static str,
-        /// Kernel and batch that the stream ran last, in words, with a comma before them; or nothing.
+        /// Kernel and batch that the stream ran last, after a comma; may be empty.
         after: String,
         /// The driver's name of the error.
         name: String,

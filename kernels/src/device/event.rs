@@ -48,7 +48,8 @@ impl Event {
         Ok(event)
     }
 
-    /// Makes it that moment on `stream`. What waits for the one before still does.
+    /// Records the event anew, at the end of what is on `stream` now. Streams that already wait for
+    /// the earlier moment are not affected.
     pub(super) fn record_again(&mut self, stream: &Stream) -> Result<(), Error> {
         self.gpu.bind()?;
         self.stream = StreamHandle(stream.handle());

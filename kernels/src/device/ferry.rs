@@ -95,7 +95,8 @@ impl Ferry {
             }
             Event::record(&self.stream)
         };
-        // What was put in part writes to rooms that are about to be given back: it is waited for.
+        // Copies that were enqueued before the error still write to these rooms, so wait before
+        // they are given back.
         let over = Arc::new(put().inspect_err(|_| drop(self.stream.wait()))?);
         Ok(Coming { rows: rooms, over })
     }

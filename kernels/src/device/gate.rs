@@ -57,7 +57,8 @@ unsafe impl Sync for Word {}
 impl Gate {
     /// Code with which a gate is opened when everything behind it is there.
     pub const DONE: u32 = 1;
-    /// Code of a gate whose opener went away, and the largest: streams compare cyclically, so half of all words is below 1.
+    /// Code of a gate whose opener was dropped: the largest possible. Streams compare words
+    /// cyclically, so half of all words count as below 1.
     pub const ABANDONED: u32 = i32::MAX as u32;
 
     /// A closed gate and its opener.

@@ -12,10 +12,12 @@ use super::error::Error;
 use super::memory::Stream;
 use super::rows::{RowCopier, RowCopy};
 
-/// From so many pieces on that are not large, one launch takes them. A call of the driver is a few microseconds of the thread
-/// that pulls, so these take it some 100; a launch is two calls, but waits for a processor that kernels leave. Not measured.
+/// Minimum number of small pieces that are copied by one launch instead of a driver call each. A
+/// driver call takes a few microseconds of the thread that pulls. A launch takes two calls, but its
+/// blocks wait until other kernels leave a processor. Not measured.
 const MANY: usize = 64;
-/// Pieces of so many bytes are the copy engine's whatever their number: they take it longer than the call. Not measured.
+/// Bytes from which a piece is left to the copy engine, however many pieces there are: copying it
+/// takes longer than the driver call. Not measured.
 const LARGE: u64 = 1 << 20;
 /// Distances beyond this are no run of rows.
 const FAR: u64 = 1 << 31;

@@ -17,10 +17,10 @@ use super::driver::{Gpu, call};
 use super::error::Error;
 use super::tables::Plain;
 
-/// Pieces that wait to be used again: those of a few phases.
+/// Maximum free pieces that the pool keeps: as many as a few phases use.
 const MOST: usize = 32;
 
-/// Memory that was given back, for whoever takes some next. Clones are the same pool.
+/// A pool of pinned host memory: dropped pieces are kept for later requests. Clones share one pool.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
     gpu: Gpu,
@@ -49,7 +49,7 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl PinnedPool {
-    /// For copies of `gpu`.
+    /// An empty pool for copies from and to `gpu`.
     pub fn new(gpu: &Gpu) -> Self {
         Self { gpu: gpu.clone(), free: Arc::default() }
     }
@@ -84,7 +84,7 @@ impl Pinned {
         self.slice()
     }
 
-    /// As many whole numbers as it has.
+    /// The memory as elements of `T`. Bytes that do not fill an element are left out.
     pub fn slice<T: Plain>(&self) -> &[T] {
         let Some(piece) = &self.piece else { return &[] };
         // SAFETY: initialised memory of that many numbers, aligned as the driver's are to pages, which nobody writes meanwhile.
@@ -93,7 +93,7 @@ impl Pinned {
         }
     }
 
-    /// The same, to be written.
+    /// As [`Self::slice`], for writing.
     pub fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
         let Some(piece) = &mut self.piece else { return &mut [] };
         let numbers = self.bytes / size_of::<T>();

@@ -22,7 +22,7 @@ use crate::{Heads, Mask};
 pub struct TaskRows {
     /// Positions in the document.
     pub rows: Range<u32>,
-    /// The first one's row.
+    /// Row of the tensors that holds the first of `rows`.
     pub q_row: u32,
 }
 
@@ -33,7 +33,7 @@ pub struct Keys {
     pub document_rows: u32,
     /// Positions held: all that the mask keeps for the rows, or none.
     pub keys: Range<u32>,
-    /// The first one's row.
+    /// Row of K and V that holds the first of `keys`.
     pub kv_row: u32,
 }
 
@@ -99,12 +99,12 @@ impl Shape {
         self.blocks.unwrap_or(most).clamp(1, most)
     }
 
-    /// Scale of scores, or of their tanh, as powers of two.
+    /// Factor that turns scores, or with a softcap their tanh, into exponents of 2.
     pub(super) fn scale_log2(&self) -> f32 {
         self.softcap.unwrap_or(self.scale) * std::f32::consts::LOG2_E
     }
 
-    /// With a softcap the factor of what tanh is taken of.
+    /// Factor of the scores inside tanh; 0 without a softcap.
     pub(super) fn inner_scale(&self) -> f32 {
         self.softcap.map_or(0.0, |softcap| self.scale / softcap)
     }

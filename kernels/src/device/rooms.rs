@@ -82,7 +82,7 @@ impl Rooms {
     }
 }
 
-/// What an owner who hands rows out early gives up.
+/// Message of the panic when an owner writes a room after [`Room::early`] lent it to readers.
 const EARLY: &str = "rows that were handed out early are written by copies alone";
 
 impl Room {
@@ -90,17 +90,17 @@ impl Room {
         Self(Arc::new(Inner { memory, copying: Mutex::default() }))
     }
 
-    /// Where it lies.
+    /// The memory of the arena that the room occupies.
     pub fn memory(&self) -> &ArenaMemory {
         &self.0.memory
     }
 
-    /// Its length.
+    /// Bytes of the room.
     pub fn len_bytes(&self) -> u64 {
         self.memory().len_bytes()
     }
 
-    /// Copies bytes of the host to its beginning and waits until they are there.
+    /// Copies bytes of the host to the beginning of the room and waits until they are there.
     ///
     /// # Errors
     ///
@@ -117,7 +117,8 @@ impl Room {
         stream.wait()
     }
 
-    /// Copies pieces of rows of this process to it, in the order of `stream`; who reads it waits for that by itself.
+    /// Copies pieces of a part of this process into the room, in the order of `stream`. A launch
+    /// that reads the room waits for this copy without further calls.
     ///
     /// # Errors
     ///
@@ -136,13 +137,14 @@ impl Room {
         Ok(())
     }
 
-    /// Tells of a copy to [`Self::memory`] that somebody else has enqueued on a stream, and that is over with `over`: what reads this
-    /// room waits for it. Of copies on one stream the last to be told of is the last that was put.
+    /// Registers a copy into [`Self::memory`] that the caller has enqueued on a stream; the event
+    /// `over` marks its end. Whatever reads the room waits for that event. The caller registers
+    /// copies on one stream in the order in which it enqueued them.
     pub fn copied_behind(&self, over: Arc<Event>) {
         self.0.behind(over, None);
     }
 
-    /// Waits until what was copied to it is there, and lets go of what it came from.
+    /// Waits for all copies into the room, then releases the parts that they read.
     ///
     /// # Errors
     ///
@@ -151,7 +153,8 @@ impl Room {
         self.0.settle()
     }
 
-    /// As many whole numbers as it has room for, for a launch to write.
+    /// The whole room as elements of `T`, for a launch to write. Bytes that do not fill an element
+    /// are left out.
     ///
     /// # Panics
     ///
@@ -166,13 +169,15 @@ impl Room {
         }
     }
 
-    /// All of it, for what is enqueued on a stream behind the copies that were enqueued so far: see [`Part::ready_on`]. Copies that follow
-    /// write other bytes, or take the place of those whose readers' results are thrown away.
+    /// The whole room, readable before its copies have ended. A launch that reads it waits for the
+    /// copies that are enqueued by then ([`Part::ready_on`]). A copy that is enqueued later must
+    /// write other bytes, or bytes whose readers' results will be discarded.
     pub fn early(&self) -> Part {
         Part { room: Arc::clone(&self.0), at: 0, bytes: self.len_bytes() }
     }
 
-    /// All of it, to be read from now on. What launches have written is there: they were waited for.
+    /// The whole room, for readers; nobody writes it any more. The caller has waited for the
+    /// launches that wrote it.
     pub fn share(self) -> Part {
         self.early()
     }
@@ -204,7 +209,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Its memory is somebody else's from now on. Who cannot wait any more has lost the GPU.
+        // The arena may hand this memory to another owner now, so copies into it must end first. If
+        // waiting fails, the GPU is lost and nothing copies any more.
         let _ = self.settle();
     }
 }

@@ -38,7 +38,8 @@ pub struct RowCopy {
 #[derive(Debug)]
 pub struct RowCopier {
     stream: Stream,
-    /// One list after the other: the next is written behind the launch that reads the one before.
+    /// The list of the current launch. The next list overwrites it, in stream order behind that
+    /// launch.
     list: Buffer<CopyUnit>,
 }
 
@@ -50,7 +51,7 @@ const UNIT_WORDS: [u64; 2] = [1 << 10, 1 << 14];
 const UNITS_A_BLOCK: u64 = 4;
 /// Blocks a processor, of 256 threads each: some keep memory busy.
 const BLOCKS: u32 = 4;
-/// Distances of rows, and their lengths, that 31 bits of words hold.
+/// Maximum length of a row and distance between rows: words are counted in 31 bits.
 const MOST_BYTES: u64 = 1 << 32;
 /// Copies with gaps between rows of which every pair is compared.
 const COMPARED: usize = 64;
@@ -144,7 +145,7 @@ impl RowCopy {
     }
 }
 
-/// Units of at most `most` words for a copy between addresses.
+/// Cuts a copy between addresses into units of at most `most` words.
 fn cut(copy: &RowCopy, word: u64, most: u64, units: &mut Vec<CopyUnit>) {
     let RowCopy { from, to, rows, bytes, from_stride, to_stride } = *copy;
     let words = bytes / word;
@@ -154,7 +155,8 @@ fn cut(copy: &RowCopy, word: u64, most: u64, units: &mut Vec<CopyUnit>) {
             to: to + row * to_stride + column * word,
             rows: rows as i32,
             words: words as i32,
-            // Of one row they are not used, and may be anything.
+            // The kernel does not read the strides of a single row, which the caller may leave
+            // arbitrary.
             from_stride: if rows > 1 { (from_stride / word) as i32 } else { 0 },
             to_stride: if rows > 1 { (to_stride / word) as i32 } else { 0 },
         });

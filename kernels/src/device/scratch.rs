@@ -32,7 +32,7 @@ struct Inner {
     recorded: bool,
 }
 
-/// A scratch in the hands of one run.
+/// A scratch while one run uses it.
 pub(super) struct Held<'a> {
     inner: &'a mut Inner,
     stream: &'a Stream,
@@ -56,14 +56,14 @@ impl Inner {
         })
     }
 
-    /// Room for so many numbers of parts of O, and of LSE.
+    /// Grows the buffers for parts of O and of LSE to at least these numbers of elements.
     fn reserve_parts(&mut self, [o, lse]: [usize; 2]) -> Result<(), Error> {
         self.may_grow(o > self.part_o.len() || lse > self.part_lse.len(), "parts of O")?;
         self.part_o.reserve(o, "parts of O")?;
         self.part_lse.reserve(lse, "parts of LSE")
     }
 
-    /// Room for so many sums. New ones are not zero yet.
+    /// Grows the buffer of sums to at least `numbers` elements. New memory is not zeroed yet.
     fn reserve_sums(&mut self, numbers: usize) -> Result<(), Error> {
         if numbers > self.sums.len() {
             self.may_grow(true, "sums of dQ")?;
@@ -84,13 +84,14 @@ impl Held<'_> {
         if self.records { Ok(()) } else { self.stream.wait_for(event) }
     }
 
-    /// Addresses of room for so many numbers of parts of O, and of LSE.
+    /// Addresses of room for these numbers of elements of parts of O, and of LSE.
     pub(super) fn parts(&mut self, numbers: [usize; 2]) -> Result<[u64; 2], Error> {
         self.inner.reserve_parts(numbers)?;
         Ok([self.inner.part_o.address(), self.inner.part_lse.address()])
     }
 
-    /// The address of `numbers` sums, which are zero in the order of the stream, and not any more behind what comes now.
+    /// Address of `numbers` sums. They are zero when the stream reaches this point; the run that
+    /// follows adds to them.
     pub(super) fn sums(&mut self, numbers: usize) -> Result<u64, Error> {
         self.inner.reserve_sums(numbers)?;
         if self.inner.dirty {
@@ -102,9 +103,9 @@ impl Held<'_> {
         Ok(self.inner.sums.address())
     }
 
-    /// What was put zeroes the sums again.
+    /// Notes that the run's last launch, which zeroes the sums, is enqueued.
     pub(super) fn sums_are_zero(&mut self) {
-        // What is recorded clears them when the graph runs, not now.
+        // A recorded run zeroes the sums when its graph runs, not now.
         self.inner.dirty = self.records && self.cleared;
     }
 }
@@ -119,7 +120,8 @@ impl Scratch {
         Ok(Self(Arc::new(Mutex::new(Inner::empty(gpu)?))))
     }
 
-    /// Gives all of it back, behind what runs now. Plans take anew what they need.
+    /// Frees all memory of the scratch once the runs that are enqueued have ended. Later plans
+    /// allocate what they need.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 use super::driver::{Gpu, call};
 use super::error::Error;
 
-/// Blocks and warps of a block that are watched; as `watch.cuh` says.
+/// Maximum blocks that are watched, and warps of each; equal to those of `watch.cuh`.
 const BLOCKS: usize = 160;
 const WARPS: usize = 12;
 const WORDS: usize = 4 + 4 * BLOCKS * WARPS;
@@ -29,7 +29,7 @@ pub struct Watch {
     host: NonNull<u32>,
 }
 
-/// What a kernel told.
+/// What a kernel reported when one of its waits took too long.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Told {
     /// Block and thread whose wait was too long.
@@ -78,7 +78,8 @@ impl Watch {
         Ok(Some(watch))
     }
 
-    /// What was told; none while no wait was too long. `kernel` names the barriers.
+    /// The report of a kernel; none while no wait took too long. `kernel` says by which table
+    /// barriers get their names.
     pub fn told(&self, kernel: &str) -> Option<Told> {
         // SAFETY: inside the memory; the device writes it, so each word is read as it is now.
         let word = |at: usize| unsafe { self.host.as_ptr().add(at).read_volatile() };
