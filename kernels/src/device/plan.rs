@@ -42,9 +42,9 @@ pub struct Keys {
 pub struct ForwardTask {
     /// Which keys a row attends to.
     pub mask: Mask,
-    /// Its keys.
+    /// Keys that it reads.
     pub keys: Keys,
-    /// Its rows; no two tasks of a launch share one.
+    /// Query rows of the task; no two tasks of a launch share one.
     pub rows: TaskRows,
 }
 
@@ -53,7 +53,7 @@ pub struct ForwardTask {
 pub struct BackwardBundle {
     /// Which keys a row attends to.
     pub mask: Mask,
-    /// Its keys.
+    /// Keys that it reads.
     pub keys: Keys,
     /// Row of its first key in dK and dV; no two bundles share one.
     pub dkv_row: u32,

@@ -188,7 +188,8 @@ impl Inner {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the newest copy of each stream, and what those before it read: they may not be over either.
+    /// Remembers the newest copy of each stream. Keeps the sources of the earlier copies too, since
+    /// these may still run.
     fn behind(&self, over: Arc<Event>, from: Option<&Part>) {
         let mut copying = self.copying();
         let from = from.cloned();
@@ -216,7 +217,7 @@ impl Drop for Inner {
 }
 
 impl Part {
-    /// The memory that it is a part of.
+    /// The memory of the arena that the part belongs to.
     pub fn memory(&self) -> &ArenaMemory {
         &self.room.memory
     }

@@ -24,7 +24,7 @@ struct Inner {
     part_o: Buffer<f32>,
     part_lse: Buffer<f32>,
     sums: Buffer<f32>,
-    /// A run was put that adds to the sums, and not the end of it that zeroes them.
+    /// A run that adds to the sums is enqueued, but not yet the launch at its end that zeroes them.
     dirty: bool,
     /// The end of the newest run.
     last: Option<Event>,
@@ -79,7 +79,8 @@ impl Inner {
 }
 
 impl Held<'_> {
-    /// What follows on the run's stream is behind `event`. What is recorded waits for nothing outside of the recording.
+    /// Makes the run's stream wait for `event`. A recorded run waits for nothing outside of its
+    /// recording.
     pub(super) fn behind(&self, event: &Event) -> Result<(), Error> {
         if self.records { Ok(()) } else { self.stream.wait_for(event) }
     }
