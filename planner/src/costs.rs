@@ -77,7 +77,7 @@ impl Costs {
         (rows.end - first).div_ceil(self.task_rows).into()
     }
 
-    /// Cost of rows that stay together in so many tasks, cut at tiles.
+    /// Cost of rows that stay together, cut into tasks at tiles.
     pub(crate) fn run(
         &self,
         document: Document,

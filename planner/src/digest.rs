@@ -17,7 +17,7 @@ pub(crate) struct Digest {
 }
 
 impl Digest {
-    /// Starts with the name of what is digested.
+    /// Begins a digest; `what` names the kind of data, so that equal bytes of two kinds differ.
     pub(crate) fn new(what: &str) -> Self {
         let mut hash = Xxh3Default::new();
         hash.update(&(what.len() as u64).to_le_bytes());

@@ -75,7 +75,8 @@ pub struct Links {
     pub places: Vec<Link>,
     /// Time of a byte by distance.
     pub prices: Prices,
-    /// Pairs of places that cannot reach each other, either way; no plan has them meet.
+    /// Pairs of places between which nothing can travel, in either direction. No plan makes one use
+    /// the other.
     #[serde(default)]
     pub unreachable: Vec<(u32, u32)>,
 }
@@ -142,7 +143,7 @@ impl Links {
         self.unreachable.is_empty()
     }
 
-    /// Places that one cannot reach, ascending.
+    /// Places that a place cannot reach, ascending.
     pub(crate) fn beyond_reach(&self, place: usize) -> Vec<usize> {
         let other = |&(a, b): &(u32, u32)| match (a as usize == place, b as usize == place) {
             (true, _) => Some(b as usize),

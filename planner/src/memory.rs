@@ -68,7 +68,7 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
     SlotMemory { phase: phase(problem, plan, slot), reserve }
 }
 
-/// As [`memory_of_slot`], of all slots.
+/// As [`memory_of_slot`], for all slots.
 pub fn memory_of_slots(problem: &Problem, plan: &Plan) -> Vec<SlotMemory> {
     let (phases, reserve) = phases(problem, plan, &Runs::of(plan));
     phases.into_iter().map(|phase| SlotMemory { phase, reserve }).collect()

@@ -56,7 +56,7 @@ pub struct Slot {
     pub weight: u32,
     /// Cost that the slot's processor works off before it begins with attention.
     pub head_start: u64,
-    /// The rank in whose place it stands; `None` for a dedicated slot.
+    /// The rank at which the slot stands; `None` for a dedicated slot.
     pub home: Option<RankId>,
     /// Bytes for two phases and the reserve.
     pub memory: u64,

@@ -14,7 +14,7 @@ const MEMORY: i64 = 16;
 /// Least and most weight that is learnt, in percent: a server beyond is broken, not slow.
 const RANGE: (i64, i64) = (10, 400);
 
-/// What is known of a slot's speed.
+/// The estimated speed of a slot.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Learnt {
     /// The weight that headers state.
@@ -44,7 +44,8 @@ impl Learnt {
         self.reports = (self.reports + 1).min(MEMORY);
         self.estimate += (speed - self.estimate) / self.reports;
         let beyond = (self.estimate - i64::from(self.weight) * FINE).abs();
-        // A step reaches half a percent to either side; half a step more keeps it.
+        // The weight covers half a percent on either side. It changes only when the estimate is
+        // another half percent away, so that it does not flicker.
         if self.reports >= MEMORY / 2 && beyond > FINE {
             self.weight = ((self.estimate + FINE / 2) / FINE) as u32;
         }

@@ -26,16 +26,16 @@ const SLOTS: u16 = 16;
 /// Steps of the churn.
 const STEPS: usize = 12;
 
-/// One plan at true speeds.
+/// A plan for slots of unlike speeds, timed at their true speeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SpreadRow {
-    /// What is unlike.
+    /// How the slots' speeds differ.
     pub name: String,
     /// Slots.
     pub slots: usize,
-    /// Last finish over the mean, minus one, in millionths.
+    /// Finish of the last slot over the mean finish, minus one, in millionths.
     pub last_over_mean_ppm: u64,
-    /// Last finish over the first, minus one, in millionths.
+    /// Finish of the last slot over that of the first, minus one, in millionths.
     pub spread_ppm: u64,
 }
 
@@ -48,7 +48,8 @@ pub struct ChurnRow {
     pub event: String,
     /// Slots with a server at its end.
     pub alive: usize,
-    /// Most attention of a slot over the mean of those alive at its end, in millionths.
+    /// Attention of the busiest slot over the mean of the slots that are alive at the end of the
+    /// step, minus one, in millionths.
     pub imbalance_ppm: u64,
     /// Bundles that changed their server.
     pub bundles_moved: usize,
@@ -158,7 +159,7 @@ fn step(
     let (first, second) = (phase(before), phase(after));
     let mut moved = Phase::new(&model, &problem.layout, first.cost.len(), &[]);
     let mut bundles_moved = 0;
-    // Against the plan: also what a vacant slot would have had.
+    // Counts every bundle that is not at its planned slot, also those of a vacant slot.
     for bundle in (0..plan.bundles().len() as u32).map(BundleId) {
         let planned = plan.bundle(bundle).map(|it| it.slot);
         if after.executor(bundle) != planned {

@@ -29,7 +29,7 @@ pub struct Cluster {
     pub lanes: u16,
     /// Slots in place: at the first ranks, one each.
     pub in_place: u16,
-    /// Weights of these and then of the dedicated slots.
+    /// Weights of the slots in place, then of the dedicated ones.
     pub weights: Vec<u32>,
 }
 

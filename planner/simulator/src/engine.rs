@@ -123,11 +123,11 @@ struct Queue {
 
 struct Run<'a> {
     engine: &'a Engine,
-    /// Where an activity's edges begin.
+    /// By activity: index of its first edge.
     first: Vec<usize>,
     waits: Vec<u32>,
     queues: Vec<Queue>,
-    /// Time, what, activity or resource.
+    /// Pending events: time, kind, and the activity or resource.
     events: BinaryHeap<Reverse<(Nanos, What, usize)>>,
 }
 

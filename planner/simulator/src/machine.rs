@@ -139,13 +139,13 @@ impl Machine {
         }
     }
 
-    /// Time of so many bytes over the links of a place.
+    /// Time that this number of bytes takes on the links of a place.
     pub fn wire(&self, bytes: u64) -> Nanos {
         (u128::from(bytes) * 1000 / u128::from(self.lanes * self.link)) as u64
     }
 }
 
-/// Time of so many operations at a speed in TFLOP/s.
+/// Time of this number of operations at a speed in TFLOP/s.
 fn divide(operations: u128, tflops: u64) -> Nanos {
     // One TFLOP/s is a thousand operations a nanosecond.
     (operations / (u128::from(tflops.max(1)) * 1000)) as u64

@@ -23,7 +23,8 @@ pub(crate) fn fixed(sequences: &[Vec<u32>], groups: usize) -> Vec<Vec<u32>> {
     all
 }
 
-/// Documents, the dearest first, to the group that is done first of those with room; `None` if one has room nowhere.
+/// Deals documents out, the dearest first, each to the group that finishes first among those with
+/// room. `None` if a document fits in no group.
 ///
 /// A group holds at most `percent` of the mean number of tokens.
 pub(crate) fn variable(

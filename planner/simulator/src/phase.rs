@@ -51,9 +51,9 @@ pub struct Phase {
     pub tokens: Vec<u64>,
     /// Forward cost by place: pairs times query heads, all of it.
     pub cost: Vec<u64>,
-    /// The part of it that needs no row from elsewhere.
+    /// The part of `cost` that needs no row of another place.
     pub local: Vec<u64>,
-    /// By (rank, place), never the same.
+    /// Bytes by (rank, place); a rank and its own place exchange none.
     pub wires: BTreeMap<(usize, usize), Bytes>,
 }
 

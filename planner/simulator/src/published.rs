@@ -40,7 +40,7 @@ pub struct PublishedRow {
     pub packed_nanos: u64,
     /// Mean step of the published planner, ping-pong.
     pub greedy_nanos: u64,
-    /// The same in one stream.
+    /// Mean step of the published planner in one stream.
     pub one_stream_nanos: u64,
 }
 
@@ -50,7 +50,7 @@ impl PublishedRow {
         self.packed_nanos as f64 / self.greedy_nanos.max(1) as f64
     }
 
-    /// By which part one stream is slower than ping-pong.
+    /// How much slower one stream is than ping-pong, as a fraction.
     pub fn one_stream(&self) -> f64 {
         self.one_stream_nanos as f64 / self.greedy_nanos.max(1) as f64 - 1.0
     }

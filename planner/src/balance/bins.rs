@@ -17,14 +17,15 @@ use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Sl
 
 /// The last slot may finish after the level by one part in this many of it: 0.2 %.
 const TOLERATED: u64 = 508;
-/// When rows are to leave a slot, only so many of its whole documents are candidates: the longest.
+/// Maximum whole documents of a slot, the longest ones, that are candidates when rows have to leave
+/// the slot.
 pub(super) const LONGEST: usize = 8;
 
 /// A slot that is not standby, and what it holds so far.
 #[derive(Clone)]
 pub(super) struct Bin<'a> {
     id: SlotId,
-    /// Its index among all bins.
+    /// Index of this bin in [`Bins::all`].
     index: u32,
     pub(super) slot: &'a Slot,
     place: usize,
@@ -35,11 +36,12 @@ pub(super) struct Bin<'a> {
     load: u64,
     /// Counted under limits only.
     pub(super) bytes: u64,
-    /// Documents that it held whole when they were placed; those of which it is still the owner it holds now.
+    /// Documents that were placed here whole. Some may have left since; `Bins::owners` says which
+    /// are still here.
     whole: Vec<DocumentId>,
-    /// Whether some of those lie elsewhere.
+    /// Whether rows of some of `whole` lie at another rank.
     has_strangers: bool,
-    /// The longest of those, with their rows.
+    /// The longest of `whole`, with their rows.
     longest: Vec<(u32, DocumentId)>,
     held: BTreeMap<DocumentId, Vec<Group>>,
 }
@@ -49,7 +51,7 @@ impl Bin<'_> {
         self.slot.home
     }
 
-    /// Its place in the network.
+    /// The slot's place in the network.
     pub(super) fn place(&self) -> usize {
         self.place
     }
@@ -72,7 +74,7 @@ impl Bin<'_> {
         self.slot.finish(self.load)
     }
 
-    /// When it would finish with so much more.
+    /// When the slot would finish with `more` work on top.
     pub(super) fn finish_with(&self, more: u64) -> u64 {
         self.slot.finish(self.load + more)
     }
@@ -96,7 +98,8 @@ impl Bin<'_> {
         self.slot.weight.into()
     }
 
-    /// The first document from one on that it holds, of those that it holds in part; the first of all where there is none.
+    /// The first document, from `document` on, of which the bin holds a part; wraps around to the
+    /// lowest number.
     pub(super) fn from(&self, document: DocumentId) -> Option<(DocumentId, &[Group])> {
         let next = self.held.range(document..).next().or_else(|| self.held.first_key_value());
         next.map(|(document, groups)| (*document, groups.as_slice()))
@@ -123,7 +126,8 @@ pub(super) struct Bins<'a> {
     /// How much later the last may finish.
     pub(super) tolerated: u64,
     limits: Limits,
-    /// By document the bin that holds it whole, and says nothing of it in `held`. There may be a million of these.
+    /// By document: the bin that holds it whole. Such documents are not in `held`, since there may
+    /// be a million of them.
     owners: Vec<u32>,
 }
 
@@ -278,7 +282,8 @@ impl<'a> Bins<'a> {
         spans
     }
 
-    /// Lists anew which documents each bin holds whole, and which of those are the longest, after many have left.
+    /// Rebuilds the lists of whole documents and of the longest among them, after many documents
+    /// have left.
     pub(super) fn forget_what_left(&mut self) {
         for bin in 0..self.all.len() {
             let whole = self.whole_of(&self.all[bin]);
@@ -334,7 +339,7 @@ impl<'a> Bins<'a> {
         draft.finish(digest, Cuts::Tiles)
     }
 
-    /// Documents that a bin holds whole; none if all of those lie at its rank.
+    /// Documents that a bin holds whole; empty if all of them lie at the bin's rank.
     pub(super) fn strangers(&self, bin: &Bin<'_>) -> impl Iterator<Item = DocumentId> {
         let all: &[DocumentId] = if bin.has_strangers { &bin.whole } else { &[] };
         all.iter().copied().filter(|it| self.is_whole_at(bin, *it))
@@ -381,7 +386,7 @@ impl<'a> Bins<'a> {
         self.keys_of(document, rows.iter().cloned())
     }
 
-    /// As above, for ranges of which some may be empty.
+    /// As [`Self::keys`], for ranges of which some may be empty.
     pub(super) fn keys_of(
         &self,
         document: DocumentId,

@@ -19,9 +19,9 @@ use super::prices::Prices;
 use super::rank;
 use crate::DocumentId;
 
-/// Candidates of a slot: so many of the documents that it shares with others, the dearest ones.
+/// Maximum documents of a slot, the dearest that it shares with other slots, that are tried.
 const DOCUMENTS: usize = 6;
-/// For a pair of documents so many of the slots that hold rows of both are candidates.
+/// Maximum slots that are tried for a pair of documents of which each of them holds rows.
 const BINS: usize = 6;
 /// Maximum pieces that a slot gets back for what it gives.
 const PIECES: usize = 3;
@@ -31,7 +31,7 @@ const TRIES: usize = 4;
 const MANY: usize = 512;
 /// Maximum circles of a round, so that the time is bounded however documents lie.
 const CIRCLES: usize = 4_000;
-/// Rounds; each looks for all circles anew.
+/// Maximum rounds; each one searches for all circles again.
 const ROUNDS: usize = 4;
 /// What comes back may cost less than what was given, by one part in this many of the level; the last step evens that out.
 const CLOSE: u64 = 128;
@@ -145,8 +145,9 @@ fn part(bins: &mut Bins<'_>, prices: &Prices, both: [usize; 2], columns: &[Colum
     true
 }
 
-/// One bin gives all of a column to another for as much of the other column: bytes that are pulled more after it, or `None`
-/// where that much is not there.
+/// Moves all of one column from a bin to another, and work of equal cost in the other column back.
+/// Returns the bytes that are pulled more afterwards, or `None` if there is not enough work to move
+/// back.
 fn exchange(
     bins: &mut Bins<'_>,
     prices: &Prices,

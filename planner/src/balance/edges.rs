@@ -17,7 +17,8 @@ const OVER: (u64, u64) = (800, 520);
 const FIRST: usize = 8;
 /// Candidates for the larger partner among slots of the same node.
 const NEAR: usize = 64;
-/// An amount more than so many times the largest of the other side takes that largest one, without a search for two that fit.
+/// An amount that exceeds the largest partner this many times takes that partner at once, without a
+/// search for two that fit together.
 const MANY: u64 = 2;
 /// A receiver may leave one part in this many of the level unused.
 const UNUSED: u64 = 50;
@@ -216,7 +217,8 @@ fn cheapest_room(sides: &Sides<'_>, room: &Side, donor: usize, amount: u64) -> O
     (0..room.len()).min_by_key(|at| (price(at), room[*at]))
 }
 
-/// One or two of a side at the least price, by their index, the higher first; all of the side are at most the amount.
+/// Indices of the one or two partners on the other side with the least price, the higher index
+/// first. No partner exceeds the amount.
 fn best_fit(
     sides: &Sides<'_>,
     blur: &mut Blur,
@@ -262,7 +264,8 @@ fn best_fit(
     if a < b { [b, a] } else { [a, b] }
 }
 
-/// The largest of a side of so many, and the largest near ones: a node may hold all places.
+/// Candidates of a side with `all` partners: the `most` largest ones, then the largest of `near`.
+/// The number of near ones is bounded, since one node may hold all places.
 fn firsts(all: usize, most: usize, near: &[usize]) -> impl Iterator<Item = usize> {
     let largest = near[near.len().saturating_sub(NEAR)..].iter().copied();
     (0..all).rev().take(most).chain(largest)
@@ -272,7 +275,8 @@ fn firsts(all: usize, most: usize, near: &[usize]) -> impl Iterator<Item = usize
 struct Blur {
     number: u64,
     state: u64,
-    /// What is left of a surplus and of a room counts so many quarters of a piece of that size.
+    /// Weights of the work that a match leaves over, of a surplus and of a room, in quarters of the
+    /// price of a piece of that size.
     left: (u64, u64),
 }
 
@@ -291,7 +295,7 @@ impl Blur {
         (price / 4).saturating_mul(if gives { self.left.0 } else { self.left.1 })
     }
 
-    /// By how many parts of 1,024 a price is raised: 0 to 63.
+    /// By how many parts of 1,024 the next price is raised: 0 to 63, pseudo-random.
     fn next(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

@@ -23,7 +23,7 @@ use crate::{DocumentId, TILE_ROWS};
 /// Problems with more tiles or more slots than this are not searched exactly.
 const MOST_TILES: usize = 12;
 const MOST_BINS: usize = 6;
-/// A search ends after it has placed so many tiles.
+/// Maximum tiles that one search places before it ends.
 const VISITS: usize = 200_000;
 /// Searches by which the earliest finish is narrowed down, each halving the interval.
 const HALVINGS: usize = 10;
@@ -63,17 +63,18 @@ fn finish(bins: &Bins<'_>) -> u64 {
     bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0)
 }
 
-/// One tile of all heads, and its cost for each slot.
+/// A tile with all heads, and what it costs in each slot.
 struct Tile {
     span: Span,
     cost: u64,
     /// Bytes of its query rows, by bin.
     queries: Vec<i128>,
-    /// Its keys, by bin.
+    /// Keys that the tile needs, by bin.
     keys: Vec<Keys>,
     /// Whether it is the first tile of its document in the order of the search.
     starts: bool,
-    /// By slot: the first slot that is interchangeable with it, for this tile and all later ones.
+    /// By slot: the first slot that is interchangeable with this one, for this tile and all later
+    /// ones.
     alike: Rc<[usize]>,
     /// By slot: the first slot of the same speed and head start.
     as_fast: Rc<[usize]>,
@@ -147,7 +148,8 @@ fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
             });
         }
     }
-    // Every tile has its queries somewhere, and whoever has the first one of a document on the way all its keys.
+    // Lower bound: the query rows of every tile travel somewhere, and the slot that takes the first
+    // tile of a document pulls all keys that the tile needs.
     let mut least = 0;
     for tile in tiles.iter_mut().rev() {
         least += tile.queries.iter().min().copied().unwrap_or(0);
@@ -159,7 +161,8 @@ fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
     tiles
 }
 
-/// By bin the first one of the same speed and head start whose bytes of `documents` come as dearly.
+/// By bin: the first bin with the same speed, the same head start and the same prices for rows of
+/// `documents`.
 fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
     let problem = bins.problem;
     let ways = |bin: &Bin<'_>| -> Vec<u32> {
@@ -292,7 +295,8 @@ impl<'a> Search<'a> {
         is_new
     }
 
-    /// Bins that can take a tile, with the bytes it adds: the cheapest first, or where bytes do not count the fullest.
+    /// Bins that can take a tile, with the bytes that it adds there: the cheapest first, or the
+    /// fullest first while bytes do not count.
     fn options(&self, tile: &Tile, way: &Way) -> Vec<(i128, usize)> {
         let mut options = Vec::with_capacity(way.loads.len());
         for bin in 0..way.loads.len() {

@@ -23,9 +23,11 @@ use crate::{DocumentId, Error, RankId, TILE_ROWS};
 const WORTH: u64 = 2_048;
 /// A slot may get one part in this many of the level too much, so that a piece stays whole.
 const OVER: u64 = 1_024;
-/// Candidates for a piece: of so many slots the one that holds most of its rows, or is nearest to them, gets it.
+/// Maximum slots that are compared for a piece. The one that holds most of its rows gets it, or the
+/// nearest to them.
 const NEAR: usize = 64;
-/// For so many pieces slots are compared by bytes; every further piece goes to the slot with most capacity left.
+/// Maximum pieces for which slots are compared by bytes. Every further piece goes to the slot with
+/// the most capacity left.
 const COMPARED: usize = 20_000;
 /// Only slots are compared whose capacity left is within one part in this many of the most.
 const LESS: u64 = 16;
@@ -64,7 +66,8 @@ pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) 
                 let kept = if bins.has_room(bin, &span) {
                     span.clone()
                 } else {
-                    // Its head asks for the fewest keys.
+                    // The slot has no room for the whole piece: it keeps the head, which needs the
+                    // fewest keys.
                     let [_, head] = ends(&span, |it| bins.has_room(bin, it));
                     head
                 };
@@ -123,7 +126,8 @@ fn fill_with(mut filling: Filling, bins: &mut Bins<'_>, spans: Vec<Span>) -> Res
     Ok(())
 }
 
-/// What is placed, and where there is room.
+/// State of the placement: spans that are still to be placed, and slots in the order of their
+/// capacity left.
 struct Filling {
     prices: Prices,
     queue: Queue,
@@ -156,7 +160,8 @@ impl Filling {
             if self.place_at(bins, at.1, span) {
                 return Ok(());
             }
-            // What is too dear for the bin with most capacity left is so for all.
+            // Without limits of memory and reach, a span that does not fit in the slot with the
+            // most capacity left fits in none.
             if bins.limits().are_none() && bins.problem.links.reach_all() {
                 break;
             }
@@ -302,7 +307,7 @@ fn heads_for(bins: &Bins<'_>, span: &Span, most: u64) -> Span {
     Span { heads: span.heads.start..span.heads.start + count as u16, ..one }
 }
 
-/// The part of a span that a slot with so much capacity left would take.
+/// The part of a span that a slot with this capacity left would take.
 fn part_for(bins: &Bins<'_>, span: &Span, left: u64) -> Span {
     let part = heads_for(bins, span, left);
     let tail = bins.tail(&part, left);

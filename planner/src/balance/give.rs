@@ -14,11 +14,11 @@ use super::pieces::dearest_tile;
 use super::shapes::{Rates, least_cost, runs};
 use crate::{Mask, Problem, TILE_ROWS};
 
-/// Candidates of a donor: so many of its documents.
+/// Maximum documents of a donor that are tried.
 const DOCUMENTS: usize = 3;
 /// Maximum ends that are tried for the highest piece of a run, to bring its cost close to its amount.
 const ENDS: u32 = 12;
-/// One more end is tried for each so many tile rows below the first end.
+/// Tile rows below the first end for each of which one more end is tried.
 const AWAY: u32 = 32;
 /// Stop within this part of an amount: one in 4,096.
 const CLOSE: u64 = 4_096;
@@ -76,7 +76,7 @@ pub(super) fn give(bins: &mut Bins<'_>, rates: Rates, donor: usize, wanted: &mut
     }
 }
 
-/// A document of a donor, and who takes pieces of it.
+/// A document of a donor, and the receivers of its pieces.
 struct Lot {
     span: Span,
     /// Ascending.

@@ -28,7 +28,7 @@ impl Span {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Group {
     pub(super) heads: Range<u16>,
-    /// Ascending, disjoint, not touching.
+    /// Ascending, disjoint, with gaps between them.
     pub(super) rows: Vec<Range<u32>>,
 }
 

@@ -25,7 +25,7 @@ use super::together::give_together;
 const WORTH: u64 = 1_500;
 /// Accept matchings whose busiest link has up to a fifth more than the least that one has.
 const NEARLY: u64 = 5;
-/// Candidates of a donor: so many of its documents.
+/// Maximum documents of a donor that are tried.
 const DOCUMENTS: usize = 3;
 /// Maximum pieces along one edge.
 const PIECES: usize = 6;
@@ -49,7 +49,7 @@ pub(super) fn spread(bins: &mut Bins<'_>, mut edges: Vec<Given>) {
     }
 }
 
-/// Cuts all that a group of donors gives at once.
+/// Cuts everything that a group of donors gives, together.
 fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<Given>) {
     edges.sort_by_key(|(it, _)| (it.donor, it.receiver));
     for of_group in edges.chunk_by(|a, b| a.0.donor == b.0.donor) {

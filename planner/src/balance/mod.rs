@@ -112,7 +112,8 @@ fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     if problem.links.are_equal() {
         return known;
     }
-    // What is cheap byte by byte may end uneven, or on one busy link: to know links is never worse than to ignore them.
+    // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made
+    // too, and the better one is taken.
     let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
     let alike = Problem { links, ..problem.clone() };
     let blind = search(&alike).and_then(|mut it| {
@@ -133,7 +134,7 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     let mut best = stay(start.clone());
     for documents in &sets {
         let other = leave(start.clone(), documents, fill::fill);
-        // Those that seemed to gain most lose: more of them lose more.
+        // Sets grow: if this one needs many more bytes, the larger ones need even more.
         let mut is_last = false;
         best = match (best, other) {
             (Ok(best), Ok(other)) => {

@@ -27,15 +27,16 @@ pub(super) struct Scored {
 /// What a donor could give: parts of `spans` that cost at most `wanted`.
 pub(super) struct Offer<'a> {
     pub(super) donor: usize,
-    /// By document, heads and row.
+    /// Parts on offer, in the order of document, heads and row.
     pub(super) spans: &'a [Span],
     pub(super) wanted: u64,
 }
 
-/// The cheapest piece of what is offered, with its donor; `None` if not even one tile costs little enough.
+/// The cheapest piece among the offers, with its donor; `None` if even single tiles cost too much.
 ///
-/// How many KV heads of which span go is a matter of √ and guessed; of the `tries` that seem cheapest, and of more as long as
-/// no piece is found, all pieces are counted exactly.
+/// The price of taking some KV heads of a span is estimated in closed form. For the `tries`
+/// cheapest estimates, and for more as long as no piece is found, the bytes of all pieces are
+/// counted exactly.
 pub(super) fn best_piece(
     bins: &Bins<'_>,
     prices: &Prices,
@@ -73,7 +74,7 @@ pub(super) fn best_piece(
     best
 }
 
-/// So many KV heads of a span, the last ones, and what a piece of them seems to cost.
+/// The last `heads` KV heads of a span, with the estimated price of a piece of them.
 #[derive(Clone, Copy)]
 struct Guess<'a> {
     offer: &'a Offer<'a>,
@@ -180,7 +181,7 @@ pub(super) fn held(bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> u32 {
     held_of(bins, &bins.groups_of(bin, span.document), span.document, &span.heads)
 }
 
-/// The same, of a bin's groups of a document.
+/// As [`held`], from a bin's groups of the document.
 fn held_of(bins: &Bins<'_>, groups: &[Group], document: DocumentId, kv: &Range<u16>) -> u32 {
     let shared = groups.iter().filter(|it| it.heads.start < kv.end && kv.start < it.heads.end);
     let mut heads = 0;

@@ -17,21 +17,21 @@ use super::prices::Prices;
 use crate::plan::hull;
 use crate::{DocumentId, Mask, RankId};
 
-/// Where heads may part, a document that lies whole at one rank is a candidate to be poured out from so many levels of work on.
+/// Where heads may part: work, in levels, from which a document that lies whole at one rank may
+/// leave it.
 const LEVELS: u64 = 4;
 /// A document is short if it costs at most one part in this many of the level.
 const SHORT: u64 = 8;
 /// With more slots than this, short documents are not dealt out by heads: slots come out even without it.
 const MANY: usize = 512;
-/// Thresholds that are tried, with few slots and with many: a document leaves its rank if it costs less elsewhere than so
-/// many times
-/// what it costs at home.
+/// Thresholds that are tried, with few slots and with many. A document leaves its rank if its price
+/// elsewhere is below the threshold times its price at home.
 const TRIED: (&[f64], &[f64]) = (&[0.8, 1.0, 1.2, 1.6], &[1.0]);
-/// Up to so many slots count as few.
+/// Maximum slots that count as few.
 const FEW: usize = 128;
 
-/// Sets of documents that seem to cost hardly more away from their ranks. Each set is larger than the one before; none is
-/// empty.
+/// Sets of documents whose estimated price away from their ranks is hardly above that at home. The
+/// sets grow, and none is empty.
 pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
     let mut homes = BTreeMap::new();
     for (bin, it) in bins.all.iter().enumerate() {
@@ -39,7 +39,7 @@ pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
             homes.entry(rank).or_insert(bin);
         }
     }
-    // By document what it costs at home, and elsewhere.
+    // By document: its price at home, and its price elsewhere.
     let mut costs: Vec<(DocumentId, f64, f64)> = Vec::new();
     if !homes.is_empty() && bins.level > 0 {
         let prices = Prices::of(bins);
@@ -142,7 +142,7 @@ fn dealt_out(bins: &Bins<'_>, prices: &Prices, document: DocumentId) -> f64 {
     spread(bins, prices, document, work, f64::from(rows) * (1.0 - 0.5 / columns))
 }
 
-/// Price of moving so much work of a document, with so many rows, to empty slots.
+/// Price of moving `work` of a document, with `rows` query rows, to empty slots.
 fn spread(bins: &Bins<'_>, prices: &Prices, document: DocumentId, work: u64, rows: f64) -> f64 {
     if work == 0 {
         return 0.0;

@@ -12,7 +12,8 @@ use crate::memory::bytes;
 use crate::plan::hull;
 use crate::{DocumentId, Mask, Stretch, TILE_ROWS};
 
-/// A tail, which leaves more pieces, is tried only if the whole document costs more than so many times as much.
+/// Tails leave more pieces than heads. One is tried only if the whole document costs more than this
+/// many times as much as the tail.
 const MUCH_CHEAPER: f64 = 1.25;
 
 /// Bytes of a row under one KV head, with the query heads that read it.
@@ -231,7 +232,7 @@ fn away_beyond(
     rest.iter().filter(|it| !it.is_empty()).map(|it| away(bins, bin, document, it)).sum()
 }
 
-/// Rows that lie elsewhere than the slot, each times the price of its distance.
+/// Rows that the slot has to pull, each times the price of its distance.
 pub(super) fn away(
     bins: &Bins<'_>,
     bin: &Bin<'_>,

@@ -16,7 +16,8 @@ const BUNDLE: u64 = 16;
 /// without
 /// them.
 const SPLIT: u64 = 4_096;
-/// With at most so many slots bundles are not split: what a lost slot leaves is much for each other one in any case.
+/// Up to this many slots, bundles are not split: each survivor gets a large part of a lost slot's
+/// work in any case.
 const FEW_SLOTS: usize = 6;
 
 /// What a bin may hold at most, so that the plan fits the memory.
@@ -47,7 +48,7 @@ impl Limits {
         self.reserve.unwrap_or(u64::MAX)
     }
 
-    /// The same for bundles, none for slots.
+    /// The same limit for bundles, but none for slots.
     pub(super) fn opened(self) -> Self {
         Self { are_open: true, ..self }
     }
@@ -117,8 +118,9 @@ impl Bins<'_> {
         pieces.any(|it| Some(it.rank) == self.all[bin].home())
     }
 
-    /// How many KV heads of a group go into one bundle: where heads may part, a bundle is little of a slot's work, so that
-    /// those of a lost slot spread well, and fits what is kept for one. Bits are those of each head, however many are in it.
+    /// How many KV heads of a group go into one bundle. Where heads may part, a bundle is limited
+    /// to a small part of a slot's work, so that the bundles of a lost slot spread over many slots,
+    /// and to the reserve. Bits do not depend on the number of heads in a bundle.
     pub(super) fn heads_of_bundle(&self, document: DocumentId, group: &Group) -> u16 {
         let heads = group.heads.len() as u16;
         if !self.problem.heads_may_part() || heads == 1 {
@@ -139,7 +141,7 @@ impl Bins<'_> {
         u16::try_from(count).unwrap_or(heads).clamp(1, heads)
     }
 
-    /// Bytes of groups; zero without limits, where nobody asks.
+    /// Bytes of groups; 0 where memory is not limited, since nothing reads it there.
     pub(super) fn all_bytes(&self, document: DocumentId, groups: &[Group]) -> u64 {
         if self.limits().reserve.is_none() {
             return 0;

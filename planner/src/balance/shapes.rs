@@ -127,8 +127,9 @@ fn is_too_low(amounts: &[u64], end: u64, Rates { query, key }: Rates) -> bool {
     u128::from(queries) * u128::from(query) > u128::from(keys) * u128::from(key)
 }
 
-/// Of ascending rows those between `best · t` and `best / t`, with the `t` at which they are worth `amount`; all if they are
-/// worth less. Work is equally cheap at both ends.
+/// The parts of ascending `rows` between `best · t` and `best / t`, with `t` chosen so that their
+/// work is `amount`; all rows if their work is less. A row costs as much at one end as at the
+/// other.
 pub(super) fn around(rows: &[Range<u32>], best: u64, amount: u64) -> Vec<Range<u32>> {
     let tile = u64::from(TILE_ROWS);
     let square = |row: u32| u64::from(row).pow(2);
@@ -148,7 +149,7 @@ pub(super) fn around(rows: &[Range<u32>], best: u64, amount: u64) -> Vec<Range<u
     }
     let mut kept: Vec<Range<u32>> = between(low).collect();
     let mut over = kept.iter().map(worth).sum::<u64>().saturating_sub(amount);
-    // Both ends move in steps: what is too much stays, from the top.
+    // Both ends move in whole tiles, which may take too much: rows at the top stay.
     while let Some(last) = kept.last_mut() {
         if worth(last) > over {
             let end = root(square(last.end) - over).next_multiple_of(tile);

@@ -27,8 +27,9 @@ pub(super) fn overfull(bins: &Bins<'_>) -> Vec<usize> {
     (0..bins.all.len()).filter(is_overfull).collect()
 }
 
-/// Takes from such bins what they have too much, the longest documents first: of those that are causal the rows from one on, which
-/// is the same for all, so that no row is dearer to take than another.
+/// Takes the surplus from overfull bins, the longest documents first. Of a bin's causal documents
+/// it takes the rows from one row on, the same row for all, which makes the last row of each
+/// equally dear.
 pub(super) fn take(bins: &mut Bins<'_>, overfull: &[usize]) -> Vec<Span> {
     let tail = Prices::of(bins).cheapest_tail();
     let mut taken = Vec::new();
@@ -67,8 +68,8 @@ fn first_row(bins: &Bins<'_>, bin: usize, tail: f64, spans: &[Span]) -> u32 {
     enough * TILE_ROWS
 }
 
-/// Rows of a span from one on, if its end is so far beyond that they are a good tail; all of one that is not causal, or whose
-/// keys are no more at hand here than elsewhere.
+/// The rows of a span from `first` on, if the span ends so far beyond `first` that they are a cheap
+/// tail. The whole span if its document is not causal, or if its keys do not lie at the bin's rank.
 fn part_from(bins: &Bins<'_>, bin: usize, tail: f64, span: &Span, first: u32) -> Span {
     let Range { start, end } = span.rows;
     if bins.problem.document(span.document).mask != Mask::Causal || !bins.is_home(bin, span) {

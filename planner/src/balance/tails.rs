@@ -40,7 +40,8 @@ impl Bins<'_> {
         until(most_tiles(tiles, near, |tiles| self.cost(&until(tiles)) <= most))
     }
 
-    /// How far apart the squares of the first and the last row are of what costs so much of a causal document.
+    /// Difference of the squares of the end and the start of rows of a causal document that cost
+    /// `cost`.
     fn squares(&self, span: &Span, cost: u64) -> f64 {
         2.0 * cost as f64 / self.problem.heads.query_count(&span.heads).max(1) as f64
     }

@@ -54,7 +54,7 @@ pub(super) fn give_together(
     }
 }
 
-/// Rows of the document that a donor gives.
+/// Rows of the document that one donor gives.
 struct Stock {
     donor: usize,
     rows: Range<u32>,
@@ -108,7 +108,8 @@ fn take(
     while let Some(Stock { donor, rows, top }) = stock.pop() {
         let worth = bins.cost(&whole.with_rows(rows.clone()));
         let end = if held >= top { top } else { rows.end };
-        // Rather a tile row too much: what is too little is hard to give where tile rows are dear.
+        // Takes a tile row too much rather than too little: where tile rows are dear, a small rest
+        // is hard to place.
         let tile = whole.with_rows(end.saturating_sub(TILE_ROWS).max(rows.start)..end);
         let over = if end == rows.end { 0 } else { bins.cost(&tile) };
         let cut = bins.tail(&whole.with_rows(rows.start..end), wanted.cost.min(worth + over));
@@ -136,8 +137,8 @@ fn take(
     }
 }
 
-/// Makes up for what tile rows were too coarse for: rows below the receiver's last bring no keys. The donor with most surplus
-/// gives them.
+/// Compensates for the rounding to tile rows: gives the receiver rows below its last one, whose
+/// keys it holds already. They come from the donor with the largest surplus.
 fn make_up(bins: &mut Bins<'_>, donors: &[usize], whole: &Span, wanted: &mut Wanted) {
     for _ in 0..PIECES {
         if !is_worth_a_tile(bins, wanted.cost) {

@@ -30,12 +30,13 @@ const MOVES: usize = 40_000;
 const WARM: f64 = 0.01;
 /// The share of the second repair, over the number of slots.
 const HOT: f64 = 4.0;
-/// A repair is tried where slots have at least so many tiles in the mean: with fewer, no plan is even.
+/// Minimum tiles of a slot, in the mean, for which a repair is tried: with fewer, no plan is even.
 const FINE: u64 = 64;
 /// No repair is tried where bent slots exceed their memory by more than this share in the mean: it would not help.
 const HOPELESS: f64 = 0.125;
 
-/// The best plan of those within memory, beside a bundle of `beside` bytes.
+/// The best plan that fits the memory of every slot beside a bundle of `beside` bytes of another
+/// plan.
 pub(super) fn plan_within_memory(
     problem: &Problem,
     digest: u64,

@@ -50,7 +50,7 @@ pub struct Stretch {
 /// Rows of one document that lie side by side at one rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Piece {
-    /// Who holds them.
+    /// The rank that holds the rows.
     pub rank: RankId,
     /// Where they are in the rank's stream, in rows.
     pub local: Range<u32>,
@@ -70,7 +70,7 @@ pub struct Layout {
 #[derive(Debug, Eq, PartialEq)]
 struct Rows {
     ranks: Vec<Vec<Stretch>>,
-    /// By document, then row.
+    /// All pieces, by document, then by row.
     pieces: Vec<Piece>,
     /// Where a document's pieces begin in `pieces`; one more entry than documents.
     first_piece: Vec<u32>,
@@ -178,7 +178,8 @@ impl Layout {
         )
     }
 
-    /// The rank at which a document lies as a whole, in one piece; none if it is cut or does not exist.
+    /// The rank that holds a whole document in one piece; none if the document is cut or does not
+    /// exist.
     pub fn holder(&self, document: DocumentId) -> Option<RankId> {
         match self.pieces_of_document(document) {
             [whole] => Some(whole.rank),

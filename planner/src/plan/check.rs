@@ -166,7 +166,7 @@ impl Plan {
     fn check_cover(&self, problem: &Problem, all_runs: &Runs) -> Result<(), Error> {
         let (order, firsts) = self.by_document(problem);
         let all = problem.all_heads();
-        // Between two of these, all heads are computed by the same rows.
+        // Between two neighbouring edges, every head is computed in the same runs of rows.
         let mut edges = Vec::new();
         let mut runs: Vec<(&Range<u32>, &Range<u16>)> = Vec::new();
         for (document, whole) in (0..).map(DocumentId).zip(problem.layout.documents()) {

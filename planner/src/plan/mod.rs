@@ -108,7 +108,8 @@ impl<'a> Draft<'a> {
                 self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
             }
         }
-        // No mask lets go of a key and takes it again, so those of the first and the last task are all.
+        // The keys of a mask only move upwards with the rows, so the first and the last task bound
+        // the keys of all.
         let tasks = &self.tasks[first..];
         let keys = hull(tasks.first().into_iter().chain(tasks.last()).map(|it| &it.keys));
         let tasks = first as u32..self.tasks.len() as u32;

@@ -76,7 +76,8 @@ fn planned(name: &str) -> Option<Profile> {
     })
 }
 
-/// What was measured, and of head dims and links that were not, what is planned.
+/// The measured profile, completed by the planned one for head dims and links that were not
+/// measured.
 fn over(planned: &Profile, measured: Profile) -> Profile {
     let source = format!("{}; other head dims and links: {}", measured.source, planned.source);
     let (processor, links) = (planned.processor.clone(), planned.links.clone());

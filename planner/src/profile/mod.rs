@@ -31,7 +31,8 @@ const BACKWARD_STEP: u64 = 5;
 pub struct Profile {
     /// Version of the file, 1.
     pub version: u32,
-    /// How much of it there is, of one that was cut while it was measured; nothing plans with such a one.
+    /// What a calibration that was interrupted holds; absent from a whole one. A partial
+    /// calibration is refused by whatever plans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<String>,
     /// Kind of processor and kernels, such as `h200-fa2`.

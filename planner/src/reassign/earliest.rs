@@ -12,7 +12,7 @@ pub(super) struct Earliest {
 }
 
 impl Earliest {
-    /// Takes times with their members, who ascend.
+    /// From times with their members; members ascend.
     pub(super) fn of(times: Vec<(u128, usize)>) -> Self {
         let leaves = times.len().next_power_of_two();
         let mut tree = vec![u128::MAX; 2 * leaves];
@@ -38,7 +38,7 @@ impl Earliest {
         }
     }
 
-    /// A member with the least time of those that fit.
+    /// The member with the least time for which `fits` holds.
     pub(super) fn first(&self, fits: impl Fn(usize) -> bool) -> Option<usize> {
         let (mut best, mut open) = ((u128::MAX, None), vec![1]);
         while let Some(node) = open.pop() {
@@ -59,7 +59,7 @@ impl Earliest {
         best.1
     }
 
-    /// The lowest member of those that fit with a time below another.
+    /// The lowest member for which `fits` holds and whose time is below `time`.
     pub(super) fn lowest_below(&self, time: u128, fits: impl Fn(usize) -> bool) -> Option<usize> {
         let mut open = vec![1];
         while let Some(node) = open.pop() {

@@ -154,13 +154,14 @@ impl Survivor<'_> {
     }
 }
 
-/// Slots alive, found by when they finish and by the rank they stand at.
+/// Slots that are alive, indexed by speed and by rank.
 struct Survivors<'a> {
     /// By slot.
     all: Vec<Survivor<'a>>,
-    /// By the rank in whose place they stand.
+    /// By rank: the slots in place there.
     at: BTreeMap<RankId, Vec<usize>>,
-    /// By weight: slots as fast as each other finish in the same order whatever they get.
+    /// By weight: slots of equal speed keep their order of finishing when each gets the same work
+    /// on top.
     alike: BTreeMap<u32, Earliest>,
 }
 
@@ -195,14 +196,14 @@ impl<'a> Survivors<'a> {
         Self { all, at, alike: alike.collect() }
     }
 
-    /// When the first would finish of those that fit, with so much more.
+    /// The earliest finish with `cost` on top, over the slots for which `fits` holds.
     fn earliest(&self, cost: u64, fits: impl Fn(&Survivor) -> bool) -> Option<u64> {
         let fits = |at: usize| fits(&self.all[at]);
         let first = self.alike.values().filter_map(|it| it.first(fits));
         first.map(|at| self.all[at].finish(cost)).min()
     }
 
-    /// The lowest number of those that fit and finish by a time with so much more.
+    /// The lowest slot for which `fits` holds and that finishes by `latest` with `cost` on top.
     fn first_by(&self, latest: u64, cost: u64, fits: impl Fn(&Survivor) -> bool) -> Option<usize> {
         let fits = |at: usize| self.all[at].finish(cost) <= latest && fits(&self.all[at]);
         let lowest = self.alike.iter().filter_map(|(weight, it)| {
@@ -213,7 +214,8 @@ impl<'a> Survivors<'a> {
         lowest.min()
     }
 
-    /// Of those that stand where something is at hand and are `good`, the one with most of it, then the lowest number.
+    /// Among the slots at the ranks of `at_home` for which `good` holds, the one with the most rows
+    /// at home; on a tie the lowest number.
     fn with_most(
         &self,
         at_home: &BTreeMap<RankId, u64>,

@@ -114,12 +114,13 @@ impl Traffic {
         Self::of_runs(problem, plan, &Runs::of(plan))
     }
 
-    /// The same where bundles may be executed elsewhere; those without an executor move nothing.
+    /// As [`Self::of`], where bundles may be executed elsewhere. Bundles without an executor move
+    /// nothing.
     pub fn of_assignment(problem: &Problem, plan: &Plan, assignment: &Assignment) -> Self {
         Self::of_executors(problem, plan, &Runs::of(plan), |bundle| assignment.executor(bundle))
     }
 
-    /// The same, with the plan's runs at hand.
+    /// As [`Self::of`], with the runs of the plan, which the caller has computed.
     pub(crate) fn of_runs(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
         Self::of_executors(problem, plan, runs, |bundle| plan.bundle(bundle).map(|it| it.slot))
     }

@@ -32,7 +32,7 @@ use crate::{DocumentId, Error, Plan, Problem, TILE_ROWS};
 
 pub(super) use repair::repair;
 
-/// Candidates for a loose span: so many slots with room are compared.
+/// Maximum slots with room that are compared for a loose span.
 const COMPARED: usize = 8;
 /// Maximum trades, per slot in the mean.
 const TRADES: usize = 2;
@@ -138,7 +138,8 @@ fn parts(bins: &Bins<'_>, mut span: Span, loose: &mut Vec<Span>) -> Result<(), E
     Ok(())
 }
 
-/// What a bin lets go of to hold so many bytes less, not of one document: what is most memory for its work.
+/// Spans that a bin gives away to hold `over` fewer bytes: those with the most memory for their
+/// work first, none of document `but`.
 fn shed(bins: &Bins<'_>, bin: usize, over: i128, but: Option<DocumentId>) -> Vec<Span> {
     if over <= 0 {
         return Vec::new();
@@ -234,7 +235,8 @@ fn place(bins: &mut Bins<'_>, loose: Vec<Span>) -> Result<Option<DocumentId>, Er
     Ok(lacking)
 }
 
-/// The bin with most memory left of those whose bundles a span fits.
+/// The bin with the most memory left among those whose bundle limit the span respects, even if the
+/// span exceeds the bin's memory.
 fn overfull(
     bins: &Bins<'_>,
     order: &BTreeSet<(Reverse<i128>, usize)>,
@@ -249,8 +251,8 @@ fn overfull(
     found.ok_or(Error::NoRoom { document: span.document })
 }
 
-/// The bin for a span: of those with most memory left one that finishes in time and pulls least for it; none that would finish
-/// at or beyond `before`.
+/// The bin for a span. Of the bins with the most memory left, it takes one that finishes in time
+/// and pulls the fewest bytes for the span. None if all of them would finish at or after `before`.
 fn spot(
     bins: &Bins<'_>,
     prices: &Prices,

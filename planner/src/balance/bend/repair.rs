@@ -61,8 +61,8 @@ struct Repair<'a, 'b> {
     byte: f64,
 }
 
-/// Makes so many moves, the first of which may be dearer by `warm`; `pulled`, the measure of prices, is what a plan without
-/// limits pulls.
+/// Makes `moves` small moves. The first ones may make the plan dearer by up to `warm`, a share of
+/// `pulled`: the bytes that a plan without limits pulls, in which prices are measured.
 pub(in crate::balance) fn repair(bins: &mut Bins<'_>, pulled: i128, moves: usize, warm: f64) {
     let count = bins.all.len();
     let prices = Prices::of(bins);
@@ -183,7 +183,8 @@ impl Repair<'_, '_> {
         Some(span)
     }
 
-    /// Who may get it: its home, a bin that has keys of its document, or one with room.
+    /// The bin that gets the span: its home, a bin that holds keys of its document, or one with
+    /// room.
     fn receiver(&mut self, donor: usize, span: &Span) -> Option<usize> {
         let count = self.bins.all.len();
         let way = self.draw.below(4);

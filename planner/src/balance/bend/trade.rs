@@ -15,11 +15,11 @@ use crate::balance::prices::Prices;
 
 /// Maximum receivers that are tried for a piece.
 const RECEIVERS: usize = 16;
-/// Candidates of the donor: so many of its documents.
+/// Maximum documents of the donor that are tried.
 const DOCUMENTS: usize = 8;
 /// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
 const TRIES: usize = 4;
-/// Amounts that are tried: what would make both slots even, divided by each of these.
+/// Divisors of the amount that would make both slots even: each quotient is tried.
 const PARTS: [u64; 3] = [1, 3, 12];
 
 /// A span that went from one bin to another.

@@ -8,7 +8,7 @@ use super::{Bin, Bins, DOCUMENTS, Prices, Span, levelling};
 use crate::TILE_ROWS;
 use crate::balance::pieces::{dearest_tile, held, tile_of};
 
-/// What a receiver gets and, if anything, gives back.
+/// The receiver, the piece that it gets, and the piece that it gives back, if any.
 type Exchange = (usize, Span, Option<Span>);
 
 /// The best exchange of one tile each; `None` if there is none to gain from.

@@ -18,11 +18,12 @@ use super::prices::Prices;
 
 /// An exchange adds two tasks, so it is made only if the last slot is late by more than one part in this many of the level.
 const WORTH_EXCHANGE: u64 = 508;
-/// Candidates for an exchange: so many receivers, of which the one with the fewest bytes is taken.
+/// Maximum receivers that are compared for an exchange; the one with the fewest bytes is taken.
 const EXCHANGE_WITH: usize = 8;
-/// Candidates for a piece where distances have prices: so many receivers, of which the nearest is taken.
+/// Maximum receivers that are compared for a piece where distances have prices; the nearest is
+/// taken.
 const NEAR: usize = 8;
-/// Candidates of a donor: so many of its documents.
+/// Maximum documents of a donor that are tried.
 const DOCUMENTS: usize = 8;
 /// Maximum receivers that are tried where memory binds: most are full, and trying all of them would take long.
 const LIMITED: usize = 16;
@@ -65,7 +66,8 @@ pub(super) fn even(bins: &mut Bins<'_>) {
     }
 }
 
-/// Who gets which of the `most` furthest documents of a donor, and what it gives back.
+/// The best exchange for one of the `most` furthest documents of a donor: the receiver, the piece
+/// it gets, and the piece it gives back.
 fn best(
     bins: &Bins<'_>,
     prices: &Prices,

@@ -23,7 +23,8 @@ use crate::{DocumentId, Mask, Problem};
 
 /// Maximum pairs a head that are counted: more than there can be slots.
 const MOST_PAIRS: u32 = 1 << 15;
-/// Pairs a head that are counted at most since bundles are limited: a document that asks for more is counted as one of so many.
+/// Maximum pairs a head that are counted where bundles are limited: a document that needs more
+/// counts as one that needs this many.
 const MORE_PAIRS: u32 = 64;
 
 /// How many pairs need a key row at least, as a function of the row.
@@ -36,7 +37,8 @@ pub(super) struct Cover {
 }
 
 impl Cover {
-    /// Of a document; `most` is what a slot can do, `shift` what rows are counted further on.
+    /// The cover of a document. `most` is the most work that a slot can do; rows are counted
+    /// `shift` further on.
     pub(super) fn of(problem: &Problem, document: DocumentId, most: f64, shift: f64) -> Self {
         let whole = problem.document(document);
         let heads = if problem.heads_may_part() { 1..2 } else { problem.all_heads() };
@@ -60,7 +62,7 @@ impl Cover {
         sum
     }
 
-    /// Up to here rows need more than so many pairs.
+    /// The row up to which each row needs more than `pairs` pairs.
     fn end_of(&self, pairs: u32) -> f64 {
         let square = self.last * self.last - f64::from(pairs) * (1.0 + ROUNDING) / self.by;
         square.max(0.0).sqrt() - self.shift
@@ -76,9 +78,10 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Up to here rows need more than so many pairs, of a document of `rows` rows: the rows above x are in bundles that
-    /// hold keys `[0, x)`, one of them the last row and so all keys. So j bundles suffice for them only where
-    /// `(rows - x) * row + rows * key + (j - 1) * x * key` is at most j times what a bundle may have.
+    /// The row up to which each row needs more than `pairs` pairs, in a document of `rows` rows.
+    /// The work above row x is in bundles that hold keys `[0, x)`; one of them has the last row and
+    /// so holds all keys. So j bundles suffice only where `(rows - x) * row + rows * key + (j - 1)
+    /// * x * key` is at most j times the bytes that a bundle may have.
     fn end_of(&self, mask: Mask, rows: f64, pairs: u32) -> f64 {
         let Self { bundle, row, key } = *self;
         let left = row - f64::from(pairs.saturating_sub(1)) * key;

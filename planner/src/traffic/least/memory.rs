@@ -18,11 +18,11 @@ use crate::{Cuts, Document, DocumentId, Problem, TILE_ROWS};
 
 /// From one try to the next the largest bundle grows by one part in this many.
 const STEP: u64 = 32;
-/// Only for so many documents, the longest ones, further bundles are counted.
+/// Maximum documents, the longest ones, whose further bundles are counted.
 const LONGEST: usize = 1_024;
 
-/// Bytes that every slot needs if all have the same, below which no plan finishes by `finish`; zero for a finish at which
-/// no slot has begun.
+/// Lower bound of the memory of a slot, where all slots have the same: with less, no plan finishes
+/// by `finish`. Zero if no slot has begun by `finish`.
 pub fn least_memory(problem: &Problem, cuts: Cuts, finish: u64) -> u64 {
     let Some(held) = Held::of(problem, finish) else {
         return 0;
@@ -99,7 +99,7 @@ impl Held {
         Some(Self { all, free, row, key, share: columns / slots as f64, longest })
     }
 
-    /// Bytes of two phases that a slot holds in the mean, with bundles of at most so many bytes.
+    /// Mean bytes of two phases in a slot, where a bundle has at most `bundle` bytes.
     pub(crate) fn phases(&self, bundle: Option<u64>) -> u64 {
         let mut more = 0.0;
         if let Some(bundle) = bundle {

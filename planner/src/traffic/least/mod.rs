@@ -172,7 +172,7 @@ fn capacity(slot: &crate::Slot, finish: u64) -> i128 {
 
 /// What leaves and what arrives at least.
 struct Sides {
-    /// Most work that one slot can do.
+    /// Most work that one slot can do by the finish.
     most: f64,
     donors: Vec<Side>,
     /// The largest first.
@@ -189,7 +189,7 @@ struct Side {
     /// The longest document that it may be a piece of, and whether keys may be there.
     longest: u32,
     spans: bool,
-    /// Whether a slot stands there.
+    /// Whether a slot stands at the place.
     has_slot: bool,
 }
 
@@ -219,7 +219,8 @@ impl Sides {
                 spans |= it.end - it.start < rows;
             }
             all += load;
-            // A tile belongs to the rank that holds its first row: what that may move is let go.
+            // A tile is computed by the rank that holds its first row. The work that this may shift
+            // between ranks is subtracted.
             let tile = i128::from(longest) * i128::from(TILE_ROWS) + i128::from(problem.costs.tile);
             let edge = 2 * tile * query_heads;
             ranks.push((load, longest, spans, if spans { edge } else { 0 }));
@@ -267,7 +268,7 @@ impl Sides {
         donors.max(receivers)
     }
 
-    /// Bytes of so much work of a side.
+    /// Bytes of `cost` work of a side.
     fn bytes_of(&self, prices: &Prices, side: &Side, cost: i128) -> f64 {
         let cost = cost as f64;
         cost * prices.least(cost.min(self.most), side.longest, side.spans)
@@ -288,7 +289,7 @@ impl Sides {
             (out / sends).max(back / receives)
         };
         let receiver = |it: &Side| {
-            // It alone may use all the slack.
+            // In the worst case this receiver alone uses all the slack.
             let cost = it.cost - self.slack;
             if cost <= 0 {
                 return 0.0;
