@@ -78,7 +78,7 @@ pub struct Gradients {
     pub dk: Vec<f32>,
     /// `[tokens, KV heads, dim]`, parts of all bundles summed.
     pub dv: Vec<f32>,
-    /// Of the sinks, this trainer's rows summed in order; none without sinks.
+    /// Gradient of the sinks, over the rows of this trainer in order; empty without sinks.
     pub dsinks: Vec<f32>,
 }
 
@@ -112,7 +112,7 @@ pub enum AttentionError {
         layer: usize,
         /// Nano-batch of the phase.
         nano: usize,
-        /// What was asked for, and why it cannot be.
+        /// The call, and why it is refused.
         what: String,
     },
     /// The session or kernel that computes the attention ended, with its own reason.

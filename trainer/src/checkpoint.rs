@@ -67,7 +67,8 @@ const MODEL: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
-/// Names of what is being written, and of what is being removed: behind them step, `-` and rank.
+/// Start of the name of a folder that is still being written; step, `-` and rank follow. [`DYING`]
+/// is that of a folder that is being removed.
 const DRAFT: &str = ".step-";
 /// See [`DRAFT`].
 const DYING: &str = ".old-step-";
@@ -81,8 +82,9 @@ pub struct Writer {
     pub keep: usize,
 }
 
-/// Writes the checkpoint `root/step-N` and removes the oldest beyond those that stay. One that is there already,
-/// whole, is left, and so are those of later steps. `busy` is called after each part, for whoever wonders whether this goes on.
+/// Writes the checkpoint `root/step-N`, then removes the oldest ones beyond those that stay. A
+/// whole checkpoint of this step, and those of later steps, are left as they are. Calls `busy`
+/// after each part, so that the trainer does not count as standing still.
 pub fn save(
     root: &Path,
     (state, last): (&State, Option<&Last>),
@@ -107,11 +109,11 @@ pub fn save(
         })
         .and_then(|()| File::open(root)?.sync_all());
     if let Err(source) = written {
-        // The first failure is the one to tell.
+        // The error of the write is reported, not one of the clean-up.
         let _ = remove(&draft);
         return Err(failed(&target)(source));
     }
-    // Of those up to this one: what is newer is not this run's to remove, and no reason to remove this one.
+    // Only checkpoints of earlier steps count: later ones belong to another run and are left alone.
     let older = steps(root)?.into_iter().rev().filter(|it| *it < state.step);
     for old in older.skip(keep.saturating_sub(1)) {
         busy();
@@ -137,7 +139,7 @@ pub fn sweep(root: &Path, rank: u32) -> Result<usize, CheckpointError> {
     let is_own = |name: &str| {
         let rest = name.strip_prefix(DRAFT).or_else(|| name.strip_prefix(DYING));
         let (step, writer) = rest.and_then(|it| it.split_once('-')).unwrap_or_default();
-        // As it is written, and nothing else that happens to be a number.
+        // A name counts only in the form in which this program writes it.
         step.parse().is_ok_and(|it: u64| it.to_string() == step) && writer == rank.to_string()
     };
     let mut swept = 0;
@@ -152,11 +154,13 @@ pub fn sweep(root: &Path, rank: u32) -> Result<usize, CheckpointError> {
     Ok(swept)
 }
 
-/// The newest checkpoint in the folder of a run like `wanted` that starts from the beginning: of an earlier run, which did the same.
+/// The newest checkpoint in `root` of an earlier run that was like `wanted`, for a run that starts
+/// from the beginning.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Foreign`] where one there is of a run that did something else; others where that cannot be told.
+/// [`CheckpointError::Foreign`] if a checkpoint in `root` is of another run; others if one cannot be
+/// read.
 pub fn earlier(root: &Path, wanted: &State) -> Result<Option<PathBuf>, CheckpointError> {
     for step in steps(root)? {
         let folder = root.join(format!("step-{step}"));
@@ -208,7 +212,8 @@ fn write_draft(
     fs::create_dir(draft)?;
     let model = tensors(layout, &[("", values.parameters)])?;
     write_durable(File::create_new(draft.join(MODEL))?, &model, busy)?;
-    // Who loads the tensors of another model as a Llama would compute something else.
+    // Written for a Llama only: whatever loaded the tensors of another model as a Llama would
+    // compute something else.
     if state.beyond_llama().is_none() {
         let config = serde_json::to_vec_pretty(&state.model.as_llama(state.cap))?;
         write_durable(File::create_new(draft.join(CONFIG))?, &config, busy)?;
@@ -237,7 +242,8 @@ const PART: usize = 16 << 20;
 fn write_durable(mut file: File, bytes: &[u8], busy: &dyn Fn()) -> io::Result<()> {
     for part in bytes.chunks(PART) {
         file.write_all(part)?;
-        // Else the last call makes all of it durable, and is silent meanwhile.
+        // Without this, the last sync would write everything at once, and the trainer would be
+        // silent meanwhile.
         file.sync_data()?;
         busy();
     }
@@ -269,7 +275,7 @@ fn read_state(folder: &Path) -> Result<Sealed, CheckpointError> {
     let text =
         fs::read(&path).map_err(|source| CheckpointError::Read { path: path.clone(), source })?;
     let broken = |source: serde_json::Error| corrupt(source.to_string());
-    // Of another format the rest cannot be read.
+    // The rest of a file of another format cannot be read.
     let Format { format } = serde_json::from_slice(&text).map_err(broken)?;
     if format != FORMAT {
         return Err(CheckpointError::Format { path, format });

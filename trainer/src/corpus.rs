@@ -30,12 +30,12 @@ pub struct Corpus {
     digest: u64,
 }
 
-/// One file, or one line of one.
+/// A document: a file, or a line of one.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Document {
     /// Path below the corpus' directory; of a line, `:` and its number, from 1, behind it.
     pub path: PathBuf,
-    /// What it holds; not empty.
+    /// Its bytes, at least one.
     pub bytes: Vec<u8>,
 }
 
@@ -71,14 +71,14 @@ impl Corpus {
         // Lines of a file come in their order: it is a stable sort by the file's own path.
         documents.sort_by(|a, b| a.0.as_os_str().cmp(b.0.as_os_str()));
         let documents: Vec<_> = documents.into_iter().map(|it| it.1).collect();
-        // Of a single byte nothing can be predicted.
+        // Training predicts the next byte, so a document needs two.
         if documents.iter().all(|it| it.bytes.len() < 2) {
             return Err(CorpusError::Empty { path: root.to_path_buf() });
         }
         Ok(Self::from_documents(documents))
     }
 
-    /// A corpus of documents that are at hand.
+    /// A corpus of documents that are in memory.
     ///
     /// # Panics
     ///
@@ -114,8 +114,8 @@ impl Corpus {
         self.digest
     }
 
-    /// Mean surprise, in nats a byte, of who knows only how frequent each byte is. A model that has
-    /// learnt anything from context is below it.
+    /// Entropy of single bytes, in nats a byte: the loss of a model that knows only how frequent
+    /// each byte is. A model that uses the context at all is below it.
     pub fn unigram_entropy(&self) -> f64 {
         let mut counts = [0_u64; 256];
         for byte in self.documents.iter().flat_map(|it| &it.bytes) {
@@ -193,7 +193,7 @@ pub enum CorpusError {
     /// A file or folder cannot be read.
     #[error("cannot read {}: {source}; check that it exists and its permissions", path.display())]
     Unreadable {
-        /// What was read.
+        /// The file or folder.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -211,7 +211,7 @@ pub enum CorpusError {
         path: PathBuf,
         /// Which line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         why: String,
     },
     /// There is nothing to train on.

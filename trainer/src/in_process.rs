@@ -44,7 +44,8 @@ impl InProcess {
         Self { layers, threads, documents: Vec::new(), phases: BTreeMap::new() }
     }
 
-    /// Begins a step whose nano-batches hold these documents; drops what is left of the last one.
+    /// Begins a step; `documents` are the lengths of the documents of each nano-batch. Drops what
+    /// is left of the last step.
     pub fn begin(&mut self, documents: Vec<Vec<u32>>) {
         self.documents = documents;
         self.phases.clear();
@@ -56,7 +57,7 @@ impl InProcess {
         self.documents[nano].iter().flat_map(|&rows| kind.pieces(rows)).collect()
     }
 
-    /// Pieces of so many rows, attending as a layer does.
+    /// Pieces of these lengths, with the heads, mask and scores of the layer.
     fn pieces<'a>(&self, layer: usize, rows: &'a [u32]) -> Pieces<'a> {
         let (kind, threads) = (self.layers.kind_of(layer), self.threads);
         let (heads, mask) = (launch::heads(kind.heads), launch::mask(kind.mask));

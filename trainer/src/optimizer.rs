@@ -45,7 +45,7 @@ impl Schedule {
 /// Constants of the update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
-    /// Of the step size.
+    /// Schedule of the learning rate.
     pub schedule: Schedule,
     /// Decay of the mean of gradients, and of their squares.
     pub betas: (f32, f32),

@@ -22,9 +22,9 @@ pub struct Pool<'a> {
     rank: &'a Rank,
     wire: Wire,
     layers: &'a Layers,
-    /// For Δ of sinks.
+    /// Threads that compute Δ and the gradient of sinks.
     threads: Threads,
-    /// By layer and nano-batch.
+    /// Open phases, by layer and nano-batch.
     phases: BTreeMap<At, Phase>,
 }
 
@@ -35,7 +35,7 @@ struct Phase {
     v: Kept,
     /// Empty until the forward is whole.
     lse: Vec<f32>,
-    /// Of the layer, and their gradient.
+    /// Sinks of the layer; `dsinks` is their gradient.
     sinks: Vec<f32>,
     dsinks: Vec<f32>,
     /// Ticket of the phase that was submitted last, until it is waited for.
@@ -77,7 +77,7 @@ impl Kept {
 }
 
 impl<'a> Pool<'a> {
-    /// For a step that has begun.
+    /// Attention for the phases of a step that has begun.
     pub fn new(rank: &'a Rank, planned: &'a PlannedStep, threads: Threads) -> Self {
         let (wire, layers) = (planned.header.wire, &planned.header.layers);
         Self { rank, wire, layers, threads, phases: BTreeMap::new() }

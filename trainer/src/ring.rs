@@ -36,10 +36,10 @@ struct Links {
     interrupt: Waker,
 }
 
-/// Who takes part, and how they meet.
+/// Addresses and identities of the ring's trainers.
 #[derive(Debug)]
 pub struct Members<'a> {
-    /// Says who this trainer is, and proves that it belongs to the job.
+    /// Identifies this trainer, and proves that it belongs to the job.
     pub greeter: &'a Greeter,
     /// Where the previous trainer finds this one. It does not block.
     pub listener: &'a TcpListener,
@@ -171,8 +171,9 @@ impl Ring {
             if moved {
                 continue;
             }
-            // Who has sent everything does not watch the next trainer, which may be done and gone; if it
-            // broke down, that comes round through the previous one.
+            // A trainer that has sent everything does not watch the next one, which may be done and
+            // gone. If the next one broke down, the break reaches this trainer through the previous
+            // one.
             let late = if receive.is_empty() { to } else { from };
             let mut wait = vec![PollFd::new(&links.interrupt, PollFlags::IN)];
             if !send.is_empty() || links.next.has_unsent() {
@@ -264,7 +265,7 @@ pub enum RingError {
     Link {
         /// Rank of the peer.
         peer: usize,
-        /// What was done.
+        /// The operation that failed.
         what: &'static str,
         /// What the system said.
         source: io::Error,

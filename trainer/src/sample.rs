@@ -71,7 +71,7 @@ fn first_key(kind: Kind, row: u32) -> u32 {
     chunk + kind.mask.keys(row + 1, row..row + 1).start
 }
 
-/// One row of attention over all keys, and the sinks of the layer if it has any.
+/// Attention of one row over all keys, with the sinks of the layer if it has any.
 fn attend((kind, sinks): (Kind, &[f32]), q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
     let Heads { query, kv, dim } = launch::heads(kind.heads);
     let scale = kind.scale_of();

@@ -32,9 +32,9 @@ pub struct Trainer {
     model: Model,
     parameters: Vec<f32>,
     optimizer: AdamW,
-    /// As long as the parameters, and one more for the loss: one all-reduce sums both.
+    /// Gradients of all parameters, and the loss as the last element: one all-reduce sums both.
     gradients: Vec<f32>,
-    /// Of nano-batches that are under way.
+    /// Activations of the nano-batches that are between forward and backward.
     kept: BTreeMap<usize, Activations>,
     /// Memory for others.
     spare: Vec<Activations>,
@@ -59,7 +59,7 @@ pub trait Track {
     fn span(&mut self, name: &'static str, begin: Instant, end: Instant);
 }
 
-/// Nobody listens.
+/// Drops all spans.
 impl Track for () {
     fn span(&mut self, _: &'static str, _: Instant, _: Instant) {}
 }
@@ -199,7 +199,7 @@ struct Pass<'a> {
     attention: &'a mut dyn Attention,
     track: &'a mut dyn Track,
     rows: Vec<Option<Rows>>,
-    /// Of a target in the loss.
+    /// Weight of one target in the loss.
     weight: f32,
     /// Summed over the targets of each nano-batch, in nats.
     losses: Vec<f64>,
@@ -313,7 +313,7 @@ pub enum StepError {
     /// Linear layers failed on the GPU.
     #[error("linear layers: {0}")]
     Linear(#[from] cadre_kernels::device::Error),
-    /// The other trainers could not be reached.
+    /// The other trainers cannot be reached.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// Training went astray.

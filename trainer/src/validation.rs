@@ -23,12 +23,12 @@ use super::step::{StepError, Trainer};
 pub(crate) struct Validation {
     corpus: Corpus,
     pieces: Vec<Piece>,
-    /// Of all pieces.
+    /// Targets in all pieces.
     targets: u64,
 }
 
 impl Validation {
-    /// Of documents that are cut after `cap` rows, of about `most` rows of them.
+    /// Cuts documents after `cap` rows and takes about `most` rows of them.
     pub(crate) fn new(corpus: Corpus, cap: NonZeroU32, most: NonZeroU32) -> Self {
         let pieces = corpus.pieces(cap, most);
         let mut validation = Self { corpus, pieces, targets: 0 };
@@ -63,7 +63,7 @@ impl Validation {
             *nats = trainer.forward(self.rows(piece), &mut attention, &mut kept)? as f32;
             busy();
         }
-        // Of each piece one trainer has the loss, the others have 0.
+        // One trainer has the loss of a piece; the others add 0.
         ring.all_reduce(&mut nats)?;
         let sum: f64 = nats.into_iter().map(f64::from).sum();
         let value = (sum / self.targets as f64) as f32;

@@ -24,15 +24,15 @@ pub enum CheckpointError {
         /// What the system said.
         source: io::Error,
     },
-    /// It is damaged, or nothing that this program wrote.
+    /// The checkpoint is damaged, or this program did not write it.
     #[error("checkpoint {} is damaged: {why}; remove its folder to resume from an older one", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What does not fit.
         why: String,
     },
-    /// Another version wrote it.
+    /// Another version of the program wrote the checkpoint.
     #[error(
         "checkpoint {} has format {format}, this build knows {FORMAT}; resume with the build that wrote it, or choose another --out",
         path.display()
@@ -43,7 +43,7 @@ pub enum CheckpointError {
         /// Its format.
         format: u32,
     },
-    /// It belongs to another run.
+    /// The checkpoint belongs to another run.
     #[error("checkpoint {} has another {field}: {found}, the job has {wanted}; resume with the same, or choose another --out", path.display())]
     Foreign {
         /// The checkpoint.

@@ -22,7 +22,7 @@ pub struct Last {
     pub done: StepDone,
 }
 
-/// Its name in the folder.
+/// Name of the file in the folder of a checkpoint.
 pub(super) const LAST: &str = "last.json";
 
 #[derive(Serialize)]
@@ -45,7 +45,7 @@ impl Last {
         text.expect("a header and numbers are plain data")
     }
 
-    /// The last step of the checkpoint in `folder`; none if that says nothing of it.
+    /// Reads the last step of the checkpoint in `folder`; none if the checkpoint does not hold it.
     pub fn of(folder: &Path) -> Option<Self> {
         let text = fs::read(folder.join(LAST)).ok()?;
         match serde_json::from_slice(&text) {

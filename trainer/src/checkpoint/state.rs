@@ -29,15 +29,15 @@ pub struct State {
     pub tokens: u32,
     /// Longest document.
     pub cap: u32,
-    /// Of data and starting values.
+    /// Seed of the data and of the initial weights.
     pub seed: u64,
     /// Digest of the corpus, 16 hex digits.
     pub corpus: String,
-    /// How the learning rate goes, in words, for the notice when it differs.
+    /// Text of the schedule of the learning rate, for the notice when it differs.
     pub schedule: String,
     /// Numerics id of the build.
     pub numerics: String,
-    /// Slots of the last step, in words, for the notice when they differ.
+    /// Text of the slots of the last step, for the notice when they differ.
     pub slots: String,
     /// Bits of the last loss, 8 hex digits; empty before the first step.
     pub loss_bits: String,
@@ -46,7 +46,7 @@ pub struct State {
 }
 
 impl State {
-    /// Why the `config.json` of a Llama cannot say what the model is, in words.
+    /// What this model has that the `config.json` of a Llama cannot express; none for a Llama.
     pub fn beyond_llama(&self) -> Option<String> {
         let Config { width, query_heads, .. } = self.model;
         let sizes = (!width.is_multiple_of(query_heads)).then(|| {

@@ -17,7 +17,7 @@ use super::{Corpus, CorpusError, Document};
 /// What a model is evaluated on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
-    /// So large a part of the corpus' bytes, above 0 and below 1.
+    /// A share of the bytes of the corpus, above 0 and below 1.
     Part(f64),
     /// A file, or every file below a folder.
     Path(PathBuf),
@@ -62,7 +62,7 @@ impl FromStr for HeldOut {
 }
 
 impl HeldOut {
-    /// The corpus to train on, and the one to evaluate on.
+    /// Splits the corpus into the documents to train on and those to evaluate on.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl HeldOut {
 /// shortest one.
 fn cut_off(corpus: Corpus, part: f64) -> Result<(Corpus, Corpus), HeldOutError> {
     let digest = |it: &Path| xxh3_64(it.as_os_str().as_encoded_bytes());
-    // Of a single byte nothing can be predicted.
+    // The loss needs a byte and its successor.
     let long = |(_, it): &(usize, &Document)| it.bytes.len() > 1;
     let mut order: Vec<_> = corpus.documents.iter().enumerate().filter(long).collect();
     if order.len() < 2 {

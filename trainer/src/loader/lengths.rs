@@ -32,7 +32,7 @@ impl Lengths {
         Self::parse(&text, path)
     }
 
-    /// A list at hand; `None` when it is empty.
+    /// A list of lengths; `None` if it is empty.
     pub fn new(lengths: Vec<NonZeroU32>) -> Option<Self> {
         (!lengths.is_empty()).then_some(Self(lengths))
     }
@@ -59,7 +59,7 @@ impl Lengths {
     }
 
     fn parse(text: &str, path: &Path) -> Result<Self, LoaderError> {
-        /// As it ships, or a plain list.
+        /// The file's format: the one that ships with Cadre, or a plain list.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum File {

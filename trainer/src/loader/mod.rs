@@ -139,7 +139,7 @@ impl Loader {
         for (document, cut) in (0..).zip(self.cuts(step, nano)) {
             let rows = cut.rows();
             share.targets += u64::from(cut.targets());
-            // Its rows that lie in this trainer's part of the stream.
+            // The document's rows that lie in this trainer's part of the stream.
             let start = first.saturating_sub(at).min(rows);
             let end = last.saturating_sub(at).min(rows);
             if start < end {
@@ -215,7 +215,7 @@ impl Cut<'_> {
 pub struct Share {
     /// Documents that it holds rows of, in their order: number in the stream and whole length in rows.
     pub documents: Vec<(u32, u32)>,
-    /// Its rows of each of them.
+    /// Rows that the trainer holds of each of them.
     pub stretches: Vec<Stretch>,
     /// Its rows.
     pub rows: Rows,

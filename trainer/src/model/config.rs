@@ -103,13 +103,13 @@ pub struct UnknownModel {
 /// A tensor in the flat buffer: `rows × columns`, row-major; a vector has one row.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Matrix {
-    /// As in files of the Llama family, so that transformers finds it.
+    /// Name of the tensor in files of the Llama family, by which transformers finds it.
     pub name: String,
     /// Output features; 1 for a vector.
     pub rows: usize,
     /// Input features.
     pub columns: usize,
-    /// Where it lies.
+    /// Range of the tensor in the flat buffer.
     pub range: Range<usize>,
 }
 
@@ -127,7 +127,7 @@ impl Matrix {
 /// End of the name of a layer's sinks, as in gpt-oss.
 const SINKS: &str = "self_attn.sinks";
 
-/// Where everything lies in the flat buffer.
+/// Ranges of all tensors in the flat buffer of parameters.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Parameters {
     pub(super) embedding: Range<usize>,
@@ -137,7 +137,7 @@ pub struct Parameters {
     tensors: Vec<Matrix>,
 }
 
-/// Of the part of a layer that not every layer has.
+/// Tensors of the attention part of a layer; layers without core attention have none.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct AttentionParameters {
     pub(super) norm: Range<usize>,

@@ -13,9 +13,9 @@ use super::stack::Stack;
 pub struct Design {
     /// Name of the preset.
     pub preset: String,
-    /// In place of the preset's.
+    /// Sizes that replace those of the preset.
     pub sizes: Sizes,
-    /// What its layers are.
+    /// Kind of each layer.
     pub layers: Pattern,
     /// Scale and bound of the scores, and whether there are sinks.
     pub scores: Scores,
@@ -78,7 +78,8 @@ impl Design {
     pub fn build(&self) -> Result<(Config, Stack), DesignError> {
         let config = self.sizes.of(Config::preset(&self.preset)?)?;
         let stack = self.layers.over(config.layers, config.heads(), self.scores)?;
-        // Those that all layers have are the model's, whoever said them.
+        // Heads that all layers share become the model's, whether the pattern or the sizes named
+        // them.
         let Heads { query, kv, dim } = stack.heads().unwrap_or(config.heads());
         let [query_heads, kv_heads, head_dim] = [query, kv, dim].map(usize::from);
         Ok((Config { query_heads, kv_heads, head_dim, ..config }, stack))

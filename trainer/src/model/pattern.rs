@@ -31,7 +31,7 @@ pub struct Pattern(Vec<Option<Word>>);
 /// Most query heads of a layer.
 const MOST: u16 = 1_024;
 
-/// What a pattern says of a layer.
+/// What a pattern says about one layer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Word {
     /// Keys behind its own that a row keeps at most.
@@ -63,20 +63,20 @@ impl Default for Pattern {
 /// Why a pattern is refused.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum PatternError {
-    /// None of the words.
+    /// The word names no kind of layers.
     #[error(
         "{word:?} is no kind of layers; write full, window:ROWS, chunk:ROWS (with at least 1 row) or none for each layer of the pattern"
     )]
     Word {
-        /// What was written.
+        /// The word as it was written.
         word: String,
     },
-    /// Heads that are none, or not written as such.
+    /// The heads of a word cannot be read, or no layer can have them.
     #[error("{word:?}: {why}; other heads than the model's are written as `full heads 8/2 dim 64`")]
     Heads {
-        /// What was written.
+        /// The word as it was written.
         word: String,
-        /// What is wrong.
+        /// Why the heads are refused.
         why: String,
     },
     /// Words that no layer would have.

@@ -73,7 +73,7 @@ impl Stack {
         self.layers
     }
 
-    /// Those with core attention.
+    /// The layers with core attention.
     pub fn core(&self) -> &Layers {
         &self.core
     }
@@ -83,7 +83,7 @@ impl Stack {
         self.with.binary_search(&layer).ok().map(|core| self.core.kind_of(core))
     }
 
-    /// The layer of the one with core attention that has number `core` among these.
+    /// The layer whose number among the layers with core attention is `core`.
     ///
     /// # Panics
     ///
@@ -97,7 +97,8 @@ impl Stack {
         0..self.with[0]
     }
 
-    /// Layers without core attention between number `core` of those with it and the next one.
+    /// The layers without core attention between the one with number `core` and the next one that
+    /// has it.
     ///
     /// # Panics
     ///
@@ -113,7 +114,8 @@ impl Stack {
         each.all(|it| it == first).then_some(first)
     }
 
-    /// Why it is no Llama, in words: the first layer that is not causal, or is more than that, or has other heads than the first.
+    /// Why the stack is not a Llama: the first layer that is not causal, has more than a causal
+    /// mask, or has other heads than the first layer. None if it is a Llama.
     pub fn beyond_llama(&self) -> Option<String> {
         let plain = Kind::causal(self.core.kind_of(0).heads);
         let (at, kind) = self.kinds().enumerate().find(|(_, kind)| *kind != Some(plain))?;
@@ -172,7 +174,8 @@ mod tests {
         assert_eq!((stack.layers(), stack.core().count()), (7, 3));
         assert_eq!(stack.core(), &Layers::new([NEAR, CAUSAL, NEAR]).unwrap());
         assert_eq!((0..7).map(|it| stack.kind_of(it)).collect::<Vec<_>>(), each);
-        // Every layer once: those before, then each with what is behind it.
+        // Visits every layer once: those before the first core attention, then each core layer with
+        // those behind it.
         let mut order: Vec<_> = stack.before().collect();
         for core in 0..3 {
             order.push(stack.layer_of(core));

@@ -95,7 +95,8 @@ impl Model {
         Self { config, stack, parameters, rotations, threads, linear, scratch }
     }
 
-    /// The same model with its linear layers computed by `linear`, which knows [`Parameters::weights`].
+    /// The same model, with `linear` for its linear layers; `linear` was made with
+    /// [`Parameters::weights`].
     #[must_use]
     pub fn with_linear(self, linear: Linear) -> Self {
         Self { linear, ..self }
@@ -130,7 +131,7 @@ impl Model {
         &parameters[self.parameters.attention(layer).sinks.clone()]
     }
 
-    /// Where its tensors lie.
+    /// Ranges of the model's tensors in the flat buffer.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }

@@ -11,7 +11,7 @@ use cadre_worker::session::Contract;
 
 use crate::checkpoint::{self, CheckpointError};
 
-/// Where it is said.
+/// Field of the job that names the checkpoint.
 const FIELD: &str = "spec.checkpoint.resumeFrom";
 
 /// See the module. An attempt after the first has checkpoints of its own.

@@ -16,12 +16,14 @@ use crate::sample;
 const SAMPLE: usize = 160;
 
 impl Process {
-    /// What is left to do when no step follows.
+    /// Ends the process's part in the job when no step follows: writes the last checkpoint and
+    /// makes the report.
     pub(super) fn close(&mut self, ending: Ending) -> Outcome {
         use proto::finished::Outcome as Told;
         let (told, reason, code) = match ending {
             Ending::Completed => (Told::Completed, None, 0),
-            // To Kubernetes 0 says that the whole job is done.
+            // Kubernetes takes exit code 0 of a pod for a job that is complete, so a stopped
+            // trainer exits otherwise.
             Ending::Stopped { .. } if self.session.is_pod() => (Told::Stopped, None, STOPPED),
             Ending::Stopped { .. } => (Told::Stopped, None, 0),
             Ending::Failed { reason, bad_input: true } => (Told::Failed, Some(reason), 2),
@@ -36,7 +38,8 @@ impl Process {
         let mut outcome = Outcome { kind: told, message, exit_code: code, sample: String::new() };
         if writes && let Err(error) = self.save() {
             let error = error.to_string();
-            // As for the checkpoints on the way: the user has to make room.
+            // A checkpoint that cannot be written is bad input (exit code 2) here too: the user has
+            // to make room.
             outcome.exit_code = outcome.exit_code.max(2);
             outcome.message = match outcome.message.as_str() {
                 "" => error,
@@ -57,7 +60,7 @@ impl Process {
         let mut model = Model::new(config, stack, positions, self.args.threads);
         let parameters = self.trainer.parameters();
         let prompt = self.args.prompt.as_bytes();
-        // One row at a time is no work for a GPU.
+        // The sample computes one row at a time, which does not pay on a GPU.
         let text = sample::sample(&mut model, parameters, prompt, SAMPLE, 0.7, self.args.seed)
             .expect("on the CPU a stage does not fail");
         String::from_utf8_lossy(&text).into_owned()

@@ -72,7 +72,7 @@ pub struct TrainArgs {
     pub threads: Threads,
     /// What computes linear layers, and core attention in place.
     pub engine: Choice,
-    /// Memory for rows of others, in MiB; what the controller says if absent.
+    /// Memory for rows of other trainers, in MiB; if absent, the controller's setting counts.
     pub memory_mib: Option<NonZeroU32>,
     /// What moves rows.
     pub exchange: ExchangeChoice,
@@ -107,9 +107,10 @@ pub fn trainer_main(args: TrainArgs) -> anyhow::Result<ExitCode> {
 struct Process {
     args: TrainArgs,
     loader: Loader,
-    /// Of every step.
+    /// Turns of every step.
     turns: Turns,
-    /// Of this trainer, by step and nano-batch: what was announced and has not begun, two steps at most.
+    /// This trainer's shares of steps that are announced and have not begun, by step and
+    /// nano-batch; two steps at most.
     shares: BTreeMap<u64, Vec<Share>>,
     trainer: Trainer,
     validation: Option<Validation>,
@@ -118,10 +119,10 @@ struct Process {
     last: Option<Last>,
     session: Session,
     noticed: Noticed,
-    /// Where the neighbours of the ring dial; until it stands.
+    /// Socket to which the previous trainer of the ring connects; none once the ring stands.
     listener: Option<TcpListener>,
     termination: Termination,
-    /// Of trainer 0 in a pod.
+    /// Log of headers, which trainer 0 writes in a pod.
     record: Option<Record>,
 }
 

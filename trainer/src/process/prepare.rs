@@ -154,7 +154,8 @@ struct Begun {
 }
 
 impl Begun {
-    /// Made or loaded as the job says. A refusal is bad input of the user.
+    /// Makes the trainer, or loads it from the checkpoint that the job names. What it refuses is
+    /// bad input of the user.
     fn new(
         (args, turns, (config, stack), corpus): (&TrainArgs, &Turns, (Config, Stack), Arc<Corpus>),
         contract: &Contract,
@@ -174,7 +175,7 @@ impl Begun {
             cap: args.cap,
             seed: args.seed,
         };
-        // Its folder is full of half a checkpoint for ever, else.
+        // Half a checkpoint would otherwise fill the folder for ever.
         match checkpoint::sweep(&settings.checkpoints, contract.me.index.into()) {
             Ok(0) => {}
             Ok(swept) => tracing::info!("{swept} folders of checkpoints half written are removed"),
@@ -234,7 +235,8 @@ fn schedule(args: &TrainArgs) -> Schedule {
     Schedule { peak: args.lr, warmup: args.warmup, steps: args.steps.get() }
 }
 
-/// Says aloud what a resumed job does otherwise than the one that wrote its checkpoint.
+/// The notice that the learning rate goes another way than in the run that wrote the checkpoint;
+/// none where it does not.
 fn compare(settings: &Settings, args: &TrainArgs) -> Option<String> {
     let found = checkpoint::load_state(settings.resume.as_ref()?).ok()?;
     let now = schedule(args).to_string();

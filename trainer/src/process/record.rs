@@ -33,9 +33,10 @@ pub(super) struct Error {
 }
 
 impl Record {
-    /// Opens the log in a folder, made if it is not there, for a job that goes on with `step`, from a checkpoint if it is not the
-    /// first one. Where that is another job's, the log begins with the lines of that one. The step before is added where its
-    /// trainer 0 died before it wrote it down.
+    /// Opens the log of headers in `folder`, which it makes if needed, for a job that goes on with
+    /// `step`. If the job begins with the checkpoint of another job, the log begins with the lines
+    /// of that one. Adds the step before `step` where the trainer 0 of that attempt died before it
+    /// wrote the line.
     pub(super) fn open(folder: &Path, step: u64, checkpoint: Option<&Path>) -> Result<Self, Error> {
         let path = folder.join(NAME);
         let opened = || {
@@ -128,7 +129,8 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4);
             headers::read(&path).unwrap().covers(0..4).unwrap();
         }
-        // Another job begins with that checkpoint, twice, in a folder of its own.
+        // Another job begins with that checkpoint, in a folder of its own; opening twice changes
+        // nothing.
         let own = folder.with_file_name("own");
         for _ in 0..2 {
             let mut record = Record::open(&own, 4, Some(&found)).unwrap();

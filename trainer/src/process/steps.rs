@@ -45,7 +45,7 @@ impl Process {
             })
         };
         let trainers = rings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        // Once the ring stands nobody is listened to.
+        // Closed when this function returns: once the ring stands, nobody may connect.
         let Some(listener) = self.listener.take() else {
             return Err(failed("the all-reduce was joined twice".into()));
         };
@@ -62,14 +62,15 @@ impl Process {
         Ring::connect(&members, left(), self.patience()).map_err(|error| self.broken(&error))
     }
 
-    /// Longest wait in the ring. A step may wait for the pool, for a trainer that computes bundles of lost servers, and for one whose
-    /// main thread is at work elsewhere: whoever stands still is named before the ring breaks.
+    /// Longest wait in the ring. A step may wait for the pool, for a trainer that computes bundles
+    /// of lost servers, or for one whose main thread is busy elsewhere. The wait is long enough
+    /// that the conductor names a trainer that stands still before the ring breaks.
     fn patience(&self) -> Duration {
         let settings = self.session.settings();
         patience(settings.pool_wait_seconds, settings.stalled_after_seconds)
     }
 
-    /// Runs steps until the conductor says that none follows, or something fails.
+    /// Runs steps until the conductor says that no further one follows, or until one fails.
     pub(super) fn train(&mut self, ring: &mut Ring) -> Ending {
         let steps = self.args.steps.get();
         let mut since = Instant::now();
@@ -176,7 +177,7 @@ impl Process {
         Ok(())
     }
 
-    /// The loss of documents that are held out, in steps that compute it: every so many, and the last one.
+    /// Loss of the held-out documents; only in every so many steps, and in the last one.
     fn validate(
         &mut self,
         step: u64,
@@ -214,8 +215,8 @@ impl Process {
         Ending::Failed { reason, bad_input: true }
     }
 
-    /// Ends the job after a step that failed here: with the reason of the job if it has one, otherwise with this one, which
-    /// all are told.
+    /// Ends the job after a step that failed here. The reason is the job's if it has one already;
+    /// otherwise it is `error`, which all workers are told.
     fn failed(&self, error: &StepError) -> Ending {
         let own = Ending::Failed { reason: error.to_string(), bad_input: false };
         match error {

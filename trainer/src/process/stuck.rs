@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Noticed(Arc<AtomicU64>);
 
-/// It has taken notice.
+/// Value once the main thread knows that the job has ended.
 const NOTICED: u64 = u64::MAX;
 
 impl Noticed {
@@ -22,15 +22,16 @@ impl Noticed {
         self.0.store(NOTICED, Ordering::Release);
     }
 
-    /// It is at work, as on a checkpoint: before it has taken notice.
+    /// The main thread is at work, for example on a checkpoint, before it has noticed the end.
     pub(super) fn busy(&self) {
         let more = |it: u64| (it != NOTICED).then_some(it + 1);
-        // One that has taken notice needs no more time.
+        // A main thread that has noticed the end needs no more time.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
     }
 }
 
-/// Ends the process by `exit` if nobody has taken notice for `patience` after `ended` has returned, nor was busy.
+/// Starts a thread that calls `exit` if, for `patience` after `ended` returns, the main thread
+/// neither notices the end nor says that it is busy.
 ///
 /// # Errors
 ///

@@ -26,15 +26,16 @@ use super::{Links, Members, RingError, ready};
 const GREETING: Duration = Duration::from_secs(5);
 /// Guests that greet at once.
 const GUESTS: usize = 64;
-/// Longest rest between two calls; the first is [`SHORTEST_REST`], each the double of the one before.
+/// Longest pause between two connection attempts. The first pause is [`SHORTEST_REST`]; each
+/// further one is twice the one before.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// See [`LONGEST_REST`].
 const SHORTEST_REST: Duration = Duration::from_millis(10);
-/// How long nobody is taken in after the process ran out of descriptors.
+/// Pause of accepting connections after the process ran out of descriptors.
 const DEAF: Duration = Duration::from_millis(100);
-/// Reasons for turning somebody away that are told, each once.
+/// Maximum reasons for refusing a connection that are logged, each once.
 const TOLD: usize = 64;
-/// What the previous trainer says once it knows that it was let in.
+/// Byte that the previous trainer sends once it knows that it was accepted.
 const IN: u8 = 1;
 
 /// Links this trainer with its neighbours.
@@ -79,14 +80,14 @@ enum Next {
     Stands(Stream),
 }
 
-/// What a descriptor of the wait is.
+/// What a polled descriptor belongs to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum What {
     Interrupt,
     Listener,
     Caller,
     LetIn,
-    /// By its place in the queue.
+    /// The guest at this position of the queue.
     Guest(usize),
 }
 
@@ -121,7 +122,8 @@ impl Meeting<'_> {
         Ok(Links { next, previous, interrupt: self.members.interrupt.clone() })
     }
 
-    /// What is ready, guests from the youngest to the oldest so that one may go, and new ones last.
+    /// Polls until something is ready. Guests come from the youngest to the oldest, since handling
+    /// one may remove it, and new connections come last.
     fn wait(&self, limit: Duration) -> Result<Vec<What>, RingError> {
         let mut whats = vec![What::Interrupt];
         let mut fds = vec![PollFd::new(self.members.interrupt, PollFlags::IN)];
@@ -236,7 +238,8 @@ impl Meeting<'_> {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
                     tracing::warn!(%error, "no guest is taken in: raise the limit of open files");
-                    // Its descriptor may be all that is missing.
+                    // Frees the descriptor of the oldest guest, which may be the one that accept
+                    // lacked.
                     self.guests.pop_front();
                     self.deaf_until = now + DEAF;
                     return;
@@ -245,7 +248,7 @@ impl Meeting<'_> {
             if self.guests.len() >= GUESTS {
                 self.guests.pop_front();
             }
-            // One that broke already is nobody.
+            // A connection that is broken already is dropped.
             if let Ok(guest) = Guest::new(self.members.greeter, stream, address) {
                 self.guests.push_back(guest);
                 self.advance_guest(self.guests.len() - 1);
@@ -269,7 +272,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// The previous trainer has proved who it is. A link of it that stood before is one that it gave up.
+    /// The previous trainer has proved its identity. If it has an older link, it gave that one up.
     fn let_in(&mut self, guest: Guest) {
         match guest.welcome() {
             Ok(stream) => self.let_in = Some(stream),
@@ -304,7 +307,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// A neighbour is missing: the one that is called first.
+    /// The error for a missing neighbour; the one that this trainer connects to comes first.
     fn apart(self, after: Duration) -> RingError {
         let [called, came] = self.last;
         let silence = || "nobody came".to_owned();
