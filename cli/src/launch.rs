@@ -26,15 +26,15 @@ pub(crate) fn launch(words: &[OsString]) -> Error {
 /// Why a launcher does not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It cannot be tied to the supervisor.
+    /// The launcher cannot be made to end with the supervisor.
     #[error(transparent)]
     Parent(process::Error),
-    /// No such program.
+    /// The program cannot be executed.
     #[error("{program} does not start: {source}; correct the container's command")]
     Start {
-        /// Its name.
+        /// Path of the program.
         program: String,
-        /// What the system says.
+        /// Error of the system.
         source: IoError,
     },
 }

@@ -12,19 +12,19 @@ use k8s_openapi::jiff::Timestamp;
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Life {
-    /// It may not be scheduled yet.
+    /// The pod may not be scheduled yet.
     Gated,
-    /// It has no node.
+    /// The pod has no node.
     Unscheduled,
-    /// It has a node and is not ready.
+    /// The pod has a node and is not ready.
     Starting,
-    /// It is ready.
+    /// The pod is ready.
     Ready,
-    /// It is being deleted.
+    /// The pod is being deleted.
     Leaving,
-    /// It has ended well.
+    /// All containers exited with code 0.
     Succeeded,
-    /// It has ended badly.
+    /// A container failed.
     Failed,
 }
 

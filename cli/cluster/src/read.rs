@@ -31,7 +31,7 @@ const PAGE: u32 = 500;
 /// Label of the operator's own pods.
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/name=cadre-operator";
 
-/// Why a cluster says nothing.
+/// Why the cluster cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No way to an API server.
@@ -40,11 +40,11 @@ pub enum Error {
     /// A request failed.
     #[error("{what}: {why}{}", remedy(*.code))]
     Request {
-        /// What was asked for.
+        /// The request.
         what: String,
         /// What the API server said.
         why: String,
-        /// Its status code, if it answered.
+        /// Status code of the answer, if there was one.
         code: Option<u16>,
     },
 }

@@ -156,7 +156,7 @@ impl Seen {
         self.nodes.iter().find(|it| it.metadata.name.as_deref() == Some(name))
     }
 
-    /// Whether an attempt was made to read the nodes, so that one that is missing is gone.
+    /// Whether the nodes could be read. If so, a node that is missing is gone.
     pub(crate) fn knows_nodes(&self) -> bool {
         !self.unread.iter().any(|it| it.starts_with("nodes"))
     }

@@ -16,7 +16,7 @@ use crate::read::{Cluster, Error, OPERATOR};
 
 /// Port and path of the operator's metrics.
 const METRICS: &str = "8080/proxy/metrics";
-/// What it tells about a server.
+/// Metrics of the operator about a server, and about itself.
 const BUSY: &str = "cadre_operator_server_busy_ratio";
 const TIME: &str = "cadre_operator_server_time_ratio";
 const HELD: &str = "cadre_operator_server_held_since_timestamp_seconds";

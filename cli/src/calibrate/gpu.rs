@@ -18,7 +18,8 @@ pub(super) const ROWS: [u32; 4] = [128, 512, 2_048, 8_192];
 /// Keys beside those of the rows themselves.
 pub(super) const KEYS: [u32; 4] = [0, 2_048, 16_384, 65_536];
 const TURNS: usize = 5;
-/// Seconds of runs that are recorded together, at most so many runs.
+/// Runs are recorded in one graph until they take this many seconds, but at most `MOST_RECORDED` of
+/// them.
 const RECORDED: f64 = 1e-3;
 const MOST_RECORDED: usize = 32;
 /// Query heads a KV head.
@@ -88,7 +89,7 @@ pub(super) fn measure(
     Ok([forward, backward].map(|it| ((it * 1e12 / heads.query as f64) as u64).max(1)))
 }
 
-/// Nanoseconds that one more task of one row costs a launch of `count`.
+/// Nanoseconds that one task of one row adds to a launch of `count` tasks.
 pub(super) fn task(gpu: &Gpu, head_dim: u16, count: u32) -> Result<u64, Error> {
     let heads = Heads { query: 1, kv: 1, dim: head_dim.into() };
     let stream = Stream::new(gpu)?;

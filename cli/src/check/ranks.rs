@@ -30,7 +30,7 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Name of the pass: of its folder, and as ranks are told it.
+    /// Name of the pass: that of its folder, and the one that ranks read from their environment.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -74,7 +74,7 @@ impl Ended {
     }
 
     fn of(&self, rank: u16) -> &(Option<ExitStatus>, PathBuf) {
-        // Of those that failed, one that was not ended for another's sake.
+        // Prefers a process that failed by itself over one that was killed because another failed.
         let failed = |it: &&(Option<ExitStatus>, PathBuf)| {
             it.0.is_some_and(|it| it.code().is_some_and(|it| it != 0))
         };

@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Asked, Finding, State};
 use crate::choices::{EngineChoice, ExchangeChoice};
 
-/// Names of findings that are looked up elsewhere.
+/// Names of findings that other modules look for.
 pub(super) const SHARED: &str = "shared memory";
 pub(super) const GPU: &str = "GPU";
 pub(super) const RDMA: &str = "RDMA";
@@ -93,7 +93,7 @@ fn ucx() -> Finding {
             let what = format!("{version}: {}", devices.join(", "));
             Finding { name, state: State::Ok, what, remedy: None }
         }
-        // Whoever asks for RDMA is told by that.
+        // A job that demands RDMA is refused by the finding about RDMA.
         Err(why) => absent(name, false, why.to_string(), "none is needed without cards for RDMA"),
     }
 }
@@ -142,7 +142,7 @@ fn locked() -> Finding {
     Finding { name: "locked memory", state: State::Ok, what, remedy: None }
 }
 
-/// The same demand that workers make when they join.
+/// Checks the limit of open files as workers do when they join.
 fn files(trainers: u64) -> Finding {
     let name = "open files";
     let peers = 2 * trainers;
@@ -182,7 +182,7 @@ fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// As it is said.
+/// Name of the choice in the option `--engine`.
 pub(super) fn engine_name(choice: EngineChoice) -> &'static str {
     match choice {
         EngineChoice::Auto => "auto",

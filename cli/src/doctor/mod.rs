@@ -34,7 +34,7 @@ pub(crate) struct DoctorOptions {
 /// What manifests ask of the machine; without manifests, what workers choose by default.
 struct Asked {
     trainers: u64,
-    /// Of the trainers, and of the servers.
+    /// Choice of the trainers, then that of the servers.
     exchange: [ExchangeChoice; 2],
     engine: [EngineChoice; 2],
     encryption: Option<Encryption>,

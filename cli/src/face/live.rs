@@ -22,7 +22,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// An empty display of a job of so many steps, where they are known.
+    /// An empty display of a job of `steps` steps, if their number is known.
     pub(super) fn new(steps: Option<u64>) -> Self {
         let screen = MultiProgress::new();
         let bar = screen.add(steps.map_or_else(ProgressBar::no_length, ProgressBar::new));

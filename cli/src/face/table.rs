@@ -67,7 +67,7 @@ fn run(summary: &Summary, out: &Path) -> Table {
 fn servers(summary: &Summary) -> Table {
     let mut table = printed::table();
     table.set_header(["server", "kind", "steps", "busy", "tasks", "pulled"]);
-    // A trainer that stands by for others has nothing to show.
+    // A trainer that stood by and took no task is left out.
     let worked = |it: &&ServerSummary| it.kind == ServerKind::Dedicated || it.tasks > 0;
     for server in summary.servers.iter().filter(worked) {
         let kind = match server.kind {

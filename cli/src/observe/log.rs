@@ -65,7 +65,7 @@ pub(super) struct Step {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Log {
-    /// Of rank 0; all ranks agree on all but their number.
+    /// Head of rank 0. All ranks have the same but for their number.
     pub(super) head: Head,
     pub(super) layers: Vec<Option<Kind>>,
     pub(super) steps: Vec<Step>,

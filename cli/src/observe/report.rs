@@ -17,11 +17,11 @@ const WORTH: f64 = 0.02;
 /// How much more than the mean rank the busiest one does where ranks are called even.
 const EVEN: f64 = 0.05;
 
-/// Under the names of the JSON.
+/// The report, with the names of the JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     ranks: u16,
-    /// That every rank has, but for the first.
+    /// Steps that every rank has logged, without the first one.
     steps: usize,
     steps_planned: usize,
     profile: String,
@@ -38,7 +38,7 @@ pub(super) struct Report {
     max_over_mean: f64,
     /// Seconds that ranks wait for the attention of the busiest one, if they wait for each other once a step.
     lost_seconds: f64,
-    /// By which the slowest rank's forwards were longer than the mean rank's, as measured.
+    /// Measured time by which the forwards of the slowest rank exceed those of the mean rank.
     forward_spread_seconds: Option<f64>,
     /// The rank with the longest forwards, and their time over the mean rank's.
     slowest_rank: Option<(usize, f64)>,

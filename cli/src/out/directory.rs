@@ -76,8 +76,8 @@ impl Directory {
         if !self.fresh {
             return;
         }
-        // Best effort: the error that led here is the one to tell, and what stays behind is harmless:
-        // the next run in this directory says that it is there.
+        // Errors are ignored: the one that led here is reported, and files that stay are harmless,
+        // since the next run in this directory names them.
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.is_dir() && !path.is_symlink() {

@@ -35,7 +35,7 @@ pub(crate) struct Output {
     started: Vec<WorkerName>,
 }
 
-/// What is looked at of a header.
+/// The fields of a header that are read.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct HeaderStep {
     step: u64,
@@ -136,8 +136,9 @@ impl Output {
         }
     }
 
-    /// Adds the step before an attempt from what its checkpoint tells of it, where nobody else did: the first trainer died before.
-    /// What was measured of the pool in it is lost.
+    /// Adds the row of the step before an attempt from the attempt's checkpoint, if the trainer 0
+    /// that ran the step died before it reported it. What was measured of the pool in that step is
+    /// lost.
     fn fill(&mut self, attempt: &Attempt) -> Result<(), Error> {
         let Some(Last { header, done }) = attempt.checkpoint.as_deref().and_then(Last::of) else {
             return Ok(());
@@ -202,7 +203,7 @@ pub(crate) enum Error {
     /// A file or directory cannot be written or read.
     #[error("cannot {action} {}: {source}; {}", path.display(), remedy(source))]
     File {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,

@@ -75,7 +75,8 @@ impl<T: Row> Rows<T> {
         text.push('\n');
         if let Err(source) = self.file.write_all(text.as_bytes()) {
             let error = Error::file("write", &self.path, source);
-            // What part of the line there is must go; the first error is the one to tell.
+            // Removes the part of the line that was written. If that fails too, the first error is
+            // reported.
             self.cut(self.read.len()).ok();
             return Err(error);
         }

@@ -27,9 +27,10 @@ pub(crate) struct Summary {
     pub(crate) last_loss_bits: Option<String>,
     /// Loss of the documents that are held out, when it was last computed.
     pub(crate) last_validation_loss: Option<f32>,
-    /// Mean surprise, in nats a byte, of who knows only how frequent each byte of the corpus is; of `cadre train` alone.
+    /// Entropy of single bytes, in nats a byte: the loss of a model that knows only how frequent
+    /// each byte is. For `cadre train` only.
     pub(crate) unigram_entropy: Option<f64>,
-    /// Whether the last loss is below it, so that the model has learnt from context.
+    /// Whether the last loss is below `unigram_entropy`, so that the model has learnt from context.
     pub(crate) below_unigram_entropy: Option<bool>,
     /// Rows trained on.
     pub(crate) tokens: u64,
@@ -48,7 +49,7 @@ pub(crate) struct Summary {
     pub(crate) attempts: u32,
     /// Mean over the steps of the busiest server over the mean one.
     pub(crate) imbalance: f64,
-    /// The same had every trainer computed its own rows.
+    /// The same mean if every trainer had computed its own rows.
     pub(crate) imbalance_unplanned: f64,
     /// Servers by name.
     pub(crate) servers: Vec<ServerSummary>,
@@ -73,7 +74,7 @@ pub(crate) enum Ending {
 pub(crate) struct ServerSummary {
     /// `server-1`, or `trainer-0` for an in-place server.
     pub(crate) server: String,
-    /// Where it lives.
+    /// Whether it is a process of its own or in a trainer.
     pub(crate) kind: ServerKind,
     /// Steps it took part in.
     pub(crate) steps: u64,
@@ -81,13 +82,13 @@ pub(crate) struct ServerSummary {
     pub(crate) tasks: u64,
     /// Time it computed.
     pub(crate) busy_seconds: f64,
-    /// The same as a part of the time of the steps it took part in, 0 to 1.
+    /// `busy_seconds` as a part of the time of the steps that it took part in, 0 to 1.
     pub(crate) busy_share: f64,
     /// Bytes of rows it pulled.
     pub(crate) bytes_pulled: u64,
 }
 
-/// What a summary takes from elsewhere than rows.
+/// What a summary needs beside the rows.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     pub(crate) job: String,

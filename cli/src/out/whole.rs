@@ -36,7 +36,7 @@ pub(super) fn write_with(
         .prefix(".cadre-")
         .permissions(mode)
         .tempfile_in(folder)
-        // Its own error names the temporary file, which nobody asked for.
+        // The library's error would name the temporary file.
         .map_err(|error| failed(error.kind().into()))?;
     fill(file.as_file_mut()).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;

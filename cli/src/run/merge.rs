@@ -17,10 +17,11 @@ use clap::{Args, Parser};
 use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
 use crate::choices::{EngineChoice, ExchangeChoice};
 
-/// Where the one container stands.
+/// Field that errors about the container's arguments name.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
 
-/// Completes the trainer's arguments and says what they mean; `None` for another program than `cadre train`.
+/// Completes the arguments of the trainer's container, and parses them. `None` for another program
+/// than `cadre train`.
 pub(super) fn trainer(
     job: &mut TrainingJob,
     options: &RunOptions,
@@ -90,7 +91,7 @@ fn another(program: &str, options: &RunOptions) -> Result<(), Refusal> {
     }
 }
 
-/// Completes the server's arguments and says what they mean.
+/// Completes the arguments of the server's container, and parses them.
 pub(super) fn server(
     pool: &mut AttentionPool,
     options: &RunOptions,
@@ -107,12 +108,12 @@ pub(super) fn server(
     Ok(parsed)
 }
 
-/// The argument of a worker that the option of the run stands for.
+/// The worker's argument for the run's option `--exchange`.
 fn exchange(options: &RunOptions) -> Option<String> {
     options.exchange.map(|it| format!("--exchange={}", name(it)))
 }
 
-/// Its name, as the option is written.
+/// Name of the choice in the option `--exchange`.
 pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
     match choice {
         ExchangeChoice::Auto => "auto",
@@ -123,7 +124,8 @@ pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
     }
 }
 
-/// Whether workers with these exchanges can be of one job. A worker that says `auto` takes what the other one names.
+/// Whether one job may have workers with both choices. A worker that says `auto` takes the path
+/// that the other one names.
 fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
     use ExchangeChoice::{Auto, Shm, Tcp, Ucx};
     one == other || matches!((one, other), (Auto, Tcp | Shm | Ucx) | (Tcp | Shm | Ucx, Auto))

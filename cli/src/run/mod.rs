@@ -84,12 +84,12 @@ fn keep(output: &mut Output, summary: &Summary, file: Option<&Path>) -> Result<(
     output.finish(summary)
 }
 
-/// A run that nothing is known to be wrong with.
+/// A run whose manifests and options have been checked.
 struct Prepared {
-    /// Its `out` is still to be chosen.
+    /// Settings of the run; `out` is chosen later.
     config: RunConfig,
     job: String,
-    /// Of the corpus of `cadre train`.
+    /// Entropy of the corpus of `cadre train`.
     unigram_entropy: Option<f64>,
     passed_over: Vec<String>,
 }
@@ -113,7 +113,8 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let pooled = options.attention == Place::Pool && pool.spec.replicas > 0;
     merge::check_exchange(&job, trainer.as_ref(), pooled.then_some(&server)).map_err(&of_job)?;
 
-    // What another program's heads are, its first rank says when it joins. A log of headers has its costs.
+    // The first rank of another program names its heads when it joins. A replayed log of headers
+    // has its own costs.
     if let Some(trainer) = trainer.as_ref().filter(|_| options.headers.is_none()) {
         let built = Design::from(trainer.model.clone()).build();
         let (_, stack) = built.map_err(|error| refused(error.to_string()))?;
@@ -191,7 +192,7 @@ struct Supervised {
     steps: u64,
 }
 
-/// Drives the supervisor. The `opening` is said when the run has begun.
+/// Drives the supervisor. Prints `opening` once the run has begun.
 fn supervise(
     config: RunConfig,
     opening: &[String],
@@ -262,7 +263,7 @@ impl Failure {
         }
     }
 
-    /// Last words of the worker that failed.
+    /// Last lines of the log of the worker that failed.
     pub(crate) fn log(&self) -> &[String] {
         match self {
             Self::Run(RunError::JobFailed { log, .. }) => log,

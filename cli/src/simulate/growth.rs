@@ -13,7 +13,7 @@ use super::tables::text;
 
 /// Tokens of a rank, and the longest document.
 const TOKENS: u32 = 524_288;
-/// Ranks that one draw fills.
+/// Ranks whose documents one draw fills.
 const RANKS_OF_A_DRAW: u16 = 64;
 
 /// One size.

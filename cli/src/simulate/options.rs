@@ -88,7 +88,7 @@ pub(crate) enum Set {
 }
 
 impl Set {
-    /// Its name in files.
+    /// Name of the set in file names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pretrain => "pretrain",

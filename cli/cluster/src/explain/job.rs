@@ -53,12 +53,12 @@ pub(super) fn explain(seen: &Seen, job: &TrainingJob) -> Finding {
     Finding::new(what, verdict, says).over(below)
 }
 
-/// The pool, with what is below it only if that is bad.
+/// The finding about the job's pool. Its causes are left out while the pool is fine.
 fn of_pool(seen: &Seen, job: &TrainingJob) -> Option<Finding> {
     let wanted = &job.spec.attention.pool_ref;
     let home = namespace(&job.metadata);
     let pool = seen.pool(wanted.namespace.as_deref().unwrap_or(home), &wanted.name)?;
-    // Its trainers are this job's, told below, or another's.
+    // Trainers of this job are explained below; those of other jobs do not matter here.
     let mut found = pool::alone(seen, pool, Vec::new());
     if found.verdict == Verdict::Fine {
         found.below.clear();

@@ -21,29 +21,29 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::seen::{Kind, Seen, Target};
 
-/// How something is.
+/// State of what a finding describes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Verdict {
-    /// As it should be.
+    /// Works as it should.
     Fine,
-    /// On its way, or waiting for something that may well come.
+    /// Is on its way, or waits for something that is likely to come.
     Waiting,
-    /// Not without somebody's help.
+    /// Does not work until somebody acts.
     Bad,
 }
 
 /// One level of an explanation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Finding {
-    /// What it is about, `pod team/x-0-1`.
+    /// What the finding describes, such as `pod team/x-0-1`.
     pub what: String,
-    /// How that is.
+    /// State of it.
     pub verdict: Verdict,
     /// Why.
     pub says: String,
     /// What to do.
     pub remedy: Option<String>,
-    /// What it comes from.
+    /// Findings about the causes.
     pub below: Vec<Finding>,
 }
 

@@ -11,7 +11,7 @@ use crate::facts::{
 };
 use crate::seen::{Seen, annotation, name, namespace};
 
-/// Pods that are told one by one; the others are only counted.
+/// Maximum pods that are explained one by one; the others are only counted.
 const TOLD: usize = 8;
 /// Seconds beyond its grace period after which a pod that should be gone is stuck.
 const OVERDUE: i64 = 10;

@@ -39,7 +39,7 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
         if it.reason == "Fixed" {
             continue;
         }
-        // What a pod below says is nearer to the cause.
+        // The pods below explain these reasons better.
         let about_pods = ["Unschedulable", "NotStarting", "ServerFailed"].contains(&&*it.reason);
         let verdict = if about_pods && troubled { Verdict::Waiting } else { verdict };
         below.push(of_condition(it, verdict));
@@ -75,7 +75,7 @@ fn held(holder: &Holder) -> Finding {
     Finding::new(format!("cadjob {namespace}/{name}"), Verdict::Fine, says)
 }
 
-/// Autoscalers whose number nobody follows, since mode `Auto` has its own.
+/// Autoscalers that have no effect, since the pool scales itself in mode `Auto`.
 fn unheard(seen: &Seen, pool: &AttentionPool) -> Vec<Finding> {
     if pool.spec.scaling.mode != ScalingMode::Auto {
         return Vec::new();

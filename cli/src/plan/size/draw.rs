@@ -48,7 +48,7 @@ impl Kernels {
 }
 
 impl Machine {
-    /// Of the head dims of `layers`.
+    /// The machine of a calibration, for the head dims of `layers`.
     pub(super) fn new(
         profile: &Profile,
         layers: &Layers,
@@ -69,7 +69,7 @@ impl Machine {
         self.kernels[&problem.heads.dim]
     }
 
-    /// Nanoseconds of attention that costs so much in a plan of this problem.
+    /// Nanoseconds of attention that costs `cost` in a plan of this problem.
     pub(super) fn attention(&self, problem: &Problem, cost: f64) -> f64 {
         cost * self.kernels(problem).pair / f64::from(self.lanes)
     }
@@ -84,13 +84,14 @@ impl Machine {
         self.lanes
     }
 
-    /// Nanoseconds of a place's links for so many bytes, each way.
+    /// Nanoseconds that `bytes` take on a place's links, each way.
     pub(super) fn wire(&self, bytes: f64) -> f64 {
         bytes * 1e3 / (f64::from(self.rate) * f64::from(self.lanes))
     }
 
-    /// This machine's time of links over that which the planner accounts for: a plan shares a place's bytes among a lane for
-    /// each KV head at the nominal rate, and the machine has its own number and rate.
+    /// Ratio of this machine's link time to the planner's. The planner shares a place's bytes among
+    /// a lane for each KV head, at the nominal rate; the machine has its own number of lanes and
+    /// its own rate.
     pub(super) fn scale(&self, problem: &Problem) -> f64 {
         let share = f64::from(problem.lanes) / f64::from(self.lanes);
         share * f64::from(NOMINAL_RATE) / f64::from(self.rate)
@@ -203,7 +204,7 @@ impl Drawn {
         Self::of(job, servers, step, &drawn_lengths(job, step)?)
     }
 
-    /// Plans a step of these documents, likewise.
+    /// Plans a step of these documents, as [`Self::all`] does.
     pub(super) fn of(
         job: &Job,
         servers: u32,

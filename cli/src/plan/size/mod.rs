@@ -76,7 +76,7 @@ pub(crate) enum SizeError {
 struct Model {
     layers: usize,
     hidden: u64,
-    /// Of layers that say no others.
+    /// Heads of layers that name none of their own.
     heads: Heads,
     feed_forward: u64,
 }
@@ -99,10 +99,10 @@ struct Job {
     model: Model,
     /// Its layers.
     stack: Stack,
-    /// Whether nobody named the layers: all are taken as full.
+    /// Whether the user named no layers, so that all are taken as full.
     layers_assumed: bool,
     settings: Settings,
-    /// Of every step.
+    /// Turns of every step.
     turns: Turns,
     /// Nano-batches that go through the model together.
     together: u32,

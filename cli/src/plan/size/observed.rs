@@ -31,7 +31,7 @@ pub(crate) type Documents = Vec<Vec<Vec<u32>>>;
 /// A job that was observed.
 pub(crate) struct Watched {
     pub(crate) ranks: u16,
-    /// By layer; none where it has no core attention.
+    /// Kind of each layer; none for a layer without core attention.
     pub(crate) layers: Vec<Option<Kind>>,
     /// Dedicated servers of the pool; 0: a slot in place at every rank.
     pub(crate) servers: u32,
@@ -85,7 +85,7 @@ impl Watched {
         let one = NonZeroU32::MIN;
         let job = Job {
             name: String::new(),
-            // Only what is beside attention depends on the widths.
+            // Widths matter only for the work beside attention, which was observed.
             model: Model {
                 layers: 0,
                 hidden: 0,

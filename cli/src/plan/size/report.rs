@@ -23,10 +23,10 @@ pub(super) struct Report {
     /// The least that keep up with the trainers, for the dearest layer of the steps drawn: each waits for its own attention.
     servers_needed: u64,
     in_place: bool,
-    /// What its layers are, and whether that is a guess.
+    /// The kinds of the layers, or that they are a guess.
     layers: String,
     layers_assumed: bool,
-    /// None where memory does not hold every nano-batch drawn: a step of the others alone is no step.
+    /// None if memory does not hold every nano-batch drawn: speeds of the others alone would mislead.
     #[serde(flatten)]
     speeds: Option<Speeds>,
     nodes: u32,
@@ -36,7 +36,7 @@ pub(super) struct Report {
     because: Vec<String>,
 }
 
-/// What only plans of all steps tell.
+/// Speeds that need the plans of all steps.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Speeds {
     /// Digest of the plans of each step drawn: those of the job, as long as its slots and their weights are these.
@@ -44,7 +44,7 @@ struct Speeds {
     /// The worst of the nano-batches drawn, finishing times with head starts.
     max_over_mean: f64,
     max_over_mean_before: f64,
-    /// Of the busiest link, one lane, while a step runs.
+    /// Bytes a second of the busiest link, one lane, while a step runs.
     link_bytes_per_second: f64,
     /// Part of a step that waits for links alone.
     exposed_communication: f64,

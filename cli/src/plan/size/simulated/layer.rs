@@ -25,7 +25,7 @@ pub(super) struct Cluster<'a> {
     job: &'a Job,
     /// Whether weights and gradients travel, too.
     fsdp: bool,
-    /// Whose links are how many times slower.
+    /// The place with slower links, and how many times slower they are.
     pub(super) slow: Option<(usize, f64)>,
 }
 
@@ -89,15 +89,16 @@ pub(super) struct Run {
     is_hidden: bool,
     /// Nanoseconds of all steps.
     time: f64,
-    /// Of it waiting for links alone.
+    /// The part of `time` that waits for links alone.
     exposed: f64,
     linear: f64,
     attention: f64,
-    /// The worst plan's.
+    /// Imbalance of the worst plan.
     pub(super) max_over_mean: f64,
-    /// By bottleneck: for how long it decided, and its longest layer with the document there.
+    /// By bottleneck: the time for which it decided, the time of its longest layer, and the longest
+    /// document there.
     decided: BTreeMap<(Resource, usize), (f64, f64, u32)>,
-    /// Of each place's busier link.
+    /// Time of each place's busier link.
     wires: Vec<f64>,
 }
 
@@ -204,7 +205,7 @@ impl Run {
         places
     }
 
-    /// One direction of a layer: its time, and who decides it.
+    /// Time of one direction of a layer, and the bottleneck that decides it.
     fn direction(
         &mut self,
         job: &Job,

@@ -22,11 +22,11 @@ pub(super) struct Lost {
     pub(super) servers: u16,
     /// In the step of the loss: until the servers are declared lost, and their bundles of the phases in flight.
     pub(super) seconds_at_once: f64,
-    /// Of a step until they are replaced.
+    /// Time of a step until the servers are replaced.
     pub(super) seconds_until_replaced: Option<f64>,
-    /// Of a step planned without them.
+    /// Time of a step that is planned without them.
     pub(super) seconds_planned_anew: Option<f64>,
-    /// Why a number is not there.
+    /// Why a number is missing.
     pub(super) because: Option<String>,
 }
 
@@ -67,7 +67,8 @@ impl Lost {
                 Err(error) => return Err(error),
             };
             for (drawn, layers) in plans.iter().zip(having(job).cycle()) {
-                // Dedicated servers come first; who stands by does so until the pool is lost.
+                // Dedicated servers have the lowest slots. Standby slots take no work while the
+                // pool has a server.
                 let alive: Vec<bool> = (0..)
                     .zip(&drawn.problem.slots)
                     .map(|(slot, it): (u16, _)| slot >= lost && !it.is_standby())

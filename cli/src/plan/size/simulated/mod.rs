@@ -29,7 +29,7 @@ use report::{Report, Row};
 /// No limit of memory.
 const PLENTY: u64 = u64::MAX >> 4;
 
-/// What is asked of a job beside its manifests.
+/// Options of the simulation, beside the manifests of the job.
 pub(crate) struct Asked {
     /// Processors of a rank and of a server.
     pub(crate) lanes: u16,
@@ -90,7 +90,7 @@ pub(crate) fn simulate(
     let profile = profile::read(name)?;
     let machine = Machine::new(&profile, job.stack.core(), asked.lanes)
         .map_err(|error| profile::Error::refused(name, error))?;
-    // In place or not, as many as the trainers' linear layers alone would leave idle.
+    // Dedicated servers are counted as if the trainers served no attention in place.
     let needed = servers_needed(&Job { in_place: false, ..job.clone() }, &machine)?;
     let wanted = servers(&job, needed).max(1);
     let count = asked.servers.map_or(wanted, |it| it.get().into());
@@ -123,7 +123,8 @@ pub(crate) fn simulate(
     Ok(if asked.json { report.json() } else { report.table() })
 }
 
-/// The job with attention elsewhere. At home nothing of others is held.
+/// The job with its attention at `place`. At home, trainers hold no rows of others, so memory does
+/// not limit it.
 fn placed(job: &Job, place: Where) -> Job {
     let in_place = matches!(place, Where::InPlace | Where::Mixed | Where::AtHome);
     let is_home = place == Where::AtHome;

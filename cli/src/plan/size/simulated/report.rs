@@ -125,7 +125,7 @@ pub(super) struct Report {
     rows: Vec<Row>,
     lost: Vec<Lost>,
     slow_nic: Option<Slow>,
-    /// Of the best place over at home, in tokens a second and processor.
+    /// Tokens a second and processor at the best place, over those at home.
     gain: Option<f64>,
     verdict: String,
 }
@@ -257,7 +257,7 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     format!("{table}\n")
 }
 
-/// What a processor does more on the best place than at home, and in words what follows.
+/// The gain of the best place over attention at home, and the text that draws the conclusion.
 fn verdict(rows: &[Row]) -> (Option<f64>, String) {
     let (Some(home), Some(best)) = (
         rows.iter().find(|it| it.attention == Where::AtHome.name() && it.speeds.is_some()),
