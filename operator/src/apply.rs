@@ -202,8 +202,8 @@ where
     }
 }
 
-/// A name that the next try has too: the last part of a server's is another each second, and a status that
-/// told it would never be at rest.
+/// A name that does not change from one try to the next. The last part of a server's name changes
+/// each second, and a status that named it would change as often.
 fn lasting_name<T: Resource<DynamicType = ()>>(name: &str) -> String {
     match name.rsplit_once('-') {
         Some((slot, _)) if T::kind(&()) == "Pod" => format!("{slot}-*"),

@@ -256,7 +256,7 @@ where
     watch_noting(api, config, prune, Arc::default(), changed)
 }
 
-/// As [`watch`], and notes the newest version that the store has been brought to.
+/// As [`watch`]; also notes the newest resource version that the store holds.
 fn watch_noting<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -304,7 +304,8 @@ fn prune(meta: &mut ObjectMeta) {
     }
 }
 
-/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
+/// Drops what the operator does not read: of a pod's spec it reads the node, and of a server the
+/// image; of init containers only those that have failed.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
     pod.spec = pod.spec.take().map(|it| {

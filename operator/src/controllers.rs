@@ -26,18 +26,19 @@ use crate::{job, pool};
 /// First and longest pause after an error.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_mins(1)];
 
-/// What came of a look that told all that it has found.
+/// Result of a reconcile.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
-    /// When to look again although nothing has changed.
+    /// Time until the next reconcile if nothing changes.
     again: Option<Duration>,
-    /// What could not be done; it is tried again.
+    /// The error that was met; the next reconcile tries again.
     failed: Option<Error>,
 }
 
 impl Looked {
-    /// Looks again after so many seconds, or at the next change. A write that the cache never sees is no change,
-    /// so while one `waits` the next look comes by itself; and so it does when it is the status's `turn`.
+    /// Runs again after `seconds`, or at the next change. The watch may miss a write of ours, so
+    /// while one `waits` for its cache the next reconcile comes by itself; likewise when the status
+    /// has its `turn`.
     pub(crate) fn new(
         seconds: Option<i64>,
         waits: bool,
@@ -71,7 +72,7 @@ async fn one<K, F>(
 {
     let kind = K::kind(&()).into_owned();
     let failures: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
-    // All objects once, since nobody took triggers out before; then what changes.
+    // First all objects, since triggers before this moment were not taken; then those that change.
     let all = store.state().into_iter().map(|it| Ok::<_, watcher::Error>(it.as_ref().clone()));
     let start = stream::iter(all.collect::<Vec<_>>()).chain(stream::pending());
     let later = triggers.taken().map(|(namespace, name)| ObjectRef::new(&name).within(&namespace));
@@ -127,8 +128,8 @@ async fn one<K, F>(
         .await;
 }
 
-/// When to look next, after so many failures in a row. What was to be looked at earlier waits for the pause, too: it
-/// would meet the same failure.
+/// Time of the next reconcile after `failures` in a row. An earlier one that was asked for waits
+/// for the pause too, since it would meet the same failure.
 fn next(again: Option<Duration>, failures: Option<u32>) -> Action {
     match failures {
         None => again.map_or_else(Action::await_change, Action::requeue),
@@ -136,7 +137,7 @@ fn next(again: Option<Duration>, failures: Option<u32>) -> Action {
     }
 }
 
-/// The pause after so many failures in a row.
+/// Pause after this many failures in a row.
 fn pause(times: u32) -> Duration {
     let [first, longest] = PAUSES;
     first.saturating_mul(1 << times.min(16)).min(longest)

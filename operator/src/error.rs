@@ -11,9 +11,9 @@ pub(crate) enum Error {
     /// The API server refuses, or is not there.
     #[error("{what}: {}", words(source))]
     Api {
-        /// What was tried.
+        /// The request.
         what: String,
-        /// What was said.
+        /// The error of the client.
         source: Box<kube::Error>,
     },
     /// An object of somebody else has the name that ours needs.
@@ -27,9 +27,9 @@ pub(crate) enum Error {
     /// The certificate of the control service's issuer is missing.
     #[error("certificate file {}: {source}; mount the control service's certificates there", path.display())]
     Issuer {
-        /// Where it should be.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The status has changed since it was read; looked at again at once.
@@ -42,13 +42,14 @@ impl Error {
         Self::Api { what: what.into(), source: Box::new(source) }
     }
 
-    /// What a status tells of it; nothing if the next look, at once, does not meet it any more.
+    /// The failure for the status; none if the next reconcile, at once, is expected not to meet it
+    /// again.
     pub(crate) fn failure(&self) -> Option<Failure> {
         let failure = || Failure { reason: self.reason(), message: self.to_string() };
         (!matches!(self, Self::Stale)).then(failure)
     }
 
-    /// As a condition's reason is written.
+    /// Reason, as a condition writes it.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Api { source, .. } => match status(source).map(|it| it.code) {
@@ -63,12 +64,12 @@ impl Error {
     }
 }
 
-/// The API server's own words, or what is wrong on the way to it.
+/// Message of the API server, or why it could not be reached.
 fn words(error: &kube::Error) -> String {
     status(error).map_or_else(|| error.to_string(), |it| it.message.clone())
 }
 
-/// What the API server says, if it is the one that refuses.
+/// Status of the API server, if it was the one that refused.
 pub(crate) fn status(error: &kube::Error) -> Option<&Status> {
     if let kube::Error::Api(status) = error { Some(status) } else { None }
 }

@@ -58,7 +58,7 @@ async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, METRICS)], told(&context))
 }
 
-/// What Prometheus is told now.
+/// The text of all metrics.
 pub(crate) fn told(context: &Context) -> String {
     let caches = &context.caches;
     let leads = context.metrics.leader.get() == 1;
@@ -69,7 +69,7 @@ pub(crate) fn told(context: &Context) -> String {
         jobs: caches.trainings.state(),
         certificates: Vec::new(),
     };
-    // One alone tells of the objects, so that sums are right.
+    // Only the leader reports objects, so that sums over operators are right.
     let mut seen = leads.then(seen).unwrap_or_default();
     let folder = context.issuer.folder.as_deref();
     let end = |folder: &Path, file| Some((file, good_until(&folder.join(file))?));

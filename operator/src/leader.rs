@@ -56,7 +56,7 @@ pub(crate) async fn acquire(client: Client, place: &Place) -> anyhow::Result<Lea
 }
 
 impl Lease {
-    /// How often the lease has changed hands: orders the views of leaders that overlap.
+    /// How often the lease has changed its holder. Orders the views of leaders that overlap.
     ///
     /// # Errors
     ///
@@ -90,10 +90,11 @@ impl Lease {
         }
     }
 
-    /// Lets somebody else lead at once; whoever writes has to stop before.
+    /// Gives the lease back, so that another operator can lead at once. The caller has stopped
+    /// writing.
     pub(crate) async fn give_back(self) {
         let Self { api: _, place, held, renewing } = self;
-        // The renewing task gives it back when nobody listens any more.
+        // The renewing task gives the lease back when this receiver is gone.
         drop(held);
         if !matches!(timeout(LOOK, renewing).await, Ok(Ok(Ok(_)))) {
             tracing::warn!(

@@ -117,7 +117,7 @@ async fn main() -> anyhow::Result<()> {
             tracing::info!("caches are filled; waiting for the lease {}", place.name);
             leader::acquire(client, &place).await
         };
-        // One wait from the first moment on: a signal between two waits would be lost.
+        // One listener from the start: a signal between two of them would be lost.
         let mut ended = std::pin::pin!(terminated());
         let mut lease = tokio::select! {
             lease = leading => lease?,

@@ -184,8 +184,8 @@ impl Metrics {
         self.status_writes.get_or_create(&OfKind { kind: kind.into() }).inc();
     }
 
-    /// All of them in the text that Prometheus reads. What is told of objects is made anew for each that asks: two that ask
-    /// at once do not see each other's.
+    /// All metrics in the text format of Prometheus. Metrics of objects are made anew for each
+    /// request, so two requests at the same time do not mix.
     pub(crate) fn text(&self, seen: &Seen) -> String {
         let mut registry = Registry::with_prefix("cadre_operator");
         registry.register("leader", "1 while this process leads", self.leader.clone());
@@ -203,7 +203,7 @@ impl Metrics {
     }
 }
 
-/// What is told of pools, jobs and servers.
+/// Metrics of pools, jobs and servers.
 #[derive(Debug)]
 struct Objects {
     busy: Family<OfServer, Gauge<f64, AtomicU64>>,

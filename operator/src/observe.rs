@@ -34,7 +34,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let seen = context.caches.pods_seen.load(Ordering::SeqCst);
     let cached = context.caches.pods.state_filter(|it| ours(it));
     let pods = context.recent_pods.correct(cached, ours, seen, Instant::now());
-    // One of another namespace may be of a pool of this name there.
+    // A trainer of another namespace may belong to a pool of the same name there.
     let joins = |pod: &Pod| {
         let from = pod.metadata.namespace.as_ref();
         let is_let_in =

@@ -27,7 +27,8 @@ pub(crate) async fn reconcile(
     let prepared = issuer::bring(&context, object, &decision).await;
     let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
-    // Whatever was refused: who is there is served, and the status tells what is missing.
+    // After an error, servers that are there keep being served, and the status names what is
+    // missing.
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::pool(&context, object), failure);
     let key = (object.namespace().unwrap_or_default(), object.name_any());
@@ -37,7 +38,7 @@ pub(crate) async fn reconcile(
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
     let conditions = (before, status.conditions.as_slice());
-    // What was asked for, who scales, who waits for a change and who shares are not to see an old answer.
+    // Changes of these are written at once, since users and tools wait for them.
     let asked = |it: &AttentionPoolStatus| {
         let revisions = [&it.current_revision, &it.update_revision].map(String::clone);
         let jobs = it.holders.iter().map(|it| (it.namespace.clone(), it.name.clone()));

@@ -58,9 +58,9 @@ impl<K: Metadata<Ty = ObjectMeta> + kube::Resource> Recent<K> {
         !self.written.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Objects of a cache, corrected by the writes that it has not seen; `ours` says which writes
-    /// belong to them, `seen` the newest version that the cache's watch has brought. It has to be read
-    /// before the cache is.
+    /// Corrects the objects of a cache by writes that it has not seen. `ours` selects the writes
+    /// that belong to them. `seen` is the newest version that the cache's watch has delivered; read
+    /// it before the cache.
     pub(crate) fn correct(
         &self,
         mut cached: Vec<Arc<K>>,

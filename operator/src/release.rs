@@ -37,7 +37,7 @@ async fn release(client: &Client, namespace: Option<&str>) -> anyhow::Result<()>
         let api: Api<AttentionPool> = scoped(client, metadata.namespace.as_deref());
         let name = metadata.name.clone().unwrap_or_default();
         let mut now = Some(metadata);
-        // Who changed the object meanwhile is not overwritten: it is read again.
+        // If somebody else changed the object meanwhile, read it again instead of overwriting it.
         while let Some(metadata) = now.filter(is_guarded) {
             let pool = AttentionPool { metadata, ..AttentionPool::default() };
             match finalizers(client, &pool, false).await {

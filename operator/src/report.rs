@@ -109,7 +109,7 @@ where
     Ok(None)
 }
 
-/// What a condition says, without its numbers.
+/// A condition without the numbers in its message.
 fn truth(condition: &Condition) -> (&str, &str, &str) {
     (&condition.type_, &condition.status, &condition.reason)
 }
@@ -150,7 +150,7 @@ async fn event<K: Resource<DynamicType = ()>>(
         action: "Reconcile".to_owned(),
         secondary: None,
     };
-    // An event is a courtesy: the status says the same.
+    // A lost event does no harm: the status says the same.
     if let Err(error) = context.events.publish(&event, &object.object_ref(&())).await {
         tracing::warn!("event {reason} of {}: {error}", object.name_any());
     }

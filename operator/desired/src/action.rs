@@ -14,7 +14,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
-/// One thing to do, in the namespace of the object that it is done for.
+/// One change of the cluster, in the namespace of the object that needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Create an object that is not there; one of this name that is there stays as it is.
@@ -86,7 +86,7 @@ pub struct Reference {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// Its uid; one of the same name with another uid is another object.
+    /// Uid of the object; an object of the same name with another uid is another object.
     pub uid: String,
 }
 
@@ -127,9 +127,9 @@ impl Object {
 /// Why an action was not carried out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
-    /// As a condition's reason is written.
+    /// Reason, as a condition writes it.
     pub reason: &'static str,
-    /// What was tried, and the words of who refused it.
+    /// The operation, and the answer of whoever refused it.
     pub message: String,
 }
 

@@ -8,13 +8,14 @@ use k8s_openapi::jiff::Timestamp;
 
 /// Nothing goes on until somebody changes an object; only there while that is so.
 pub(crate) const STALLED: &str = "Stalled";
-/// On the way to what is asked for; only there while that is so, and not while it is stalled.
+/// Type of the condition that the object is still changing towards its spec; present only while
+/// that is so and nothing stalls it.
 pub(crate) const RECONCILING: &str = "Reconciling";
 /// Reasons that do not go away by themselves.
 const STALLS: [&str; 6] =
     ["Invalid", "NameTaken", "NoCertificate", "PoolNotFound", "PoolRefuses", "Refused"];
 
-/// What a condition says.
+/// Content of a condition.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Said {
     pub(crate) status: Truth,
@@ -45,7 +46,7 @@ pub(crate) fn said(
 }
 
 impl Said {
-    /// It does not go away by itself.
+    /// Whether somebody has to act before this condition goes away.
     pub(crate) fn stalls(&self) -> bool {
         STALLS.contains(&self.reason)
     }
@@ -88,8 +89,8 @@ impl Conditions<'_> {
         }
     }
 
-    /// Tells what an object waits for, in the two conditions that tools know of any kind: what stalls it, or else what
-    /// is still to come.
+    /// Sets the two conditions that tools read on objects of any kind: what stalls the object, or
+    /// otherwise what it still waits for.
     pub(crate) fn waits(&mut self, stalled: Option<Said>, reconciling: Option<Said>) {
         let reconciling = reconciling.filter(|_| stalled.is_none());
         for (name, now) in [(STALLED, stalled), (RECONCILING, reconciling)] {

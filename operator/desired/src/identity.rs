@@ -25,7 +25,7 @@ const JOB_LABELS: [&str; 5] = [
 /// Where the core controller writes a pod's index.
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 
-/// What a worker says it is.
+/// The role that a worker claims.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Claim {
     /// A server, else a trainer.
@@ -36,7 +36,7 @@ pub struct Claim {
     pub incarnation: u32,
 }
 
-/// Who a pod is.
+/// Identity of a pod.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// Name of its pool.
@@ -48,31 +48,32 @@ pub struct Identity {
 /// Why a pod does not speak for the worker that it claims to be.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// It has not joined a pool.
+    /// The pod has no label of a pool.
     #[error("pod {pod} has no label cadre.dev/pool; set it to the pool's name")]
     NoPool {
         /// The pod.
         pod: String,
     },
-    /// Nothing says which job it trains.
+    /// No label says which job the pod trains.
     #[error("pod {pod} has no label that names its job; set cadre.dev/job")]
     NoJob {
         /// The pod.
         pod: String,
     },
-    /// It speaks for another.
+    /// The worker claims to be another pod.
     #[error("pod {pod} is {is} and may not speak for {claimed}; each pod speaks for itself alone")]
     Another {
         /// The pod.
         pod: String,
-        /// What its labels say.
+        /// The identity by the pod's labels.
         is: String,
-        /// What it says.
+        /// The identity that the worker claims.
         claimed: String,
     },
 }
 
-/// Who a pod is that makes this claim. `job` is the `TrainingJob` of its label, if there is one.
+/// Identity of a pod that makes this claim. `job` is the `TrainingJob` of its label, if there is
+/// one.
 ///
 /// # Errors
 ///

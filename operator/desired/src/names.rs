@@ -99,7 +99,7 @@ fn common(meta: &ObjectMeta, role: &str) -> Labels {
     ])
 }
 
-/// Labels with which the owner stands in a queue.
+/// Labels that put the owner's objects into its queue.
 pub(crate) fn queue_labels(meta: &ObjectMeta) -> Labels {
     let labels = meta.labels.iter().flatten();
     let queue = labels.filter(|(key, _)| key.starts_with(QUEUE_PREFIX));

@@ -55,7 +55,7 @@ pub(crate) fn is_quiet(pod: &Pod, now: Timestamp) -> bool {
     state(pod) == State::Ended || is_overdue(pod, now)
 }
 
-/// Whether the pod should be gone for so long that its node must be lost.
+/// Whether the pod should have been gone for so long that its node must be lost.
 pub(crate) fn is_overdue(pod: &Pod, now: Timestamp) -> bool {
     let until = pod.metadata.deletion_timestamp.as_ref();
     until.is_some_and(|it| it.0.as_second() + OVERDUE_SECONDS <= now.as_second())

@@ -8,21 +8,21 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
 use serde::Deserialize;
 
-/// What the chart says.
+/// Settings that the chart passes to the operator.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// Image of a server whose pool has no template.
     pub server_image: String,
-    /// Priority class of such a server; empty: the cluster's default.
+    /// Priority class of a server whose pool has no template; empty: the cluster's default.
     pub server_priority_class: String,
     /// Secrets with which nodes pull its image.
     pub server_pull_secrets: Vec<LocalObjectReference>,
     /// Taints that it tolerates.
     pub server_tolerations: Vec<Toleration>,
-    /// What its container asks for and may have at most.
+    /// Requests and limits of its container.
     pub server_resources: ResourceRequirements,
-    /// Extended resource that gives a pod its GPUs.
+    /// Name of the extended resource for GPUs.
     pub gpu_resource: String,
     /// Labels of nodes that servers with GPUs may run on.
     pub gpu_node_selector: BTreeMap<String, String>,

@@ -69,26 +69,26 @@ pub(super) fn identify(
     }
 }
 
-/// Who a caller is.
+/// A caller that has been identified.
 pub(super) struct Known {
     /// Its pool.
     pub(super) key: Key,
     pub(super) identity: Identity,
     /// Its `TrainingJob`, if it is a trainer of one.
     pub(super) job: Option<TrainingJob>,
-    /// What links of its attempt are; of a server nothing.
+    /// Whether links of its attempt are encrypted; not read for a server.
     pub(super) encryption: Encryption,
 }
 
-/// Why a worker is not let in.
+/// Why a worker is turned away.
 pub(super) enum Answer {
-    /// It may be later.
+    /// It may come again later.
     Later(String),
-    /// It never is.
+    /// It will never be let in.
     Never(String),
 }
 
-/// What a trainer's job says; of a job of another kind, what the trainer says.
+/// Facts of a trainer's job; for a job of another kind, as the trainer states them.
 pub(super) fn job_facts(job: Option<&TrainingJob>, hello: &Hello) -> JobFacts {
     let attention = job.map(|it| &it.spec.attention);
     JobFacts {

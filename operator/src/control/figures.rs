@@ -18,8 +18,9 @@ use super::told::{Gaps, JobFigures};
 pub(super) struct Figures(BTreeMap<JobKey, JobFigures>);
 
 impl Figures {
-    /// A worker of an attempt of the job with this uid has come. Failovers go on from the attempt before, or from `failovers`,
-    /// which another leader was told of. Figures of another job of this name are forgotten.
+    /// A worker of the job with this uid has come, in this attempt. The count of failovers
+    /// continues from the attempt before, or from `failovers`, which an earlier leader had heard.
+    /// Figures of another job of the same name are dropped.
     pub(super) fn begin(&mut self, attempt: &JobKey, uid: &str, failovers: u32) {
         let of_job = |it: &JobKey| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
         let last = self.0.iter().rfind(|it| of_job(it.0) && it.1.uid == uid);
@@ -39,7 +40,7 @@ impl Figures {
         self.0.get(attempt).map_or(0, |it| it.failovers)
     }
 
-    /// An attempt has made a step; there were so many failovers in its job.
+    /// An attempt has done a step; its job had `failovers` so far.
     pub(super) fn step(
         &mut self,
         attempt: &JobKey,
@@ -53,8 +54,9 @@ impl Figures {
         }
     }
 
-    /// A checkpoint of an attempt holds so many steps. Out: the figures, if no newer one was heard of. More steps than a status
-    /// can hold are nonsense, which must not keep the status from being written.
+    /// A checkpoint of an attempt holds `steps` steps. Returns the figures if it is the newest. A
+    /// number that a status cannot hold is ignored, since the API server would refuse the whole
+    /// status.
     pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) -> Option<&JobFigures> {
         i64::try_from(steps).ok()?;
         let figures = self.0.get_mut(attempt).filter(|it| it.checkpoint < steps)?;

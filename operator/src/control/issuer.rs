@@ -25,23 +25,24 @@ use serde_json::json;
 use crate::context::{Context, MANAGER};
 use crate::error::Error;
 
-/// After so long it is written again, whether or not it seems to be there.
+/// Time after which the `ConfigMap` is written again, even if it seems to be there.
 const AGAIN: Duration = Duration::from_mins(10);
 /// Key in the `ConfigMap`, and name of the file.
 pub(crate) const FILE: &str = "ca.crt";
-/// Between two looks at the file.
+/// Pause between two looks at the file.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long a certificate of ours is there before it is used, unless it is the first one: a kubelet brings a `ConfigMap` that
-/// has changed to its pods within a minute and a half.
+/// How long a new certificate waits before it is used, unless it is the first one. A kubelet brings
+/// a changed `ConfigMap` to its pods within a minute and a half.
 pub(crate) const SETTLES: Duration = Duration::from_mins(3);
-/// How long former issuers stay.
+/// How long former issuers stay in the `ConfigMap`.
 const OVERLAP_SECONDS: i64 = 24 * 60 * 60;
-/// Former issuers that stay at most.
+/// Maximum former issuers that stay.
 const FORMER: usize = 2;
-/// Annotation of the `ConfigMap`: since when the issuer is another than that of the others in it, RFC 3339.
+/// Annotation of the `ConfigMap`: the time since when the first issuer in it differs from the
+/// others, RFC 3339.
 const CHANGED: &str = "cadre.dev/issuer-changed";
 
-/// What was written where.
+/// The issuer's certificate, and when it was written to which namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Issuer {
     /// Folder of the certificates; none: there is no control service.
@@ -102,15 +103,16 @@ pub(crate) async fn bring<K: Resource>(
     Ok(())
 }
 
-/// What a namespace is told: our issuer, and those before it that are in its `ConfigMap`, with the time of the change; for a
-/// day, and as long as they are good.
+/// The issuers for a namespace: ours, then the former ones from its `ConfigMap`, with the time of
+/// the change. Former ones stay for a day, as long as they are valid.
 fn overlap(own: &str, found: Option<&ConfigMap>, now: Timestamp) -> (String, Option<Timestamp>) {
     let text = found.and_then(|it| it.data.as_ref()?.get(FILE)).map_or("", String::as_str);
     let mut former = good_after(text, now.as_second());
     former.retain(|it| !own.contains(it));
     former.truncate(FORMER);
     let noted = found.and_then(|it| it.metadata.annotations.as_ref()?.get(CHANGED));
-    // Ours stands first, so where it does already, the change is an old one.
+    // Ours comes first. If the text begins with it already, the recorded change is still the last
+    // one.
     let changed = noted.and_then(|it| it.parse().ok()).filter(|_| text.starts_with(own.trim_end()));
     let changed: Timestamp = changed.unwrap_or(now);
     let is_over = changed.as_second() + OVERLAP_SECONDS <= now.as_second();
@@ -126,7 +128,8 @@ fn overlap(own: &str, found: Option<&ConfigMap>, now: Timestamp) -> (String, Opt
     (all, Some(changed))
 }
 
-/// Looks at every object when the file has changed: where nothing else happens its namespace would not be told.
+/// Triggers a reconcile of every object when the file has changed: otherwise a namespace in which
+/// nothing happens would keep the old issuer.
 pub(crate) async fn watch(context: Arc<Context>) {
     let Some(folder) = context.issuer.folder.clone() else { return std::future::pending().await };
     let path = folder.join(FILE);

@@ -95,7 +95,7 @@ pub(crate) async fn run(
     let issuers = issuer::watch(context.clone());
     let service = Service::new(context, term);
     let incoming = tls::accept(listener, certificate);
-    // Of whatever build a job is: its workers are compared with each other.
+    // Any data version is let in here: workers of a job are compared with each other.
     let serving =
         server::serve(incoming, None, Some(Arc::new(gate)), sender, std::future::pending());
     tokio::select! {

@@ -75,7 +75,7 @@ impl Service {
                 event = events.recv() => match event {
                     Some(event) => {
                         self.event(event);
-                        // Those that have come meanwhile.
+                        // Takes further events that have arrived, to settle once for all of them.
                         for _ in 1..TOGETHER {
                             let Ok(event) = events.try_recv() else { break };
                             self.event(event);
@@ -242,7 +242,7 @@ impl Service {
                     self.noted.insert(key.clone());
                 }
             }
-            // Who takes its leave ends by itself, however long that takes.
+            // After its farewell a conductor ends by itself, however long that takes.
             (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.context.told.leaves(job),
             // Only a conductor speaks for its job; the rest is of the local supervisor.
             (
@@ -265,7 +265,7 @@ impl Service {
         self.noted.insert(key.clone());
     }
 
-    /// The same, for what can wait until the next tick.
+    /// As [`Self::put`], for input whose consequences can wait until the next tick.
     fn note(&mut self, key: &Key, input: Input) {
         let Some(pool) = self.pools.get_mut(key) else { return };
         let mut commands = Vec::new();
@@ -273,8 +273,8 @@ impl Service {
         self.obey_all(key, commands);
     }
 
-    /// Does what follows from all that was noted, and tells the reconciles. Who cannot be told anything is noted
-    /// in turn.
+    /// Carries out the commands that follow from all input so far, and hands reports to the
+    /// reconciles. A worker that cannot be reached becomes input in turn.
     fn settle(&mut self) {
         while let Some(key) = self.noted.pop_first() {
             let Some(pool) = self.pools.get_mut(&key) else { continue };
@@ -344,7 +344,7 @@ impl Service {
         }
     }
 
-    /// Tells the reconciles of a pool's servers what is new.
+    /// Hands the reports of a pool's servers to the reconciles.
     fn tell(&mut self, key: &Key, figures: bool) {
         let Some(pool) = self.pools.get(key) else { return };
         let known = pool.reports(self.started.elapsed());
@@ -370,7 +370,8 @@ impl Service {
         }
     }
 
-    /// Tells the reconciles how far the jobs are; forgets those that are gone, with what is known of their attempts.
+    /// Hands the progress of the jobs to the reconciles. Drops jobs that are gone, and their
+    /// attempts.
     fn tell_jobs(&mut self) {
         let caches = &self.context.caches;
         let is_there = |of: &JobKey| {

@@ -17,67 +17,69 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::triggers::Key;
 
-/// Between two refreshments of load and progress.
+/// Interval at which load and progress go into statuses.
 pub(super) const FIGURES: Duration = Duration::from_secs(10);
-/// From the start of a leader until every worker has had the time to come back.
+/// Time from the start of a leader until every worker has had a chance to come back.
 const COMPLETE: Duration = Duration::from_secs(15);
 
-/// What is told; shared with the reconciles.
+/// What workers have reported, shared between the control service and the reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     inner: Mutex<Inner>,
 }
 
-/// Since when workers can come.
+/// Since when workers can connect.
 #[derive(Clone, Copy, Debug, Default)]
 enum Since {
     /// There is no service.
     #[default]
     Never,
-    /// It has not begun.
+    /// The service has not begun.
     Later,
-    /// Since then.
+    /// The service began at this time.
     At(Instant),
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     since: Since,
-    /// By pool, then by the name of the pod.
+    /// Reports that statuses show: by pool, then by the name of the pod.
     pools: BTreeMap<Key, BTreeMap<String, Report>>,
-    /// The attempts that servers work for, likewise.
+    /// Attempts that servers work for: by pool, then by the name of the pod.
     holders: BTreeMap<Key, BTreeMap<String, JobKey>>,
-    /// Reports as they are now, for who asks this process.
+    /// Newest reports, for metrics.
     live: BTreeMap<Key, BTreeMap<String, Report>>,
-    /// Of the newest object of each name.
+    /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
 }
 
-/// What is known of a pool's servers, by the name of the pod.
+/// Reports of a pool's servers, by the name of the pod.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Servers {
     pub(crate) reports: BTreeMap<String, Report>,
     /// The attempts that they work for.
     pub(crate) holders: BTreeMap<String, JobKey>,
-    /// All that are connected are in it.
+    /// Whether every connected server is in it.
     pub(crate) complete: bool,
 }
 
-/// How far a job is.
+/// Progress of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct JobFigures {
-    /// Of its `TrainingJob`; empty where there is none. A job that was made anew under a name begins without figures.
+    /// Uid of the `TrainingJob`; empty for a job of another kind. A job that was made anew under
+    /// the same name begins without figures.
     pub(crate) uid: String,
     pub(crate) progress: Option<Progress>,
     pub(crate) gaps: Gaps,
     pub(crate) failovers: u32,
-    /// Steps in the newest checkpoint that was heard of.
+    /// Steps in the newest checkpoint that a worker reported.
     pub(crate) checkpoint: u64,
-    /// Of an attempt that has failed and whose conductor has not taken its leave.
+    /// Last message of an attempt that has failed, until its conductor says farewell.
     pub(crate) last_words: Option<LastWords>,
 }
 
-/// By what part the plans of the newest step are above what no plan could beat; none: no bound is known.
+/// How far the plans of the newest step are above the lower bounds, as fractions; none where no
+/// bound is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Gaps {
     /// Last finish.
@@ -95,7 +97,8 @@ impl Gaps {
 }
 
 impl Told {
-    /// A service is to begin: until then nobody knows which servers are connected.
+    /// For an operator whose control service will begin: until then it is not known which servers
+    /// are connected.
     pub(crate) fn awaiting() -> Self {
         Self { inner: Mutex::new(Inner { since: Since::Later, ..Inner::default() }) }
     }
@@ -104,7 +107,7 @@ impl Told {
         self.locked().since = Since::At(Instant::now());
     }
 
-    /// What is known of a pool's servers.
+    /// Reports of a pool's servers.
     pub(crate) fn pool(&self, key: &Key) -> Servers {
         let inner = self.locked();
         let complete = match inner.since {
@@ -117,7 +120,7 @@ impl Told {
         Servers { reports, holders, complete }
     }
 
-    /// What is known now of all servers, for metrics: it is no part of any status.
+    /// Newest reports of all servers, for metrics; they are not part of any status.
     pub(crate) fn live(&self) -> Vec<(Key, String, Report)> {
         let inner = self.locked();
         let of_pool = |(key, reports): (&Key, &BTreeMap<String, Report>)| -> Vec<_> {
@@ -136,7 +139,8 @@ impl Told {
         self.locked().jobs.get(key).filter(|it| it.uid == uid).cloned().unwrap_or_default()
     }
 
-    /// Tells a pool's reports; whether a reconcile should look at once. With `figures` load is told too.
+    /// Stores the reports of a pool; returns whether a reconcile should run at once. With
+    /// `figures`, load goes into the status too.
     pub(super) fn tell_pool(
         &self,
         key: &Key,
@@ -196,7 +200,7 @@ impl Told {
     }
 }
 
-/// What a conductor says last, if its attempt has failed.
+/// The conductor's last message, if its attempt has failed.
 pub(super) fn last_words(attempt: u32, said: proto::Finished) -> Option<LastWords> {
     let failed = said.outcome() == Outcome::Failed;
     let since = Timestamp::now();

@@ -42,7 +42,7 @@ impl Service {
         let training = training.as_ref().map(|it| &it.object);
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
         let pool = pool.as_ref().map(|it| &it.object);
-        // None is known where a server comes back before the trainers; it has been told before.
+        // Not known if a server comes back before the trainers; it has heard these settings before.
         let unknown = words::Attempt { trainers: 0, encryption: Encryption::Off };
         let attempt = self.attempts.get(job).copied().unwrap_or(unknown);
         words::settings((job, self.jobs.failovers(job)), training, pool, attempt, resume)

@@ -11,11 +11,11 @@ use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
 
-/// What a worker is told of its attempt that its trainers' pods say.
+/// Facts of an attempt that come from its trainers' pods.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Attempt {
     pub(super) trainers: u32,
-    /// What it began with; the job may say something else by now.
+    /// Encryption that the attempt began with; the job's spec may have changed since.
     pub(super) encryption: Encryption,
 }
 
@@ -97,8 +97,8 @@ pub(super) fn trainers(trainers: Vec<Trainer>) -> proto::Trainers {
     proto::Trainers { trainers: trainers.into_iter().map(trainer).collect() }
 }
 
-/// What a worker is told of its job and of the failovers in it so far. Of a job that is no `TrainingJob`, and of a pool that
-/// is not read yet, what is not known is what a manifest means that leaves it out.
+/// Settings of a job for a worker, with its failovers so far. For a job of another kind, or a pool
+/// that is not read yet, unknown settings have the defaults of a manifest.
 pub(super) fn settings(
     (key, failovers): (&JobKey, u32),
     job: Option<&TrainingJob>,
@@ -133,7 +133,8 @@ pub(super) fn settings(
     }
 }
 
-/// Why a trainer may not join whose pod says something else of the links than those before.
+/// Why a trainer may not join: its pod's annotation about encryption differs from those of earlier
+/// pods.
 pub(super) fn parted(job: &JobKey, first: Encryption, own: Encryption) -> String {
     format!(
         "job {job} has links that are {first:?}, and this pod's annotation {ANNOTATION_ENCRYPTION} says {own:?}; give all \
@@ -141,7 +142,7 @@ pub(super) fn parted(job: &JobKey, first: Encryption, own: Encryption) -> String
     )
 }
 
-/// Whom a command is for.
+/// The worker that a command is for.
 pub(super) fn to(command: &Command) -> Option<&cadre_views::Who> {
     match command {
         Command::Welcome { to, .. }

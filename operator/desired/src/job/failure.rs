@@ -43,24 +43,25 @@ pub(super) const WORDS: usize = 512;
 /// Condition of a pod that the platform takes away.
 pub(super) const DISRUPTED: &str = "DisruptionTarget";
 
-/// Reason of the one end that is not final: a job goes on where it is allowed more restarts.
+/// Reason of the only failure that is not final: the job goes on when the user raises
+/// `maxRestarts`.
 pub(crate) const RESTARTS_USED_UP: &str = "RestartsUsedUp";
 
 /// What comes after a failed attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
-    /// Another attempt.
+    /// A further attempt starts.
     Again { counted: bool, cause: Cause },
-    /// The end of the job.
+    /// The job has failed.
     End(Cause),
-    /// Trainers that could not go on do not say why; a peer that still ends may.
+    /// The trainers that have ended blame a peer; one that still ends may show the cause.
     Open(Cause),
 }
 
 /// Why an attempt failed.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Cause {
-    /// As a condition's reason is written.
+    /// Reason, as a condition writes it.
     pub reason: &'static str,
     /// What ended and how.
     pub what: String,
@@ -101,15 +102,17 @@ pub(super) enum How {
     NotBegun(String),
     /// The trainer did not fail, another container of its pod did.
     Beside(String),
-    /// It did not end, although its conductor says that the attempt has failed; the exit code that it should have had.
+    /// The trainer did not end, although its conductor says that the attempt has failed. The exit
+    /// code is the one that the conductor names.
     Stands(i32),
-    /// Out of memory; the exit code.
+    /// Out of memory, with the exit code.
     OutOfMemory(i32),
-    /// By itself; the exit code.
+    /// The trainer exited by itself, with this code.
     Exit(i32),
 }
 
-/// What the conductor says last of an attempt that has failed, unless it takes its leave: then its main thread stands still.
+/// The conductor's last message about an attempt that has failed. If no farewell follows it, the
+/// conductor's main thread stands still.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LastWords {
     /// Number of the attempt.
@@ -122,9 +125,9 @@ pub struct LastWords {
     pub text: String,
 }
 
-/// Lets the Job controller write down which pod ended an attempt, and how: one rule for pods that the platform takes
-/// away, one for every exit code of a trainer that is not 0, one for those of containers beside it. Without them its
-/// condition says only that the attempt failed.
+/// Rules that make the Job controller record which pod ended an attempt, and how: one for pods that
+/// the platform takes away, one for all exit codes of a trainer but 0, one for those of containers
+/// beside it. Without them the Job's condition says only that the attempt failed.
 pub(crate) fn rules() -> PodFailurePolicy {
     let rule = || PodFailurePolicyRule {
         action: "FailJob".into(),
@@ -169,7 +172,8 @@ pub(crate) fn patience(observed: &Observed, attempt: &Attempt<'_>, now: Timestam
     Some((until - now.as_second()).max(1))
 }
 
-/// Until when an attempt that its conductor has given up may end by itself, and what is noted if it does not.
+/// The time until which an attempt may end by itself after its conductor has given it up, and the
+/// end that is recorded after that.
 fn overdue(observed: &Observed, attempt: &Attempt<'_>) -> Option<(i64, Ended)> {
     let said = observed.last_words.as_ref().filter(|it| it.attempt == attempt.number)?;
     let patience = observed.job.spec.failure_policy.suspect_after_seconds;
@@ -206,7 +210,8 @@ pub(crate) fn judge(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) 
     ended.verdict(policy)
 }
 
-/// Of the restarts that the policy allows in a row, so many are used.
+/// A further attempt if the policy allows more than `used` restarts in a row, otherwise the end of
+/// the job.
 fn budget((policy, used): (&FailurePolicy, u32), cause: Cause) -> Verdict {
     let allowed = policy.restarts();
     if used < allowed {
@@ -279,13 +284,13 @@ fn disruption(reason: &str) -> &'static str {
     }
 }
 
-/// What was noted on the Job.
+/// The end that the annotation of the Job records.
 fn noted(attempt: &Attempt<'_>) -> Option<Ended> {
     serde_json::from_str(annotation(&attempt.job.metadata, ANNOTATION_ENDED)?).ok()
 }
 
-/// What the Job controller says: `Pod NAMESPACE/NAME has condition DisruptionTarget …` or
-/// `Container NAME for pod NAMESPACE/NAME failed with exit code CODE …`.
+/// The end that the Job controller reports, as `Pod NAMESPACE/NAME has condition DisruptionTarget
+/// …` or `Container NAME for pod NAMESPACE/NAME failed with exit code CODE …`.
 pub(super) fn told(attempt: &Attempt<'_>) -> Option<Ended> {
     let conditions = attempt.job.status.as_ref()?.conditions.as_ref()?;
     let said = conditions.iter().find(|it| {

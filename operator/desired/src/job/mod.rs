@@ -58,13 +58,13 @@ pub struct Observed {
     pub jobs: Vec<Job>,
     /// The pods of its trainers.
     pub pods: Vec<Pod>,
-    /// What its conductor said last.
+    /// Last progress that the conductor reported.
     pub progress: Option<Progress>,
-    /// Steps in the newest checkpoint that its trainers told of.
+    /// Steps in the newest checkpoint that the trainers reported.
     pub checkpoint: u64,
     /// Servers lost in its steps, as its conductor counts them.
     pub failovers: u32,
-    /// What its conductor said of the end of an attempt that has failed.
+    /// The conductor's last message about an attempt that has failed.
     pub last_words: Option<LastWords>,
 }
 
@@ -119,8 +119,8 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         }
         Stage::Failing(_) => decision.again = Some(LOOK_AGAIN_SECONDS),
         Stage::Waiting { restarts, .. } => {
-            // Whose pod is on a lost node runs on with the others for ever. The attempt that shows that a restart
-            // counts goes when the status says it.
+            // An attempt with a pod on a lost node would run for ever, so it is deleted. If it is
+            // the proof that a restart counts, it is deleted only after the status has the count.
             let counted = observed.job.status.as_ref().map_or(0, |it| it.restarts);
             let newest = all.last().map(|it| it.number);
             let is_told = |it: &Attempt<'_>| counted >= restarts.all || Some(it.number) != newest;
@@ -173,7 +173,8 @@ fn note(
     }
 }
 
-/// The Service, unless there is one. One that is not ours is left alone: the status says it.
+/// Makes the Service, unless there is one. A Service of somebody else is left alone; the status
+/// names it.
 fn ensure_service(observed: &Observed, decision: &mut Decision) {
     let wanted = manifest::service(&observed.job);
     match &observed.service {

@@ -13,11 +13,12 @@ use super::stage::Attempt;
 use crate::names::{label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 
-/// Exit codes of a trainer that was told to stop, by SIGTERM or then SIGKILL.
+/// Exit codes of a trainer that was stopped by SIGTERM, and after that by SIGKILL.
 const STOPPED: [i32; 2] = [143, 137];
 
-/// What the pods that are left say; nothing, if the one that ended the attempt is no more among them. Of one that only gave
-/// up, those who are left may still say why.
+/// How the attempt ended, by the pods that are left. None if the pod that the Job controller names
+/// is gone. If that pod only gave up because of a peer, the pods that are left may still show the
+/// cause.
 pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Option<Ended> {
     let own = |it: &Pod| name(&it.metadata).to_owned();
     let mut all: Vec<_> = pods(observed, attempt).collect();
@@ -38,7 +39,8 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
     }
     let is_named = |pod: &Pod| named.as_ref().is_some_and(|it| it.pod == own(pod));
     let failed = all.iter().filter_map(|pod| Some((*pod, failure(pod)?)));
-    // Who was deleted since the one that is gone has given up says nothing by ending.
+    // A pod that was deleted after the named one gave up ends because of that: its end says
+    // nothing.
     let obeys = |pod: &Pod, how: &How| is_gone && deleted_at(pod).is_some() && is_stopped(how);
     let failed: Vec<_> = failed.filter(|(pod, (_, how, _))| !obeys(pod, how)).collect();
     let by_itself = failed.iter().filter(|it| deleted_at(it.0).is_none()).map(|it| it.1.0).min();
@@ -59,7 +61,8 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
         if is_gone {
             return lost;
         }
-        // Before the Job has failed its controller deletes nobody.
+        // The Job controller deletes pods only after the Job has failed, so somebody else deleted
+        // this one.
         let leaves = all.iter().find(|it| state(it) == State::Leaving);
         let deleted = leaves.filter(|_| !attempt.has_failed());
         return deleted.map(|it| Ended { pod: own(it), how: How::Deleted, words: String::new() });
@@ -136,7 +139,7 @@ pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timesta
     pods(observed, attempt).all(|it| is_quiet(it, now))
 }
 
-/// It should be gone for long and has not ended: its node is lost.
+/// Whether the pod should be gone for long and has not ended: then its node is lost.
 pub(super) fn never_ends(pod: &Pod, now: Timestamp) -> bool {
     state(pod) != State::Ended && is_overdue(pod, now)
 }

@@ -22,17 +22,17 @@ use crate::pod::is_quiet;
 pub(crate) enum Stage {
     /// Being deleted; what was made for it goes with it.
     Deleted,
-    /// Another controller acts on it.
+    /// Another controller is responsible for the job.
     Foreign,
-    /// Its status says that it is over.
+    /// The status says that the job is over.
     Finished { at: Timestamp },
     /// A field is wrong.
     Invalid(Refusal),
-    /// It must not run.
+    /// The job is suspended.
     Suspended,
-    /// It cannot start.
+    /// The job cannot start.
     Blocked(Obstacle),
-    /// It took longer than it may.
+    /// The job took longer than `activeDeadlineSeconds`.
     Late { seconds: u32 },
     /// An attempt has finished its work.
     Completed,
@@ -51,7 +51,7 @@ pub(crate) enum Stage {
 /// Restarts that counted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Restarts {
-    /// Of the whole job.
+    /// Restarts of the whole job.
     pub(crate) all: u32,
     /// Since a newer checkpoint was heard of.
     pub(crate) in_a_row: u32,
@@ -108,7 +108,8 @@ impl Attempt<'_> {
         Restarts { in_a_row: if newer { 0 } else { self.restarts.in_a_row }, ..self.restarts }
     }
 
-    /// It makes no pods any more. What the queue has taken back must not come back under the same number.
+    /// Whether the attempt makes no pods any more. An attempt that the queue has taken back must
+    /// not come back under the same number.
     pub(crate) fn is_over(&self) -> bool {
         self.is_complete() || self.has_failed() && !self.is_suspended()
     }

@@ -31,7 +31,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         return None;
     }
     if let Stage::Finished { .. } = stage {
-        // What it said at its end stays, but an end that cannot be carried out is told.
+        // The conditions of the end stay. Only a failure to carry the end out is added.
         let mut conditions = Conditions { list: &mut status.conditions, generation, now };
         conditions.set("Degraded", refused(applied.failure()));
         return Some(status);
@@ -50,7 +50,8 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
-        // One that does not stay for its logs is gone soon, and what counts with it.
+        // An attempt that is not kept for its logs is deleted soon, so its count goes into the
+        // status now.
         if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
             (&stage, newest.is_over())
         {
@@ -85,7 +86,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     conditions.set("Suspended", said(suspended, reason, message));
     let failed = match &stage {
         Stage::Failed(cause) => {
-            // The one end that is not final says itself how the job goes on.
+            // The message of this reason says itself how the job goes on.
             let goes_on = cause.reason == RESTARTS_USED_UP;
             let way = if goes_on { String::new() } else { way_on(observed) };
             Some(said(true, cause.reason, format!("{}{way}", cause.what)))

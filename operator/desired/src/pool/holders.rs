@@ -13,7 +13,8 @@ use super::Observed;
 use super::server::Server;
 use crate::names::name;
 
-/// By namespace and name of the job, then by the time.
+/// Servers by the job that they work for and the time since when; in the order of namespace, name,
+/// time.
 pub(super) fn holders(observed: &Observed, all: &[Server<'_>], now: Timestamp) -> Vec<Holder> {
     let mut told = BTreeMap::new();
     for holder in observed.pool.status.iter().flat_map(|it| &it.holders) {
@@ -23,7 +24,7 @@ pub(super) fn holders(observed: &Observed, all: &[Server<'_>], now: Timestamp) -
     for server in all.iter().filter(|it| it.is_present()) {
         let own = name(&server.pod.metadata);
         let before = told.get(own).map(|it| ((&it.namespace, &it.name), it.since.0));
-        // Who has not come back to a new leader works on.
+        // A server that has not come back to a new leader yet still works for its job.
         let awaited = before.filter(|_| server.is_awaited(observed.reports_complete));
         let now_for = observed.holders.get(own).map(|it| (&it.namespace, &it.name));
         let Some(job) = now_for.or(awaited.map(|it| it.0)) else { continue };

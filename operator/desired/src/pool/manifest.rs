@@ -126,7 +126,7 @@ fn own_template(image: &str, settings: &Settings) -> PodTemplateSpec {
     if !settings.server_priority_class.is_empty() {
         spec.priority_class_name = Some(settings.server_priority_class.clone());
     }
-    // What is left out of a pod is left out of ours.
+    // Lists that are empty in the settings are left out of the pod.
     let secrets = Some(settings.server_pull_secrets.clone());
     spec.image_pull_secrets = secrets.filter(|it| !it.is_empty());
     spec.tolerations = Some(settings.server_tolerations.clone()).filter(|it| !it.is_empty());

@@ -58,8 +58,8 @@ const LONGEST_PAUSE_SECONDS: i64 = 300;
 /// Seconds between two looks while servers may still come back to a new leader.
 const LOOK_AGAIN_SECONDS: i64 = 5;
 
-/// Servers that one look makes at most; the next look, soon after, makes more. So a large pool takes no more
-/// memory than a small one, and its status tells how far it is.
+/// Maximum servers that one reconcile creates; the next one, a second later, creates more. So a
+/// large pool needs no more memory than a small one, and its status shows the progress.
 const MADE_AT_ONCE: usize = 250;
 
 /// What is known about a pool.
@@ -67,13 +67,13 @@ const MADE_AT_ONCE: usize = 250;
 pub struct Observed {
     /// The object.
     pub pool: AttentionPool,
-    /// What of it cannot be read: nothing is made from its spec.
+    /// Why a part of the object cannot be read; then nothing is made from its spec.
     pub unreadable: Option<Refusal>,
     /// The Service of its servers, if there is one by that name.
     pub service: Option<Service>,
     /// Its disruption budget, if there is one by that name.
     pub budget: Option<PodDisruptionBudget>,
-    /// What its servers are and were made from.
+    /// The revisions that its servers are made from, and former ones.
     pub revisions: Vec<Arc<ControllerRevision>>,
     /// Its servers' pods.
     pub pods: Vec<Arc<Pod>>,
@@ -85,7 +85,8 @@ pub struct Observed {
     pub reports: BTreeMap<String, Report>,
     /// The attempts that servers work for, by the name of the pod.
     pub holders: BTreeMap<String, JobKey>,
-    /// Every connected server has had the time to report: who is not in `reports` is not connected.
+    /// Whether every connected server has had time to report. If so, a server that is not in
+    /// `reports` is not connected.
     pub reports_complete: bool,
     /// What mode `Auto` remembers.
     pub memory: Memory,
@@ -107,13 +108,14 @@ pub struct Report {
     pub busy_ppm: Option<u32>,
     /// Observed over expected time, in percent; 0 while unknown.
     pub slow_factor_percent: u32,
-    /// It was slow or failed too often.
+    /// Whether it is in quarantine: it was slow or failed too often.
     pub quarantined: bool,
-    /// It is out of the view, the conductor has confirmed a step without it, and it has no work left.
+    /// Whether it is out of the view, the conductor has confirmed a step without it, and it has no
+    /// work left.
     pub drained: bool,
-    /// What it computes and sends; equal among the workers of a job.
+    /// Version of its data formats and bits; equal among the workers of a job.
     pub data_version: u32,
-    /// It works for a job.
+    /// Whether it works for a job.
     pub serves: bool,
     /// The slowest way from one of its job's trainers to it, measured when it joined.
     pub link: Option<Link>,
@@ -160,8 +162,8 @@ pub(crate) fn refusal(observed: &Observed) -> Option<Refusal> {
     observed.unreadable.clone().or_else(|| validate::pool(&observed.pool).err())
 }
 
-/// The finalizer is there exactly while a server would have something to hand over. After a new leader's start that is known
-/// when all servers have come back that are connected; it looks again until then, since who does not come back is no news.
+/// Sets the finalizer while a server has work to hand over, and removes it otherwise. A new leader
+/// knows this only when all connected servers have come back, so it keeps the finalizer until then.
 fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut Decision) {
     let finalizers = observed.pool.metadata.finalizers.as_deref().unwrap_or_default();
     let guarded = finalizers.iter().any(|it| it == FINALIZER);
@@ -211,7 +213,7 @@ fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
     }
 }
 
-/// Marks who has to leave and deletes who may.
+/// Drains the servers that have to leave, and deletes those that have drained or ran out of time.
 fn leave(
     observed: &Observed,
     settings: &Settings,
@@ -234,12 +236,12 @@ fn leave(
     for (server, reason) in marked {
         let pod = Reference::new(Kind::Pod, &server.pod.metadata);
         decision.actions.push(Action::Drain { pod, reason, since: now });
-        // The next look, at once, deletes who has nothing to hand over.
+        // The next reconcile, at once, deletes those that have nothing to hand over.
         decision.again = Some(1);
     }
 }
 
-/// Fills free slots, the lowest first, after the pauses of those whose servers failed.
+/// Fills free slots, the lowest first; a slot whose servers failed waits for its pause.
 fn come(
     observed: &Observed,
     settings: &Settings,
@@ -248,7 +250,8 @@ fn come(
     now: Timestamp,
     decision: &mut Decision,
 ) {
-    // Who leaves to make room for a successor holds its place; who leaves a pool that shrinks does not.
+    // A server that a successor replaces keeps its place until then; one that leaves a shrinking
+    // pool does not.
     let held = all.iter().filter(|it| it.is_present() && !it.shrinks()).count();
     let taken: BTreeSet<u32> = all.iter().filter(|it| it.is_present()).map(|it| it.slot).collect();
     let free = (0_u32..).filter(|slot| !taken.contains(slot));

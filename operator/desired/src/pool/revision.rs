@@ -56,7 +56,8 @@ pub(crate) fn digest(spec: &AttentionPoolSpec) -> String {
     format!("{:016x}", xxh3_64(text.as_bytes()))
 }
 
-/// Servers that may be missing for a change at a time; none where nobody is replaced for it.
+/// Maximum servers that a change may make unavailable at a time; none if the operator replaces no
+/// server for a change.
 pub(crate) fn at_once(spec: &AttentionPoolSpec) -> Option<usize> {
     let strategy = &spec.update_strategy;
     match strategy.r#type {
@@ -68,8 +69,9 @@ pub(crate) fn at_once(spec: &AttentionPoolSpec) -> Option<usize> {
     }
 }
 
-/// Slots that a change may have taken and not brought back, now: one until the first server of the update revision is ready
-/// and, where others work for a job, has come; none while that one is awaited.
+/// Maximum slots that a change may have made unavailable now. It is one until the first server of
+/// the new revision is ready and, if others work for a job, connected; while that server is on its
+/// way it is 0.
 pub(crate) fn at_once_now(observed: &Observed, all: &[Server<'_>]) -> Option<usize> {
     let most = at_once(&observed.pool.spec)?;
     let is_new = is_new(observed);
@@ -81,7 +83,8 @@ pub(crate) fn at_once_now(observed: &Observed, all: &[Server<'_>]) -> Option<usi
     Some(most)
 }
 
-/// Whether a change meets a pool without servers: no slot has anything to come back as.
+/// Whether the pool has no servers when the change comes: then no slot has a former revision to
+/// come back with.
 fn meets_nothing(observed: &Observed, all: &[Server<'_>], update: &str) -> bool {
     let status = observed.pool.status.as_ref();
     let update = names::revision(name(&observed.pool.metadata), update);
@@ -107,7 +110,7 @@ fn parts(revision: &ControllerRevision) -> Option<Parts> {
     serde_json::from_value(revision.data.as_ref()?.0.get("spec")?.clone()).ok()
 }
 
-/// The pool as it was in a revision that is kept; nothing where what is kept cannot be read.
+/// The pool with the template of a stored revision; none if that cannot be read.
 fn as_it_was<'a>(observed: &'a Observed, kept: &ControllerRevision) -> Option<Revision<'a>> {
     let Parts { template, fabric, placement } = parts(kept)?;
     let mut pool = observed.pool.clone();

@@ -70,7 +70,7 @@ fn server<'a>(pod: &'a Pod, observed: &Observed) -> Option<Server<'a>> {
 }
 
 impl Server<'_> {
-    /// It runs or may come to run.
+    /// Whether it runs or may come to run.
     pub(crate) fn is_present(&self) -> bool {
         match self.state {
             State::Unscheduled | State::Starting | State::Ready => true,
@@ -78,17 +78,17 @@ impl Server<'_> {
         }
     }
 
-    /// It is present and may be given work.
+    /// Whether it is present and may be given work.
     pub(crate) fn stays(&self) -> bool {
         self.is_present() && self.drain.is_none()
     }
 
-    /// It leaves and nobody takes its place.
+    /// Whether it leaves without a successor.
     pub(crate) fn shrinks(&self) -> bool {
         self.drain.as_ref().is_some_and(|it| it.reason == SHRINK || it.reason == POOL_DELETED)
     }
 
-    /// It has been deleted and is only still to be seen.
+    /// Whether it is deleted and only its pod object is left.
     pub(crate) fn is_going(&self) -> bool {
         self.pod.metadata.deletion_timestamp.is_some()
     }
@@ -97,13 +97,13 @@ impl Server<'_> {
         node(self.pod)
     }
 
-    /// It may be connected, though nothing is known of it yet.
+    /// Whether it may be connected, although it has not come back to this leader yet.
     pub(crate) fn is_awaited(&self, reports_complete: bool) -> bool {
         let runs = self.is_present() && self.state != State::Unscheduled;
         runs && self.report.is_none() && !reports_complete
     }
 
-    /// It has nothing to hand over.
+    /// Whether it has nothing to hand over.
     pub(crate) fn may_go(&self, reports_complete: bool) -> bool {
         self.report.map_or(!self.is_awaited(reports_complete), |it| it.drained)
     }
@@ -113,7 +113,7 @@ impl Server<'_> {
         label(&self.pod.metadata, LABEL_REVISION)
     }
 
-    /// It leaves, or has left, for one of another revision.
+    /// Whether it leaves, or has left, for a server of another revision.
     pub(crate) fn is_updated(&self) -> bool {
         self.drain.as_ref().is_some_and(|it| it.reason == TEMPLATE_CHANGED)
     }
@@ -142,7 +142,8 @@ impl Server<'_> {
         ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
     }
 
-    /// Nodes that a successor avoids: this one's too when it failed too often or was quarantined there.
+    /// Nodes that a successor avoids. This server's node is among them if it failed there too often
+    /// or was quarantined there.
     pub(crate) fn avoided(&self, pool: &AttentionPool) -> Vec<String> {
         let before = annotation(&self.pod.metadata, ANNOTATION_AVOID).unwrap_or_default();
         let mut nodes: Vec<String> =

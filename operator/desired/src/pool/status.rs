@@ -28,7 +28,7 @@ use crate::settings::Settings;
 const SETTLED: &str = "Settled";
 /// Servers that the status names.
 const WORST: usize = 8;
-/// Utilization is told in steps of so many percent.
+/// Utilization in the status is rounded to multiples of this percentage.
 const PERCENT_STEP: u32 = 5;
 /// Busiest server over the mean, in percent, up to which a pool is balanced, and is so again after it was not.
 const BALANCED_PERCENT: [u64; 2] = [120, 110];
@@ -47,7 +47,7 @@ pub fn status(
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();
     if pool.spec.scaling.mode != ScalingMode::Auto {
-        // Whoever turns it on again begins with the servers that are there.
+        // When the mode becomes `Auto` again, it begins with the servers that are there.
         status.last_scale_decision = None;
     } else if let Some(decision) = &observed.memory.decision {
         status.last_scale_decision = Some(decision.clone());
@@ -167,7 +167,7 @@ fn progressing(
     said(false, SETTLED, "")
 }
 
-/// What is to become of servers of former revisions, if there are any.
+/// How servers of former revisions are going to be replaced, if there are any.
 fn updates(spec: &AttentionPoolSpec, outdated: u32, desired: u32) -> Option<Said> {
     let updated = desired.saturating_sub(outdated);
     let said = if at_once(spec).is_some() {
@@ -191,7 +191,7 @@ fn whole(degraded: &Said, progressing: &Said, desired: u32) -> Said {
     }
 }
 
-/// Whether the busiest server is at most so many percent of the mean.
+/// Whether the busiest server has at most `at_most` percent of the mean.
 fn balanced(all: &[Server<'_>], at_most: u64) -> Said {
     let busy = all.iter().filter(|it| it.stays()).filter_map(|it| it.report?.busy_ppm);
     let busy: Vec<u64> = busy.map(u64::from).collect();

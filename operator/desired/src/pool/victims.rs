@@ -133,7 +133,7 @@ impl<'a> Places<'a> {
         Self { levels, nodes, trainers, with_trainers, company }
     }
 
-    /// Who leaves first has the lowest rank.
+    /// Order in which servers leave: the lowest rank first.
     fn rank(&self, server: &Server<'_>) -> impl Ord + use<> {
         let report = server.report.unwrap_or_default();
         let place = server.node();
