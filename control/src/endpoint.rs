@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig};
 
-/// How often a connection that is silent is asked whether it still stands, and how long it may take to
-/// answer: a controller whose node has died must be left soon.
+/// Interval of pings on a silent connection, and time for the answer. A controller whose node has
+/// died is noticed after both.
 pub(crate) const KEEP_ALIVE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(5)];
 
 /// Address of a control service.
@@ -27,17 +27,17 @@ pub enum Endpoint {
     Tls {
         /// `https://HOST:PORT`.
         url: String,
-        /// Files that both sides prove themselves by.
+        /// Files by which service and worker prove their identity.
         credentials: Credentials,
     },
 }
 
-/// Files that both sides of a connection prove themselves by.
+/// Files by which service and worker prove their identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Credentials {
-    /// Certificates of the issuers that the service's own is checked by, PEM.
+    /// Certificates of the issuers, PEM, against which the service's certificate is checked.
     pub issuers: PathBuf,
-    /// The token that says who the worker is.
+    /// The token that identifies the worker.
     pub token: PathBuf,
 }
 

@@ -14,11 +14,11 @@ use tonic::metadata::MetadataMap;
 /// The pod that a worker is.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Caller {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
-    /// Its uid: another pod of the same name is another caller.
+    /// Uid of the pod: another pod of the same name is another caller.
     pub uid: String,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Caller {
 
 /// Checks tokens.
 pub trait Gate: fmt::Debug + Send + Sync {
-    /// Whose token this is.
+    /// Identifies the pod to which a token belongs.
     ///
     /// # Errors
     ///

@@ -35,7 +35,7 @@ use crate::proto::control_server::{Control, ControlServer};
 use crate::proto::{ControllerMessage, Hello, WorkerMessage, worker_message};
 use crate::version;
 
-/// Messages that wait for one worker; a worker that lets more pile up loses its link.
+/// Maximum messages that are queued for one worker. A worker that lets more pile up loses its link.
 const LINK_QUEUE: usize = 256;
 /// What a worker has to say hello in.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,23 +52,23 @@ pub struct LinkId(pub u64);
 pub enum Event {
     /// A worker of a known version said hello.
     Attached {
-        /// To answer on.
+        /// Link on which to answer.
         link: Link,
-        /// Who it says it is.
+        /// The identity that the worker claims.
         hello: Box<Hello>,
-        /// Whose token it showed; none where there is no gate.
+        /// The pod to which its token belongs; none without a gate.
         caller: Option<Caller>,
     },
-    /// It said something more.
+    /// A worker sent a further message.
     Message {
-        /// Its link.
+        /// Link of the worker.
         link: LinkId,
-        /// What.
+        /// The message.
         message: worker_message::Message,
     },
-    /// Its stream ended, with or without `Bye`.
+    /// The stream of a worker ended, with or without `Bye`.
     Detached {
-        /// Its link.
+        /// Link of the worker.
         link: LinkId,
     },
 }
@@ -102,8 +102,8 @@ impl Link {
         })
     }
 
-    /// Ends the stream well: everything that the worker has said up to its `Detached` has been taken. A worker that
-    /// has said `Bye` leaves then, and says nothing again.
+    /// Ends the stream with a good status: the controller has read everything up to `Detached`. A
+    /// worker that has said `Bye` then leaves and does not repeat anything.
     pub fn farewell(self) {
         self.heard.store(true, Ordering::Release);
     }
@@ -120,10 +120,11 @@ impl Link {
     }
 }
 
-/// Serves workers from `incoming` until `stop` resolves or the listener fails. Workers of another data version than
-/// `data_version` are refused; without one all are let through, and who reads the events compares.
+/// Serves workers from `incoming` until `stop` resolves or the listener fails. Refuses workers of
+/// another data version than `data_version`; if that is none, accepts all, and the reader of the
+/// events compares versions.
 ///
-/// `events` is bounded: while nobody reads it, workers are not read from either.
+/// `events` is bounded: while it is full, the service does not read from workers.
 pub async fn serve<I, IO>(
     incoming: I,
     data_version: Option<u32>,
@@ -242,7 +243,7 @@ impl Control for Service {
     }
 }
 
-/// What one worker is told, until its link is gone.
+/// Stream of messages to one worker, until its link is dropped.
 struct Words {
     queued: mpsc::Receiver<Result<ControllerMessage, Status>>,
     heard: Arc<AtomicBool>,

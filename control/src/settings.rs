@@ -40,7 +40,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Of a message of the control service; a direction that is not said is forward.
+    /// From a message of the control service; a direction that is missing is forward.
     pub fn of(step: u64, direction: proto::Direction) -> Self {
         let direction = match direction {
             proto::Direction::Backward => Direction::Backward,
@@ -76,9 +76,10 @@ pub struct Settings {
     pub suspect_after_milliseconds: u32,
     /// Silence after which a trainer, or the conductor, is dead.
     pub trainer_suspect_after_seconds: u32,
-    /// After so long without a call although it is its turn, a trainer's main thread stands still, and the job ends.
+    /// Time without the call that is due after which a trainer's main thread stands still and the
+    /// job ends.
     pub stalled_after_seconds: u32,
-    /// Where checkpoints go; empty where the worker's environment says it.
+    /// Folder of checkpoints; empty if the worker's environment names it.
     pub checkpoints: PathBuf,
     /// Checkpoints that stay.
     pub checkpoints_kept: u32,
@@ -90,7 +91,7 @@ pub struct Settings {
     /// Header log to replay.
     #[serde(deserialize_with = "Option::deserialize")]
     pub headers: Option<PathBuf>,
-    /// Moments at which the conductor says `PhaseReached` and waits for `FaultsFired`.
+    /// Moments at which the conductor sends `PhaseReached` and waits for `FaultsFired`.
     pub faults: Vec<Moment>,
 }
 
@@ -99,7 +100,7 @@ pub struct Settings {
 struct Added {
     /// The first version that has it.
     since: u32,
-    /// Its name in the JSON.
+    /// Name of the field in the JSON.
     field: &'static str,
     /// The value that means what the version before did.
     before: fn() -> Value,
@@ -115,7 +116,8 @@ const ADDED: &[Added] = &[
         before: || json!(Encryption::Off),
         unasked: || json!(Encryption::Off),
     },
-    // Workers of version 1 never notice a trainer that stands still; a job that does not ask for it can do without.
+    // Workers of version 1 never notice a trainer that stands still. They may join a job that has
+    // the default time.
     Added {
         since: 2,
         field: "stalled_after_seconds",
@@ -181,15 +183,15 @@ pub enum Error {
         /// What is wrong.
         source: serde_json::Error,
     },
-    /// The worker would do something else than the job says.
+    /// The worker does not know the field, and would act differently from what the job asks.
     #[error(
         "the job says {field}: {value}, which workers of control version {worker} do not know; \
          start workers of control version {CONTROL_VERSION} or leave {field} at what it was"
     )]
     Unknown {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Value of the field.
         value: String,
         /// The worker's version.
         worker: u32,

@@ -57,8 +57,9 @@ impl Certificate {
         Ok(Self { files, written, config, settles: Duration::ZERO })
     }
 
-    /// The same, but files that change are used when they have been there for so long: its clients are brought the issuer of
-    /// the new one meanwhile. What is there at the start is used at once.
+    /// As [`Self::read`], but a file that changes is used only after it has been there for
+    /// `settles`, so that clients get the new issuer first. Files that are there at the start are
+    /// used at once.
     #[must_use]
     pub fn settling(self, settles: Duration) -> Self {
         Self { settles, ..self }
@@ -67,7 +68,8 @@ impl Certificate {
     /// The newest that could be read.
     fn newest(&mut self) -> Arc<ServerConfig> {
         let written = self.files.written();
-        // Of a time to come nothing is known: a clock was set back.
+        // A time in the future says nothing about the age, since a clock may have been set back:
+        // use the file.
         let age = |it: &SystemTime| it.elapsed().unwrap_or(Duration::MAX);
         let is_young = written.iter().flatten().any(|it| age(it) < self.settles);
         if written != self.written && !is_young {
@@ -145,7 +147,7 @@ pub fn accept(
             let done = done.clone();
             tokio::spawn(async move {
                 match tokio::time::timeout(HANDSHAKE, acceptor.accept(socket)).await {
-                    // Nobody takes it once the service ends.
+                    // Dropped if the service has ended.
                     Ok(Ok(stream)) => drop(done.send(Ok(stream)).await),
                     Ok(Err(error)) => tracing::debug!("handshake with {from}: {error}"),
                     Err(_late) => tracing::debug!("handshake with {from}: too slow"),

@@ -49,7 +49,7 @@ pub struct Options {
     pub first_pause: Duration,
     /// Longest pause between attempts.
     pub longest_pause: Duration,
-    /// Called after each message put into the receiver, to wake whoever polls it.
+    /// Wakes the thread that polls the receiver; called after each message is put into it.
     pub wake: Box<dyn Fn() + Send>,
 }
 
@@ -167,7 +167,7 @@ impl Sender {
 struct End {
     parting: Mutex<Option<Parting>>,
     changed: Condvar,
-    /// Who has left waits no longer.
+    /// Wakes the session's thread when the worker stops waiting for it.
     given_up: Notify,
 }
 
@@ -193,18 +193,18 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The controller said no.
+    /// The controller refused the worker.
     #[error("refused by the controller: {reason}")]
     Refused {
-        /// Its words.
+        /// The controller's reason.
         reason: String,
     },
-    /// Nobody answered.
+    /// No controller answered in time.
     #[error(
         "no welcome from the controller at {endpoint} within {patience:?}; is it running? {trouble}"
     )]
     NoWelcome {
-        /// Where it should be.
+        /// Address of the controller.
         endpoint: String,
         /// How long was waited.
         patience: Duration,

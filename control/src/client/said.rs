@@ -25,7 +25,7 @@ impl Said {
         }
     }
 
-    /// What is said again.
+    /// Messages that are sent again on a new stream.
     pub(super) fn again(&self) -> impl Iterator<Item = WorkerMessage> {
         self.0.iter().cloned()
     }

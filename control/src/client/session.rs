@@ -44,7 +44,7 @@ pub(super) struct Session {
 pub(super) enum Parting {
     /// The worker said goodbye, and a controller has read everything.
     Heard,
-    /// It was refused, or nobody speaks for it any more.
+    /// The controller refused the worker, or the worker stopped without saying goodbye.
     Unheard,
 }
 
@@ -89,7 +89,7 @@ impl Session {
         }
     }
 
-    /// Says why an attempt failed, unless the one before said the same.
+    /// Logs why a connection failed, unless the last one failed for the same reason.
     fn complain(&self, trouble: String) {
         let mut last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         if *last != trouble {
@@ -98,7 +98,8 @@ impl Session {
         }
     }
 
-    /// One stream, from its connection to its end, and whether the worker was welcome in it.
+    /// Runs one stream from its connection to its end. Returns also whether the controller welcomed
+    /// the worker in it.
     async fn stream(&mut self) -> (Ended, bool) {
         let (outgoing, mut incoming) = match self.open().await {
             Ok(both) => both,
@@ -178,9 +179,9 @@ impl Session {
         self.drain(incoming).await
     }
 
-    /// After `Bye`: a controller that has read everything ends the stream itself, and well. One that is lost, or has
-    /// let go of the worker before, does not; the transport alone would also end it without a word when the
-    /// connection is shut.
+    /// Waits for the end of the stream after `Bye`. A controller that has read everything ends the
+    /// stream with a good status. A controller that is lost, or has dropped the worker before, does
+    /// not; the transport alone would end the stream without a status.
     async fn drain(&mut self, incoming: &mut Streaming<ControllerMessage>) -> Ended {
         let patience = self.options.connect;
         match tokio::time::timeout(patience, incoming.trailers()).await {
@@ -211,8 +212,8 @@ impl Session {
         self.said.note(message);
     }
 
-    /// Hands a message to the worker, if it still listens: one that is about to leave does not, and has its last
-    /// words to say. False when nobody waits for the first welcome any more.
+    /// Hands a message to the worker. A worker that is about to leave does not read it, but still
+    /// sends its last messages. Returns false if the worker no longer waits for its first welcome.
     async fn deliver(&mut self, message: ControllerMessage) -> bool {
         if let Some(first) = self.first.take() {
             if let Some(controller_message::Message::Welcome(welcome)) = message.message {
@@ -259,8 +260,8 @@ impl Pauses {
         Self { first, longest, next: first }
     }
 
-    /// After a stream has broken. Who was welcome in it begins anew: of two operators one alone listens, so a worker may have
-    /// to try a few times before it finds the one that leads now.
+    /// Pause after a broken stream. It starts from the shortest again if the worker was welcome in
+    /// that stream: only one of two operators leads, so a worker may need a few tries to find it.
     fn next(&mut self, was_welcome: bool) -> Duration {
         if was_welcome {
             self.next = self.first;

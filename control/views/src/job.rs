@@ -21,7 +21,7 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) facts: JobFacts,
-    /// Of the trainer that came first; other workers have the same.
+    /// Data version of the trainer that came first; other workers must have the same.
     pub(crate) data_version: u32,
     /// Jobs in the order of their arrival.
     pub(crate) arrival: u64,
@@ -35,12 +35,12 @@ pub(crate) struct Job {
     pub(crate) confirmed: Option<Number>,
     /// The view that another controller sent last: one before it may have named more servers.
     pub(crate) adopted: Option<Number>,
-    /// Until when servers of an adopted view are awaited.
+    /// Until when the job waits for the servers of an adopted view.
     settles: Option<Duration>,
-    /// Its pods were in the facts.
+    /// Whether the cluster's facts have named its pods.
     pub(crate) seen: bool,
     pub(crate) over: bool,
-    /// It was told that all servers are of another build.
+    /// Whether it was told that all servers are of another build.
     pub(crate) is_alone: bool,
 }
 
@@ -83,7 +83,7 @@ impl Job {
         })
     }
 
-    /// That no server of the pool can work for it.
+    /// Message that no server of the pool has the data version of the job.
     pub(crate) fn alone(&self, key: &JobKey) -> String {
         format!(
             "no server of the pool has data version {}, that of job {key}, which waits; give spec.template the build of the \
@@ -173,7 +173,7 @@ impl Job {
         }
     }
 
-    /// Servers of an adopted view that are awaited still.
+    /// Whether the job still waits for servers of an adopted view.
     pub(crate) fn awaits(&self, settled: impl Fn(ServerId) -> bool, now: Duration) -> bool {
         let Some(sent) = self.sent.as_ref().filter(|_| self.settles.is_some_and(|it| now < it))
         else {

@@ -13,9 +13,9 @@ use cadre_planner::Learnt;
 
 use crate::slots::NOMINAL_WEIGHT;
 
-/// Reports that the busy share is the mean of.
+/// Reports over which the busy share is averaged.
 const REPORTS: usize = 10;
-/// Part of a new report in the speed: one in so many.
+/// A new report counts as one part in this many of the speed.
 const MEMORY: u64 = 4;
 
 /// One report.
@@ -23,7 +23,7 @@ const MEMORY: u64 = 4;
 pub struct Report {
     /// Share of the time in which it computed, in millionths.
     pub busy_ppm: u32,
-    /// What the cost model says of the tasks since the last report, in its units.
+    /// Cost of the tasks since the last report, in the cost model's units.
     pub cost: u64,
     /// Time they took.
     pub busy_nanoseconds: u64,
@@ -38,7 +38,8 @@ pub struct Health {
     pub reshape_after: Duration,
     /// Reference over own speed, in percent, from which a server counts as slow.
     pub slow_factor_percent: u32,
-    /// Slow reports in a row until a server is quarantined; so many report times of silence, too.
+    /// Slow reports in a row until a server is quarantined. A server that is silent for this many
+    /// report timeouts is quarantined too.
     pub quarantine_after: u32,
 }
 
@@ -65,7 +66,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Of a server that has just begun to serve.
+    /// For a server that has just begun to serve.
     pub fn new(now: Duration) -> Self {
         Self {
             since: now,
@@ -78,7 +79,7 @@ impl Load {
         }
     }
 
-    /// It begins to serve, or has come back: silence before does not count.
+    /// The server begins to serve, or has come back: earlier silence does not count.
     pub fn begin(&mut self, now: Duration) {
         self.since = now;
         self.slow = 0;
@@ -155,9 +156,9 @@ impl Load {
 /// Why a server is kept out.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Trouble {
-    /// Its reports were slow too often in a row.
+    /// Too many of its reports in a row were slow.
     Slow,
-    /// It does not report any more.
+    /// It sends no reports any more.
     Silent,
     /// The conductor has given it up.
     Lost,
@@ -170,7 +171,7 @@ pub fn reference(speeds: impl IntoIterator<Item = u64>) -> Option<u64> {
     (speeds.len() >= 2).then(|| speeds[speeds.len() / 2])
 }
 
-/// Cost a second, of work with this cost that took so long; none without work.
+/// Cost a second, of work that cost `cost` and took this time; none without work.
 pub fn speed(cost: u64, busy_nanoseconds: u64) -> Option<u64> {
     if cost == 0 || busy_nanoseconds == 0 {
         return None;

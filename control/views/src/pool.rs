@@ -34,7 +34,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool that nobody has come to yet.
+    /// A pool without workers.
     pub fn new(term: u64) -> Self {
         Self {
             term,
@@ -178,11 +178,11 @@ impl Pool {
         }
     }
 
-    /// A server that says which job it works for is welcomed again at once.
+    /// Welcomes a server at once if its hello names the job that it works for.
     fn go_on(&mut self, who: &Who, out: &mut Vec<Command>) {
         let Some(member) = self.server(who) else { return };
         let Some(key) = member.job.clone() else { return };
-        // Of a job that has ended, or whose conductor comes later: the drain or the roster follows.
+        // If the job has ended, a drain follows; if the conductor comes later, the roster follows.
         let job = self.jobs.get(&key);
         let secret = job.map(|it| it.secret.clone()).unwrap_or_default();
         let conductor = job.and_then(Job::conductor);
@@ -246,7 +246,7 @@ impl Pool {
         if listens {
             self.listening(&who, address, ring, out);
         }
-        // What was sent while the conductor was away is lost.
+        // A view that was sent while the conductor was away is lost, so it is sent again.
         if rank == 0
             && known
             && let Some(Command::View(to, view)) = self.jobs.get(key).and_then(|it| it.again(key))

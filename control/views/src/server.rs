@@ -23,27 +23,27 @@ const AWAY: Duration = Duration::from_secs(30);
 pub(crate) struct Member {
     /// The job it works for, from its welcome on.
     pub(crate) job: Option<JobKey>,
-    /// As a view offers it, once it listens.
+    /// The entry that a view has for it, once it listens.
     pub(crate) serves: Option<Server>,
     pub(crate) leave: Option<Leave>,
     pub(crate) load: Load,
     pub(crate) trouble: Option<Trouble>,
     pub(crate) drained: bool,
-    /// Its pod was in the facts.
+    /// Whether the cluster's facts have named its pod.
     pub(crate) seen: bool,
     /// Since when it has no connection.
     pub(crate) away: Option<Duration>,
     hello: Hello,
 }
 
-/// On its way out of a job.
+/// A server on its way out of a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Leave {
-    /// It joins another job then.
+    /// Whether it joins another job afterwards.
     pub(crate) stays: bool,
     /// First view without it.
     pub(crate) after: Option<Number>,
-    /// It was told to go.
+    /// Whether the drain was sent to it.
     pub(crate) told: bool,
 }
 
@@ -64,7 +64,8 @@ impl Member {
         member
     }
 
-    /// It has come, or come again: with a session it goes on where it was, without one it is free.
+    /// The server has connected, for the first time or again. If its hello names a session, it
+    /// continues with that job; otherwise it is free.
     pub(crate) fn attach(&mut self, id: ServerId, hello: Hello, now: Duration) {
         self.away = None;
         self.load.begin(now);
@@ -72,7 +73,7 @@ impl Member {
         self.job = JobKey::parse(&self.hello.session);
         if self.job.is_none() {
             self.serves = None;
-            // Who was asked to end stays asked.
+            // A server that was asked to end still has to.
             self.leave = self.leave.filter(|it| !it.stays);
         }
         if !self.hello.address.is_empty() && self.job.is_some() {
@@ -95,12 +96,12 @@ impl Member {
         self.hello.data_version
     }
 
-    /// It may be given a job.
+    /// Whether it may be given a job.
     pub(crate) fn is_free(&self) -> bool {
         self.job.is_none() && self.away.is_none() && self.leave.is_none() && self.trouble.is_none()
     }
 
-    /// It has a job, or may be given one.
+    /// Whether it has a job or may be given one.
     pub(crate) fn may_work(&self) -> bool {
         self.leave.is_none_or(|it| it.stays) && self.trouble.is_none()
     }
@@ -112,7 +113,8 @@ impl Member {
         self.serves.as_ref().filter(|_| well && near && self.job.as_ref() == Some(job))
     }
 
-    /// It is to leave its job; who leaves for good does not stay.
+    /// Asks the server to leave its job. One that was asked to leave for good does not stay for
+    /// another job.
     pub(crate) fn dismiss(&mut self, stays: bool) {
         match &mut self.leave {
             Some(leave) => leave.stays &= stays,

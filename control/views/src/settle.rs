@@ -19,7 +19,7 @@ use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
 use crate::types::{Command, Facts, Fate, JobKey, ServerId, Who};
 
 impl Pool {
-    /// Brings everything to where it follows from what is known; nothing before the first facts.
+    /// Sends all commands that follow from the state; none before the first facts of the cluster.
     pub fn settle(&mut self, now: Duration, out: &mut Vec<Command>) {
         let Some(facts) = self.facts.clone() else { return };
         self.bury(&facts, now);
@@ -32,7 +32,8 @@ impl Pool {
         self.drain(&facts, out);
     }
 
-    /// Forgets what the cluster no longer has; whose job is over is free again.
+    /// Drops jobs and servers that the cluster no longer has. Servers of a job that is over are free
+    /// again.
     fn bury(&mut self, facts: &Facts, now: Duration) {
         for (key, job) in &mut self.jobs {
             let there = facts.jobs.contains(key);
@@ -46,7 +47,8 @@ impl Pool {
                 server.dismiss(false);
             }
             let Some(key) = &server.job else { continue };
-            // Of a job that nobody knows any more only its pods can say that it goes on.
+            // If no trainer of the job is connected, only its pods in the facts show that it goes
+            // on.
             if self.jobs.get(key).map_or(!facts.jobs.contains(key), |it| it.over) {
                 server.dismiss(true);
             }
@@ -71,7 +73,7 @@ impl Pool {
     fn quarantine(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         let serving = |it: &&Member| it.serves.is_some() && it.job.is_some();
         let all = self.servers.values().filter(serving).count();
-        // Who leaves or is away does not go on with the work.
+        // Servers that leave or are away do not count as those that continue the work.
         let stays = |it: &&Member| it.leave.is_none() && it.away.is_none() && it.trouble.is_none();
         let mut left = self.servers.values().filter(serving).filter(stays).count();
         let mut out_of_work = self.servers.values().filter(|it| it.trouble.is_some()).count();
@@ -122,7 +124,8 @@ impl Pool {
         }
         let slots = self.versions(facts);
         let mut given = divide(&slots, &claims, &held);
-        // A server of a build that no job has waits; its slot is the holder's still, who may have it back.
+        // A server whose build no job has waits. Its slot stays with its holder, which may get it
+        // back.
         let strange = |slot: &u32| {
             let own = slots.get(slot).copied().flatten();
             own.is_some_and(|own| claims.iter().all(|it| it.version != own))
@@ -180,7 +183,7 @@ impl Pool {
             }
             let slots: BTreeSet<u32> =
                 job.slots.iter().flat_map(|it| it.dedicated().collect::<Vec<_>>()).collect();
-            // One of another build waits for a job of its own.
+            // A server of another build waits for a job of that build.
             let free = |id: &ServerId, it: &Member| {
                 it.is_free() && it.data_version() == job.data_version && slots.contains(&id.index)
             };
@@ -201,7 +204,7 @@ impl Pool {
     fn offer(&mut self, key: &JobKey, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         let Some(job) = self.jobs.get_mut(key).filter(|it| it.is_active()) else { return };
         let servers = &self.servers;
-        // Nobody waits for a server that is known to be gone.
+        // A server that is known to be gone is not waited for.
         let settled = |id: ServerId| {
             let server = servers.get(&id);
             server.is_some_and(|it| it.away.is_none() || it.trouble.is_some())

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Claim<J> {
     /// The job.
     pub job: J,
-    /// Its weight among the jobs, at least 1.
+    /// Weight of the job among the jobs of the pool, at least 1.
     pub share: u32,
     /// Most slots that it may be given.
     pub cap: Option<u32>,
@@ -33,7 +33,7 @@ pub fn divide<J: Clone + Ord>(
     held: &BTreeMap<u32, J>,
 ) -> BTreeMap<u32, J> {
     let mut given = divide_once(slots, claims, held);
-    // A slot without a server that its holder gives up is anybody's from then on.
+    // A slot without a server that its holder gives up is free for every job, so divide again.
     for _ in slots {
         let next = divide_once(slots, claims, &given);
         if next == given {
@@ -78,7 +78,8 @@ fn divide_once<J: Clone + Ord>(
     for claim in claims {
         let beyond = beyond.entry(claim.version).or_default();
         let mut wanted = left[&claim.job];
-        // A slot that nobody holds is there at once; one of another job has to be drained first.
+        // Slots without a holder come first: one of another job has to be drained before it can be
+        // used.
         let free = slots.keys().filter(|it| !held.contains_key(it));
         let released = slots.keys().filter(|it| held.contains_key(it));
         for &slot in free.chain(released) {
@@ -94,12 +95,12 @@ fn divide_once<J: Clone + Ord>(
     given
 }
 
-/// Slots by who may have them.
+/// Slots by the jobs that may have them.
 #[derive(Debug, Default)]
 struct Room {
-    /// Those of one data version.
+    /// By data version: slots whose server has it.
     of: BTreeMap<u32, BTreeSet<u32>>,
-    /// Those that anybody may have.
+    /// Slots without a server, which any job may have.
     open: BTreeSet<u32>,
 }
 
@@ -135,7 +136,8 @@ fn numbers<J>(room: &Room, claims: &[Claim<J>]) -> Vec<u64> {
             take(claim.version, &mut own, &mut open);
         }
     }
-    // One at a time to whoever is farthest below its share: the highest averages, which no cap upsets.
+    // One slot at a time to the job that is farthest below its share: the method of highest
+    // averages, which stays fair under caps.
     loop {
         let able = (0..claims.len()).filter(|&at| may(&claims[at], numbers[at], &own, open));
         let claim_of = |at: usize| {

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Weight of a slot as long as nothing was learnt about it.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
-/// Who computes in a slot.
+/// What kind of server computes in a slot.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     /// A server process of its own.
@@ -31,13 +31,13 @@ pub enum Kind {
 /// A server as a view offers it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Server {
-    /// Of a dedicated server; of an in-place one its trainer's rank.
+    /// Index of a dedicated server; rank of the trainer of an in-place one.
     pub index: u32,
     /// Which start of it.
     pub incarnation: u32,
-    /// Where it listens, `host:port`.
+    /// Address at which it listens, `host:port`.
     pub address: String,
-    /// What it may use for tensors of others, in bytes.
+    /// Bytes that it may use for tensors of others.
     pub memory: u64,
     /// Equal ids compute equal bits.
     pub numerics: String,
@@ -48,11 +48,11 @@ pub struct Server {
 pub struct Slot {
     /// Its number.
     pub number: u32,
-    /// What part of the work it gets, 100 the nominal one.
+    /// Part of the work that it gets; 100 is the nominal one.
     pub weight: u32,
-    /// Who computes in it.
+    /// What kind of server computes in it.
     pub kind: Kind,
-    /// Who fills it; none while vacant.
+    /// The server that fills it; none while vacant.
     pub server: Option<Server>,
 }
 
@@ -76,7 +76,8 @@ enum Filler {
     Vacant {
         since: Duration,
     },
-    /// Vacant for so long that the view no longer has the slot; whoever registers for it brings it back.
+    /// Vacant for so long that it is no longer in the view. A server that registers for it brings
+    /// it back.
     Gone,
     /// Taken away from the job.
     Removed,
@@ -102,8 +103,9 @@ impl Slots {
         Self { slots: dedicated.chain(in_place).collect() }
     }
 
-    /// Goes on from a view that another controller sent: its slots under their numbers, with its servers.
-    /// Of a vacant dedicated slot nobody knows whose it was: `owner` says it, for each in turn.
+    /// Continues from a view of another controller, with its slots, their numbers and their
+    /// servers. The view does not name the former servers of vacant dedicated slots: `owner`
+    /// returns their indices, one slot after the other.
     pub fn adopt(view: &[Slot], mut owner: impl FnMut() -> u32, now: Duration) -> Self {
         let length = view.iter().map(|it| it.number as usize + 1).max().unwrap_or(0);
         let removed =
@@ -170,7 +172,8 @@ impl Slots {
         here
     }
 
-    /// All servers start anew; every slot is back but those taken away.
+    /// Makes all slots vacant, for an attempt whose servers all start anew. Slots that were taken
+    /// away stay so.
     pub fn vacate_all(&mut self, now: Duration) {
         for place in &mut self.slots {
             if !matches!(place.filler, Filler::Removed) {

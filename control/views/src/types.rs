@@ -39,7 +39,7 @@ impl JobKey {
 /// One start of a dedicated server.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ServerId {
-    /// Its slot of the pool.
+    /// Slot of the server in the pool.
     pub index: u32,
     /// Which start of it.
     pub incarnation: u32,
@@ -63,7 +63,7 @@ impl fmt::Display for Who {
     }
 }
 
-/// What the cluster says of a pool.
+/// State of a pool in the cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Facts {
     /// Slots that are wanted, filled or not.
@@ -83,41 +83,41 @@ pub struct Facts {
 /// Whether a server's pod is to stay.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fate {
-    /// It is.
+    /// The pod stays.
     Stays,
-    /// It is marked: it hands over its work first.
+    /// The pod is marked for deletion: the server hands over its work first.
     Drains,
 }
 
-/// What a trainer's job says.
+/// Facts of a job that its trainers or its object state.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct JobFacts {
     /// Trainers of the job.
     pub trainers: u32,
-    /// Nominal weights.
+    /// Whether slots keep nominal weights.
     pub reproducible: bool,
-    /// Its weight among the jobs of the pool.
+    /// Weight of the job among the jobs of the pool.
     pub share: u32,
 }
 
-/// What a worker says when it comes.
+/// First message of a worker.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Hello {
-    /// Which start of it.
+    /// Number of this start of the worker.
     pub incarnation: u32,
-    /// What it computes and sends: the same among the workers of a job.
+    /// Version of its data formats and bits; equal among the workers of a job.
     pub data_version: u32,
-    /// Where it listens; empty while it does not.
+    /// Address at which it listens; empty while it does not.
     pub address: String,
     /// Trainers: where the rank before connects.
     pub ring: String,
     /// Memory for tensors of others, in bytes.
     pub memory: u64,
-    /// What its bits depend on.
+    /// Numerics id.
     pub numerics: String,
     /// A conductor's: the job's secret.
     pub secret: Vec<u8>,
-    /// What it was told at its last welcome; empty before the first.
+    /// Session from its last welcome; empty before the first.
     pub session: String,
     /// A conductor's: the last view it was given.
     pub view: Option<View>,
@@ -146,11 +146,11 @@ pub struct View {
 /// Where the conductor is.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Conductor {
-    /// Which start of trainer 0.
+    /// Number of this start of trainer 0.
     pub incarnation: u32,
-    /// Where it listens.
+    /// Address at which it listens.
     pub address: String,
-    /// Where it listens for the all-reduce.
+    /// Address at which it listens for the all-reduce.
     pub ring: String,
 }
 
@@ -162,11 +162,11 @@ pub type Trainer = Conductor;
 pub enum Input {
     /// The cluster has changed, or is seen for the first time.
     Facts(Facts),
-    /// A worker has come; of a trainer, what its job says.
+    /// A worker has connected; with the facts of its job if it is a trainer.
     Attached(Who, Hello, Option<JobFacts>),
-    /// It has gone, with or without a word.
+    /// A worker has disconnected, with or without a farewell.
     Detached(Who),
-    /// It listens.
+    /// A worker listens at these addresses: exchange, then gradient ring.
     Listening(Who, String, String),
     /// A load report, of a trainer its in-place server's.
     Reported(Who, Report),
@@ -176,9 +176,9 @@ pub enum Input {
     Lost(JobKey, ServerId),
     /// A server was asked to end.
     Leaving(Who),
-    /// A server has nothing left.
+    /// A server has handed over all its work.
     Drained(Who),
-    /// The conductor says that no step follows.
+    /// The conductor reports that no step follows.
     Finished(JobKey),
     /// The share of a job was edited.
     Share(JobKey, u32),
@@ -186,10 +186,10 @@ pub enum Input {
     Tick,
 }
 
-/// What to say.
+/// A message to a worker or conductor.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Command {
-    /// A worker is known.
+    /// The worker is accepted.
     Welcome {
         /// Whom.
         to: Who,
@@ -204,7 +204,7 @@ pub enum Command {
     },
     /// A worker cannot be welcomed yet; it tries again.
     Postpone(Who, &'static str),
-    /// A worker is never welcomed.
+    /// The worker is refused for good.
     Refuse(Who, String),
     /// Where the conductor is.
     Conductor(Who, Conductor),
@@ -232,10 +232,10 @@ pub struct ServerReport {
     pub figure: Figure,
     /// Why it is kept out.
     pub trouble: Option<Trouble>,
-    /// It has handed over everything, or has nothing to hand over.
+    /// Whether it has handed over everything, or has nothing to hand over.
     pub drained: bool,
-    /// What it computes and sends: the same among the workers of a job.
+    /// Version of its data formats and bits; equal among the workers of a job.
     pub data_version: u32,
-    /// It works for a job.
+    /// Whether it works for a job.
     pub serves: bool,
 }
