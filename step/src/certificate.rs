@@ -7,7 +7,8 @@ use cadre_planner::Bounds;
 
 use crate::planned::{NanoPlan, PlannedStep};
 
-/// By what part a step is above its bounds: 0 is the best there is, 0.1 is a tenth more. None where no bound is known.
+/// How far a step is above its lower bounds, as fractions: 0 is the best possible, 0.1 is a tenth
+/// more. None where no bound is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Certificate {
     /// When the last slot of each phase finishes, by the cost model.
@@ -19,7 +20,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Of all phases of a step.
+    /// The certificate over all phases of a step.
     pub fn of(planned: &PlannedStep) -> Self {
         let gap = |weight: fn(&NanoPlan) -> u16, of: fn(&Bounds) -> (u64, u64)| {
             let (reached, least) = sums(planned, weight, of);

@@ -22,9 +22,9 @@ pub enum Envelope {
     Protocol(Message),
     /// A [`Said`], sent again until a [`Self::Heard`] covers it.
     Word {
-        /// Which stream of words from one to the other.
+        /// The stream of words that it belongs to.
         stream: Stream,
-        /// Counts the words of the stream, from 0.
+        /// Number of the word in its stream, from 0.
         number: u64,
         /// The encoded [`Said`], or where it is.
         body: Body,
@@ -33,22 +33,22 @@ pub enum Envelope {
     Heard {
         /// The life that has heard them.
         by: Life,
-        /// Of which stream.
+        /// The stream of words that is acknowledged.
         stream: Stream,
         /// Number of the word that is wanted next.
         through: u64,
     },
-    /// A [`Message::Heartbeat`] for the conductor's machine, and whose it is: who comes back under its name is known by it, though it
-    /// has said no word yet.
+    /// A [`Message::Heartbeat`] for the conductor's machine, with the sender's life. The life shows
+    /// that a process came back under its name before its first word does.
     Beat {
         /// The life that beats.
         by: Life,
-        /// What it says.
+        /// The heartbeat.
         beat: Heartbeat,
     },
 }
 
-/// What a word says.
+/// Content of a word.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub enum Said {
     /// Trainer to conductor: what my stream of a step holds.
@@ -78,21 +78,21 @@ pub enum Said {
     Failed {
         /// One line.
         reason: String,
-        /// As of [`Ending::Failed`].
+        /// Whether the cause lies in what the user gave, as in [`Ending::Failed`].
         bad_input: bool,
     },
 }
 
-/// Whether a trainer's main thread does what it has to.
+/// Whether a trainer's main thread makes the calls that are due.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Stands {
-    /// It has not for too long: which trainer, what it has not done and for how long, in words.
+    /// It has not for too long; the text names the trainer, the call that is due and the time.
     Still(String),
-    /// It does again.
+    /// It makes its calls again.
     No,
 }
 
-/// Who may say something; from anybody else it is not believed.
+/// The processes that may say something; from any other it is ignored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Speaker {
     /// The conductor.
@@ -115,7 +115,7 @@ impl Speaker {
 }
 
 impl Said {
-    /// Who may say this.
+    /// The processes that may say this.
     pub fn speaker(&self) -> Speaker {
         match self {
             Self::Header { .. } | Self::Addresses(_) | Self::End(_) => Speaker::Conductor,
@@ -129,7 +129,7 @@ impl Said {
         }
     }
 
-    /// Its name, for warnings.
+    /// Name of the content, for warnings.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Lengths(_) => "lengths",
@@ -146,7 +146,7 @@ impl Said {
     }
 }
 
-/// Who may send a message of the protocol, and its name for warnings.
+/// The processes that may send a message of the protocol, and the message's name for warnings.
 pub fn speaker(message: &Message) -> (Speaker, &'static str) {
     match message {
         Message::Watermark { .. } => (Speaker::Conductor, "a watermark"),
@@ -169,7 +169,7 @@ pub struct Lengths {
     pub step: u64,
     /// The order of its phases, the same at every trainer; none: all its nano-batches go forward, then all of them backward.
     pub turns: Option<Turns>,
-    /// By nano-batch.
+    /// Documents of each nano-batch.
     pub nanos: Vec<NanoLengths>,
 }
 

@@ -49,7 +49,7 @@ pub struct ViewNumber {
     pub counter: u64,
 }
 
-/// Who fills a slot.
+/// What fills a slot.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Member {
@@ -97,7 +97,7 @@ pub struct Header {
     pub nanos: Vec<Packing>,
     /// Number of the view that the slots come from.
     pub view: ViewNumber,
-    /// Who fills each slot; nobody where it is vacant.
+    /// The member that fills each slot; none while the slot is vacant.
     pub fillers: Vec<Option<Member>>,
 }
 
@@ -231,7 +231,7 @@ impl Log {
         self.of(step).map(|it| &it.slots[..])
     }
 
-    /// A resumed run writes a step again; the last line is the one that counted.
+    /// The last line of a step counts, since a resumed run writes a step again.
     fn of(&self, step: u64) -> Option<&Header> {
         self.headers.iter().rfind(|it| it.step == step)
     }

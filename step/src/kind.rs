@@ -19,7 +19,7 @@ pub struct Kind {
     pub heads: Heads,
     /// Which keys a row keeps, of its chunk where documents have chunks, of its document else.
     pub mask: Mask,
-    /// Documents are cut after every so many rows; no row keeps a key of another chunk.
+    /// Documents are cut into chunks of this many rows; no row keeps a key of another chunk.
     pub chunk: Option<NonZeroU32>,
     /// Factor of the scores; without one 1/√dim.
     pub scale: Option<Factor>,
@@ -36,7 +36,7 @@ pub enum Sinks {
     /// None.
     #[default]
     None,
-    /// One of each query head.
+    /// One learnt sink for each query head.
     Learnt,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Kind {
      `window:128 in chunks of 512 heads 8/2 dim 64 scale 0.0625 softcap 50`"
 )]
 pub struct NoKind {
-    /// What was written.
+    /// The text as it was written.
     pub text: String,
     /// The part that is wrong.
     pub why: String,
@@ -180,7 +180,7 @@ impl Eq for Factor {}
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{text:?} is no number from 2^-20 to 2^20; write one such as 0.0625 or 50")]
 pub struct NoFactor {
-    /// What was written.
+    /// The text as it was written.
     pub text: String,
 }
 

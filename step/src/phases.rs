@@ -27,13 +27,13 @@ pub struct PhaseAt {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PhaseOrder {
     turns: Vec<Placed>,
-    /// By nano-batch, forward and backward: the turn, and its place in the turn.
+    /// By nano-batch, forward and backward: the index of its turn, and its position in the turn.
     taken: Vec<[Option<(usize, usize)>; 2]>,
     layers: u16,
     count: u32,
 }
 
-/// A turn and where it lies in the step.
+/// A turn and its position in the step.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Placed {
     /// Number of its first phase.
@@ -42,7 +42,7 @@ struct Placed {
 }
 
 impl PhaseOrder {
-    /// Of a step of `layers` layers and `nanos` nano-batches.
+    /// The order of a step of `layers` layers and `nanos` nano-batches.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl PhaseOrder {
         turn.map(|it| Phase(it.first))
     }
 
-    /// How many nano-batches go through the model together, so that one may compute while another travels: the least of all
-    /// turns.
+    /// The least number of nano-batches in a turn: if it is above 1, one nano-batch can compute
+    /// while another one travels.
     pub fn together(&self) -> usize {
         self.turns.iter().map(|it| it.turn.nanos.len()).min().unwrap_or(0)
     }

@@ -29,31 +29,31 @@ pub use self::plans::{TooManyPlans, check_plans, needed, plans};
 /// A nano-batch in all layers of one kind.
 #[derive(Clone, Debug)]
 pub struct NanoPlan {
-    /// What was planned.
+    /// The problem that was planned.
     pub problem: Arc<Problem>,
-    /// Who computes what.
+    /// The plan: tasks to slots.
     pub plan: Arc<Plan>,
-    /// Which bytes travel for it.
+    /// Bytes that travel for the plan.
     pub lists: Lists,
     forward: Arc<Shape>,
     backward: Arc<Shape>,
-    /// By slot: works forward and backward.
+    /// By slot: number of works, forward and backward.
     works: Vec<[usize; 2]>,
 }
 
 /// A step, ready to run.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
-    /// What it was planned from.
+    /// The header that the step was planned from.
     pub header: Arc<Header>,
     /// Numbers its phases.
     pub order: PhaseOrder,
     /// Plans, by nano-batch and then by kind of layers. Each is made once, and serves all layers of its kind. Plans that no phase
     /// runs are left out.
     pub plans: Vec<NanoPlan>,
-    /// Of header and plans.
+    /// Digest of header and plans.
     pub digest: u64,
-    /// By nano-batch, then by kind of layers: the index in `plans`.
+    /// Indices in `plans`, by nano-batch and then by kind of layers.
     numbers: Vec<Option<usize>>,
 }
 
@@ -76,16 +76,16 @@ pub enum Error {
         /// What is wrong.
         source: turns::Error,
     },
-    /// Other numbers of costs than of kinds of layers.
+    /// The header has costs for more or fewer kinds of layers than it lists.
     #[error(
         "step {step}: its header has {costs} costs for {kinds} kinds of layers, one for each; take it from the conductor of this build, or a log as it was written"
     )]
     Costs {
         /// The step.
         step: u64,
-        /// How many it has.
+        /// Costs in the header.
         costs: usize,
-        /// Of how many kinds.
+        /// Kinds of layers in the header.
         kinds: usize,
     },
     /// The transfer lists contradict themselves: a bug of the lowering.

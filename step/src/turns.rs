@@ -45,7 +45,7 @@ pub struct Turn {
 pub enum Which {
     /// Every layer with core attention.
     All,
-    /// These, in ascending order, and not all of them.
+    /// These layers, in ascending order, and not all of them.
     Only(Vec<u16>),
 }
 
@@ -270,7 +270,8 @@ impl From<Turns> for Vec<Turn> {
     }
 }
 
-/// As in the module; where turns, nano-batches or layers are many, how many more. So it is never longer than a few lines.
+/// Written as in the module. Long lists of turns, nano-batches or layers are cut short, with the
+/// number of those left out, so the text never has more than a few lines.
 impl fmt::Display for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |numbers: &[u16]| {

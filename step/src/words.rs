@@ -26,15 +26,19 @@ use serde::{Deserialize, Serialize};
 
 /// How long a word waits for its acknowledgement until it is sent again.
 const AGAIN_AFTER: Nanos = Nanos::from_millis(200);
-/// How long after a broken link its words are sent over a fresh one; after each further break in a row twice as long.
+/// Time after a broken link until its words are sent over a new one; doubled after each further
+/// break in a row.
 const RETRY_AFTER: Nanos = Nanos::from_millis(20);
 /// Breaks in a row after which the wait grows no more: 1.3 s.
 const MAX_DOUBLINGS: u32 = 6;
-/// Most words that a peer may leave unacknowledged. A healthy one leaves a few; one that leaves so many is given up.
+/// Maximum words that a peer may leave unacknowledged. A healthy peer leaves a few; one that leaves
+/// more is given up.
 const MAX_OWED: usize = 1024;
-/// Most words that are kept ahead of a missing one; those further ahead are dropped, and their sender sends them again.
+/// Maximum words that are kept while an earlier one is missing. Later ones are dropped, and their
+/// sender sends them again.
 const MAX_EARLY: u64 = 64;
-/// Longest body that a ring carries; a longer one is published and pulled: one copy in memory, however many read it.
+/// Longest body, in bytes, that is sent in a ring. A longer one is published and pulled, so that
+/// all receivers share one copy.
 pub const MAX_RIDING_BYTES: usize = 4 << 10;
 
 /// A random number of a process in one job. It tells apart processes that had one name after each other, and one process in two jobs.
@@ -50,21 +54,21 @@ pub struct Stream {
     pub era: u32,
 }
 
-/// What a word says.
+/// Body of a word.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Body {
-    /// Its bytes.
+    /// The bytes.
     Here(Vec<u8>),
-    /// Where its bytes are to be pulled from.
+    /// The publication to pull the bytes from.
     There(Published),
 }
 
 /// A body that is to be pulled.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Published {
-    /// Which publication of the sender; none has the number of another.
+    /// Number of the publication; no other publication has it.
     pub publication: u64,
-    /// Length.
+    /// Length of the body.
     pub bytes: u64,
     /// xxh3 of the bytes.
     pub digest: u64,
@@ -73,13 +77,13 @@ pub struct Published {
 /// A word to say now.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Due {
-    /// To whom.
+    /// Receiver.
     pub to: Peer,
-    /// Which stream of words to this peer.
+    /// The stream of words to that receiver.
     pub stream: Stream,
-    /// Counts the words of the stream, from 0.
+    /// Number of the word in the stream, from 0.
     pub number: u64,
-    /// What it says.
+    /// Body of the word.
     pub body: Arc<Body>,
 }
 
@@ -89,36 +93,38 @@ pub struct Due {
     "{peer} has answered none of the last {MAX_OWED} words; end it, or look at the network between"
 )]
 pub struct Full {
-    /// Who does not answer.
+    /// The peer that does not answer.
     pub peer: Peer,
 }
 
-/// What this process owes others.
+/// Words that this process has sent and that are not acknowledged.
 #[derive(Debug)]
 pub struct Owed {
     me: Life,
     lanes: BTreeMap<Peer, Lane>,
-    /// Who is owed words, by the time when these are said again: a turn of the IO thread looks at those that are due alone.
+    /// Receivers with unacknowledged words, by the time at which these are sent again. So a turn of
+    /// the IO thread visits only the receivers that are due.
     due: BTreeSet<(Nanos, Peer)>,
 }
 
 #[derive(Debug, Default)]
 struct Lane {
-    /// Which life of the peer hears them, once it has answered.
+    /// The life of the peer that acknowledges, once it has answered.
     peer: Option<Life>,
     era: u32,
     /// Number of the next word.
     next: u64,
-    /// Said and not covered; the last is `next - 1`.
+    /// Words that were sent and are not acknowledged; the last has number `next - 1`.
     words: VecDeque<Arc<Body>>,
-    /// When the words are said again.
+    /// Time at which the words are sent again.
     due: Nanos,
-    /// Breaks of the link since something was heard.
+    /// Breaks of the link since the peer was last heard.
     breaks: u32,
 }
 
 impl Lane {
-    /// The peer's life has not heard the beginning: what is left is said to it from 0 on, at once.
+    /// Numbers the remaining words from 0 and sends them at once: the peer's new life has not heard
+    /// the earlier ones.
     fn begin_anew(&mut self, now: Nanos) {
         self.era = self.era.wrapping_add(1);
         self.next = self.words.len() as u64;
@@ -127,7 +133,7 @@ impl Lane {
 }
 
 impl Owed {
-    /// Of a process in this life.
+    /// For a process in this life.
     pub fn new(me: Life) -> Self {
         Self { me, lanes: BTreeMap::new(), due: BTreeSet::new() }
     }
@@ -169,8 +175,8 @@ impl Owed {
         self.change(to, owe).expect("the lane was just made")
     }
 
-    /// A life of a peer shows itself. Out: whether it came in the place of the one that heard what was said so far. Then a new stream
-    /// begins, with the words that were not covered.
+    /// Notes the life of a peer. Returns whether it replaces the life that acknowledged words so
+    /// far. Then a new stream begins, with the words that are not acknowledged.
     pub fn lives(&mut self, now: Nanos, peer: Peer, life: Life) -> bool {
         let lives = self.change(peer, |lane| {
             let anew = lane.peer.replace(life).is_some_and(|it| it != life);
@@ -218,7 +224,7 @@ impl Owed {
         breaks.unwrap_or(0)
     }
 
-    /// What is to be said again at `now`.
+    /// Words to send again at `now`.
     pub fn due(&mut self, now: Nanos) -> Vec<Due> {
         let mut due = Vec::new();
         let life = self.me;
@@ -240,8 +246,8 @@ impl Owed {
         self.due.first().map(|it| it.0)
     }
 
-    /// Owes a peer nothing any more: it was given up, or has left. Should it come back, words to it begin anew: it does not wait
-    /// for one that it never heard.
+    /// Drops all words to a peer that was given up or has left. If it comes back, its stream begins
+    /// anew, so that it does not wait for a word that it never got.
     pub fn forget(&mut self, peer: Peer) {
         self.change(peer, |lane| {
             if !lane.words.is_empty() {
@@ -252,7 +258,7 @@ impl Owed {
         });
     }
 
-    /// Who is owed words.
+    /// Peers with unacknowledged words.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.lanes.iter().filter(|it| !it.1.words.is_empty()).map(|it| *it.0)
     }
@@ -263,7 +269,7 @@ impl Owed {
     }
 }
 
-/// What others have told this process.
+/// Words that other processes have sent to this one.
 #[derive(Debug, Default)]
 pub struct Heard {
     lanes: BTreeMap<Peer, Hearing>,

@@ -25,7 +25,7 @@ pub(super) const MAX_ENTRIES: usize = 4_000_000;
 /// All inputs of a header.
 #[derive(Debug)]
 pub struct Making {
-    /// Its turns, nano-batches and fillers are still to come.
+    /// The header without turns, nano-batches and fillers.
     pub(super) blank: Header,
     pub(super) lengths: BTreeMap<u16, Lengths>,
     pub(super) replay: Option<Arc<Log>>,
@@ -40,7 +40,7 @@ pub struct Made {
     pub phases: u32,
 }
 
-/// A header and who fills its slots.
+/// A header and the members that fill its slots.
 #[derive(Clone, Debug)]
 pub struct Filled {
     pub(super) header: Arc<Header>,
@@ -94,7 +94,7 @@ impl Filled {
     }
 }
 
-/// The turns of a step of so many nano-batches, which every trainer has announced.
+/// The turns that every trainer has announced for a step of `nanos` nano-batches.
 fn agreed(blank: &Header, nanos: usize, lengths: &BTreeMap<u16, Lengths>) -> Result<Turns, Error> {
     let step = blank.step;
     check_plans(nanos, &blank.layers).map_err(|source| Error::Plans { step, source })?;
@@ -124,8 +124,8 @@ fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
     }
 }
 
-/// One packed stream from the stretches of all trainers. These number their documents as they like; in the stream the
-/// numbers follow each other, in the same order.
+/// One packed stream from the stretches of all trainers. Trainers number their documents freely;
+/// the stream numbers them from 0, in the same order.
 pub(super) fn packing<'a>(
     step: u64,
     nano: usize,

@@ -28,7 +28,7 @@ pub use self::view::{Offer, Roster, View};
 /// Weight of a slot whose speed nobody has measured.
 pub const NOMINAL_WEIGHT: u32 = 100;
 
-/// What all headers of a job have in common, and the one in the making.
+/// Fields that all headers of a job share, and the header that is being made.
 #[derive(Debug)]
 pub struct Draft {
     /// Number of trainers.
@@ -51,13 +51,14 @@ pub struct Draft {
     pub costs: Vec<Costs>,
     /// Whether trainers take the work of a lost pool.
     pub standby: Standby,
-    /// Bytes that each trainer has for rows of others, as it serves in place or stands by.
+    /// Bytes that each trainer has for rows of other trainers, when it serves in place or stands
+    /// by.
     pub trainer_memory: u64,
     /// Headers to replay.
     pub replay: Option<Arc<Log>>,
     /// The header that was made last, without fillers.
     pub header: Option<Arc<Header>>,
-    /// Who fills the slots of the header that was published last.
+    /// Members that fill the slots of the header that was published last.
     pub filled: Vec<Option<Member>>,
     /// Bytes that each slot had when it was last filled.
     pub memories: BTreeMap<usize, u64>,
@@ -212,17 +213,18 @@ impl Draft {
         self.header = Some(header);
     }
 
-    /// Whether the header of `step`, made by this view, would have the same slots as the one that was made last.
+    /// Whether a header of `step` from this view would have the slots of the header that was made
+    /// last.
     pub fn keeps_slots(&mut self, step: u64, view: &View) -> bool {
         let slots = match &self.replay {
-            // Of a step that the log lacks: that is said where its header is made.
+            // A step that the log lacks counts as equal here; making its header reports the error.
             Some(log) => log.slots(step).map(<[Slot]>::to_vec),
             None => Some(self.slots(view)),
         };
         self.header.as_ref().is_some_and(|it| slots.is_none_or(|slots| slots == it.slots))
     }
 
-    /// Who fills the slots of the header that was made last.
+    /// Members that fill the slots of the header that was made last.
     pub fn fillers(&self, view: &View) -> Vec<Option<Member>> {
         // The slots are those of the view, but in a replay: there servers keep theirs, however few are offered.
         let before = if self.replay.is_some() { &self.filled[..] } else { &[] };
@@ -249,7 +251,8 @@ impl Draft {
                 self.memories.insert(index, memory);
             }
         }
-        // A slot that was never filled: as small as the smallest, so that whoever comes can hold it.
+        // A slot that was never filled gets the least memory of all, so that any server can take
+        // it.
         let least = self.memories.values().copied().min().unwrap_or(memory);
         let mut slots: Vec<_> = view
             .slots

@@ -11,7 +11,7 @@ use cadre_protocol::{Filler, PeerId, ServerId, TrainerId};
 use crate::header::{Member, ViewNumber};
 use crate::planned::filler;
 
-/// Who the trainers are.
+/// The trainers of a job and their addresses.
 #[derive(Clone, Debug)]
 pub struct Roster {
     count: usize,
@@ -19,7 +19,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// Of a job of `trainers` trainers, none known yet.
+    /// For a job of `trainers` trainers, none of them known yet.
     pub fn new(trainers: u16) -> Self {
         Self { count: trainers.into(), list: Vec::new() }
     }
@@ -54,13 +54,13 @@ pub struct View {
 pub struct Offer {
     /// Nominal weight.
     pub weight: u32,
-    /// The trainer's rank, in place.
+    /// Rank of the trainer, for a server in place.
     pub home: Option<u16>,
-    /// Memory of who fills it.
+    /// Memory of the member that fills it.
     pub memory: Option<u64>,
-    /// Who fills it.
+    /// The member that fills it.
     pub member: Option<Member>,
-    /// Numerics id of who fills it.
+    /// Numerics id of the member that fills it.
     pub numerics: Option<String>,
 }
 
@@ -70,8 +70,9 @@ impl View {
         self.slots.is_empty() || self.slots.iter().any(|it| it.member.is_none())
     }
 
-    /// Makes slots vacant whose dedicated servers have another numerics id, and so would compute other bits; says which. A rank of
-    /// another one ends the job when it hears the header: its slot is always filled.
+    /// Makes slots vacant whose dedicated servers have another numerics id, and so would compute
+    /// other bits; returns a message for each. A rank with another id ends the job itself when it
+    /// gets the header, since its slot is always filled.
     pub fn refuse_foreign(&mut self, numerics: &str) -> Vec<String> {
         let mut refused = Vec::new();
         let dedicated = self.slots.iter_mut().enumerate().filter(|it| it.1.home.is_none());
@@ -120,9 +121,11 @@ impl View {
         fillers.iter().map(|it| it.as_ref().map(member)).collect()
     }
 
-    /// Who fills these slots, which may be of another view; `before` filled them so far. Slots with a home are filled by it. Then
-    /// servers of this view keep the dedicated slots that they fill, since one that changed its slot within a step would have to
-    /// begin anew. Slots that are left get the server of the same number, if view and slots have as many, else the next one.
+    /// Members for these slots, which may come from another view; `before` are those that filled
+    /// them so far. The rank at home fills a slot with a home. A server of this view keeps the
+    /// dedicated slot that it fills, since after a change within a step it would have to begin
+    /// anew. A slot that is left gets the server of the same number if view and slots have equally
+    /// many; otherwise the next server.
     pub fn fill(&self, slots: &[Slot], before: &[Option<Member>]) -> Vec<Option<Member>> {
         let offers = self.slots.iter().filter(|it| it.home.is_none());
         let mut offers: Vec<_> = offers.map(|it| it.member.clone()).collect();
@@ -150,7 +153,7 @@ impl View {
     }
 }
 
-/// Who fills a slot with a home: the trainer there, in place or standing by.
+/// The member that fills a slot with a home: the trainer there, in place or standing by.
 fn at_home(slot: &Slot) -> Option<Member> {
     let RankId(rank) = slot.home?;
     Some(if slot.is_standby() { Member::Standby(rank) } else { Member::InPlace(rank) })

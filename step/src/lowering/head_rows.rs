@@ -46,12 +46,12 @@ impl HeadRows {
 pub struct Stretches {
     /// KV heads of a row.
     kv_heads: u16,
-    /// By rank: where each stretch begins in its stream, in rows; then where the last one ends.
+    /// By rank: the row at which each stretch begins in its stream; then the end of the last one.
     edges: Vec<Vec<u32>>,
 }
 
 impl Stretches {
-    /// Of rows of so many KV heads.
+    /// The stretches of a layout whose rows have `kv_heads` KV heads.
     pub(super) fn new(layout: &Layout, kv_heads: u16) -> Self {
         let ranks = (0..layout.ranks().len() as u16).map(RankId);
         let edges = |rank| {

@@ -20,7 +20,7 @@ pub(super) struct Holding {
     pub(super) keys: u32,
 }
 
-/// Those of all bundles.
+/// What each rank holds of each bundle.
 pub(super) fn holdings(problem: &Problem, plan: &Plan) -> Groups<Holding> {
     let layout = &problem.layout;
     let (mut all, mut of_bundle) = (Groups::with_capacity(plan.bundles().len()), Vec::new());

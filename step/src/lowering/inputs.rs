@@ -22,14 +22,14 @@ pub struct Inputs {
     pub areas: Areas,
     /// Size of the landing.
     pub bytes: usize,
-    /// Whom it comes from, by rank.
+    /// What each trainer sends, by rank.
     pub sources: Vec<Source>,
 }
 
 /// Most tensors that a direction reads.
 const TENSORS: usize = 6;
 
-/// What one trainer gives to one bundle. A step may have hundreds of thousands of these.
+/// What one trainer sends for one bundle. A step may have hundreds of thousands of these.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The trainer.
@@ -47,7 +47,8 @@ impl Source {
         Self { rank, bytes: 0, tensors, ends: [0; TENSORS], pieces: Vec::new() }
     }
 
-    /// Pieces by tensor, of those of which there are any; `remote` is in the trainer's rows of the phase, `local` in the landing.
+    /// Pieces of each tensor that has any. `remote` is in the trainer's rows of the phase, `local`
+    /// in the landing.
     pub fn tensors(&self) -> impl Iterator<Item = (Tensor, &[Piece])> {
         let begins = std::iter::once(0).chain(self.ends);
         let of = self.tensors.iter().zip(begins.zip(self.ends));
@@ -55,7 +56,7 @@ impl Source {
         of.filter(|it| !it.1.is_empty())
     }
 
-    /// Those of all tensors.
+    /// Pieces of all tensors.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -122,7 +123,7 @@ pub(super) fn inputs(
         }
         *areas.of(tensor) = area;
         for source in &mut sources {
-            // Of the tensors behind this one, until they are there.
+            // Later tensors have no pieces yet: their ends are the end of this one.
             source.ends[index_of..].fill(source.pieces.len() as u32);
         }
     }

@@ -74,9 +74,10 @@ pub struct Lists {
     stretches: Stretches,
     /// Row of the bundle's query rows at which a task begins, by task.
     task_base: Vec<u32>,
-    /// By bundle: what each rank gives to it. Their places among all are the numbers of the parcels, in both directions.
+    /// By bundle: what each rank sends. The index of an entry in all is the number of its parcel,
+    /// in both directions.
     holdings: Groups<Holding>,
-    /// By bundle, once one of them was asked for.
+    /// By bundle: its inputs, made when they are first asked for.
     inputs: OnceLock<Box<[Found]>>,
 }
 
@@ -139,7 +140,7 @@ impl Lists {
         self.task_base[task]
     }
 
-    /// The source that a parcel stands for, with its bundle.
+    /// The source that a parcel stands for, and its bundle.
     pub fn parcel(&self, parcel: Parcel, direction: Direction) -> (BundleId, &Source) {
         let bundle = self.holdings.group_of(parcel.0 as usize);
         let source = parcel.0 as usize - self.holdings.begin(bundle);

@@ -30,7 +30,8 @@ pub struct TooManyPlans {
     pub kinds: usize,
 }
 
-/// Whether a step of so many nano-batches has plans that can be numbered: each nano-batch one for each kind of layers.
+/// Whether the plans of a step can be numbered: one for each of its nano-batches and kinds of
+/// layers.
 ///
 /// # Errors
 ///
@@ -44,10 +45,10 @@ pub fn check_plans(nanos: usize, layers: &Layers) -> Result<(), TooManyPlans> {
     }
 }
 
-/// How many bounds of the largest bundle are tried, each an eighth less than the one before.
+/// Maximum limits for the largest bundle that are tried, each an eighth less than the one before.
 const SMALLER_BUNDLES: usize = 10;
 
-/// By nano-batch and then by kind of layers: whether the step has a phase of both.
+/// By nano-batch and then by kind of layers: whether the step has such a phase.
 pub(super) fn has_phases(header: &Header) -> Vec<bool> {
     let kinds = header.layers.kinds().len();
     let mut has = vec![false; header.nanos.len() * kinds];
@@ -131,7 +132,8 @@ fn check_memory(plans: &[(Problem, Plan)]) -> Result<(), Error> {
     }
 }
 
-/// Makes plans anew, with ever smaller bundles, until each slot holds what [`needed`] says.
+/// Plans again, with ever smaller bundles, until the memory of each slot is at least what
+/// [`needed`] says.
 fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
     let largest = |plans: &[(Problem, Plan)]| {
         plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)
@@ -154,7 +156,7 @@ fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
         }
         reserve -= reserve / 8;
     }
-    // What is missing, not what smaller and smaller bundles came to.
+    // The error of the first plans, since those with smaller bundles only confuse.
     Err(unfit)
 }
 
