@@ -69,11 +69,11 @@ pub(crate) enum Hit {
 /// When a process that was ended had said nothing for too long.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Overdue {
-    /// It never registered: another one would not either.
+    /// It never registered, so another one would not register either.
     AtStart,
     /// Later.
     Since,
-    /// It had said its last words, and stayed.
+    /// It said its last words and did not end.
     Leaving,
 }
 
@@ -81,18 +81,18 @@ pub(crate) enum Overdue {
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) link: Option<LinkId>,
-    /// The process that speaks, as its hello says.
+    /// Process id in its hello.
     pub(crate) pid: u32,
     /// Since when it should have said something; none while it is attached and listens.
     pub(crate) silent_since: Option<Duration>,
-    /// As its hello says.
+    /// Its entry as a server, from its hello.
     pub(crate) server: proto::Server,
-    /// It is registered: its addresses are known.
+    /// Whether it is registered, so that its addresses are known.
     pub(crate) listening: bool,
     pub(crate) ring_address: String,
-    /// Cost a second of its server, as its last report with work says.
+    /// Cost a second of its server, from the last report with work.
     pub(crate) speed: Option<u64>,
-    /// What it said about its own end.
+    /// Its own report of its end.
     pub(crate) account: Option<Finished>,
     /// Until when it has to be gone after that.
     pub(crate) leaves_by: Option<Duration>,
@@ -100,9 +100,10 @@ pub(crate) struct Worker {
     pub(crate) hit: Option<Hit>,
     /// The supervisor has killed it.
     pub(crate) killed: bool,
-    /// It was ended because nothing was heard from it.
+    /// Set if it was ended because nothing was heard from it.
     pub(crate) overdue: Option<Overdue>,
-    /// Its process is gone, and its stream may still hold what it said: its end counts then at the latest.
+    /// How its process ended, and the time at which its end counts at the latest: its stream may
+    /// still hold messages.
     pub(crate) gone: Option<(Exit, Duration)>,
 }
 

@@ -49,10 +49,10 @@ pub struct Limits {
     pub register: Duration,
     /// What survivors of a dead trainer have to write their checkpoint and leave.
     pub survivors: Duration,
-    /// From the first interrupt until everything is killed, besides the time of the steps that are out; and again from the end of
-    /// each of these.
+    /// Time from the first interrupt until everything is killed, beyond the time of the steps that
+    /// are out. It begins again at the end of each of these steps.
     pub interrupt: Duration,
-    /// What a trainer has to leave after it has said its last words.
+    /// Time for a trainer to exit after its last words.
     pub last_words: Duration,
     /// What workers have to leave once the job is done.
     pub farewell: Duration,

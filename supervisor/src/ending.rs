@@ -53,21 +53,21 @@ impl Mode {
     }
 }
 
-/// What comes when nothing lives any more.
+/// What follows when no process is left.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Another attempt.
+    /// A further attempt.
     Restart,
-    /// The end.
+    /// The end of the run.
     Done(Result<Outcome, RunError>),
 }
 
 /// How a process ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exit {
-    /// Its exit code, if it had one.
+    /// Exit code, if the process exited.
     pub(crate) code: Option<i32>,
-    /// Else the signal that ended it.
+    /// Otherwise the signal that ended it.
     pub(crate) signal: Option<i32>,
     /// Last lines of its log.
     pub(crate) log: Vec<String>,
@@ -85,7 +85,8 @@ impl fmt::Display for Exit {
 }
 
 impl Exit {
-    /// One line about the end: what it said to us, else its last error line, else how it ended.
+    /// One line about the end: the worker's own report, else the last error line of its log, else
+    /// how its process ended.
     pub(crate) fn last_words(&self, name: WorkerName, account: Option<&Finished>) -> String {
         let said = account.map(|it| it.message.clone()).filter(|it| !it.is_empty());
         let error = self.log.iter().rev().find_map(|line| line.strip_prefix("error: "));
@@ -111,7 +112,7 @@ impl State {
         exit: Exit,
         out: &mut Vec<Action>,
     ) {
-        // A program that does not speak with us says it by its exit code.
+        // A program without a control connection reports by its exit code.
         let completed = worker.has_completed().unwrap_or(exit.code == Some(0));
         if completed {
             if !worker.killed && exit.code != Some(0) {
@@ -139,7 +140,8 @@ impl State {
             exit.last_words(name, worker.account.as_ref())
         };
         let dead = exit.code.is_none();
-        // Who was killed is the cause; who fails because a peer is gone is not.
+        // A trainer that was killed is the cause. One that exited may have failed only because of
+        // its peer.
         if self.cause.as_ref().is_none_or(|it| dead && it.exit.code.is_some()) {
             self.cause = Some(Cause { worker: name, exit, words });
         }
@@ -235,7 +237,7 @@ impl State {
         }
         let said = format!("{worker}: {exit}");
         let words = if words == said { said } else { format!("{said}: {words}") };
-        // Another program than `cadre train` has checkpoints of its own.
+        // A program other than `cadre train` has checkpoints of its own.
         let remedy = if self.config.steps.is_some() { ", go on with --resume" } else { "" };
         let message = format!(
             "the job failed: {words}; {} of {allowed} restarts used \

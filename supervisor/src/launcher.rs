@@ -23,7 +23,7 @@ const FLAGS: &[&str] = &[
     "--standalone",
     "--virtual-local-rank",
 ];
-/// Which ranks there are and where they meet: the job says it.
+/// Options that say which ranks there are and where they meet; the job decides these.
 const OF_THE_JOB: &[&str] = &[
     "--master-addr",
     "--master-port",
@@ -56,7 +56,7 @@ const OTHERS: &[&str] = &[
     "--tee",
     MAX_RESTARTS,
 ];
-/// The variable that says it, too.
+/// The environment variable with the meaning of [`MAX_RESTARTS`].
 const PET_MAX_RESTARTS: &str = "PET_MAX_RESTARTS";
 
 /// Command and arguments of a container, one after the other.
@@ -71,7 +71,7 @@ pub fn is_launcher(container: &Container) -> bool {
     program.unwrap_or(false) || words.windows(2).any(|it| it == MODULE)
 }
 
-/// An option of a launcher that only the job decides: what is wrong, and the remedy.
+/// An option of a launcher that only the job may decide: what is wrong with it, and the remedy.
 pub fn refused(container: &Container) -> Option<(String, &'static str)> {
     if !is_launcher(container) {
         return None;
@@ -112,7 +112,7 @@ fn named(word: &str) -> (String, Option<&str>) {
         None => (word, None),
     };
     let name = name.replace('_', "-");
-    // As argparse does: the beginning of one option alone is that option.
+    // As in argparse, an unambiguous prefix stands for the option.
     let all = [FLAGS, OF_THE_JOB, OTHERS].into_iter().flatten().copied();
     let mut meant: Vec<&str> = all.filter(|it| it.starts_with(&name)).collect();
     meant.sort_unstable();

@@ -171,7 +171,7 @@ impl State {
         }
     }
 
-    /// What a worker says after its hello.
+    /// Handles a message that a worker sends after its hello.
     pub(crate) fn said(
         &mut self,
         now: Duration,
@@ -186,7 +186,7 @@ impl State {
                 if let Some(worker) = self.workers.get_mut(&name) {
                     worker.speed = own.or(worker.speed);
                 }
-                // What is expected is what the servers of the run do, this one among them.
+                // The expected speed is the median of the run's servers, including this one.
                 let expected = reference(self.workers.values().filter_map(|it| it.speed));
                 let slowness = |(expected, own)| expected as f64 / own as f64;
                 out.push(Action::Emit(RunEvent::Load(LoadRecord {
@@ -199,7 +199,7 @@ impl State {
                     memory_bytes: report.memory_bytes,
                 })));
             }
-            // A worker that has lost its stream says its last step again.
+            // A worker that has lost its stream repeats its last step.
             Message::Progress(progress) if self.reported >= Some(progress.step) => {}
             Message::Progress(progress) => {
                 self.reported = Some(progress.step);

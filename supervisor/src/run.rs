@@ -24,7 +24,7 @@ use super::room::Room;
 use super::spawn::Processes;
 use super::state::State;
 
-/// Things that wait for the supervisor; who puts more waits.
+/// Maximum events that wait for the supervisor. A thread that sends a further one blocks.
 const QUEUE: usize = 4096;
 /// Longest sleep when nothing is due.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
@@ -85,7 +85,8 @@ pub fn run(
         wake,
     };
     let result = shell.run(&queue);
-    // Links first, so that the service has nobody left to talk to; then the service, then the room.
+    // The order matters: links first, so that the service has no peers left; then the service, then
+    // the room.
     drop(shell);
     drop(control);
     drop(room);
@@ -174,7 +175,8 @@ impl Shell {
                 }
                 Event::Message { link, message } => Input::Said { link, message },
                 Event::Detached { link } => {
-                    // All that it said has been taken before: one that has said goodbye may go.
+                    // All earlier messages of the link have been handled, so a worker that has said
+                    // goodbye may exit.
                     if let Some(link) = self.links.remove(&link) {
                         link.farewell();
                     }
@@ -226,7 +228,8 @@ impl Shell {
         None
     }
 
-    /// Tells a worker its job; one that cannot be told all of it is refused.
+    /// Sends a worker its job. A worker whose control version lacks a field that the job needs is
+    /// refused.
     fn welcome(&mut self, link: LinkId, conductor: Option<proto::Conductor>) {
         self.settings.faults = self.state.pending_moments();
         let Some(to) = self.links.get(&link) else { return };
@@ -250,7 +253,7 @@ impl Shell {
     }
 
     fn emit(&self, event: RunEvent) {
-        // Nobody listens any more: the run goes on and its result is still returned.
+        // If the receiver is gone, the run goes on and its result is still returned.
         let _ = self.events.send(event);
     }
 
@@ -278,7 +281,7 @@ impl Shell {
 
     fn spawn(&mut self, worker: WorkerName) -> Result<(), String> {
         let wake = self.wake.clone();
-        // The run is over when nobody takes it.
+        // If the receiver is gone, the run is over.
         let ended = move || drop(wake.send(Wake::Ended(worker)));
         let pid = self
             .processes

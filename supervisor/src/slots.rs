@@ -46,7 +46,7 @@ impl Slots {
         self.0.vacate(of(kind), index.into(), incarnation, now)
     }
 
-    /// All servers start anew; every slot is back.
+    /// Makes all slots vacant and brings back those that had left: all servers start anew.
     pub(crate) fn vacate_all(&mut self, now: Duration) {
         self.0.vacate_all(now);
     }

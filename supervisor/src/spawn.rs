@@ -42,7 +42,7 @@ pub(crate) struct Processes {
     procs_per_node: u16,
     /// Whether the trainers' program starts the ranks of a node by itself.
     launches: bool,
-    /// By the first worker of each.
+    /// Processes, by the first worker of each.
     children: BTreeMap<WorkerName, Running>,
 }
 
@@ -58,10 +58,10 @@ struct Running {
     ended: Arc<Mutex<Ended>>,
 }
 
-/// Who is called when a process has ended.
+/// Callbacks for the end of a process.
 #[derive(Default)]
 struct Ended {
-    /// It has.
+    /// Whether the process has ended.
     yes: bool,
     calls: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -244,7 +244,7 @@ impl Processes {
         let Some(running) = running.filter(|it| it.exit.is_none()) else { return };
         let group = Pid::from_raw(running.child.id().cast_signed());
         let group = group.expect("a child has a process id above 0");
-        // It may have ended a moment ago, which is what a signal would want.
+        // An error means that the process has just ended, which is what the signal is for.
         let _ = kill_process_group(group, signal);
     }
 

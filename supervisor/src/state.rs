@@ -42,9 +42,9 @@ pub(crate) struct State {
     pub(crate) completed: u16,
     pub(crate) cause: Option<Cause>,
     pub(crate) sample: Option<String>,
-    /// The last step of this attempt that was told of.
+    /// The last step of this attempt that was reported.
     pub(crate) reported: Option<u64>,
-    /// How long the last step took that was told of, in whichever attempt.
+    /// Time of the last step that was reported, in any attempt.
     pub(crate) step_took: Duration,
     pub(crate) slots: Slots,
     pub(crate) servers: u16,
@@ -198,7 +198,7 @@ impl State {
         self.spawn(name, now, out);
     }
 
-    /// Kills what is overdue, takes out slots that were vacant for too long.
+    /// Kills workers that are overdue, and removes slots that were vacant for too long.
     fn deadlines(&mut self, now: Duration, out: &mut Vec<Action>) {
         let due = |it: &Worker| it.gone.as_ref().is_some_and(|it| it.1 <= now);
         let gone = self.workers.iter().filter(|(_, it)| due(it)).map(|(name, _)| *name);
@@ -262,7 +262,7 @@ impl State {
         }
     }
 
-    /// One server is gone: its slot is vacant, and filled again if that may help.
+    /// A server has ended: its slot becomes vacant. A new server is started if that may help.
     fn server_ended(
         &mut self,
         now: Duration,
@@ -344,7 +344,7 @@ impl State {
         }
     }
 
-    /// Who a fault hits: a live, registered worker.
+    /// The worker that a fault hits: registered, alive and not hit before.
     fn victim(&self, role: Role, index: Option<u16>) -> Option<WorkerName> {
         let alive = |it: &Worker| it.listening && it.hit.is_none() && !it.killed;
         let mut names = self.workers.iter().filter(|(_, it)| alive(it)).map(|(name, _)| *name);
