@@ -47,9 +47,9 @@ pub const ANNOTATION_INCARNATION: &str = "cadre.dev/incarnation";
 pub const FINALIZER: &str = "cadre.dev/drain";
 /// Value of `spec.managedBy` that means Cadre's own operator, as leaving it out does.
 pub const MANAGED_BY: &str = "cadre.dev/operator";
-/// Start of the labels of a queue; they pass to what is made for an object.
+/// Prefix of the labels of a queue; objects that are made for an object get them too.
 pub const QUEUE_PREFIX: &str = "kueue.x-k8s.io/";
-/// Label that puts an object into a queue: what is made for it starts when the queue admits it.
+/// Label that puts an object into a queue: the Job of an attempt starts when the queue admits it.
 pub const LABEL_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
 /// Role of a trainer.

@@ -55,7 +55,7 @@ pub(crate) fn known(kind: &str, path: &str) -> &'static [&'static str] {
 
 fn of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     let mut names = &[][..];
-    // Always an error: the reader takes the names and gives no value.
+    // Always fails: the reader takes the names of the fields and returns no value.
     drop(T::deserialize(NameReader { names: &mut names }));
     names
 }

@@ -20,9 +20,9 @@ use crate::{AttentionPool, TrainingJob};
 /// An object, as far as it can be read.
 #[derive(Clone, Debug)]
 pub struct Readable<K> {
-    /// The object; without what cannot be read, if there is such a part.
+    /// The object, without the part that cannot be read.
     pub object: K,
-    /// What cannot be read.
+    /// The part that cannot be read, and why.
     pub unreadable: Option<Refusal>,
 }
 

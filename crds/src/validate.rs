@@ -19,7 +19,7 @@ pub const NAME_LENGTH: usize = 52;
 /// Most servers of a pool and trainers of a job.
 pub const WORKERS: u32 = 4096;
 
-/// One wrong field.
+/// A wrong field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{field} {problem}; {remedy}")]
 pub struct Refusal {
@@ -164,7 +164,8 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
     container(&spec.template, TRAINER_CONTAINER).map(|_| ())
 }
 
-/// A job begins with a checkpoint that lies in storage which it shares with another.
+/// Checks the checkpoint of another job that a job begins with: it needs storage that both jobs
+/// share.
 fn resumes(place: &Checkpoint) -> Result<(), Refusal> {
     let field = "spec.checkpoint.resumeFrom";
     let Some(from) = &place.resume_from else { return Ok(()) };
@@ -184,8 +185,9 @@ fn resumes(place: &Checkpoint) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Checks that a trainer that stands still is given more time than one that is silent: a process that was paused for as long
-/// is not one that stands still. `field` is where the time was said.
+/// Checks that `stalledAfterSeconds` is above `suspectAfterSeconds`: a process that is paused for
+/// the shorter time has to count as silent, not as one that stands still. `field` is where the
+/// longer time was given.
 ///
 /// # Errors
 ///
@@ -205,7 +207,7 @@ pub fn patience(field: &str, policy: &FailurePolicy) -> Result<(), Refusal> {
     )
 }
 
-/// Checks that a job and the pool at hand belong together.
+/// Checks that a job refers to this pool.
 ///
 /// # Errors
 ///
@@ -233,7 +235,7 @@ pub fn together(pool: &AttentionPool, job: &TrainingJob) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Checks what a pool needs in addition where there is no cluster.
+/// Checks what one machine without a cluster cannot do for a pool.
 ///
 /// # Errors
 ///
@@ -252,7 +254,7 @@ pub fn pool_on_one_machine(pool: &AttentionPool) -> Result<(), Refusal> {
     }
 }
 
-/// Checks what a job needs in addition where there is no cluster.
+/// Checks what one machine without a cluster cannot do for a job.
 ///
 /// # Errors
 ///

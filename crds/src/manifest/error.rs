@@ -13,16 +13,16 @@ use crate::validate::Refusal;
 
 use super::tree::Tree;
 
-/// Where an object stands.
+/// Position of an object in a file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     /// The file.
     pub file: PathBuf,
-    /// The line that an error is about, else that of its kind; from 1.
+    /// Line of the field in question, otherwise that of `kind`; counted from 1.
     pub line: usize,
-    /// Its kind.
+    /// Kind of the object.
     pub kind: String,
-    /// Its name; may be empty.
+    /// Name of the object; may be empty.
     pub name: String,
 }
 
@@ -63,7 +63,7 @@ impl Place {
         Error::Unknown { place: Box::new(self.at(tree, &field)), field, remedy }
     }
 
-    /// The same object, at a field of it.
+    /// The position of a field of the same object.
     fn at(&self, tree: &Tree, field: &str) -> Self {
         Self { line: tree.line(field).unwrap_or(self.line), ..self.clone() }
     }
@@ -114,7 +114,7 @@ pub enum Error {
     Version {
         /// The object.
         place: Box<Place>,
-        /// What it says.
+        /// The `apiVersion` that was found.
         version: String,
     },
     /// A value has the wrong type, or a field is missing.
@@ -134,7 +134,7 @@ pub enum Error {
         place: Box<Place>,
         /// Path of the field.
         field: String,
-        /// What was probably meant.
+        /// The field that was probably meant.
         remedy: String,
     },
     /// A field's value, or how it goes with others.
@@ -156,9 +156,9 @@ pub enum Error {
     /// No pool or no job.
     #[error("{files}: no {kind}; add one to the files or name its file with another -f")]
     Missing {
-        /// What is missing.
+        /// The missing kind.
         kind: &'static str,
-        /// What was read.
+        /// The files that were read.
         files: String,
     },
 }

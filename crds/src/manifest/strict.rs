@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::tree::below;
 
-/// What is wrong with a value.
+/// Why a value does not fit its type.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// A value of the wrong type, or a missing field: path and complaint.

@@ -15,13 +15,13 @@ use serde_saphyr::Spanned;
 /// A document.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
-    /// What it says.
+    /// The document's content.
     pub(super) value: Value,
     lines: BTreeMap<String, usize>,
 }
 
 impl Tree {
-    /// Reads one document. Keys that stand twice are refused; `yes` and `no` are words.
+    /// Reads one document. Refuses keys that appear twice, and takes `yes` and `no` as text.
     pub(super) fn read(document: &str) -> Result<Self, serde_saphyr::Error> {
         let options = serde_saphyr::options! { with_snippet: false, strict_booleans: true };
         let node: Node = serde_saphyr::from_str_with_options(document, options)?;
