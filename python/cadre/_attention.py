@@ -18,7 +18,7 @@ from . import _job, _kept, _layout, _native, _pack
 from ._step import Step
 
 _LOCAL_TICKET = -1
-# Of each thread: whether the forward that is called can be called again in a backward.
+# Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -54,7 +54,7 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
     step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
     if lengths is None:
         if beside:
-            # Of an evaluation, whose rows are not the step's.
+            # A call of an evaluation: its rows are not those of the step.
             raise ValueError(
                 "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
             )

@@ -25,7 +25,7 @@ class Batches(Generic[Batch]):
         self._loader, self._layout, self._accumulate, self._turns = loader, layout, accumulate, turns
         self._iterator: Iterator[Batch] | None = None
         self._count = 0
-        # Batches of the update that runs, and of the one that is held back, each with the loader's state behind it.
+        # Batches of the current update and of the one held back, each with the loader's state after it.
         self._left: deque[tuple[Batch, Any]] = deque()
         self._held: list[tuple[Batch, Any]] = []
         self._state: Any = None
@@ -97,7 +97,7 @@ class Batches(Generic[Batch]):
                 batch = next(self._iterator)
             except StopIteration:
                 break
-            # A loader may write on into what it told.
+            # Copied, since a loader may change the state that it returned.
             drawn.append((batch, copy.deepcopy(self._loader.state_dict()) if stated else None))
         return drawn
 

@@ -50,7 +50,7 @@ class Made:
     """What came of an update."""
 
     losses: list[float] = field(default_factory=list)
-    # Of all parameters, before the update, in the order of optimizers.
+    # Weights of all parameters before the update, in the order of the optimizers.
     weights: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
     # O of each call, by micro-batch.
@@ -180,7 +180,7 @@ class Feed:
         """The next update; the end of the process where there is none."""
         if (update := next(self._source, None)) is None:
             self._check.end()
-        # However many steps the script has told.
+        # Whatever number of steps the script gave to `init`.
         job.steps = job.next + 1
         self._check.begin()
         job.begin(update.layouts, None, turns)
@@ -199,7 +199,7 @@ class Feed:
             check.updates.append((update, check.made))
         check.say("digests", [made.digests(update) for update, made in check.updates])
         if check.kind == "base":
-            # Weights and gradients are those of all ranks, or the check says so.
+            # Rank 0 keeps weights and gradients for all: where ranks differ, an earlier check has said so.
             kept = [(update, made if check.rank == 0 else Made(losses=made.losses)) for update, made in check.updates]
             for _, made in kept:
                 made.attention = []

@@ -22,7 +22,7 @@ class Epochs:
             return
         store = dist.distributed_c10d._get_default_store()
         if is_first:
-            # Who comes first says it.
+            # The first rank to arrive publishes its number.
             told = store.compare_set(self.key(self.begun), "", f"{self.rank} {number}").decode()
         elif store.check([self.key(self.begun + 1)]):
             told = store.get(self.key(self.begun + 1)).decode()

@@ -7,7 +7,7 @@ import sys
 
 from ._native import Session
 
-# Steps of which a rank says it.
+# Maximum steps of which a rank reports results that are not finite.
 _TOLD = 20
 
 

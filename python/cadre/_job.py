@@ -43,7 +43,7 @@ class Job:
         self.turn = threading.Lock()
         self.running: Step | None = None
         self.ended = False
-        # Of the step to begin next, if it was announced.
+        # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
         self.not_finite = NotFinite(session)
         self.epochs = Epochs(self.rank, self.ranks)
@@ -106,7 +106,7 @@ class Job:
         if self.next == self.steps:
             self.end_step()
             return self.end()
-        # Refused before the former step ends and before this one begins: whoever catches it may go on.
+        # Refused before the last step ends and this one begins, so that a script that catches it may go on.
         stretches = self.stretches(layouts)
         order = order_of(turns, len(stretches))
         if self.announced is not None and self.announced != (stretches, order):

@@ -146,7 +146,7 @@ class Shape:
         )
 
 
-# Layers of hybrid models, in the words of transformers, that have no core attention.
+# Types of layers without core attention, as transformers names them.
 _WITHOUT = ("linear_attention", "conv", "moe")
 
 

@@ -81,12 +81,12 @@ class Observer:
         self._step = 0
         self._on_host = device == "cpu"
         self._ended = self._entered = time.perf_counter()
-        # Of the step that runs: when its first forward began, seconds of forwards, what says its documents.
+        # The current step: start of its first forward, seconds of its forwards, and its documents.
         self._began: float | None = None
         self._forward = 0.0
         self._said: list[Callable[[], list[int]]] = []
         self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
-        # What is compiled is the model alone.
+        # The hooks stay outside of the compiled model.
         before, after = (torch.compiler.disable(it) for it in (self._before, self._after))
         self._hooks = [
             model.register_forward_pre_hook(before, with_kwargs=True),
@@ -153,7 +153,7 @@ def documents_of(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callab
     given = {**(first if isinstance(first, Mapping) else {}), **named}
     if isinstance(first, Tensor):
         given.setdefault(_TOKENS[0], first)
-    # Megatron hands them down in a structure.
+    # Megatron passes the lengths in a structure.
     packed = getattr(given.get("packed_seq_params"), "cu_seqlens_q", None)
     ends = next((given[it] for it in _ENDS if given.get(it) is not None), packed)
     if ends is not None:
@@ -187,7 +187,7 @@ def runs_of(positions: Tensor) -> list[int]:
 def _on_host(tensor: Tensor) -> Callable[[], Tensor]:
     """A tensor, without waiting for its GPU now."""
     if tensor.device.type != "cuda":
-        # Who calls the model may write on into it.
+        # Copied, since the caller may overwrite the tensor.
         copy = tensor.detach().cpu().clone()
         return lambda: copy
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

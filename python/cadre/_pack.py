@@ -105,7 +105,7 @@ def pack(
     if not 0 <= weights < float("inf") or (total is not None and not total):
         raise ValueError(f"pack: loss weights are divided by {weights}; give weights, and a total, above 0")
     ends = torch.tensor([0, *(it.end - it.start for it in layout)]).cumsum(0).int()
-    # Under cadre.local() a call that says these documents has not all of their keys.
+    # Marks parts of documents: under cadre.local() a call with them would lack keys.
     ends.cadre_parts = any(it.end - it.start < it.rows for it in layout)
     return Packed(
         input_ids=held("input_ids")[None],

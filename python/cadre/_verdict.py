@@ -257,7 +257,7 @@ def loss(step: int, base: list, results: list[Made], notes: list[str]) -> str | 
     several, one = (sum(it[-1] for it in of) / len(of) for of in (told, own))
     least, most = min(it[-1] for it in own), max(it[-1] for it in own)
     slack = 1e-4 * abs(one)
-    # A loss that weighs ranks by tokens lies between theirs.
+    # A mean loss weighted by tokens lies between the losses of the ranks.
     if abs(several - one) <= slack or (notes and least - slack <= several <= most + slack):
         return None
     return f"the loss is {several:.6f}, that of one rank with plain attention {one:.6f}"

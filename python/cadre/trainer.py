@@ -99,7 +99,7 @@ class OnPool:
                 f"cadre check: an update has {len(update.batches)} batches and an epoch ends with {num_batches}; give "
                 "epochs 12 updates or more for it"
             )
-        # However many steps the arguments have told.
+        # Whatever number of steps the arguments gave.
         self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
         self._micro_batch, self._checked = 0, (update, epoch_iterator)
         return list(update.batches), self._get_num_items_in_batch(update.batches, device)

@@ -61,7 +61,7 @@ def attention(
     if sliding_window is not None:
         if sliding_window < 1:
             raise ValueError(f"sliding_window is {sliding_window}; a window has 1 row or more, its own key")
-        # Transformers' windows that look both ways hold so many rows on each side.
+        # A window that looks both ways has `sliding_window` rows on each side.
         window = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
     how = {"mask": mask_of(causal, window), "scale": scaling, "softcap": softcap, "sinks": s_aux}
     o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how, layer=getattr(module, "cadre_layer", None))

@@ -15,7 +15,7 @@ use crate::tensor::{Given, Tensor, check_apart};
 /// Kind of the layer, and threads.
 type Settings = (String, usize);
 
-/// What all documents of a call have in common.
+/// Settings that all documents of a call share.
 struct Common {
     heads: Heads,
     kind: Kind,

@@ -43,10 +43,10 @@ pub(crate) struct Session {
     wire: &'static str,
 }
 
-/// What happens where results are not finite.
+/// What happens to results that are not finite.
 #[derive(Clone, Copy)]
 enum NotFinite {
-    /// The caller gets them, and what is said of them.
+    /// The caller gets them, with a description.
     Report,
     /// The job ends.
     End,
@@ -184,8 +184,8 @@ impl Session {
         Ok(Ticket(Mutex::new(Some(ticket))))
     }
 
-    /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV. What is not finite
-    /// among them, in words, unless it ends the job.
+    /// Computes the work of this rank that is due, waits, and writes the results: O and LSE, or dQ,
+    /// dK and dV. Returns a description of results that are not finite, unless these end the job.
     #[pyo3(signature = (ticket, *results))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
     fn wait(
@@ -212,7 +212,8 @@ impl Session {
                 }
                 _ => unreachable!("there are as many tensors as names"),
             };
-            // Taken when nothing can be refused any more: whoever mends the results may wait again.
+            // The ticket is taken only when nothing can be refused any more: a caller that corrects
+            // the tensors may wait again.
             let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
             let ticket = ticket
                 .ok_or_else(|| refused("this ticket was waited for; submit a phase again"))?;
@@ -257,7 +258,7 @@ impl Session {
         })
     }
 
-    /// Warns whoever reads the job's log.
+    /// Writes a warning into the job's log.
     fn warn(&self, text: String) -> PyResult<()> {
         self.with(|session| {
             session.tell(Level::Warning, text, Event::Unspecified);
@@ -265,7 +266,8 @@ impl Session {
         })
     }
 
-    /// Says that this rank is at work elsewhere and not to be taken for one that stands still, for so many seconds.
+    /// Says that this rank is busy elsewhere for `seconds`, so that it does not count as standing
+    /// still.
     fn busy(&self, seconds: f64) -> PyResult<()> {
         let lease = Duration::try_from_secs_f64(seconds)
             .map_err(|_| refused(format!("busy for {seconds} s; say a time of 0 s or more")))?;
@@ -290,7 +292,8 @@ impl Session {
                 && let Some(session) = self.read().as_ref()
             {
                 session.fail(message.to_owned());
-                // Whoever is inside a call learns it too. If the job had ended before, this rank is not the cause.
+                // A thread inside a call of the session learns the reason too. If the job had ended
+                // before, this rank is not the cause.
                 if let Some(Ending::Failed { reason, .. }) = session.ending(FAREWELL) {
                     outcome.message = reason;
                 }
@@ -334,7 +337,7 @@ fn in_words(turns: &[(char, u16)], frozen: u16, layers: u16) -> PyResult<Option<
     Turns::new(turns.collect::<PyResult<_>>()?).map(Some).map_err(refused)
 }
 
-/// The session's own words; of a kind that says whether the caller can correct it.
+/// The session's message, as the Python exception that shows whether the caller can correct it.
 fn told(error: Error) -> PyErr {
     match error {
         Error::Rows { .. }

@@ -47,7 +47,7 @@ fn types(py: Python<'_>) -> PyResult<&'static [Py<PyAny>; 2]> {
 }
 
 impl Tensor {
-    /// Reads where `tensor` lies; `name` is what a refusal calls it.
+    /// Reads address, shape and type of `tensor`; messages call it `name`.
     pub(crate) fn new(name: &'static str, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
         let refuse = |what: &str| refuse(name, what);
@@ -108,7 +108,7 @@ impl Tensor {
         Ok(<[Self; N]>::try_from(all?).expect("there is a tensor for each name"))
     }
 
-    /// Its sizes; rows first.
+    /// Sizes of the dimensions; rows first.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -139,7 +139,7 @@ impl Tensor {
         .every(distance)
     }
 
-    /// The same for kernels, one row behind the other.
+    /// As [`Self::rows`], for kernels, which need the rows without gaps.
     pub(crate) fn dense(&self) -> PyResult<cadre_kernels::Rows<'_>> {
         self.check_dense()?;
         Ok(match self.kind {
