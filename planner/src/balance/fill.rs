@@ -186,9 +186,9 @@ impl Filling {
         found
     }
 
-    /// Candidates for a span, those first that hold most of it or are nearest to it. Candidates are the slots that can take
-    /// all of
-    /// it; if there is none, those with nearly the most capacity left.
+    /// Candidates for a span, those first that hold most of it or are nearest to it. Candidates are
+    /// the slots that can take all of it; if there is none, those with nearly the most capacity
+    /// left.
     fn nearest(&mut self, bins: &Bins<'_>, span: &Span) -> Vec<usize> {
         let most = self.order.next(None).and_then(|it| u64::try_from(it.0.0).ok()).unwrap_or(0);
         if !self.compares || most == 0 || self.compared >= COMPARED {
@@ -264,9 +264,8 @@ impl Filling {
         true
     }
 
-    /// Puts the last tile of a span into the slot with most capacity left, though that is too little. Of a span that finds
-    /// no memory,
-    /// which may be long, it puts a sixteenth.
+    /// Puts the last tile of a span into the slot with the most capacity left, although that is too
+    /// little. If memory is limited it puts the last sixteenth of the span, which may be long.
     fn place_one_tile(&mut self, bins: &mut Bins<'_>, span: &Span) -> Result<(), Error> {
         let part = heads_for(bins, span, 0);
         let sixteenth = if bins.limits().are_none() { 0 } else { span.rows.len() as u32 / 16 };

@@ -62,9 +62,9 @@ fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<Given>) {
     }
 }
 
-/// Up to `most` matchings, in the order of the bytes that they seem to move. Those that load their busiest link much more
-/// than the best
-/// one does are left out. In every other try the donors that had the busiest link before choose their receivers first.
+/// Up to `most` matchings, in the order of the bytes that they seem to move. Those that load their
+/// busiest link much more than the best one does are left out. In every other try the donors that
+/// had the busiest link before choose their receivers first.
 pub(super) fn matchings(bins: &Bins<'_>, most: usize) -> Vec<Vec<Given>> {
     let sides = Sides::of(bins, bins.level / WORTH);
     let tries = tries_within_time(bins);

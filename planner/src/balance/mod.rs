@@ -64,9 +64,9 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
     plan_beside(problem, 0)
 }
 
-/// As [`plan`], where slots have other plans in the same step. A bundle of `reserve` bytes has room beside two phases of
-/// this plan, and
-/// no bundle of this plan is larger. A reserve of 0 says that there is no other plan.
+/// As [`plan`], where slots have other plans in the same step. A bundle of `reserve` bytes has room
+/// beside two phases of this plan, and no bundle of this plan is larger. A reserve of 0 says that
+/// there is no other plan.
 ///
 /// # Errors
 ///

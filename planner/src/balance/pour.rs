@@ -76,9 +76,9 @@ pub(super) fn poured(bins: &Bins<'_>) -> Vec<BTreeSet<DocumentId>> {
     sets
 }
 
-/// Where heads may part: the short documents that lie at several ranks. Their rows travel in any case. Dealt out by heads
-/// they fill slots
-/// exactly; otherwise ends of other documents would have to, and each end brings keys of its own.
+/// Where heads may part: the short documents that lie at several ranks. Their rows travel in any
+/// case. Dealt out by heads they fill slots exactly; otherwise ends of other documents would have
+/// to, and each end brings keys of its own.
 pub(super) fn short(bins: &Bins<'_>) -> BTreeSet<DocumentId> {
     let problem = bins.problem;
     let is_short = |document: DocumentId| {

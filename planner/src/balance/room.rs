@@ -12,9 +12,8 @@ use crate::{DocumentId, Slot};
 
 /// A bundle of several KV heads costs at most one part in this many of the level.
 const BUNDLE: u64 = 16;
-/// Splitting a group into bundles adds tasks; they may cost one part in this many of the group, since slots were evened out
-/// without
-/// them.
+/// Splitting a group into bundles adds tasks; they may cost one part in this many of the group,
+/// since slots were evened out without them.
 const SPLIT: u64 = 4_096;
 /// Up to this many slots, bundles are not split: each survivor gets a large part of a lost slot's
 /// work in any case.
