@@ -10,11 +10,15 @@ use std::fmt::Write as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
+/// Longest line of text, in characters; tables and headings may be longer.
+const COLUMNS: usize = 100;
+
 const INTRODUCTION: &str = "\
 # The objects `cadre.dev/v1alpha1`
 
-Generated from the types of `crds/` by its test `schema`; change it there. Durations and sizes name their unit,
-percentages are whole numbers, and no field is a float. A field without a default may be left out unless it is required.
+Generated from the types of `crds/` by its test `schema`; change it there. Durations and sizes name
+their unit, percentages are whole numbers, and no field is a float. A field without a default may be
+left out unless it is required.
 ";
 
 /// The page about all definitions.
@@ -42,7 +46,32 @@ pub fn markdown(definitions: &[CustomResourceDefinition]) -> String {
             }
         }
     }
-    page
+    wrapped(&page)
+}
+
+/// Breaks lines of text at [`COLUMNS`]. Continued lines of a list are indented.
+fn wrapped(page: &str) -> String {
+    let mut text = String::new();
+    for line in page.lines() {
+        let indent = if line.starts_with("* ") { "  " } else { "" };
+        let most = if line.starts_with(['|', '#']) { usize::MAX } else { COLUMNS };
+        let mut column = 0;
+        for (at, word) in line.split(' ').enumerate() {
+            let length = word.chars().count();
+            if at > 0 && column + 1 + length > most {
+                text.push('\n');
+                text.push_str(indent);
+                column = indent.len();
+            } else if at > 0 {
+                text.push(' ');
+                column += 1;
+            }
+            text.push_str(word);
+            column += length;
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// A table of the fields of an object, then one for each object in it.
