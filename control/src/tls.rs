@@ -82,7 +82,7 @@ impl Certificate {
                     self.config = Arc::new(config);
                     self.written = written;
                 }
-                Err(error) => tracing::warn!("{error}; the last one goes on"),
+                Err(error) => tracing::warn!("{error}; the former certificate stays in use"),
             }
         }
         Arc::clone(&self.config)

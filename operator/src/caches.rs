@@ -289,7 +289,7 @@ where
             match object {
                 Ok(object) => changed(&object),
                 Err(error) => {
-                    tracing::warn!("watch of {}: {error}; it is tried again", K::kind(&()));
+                    tracing::warn!("watch of {}: {error}; the operator tries again", K::kind(&()));
                 }
             }
         }

@@ -98,7 +98,7 @@ impl Lease {
         drop(held);
         if !matches!(timeout(LOOK, renewing).await, Ok(Ok(Ok(_)))) {
             tracing::warn!(
-                "the lease {} could not be given back; it runs out by itself",
+                "the lease {} could not be given back; it expires by itself",
                 place.name
             );
         }

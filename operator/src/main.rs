@@ -169,6 +169,6 @@ async fn terminated() -> anyhow::Result<()> {
         _ = terminate.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
     }
-    tracing::info!("asked to end; pods go on without an operator");
+    tracing::info!("asked to end; pods keep running without an operator");
     Ok(())
 }

@@ -42,7 +42,7 @@ async fn release(client: &Client, namespace: Option<&str>) -> anyhow::Result<()>
             let pool = AttentionPool { metadata, ..AttentionPool::default() };
             match finalizers(client, &pool, false).await {
                 Ok(()) => {
-                    tracing::info!("pool {name} is free to go");
+                    tracing::info!("pool {name} has no finalizer any more");
                     break;
                 }
                 Err(Error::Stale) => {

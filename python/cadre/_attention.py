@@ -59,7 +59,7 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
                 "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
             )
         if step is None:
-            raise ValueError("outside of a step nobody knows where documents end: pass cu_seqlens (cu_seq_lens_q)")
+            raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
         step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
     # Documents of an evaluation may be as long as those of the step.

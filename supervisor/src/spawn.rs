@@ -324,6 +324,6 @@ pub(crate) enum Error {
     #[error("{worker} does not start: {program}: {source}; correct the container's command")]
     Start { worker: WorkerName, program: String, source: std::io::Error },
     /// No thread left.
-    #[error("no thread for a worker: {source}; raise the limit on processes")]
+    #[error("a thread for a worker cannot start: {source}; raise the limit on processes")]
     Thread { source: std::io::Error },
 }

@@ -133,7 +133,7 @@ pub(super) enum LinkError {
     Io(#[source] io::Error),
     #[error("the peer has no room for a greeting")]
     NoRoom,
-    #[error("the greeting was not over in time: is the peer stopped?")]
+    #[error("the greeting took too long: is the peer stopped?")]
     Silent,
     #[error(
         "the peer turned the link away {tries} times without a word: it has no room, since strangers knock at its port, or it ends"

@@ -141,7 +141,7 @@ pub(crate) async fn watch(context: Arc<Context>) {
             continue;
         }
         last = now;
-        tracing::info!("the issuer in {} is new", path.display());
+        tracing::info!("the issuer in {} has changed", path.display());
         let key = |it: &ObjectMeta| {
             (it.namespace.clone().unwrap_or_default(), it.name.clone().unwrap_or_default())
         };

@@ -51,7 +51,7 @@ impl Last {
         match serde_json::from_slice(&text) {
             Ok(Found { header, done }) => Some(Self { header: Arc::new(header), done }),
             Err(error) => {
-                tracing::warn!("{} is passed over: {error}", folder.join(LAST).display());
+                tracing::warn!("{} is ignored: {error}", folder.join(LAST).display());
                 None
             }
         }

@@ -178,8 +178,8 @@ impl Begun {
         // Half a checkpoint would otherwise fill the folder for ever.
         match checkpoint::sweep(&settings.checkpoints, contract.me.index.into()) {
             Ok(0) => {}
-            Ok(swept) => tracing::info!("{swept} folders of checkpoints half written are removed"),
-            Err(error) => tracing::warn!("half written checkpoints stay: {error}"),
+            Ok(swept) => tracing::info!("removed {swept} folders of half-written checkpoints"),
+            Err(error) => tracing::warn!("half-written checkpoints cannot be removed: {error}"),
         }
         let sizes = (config, stack.clone());
         let fresh = state_of(args, sizes, trainers, &corpus, engine.numerics_id());

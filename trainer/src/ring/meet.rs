@@ -200,7 +200,7 @@ impl Meeting<'_> {
         let (peer, address) = self.members.trainers[self.to];
         let reason = format!("{peer} at {address}: {why}");
         if self.told.len() < TOLD && self.told.insert(reason.clone()) {
-            tracing::info!("the gradient ring calls again: {reason}");
+            tracing::info!("the gradient ring connects again: {reason}");
         }
         self.last[0] = Some(reason);
         let until = Instant::now() + rest;
@@ -237,7 +237,7 @@ impl Meeting<'_> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "no guest is taken in: raise the limit of open files");
+                    tracing::warn!(%error, "the gradient ring accepts no connection: raise the limit of open files");
                     // Frees the descriptor of the oldest guest, which may be the one that accept
                     // lacked.
                     self.guests.pop_front();
@@ -288,7 +288,7 @@ impl Meeting<'_> {
 
     fn turned_away(&mut self, guest: &Guest, why: &str) {
         if self.told.len() < TOLD && self.told.insert(why.to_owned()) {
-            tracing::warn!("{} was turned away at the gradient ring: {why}", guest.address());
+            tracing::warn!("{} was refused by the gradient ring: {why}", guest.address());
         }
         self.last[1] = Some(format!("{}: {why}", guest.address()));
     }

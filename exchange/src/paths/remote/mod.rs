@@ -187,7 +187,7 @@ impl Remote {
             Err(why) => {
                 let rest = self.resting.map_or(FIRST_REST, |it| it.1);
                 if self.resting.is_none() {
-                    tracing::warn!("rows that lie in new memory go over links: {why}");
+                    tracing::warn!("rows in new memory go over tcp, not UCX: {why}");
                 }
                 self.resting = Some((now + rest, (2 * rest).min(LONGEST_REST)));
                 false
