@@ -96,8 +96,8 @@ impl Buffer {
         self.bytes == 0
     }
 
-    /// Bytes that [`Buffer::resize_zeroed`] can reach without new memory. Buffers of equal capacity can stand
-    /// in for one another in a pool.
+    /// Length up to which [`Buffer::resize_zeroed`] needs no new memory. A pool can use buffers of
+    /// equal capacity interchangeably.
     pub fn capacity_bytes(&self) -> usize {
         match &self.words {
             Words::Own(words) => words.capacity() * 4,
@@ -105,7 +105,7 @@ impl Buffer {
         }
     }
 
-    /// Makes the buffer `bytes` long; what is new is zero, what was there stays.
+    /// Makes the buffer `bytes` long. Old bytes keep their values, new ones are zero.
     pub fn resize_zeroed(&mut self, bytes: usize) {
         let mut words = self.keep();
         words.truncate(self.bytes.div_ceil(4));
@@ -148,14 +148,14 @@ impl Buffer {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes / 2]
     }
 
-    /// The memory as `f32` values; without a copy where it lies in no arena.
+    /// The memory as `f32` values; copied only if it lies in an arena.
     pub fn into_f32s(mut self) -> Vec<f32> {
         let mut words = self.keep();
         words.truncate(self.bytes / 4);
         bytemuck::cast_vec(words)
     }
 
-    /// The words in memory that no pool gets back: those of an arena are copied.
+    /// Takes the words out, so that they do not return to the pool. Words in an arena are copied.
     fn keep(&mut self) -> Vec<u32> {
         if matches!(self.words, Words::Shared(_)) {
             let words = self.words[..self.bytes.div_ceil(4)].to_vec();
@@ -185,7 +185,7 @@ impl Drop for Buffer {
 }
 
 impl Clone for Buffer {
-    /// The same bytes in memory of their own.
+    /// A copy of the bytes, in memory of its own.
     fn clone(&self) -> Self {
         let words = Words::Own(self.words[..self.bytes.div_ceil(4)].to_vec());
         Self { words, bytes: self.bytes, pool: None }

@@ -14,19 +14,19 @@ pub struct Clock {
     driven: Option<(Instant, Arc<AtomicU64>)>,
 }
 
-/// Moves a clock that stands still otherwise.
+/// Moves the time of a driven clock.
 #[derive(Clone, Debug)]
 pub struct Hand {
     nanos: Arc<AtomicU64>,
 }
 
 impl Clock {
-    /// The system's.
+    /// The clock of the system.
     pub fn system() -> Self {
         Self::default()
     }
 
-    /// One that stands still but for its hand, so that no test has to wait.
+    /// A clock whose time only its [`Hand`] moves, so that tests need not wait.
     pub fn driven() -> (Self, Hand) {
         let nanos = Arc::<AtomicU64>::default();
         (Self { driven: Some((Instant::now(), Arc::clone(&nanos))) }, Hand { nanos })

@@ -75,7 +75,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Opens a door at a place that nobody uses.
+    /// Opens a door under an unused name.
     pub(crate) fn open(site: Site) -> io::Result<Self> {
         if let Site::File(path) = &site {
             match std::fs::remove_file(path) {
@@ -97,7 +97,7 @@ impl Door {
         Ok(Self { site, arenas, over, waker })
     }
 
-    /// From now on whoever shows `ticket` gets `descriptor`.
+    /// From now on a process that shows `ticket` gets `descriptor`.
     pub(crate) fn show(&self, ticket: Ticket, descriptor: OwnedFd) {
         self.arenas.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, descriptor);
     }
@@ -117,12 +117,12 @@ fn listen(site: &Site) -> io::Result<UnixListener> {
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
     rustix::net::bind(&socket, &site.address()?)?;
-    // As many as the kernel lets wait.
+    // The longest queue that the kernel allows.
     rustix::net::listen(&socket, i32::MAX)?;
     Ok(UnixListener::from(socket))
 }
 
-/// That the process at the other end is of our user.
+/// Checks that the process at the other end belongs to our user.
 fn check_user(stream: &UnixStream) -> io::Result<()> {
     let theirs = sockopt::socket_peercred(stream)?.uid;
     if theirs != rustix::process::geteuid() {
@@ -139,7 +139,7 @@ pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
     ask_within(site, ticket, PATIENCE)
 }
 
-/// The same, where each word of the owner may take `patience`.
+/// As [`ask`], with a time limit for each message of the owner.
 fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
     let asked = exchange(site, ticket, patience);
     asked.map_err(|error| {
@@ -182,7 +182,7 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
 pub(crate) struct Asker<T> {
     waker: Waker,
     wanted: VecDeque<(T, Site, Ticket)>,
-    /// Threads that ask; each says once what it was given, so that the queue has room for all of them.
+    /// Threads that ask. Each sends one answer, so the queue has room for all answers.
     asking: usize,
     answers: Receiver<(T, io::Result<OwnedFd>)>,
     answer: SyncSender<(T, io::Result<OwnedFd>)>,

@@ -22,7 +22,7 @@ pub fn allow_links(peers: u64) -> Result<(), Error> {
     // None is no limit.
     let allowed = maximum.unwrap_or(u64::MAX);
     if current.is_some_and(|it| it < allowed) {
-        // Where it is not raised the check below says so.
+        // If the limit cannot be raised, the check below reports it.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -19,17 +19,18 @@ use crate::shared::{Arenas, Part};
 #[derive(Debug, Default)]
 pub struct Pool {
     shelves: Mutex<Shelves>,
-    /// Where memory comes from that others can read.
+    /// Source of memory that other processes can read.
     arenas: Option<Arenas>,
-    /// Written over all that is lent and, in arenas, over all that comes back.
+    /// Value that is written over all memory that is lent and, in arenas, over all that is
+    /// returned.
     poison: Option<u32>,
-    /// Whether it was said that no arena could be added.
+    /// Whether it was logged that no arena could be added.
     said: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Shelves {
-    /// By length in words.
+    /// Idle memory, by length in words.
     kept: BTreeMap<usize, Vec<Vec<u32>>>,
     kept_words: usize,
     lent_words: usize,
@@ -37,17 +38,18 @@ struct Shelves {
 }
 
 impl Pool {
-    /// One that has nothing yet.
+    /// An empty pool.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// One whose buffers are full of what no computation survives (NaN), so that a reader of unwritten bytes is found.
+    /// A pool whose buffers are filled with NaN, so that computations with unwritten bytes show.
     pub fn poisoned() -> Arc<Self> {
         Arc::new(Self { poison: Some(u32::MAX), ..Self::default() })
     }
 
-    /// One whose buffers other processes of this machine can read, in arenas of `arena_bytes` or as long as the longest buffer.
+    /// A pool whose buffers other processes of this machine can read. They lie in arenas of
+    /// `arena_bytes`, or longer for a longer buffer.
     ///
     /// # Errors
     ///
@@ -57,7 +59,8 @@ impl Pool {
         Ok(Arc::new(Self { arenas, ..Self::default() }))
     }
 
-    /// As [`Self::shared`] and [`Self::poisoned`]; so readers of bytes that are free already are found, too.
+    /// As [`Self::shared`] and [`Self::poisoned`]; so reads of bytes that were freed already show
+    /// too.
     ///
     /// # Errors
     ///
@@ -103,7 +106,7 @@ impl Pool {
         found
     }
 
-    /// Takes back what was lent.
+    /// Takes memory back.
     pub(crate) fn give_back(&self, memory: Vec<u32>) {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         let words = memory.len();
@@ -128,7 +131,7 @@ impl Pool {
 }
 
 impl Shelves {
-    /// Lets the largest pieces go until no more is held than was lent at a time.
+    /// Frees the largest idle blocks until the pool holds no more than was once lent at a time.
     fn trim(&mut self) {
         while self.lent_words + self.kept_words > self.most_lent_words
             && let Some(mut shelf) = self.kept.last_entry()

@@ -39,7 +39,7 @@ pub struct PullId(pub u64);
 
 /// Moves memory between processes.
 pub trait Provider {
-    /// What is published, and what pulls land in.
+    /// Memory to publish and to land pulls in.
     type Memory;
 
     /// What peers pass to [`Provider::connect`] to reach this process.
@@ -110,13 +110,13 @@ pub trait Provider {
 /// What happened.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Our link to the peer stands: it proved who it is.
+    /// Our link to the peer is open: the peer has proved its identity.
     Connected(PeerId),
-    /// The peer rang.
+    /// The peer rang us.
     Message {
         /// Who.
         from: PeerId,
-        /// What it said.
+        /// Content of the message.
         bytes: Vec<u8>,
     },
     /// The device copies what a pull asked for: work that waits for its copies may be enqueued now, before they are over. Only
@@ -148,9 +148,9 @@ pub enum Event {
     },
     /// Somebody was turned away at the door: without the secret, of another data version, stale, or no peer at all.
     Refused {
-        /// Who, or from where; of a stranger another port at every attempt.
+        /// The peer or its address; a stranger has another port at every attempt.
         from: String,
-        /// Why: the same words for a stranger that tries again and again.
+        /// The reason; the same text each time a stranger tries again.
         reason: String,
     },
     /// The memory of this process, or its copies, failed: it can move nothing more. Pulls that it hit end as refused.
@@ -218,7 +218,7 @@ pub enum Error {
         "cannot open the exchange on {address}: {source}; choose an address of this machine, or end programs that hold its ports"
     )]
     Open {
-        /// Where it should listen.
+        /// The address to listen on.
         address: String,
         /// What the system says.
         source: std::io::Error,

@@ -31,9 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What a path gave.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Trial {
-    /// By which path the bytes came.
+    /// Path of the bytes.
     pub path: Path,
-    /// Of the fastest pull.
+    /// Bytes a second of the fastest pull.
     pub bytes_per_second: u64,
 }
 

@@ -22,7 +22,7 @@ use crate::waker::Waker;
 /// Visitors that are heard at a time. An asker shows its ticket as soon as it is connected.
 pub(super) const PLACES: usize = 256;
 
-/// How long nobody is let in after that failed: most of all for want of descriptors.
+/// Pause after a failed accept, mostly for want of descriptors.
 const DEAF: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -49,7 +49,8 @@ impl Hall {
         Ok(Self { listener, arenas, visitors: VecDeque::new(), deaf_until: None })
     }
 
-    /// Waits until somebody comes or says something, the waker is used, or somebody's time is over; and answers.
+    /// Waits until a process connects or sends something, the waker is used, or a time limit ends;
+    /// then answers.
     pub(super) fn turn(&mut self, waker: &Waker) {
         let now = Instant::now();
         let listens = self.listens(now);
@@ -72,7 +73,7 @@ impl Hall {
         self.deaf_until.is_none_or(|it| it <= now)
     }
 
-    /// How long nothing has to be done where nobody says anything.
+    /// Time until the next limit ends.
     fn rest(&self, now: Instant) -> Option<Duration> {
         let visitor = self.visitors.front().map(|it| it.until);
         let deaf = self.deaf_until.filter(|it| *it > now);
@@ -85,7 +86,7 @@ impl Hall {
             match self.listener.accept() {
                 Ok((stream, _)) => self.meet(stream, now),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Who has gone again.
+                // The process has disconnected already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {

@@ -8,21 +8,21 @@ use crate::peer::Piece;
 
 /// Memory of this machine that processes share by file descriptors, and copies of it.
 ///
-/// Errors are in words: they end a pull as refused.
+/// Errors are text: a pull that meets one ends as refused.
 pub trait Device {
-    /// Memory of this process inside an arena: what is published, and what pulls land in.
+    /// Memory of this process inside an arena, to publish or to land pulls in.
     type Memory;
     /// An arena of another process, mapped here.
     type Imported;
-    /// Copies that were begun.
+    /// Copies in progress.
     type Copy;
     /// Why the device does not do what it was asked to.
     type Error: std::error::Error;
 
-    /// Where memory lies.
+    /// Position of memory in its arena.
     fn place(&self, memory: &Self::Memory) -> Place;
 
-    /// A descriptor of the arena that memory lies in.
+    /// A descriptor of the arena in which memory lies.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ pub trait Device {
     fn is_over(&self, copy: &Self::Copy) -> Result<bool, Self::Error>;
 }
 
-/// Where memory lies.
+/// Position of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Place {
     /// Names the arena in this process; never used again for another one.

@@ -71,7 +71,7 @@ impl<M> Landings<M> {
         landing.map(|it| &mut it.memory)
     }
 
-    /// Reserves the local bytes of `pieces` for a pull, or says why it cannot.
+    /// Reserves the local bytes of `pieces` for a pull; the error is why that is not possible.
     pub(super) fn reserve(&mut self, id: LandingId, pieces: &[Piece]) -> Result<(), String> {
         let landing = self.held.get_mut(&id).filter(|it| !it.discarded);
         let landing = landing.ok_or_else(|| format!("landing {} was taken or discarded", id.0))?;

@@ -45,13 +45,13 @@ use crate::provider::{
 use crate::tcp::{Tcp, TcpConfig};
 use crate::waker::Waker;
 
-/// How long a poll sleeps while copies are under way: nobody wakes it when they are over.
+/// Longest sleep of a poll while copies are in progress, since their ends wake nothing.
 const COPYING: Duration = Duration::from_micros(50);
 
 /// How to open a [`Node`].
 #[derive(Clone)]
 pub struct NodeConfig {
-    /// Of the links.
+    /// Settings of the links.
     pub tcp: TcpConfig,
     /// A folder that all processes of the job on this machine see, and no other user may enter.
     pub sockets: PathBuf,
@@ -280,7 +280,7 @@ impl<D: Device> Provider for Node<D> {
     }
 }
 
-/// A ticket that nobody guesses.
+/// A random ticket.
 fn random() -> Ticket {
     let mut ticket = [0; 32];
     let filled = getrandom(&mut ticket, GetRandomFlags::empty());

@@ -29,7 +29,7 @@ pub(super) struct Pull<D: Device> {
     landing: LandingId,
     patience: Duration,
     since: Instant,
-    /// Its event was sent; only its copy is still under way.
+    /// Whether the event of its end was sent; then only its copy is still in progress.
     told: bool,
     stage: Stage<D>,
 }
@@ -65,7 +65,7 @@ impl<D: Device> Pull<D> {
         Self { peer, key, pieces, landing, patience, since, told: false, stage }
     }
 
-    /// Whether its end was not told yet.
+    /// Whether the event of its end is still to be sent.
     pub(super) fn is_open(&self) -> bool {
         !self.told
     }
@@ -95,8 +95,8 @@ impl<D: Device> Node<D> {
         if copying { late.min(COPYING) } else { late }
     }
 
-    /// When a pull whose end was not told is late: when neither it nor another pull of its peer has made progress for too long. Not
-    /// of one that looks, since the links know that.
+    /// When a pull is late: when for its patience neither it nor another pull from its peer has
+    /// made progress. None for a pull that waits for its slip, since the links watch that one.
     fn deadline(&self, pull: &Pull<D>) -> Option<Instant> {
         match pull.stage {
             Stage::Fetching(_) | Stage::Copying(..) if pull.is_open() => {
@@ -173,7 +173,7 @@ impl<D: Device> Node<D> {
         });
         match (result, &pull.stage) {
             (Err(error), _) => self.end(id, Err(error)),
-            // Withdrawn and published anew while it was copied.
+            // The region was withdrawn and published anew during the copy.
             (Ok(slip), Stage::Checking(before, ..)) if slip != *before => {
                 self.end(id, Err(PullError::Gone));
             }
@@ -185,7 +185,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// The rows of a pull are where the slip says.
+    /// The slip has arrived with the position of the rows.
     fn found(&mut self, id: PullId, slip: Slip) {
         let pull = &self.pulls[&id];
         let inside =

@@ -22,9 +22,9 @@ pub enum Sharing {
 /// How to open [`Paths`](super::Paths).
 #[derive(Clone, Copy)]
 pub struct PathsConfig {
-    /// Of the links.
+    /// Settings of the links.
     pub tcp: TcpConfig,
-    /// Which paths there are.
+    /// Paths that may be used.
     pub sharing: Sharing,
 }
 
@@ -45,7 +45,7 @@ pub struct Traffic {
 /// How rows of a peer come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Path {
-    /// By tcp, until it has answered whether there is a better way.
+    /// By tcp, until the peer has answered whether there is a better path.
     Asked,
     /// By shared memory.
     Shared,

@@ -19,7 +19,7 @@ use crate::provider::PullError;
 use crate::shared::{Foreign, Found};
 use crate::tcp::Pull;
 
-/// What is copied before links and the caller have their turn, in bytes.
+/// Bytes that are copied before links and the caller are served.
 pub(super) const TURN_BYTES: u64 = 4 << 20;
 
 /// A pull that is being copied.
@@ -103,7 +103,7 @@ impl Paths {
     pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
         self.end_all_remote(peer, why);
         self.end_all_shared(peer, why);
-        // They end before the event that says why.
+        // The events of these pulls come before the event with the reason.
         for event in self.tcp.take_events() {
             self.take_in(event);
         }

@@ -59,7 +59,7 @@ pub struct Paths {
     remote: Option<Remote>,
     tcp: Tcp,
     sharing: Option<Shared>,
-    /// Pulls that were copied and not told yet.
+    /// Pulls whose copy is done and whose event is still to be returned.
     copied: BTreeSet<PullId>,
     traffic: Traffic,
     events: Vec<Event>,
@@ -75,7 +75,7 @@ impl Paths {
         Self::open_at(config, Clock::system())
     }
 
-    /// The same, with deadlines and rests by `clock`.
+    /// As [`Self::open`], with deadlines and pauses by `clock`.
     ///
     /// # Errors
     ///
@@ -276,7 +276,7 @@ impl Paths {
 }
 
 impl Drop for Paths {
-    /// Ends all publications before their memory is free, and says by which path rows came.
+    /// Ends all publications before their memory is freed, and logs the bytes of each path.
     fn drop(&mut self) {
         let boards = [
             self.sharing.as_mut().map(|it| &mut it.board),

@@ -8,7 +8,7 @@
 use crate::door::{Site, Ticket};
 use crate::peer::RegionKey;
 
-/// The region that an offer stands in. No rows have this key.
+/// Key of the region that holds the offer. No rows have this key.
 pub(super) const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
 
 /// Length of an offer.
@@ -42,7 +42,7 @@ impl Offer {
         out
     }
 
-    /// None where it is no name of such a door.
+    /// None if the bytes name no such door.
     pub(super) fn decode(input: &[u8]) -> Option<Self> {
         let input: &[u8; OFFER_BYTES] = input.try_into().ok()?;
         let (name, ticket): ([u8; 32], Ticket) = (*input.first_chunk()?, *input.last_chunk()?);
@@ -54,7 +54,7 @@ impl Offer {
         Site::Name(self.name)
     }
 
-    /// Of the board.
+    /// Ticket of the board.
     pub(super) fn board(&self) -> Ticket {
         self.ticket
     }

@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) copying: VecDeque<Copying>,
     /// Where there is no other way: pulls whose memory is on its way.
     pub(super) waiting: Vec<Pull>,
-    /// What is copied before links and the caller have their turn, in bytes.
+    /// Bytes that are copied before links and the caller are served.
     pub(super) turn_bytes: u64,
 }
 
@@ -80,7 +80,7 @@ impl Shared {
     }
 }
 
-/// Words that nobody guesses.
+/// Random words.
 fn random() -> [u8; 32] {
     let mut words = [0; 32];
     let filled = getrandom(&mut words, GetRandomFlags::empty());

@@ -45,7 +45,7 @@ struct Way {
     round: u64,
     /// The rest that follows when it is shut.
     rest: Duration,
-    /// Whether its path was said.
+    /// The state that was logged last.
     said: Option<Said>,
 }
 
@@ -61,7 +61,7 @@ enum Stage {
     Shut { again: Instant },
 }
 
-/// What is asked for at a door.
+/// A question at a door.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     peer: PeerId,
@@ -130,7 +130,7 @@ impl Ways {
     /// The next thing that came of an answer of a door.
     pub(super) fn answer(&mut self, now: Instant) -> Option<Answer> {
         while let Some((Question { peer, round, what }, descriptor)) = self.asker.answer() {
-            // It was closed meanwhile, and may have come again.
+            // The way was closed since, and perhaps opened again.
             let Some(way) = self.peers.get_mut(&peer).filter(|it| it.round == round) else {
                 continue;
             };
@@ -164,7 +164,7 @@ impl Ways {
                 if is_odd {
                     tracing::warn!("rows of {peer} come by tcp: {why}");
                 } else {
-                    // Another machine, or another pod: nobody expects anything else.
+                    // The peer is on another machine or in another pod, which is normal.
                     tracing::debug!("rows of {peer} come by tcp: {why}");
                 }
                 way.said = Some(Said::Shut);
@@ -198,7 +198,7 @@ impl Ways {
             Stage::Open { offer, board, arenas } => (offer, board, arenas),
         };
         let Some(found) = board.find(key).filter(|it| reach <= it.spot.bytes) else {
-            // The owner says what is wrong with it.
+            // The owner answers over the link.
             return Ok(Source::Link);
         };
         let number = found.spot.arena;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::mapping::{Arena, Part};
 
-/// Where the machine allows no longer one, an arena is at least so long.
+/// Least length of an arena on a machine that allows no longer one.
 const LEAST_BYTES: usize = 64 << 20;
 
 /// See the module. Shared by all threads that take from it.
@@ -23,8 +23,8 @@ pub(crate) struct Arenas {
 }
 
 impl Arenas {
-    /// Makes the first one, so that whoever lacks shared memory learns it here. It is shorter where limits of the process want
-    /// that.
+    /// Makes the first arena at once, so that a process without shared memory fails here. Limits of
+    /// the process may make it shorter.
     pub(crate) fn new(mut bytes: usize) -> io::Result<Self> {
         loop {
             match Arena::new(bytes) {
@@ -35,7 +35,7 @@ impl Arenas {
         }
     }
 
-    /// A part of `words` words, with anything in it.
+    /// A part of `words` words, with arbitrary content.
     pub(crate) fn take(&self, words: usize) -> io::Result<Part> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(part) = held.iter().find_map(|it| it.take(words)) {

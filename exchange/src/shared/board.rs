@@ -32,7 +32,7 @@ const WORDS: usize = BUCKETS * BUCKET_ENTRIES * ENTRY_WORDS;
 pub(crate) const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 pub(crate) const BUCKET_BYTES: usize = BUCKET_ENTRIES * ENTRY_BYTES;
 
-/// Where a region lies.
+/// Position of a region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Spot {
     pub(crate) arena: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Spot {
 #[derive(Debug)]
 pub(crate) struct Board {
     words: Arc<Own>,
-    /// First words of the entries of keys.
+    /// Position of the entry of each key.
     places: BTreeMap<RegionKey, usize>,
 }
 
@@ -79,7 +79,7 @@ impl Board {
     pub(crate) fn withdraw(&mut self, key: RegionKey) {
         if let Some(entry) = self.places.remove(&key) {
             self.words.store(entry, 0);
-            // Whoever reads a byte that is written after this reads the 0, too.
+            // A process that reads a byte written after this also reads the 0.
             fence(Ordering::SeqCst);
         }
     }
@@ -110,8 +110,9 @@ impl Found {
         entries(key).next().map_or(0, |it| it as u64 * 8)
     }
 
-    /// A region among the words of its bucket that a device has copied. Words of two publications may be mixed in them: who uses it
-    /// copies its entry again when all is here, and looks whether [`Self::is_still`] what it was.
+    /// Finds a region among the words of its bucket, which a device has copied. The words may mix
+    /// two publications, so the caller copies the entry again after the rows, and checks with
+    /// [`Self::is_still`].
     pub(crate) fn among(key: RegionKey, words: &[u64]) -> Option<Self> {
         let mut bucket = entries(key).zip(words.chunks_exact(ENTRY_WORDS));
         bucket.find_map(|(entry, words)| {
@@ -126,8 +127,8 @@ impl Found {
         self.entry as u64 * 8
     }
 
-    /// Whether a later copy of its entry says the same of the key: then it was published when the first of them was made, its place
-    /// was the right one, and it lasted until the second began.
+    /// Whether a later copy of the entry is the same. If so, the region was published when the
+    /// first copy was made, its position was right, and it lasted until the second copy began.
     pub(crate) fn is_still(&self, key: RegionKey, words: &[u64]) -> bool {
         let Spot { arena, at, bytes } = self.spot;
         let [one, two] = key_words(key);
@@ -144,7 +145,7 @@ impl Reading {
         Ok(Self(table))
     }
 
-    /// Where a region lies, if it is published and on the table.
+    /// Position of a region, if it is published and on the board.
     pub(crate) fn find(&self, key: RegionKey) -> Option<Found> {
         entries(key).find_map(|entry| {
             let number = self.0.load(entry);
@@ -169,7 +170,7 @@ fn key_words(RegionKey([a, b, c, d]): RegionKey) -> [u64; 2] {
     [u64::from(a) << 32 | u64::from(b), u64::from(c) << 32 | u64::from(d)]
 }
 
-/// First words of the entries that a key may have.
+/// Positions of the entries that a key may have.
 fn entries(key: RegionKey) -> impl Iterator<Item = usize> {
     let [one, two] = key_words(key);
     let mut mixed = one.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ two.rotate_left(29);

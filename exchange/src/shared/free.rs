@@ -33,7 +33,7 @@ impl Free {
         self.gaps.insert(at, units);
     }
 
-    /// Its length, if a gap begins there.
+    /// Removes the gap that begins at `at`, if there is one, and returns its length.
     fn remove(&mut self, at: usize) -> Option<usize> {
         let units = self.gaps.remove(&at)?;
         self.by_length[class(units)].remove(&at);

@@ -78,7 +78,8 @@ impl Drop for Map {
     }
 }
 
-/// A file in memory that can be sealed. Some machines allow only such that nobody can execute; older ones know no such flag.
+/// A file in memory that can be sealed. Some machines only allow files that cannot be executed;
+/// older ones do not know that flag.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = match memfd_create("cadre-rows", flags | MemfdFlags::NOEXEC_SEAL) {
@@ -98,7 +99,7 @@ pub(super) struct Own {
 impl Own {
     /// `bytes` is above 0.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
-        // Where it is lower, the system ends the process that makes a longer file.
+        // Beyond this limit the system kills the process.
         if let Some(most) = getrlimit(Resource::Fsize).current.filter(|it| *it < bytes as u64) {
             let what = format!(
                 "files may have {most} bytes, and {bytes} are needed: raise the limit (ulimit -f)"
@@ -155,7 +156,7 @@ impl Stretch {
         Self { of: Mapped::Own(Arc::clone(own)), at: 0, bytes: own.map.bytes }
     }
 
-    /// Where it begins in this process.
+    /// Address of the memory in this process.
     pub(crate) fn address(&self) -> u64 {
         let map = match &self.of {
             Mapped::Arena(arena) => &arena.own.map,
@@ -259,7 +260,7 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// As above, a byte at a time.
+/// As above, byte by byte.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn racing_copy(from: *const u8, to: *mut u8, bytes: usize) {
     for at in 0..bytes {
@@ -280,7 +281,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// One of at least `bytes`.
+    /// An arena of at least `bytes`.
     pub(super) fn new(bytes: usize) -> io::Result<Arc<Self>> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let units = bytes.div_ceil(UNIT_BYTES).max(1);
@@ -293,7 +294,7 @@ impl Arena {
         self.own.descriptor()
     }
 
-    /// A part that nobody else has, with anything in it; none where no gap is long enough.
+    /// A free part, with arbitrary content; none if no gap is long enough.
     pub(super) fn take(self: &Arc<Self>, words: usize) -> Option<Part> {
         let units = words.div_ceil(UNIT_WORDS).max(1);
         let unit = self.free.lock().unwrap_or_else(PoisonError::into_inner).take(units)?;

@@ -24,15 +24,15 @@ use crate::provider::Event;
 const DEAF: Duration = Duration::from_millis(100);
 /// The same while too many have said hello and not proved it.
 const CROWD: Duration = Duration::from_millis(5);
-/// Links that are accepted before peers have their turn.
+/// Links that are accepted before peers are served.
 const TURN_LINKS: usize = 256;
-/// The same where each costs a handshake.
+/// Links that are accepted before peers are served, where each needs a TLS handshake.
 const TURN_HANDSHAKES: usize = 32;
 const CROWDED: &str = "too many links waited that had proved nothing, and it was the oldest";
 const LEFT: &str = "it left before it proved that it knows the job's secret";
 
 impl Tcp {
-    /// Takes in strangers that wait, and hears what they have said already: who opens a link for us says its hello at once.
+    /// Accepts waiting links and reads their first bytes: a peer sends its hello at once.
     pub(super) fn accept(&mut self) {
         let turn = if self.identity.tls.is_some() { TURN_HANDSHAKES } else { TURN_LINKS };
         for _ in 0..turn {
@@ -68,7 +68,7 @@ impl Tcp {
         }
     }
 
-    /// Accepts nothing for a while; who comes waits in the kernel's queue.
+    /// Pauses accepting links; new ones wait in the kernel's queue.
     fn rest_ears(&mut self, pause: Duration) {
         if self.deaf_until.is_none() && epoll::delete(&self.epoll, &self.listener).is_ok() {
             self.deaf_until = Some(self.clock.now() + pause);
@@ -111,7 +111,7 @@ impl Tcp {
     fn admit(&mut self, token: u64, peer: PeerId, mut stranger: Stranger) {
         let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
         if newest > peer.incarnation {
-            // It may not read the verdict; the link ends all the same.
+            // The stranger may not read the verdict; the link ends in any case.
             let _ = socket::write_whole(&mut stranger.stream, &Verdict::Stale { newest }.encode());
             let error = GreetingError::Stale { peer, newest };
             return self.refuse(&stranger, &error.to_string());
@@ -127,7 +127,7 @@ impl Tcp {
         self.incoming.insert(token, Incoming::new(peer, stranger.stream));
     }
 
-    /// Closes what is left of older incarnations.
+    /// Closes the links of older incarnations of a peer.
     pub(super) fn retire_older(&mut self, peer: PeerId) {
         self.newest.insert((peer.role, peer.index), peer.incarnation);
         let first = PeerId { incarnation: 0, ..peer };

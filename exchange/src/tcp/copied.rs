@@ -57,14 +57,15 @@ impl Tcp {
         }
     }
 
-    /// Sends a pull over the link from its first byte on, and starts its deadline anew: what was copied of it does not count.
+    /// Sends a pull over the link from its first byte on, with a new deadline: its copied bytes do
+    /// not count.
     pub(crate) fn send_anew(&mut self, mut pull: Pull) {
         pull.restart();
         self.watch_anew(&mut pull);
         self.send_pull(pull);
     }
 
-    /// Starts the deadline of a pull anew.
+    /// Restarts the deadline of a pull.
     pub(crate) fn watch_anew(&mut self, pull: &mut Pull) {
         self.ledger.watch_anew(pull, self.clock.now());
     }

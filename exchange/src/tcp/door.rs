@@ -18,7 +18,7 @@ pub(super) struct Stranger {
     pub(super) address: SocketAddr,
     input: [u8; HELLO_BYTES],
     filled: usize,
-    /// Its hello and ours, as soon as they are said.
+    /// Its hello and ours, once both are sent.
     hellos: Option<(Hello, Hello)>,
 }
 
@@ -32,12 +32,12 @@ impl Stranger {
         self.filled > 0 || self.hellos.is_some() || self.stream.has_heard()
     }
 
-    /// Whether it has said a whole hello, or begun an encrypted link, and was answered.
+    /// Whether it has sent a whole hello, or begun an encrypted link, and was answered.
     pub(super) fn has_greeted(&self) -> bool {
         self.hellos.is_some() || self.stream.has_begun()
     }
 
-    /// Reads what came; who it is, once that is proved.
+    /// Reads what has arrived. Returns the peer once it has proved its identity.
     pub(super) fn advance(
         &mut self,
         me: &Identity,
@@ -51,7 +51,7 @@ impl Stranger {
         self.filled += bytes;
         if self.hellos.is_none() && !greeting::may_begin(&self.input[..self.filled]) {
             if greeting::is_encrypted(&self.input[..self.filled]) {
-                // It may not hear it; the link ends all the same.
+                // The peer may not read it; the link ends in any case.
                 let _ = socket::write_whole(&mut self.stream, &greeting::REFUSAL_OF_TLS);
                 return Err(GreetingError::Encrypted.into());
             }

@@ -13,7 +13,8 @@ use crate::provider::{MAX_MESSAGE_BYTES, MAX_PIECES};
 pub(super) const REQUEST_HEADER_BYTES: usize = 8;
 /// Part, status, data length, publication.
 pub(super) const REPLY_HEADER_BYTES: usize = 32;
-/// Parts that one link may have outstanding; more is a breach that closes it.
+/// Maximum parts that one link may have outstanding; a peer that requests more breaks the rules and
+/// its link is closed.
 pub(super) const MAX_OUTSTANDING_PULLS: usize = 64;
 /// Most spans of one part, so that a request stays short.
 pub(super) const MAX_PART_SPANS: usize = 4096;

@@ -67,7 +67,7 @@ pub(super) struct Identity {
     pub(super) tls: Option<Tls>,
 }
 
-/// First words of either side.
+/// First message of either side.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Hello {
     pub(super) data_version: u32,
@@ -78,7 +78,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    /// Of `me` to `to`.
+    /// The hello of `me` to `to`.
     pub(super) fn new(me: &Identity, to: PeerId, nonce: [u8; 32]) -> Self {
         let Identity { me: from, data_version, purpose, .. } = *me;
         Self { data_version, from, to, purpose, nonce }

@@ -26,7 +26,7 @@ pub(super) type Regions = BTreeMap<RegionKey, Published>;
 #[derive(Clone, Debug)]
 pub(super) struct Published {
     pub(super) memory: Arc<Buffer>,
-    /// No other publication has this number, of this process or of another.
+    /// Number of the publication. No other publication has it, in this process or another.
     pub(super) number: u64,
 }
 
@@ -54,7 +54,7 @@ impl Incoming {
         Self { peer, stream, wants_write: false, input: Input::default(), requests, reply }
     }
 
-    /// Reads what came, hands messages to `message`, queues pulls.
+    /// Reads what has arrived, passes messages to `message`, and queues pulls.
     pub(super) fn read(&mut self, mut message: impl FnMut(Vec<u8>)) -> Result<(), LinkError> {
         let mut turn = 0;
         while turn < TURN_BYTES || self.stream.has_unread() {

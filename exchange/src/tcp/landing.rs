@@ -40,7 +40,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether `pull` can go on from here. A whole one over the same link is wanted anew.
+    /// Whether `pull` can resume here. A pull that had all its bytes over the same link starts
+    /// again.
     fn is_for(&self, pull: &Pull) -> bool {
         self.wish == pull.wish && (self.landed < self.wish.bytes || self.link != pull.link)
     }
@@ -65,7 +66,8 @@ impl Landing {
         self.memory
     }
 
-    /// Reserves the bytes of a pull, and lets it go on where the same pull stopped. Else says why it may not begin.
+    /// Reserves the bytes of a pull, and lets it resume where the same pull stopped. The error is
+    /// why it may not begin.
     pub(super) fn claim(&mut self, pull: &mut Pull) -> Result<(), String> {
         let room = self.memory.len_bytes() as u64;
         let mut found = None;

@@ -112,7 +112,7 @@ impl Ledger {
         self.looks.insert((pull.look_at, pull.id, pull.wish.peer));
     }
 
-    /// Starts the deadline of a pull anew, at `now`.
+    /// Restarts the deadline of a pull at `now`.
     pub(super) fn watch_anew(&mut self, pull: &mut Pull, now: Instant) {
         self.looks.remove(&(pull.look_at, pull.id, pull.wish.peer));
         pull.since = now;

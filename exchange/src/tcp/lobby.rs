@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// How long a peer needs at most, after its hello, to prove who it is, unless its machine is very busy.
+/// Longest time that a peer needs from its hello to its proof, unless its machine is very busy.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// How far a stranger has come.
@@ -51,7 +51,8 @@ struct Queue {
 }
 
 impl<T> Lobby<T> {
-    /// With `places` for the silent and as many for those who said hello, at least 1.
+    /// A lobby with `places` (at least 1) for links without a hello, and as many for links without
+    /// a proof.
     pub(super) fn new(places: usize, hello: Duration, greeting: Duration) -> Self {
         let patience = [hello.min(greeting), greeting];
         let (silent, greeted) = (Queue::default(), Queue::default());
@@ -90,14 +91,14 @@ impl<T> Lobby<T> {
         Some(held.stranger)
     }
 
-    /// Whether every place for those who said hello is taken by strangers that may be about to prove it. Then further ones had better
-    /// wait in the kernel's queue.
+    /// Whether strangers that may soon prove themselves take every place of those with a hello.
+    /// Then further links had better wait in the kernel's queue.
     pub(super) fn is_crowded(&self, now: Instant) -> bool {
         let oldest = self.greeted.order.first().and_then(|it| self.held.get(it));
         self.greeted.order.len() >= self.places && oldest.is_some_and(|it| now < it.since + GRACE)
     }
 
-    /// One of the silent goes, if there is one.
+    /// Removes one of the links without a hello, if there is one.
     pub(super) fn drop_silent(&mut self) -> Option<T> {
         let token = self.silent.victim()?;
         self.leave(token)
@@ -112,14 +113,14 @@ impl<T> Lobby<T> {
             .min()
     }
 
-    /// One who took too long.
+    /// Removes a link that took too long.
     pub(super) fn late(&mut self, now: Instant) -> Option<T> {
         let oldest = [Said::Nothing, Said::Hello].into_iter().filter_map(|it| self.oldest(it));
         let (token, _) = { oldest }.find(|it| it.1 <= now)?;
         self.leave(token)
     }
 
-    /// Who came first of those who said as much, and when it takes too long.
+    /// The oldest link in a stage, and the time at which it has taken too long.
     fn oldest(&self, said: Said) -> Option<(u64, Instant)> {
         let (queue, patience) = match said {
             Said::Nothing => (&self.silent, self.patience[0]),
@@ -160,7 +161,7 @@ impl Queue {
         }
     }
 
-    /// The oldest of the source that has most; of several such sources, of the one that is last.
+    /// The oldest link of the address with the most links; of several such addresses, the last.
     fn victim(&self) -> Option<u64> {
         self.by_source.values().max_by_key(|it| it.len())?.first().copied()
     }

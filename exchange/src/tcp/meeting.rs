@@ -20,7 +20,7 @@ use super::stream::Stream;
 use super::tls::{Encryption, Tls};
 use crate::peer::PeerId;
 
-/// Who we are, and what proves it.
+/// Identity of this process, with its proof.
 #[derive(Clone)]
 pub struct Greeter {
     identity: Identity,
@@ -40,7 +40,7 @@ impl Greeter {
         Self { identity: Identity { me, secret, data_version, purpose, tls: None } }
     }
 
-    /// The same, for links that are encrypted or not.
+    /// As above, with or without encryption.
     #[must_use]
     pub fn with(mut self, encryption: Encryption) -> Self {
         self.identity.tls = Tls::of(encryption);
@@ -111,14 +111,14 @@ impl Caller {
     }
 }
 
-/// Somebody who has connected to us.
+/// A process that has connected to us.
 pub struct Guest {
     stranger: Stranger,
     since: Instant,
 }
 
 impl Guest {
-    /// Begins to listen to somebody who has connected from `address`.
+    /// Begins the greeting with a process that has connected from `address`.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Guest {
         &self.stranger.stream
     }
 
-    /// Where it comes from.
+    /// Address of the process.
     pub fn address(&self) -> SocketAddr {
         self.stranger.address
     }
@@ -149,7 +149,8 @@ impl Guest {
         self.stranger.has_spoken()
     }
 
-    /// Goes on as far as the stream allows; who it is, once that is proved.
+    /// Continues the greeting as far as the stream allows. Returns the peer once it has proved its
+    /// identity.
     ///
     /// # Errors
     ///
@@ -158,7 +159,7 @@ impl Guest {
         Ok(self.stranger.advance(&greeter.identity, nonce)?)
     }
 
-    /// Lets it in, who has proved who it is: the stream.
+    /// Accepts the process, which has proved its identity; returns the stream.
     ///
     /// # Errors
     ///
@@ -169,7 +170,7 @@ impl Guest {
         Ok(stream)
     }
 
-    /// Turns it away, who has proved to be `found`: `wanted` is expected.
+    /// Refuses the process, which has proved to be `found` where `wanted` is expected.
     pub fn turn_away(mut self, found: PeerId, wanted: PeerId) {
         let same = PeerId { incarnation: wanted.incarnation, ..found } == wanted;
         let verdict = if same && found.incarnation < wanted.incarnation {
@@ -177,7 +178,7 @@ impl Guest {
         } else {
             Verdict::Unexpected
         };
-        // It may not read it; the link ends all the same.
+        // The process may not read it; the link ends in any case.
         let _ = socket::write_whole(&mut self.stranger.stream, &verdict.encode());
     }
 }

@@ -76,7 +76,7 @@ pub struct TcpConfig {
     pub secret: [u8; 32],
     /// Planner, exchange and numerics of this build; processes of another one are turned away.
     pub data_version: u32,
-    /// The same in all processes of the job.
+    /// Whether links are encrypted; the same in all processes of the job.
     pub encryption: Encryption,
     /// Bounds; the default fits most machines.
     pub limits: Limits,
@@ -90,7 +90,8 @@ pub struct Limits {
     /// Bytes that may be asked for and not be there, from all peers together. A peer of which nothing is outstanding may
     /// always be asked for 64 KiB.
     pub window_bytes: u64,
-    /// The same from one peer, so that a stalled one does not hold up the others.
+    /// Bytes that may be requested from one peer and not be there, so that a stalled peer does not
+    /// hold up the others.
     pub peer_window_bytes: u64,
     /// Bytes that a pull asks for at a time; at least 1.
     pub part_bytes: u64,
@@ -142,7 +143,8 @@ pub struct Tcp {
     peers: BTreeMap<PeerId, Links>,
     newest: BTreeMap<(Role, u16), u32>,
     regions: Regions,
-    /// Of the last publication. Begins at a random number, so that no other life of this process has had it.
+    /// Number of the last publication. Begins at a random number, so that no earlier life of this
+    /// process has used it.
     publication: u64,
     ledger: Ledger,
     /// Links that have something to send, or would ask for more if they had room.
@@ -153,7 +155,7 @@ pub struct Tcp {
     resting: BTreeSet<(Instant, u64)>,
     /// Bytes that were asked for over all links and are not here.
     asked_bytes: u64,
-    /// Whether the waker was used, for who polls this as a part of itself.
+    /// Whether the waker was used; read by a provider that polls this one.
     is_called: bool,
 }
 
@@ -180,7 +182,7 @@ impl Tcp {
         Self::open_at(config, Clock::system())
     }
 
-    /// The same, with deadlines by `clock`.
+    /// As [`Self::open`], with deadlines by `clock`.
     ///
     /// # Errors
     ///
@@ -230,7 +232,8 @@ impl Tcp {
         Ok(tcp)
     }
 
-    /// The memory of a landing, while pulls may write to it: bytes of those that ended well stay as they are.
+    /// The memory of a landing, while pulls may write to it. Bytes of pulls that succeeded do not
+    /// change.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ impl Opening {
         matches!(self.stage, Stage::Connecting)
     }
 
-    /// Whether the peer has begun a word and not ended it.
+    /// Whether the peer has sent a part of a message.
     pub(super) fn is_in_a_word(&self) -> bool {
         self.filled > 0
     }

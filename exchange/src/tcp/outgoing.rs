@@ -29,7 +29,7 @@ use crate::provider::RingError;
 /// The link.
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
-    /// Where it listens.
+    /// Address that the peer listens on.
     pub(super) target: SocketAddr,
     pub(super) stream: Stream,
     /// When it was first dialled.
@@ -51,7 +51,7 @@ pub(super) struct Outgoing {
 enum Stage {
     /// Waits to be dialled again.
     Resting,
-    /// Its greeting.
+    /// The greeting is in progress.
     Opening(Box<Opening>),
     Open,
 }
@@ -147,7 +147,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Goes on with whatever stage it is in, as the socket is readable or writable.
+    /// Continues its stage, after the socket became readable or writable.
     pub(super) fn advance(
         &mut self,
         me: &Identity,
@@ -175,9 +175,10 @@ impl Outgoing {
         Ok(Progress::Other)
     }
 
-    /// Asks for the parts that there is room for, and writes what is queued.
+    /// Requests the parts that there is room for, and writes what is queued.
     ///
-    /// `room` is what all links together may still ask for, `window` what this one may have outstanding.
+    /// `room` is the number of bytes that all links together may still request, `window` the number
+    /// that this link may have outstanding.
     pub(super) fn send(&mut self, room: u64, window: u64, part: u64) -> Result<(), LinkError> {
         if !self.is_open() {
             return Ok(());

@@ -62,7 +62,7 @@ pub(crate) struct Pull {
     pub(super) since: Instant,
     /// Where the ledger looks at it next.
     pub(super) look_at: Instant,
-    /// Of which publication the landed bytes are; none while none have landed.
+    /// Publication of the bytes that have landed; none while there are none.
     pub(super) publication: Option<u64>,
     landed: u64,
     landed_to: Cursor,
@@ -73,7 +73,7 @@ pub(crate) struct Pull {
 }
 
 impl Pull {
-    /// Of which nothing has landed.
+    /// A pull without landed bytes.
     pub(super) fn new(
         id: PullId,
         wish: Wish,
@@ -139,7 +139,7 @@ impl Pull {
         self.landed == self.wish.bytes
     }
 
-    /// Whether the last part of this attempt was asked for.
+    /// Whether the last part of this attempt was requested.
     pub(super) fn is_asked(&self) -> bool {
         self.asked_all
     }

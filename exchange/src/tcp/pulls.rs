@@ -88,7 +88,7 @@ impl Pulls {
         }
     }
 
-    /// The pull that the next bytes of data are for; none if they are for one that has ended or begun again.
+    /// The pull that gets the next bytes of data; none if it has ended or begun again.
     pub(super) fn target(&mut self) -> Option<&mut Pull> {
         let part = self.asked.front()?;
         self.outstanding.get_mut(&part.pull).filter(|it| it.attempt() == part.attempt)

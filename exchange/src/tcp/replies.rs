@@ -14,7 +14,7 @@ use super::pulls::Pulls;
 use super::socket::{self, LinkError};
 use super::stream::Stream;
 
-/// Read at once of what nobody wants any more.
+/// Bytes that are read at once of a reply that no pull wants any more.
 const DRAIN_BYTES: usize = 64 << 10;
 
 /// How far the stream of replies was read.
@@ -24,7 +24,7 @@ pub(super) struct Replies {
     header_read: usize,
     /// Data of the current reply that is still to come.
     left: u64,
-    /// Where data goes that nobody wants any more; there while it comes.
+    /// Receives data that no pull wants any more; allocated while such data arrives.
     drain: Vec<u8>,
 }
 

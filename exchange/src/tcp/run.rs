@@ -20,13 +20,13 @@ use super::{Limits, Links, Tcp};
 use crate::peer::PeerId;
 use crate::provider::{Event, PullError};
 
-/// Tokens of what is not a link.
+/// Tokens of descriptors that are not links.
 pub(super) const WAKER: u64 = 0;
 pub(super) const LISTENER: u64 = 1;
 const DEVICE: u64 = 2;
 pub(super) const FIRST_LINK: u64 = 3;
 
-/// Sockets that one wait reports; others have their turn in the next one.
+/// Maximum sockets that one wait reports; the others come in the next one.
 const READY: usize = 256;
 
 impl Tcp {
@@ -79,7 +79,7 @@ impl Tcp {
         } else if token == LISTENER {
             self.accept();
         } else if token == DEVICE {
-            // Its owner looks at it when the poll has ended.
+            // The owner of the device handles it after the poll.
         } else if self.strangers.get_mut(token).is_some() {
             self.serve_stranger(token);
         } else if let Some(link) = self.incoming.get_mut(&token) {
@@ -153,9 +153,9 @@ impl Tcp {
         self.watch(source, DEVICE)
     }
 
-    /// Such a descriptor ends no poll any more.
+    /// Stops watching a descriptor of a device.
     pub(crate) fn forget_device(&self, source: impl AsFd) {
-        // One that is watched is there; one that is not needs nothing.
+        // An error means that it was not watched.
         let _ = epoll::delete(&self.epoll, source);
     }
 
@@ -164,7 +164,7 @@ impl Tcp {
         std::mem::take(&mut self.is_called)
     }
 
-    /// Sends what is queued for peers, and asks for what there is room for.
+    /// Sends what is queued for peers, and requests parts as far as windows allow.
     pub(super) fn send(&mut self) {
         let mut results = Vec::new();
         for token in std::mem::take(&mut self.restless) {
@@ -194,7 +194,7 @@ impl Tcp {
         self.next_token - 1
     }
 
-    /// Closes the links with a peer and says so.
+    /// Closes the links with a peer and reports it.
     pub(super) fn fail(&mut self, peer: PeerId, error: &str) {
         self.drop_links(peer, &PullError::PeerFailed);
         self.ledger.events.push(Event::Closed { peer, error: error.to_owned() });

@@ -27,7 +27,7 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
         socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
-    // As many as the system allows: a start of many peers comes at once.
+    // The longest queue that the system allows, since many peers connect at once when a job starts.
     socket.listen(4096)?;
     Ok(socket.into())
 }
@@ -51,8 +51,8 @@ pub(super) fn prepare(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Has the kernel close a link whose other machine has acknowledged nothing for so long: not what was sent and, where nothing was,
-/// no question. That of a process that is stopped answers.
+/// Makes the kernel close a link if the other machine acknowledges nothing for `silence`, neither
+/// data nor keepalives. The machine of a stopped process still answers.
 fn bound_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
     let each = (silence / (QUESTIONS + 1)).max(Duration::from_secs(1));
     sockopt::set_tcp_keepidle(&socket, each)?;
@@ -70,12 +70,12 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads what is there: `None` when nothing is.
+/// Reads available bytes; `None` if there are none.
 pub(super) fn read(stream: &mut Stream, into: &mut [u8]) -> Result<Option<usize>, LinkError> {
     progress(|| stream.read(into))
 }
 
-/// Reads what is there into several places, one after the other.
+/// Reads available bytes into several buffers, one after the other.
 pub(super) fn read_vectored(
     stream: &mut Stream,
     into: &mut [IoSliceMut<'_>],
@@ -99,7 +99,7 @@ pub(super) fn write_vectored(
 /// Writes the few bytes of a greeting, for which a fresh socket always has room.
 pub(super) fn write_whole(stream: &mut Stream, from: &[u8]) -> Result<(), LinkError> {
     let whole = write(stream, from)? == Some(from.len());
-    // What is written before a channel is there waits in it.
+    // Bytes that are written before a channel is open wait in it.
     if whole && (stream.is_opening() || !stream.has_unsent()) {
         Ok(())
     } else {

@@ -25,19 +25,19 @@ pub struct Stream {
 
 struct Channel {
     connection: Connection,
-    /// Bytes that came and were not read.
+    /// Bytes that have arrived and are not read.
     unread: usize,
     /// Whether anything came.
     heard: bool,
 }
 
 impl Stream {
-    /// The end of who connects, over a socket that does not block.
+    /// The connecting end, over a socket that does not block.
     pub(super) fn opener(socket: TcpStream, tls: Option<&Tls>) -> Self {
         Self::new(socket, tls.map(Tls::opener))
     }
 
-    /// The end of who listens, over a socket that does not block.
+    /// The listening end, over a socket that does not block.
     pub(super) fn acceptor(socket: TcpStream, tls: Option<&Tls>) -> Self {
         Self::new(socket, tls.map(Tls::acceptor))
     }
@@ -69,12 +69,12 @@ impl Stream {
         self.channel.as_ref().is_some_and(|it| it.heard)
     }
 
-    /// Whether the peer has begun a channel as a peer does: as easy to forge as a hello, and no easier.
+    /// Whether the peer has begun a TLS channel correctly. This is as easy to forge as a hello.
     pub(super) fn has_begun(&self) -> bool {
         self.channel.as_ref().is_some_and(|it| it.connection.negotiated_cipher_suite().is_some())
     }
 
-    /// Whether bytes wait to be read whatever the socket says.
+    /// Whether there are bytes to read without asking the socket.
     pub(super) fn has_unread(&self) -> bool {
         self.channel.as_ref().is_some_and(|it| it.unread > 0)
     }
@@ -85,7 +85,7 @@ impl Stream {
         self.channel.is_some() || read == asked
     }
 
-    /// Whether the channel is not there yet; what is written meanwhile waits in it.
+    /// Whether the channel is still being opened; bytes that are written meanwhile wait in it.
     pub(super) fn is_opening(&self) -> bool {
         self.channel.as_ref().is_some_and(|it| it.connection.is_handshaking())
     }

@@ -30,7 +30,7 @@ use rustls::{
     ServerConnection, SignatureScheme,
 };
 
-/// What the name of the channel's own secret is derived with.
+/// Label with which the secret of a channel is derived.
 const LABEL: &[u8] = b"EXPORTER cadre exchange";
 /// Bytes of a channel that wait for the socket.
 const UNSENT_BYTES: usize = 256 << 10;
@@ -45,7 +45,7 @@ pub enum Encryption {
     Tls,
 }
 
-/// What both ends of one channel know and nobody else; nothing without a channel.
+/// Secret that only the two ends of a channel know; none without TLS.
 pub(super) type ChannelSecret = Option<[u8; 32]>;
 
 /// Makes ends of channels.
@@ -92,14 +92,14 @@ impl Tls {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The end of who connects.
+    /// The connecting end.
     pub(super) fn opener(&self) -> Connection {
         let name = ServerName::try_from("cadre").expect("a name");
         let client = ClientConnection::new(Arc::clone(&self.client), name);
         bounded(client.expect("what is configured fits together").into())
     }
 
-    /// The end of who listens.
+    /// The listening end.
     pub(super) fn acceptor(&self) -> Connection {
         let server = ServerConnection::new(Arc::clone(&self.server));
         bounded(server.expect("what is configured fits together").into())
@@ -116,7 +116,7 @@ pub(super) fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
     connection.export_keying_material([0; 32], LABEL, None)
 }
 
-/// Takes any key, if its owner holds it: who that is, the greeting says.
+/// Accepts any key whose owner holds it; the greeting then shows whose it is.
 #[derive(Debug)]
 struct AnyKey {
     crypto: Arc<CryptoProvider>,

@@ -12,7 +12,7 @@
 
 use crate::peer::RegionKey;
 
-/// The region that a card stands in. No rows have this key.
+/// Key of the region that holds the card. No rows have this key.
 pub(super) const CARD: RegionKey = RegionKey([u32::MAX, 0, UCX, u32::MAX]);
 
 /// Length of a card.
@@ -24,7 +24,8 @@ pub(super) const KEY_BYTES: usize = 1024;
 /// Bytes of the longest key of UCX that has room there.
 pub(super) const LONGEST_KEY: usize = KEY_BYTES - KEY_HEAD;
 
-/// Arenas are shown in stretches of so many bytes; the last one of an arena is shorter.
+/// Bytes of a stretch, the unit in which arenas are registered; the last stretch of an arena is
+/// shorter.
 pub(super) const STRETCH_BYTES: u64 = 64 << 20;
 
 /// Tells these regions from others.
@@ -34,7 +35,7 @@ const MAGIC: &[u8; 8] = b"cadrucx1";
 const KEY_HEAD: usize = 16;
 const CARD_HEAD: usize = 8 + KEY_BYTES + 8;
 
-/// The region that the key of a stretch of an arena stands in. Arenas count from 1.
+/// Key of the region that holds the UCX key of a stretch. Arenas count from 1.
 pub(super) fn key_region((arena, index): (u64, u32)) -> RegionKey {
     RegionKey([u32::MAX, arena as u32, UCX | (arena >> 32) as u32 & 0xff, index])
 }

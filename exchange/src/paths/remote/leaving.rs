@@ -45,7 +45,7 @@ impl Remote {
         reading.flying.pull().late_after(heard)
     }
 
-    /// Pulls that are late, of whom, and whether UCX may bring something for them. Others may be late later.
+    /// Late pulls, with their peers and whether UCX may still bring something for them.
     fn late(&mut self, now: Instant) -> Vec<(PullId, PeerId, bool)> {
         let mut late = Vec::new();
         while let Some(&(at, id)) = self.deadlines.first().filter(|it| it.0 <= now) {
@@ -62,7 +62,7 @@ impl Remote {
         late
     }
 
-    /// Closes the end of a peer and gives back its pulls: nothing is written for them any more.
+    /// Closes the endpoint of a peer and returns its pulls: UCX writes nothing for them any more.
     fn close_end(&mut self, peer: PeerId, now: Instant) -> Vec<Pull> {
         if let Some(end) = self.ways.get(&peer).and_then(Way::end) {
             self.net.close(end);
@@ -78,15 +78,15 @@ impl Remote {
         theirs.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Whose way has this end.
+    /// The peer that an endpoint leads to.
     pub(super) fn owner_at(&self, end: EndId) -> Option<PeerId> {
         self.ways.iter().find(|it| it.1.end() == Some(end)).map(|it| *it.0)
     }
 }
 
 impl Paths {
-    /// Closes the end of a peer and gives back its pulls. Others whose ends went with it are asked for their cards again, at once:
-    /// nothing is wrong with them.
+    /// Closes the endpoint of a peer and returns its pulls. If endpoints of other peers are lost
+    /// with it, asks those for their cards again at once, since nothing is wrong with them.
     pub(super) fn close_way(&mut self, peer: PeerId) -> Vec<Pull> {
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return Vec::new() };
@@ -163,7 +163,8 @@ impl Paths {
         if let Some(way) = remote.ways.get_mut(&peer) {
             way.shut(peer, why, is_odd, now);
         }
-        // A deadline closes no link: the way is tried anew, and what was not late waits for it.
+        // A deadline does not close the link: the endpoint is opened anew, and pulls that are not
+        // late wait for it.
         let (closes, reopens) = match onward {
             Onward::Link(late) => (required && late.is_empty(), required && !late.is_empty()),
             Onward::End(_) => (false, false),
@@ -196,7 +197,7 @@ impl Paths {
         }
     }
 
-    /// As if the way to a peer had failed.
+    /// Acts as if the endpoint of a peer had failed.
     #[cfg(test)]
     pub(in crate::paths) fn lose_way(&mut self, peer: PeerId) {
         if self.remote.as_ref().is_some_and(|it| it.ways.contains_key(&peer)) {

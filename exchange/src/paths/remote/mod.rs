@@ -59,7 +59,7 @@ pub(super) struct Remote {
     ways: BTreeMap<PeerId, Way>,
     /// Pulls of cards and keys over links.
     asked: BTreeMap<PullId, Asked>,
-    /// Pulls whose rows are read, in the order in which they were begun.
+    /// Pulls whose rows are being read, in the order in which they began.
     reading: BTreeMap<PullId, Reading>,
     /// When which of them may be late.
     deadlines: BTreeSet<(Instant, PullId)>,
@@ -67,7 +67,7 @@ pub(super) struct Remote {
     gets: BTreeMap<GetId, For>,
     /// Bytes of rows that are under way.
     flying_bytes: u64,
-    /// Ends of reads that were counted, and nobody has looked at.
+    /// Ended reads that are counted and not handled yet.
     done: VecDeque<(For, Done)>,
     /// Where there is no other way: pulls that wait for theirs.
     waiting: Vec<Pull>,
@@ -91,7 +91,7 @@ enum For {
     Look(PeerId, u64),
     /// A look for a pull.
     Entry(PullId),
-    /// So many bytes of a pull.
+    /// A number of bytes of a pull.
     Rows(PullId, u64),
 }
 
@@ -105,7 +105,7 @@ impl For {
 }
 
 impl Remote {
-    /// Opens UCX, shows a board, and says over `tcp` how it is to be read.
+    /// Opens UCX, registers a board, and publishes its card over `tcp`.
     pub(super) fn open(
         tcp: &mut Tcp,
         transports: Transports,

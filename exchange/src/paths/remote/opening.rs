@@ -63,7 +63,7 @@ impl Paths {
         }
     }
 
-    /// Takes what a peer says of itself, if this pull asked for it.
+    /// Takes the card or key that a peer has published, if this pull asked for it.
     pub(in crate::paths) fn take_said(
         &mut self,
         pull: PullId,
@@ -151,7 +151,7 @@ impl Paths {
             return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
-        // Held back until there is a way, and told once.
+        // Kept until the endpoint is open, and logged once.
         let is_told = std::mem::replace(&mut way.is_told, true);
         if remote.required {
             if !is_told {

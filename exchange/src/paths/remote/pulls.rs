@@ -26,32 +26,33 @@ use crate::shared::Found;
 use crate::tcp::Pull;
 use crate::ucx::{Done, Flying};
 
-/// Reads that are taken in, or begun, before links and the caller have their turn; at most [`TURN_BYTES`].
+/// Maximum reads that are finished or begun before links and the caller are served; also at most
+/// [`TURN_BYTES`].
 const TURN_READS: usize = 256;
 
 /// A pull whose rows are read.
 pub(super) struct Reading {
     pub(super) flying: Flying,
     pub(super) step: Step,
-    /// Whether a look for it is under way.
+    /// Whether a read of its entry is in progress.
     pub(super) is_looking: bool,
-    /// Where it stands among the deadlines: it is not late before.
+    /// Its position in the order of deadlines: it is not late before this time.
     pub(super) look_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// The entries of its key.
+    /// Reads the bucket of its key.
     Finding,
-    /// Of the stretches that its region lies in.
+    /// Waits for the UCX keys of the stretches that its region lies in.
     Keys(Found),
-    /// Its bytes.
+    /// Reads its bytes.
     Rows(Found),
-    /// Its entry again.
+    /// Reads its entry again.
     Again(Found),
 }
 
-/// What was done since links and the caller had their turn.
+/// Reads and bytes since links and the caller were last served.
 #[derive(Default)]
 pub(super) struct Turn {
     reads: usize,
@@ -247,7 +248,7 @@ impl Paths {
                             remote.read_if_keys_are_here(id);
                         }
                     }
-                    // The owner says what is wrong with it.
+                    // The owner answers over the link.
                     None => self.over_the_link(id),
                 }
             }
@@ -275,7 +276,7 @@ impl Paths {
     fn read_on(&mut self) -> bool {
         let Some(remote) = &self.remote else { return false };
         let hungry = remote.ways.iter().filter(|it| it.1.is_hungry());
-        // Of all peers, pulls that were begun first are first.
+        // Over all peers, pulls that began first come first.
         let mut peers: Vec<_> = hungry.map(|it| (it.1.to_read.first().copied(), *it.0)).collect();
         peers.sort_unstable();
         let mut turn = Turn::default();

@@ -37,7 +37,7 @@ impl Remote {
             && way.looks < MOST_LOOKS
             && let Some(id) = way.to_look.pop_front()
         {
-            // It may have ended meanwhile.
+            // The pull may have ended already.
             let Some(reading) = self.reading.get(&id) else { continue };
             let (at, bytes) = match reading.step {
                 Step::Finding => (Found::bucket(reading.flying.pull().key()), BUCKET_BYTES),

@@ -43,7 +43,7 @@ pub(super) struct Way {
     pub(super) is_told: bool,
     /// The rest that follows when it is shut.
     rest: Duration,
-    /// What was said of it last.
+    /// The path that was logged last.
     said: Option<Path>,
 }
 
@@ -58,7 +58,7 @@ pub(super) enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     pub(super) id: KeyId,
-    /// Its first byte in the owner's process.
+    /// First byte of the memory in the owner's process.
     pub(super) start: u64,
 }
 
@@ -70,7 +70,7 @@ impl Key {
 }
 
 impl Way {
-    /// One that is asked for, after `before` to the same peer.
+    /// A way whose card is being pulled; `before` is the former way to the same peer.
     pub(super) fn asked(round: u64, before: Option<Self>) -> Self {
         let (rest, said, is_told) =
             before.map_or((FIRST_REST, None, false), |it| (it.rest, it.said, it.is_told));
@@ -117,7 +117,7 @@ impl Way {
         }
     }
 
-    /// Its first look was seen.
+    /// Its first read of the board succeeded.
     pub(super) fn open(&mut self, peer: PeerId, over: &str) {
         let Stage::Looking { end, board, .. } = self.stage else { return };
         if self.said != Some(Path::Ucx) {
@@ -127,7 +127,7 @@ impl Way {
         self.stage = Stage::Open { end, board };
     }
 
-    /// Leaves it for a while.
+    /// Stops using the way until its pause is over.
     pub(super) fn shut(&mut self, peer: PeerId, why: &str, is_odd: bool, now: Instant) {
         if self.said != Some(Path::Tcp) {
             if is_odd {
