@@ -27,7 +27,7 @@ use crate::io::Control;
 use crate::io::exchange::{ByNode, ByPaths, Choice, Exchange as _, How, Open, OpenError};
 use crate::trace::Tracer;
 
-/// What the environment says.
+/// A worker's settings from its environment.
 #[derive(Clone, Debug)]
 pub struct Contract {
     /// Where the controller listens.
@@ -40,13 +40,13 @@ pub struct Contract {
     pub host: IpAddr,
     /// Number of the job's attempt, from 1.
     pub attempt: u32,
-    /// Trainers of the job as the launcher says; 0 where it does not.
+    /// Number of the job's trainers, from the launcher; 0 if it gives none.
     pub trainers: u32,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
     /// Calibration that plans are made with, if any.
     pub profile: Option<String>,
-    /// Where checkpoints go; empty where the controller says it.
+    /// Folder of checkpoints; empty if the controller names it.
     pub checkpoints: PathBuf,
     /// Checkpoint of another job that this one begins with, or a folder of them, if any.
     pub resume: Option<PathBuf>,
@@ -56,7 +56,7 @@ pub struct Contract {
 pub struct Attached<P> {
     /// Moves bytes.
     pub provider: P,
-    /// What it was told.
+    /// The job and its members, from the controller.
     pub joined: Joined,
 }
 
@@ -68,7 +68,7 @@ pub struct Joined {
     pub sender: client::Sender,
     /// From the controller.
     pub receiver: Receiver<proto::ControllerMessage>,
-    /// What the job says.
+    /// Settings of the job.
     pub settings: Settings,
     /// Time spans.
     pub tracer: Tracer,
@@ -94,7 +94,7 @@ pub enum Error {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// The controller cannot be reached or refuses.
@@ -133,7 +133,7 @@ pub enum Error {
     /// The address of the control service, or its files.
     #[error(transparent)]
     Endpoint(#[from] cadre_control::endpoint::Error),
-    /// The machine gives no randomness.
+    /// The machine has no source of randomness.
     #[error("/dev/urandom: {source}; run on Linux with /dev mounted")]
     Random {
         /// What the system says.
@@ -209,7 +209,7 @@ impl Contract {
             memory_mib: optional(contract::CADRE_MEMORY_MIB)?
                 .unwrap_or(contract::TRAINER_MEMORY_MIB),
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
-            // The supervisor of `cadre run` says it in the settings.
+            // Under `cadre run` the settings name it.
             checkpoints: match file(contract::CADRE_CHECKPOINTS) {
                 None if in_pod && role == Role::Trainer => {
                     variable(contract::CADRE_CHECKPOINTS)?.into()
@@ -265,13 +265,14 @@ impl Contract {
         self.me.role == Role::Trainer && self.me.index == 0
     }
 
-    /// Whether this process has to find the checkpoint that the job goes on from: the operator keeps none, and the first
-    /// attempt starts from the beginning or with another job's checkpoint, whatever lies in the job's own folder.
+    /// Whether this process has to find the checkpoint that the job resumes from. The operator
+    /// keeps none, and the first attempt starts from the beginning or from another job's
+    /// checkpoint, whatever is in the job's own folder.
     pub fn finds_checkpoint(&self) -> bool {
         self.is_pod() && self.conducts() && (self.attempt > 1 || self.resume.is_some())
     }
 
-    /// Who this process is, with what only a conductor in a pod says.
+    /// The first message of this process; a conductor in a pod adds secret, view and checkpoint.
     fn hello(&self, numerics: &str, joining: &Joining<'_>) -> Result<proto::Hello, Error> {
         let role = match self.me.role {
             Role::Trainer => proto::Role::Trainer,
@@ -313,7 +314,7 @@ pub struct Joining<'a> {
     pub resume: Option<&'a Path>,
 }
 
-/// Joins the job: says hello, opens the exchange as `how` says, says where it listens.
+/// Joins the job: sends the hello, opens the exchange as `how` says, and reports its address.
 ///
 /// # Errors
 ///
@@ -341,7 +342,8 @@ pub fn attach<O: Open>(
     let client::Attachment { welcome, sender, receiver } = attached;
     let bytes = welcome.job_secret.len();
     let mut settings = Settings::parse(&welcome.settings, welcome.control_version)?;
-    // Servers are as many as trainers at most in any sensible job; more are let in while the machine has files.
+    // Assumes at most as many servers as trainers; more can connect while the process has
+    // descriptors.
     cadre_exchange::allow_links(2 * u64::from(settings.trainers))?;
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let encryption = match settings.encryption {
@@ -399,7 +401,7 @@ pub fn control(sender: &client::Sender, receiver: Receiver<proto::ControllerMess
 /// ends those that are late itself.
 pub const ASSEMBLE: Duration = Duration::from_mins(15);
 
-/// Deadlines and bounds of the protocol, as the job says.
+/// Deadlines and bounds of the protocol, from the job's settings.
 pub fn protocol_settings(settings: &Settings) -> cadre_protocol::Settings {
     use cadre_crds::OnPoolLoss;
     let pool_wait =

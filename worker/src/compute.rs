@@ -28,12 +28,13 @@ use crate::trace::{Activity, Tracer};
 /// Maximum launches in flight: one runs on each of two streams, and one waits behind each.
 const FLIGHTS: usize = 4;
 
-/// How long to sleep while launches are under way: nobody wakes a thread when they are over.
+/// Sleep while launches are in flight, since their ends wake no thread.
 pub const FLYING: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub struct Compute<M: Memory> {
-    /// By phase and work; there may be hundreds of thousands. A work that came again is behind the one that came first.
+    /// Queued works, by phase and number; there may be hundreds of thousands. A work that arrives
+    /// again is behind the first one.
     queue: BTreeMap<(At, u32, u64), Work<M>>,
     came: u64,
     cancelled: Option<At>,
@@ -88,7 +89,7 @@ impl<M: Memory> Compute<M> {
         if has_works { Owed::Works } else { Owed::Nothing }
     }
 
-    /// Drops what nobody wants any more.
+    /// Drops works of phases up to `through`, whose results are no longer wanted.
     pub fn cancel(&mut self, through: At) {
         self.cancelled = self.cancelled.max(Some(through));
         while let Some(first) = self.queue.first_entry().filter(|it| it.key().0 <= through) {
@@ -105,7 +106,7 @@ impl<M: Memory> Compute<M> {
         }
     }
 
-    /// Answers what is done, and begins the next launch.
+    /// Answers works that are done, and begins the next launch.
     pub fn run(&mut self) -> Progress {
         if self.lost.is_some() {
             return Progress::Idle;
@@ -168,7 +169,7 @@ impl<M: Memory> Compute<M> {
                     self.answer(done);
                 }
                 Word::Open => self.promised.push(done),
-                // Its rows were not what it should have read, or nobody wanted it.
+                // The rows did not count, or the results are no longer wanted.
                 Word::Broken | Word::Refused => {}
             }
         }
@@ -209,7 +210,7 @@ impl<M: Memory> Compute<M> {
         self.lost.as_deref()
     }
 
-    /// Runs works as they come, until the job ends; or says why it can compute nothing more.
+    /// Runs works as they arrive, until the job ends; the error is why it can compute nothing more.
     pub fn serve(mut self, notices: &Notices<M>) -> Result<(), String> {
         loop {
             if let Some(why) = self.lost {
@@ -240,7 +241,7 @@ impl<M: Memory> Compute<M> {
         }
     }
 
-    /// Takes what the IO thread says; breaks with how it ends.
+    /// Handles a notice of the IO thread; breaks when the job has ended.
     pub fn take(&mut self, notice: Notice<M>) -> ControlFlow<Result<(), String>> {
         match notice {
             Notice::Work(work) => self.push(*work),

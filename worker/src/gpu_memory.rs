@@ -77,7 +77,7 @@ impl Device for GpuMemory {
     }
 }
 
-/// Memory in the hands of a worker's exchange.
+/// Memory that the exchange of a worker holds.
 #[derive(Debug)]
 pub enum Held {
     /// Pulls land here.

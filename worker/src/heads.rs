@@ -18,12 +18,12 @@ pub(crate) struct HeadByHead {
 }
 
 impl HeadByHead {
-    /// Of stretches of so many rows, whose rows have so many KV heads.
+    /// For stretches of these numbers of rows, with `kv_heads` KV heads each.
     pub(crate) fn new(stretches: Vec<usize>, kv_heads: usize) -> Self {
         Self { stretches, kv_heads }
     }
 
-    /// Of a rank's rows in a nano-batch.
+    /// For the rows of a rank in a nano-batch.
     pub(crate) fn of(nano: &NanoPlan, rank: RankId) -> Self {
         let stretches = nano.lists.stretches();
         Self::new(stretches.rows_of(rank).collect(), stretches.kv_heads())
@@ -58,7 +58,7 @@ impl HeadByHead {
         }
     }
 
-    /// The other way: gives each part of `rows` its place from turned rows.
+    /// The inverse: writes transposed rows back to `rows`, row by row.
     pub(crate) fn back<'a, From, To: 'a>(
         &self,
         from: &[From],
@@ -117,7 +117,7 @@ mod tests {
                 let (row, head) = form.place_of(number, width);
                 prop_assert_eq!((row, head), (value / width, value % width / part));
             }
-            // Of one head they follow one another.
+            // Rows under one head are consecutive.
             let mut first = 0;
             for &count in &form.stretches {
                 for head in 0..kv_heads {

@@ -59,7 +59,8 @@ pub trait Place: Debug + Send + Sized + 'static {
     /// As [`Self::room`].
     fn hold(&self, rows: Buffer) -> Result<Self::Memory, Error>;
 
-    /// Copies pieces of rows of this process. On the GPU the copy goes on by itself; who reads the room waits for it.
+    /// Copies pieces of rows of this process into the room. On the GPU the copy runs on a stream; a
+    /// launch that reads the room waits for it.
     ///
     /// # Errors
     ///
@@ -71,7 +72,7 @@ pub trait Place: Debug + Send + Sized + 'static {
         to: &mut <Self::Memory as Memory>::Room,
     ) -> Result<(), Error>;
 
-    /// Rows for whoever computes on the host, who may read them meanwhile.
+    /// A copy of the rows for the host, which other threads may read meanwhile.
     ///
     /// # Errors
     ///
@@ -103,8 +104,8 @@ pub struct OnGpu {
     stream: Stream,
 }
 
-/// Memory of landings on the host, and of rows that nobody shares, used again. With `CADRE_POISON` set it is full of what no computation survives, so that tests
-/// find a reader of bytes that nobody has written.
+/// Idle memory of landings on the host, and of rows that are not shared. With `CADRE_POISON` it is
+/// filled with NaN, so that tests find reads of unwritten bytes.
 static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("CADRE_POISON") {
     None => Pool::new(),
     Some(_) => Pool::poisoned(),
@@ -113,11 +114,12 @@ static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("
 /// Arenas for rows that peers of this machine read, if they do.
 static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
 
-/// Bytes of an arena, more than most processes ever have rows at a time: the machine gives the memory when it is written. More
-/// arenas are made as rows need them.
+/// Addresses of an arena, more than the rows of most processes: the machine provides the memory
+/// when it is written. More arenas are made as rows need them.
 const ARENA_BYTES: usize = 32 << 30;
 
-/// From now on rows on the host lie where peers of this machine can read them. A process does it once.
+/// From now on, rows on the host lie in memory that peers of this machine can read. Called once in
+/// a process.
 ///
 /// # Errors
 ///
@@ -136,7 +138,7 @@ pub(crate) fn rows(bytes: usize) -> Buffer {
     SHARED.get().unwrap_or_else(|| &LANDINGS).take(bytes)
 }
 
-/// The same, zeroed: for sums.
+/// As above, zeroed: for sums.
 pub(crate) fn zeroed_rows(bytes: usize) -> Buffer {
     match SHARED.get() {
         None => Buffer::zeroed(bytes),

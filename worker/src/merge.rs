@@ -21,9 +21,9 @@ pub struct NotFinite {
     pub layer: usize,
     /// `O`, `LSE`, `dQ`, `dK` or `dV`.
     pub tensor: &'static str,
-    /// The task, in words.
+    /// Description of the task.
     pub task: String,
-    /// Who computed it, in words.
+    /// Description of the server that computed it.
     pub server: String,
 }
 
@@ -88,7 +88,7 @@ pub fn check_forward(
     }
 }
 
-/// Refuses NaN and infinity in dQ, which lies head by head, and in dK and dV, which lie row by row.
+/// Refuses NaN and infinity in dQ (head by head) and in dK and dV (row by row).
 ///
 /// # Errors
 ///
@@ -121,7 +121,7 @@ fn first_not_finite(values: &[f32]) -> Option<usize> {
     values[chunk * 4096..].iter().position(|it| !it.is_finite()).map(|it| chunk * 4096 + it)
 }
 
-/// Names the task that covers a row of this trainer's stream under a KV head, and who computed it.
+/// Describes the task that covers a row of this trainer's stream under a KV head, and its server.
 fn not_finite(
     planned: &PlannedStep,
     at: At,
@@ -137,7 +137,7 @@ fn not_finite(
         task.kv_heads.contains(&(head as u16))
             && pieces.any(|it| it.rank == rank && it.local.contains(&(row as u32)))
     };
-    // A row of dK or dV is a sum of parts: every server that made one of them may be the one.
+    // A row of dK or dV is a sum of parts, so any server that made a part may be at fault.
     let (mut tasks, mut servers) = (Vec::new(), Vec::new());
     for (index, task) in nano.plan.tasks().iter().enumerate().filter(|it| covers(it.1)) {
         let work = match direction {

@@ -30,15 +30,15 @@ pub fn arm_parent_death() -> Result<(), Error> {
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
 }
 
-/// Who hears of a SIGTERM. Only in pods: a supervisor ends its workers otherwise.
+/// Handler of SIGTERM. Only used in pods: `cadre run` ends its workers in another way.
 #[derive(Clone, Default)]
 pub struct Termination(Arc<Mutex<Option<Hearer>>>);
 
 type Hearer = Box<dyn Fn() + Send>;
 
 impl Termination {
-    /// Listens from now on, in a thread of its own. While nobody is set to hear it, the process has nothing
-    /// to hand over and ends at once with `code`.
+    /// Listens from now on, on a thread of its own. While no handler is set, the process has
+    /// nothing to hand over and exits at once with `code`.
     ///
     /// # Errors
     ///
@@ -67,12 +67,12 @@ impl Termination {
         Ok(())
     }
 
-    /// Sets who hears it.
+    /// Sets the handler.
     pub fn set(&self, hear: impl Fn() + Send + 'static) {
         *self.hearer() = Some(Box::new(hear));
     }
 
-    /// Nobody hears it any more.
+    /// Removes the handler.
     pub fn clear(&self) {
         *self.hearer() = None;
     }
@@ -82,8 +82,8 @@ impl Termination {
     }
 }
 
-/// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic where stderr is
-/// a log on a full disk: the exit code says what is left to say.
+/// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic if
+/// stderr is a log on a full disk; then the exit code has to do.
 pub fn last_words(reason: &str) {
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     let _ = writeln!(std::io::stderr(), "error: {line}");
@@ -115,7 +115,7 @@ pub enum Error {
     /// The kernel said no.
     #[error("the kernel does not tie this process to its parent: {source}")]
     Refused {
-        /// What it said.
+        /// Error of the system.
         source: std::io::Error,
     },
 }

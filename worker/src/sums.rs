@@ -52,7 +52,7 @@ impl<M: Memory> Sums<M> {
         Self { rank, dk, dv, due, waiting: BTreeMap::new() }
     }
 
-    /// Takes the part of a bundle, and adds what can be added.
+    /// Takes the part of a bundle, and adds all parts whose turn has come.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ impl Flight {
         start: Event,
         works: Vec<(Work<GpuRows>, Results<GpuRows>)>,
     ) -> Result<Self, Error> {
-        // Without the moment of its end nobody could say when its memory is free.
+        // Without an event at its end, nothing would show when its memory is free.
         let over = Event::record(stream).inspect_err(|_| drop(stream.wait()))?;
         Ok(Self { works: Some(works), start, over: Arc::new(over) })
     }
@@ -44,7 +44,8 @@ impl Flight {
         self.over.is_over()
     }
 
-    /// Its results. Of the time it took, what passed since `before`, an earlier launch, was over is its own.
+    /// Waits for the launch and returns its results. Its own time begins when `before`, an earlier
+    /// launch, was over.
     ///
     /// # Errors
     ///

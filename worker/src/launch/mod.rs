@@ -82,14 +82,14 @@ pub enum Results<M> {
     Backward([M; 3]),
 }
 
-/// A finished work.
+/// The work.
 #[derive(Debug)]
 pub struct Done<M> {
     /// Which.
     pub work: Work<M>,
-    /// What it gave.
+    /// Results of the work.
     pub results: Results<M>,
-    /// Its share of the launch.
+    /// Its part of the launch's time.
     pub busy: Duration,
 }
 
@@ -131,17 +131,17 @@ pub trait Launcher: Debug + Send + Sized + 'static {
     /// Whether works come before their rows are known to count.
     const EARLY: bool;
 
-    /// By the kernels of `engine`, on rows that live in `place`.
+    /// A launcher with the kernels of `engine`, for rows that live in `place`.
     ///
     /// # Errors
     ///
     /// The driver's.
     fn new(engine: Engine, place: &<Self::Memory as Memory>::Place) -> Result<Self, device::Error>;
 
-    /// Whose kernels run.
+    /// The engine whose kernels run.
     fn engine(&self) -> &Engine;
 
-    /// Why some launch went to the CPU although there is a GPU; told once.
+    /// Why some launch went to the CPU although there is a GPU; returned once.
     fn unfit(&mut self) -> Option<Refusal>;
 
     /// Runs works of one phase together, or puts them on a stream; those that ran.
@@ -166,7 +166,7 @@ pub trait Launcher: Debug + Send + Sized + 'static {
 pub struct AtOnce(Engine);
 
 impl AtOnce {
-    /// By the kernels of `engine`.
+    /// A launcher with the kernels of `engine`.
     pub fn new(engine: Engine) -> Self {
         Self(engine)
     }

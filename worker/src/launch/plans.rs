@@ -37,7 +37,7 @@ pub(super) struct Made {
     pub(super) span: Range<u64>,
     /// Bytes of its results: O and LSE, or dQ, dK and dV.
     pub(super) bytes: [u64; 3],
-    /// Those of each work.
+    /// Bytes of each work in these results.
     pub(super) slices: Vec<Slices>,
     /// Memory of the GPU that its lists take.
     pub(super) weight: u64,
@@ -52,9 +52,9 @@ pub(super) enum Plan {
 /// Bytes of a work in the results of its launch.
 #[derive(Debug)]
 pub(super) enum Slices {
-    /// Of O and LSE, head by head.
+    /// Bytes of O and LSE, head by head.
     Forward([Vec<Range<u64>>; 2]),
-    /// Of dQ, task by task and head by head, and of dK and dV.
+    /// Bytes of dQ, task by task and head by head, and of dK and dV.
     Backward(Vec<Range<u64>>, Range<u64>),
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Plans {
 }
 
 impl Key {
-    /// Of works of one phase whose rows are in one memory.
+    /// The key of works of one phase whose rows are in one memory.
     pub(super) fn of<M>(works: &[Work<M>]) -> Option<Self> {
         let first = works.first()?;
         let at = first.planned.order.at(first.phase);
@@ -91,7 +91,8 @@ impl Plans {
     /// Takes a plan out; [`Self::keep`] brings it back.
     pub(super) fn take(&mut self, key: &Key) -> Option<Made> {
         if key.step > self.step {
-            // Of another step nothing comes again. Memory that a launch still uses is freed behind it.
+            // Launches of another step never come again. Memory that a launch still uses is freed
+            // after it.
             self.clear();
             self.step = key.step;
         }

@@ -14,18 +14,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Shared by a work and whoever handed it out.
+/// Whether the rows of a work count, shared by the work and the IO thread.
 #[derive(Clone, Debug, Default)]
 pub struct Promise(Arc<AtomicU8>);
 
-/// What was said.
+/// State of a promise.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Word {
-    /// Nothing yet.
+    /// Not decided yet.
     Open,
     /// The rows count.
     Kept,
-    /// They do not.
+    /// The rows do not count.
     Broken,
     /// The work will not run.
     Refused,
@@ -49,12 +49,12 @@ impl Promise {
         self.say(Word::Refused) == Word::Kept
     }
 
-    /// What was said so far.
+    /// The state so far.
     pub fn word(&self) -> Word {
         WORDS[usize::from(self.0.load(Ordering::Acquire))]
     }
 
-    /// What holds from now on: `word`, or what was said before.
+    /// The state from now on: `word`, or the one that was set before.
     fn say(&self, word: Word) -> Word {
         let order = (Ordering::AcqRel, Ordering::Acquire);
         match self.0.compare_exchange(Word::Open as u8, word as u8, order.0, order.1) {

@@ -42,7 +42,8 @@ pub struct Resident {
     made: u64,
 }
 
-/// Of the GPU's memory, lists of plans that wait for the next layer take one part in so many at most.
+/// Lists of plans that are kept for the next layer take at most one part in this many of the GPU's
+/// memory.
 const PLANS_SHARE: u64 = 16;
 
 impl Resident {
@@ -108,7 +109,7 @@ impl Resident {
         }
     }
 
-    /// One launch for works whose rows are in one memory; none for none.
+    /// One launch of works whose rows are in one memory; none without works.
     fn launch(&mut self, works: &[Work<GpuRows>]) -> Result<Option<Flight>, Error> {
         let Some(key) = Key::of(works) else { return Ok(None) };
         let mut made = match self.plans.take(&key) {
@@ -294,7 +295,7 @@ impl Resident {
     }
 }
 
-/// What follows on `stream` is behind the copies to `rows`; gives the moment.
+/// Makes `stream` wait for the copies to `rows`; returns the event behind them.
 fn behind(stream: &Stream, rows: &[&Rows]) -> Result<Event, Error> {
     for (index, it) in rows.iter().enumerate() {
         // Once for parts of one room.
@@ -347,7 +348,7 @@ fn bytes_of(rows: &Range<u64>, span: &Range<u64>, row: u64) -> Range<u64> {
     (rows.start - span.start) * row..(rows.end - span.start) * row
 }
 
-/// A row's number as lists have it; what is beyond their numbers is refused where plans are made.
+/// The number of a row as lists hold it; plans refuse numbers that are too large.
 fn number(row: u64) -> u32 {
     u32::try_from(row).unwrap_or(u32::MAX)
 }

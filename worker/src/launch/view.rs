@@ -135,7 +135,7 @@ impl<'a, M> View<'a, M> {
         }
     }
 
-    /// Where some of the bundle's keys begin in K and V. The place of none is nobody's.
+    /// Where some of the bundle's keys begin in K and V. The result for an empty range is not used.
     pub(super) fn key_rows(&self, keys: &Range<u32>) -> HeadRows {
         let all = self.keys();
         match self.rows {

@@ -48,7 +48,7 @@ pub struct ServerArgs {
     pub memory_mib: u64,
 }
 
-/// Longest wait for the controller to read the last words.
+/// Longest wait until the controller has read the last messages.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Serves until the controller lets it go.
