@@ -72,7 +72,7 @@ pub trait Place: Debug + Send + Sized + 'static {
         to: &mut <Self::Memory as Memory>::Room,
     ) -> Result<(), Error>;
 
-    /// A copy of the rows for the host, which other threads may read meanwhile.
+    /// The rows in memory of the host, for threads that read them.
     ///
     /// # Errors
     ///

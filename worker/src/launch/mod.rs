@@ -73,7 +73,7 @@ pub struct Work<M> {
     pub promise: Option<Promise>,
 }
 
-/// What a work gave.
+/// Results of a work.
 #[derive(Debug)]
 pub enum Results<M> {
     /// O (wire type) and LSE of a task.
@@ -82,10 +82,10 @@ pub enum Results<M> {
     Backward([M; 3]),
 }
 
-/// The work.
+/// A finished work.
 #[derive(Debug)]
 pub struct Done<M> {
-    /// Which.
+    /// The work.
     pub work: Work<M>,
     /// Results of the work.
     pub results: Results<M>,

@@ -34,17 +34,18 @@ pub enum Word {
 const WORDS: [Word; 4] = [Word::Open, Word::Kept, Word::Broken, Word::Refused];
 
 impl Promise {
-    /// The rows count; false where the work will not run.
+    /// Says that the rows count; false if the work will not run.
     pub fn keep(&self) -> bool {
         self.say(Word::Kept) == Word::Kept
     }
 
-    /// The rows do not count.
+    /// Says that the rows do not count.
     pub fn break_(&self) {
         self.say(Word::Broken);
     }
 
-    /// The work will not run. Whether it has to be answered all the same, because its rows count already.
+    /// Says that the work will not run. Returns whether it has to be answered all the same, because
+    /// its rows count already.
     pub fn refuse(&self) -> bool {
         self.say(Word::Refused) == Word::Kept
     }
