@@ -289,8 +289,8 @@ fn noted(attempt: &Attempt<'_>) -> Option<Ended> {
     serde_json::from_str(annotation(&attempt.job.metadata, ANNOTATION_ENDED)?).ok()
 }
 
-/// The end that the Job controller reports, as `Pod NAMESPACE/NAME has condition DisruptionTarget
-/// …` or `Container NAME for pod NAMESPACE/NAME failed with exit code CODE …`.
+/// The end that the Job controller reports: `Pod NAMESPACE/NAME has condition DisruptionTarget …` or
+/// `Container NAME for pod NAMESPACE/NAME failed with exit code CODE …`.
 pub(super) fn told(attempt: &Attempt<'_>) -> Option<Ended> {
     let conditions = attempt.job.status.as_ref()?.conditions.as_ref()?;
     let said = conditions.iter().find(|it| {

@@ -78,10 +78,11 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// The row up to which each row needs more than `pairs` pairs, in a document of `rows` rows.
-    /// The work above row x is in bundles that hold keys `[0, x)`; one of them has the last row and
-    /// so holds all keys. So j bundles suffice only where `(rows - x) * row + rows * key + (j - 1)
-    /// * x * key` is at most j times the bytes that a bundle may have.
+    /// The row up to which each row needs more than `pairs` pairs, in a document of `rows` rows. The
+    /// work above row x is in bundles that hold keys `[0, x)`; one of them has the last row and so
+    /// holds all keys. So j bundles suffice only where
+    /// `(rows - x) * row + rows * key + (j - 1) * x * key` is at most j times the bytes that a bundle
+    /// may have.
     fn end_of(&self, mask: Mask, rows: f64, pairs: u32) -> f64 {
         let Self { bundle, row, key } = *self;
         let left = row - f64::from(pairs.saturating_sub(1)) * key;
