@@ -50,7 +50,7 @@ def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[i
 
 
 def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], int]:
-    """Lengths for a forward that is computed here, and its ticket."""
+    """Lengths and ticket for a forward that this process computes."""
     step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
     if lengths is None:
         if beside:
@@ -74,7 +74,7 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
 
 
 def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
-    """Lengths for the backward of a forward that was computed here, whatever step runs by now."""
+    """Lengths for the backward of a forward that this process computed, even if another step runs by now."""
     if ticket == _LOCAL_TICKET:
         return _lengths(cu_seqlens, None)
     (step, at), now = Step.of_key(_LOCAL_TICKET - 1 - ticket), _job.running()
@@ -87,20 +87,20 @@ def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Its rows as a session reads them: the elements of a row side by side."""
+    """The tensor as a session reads it: with the elements of each row side by side."""
     if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
         return tensor
     return tensor.contiguous()
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`contiguous` and `to` for rows that mostly are so already: each call of torch's would cost a microsecond."""
+    """`contiguous` and `to` for tensors that mostly are right already: each call of torch would cost a microsecond."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _wire(tensor: Tensor) -> torch.dtype:
-    """What rows are rounded to: the job's wire type, if there is a job."""
+    """Type to which rows are rounded: the job's wire type; none without a job."""
     job = _job.current()
     return getattr(torch, job.session.wire) if job and job.session else tensor.dtype
 
@@ -283,7 +283,7 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _check_ends(**ends: Tensor | None) -> None:
-    """Ends of documents are read when a call is made, so that they lie on the CPU."""
+    """Checks that ends of documents are on the CPU, since the call reads them at once."""
     for name, it in ends.items():
         if it is not None and not isinstance(it, Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
@@ -292,7 +292,7 @@ def _check_ends(**ends: Tensor | None) -> None:
 
 
 class _Direct(torch.autograd.Function):
-    """The operators without torch's dispatcher, which takes longer than all that is done here."""
+    """The operators without torch's dispatcher, which would take longer than their own work."""
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):

@@ -49,15 +49,15 @@ class Batches(Generic[Batch]):
 
     @property
     def micro_batches(self) -> int:
-        """Batches of the update that runs: what a mean over it is divided by."""
+        """Batches of the current update: the number to divide by for a mean over it."""
         return self._count
 
     def state_dict(self) -> Any:
-        """The loader's, as of the batch handed out: the batch held back comes again after a resume."""
+        """State of the loader after the batch handed out: a resume repeats the batches that were drawn later."""
         return self._loader_state() if self._state is None else self._state
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on behind the batch that was handed out when the state was taken; before the first batch."""
+        """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
         if self._iterator is not None:
             raise RuntimeError("batches: load_state_dict was called after the first batch; call it before the loop")
         if not hasattr(self._loader, "load_state_dict"):
@@ -66,7 +66,7 @@ class Batches(Generic[Batch]):
         self._state = state
 
     def _begin(self, job: _job.Job) -> None:
-        """The next step, and what comes after it; `StopIteration` where the loader or the job ends."""
+        """Begins the next step and announces the one after it; `StopIteration` where the loader or the job ends."""
         if job.ended:
             raise StopIteration
         is_first = self._iterator is None
@@ -89,7 +89,7 @@ class Batches(Generic[Batch]):
         self._count = len(update)
 
     def _draw(self) -> list[tuple[Batch, Any]]:
-        """An update; what is left of the loader, at its end."""
+        """Draws an update; at the end of the loader, the batches that are left."""
         stated = hasattr(self._loader, "state_dict")
         drawn = []
         for _ in range(self._accumulate):

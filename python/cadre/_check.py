@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Update:
-    """What an update is made of: batches, their layouts, and random numbers as of each."""
+    """Batches of an update, their layouts, and the state of random numbers before each."""
 
     batches: list[Any]
     layouts: list[list[int]] | list[list[Stretch]]
@@ -47,7 +47,7 @@ class Update:
 
 @dataclass
 class Made:
-    """What came of an update."""
+    """Results of an update."""
 
     losses: list[float] = field(default_factory=list)
     # Weights of all parameters before the update, in the order of the optimizers.
@@ -57,7 +57,7 @@ class Made:
     attention: list[list[Tensor]] = field(default_factory=list)
 
     def digests(self, update: Update) -> list[tuple[str, str]]:
-        """What must be the same again, in the order in which it was made."""
+        """Digests of everything that a second run must repeat, in order."""
         told = [(f"micro-batch {at}'s batch", digest(it)) for at, it in enumerate(update.batches)]
         told += [(f"parameter {at}", digest(it)) for at, it in enumerate(self.weights)]
         for micro_batch, calls in enumerate(self.attention):
@@ -67,7 +67,7 @@ class Made:
 
 
 def digest(it: Any) -> str:
-    """Of bits."""
+    """Digest of the bits of a tensor."""
     if isinstance(it, Tensor):
         it = it.detach().contiguous()
         it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
@@ -110,7 +110,7 @@ class Check:
             self.made.attention[-1].append(o.detach().clone())
 
     def attention(self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Plain attention of the documents that were announced, whatever the call says."""
+        """Plain attention of the announced documents, whatever arguments the call has."""
         o, lse = _plain.forward(kind, self.lengths(lengths), *qkv)
         self.saw(o)
         return o, lse
@@ -122,7 +122,7 @@ class Check:
 
     @staticmethod
     def spanning(lengths: list[int] | None) -> Step | None:
-        """The step, where a call is of its documents and these go on in other ranks."""
+        """The step, if a call is of its documents and these go on in other ranks."""
         step = _job.running()
         if step is None or not step.spans or _job.under_local() or lengths not in (None, step.lengths()):
             return None
@@ -141,7 +141,7 @@ class Check:
         self.made = Made()
 
     def handed_out(self, update: Update, at: int) -> None:
-        """A batch is the loop's now."""
+        """Notes that the loop has got a batch."""
         self.made.attention.append([])
         if at < len(update.random):
             torch.set_rng_state(update.random[at])
@@ -149,7 +149,7 @@ class Check:
             update.random.append(torch.get_rng_state())
 
     def end(self) -> None:
-        """Ends the process: what the script does after its loop is no part of a check."""
+        """Ends the process: code after the script's loop is no part of a check."""
         job = _job.current()
         job.ended, job.running = True, None
         atexit.unregister(job.at_exit)
@@ -158,19 +158,19 @@ class Check:
 
 
 def full(it: Tensor) -> Tensor:
-    """All of a tensor, also of one that lies on several ranks."""
+    """The whole tensor, gathered if it is spread over ranks."""
     it = it.detach()
     return (it.full_tensor() if hasattr(it, "full_tensor") else it).cpu().clone()
 
 
 def put(it: Tensor, value: Tensor) -> None:
-    """Overwrites all of a tensor, on a single rank."""
+    """Overwrites the whole tensor; on a single rank."""
     with torch.no_grad():
         (it.to_local() if hasattr(it, "to_local") else it).copy_(value)
 
 
 class Feed:
-    """The updates that a check hands to the job's loop: none is held back, since no pool waits for it."""
+    """The updates of a check for the job's loop. None is held back, since no pool waits for them."""
 
     def __init__(self, check: Check, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]]) -> None:
         self._check, self._layout, self._draw = check, layout, draw
@@ -236,7 +236,7 @@ class Checked(Batches):
 
 
 def told_layout(layout: Layout) -> list[int] | list[Stretch]:
-    """Lengths, where all documents lie whole on this rank; of a single rank they do."""
+    """The layout, as lengths if all documents are whole on this rank; on a single rank they are."""
     told = list(layout)
     spans = int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(isinstance(it, Stretch) for it in told)
     return told if spans else [it.rows if isinstance(it, Stretch) else int(it) for it in told]

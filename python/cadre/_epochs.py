@@ -16,7 +16,7 @@ class Epochs:
         self.begun = 0
 
     def step(self, number: int, *, is_first: bool) -> None:
-        """A step begins."""
+        """Counts a step, and compares epochs of the ranks at its begin."""
         self.begun += is_first
         if self.ranks == 1 or self.begun == 0 or not (dist.is_available() and dist.is_initialized()):
             return

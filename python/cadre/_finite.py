@@ -12,7 +12,7 @@ _TOLD = 20
 
 
 class NotFinite:
-    """Reports the first one of a step."""
+    """Reports the first results of a step that are not finite."""
 
     def __init__(self, session: Session | None) -> None:
         self.session, self.last, self.steps = session, -1, 0

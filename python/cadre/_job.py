@@ -49,7 +49,7 @@ class Job:
         self.epochs = Epochs(self.rank, self.ranks)
 
     def check_process(self) -> None:
-        """A forked process has the memory of a rank, and neither its threads nor its turn."""
+        """Refuses a forked process: it has the memory of a rank, but not its threads."""
         if os.getpid() != self.process:
             raise RuntimeError(
                 f"this process was forked from rank {self.rank}, which alone is in the job; call cadre there, "
@@ -57,7 +57,7 @@ class Job:
             )
 
     def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
-        """By micro-batch. Documents that lie whole on a rank are numbered so that no other rank has the number."""
+        """Stretches by micro-batch. Documents that are whole on a rank get numbers that no other rank uses."""
         layouts = list(layouts)
         several = layouts and all(isinstance(it, (list, tuple)) and not isinstance(it, Stretch) for it in layouts)
         return [self.own_stretches(it) for it in (layouts if several else [layouts])]
@@ -98,7 +98,7 @@ class Job:
         following: Layout | Sequence[Layout] | None,
         turns: Turns = None,
     ) -> bool:
-        """Ends the step that runs and begins the next one; whether there is one."""
+        """Ends the step that runs and begins the next one; returns whether there is one."""
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
         if missing := self.missing():
@@ -131,11 +131,11 @@ class Job:
         return True
 
     def missing(self) -> str | None:
-        """What the step that runs lacks to be over."""
+        """What the current step still lacks."""
         return self.running.unfinished() if self.running else None
 
     def unfinished(self) -> str | None:
-        """What the job lacks to be over."""
+        """What the job still lacks."""
         if (missing := self.missing()) is None and self.next < self.steps:
             return (
                 f"rank {self.rank} left after {self.next} of {self.steps} steps; give every rank the same `steps`, and "
@@ -158,7 +158,7 @@ class Job:
             )
 
     def end(self) -> bool:
-        """Of all steps."""
+        """Ends the last step and leaves the job."""
         state = self.session.begin(self.steps) if self.session else "completed"
         return self.leave("completed" if state == "step" else state)
 
@@ -170,19 +170,19 @@ class Job:
         return False
 
     def fail(self, error: BaseException | None) -> None:
-        """Leaves because of what ends this process."""
+        """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
         why = f"{type(error).__name__}: {error}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         self.leave(f"rank {self.rank}, {where}: {why}")
 
     def at_exit(self) -> None:
-        """A rank that ends in the middle takes the job with it, so that no other rank waits for it."""
+        """Fails the job if this rank exits in the middle, so that no other rank waits for it."""
         if not self.ended and os.getpid() == self.process:
             self.fail(getattr(sys, "last_value", None))
 
     def in_child(self) -> None:
-        """After a fork: the session is never dropped there, which would wait for threads that only the rank has."""
+        """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent."""
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
 
@@ -213,7 +213,7 @@ def current() -> Job | None:
 
 
 def running() -> Step | None:
-    """The step that runs, whoever computes it."""
+    """The step that runs, on the pool or in this process."""
     return _JOB.running if _JOB else None
 
 
@@ -223,7 +223,7 @@ def under_local() -> bool:
 
 
 def pooled() -> tuple[Job, Step] | None:
-    """The job and its step if a call belongs to the pool."""
+    """The job and its step, if a call is to be computed on the pool."""
     if _JOB is None or _JOB.session is None or _JOB.running is None or _LOCAL.get():
         return None
     _JOB.check_process()
@@ -231,12 +231,12 @@ def pooled() -> tuple[Job, Step] | None:
 
 
 def watched() -> list[bool] | None:
-    """Where calls say whether they have a gradient, while `init` looks for it."""
+    """A list to which calls add whether they have a gradient, while `init` looks for frozen layers."""
     return _WATCHED
 
 
 def with_frozen(model: Any, shape: Shape) -> Shape:
-    """The shape, with how many first layers of the model have no backward."""
+    """The shape, with the number of first layers that have no backward."""
     global _WATCHED
     if not is_partly_frozen(model):
         return shape
@@ -318,7 +318,7 @@ def begin_step(
 
 
 def next_micro_batch() -> None:
-    """The calls from here on are those of the step's next micro-batch."""
+    """Further calls belong to the step's next micro-batch."""
     if (step := joined("next_micro_batch").running) is None:
         raise RuntimeError("next_micro_batch was called outside of a step")
     step.advance()

@@ -41,5 +41,5 @@ class Kept:
 
 
 def _samples(inputs: Inputs) -> list[torch.Tensor]:
-    """Some elements of each tensor, from all over it."""
+    """Some elements from all over each tensor."""
     return [it.detach().flatten()[:: it.numel() // 256 | 1].float() for it in inputs]

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Kind:
-    """What the core attention of a layer is. Sinks are no part of it: they are applied where the model is."""
+    """Kind of a layer's core attention. Sinks are not part of it: the model applies them."""
 
     mask: str = "causal"
     """`causal`, `full` or `window:ROWS`: a row's own key and the ROWS - 1 before it."""
@@ -49,7 +49,7 @@ def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, so
 
 
 def refuse(**arguments: object) -> None:
-    """Refuses an argument that asks for what is not there."""
+    """Refuses an argument that asks for a missing feature."""
     for name, value in arguments.items():
         if value is not None and not (isinstance(value, (int, float)) and value == 0):
             said = "a tensor" if isinstance(value, torch.Tensor) else value
@@ -57,7 +57,7 @@ def refuse(**arguments: object) -> None:
 
 
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
-    """A mask, from FlashAttention's arguments."""
+    """The mask that FlashAttention's arguments describe."""
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
         raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
@@ -77,7 +77,7 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind too."""
+    """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind, too."""
 
     query_heads: int
     kv_heads: int
@@ -158,7 +158,7 @@ def _with_attention(model: Any) -> list[int]:
 
 
 def _attention_modules(model: Any, layers: list[int]) -> list[torch.nn.Module]:
-    """Those of layers of a model of transformers; none where they are not one a layer."""
+    """The attention modules of a model of transformers; none unless each layer has exactly one."""
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     known = [it for it in modules if isinstance(getattr(it, "layer_idx", None), int) and hasattr(it, "scaling")]
     found = [it for it in known if it.layer_idx in layers]
@@ -167,7 +167,7 @@ def _attention_modules(model: Any, layers: list[int]) -> list[torch.nn.Module]:
 
 
 def is_partly_frozen(model: Any) -> bool:
-    """Whether parameters of a model are not trained, so that first layers may have no backward."""
+    """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
     return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
 
 
@@ -222,7 +222,7 @@ Layout = Sequence[int] | Sequence[Stretch]
 
 
 def differences(name: str, ends: torch.Tensor) -> list[int]:
-    """Lengths of documents, from where they end."""
+    """Lengths of documents from their ends."""
     if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:
         raise ValueError(f"{name} is {tuple(ends.shape)} of {ends.dtype}; give integers in one dimension")
     told = ends.tolist()

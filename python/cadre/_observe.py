@@ -96,7 +96,7 @@ class Observer:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Writes what is left, and takes the hooks out."""
+        """Writes the last steps and removes the hooks."""
         for it in self._hooks:
             it.remove()
         self._hooks = []
@@ -148,7 +148,7 @@ class Observer:
 
 
 def documents_of(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callable[[], list[int]]:
-    """What tells the lengths of documents in a forward, when it may wait for a GPU."""
+    """A function that returns the lengths of a forward's documents. It may wait for a GPU."""
     first = arguments[0] if arguments else None
     given = {**(first if isinstance(first, Mapping) else {}), **named}
     if isinstance(first, Tensor):
@@ -179,13 +179,13 @@ def documents_of(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callab
 
 
 def runs_of(positions: Tensor) -> list[int]:
-    """Lengths of documents: a position that does not follow the one before it begins one."""
+    """Lengths of documents from positions: a document begins where a position does not follow the one before."""
     ends = [torch.nonzero(it.diff() != 1).flatten().add(1).tolist() for it in positions]
     return [end - start for of in ends for start, end in zip([0, *of], [*of, positions.shape[1]], strict=True)]
 
 
 def _on_host(tensor: Tensor) -> Callable[[], Tensor]:
-    """A tensor, without waiting for its GPU now."""
+    """A copy of a tensor on the host, without waiting for the GPU now."""
     if tensor.device.type != "cuda":
         # Copied, since the caller may overwrite the tensor.
         copy = tensor.detach().cpu().clone()

@@ -121,7 +121,7 @@ def pack(
 
 
 def are_parts(ends: Tensor | None) -> bool:
-    """Whether these ends of documents come from `pack`, and are of documents that go on in other ranks."""
+    """Whether these ends come from `pack` and describe documents that go on in other ranks."""
     return getattr(ends, "cadre_parts", False)
 
 
@@ -161,7 +161,7 @@ def _fields(at: int, document: Document) -> dict[str, Tensor]:
 
 
 def _share(count: int, rows: Sequence[int] | None, rank: int, ranks: int) -> tuple[int, int]:
-    """The rows of a rank in the stream of all: the first one, and the one after the last."""
+    """Rows of a rank in the stream of all ranks: the first one, and the one after the last."""
     each = [(count + ranks - 1 - it) // ranks for it in range(ranks)] if rows is None else [int(it) for it in rows]
     if len(each) != ranks or min(each) < 1 or sum(each) != count:
         raise ValueError(f"pack: {count} rows, of which ranks hold {each}; each of {ranks} ranks holds 1 or more")

@@ -21,11 +21,11 @@ _TOKENS = ("input_ids", "tokens", "input", "inputs", "x", "ids")
 
 
 class NotTriedError(Exception):
-    """A batch of which such a one cannot be made."""
+    """The batch does not allow this check."""
 
 
 def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
-    """The same structure, of changed leaves; each is given with its name."""
+    """The same structure with changed leaves; `change` gets the name of each."""
     if isinstance(batch, list) and batch and all(isinstance(it, Stretch) for it in batch):
         return change(name, batch)
     if isinstance(batch, Mapping):
@@ -43,12 +43,12 @@ def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> An
 
 
 def copied(batch: Any) -> Any:
-    """A loader may write a batch again."""
+    """A copy of a batch, since a loader may overwrite it."""
     return _mapped(batch, lambda _, it: it.detach().clone() if isinstance(it, Tensor) else it)
 
 
 def with_another_token(batch: Any, rows: int, row: int) -> Any:
-    """The batch with another token at a row."""
+    """The batch with another token in one row."""
     found: dict[str, Tensor] = {}
 
     def look(name: str, it: Any) -> Any:
@@ -68,7 +68,7 @@ def with_another_token(batch: Any, rows: int, row: int) -> Any:
 
 
 def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> Any:
-    """A batch whose documents are these pieces."""
+    """A batch with these pieces as its documents."""
     rows, told = sum(lengths), [end - start for start, end in pieces]
     ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     new_ends = [0, *torch.tensor(told).cumsum(0).tolist()]

@@ -27,7 +27,7 @@ class Exchange:
         self.group: Any = None
 
     def whole(self, layout: list[Stretch], rows: Sequence[Tensor], call: Callable[..., tuple]) -> tuple[Tensor, ...]:
-        """What `call` makes of lengths and rows of whole documents, cut back to this rank's."""
+        """Calls `call` with lengths and rows of whole documents; returns this rank's part of the results."""
         told = self.gather((layout, tuple(it.detach() for it in rows)))
         mine = list(dict.fromkeys(it.document for it in layout))
         documents = [self.document(it, told) for it in mine]
@@ -52,7 +52,7 @@ class Exchange:
 
     @staticmethod
     def document(number: int, told: list[Told]) -> list[Tensor]:
-        """Its rows, from whoever holds them."""
+        """Rows of a document, from all ranks that hold some."""
         pieces = []
         for layout, rows in told:
             first = 0
@@ -70,7 +70,7 @@ class Exchange:
 
 
 def lengths_of_whole(layouts: Sequence[list[Stretch]]) -> list[int]:
-    """Lengths of the documents that ranks hold together, one rank behind the other."""
+    """Lengths of the documents that all ranks hold together, in the order of the ranks."""
     lengths: list[int] = []
     last = None
     for it in (it for layout in layouts for it in layout):
@@ -87,7 +87,7 @@ def lengths_of_whole(layouts: Sequence[list[Stretch]]) -> list[int]:
 
 
 def joined(batches: Sequence[Any], layouts: Sequence[list[Stretch]]) -> Any:
-    """One batch of the batches of all ranks."""
+    """One batch with the batches of all ranks."""
     lengths, held = lengths_of_whole(layouts), [[it.end - it.start for it in of] for of in layouts]
 
     def leaf(its: list[Any]) -> Any:

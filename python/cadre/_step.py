@@ -20,7 +20,7 @@ _MICRO_BATCHES = 1 << 16
 
 
 class Step:
-    """See the module. Phases are counted where the step is the pool's alone."""
+    """See the module. It only counts phases that the pool computes."""
 
     def __init__(
         self,
@@ -60,26 +60,26 @@ class Step:
 
     @property
     def backwards(self) -> int:
-        """Layers that have one."""
+        """Layers that have a backward."""
         return self.layers - self.shape.frozen
 
     def due(self) -> Turn | None:
-        """The turn that runs, or is next; none where the step is over."""
+        """The turn that runs or comes next; none at the end of the step."""
         for way, at in self.order:
             if self.forward[at] < self.layers if way == "F" else self.backward[at] < self.backwards:
                 return way, at
         return None
 
     def lengths(self, at: int | None = None) -> list[int]:
-        """Rows of each stretch of a micro-batch, by default of the one that runs."""
+        """Rows of each stretch of a micro-batch, by default of the current one."""
         return [it.end - it.start for it in self.layouts[self.at if at is None else at]]
 
     def whole(self) -> bool:
-        """Whether every document of the micro-batch lies whole on this rank."""
+        """Whether every document of the micro-batch is whole on this rank."""
         return all(it.end - it.start == it.rows for it in self.layouts[self.at])
 
     def rows(self) -> int:
-        """Of this rank, in all micro-batches."""
+        """Rows of this rank in all micro-batches."""
         return sum(it.end - it.start for layout in self.layouts for it in layout)
 
     def where(self, at: int | None = None) -> str:
@@ -87,16 +87,16 @@ class Step:
         return told if len(self.layouts) == 1 else f"{told}, micro-batch {self.at if at is None else at}"
 
     def key(self) -> int:
-        """Number of the micro-batch that runs, in all steps."""
+        """Number of the current micro-batch, counted over all steps."""
         return self.number * _MICRO_BATCHES + self.at
 
     @staticmethod
     def of_key(key: int) -> tuple[int, int]:
-        """Step and micro-batch."""
+        """Step and micro-batch of such a number."""
         return divmod(key, _MICRO_BATCHES)
 
     def missing(self, at: int) -> str | None:
-        """What a micro-batch lacks to be over."""
+        """What a micro-batch still lacks."""
         forward, backward = self.forward[at], self.backward[at]
         if not self.pooled or (forward, backward) == (self.layers, self.backwards):
             return None
@@ -106,7 +106,7 @@ class Step:
         )
 
     def refuse_unknown_recompute(self) -> None:
-        """Of a call that says no documents, and is computed here."""
+        """Refuses a recompute in this process whose call names no documents."""
         if self.in_flight and torch._C._current_graph_task_id() != -1:
             raise ValueError(
                 "a recompute where micro-batches are in flight, and nothing says of which one: pass cu_seqlens "
@@ -117,7 +117,7 @@ class Step:
         return f" (the turns of the step are {in_words(self.order)})" if self.in_flight else ""
 
     def unfinished(self) -> str | None:
-        """What the step lacks to be over."""
+        """What the step still lacks."""
         begun, count = self.at + 1, len(self.layouts)
         for at in range(begun):
             if missing := self.missing(at):
@@ -130,7 +130,7 @@ class Step:
         return None
 
     def advance(self) -> None:
-        """To the next micro-batch."""
+        """Goes on to the next micro-batch."""
         if self.at + 1 == len(self.layouts):
             raise RuntimeError(f"{self.where()}: it is the last micro-batch of the step; call begin_step")
         if self.pooled and (due := self.due()) != ("F", self.at + 1) and (missing := self.missing(due[1])):
@@ -175,7 +175,7 @@ class Step:
         return (at, layer), self.kept[at, layer] if is_again else None
 
     def recomputed_micro_batch(self, task: int) -> int:
-        """Which one a backward of autograd's is of: the one whose turn it was when it began."""
+        """The micro-batch that a backward of autograd belongs to: the current one when the backward began."""
         if task in self.tasks:
             return self.tasks[task]
         way, at = self.due() or ("F", self.at)
@@ -216,11 +216,11 @@ class Step:
         return layer
 
     def ticket(self, at: int, layer: int) -> int:
-        """Number of a phase, in all steps."""
+        """Number of a phase, counted over all steps."""
         return (self.number * _MICRO_BATCHES + at) * self.layers + layer
 
     def backward_phase(self, at: int, layer: int) -> None:
-        """Refuses what is not the next backward."""
+        """Refuses a backward that is not the next one."""
         layers, where = self.layers, f"{self.where(at)}: backward of layer {layer}"
         if self.forward[at] < layers:
             raise RuntimeError(

@@ -37,7 +37,7 @@ def order_of(turns: Turns, count: int) -> list[Turn]:
 
 
 def _ahead(most: int, count: int) -> list[Turn]:
-    """One forward and one backward in turn, with at most so many forward whose backward has not come."""
+    """One forward and one backward in turn, with at most `most` micro-batches between forward and backward."""
     if most < 1:
         raise ValueError(f"turns is {most}; 1 micro-batch or more is in flight")
     order: list[Turn] = []

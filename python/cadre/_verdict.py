@@ -31,7 +31,7 @@ _NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 class Findings:
-    """One line a check."""
+    """Lines of the table, one for each check."""
 
     def __init__(self, check: Check) -> None:
         self.file, self.trying = check.folder / "findings.jsonl", check.folder / "trying"
@@ -45,7 +45,7 @@ class Findings:
 
     @contextmanager
     def about(self, check: str) -> Iterator[None]:
-        """What ends the process inside is a finding of this check; so says who started it."""
+        """If the process ends inside, whoever started it reports that as a finding of this check."""
         self.trying.write_text(check)
         try:
             yield
@@ -124,7 +124,7 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
 
 
 def of_whole_documents(base: list[list[tuple[Update, Made]]]) -> list[tuple[Update, Made]]:
-    """What one rank is handed where documents span ranks: in each micro-batch the rows of all."""
+    """Batches for the single rank where documents span ranks: in each micro-batch the rows of all ranks."""
     made = []
     for of in zip(*base, strict=True):
         micro_batches = list(zip(*(it[0].layouts for it in of), strict=True))
@@ -158,7 +158,7 @@ def restore(check: Check, weights: list[Tensor]) -> None:
 
 
 def with_documents(base: list[list[tuple[Update, Made]]]) -> tuple[Update, int]:
-    """The micro-batch with most documents, of the first step that has one with several."""
+    """The micro-batch with the most documents, from the first step that has one with several."""
     of_step = ([it[step][0] for it in base] for step in range(len(base[0])))
     for updates in of_step:
         count, rank, at = max(
@@ -170,7 +170,7 @@ def with_documents(base: list[list[tuple[Update, Made]]]) -> tuple[Update, int]:
 
 
 def again(one: list[list[list[tuple[str, str]]]], other: list[list[list[tuple[str, str]]]]) -> str | None:
-    """By rank and step: the first thing that came out otherwise."""
+    """By rank and step: the first thing that differs in a second run."""
     said = []
     for rank, (its, theirs) in enumerate(zip(one, other, strict=True)):
         for step, (first, second) in enumerate(zip(its, theirs, strict=False)):
@@ -183,7 +183,7 @@ def again(one: list[list[list[tuple[str, str]]]], other: list[list[list[tuple[st
 
 
 def replicas(digests: list[list[list[tuple[str, str]]]]) -> str | None:
-    """Weights of ranks that hold all of them."""
+    """Compares the weights of ranks that hold all of them."""
 
     def weights(rank: int, step: int) -> list[tuple[str, str]]:
         return [it for it in digests[rank][step] if it[0].startswith("parameter")]
@@ -264,7 +264,7 @@ def loss(step: int, base: list, results: list[Made], notes: list[str]) -> str | 
 
 
 def leaks(one: list[Tensor], other: list[Tensor], lengths: list[int], document: int, row: int) -> str | None:
-    """Which document sees another one's token; which row a later one's."""
+    """Finds documents that depend on a token of another one, and rows that depend on a later one."""
     if len(one) != len(other):
         return f"attention was called {len(one)} times, and {len(other)} times with another token"
     if all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):
@@ -283,7 +283,7 @@ def leaks(one: list[Tensor], other: list[Tensor], lengths: list[int], document: 
 
 
 def apart(one: list[Tensor], other: list[Tensor], bounds: dict[torch.dtype, float], what: str) -> str | None:
-    """The first call of attention that came out otherwise."""
+    """The first call of attention whose results differ."""
     if len(one) != len(other):
         return f"{what}: attention was called {len(one)} times, and {len(other)} times"
     for call, (a, b) in enumerate(zip(one, other, strict=True)):
@@ -294,7 +294,7 @@ def apart(one: list[Tensor], other: list[Tensor], bounds: dict[torch.dtype, floa
 
 
 def ragged(rows: int) -> list[_recut.Piece]:
-    """Documents of so many rows: of 1 row twice, odd ones, what is left in two parts that are unlike."""
+    """Lengths to try: 1 row twice, odd numbers, and the rest in two unequal parts."""
     if rows < 8:
         raise NotTriedError(f"a batch of {rows} rows is too short")
     pieces, start = [], 0

@@ -26,7 +26,7 @@ _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 
 
 def shape(config: TransformerConfig) -> Shape:
-    """For `cadre.init`."""
+    """The argument of `cadre.init` for a configuration of Megatron."""
     return Shape(
         query_heads=config.num_attention_heads,
         kv_heads=config.num_query_groups,
@@ -36,14 +36,14 @@ def shape(config: TransformerConfig) -> Shape:
 
 
 def put_into(spec: ModuleSpec) -> ModuleSpec:
-    """Puts it into the spec of a layer, or of each layer of a block."""
+    """Puts Cadre's attention into the spec of a layer, or of each layer of a block."""
     for it in getattr(spec, "layer_specs", None) or [spec]:
         it.submodules.self_attention.submodules.core_attention = CoreAttention
     return spec
 
 
 def check(config: TransformerConfig) -> None:
-    """Refuses what is not there, by its name."""
+    """Refuses features of the configuration that are missing here, by name."""
     for name, usual in (
         ("tensor_model_parallel_size", 1),
         ("pipeline_model_parallel_size", 1),
@@ -59,7 +59,7 @@ def check(config: TransformerConfig) -> None:
 
 
 def _check_mask(mask: Tensor, rows: int, *, packed: bool) -> None:
-    """Megatron's masks are true where a key is hidden."""
+    """Checks a mask of Megatron, which is true where a key is hidden."""
     remedy = "give the step's documents (layout), or PackedSeqParams, and no mask of padding or of reset_attention_mask"
     if packed or mask.dtype != torch.bool or mask.shape[-2:] != (rows, rows):
         raise NotImplementedError(f"attention_mask {tuple(mask.shape)} beside a causal layer: {remedy}")
@@ -100,7 +100,7 @@ class CoreAttention(nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """`attention_mask` may only say what a causal layer does anyway."""
+        """Megatron calls this. `attention_mask` has to be causal."""
         refuse(attention_bias=attention_bias)
         mask = attn_mask_type or self.mask
         if mask in _CAUSAL and attention_mask is not None:

@@ -25,7 +25,7 @@ class Attention(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        """Nothing is shared out: K and V stay on the rank that made them."""
+        """Configuration without sharding: K and V stay on the rank that made them."""
 
     def __init__(self, config: Config) -> None:
         torch.nn.Module.__init__(self)
@@ -61,7 +61,7 @@ def attention(config: VarlenAttention.Config) -> Attention.Config:
 
 
 def shape(config: Any) -> Shape:
-    """For `cadre.init`, from the configuration of a model whose layers all have attention."""
+    """The argument of `cadre.init`, from the configuration of a model whose layers all have attention."""
     each = [it.attention for it in config.layers]
     first = each[0]
     heads, kv_heads = first.n_heads, first.n_kv_heads or first.n_heads

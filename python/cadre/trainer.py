@@ -21,7 +21,7 @@ from ._layout import lengths_of
 
 
 class _Calls(TrainerCallback):
-    """Joins, reports and leaves."""
+    """Callbacks that join the job, report steps and leave."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -43,7 +43,7 @@ class _Calls(TrainerCallback):
 
 
 class OnPool:
-    """See the module; stands before the class that it makes a pooled one."""
+    """See the module. Comes before the base class in the bases of a pooled trainer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -88,7 +88,7 @@ class OnPool:
     def _get_checked(
         self, check: _check.Check, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Any]:
-        """An update of the check's, in place of the loader's."""
+        """Returns an update of the check instead of one of the loader."""
         drawn = super().get_batch_samples
         if self._feed is None:
             self._feed = _check.Feed(check, lengths_of, lambda: drawn(self._checked[1], num_batches, device)[0])

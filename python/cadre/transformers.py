@@ -47,7 +47,7 @@ def attention(
     cu_seq_lens_k: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """`[batch, heads, rows, dim]` in, `[batch, rows, heads, dim]` out."""
+    """Attention for transformers: takes `[batch, heads, rows, dim]`, returns `[batch, rows, heads, dim]`."""
     refuse(dropout=dropout, **{name: it for name, it in more.items() if name not in _HARMLESS})
     batch, heads, rows, dim = query.shape
     several = cu_seq_lens_q is None and batch > 1
@@ -109,13 +109,13 @@ def _transformers_mask(
 
 
 def _held(function: types.FunctionType) -> dict[str, Any]:
-    """What a function inside a function took from it."""
+    """Variables that a nested function has captured."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: it.cell_contents for name, it in cells}
 
 
 def _parts(function: Callable) -> Iterator[Callable]:
-    """Mask functions that have to hold together."""
+    """Mask functions that are combined by "and"."""
     name = function.__qualname__.split(".")[0]
     if name == "and_masks":
         for it in _held(function)["mask_functions"]:
