@@ -89,7 +89,7 @@ fn built(source: &str, name: &str, words: &[&str]) -> PathBuf {
     file
 }
 
-/// Of all that a compiler reads.
+/// Digest of everything that the compiler reads.
 fn digest(kernels: &Path, compiler: &str) -> u64 {
     let mut state = DefaultHasher::new();
     compiler.hash(&mut state);

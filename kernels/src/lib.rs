@@ -85,7 +85,7 @@ pub fn instruction_set() -> &'static str {
     cpu::instruction_set()
 }
 
-/// Names this machine's CPU with so many threads, as calibrations do.
+/// Names this machine's CPU with this number of threads, as calibrations do.
 pub fn processor(threads: Threads) -> String {
     format!("cpu-{}-{}", instruction_set(), threads.0)
 }

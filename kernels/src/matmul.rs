@@ -40,7 +40,7 @@ impl<'a> Matrix<'a> {
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// The same numbers with rows and columns exchanged.
+    /// The transposed view of the same numbers.
     #[must_use]
     pub fn transposed(self) -> Self {
         let Self { data, rows, columns, row_stride, column_stride } = self;

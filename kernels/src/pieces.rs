@@ -123,7 +123,7 @@ impl Pieces<'_> {
         backward(&mut bundles, threads)
     }
 
-    /// Numbers of so many rows of Q, of K and of LSE.
+    /// Elements of `rows` rows of Q, of K and of LSE.
     fn numbers(&self, rows: u32) -> [usize; 3] {
         let (rows, heads) = (rows as usize, self.heads);
         [rows * heads.query * heads.dim, rows * heads.kv * heads.dim, rows * heads.query]

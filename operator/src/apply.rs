@@ -246,7 +246,7 @@ where
     }
 }
 
-/// It is gone, or another of the same name has come.
+/// The object is gone, or another one has its name.
 fn is_gone(error: &kube::Error) -> bool {
     is_code(error, 404) || is_code(error, 409)
 }

@@ -145,7 +145,7 @@ pub struct StepRecord {
     pub failovers: u32,
     /// Busiest server over the mean.
     pub imbalance: f64,
-    /// The same had every trainer computed its own rows.
+    /// The same ratio, if every trainer computed its own rows.
     pub imbalance_unplanned: f64,
     /// By what part the last slot of the plans finishes later than in any plan; none where no bound is known.
     #[serde(default)]
@@ -170,7 +170,7 @@ pub struct ServerRecord {
     pub step: u64,
     /// `server-1`, or `trainer-0` for the in-place server of trainer 0.
     pub server: String,
-    /// Who computes.
+    /// What kind of server it is.
     pub kind: ServerKind,
     /// Slot that it filled.
     pub slot: u32,
@@ -218,7 +218,7 @@ pub struct LoadRecord {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// Normal operation.
     Information,
     /// The job goes on, with less.
     Warning,

@@ -166,7 +166,7 @@ pub enum Error {
          stop-server[:I]@…, add-server@… or kill-trainer[:I]@…"
     )]
     Syntax {
-        /// What was given.
+        /// The text as it was given.
         text: String,
     },
     /// The job ends before.

@@ -43,7 +43,7 @@ pub struct Health {
     pub quarantine_after: u32,
 }
 
-/// What is known of a server's load.
+/// Load and speed of a server.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Figure {
     /// Mean share of the time in which it computes, in millionths; none while its reports are stale.

@@ -102,7 +102,7 @@ impl Pool {
         }
     }
 
-    /// What is known about the servers that have come.
+    /// Reports of the servers that have connected.
     pub fn reports(&self, now: Duration) -> BTreeMap<ServerId, ServerReport> {
         let Some(facts) = &self.facts else { return BTreeMap::new() };
         let present = self.servers.iter().filter(|(_, it)| it.away.is_none() || it.drained);

@@ -225,7 +225,7 @@ pub enum Command {
     Notice(&'static str, String),
 }
 
-/// What is told about a server.
+/// Report about a server, for statuses.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ServerReport {
     /// Its load.

@@ -74,7 +74,7 @@ unsafe fn given<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Failed> {
     unsafe { handle.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// The same, to change it.
+/// As [`given`], to change the value.
 ///
 /// # Safety
 ///

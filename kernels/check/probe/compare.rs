@@ -202,7 +202,8 @@ fn ranges(numbers: &BTreeSet<usize>) -> String {
     words.join(" ")
 }
 
-/// Who in the kernel holds an element: the layouts of `forward.cuh` and `backward.cuh`, of fragments in `ptx/wgmma.cuh`.
+/// The warpgroup, warp, lane and register of an element, by the layouts of `forward.cuh`,
+/// `backward.cuh` and of fragments in `ptx/wgmma.cuh`.
 fn tile(case: &Case, it: &Held, what: &str, row: usize, column: usize) -> String {
     let dim = case.heads.dim;
     let fragment = |row: usize, column: usize| {

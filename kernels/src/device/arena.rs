@@ -184,7 +184,7 @@ impl ArenaMemory {
         self.bytes
     }
 
-    /// Its first byte, for [`super::Slice::foreign`] and for frameworks.
+    /// Address of the first byte, for [`super::Slice::foreign`] and for frameworks.
     pub fn address(&self) -> u64 {
         self.arena.0.mapping.address + self.at
     }

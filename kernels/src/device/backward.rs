@@ -107,7 +107,8 @@ impl BackwardPlan {
         Self::with(stream, shape, bundles, (order, launches), &scratch)
     }
 
-    /// The same with a scratch of several plans, whose runs come one behind the other.
+    /// As [`Self::new`], with a scratch that several plans share; their runs come one after the
+    /// other.
     ///
     /// # Errors
     ///

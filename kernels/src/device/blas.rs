@@ -69,7 +69,7 @@ impl std::fmt::Debug for Blas {
 /// A product that the library has chosen an algorithm for.
 struct Plan {
     operation: sys::cublasLtMatmulDesc_t,
-    /// Of B, A and C: the library counts columns first, so C is computed as Cᵀ = Bᵀ·Aᵀ.
+    /// Layouts of B, A and C. The library is column-major, so it computes Cᵀ = Bᵀ·Aᵀ.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }

@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 pub struct CallersContext(Option<sys::CUcontext>);
 
 impl CallersContext {
-    /// Of this thread; nothing without a driver.
+    /// Keeps the current context of this thread; does nothing without a driver.
     pub fn keep() -> Self {
         static HAS_DRIVER: OnceLock<bool> = OnceLock::new();
         // SAFETY: opens the driver library, which initialises nothing yet.

@@ -54,7 +54,7 @@ pub(super) const FORWARD: [[&str; 3]; 2] = [
     ["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"],
     ["cadre_forward_64_softcap", "cadre_forward_128_softcap", "cadre_forward_256_softcap"],
 ];
-/// The same of the backward kernel.
+/// Names of the backward kernels, in the same order.
 pub(super) const BACKWARD: [[&str; 3]; 2] = [
     ["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"],
     ["cadre_backward_64_softcap", "cadre_backward_128_softcap", "cadre_backward_256_softcap"],
@@ -261,7 +261,7 @@ impl Gpu {
         Ok(places)
     }
 
-    /// Its number, for places of memory.
+    /// Number of the GPU, for positions of memory.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.0.device
     }

@@ -76,7 +76,8 @@ impl ForwardPlan {
         Self::with(stream, shape, tasks, &Scratch::new(stream.gpu())?)
     }
 
-    /// The same with a scratch of several plans, whose runs come one behind the other.
+    /// As [`Self::new`], with a scratch that several plans share; their runs come one after the
+    /// other.
     ///
     /// # Errors
     ///

@@ -86,7 +86,7 @@ impl Gate {
         Ok((Self(Arc::clone(&word)), Opener(word)))
     }
 
-    /// What is enqueued on `stream` from now on begins when the gate is open.
+    /// Work that is enqueued on `stream` from now on waits until the gate is open.
     ///
     /// # Errors
     ///

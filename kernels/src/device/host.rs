@@ -57,7 +57,7 @@ impl HostRows {
         })
     }
 
-    /// Its stream, with the GPU.
+    /// The stream of this memory, with its GPU.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

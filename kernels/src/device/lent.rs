@@ -139,7 +139,7 @@ pub enum LentError {
         rows: usize,
         /// Elements of its rows.
         width: usize,
-        /// What it should have.
+        /// Rows that it should have.
         expected_rows: usize,
         /// Elements of these.
         expected_width: usize,

@@ -151,7 +151,8 @@ impl Scratch {
         self.lock().reserve_parts(numbers)
     }
 
-    /// The same for its sums.
+    /// Takes room for a plan's sums of dQ, once the runs that are being enqueued are on their
+    /// streams.
     pub(super) fn reserve_sums(&self, numbers: usize) -> Result<(), Error> {
         self.lock().reserve_sums(numbers)
     }

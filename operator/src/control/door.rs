@@ -14,7 +14,7 @@ use kube::runtime::reflector::ObjectRef;
 use crate::caches::Caches;
 use crate::triggers::Key;
 
-/// Who a caller is, by the labels of its pod.
+/// Identifies a caller by the labels of its pod.
 ///
 /// # Errors
 ///

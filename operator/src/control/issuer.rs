@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(overlap(&one, Some(&written(&told)), at(1)), (one.clone(), None));
         let told = overlap(&two, Some(&written(&told)), at(2));
         holds(&told, &[&two, &one]);
-        // Looked at again, by whoever leads then.
+        // A later leader reads it again.
         let told = overlap(&two, Some(&written(&told)), at(25));
         holds(&told, &[&two, &one]);
         assert_eq!(told.1, Some(at(2)), "since when it is so stays");

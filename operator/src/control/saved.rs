@@ -8,7 +8,7 @@ use cadre_views::JobKey;
 use super::service::{Service, tell_job};
 
 impl Service {
-    /// A checkpoint of an attempt holds so many steps.
+    /// A checkpoint of an attempt holds `steps` steps.
     pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) {
         if let Some(figures) = self.jobs.saved(attempt, steps) {
             tell_job(&self.context, attempt, figures);

@@ -18,7 +18,7 @@ pub enum Lay {
     HeadTail,
 }
 
-/// Who holds rows and who computes.
+/// Ranks and slots of a simulation.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// The model.
@@ -39,7 +39,7 @@ impl Cluster {
         Self { model, ranks, lanes: 8, in_place: ranks, weights: vec![100; ranks.into()] }
     }
 
-    /// The same with more dedicated slots.
+    /// The same cluster with dedicated slots added.
     #[must_use]
     pub fn with_dedicated(mut self, slots: u16) -> Self {
         self.weights.extend(std::iter::repeat_n(100, slots.into()));

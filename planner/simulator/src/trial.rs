@@ -34,7 +34,7 @@ pub struct Setting {
     pub micro: usize,
 }
 
-/// Who plans attention for a pool.
+/// The planner of a pool's attention.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub enum Planner {
     /// The published greedy one, with its tolerance in thousandths.

@@ -25,7 +25,8 @@ const DOCUMENTS: usize = 6;
 const BINS: usize = 6;
 /// Maximum pieces that a slot gets back for what it gives.
 const PIECES: usize = 3;
-/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
+/// Maximum (span, number of heads) pairs, the cheapest estimates, whose bytes are counted exactly;
+/// see [`best_piece`].
 const TRIES: usize = 4;
 /// With more slots than this no circles are sought: it would take too long.
 const MANY: usize = 512;

@@ -29,7 +29,8 @@ const NEARLY: u64 = 5;
 const DOCUMENTS: usize = 3;
 /// Maximum pieces along one edge.
 const PIECES: usize = 6;
-/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
+/// Maximum (span, number of heads) pairs, the cheapest estimates, whose bytes are counted exactly;
+/// see [`best_piece`].
 const TRIES: usize = 1;
 
 /// An edge with the bins of its group.

@@ -115,7 +115,7 @@ impl Layout {
         Ok(Self { documents: documents.into(), rows })
     }
 
-    /// The same rows at the same places, where all documents have `mask`.
+    /// The same layout, where all documents have `mask`.
     #[must_use]
     pub fn masked(&self, mask: Mask) -> Self {
         if self.documents.iter().all(|it| it.mask == mask) {

@@ -19,7 +19,7 @@ use self::earliest::Earliest;
 use crate::memory::phase;
 use crate::{BundleId, Error, Plan, Problem, RankId, Slot, SlotId, memory_of};
 
-/// Who executes each bundle of a plan.
+/// The slot that executes each bundle of a plan.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Assignment {
     executors: Vec<Option<SlotId>>,
@@ -133,7 +133,7 @@ impl Survivor<'_> {
         self.slot.finish(self.load.saturating_add(more))
     }
 
-    /// Its speed in percent; standby counts as 100.
+    /// Speed of the slot in percent; standby counts as 100.
     fn weight(&self) -> u32 {
         if self.slot.is_standby() { 100 } else { self.slot.weight }
     }

@@ -14,7 +14,7 @@ use crate::{BundleId, DocumentId, Plan, Problem, RankId, SlotId};
 /// Rows that a slot pulls from one place.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pull {
-    /// Who holds them.
+    /// The rank that holds the rows.
     pub rank: RankId,
     /// Where they are in the rank's stream, in rows.
     pub local: Range<u32>,

@@ -177,7 +177,8 @@ impl Process {
         Ok(())
     }
 
-    /// Loss of the held-out documents; only in every so many steps, and in the last one.
+    /// Loss of the held-out documents, in the last step and every `--validate-every` steps; none in
+    /// other steps.
     fn validate(
         &mut self,
         step: u64,

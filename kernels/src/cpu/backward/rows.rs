@@ -18,8 +18,8 @@ use crate::cpu::shared::Shared;
 use crate::cpu::stage::{Source, copy, round_up};
 use crate::{Heads, Rows, TILE};
 
-/// Query rows that go through the products together: those that the bundle has of so many rows of the
-/// document.
+/// Query rows that go through the products together: the bundle's rows within one block of the
+/// document's rows.
 pub(super) struct RowBlock {
     /// Part and rows, ascending.
     pieces: Vec<(usize, Range<u32>)>,
@@ -33,7 +33,7 @@ pub(super) struct RowBlock {
     pub(super) keys: Range<u32>,
     /// Tiles of this launch that the rows reach.
     pub(super) tiles: Range<u32>,
-    /// Of each KV head: the tile whose turn it is.
+    /// By KV head: the tile that may add to dQ next.
     pub(super) turn: Vec<AtomicU32>,
 }
 

@@ -43,7 +43,7 @@ pub use status::status;
 /// Seconds after which pods that should be gone are looked at again.
 const LOOK_AGAIN_SECONDS: i64 = 5;
 
-/// What is known about a job.
+/// State of a job in the cluster, and what its conductor reported.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The object.

@@ -62,7 +62,7 @@ const LOOK_AGAIN_SECONDS: i64 = 5;
 /// large pool needs no more memory than a small one, and its status shows the progress.
 const MADE_AT_ONCE: usize = 250;
 
-/// What is known about a pool.
+/// State of a pool in the cluster, and what its servers reported.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The object.

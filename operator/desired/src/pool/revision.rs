@@ -189,7 +189,7 @@ pub(crate) struct Rollout<'a> {
 
 struct Former<'a> {
     observed: &'a Observed,
-    /// Of the last revision that all servers had.
+    /// The last revision that all servers had.
     current: Revision<'a>,
     /// Slots that the change may reach, beside those that it has reached already.
     room: usize,

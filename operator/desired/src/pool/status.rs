@@ -237,7 +237,7 @@ fn placement(observed: &Observed, settings: &Settings, all: &[Server<'_>]) -> Sa
     measured(observed, all).unwrap_or_else(|| said(true, "Near", text))
 }
 
-/// What is wrong with the links that were measured, if anything is: the slowest is named.
+/// A problem of the measured links, if there is one; names the slowest.
 fn measured(observed: &Observed, all: &[Server<'_>]) -> Option<Said> {
     let fabric = &observed.pool.spec.fabric;
     let links = all.iter().filter(|it| it.stays()).filter_map(|it| Some((it, it.report?.link?)));

@@ -17,7 +17,8 @@ use crate::balance::prices::Prices;
 const RECEIVERS: usize = 16;
 /// Maximum documents of the donor that are tried.
 const DOCUMENTS: usize = 8;
-/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
+/// Maximum (span, number of heads) pairs, the cheapest estimates, whose bytes are counted exactly;
+/// see [`best_piece`].
 const TRIES: usize = 4;
 /// Divisors of the amount that would make both slots even: each quotient is tried.
 const PARTS: [u64; 3] = [1, 3, 12];

@@ -27,7 +27,8 @@ const NEAR: usize = 8;
 const DOCUMENTS: usize = 8;
 /// Maximum receivers that are tried where memory binds: most are full, and trying all of them would take long.
 const LIMITED: usize = 16;
-/// Of the guessed (span, number of heads) pairs so many of the cheapest are counted exactly; see [`best_piece`].
+/// Maximum (span, number of heads) pairs, the cheapest estimates, whose bytes are counted exactly;
+/// see [`best_piece`].
 const TRIES: usize = 4;
 
 /// When the last bin may finish.
