@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    LandingId, MAX_PIECES, PeerId, Piece, PullError, PullId as WirePull, RegionKey, Role,
+    LandingId, MAX_PIECES, PeerId, Piece, PullError, PullId as WirePull, PullRequest, RegionKey,
+    Role,
 };
 use cadre_planner::Assignment;
 use cadre_protocol::{
@@ -233,7 +234,8 @@ impl<P: Exchange> Shared<P> {
         self.next_group += 1;
         let mut left = 0;
         let mut begin = |shared: &mut Self, key, pieces, landing| {
-            let wire = shared.provider.pull(id, key, pieces, landing, patience);
+            let request = PullRequest { peer: id, key, pieces, landing, patience };
+            let wire = shared.provider.pull(request);
             shared.pulls.insert(wire, group);
             left += 1;
         };
@@ -255,18 +257,11 @@ impl<P: Exchange> Shared<P> {
     }
 
     /// Pulls a region that is no machine's; the caller knows the pull when it ends.
-    pub fn pull_region(
-        &mut self,
-        from: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> WirePull {
-        if let Some((id, address)) = self.addresses.get(&peer_of(from)) {
+    pub fn pull_region(&mut self, request: PullRequest) -> WirePull {
+        if let Some((id, address)) = self.addresses.get(&peer_of(request.peer)) {
             self.provider.connect(*id, address);
         }
-        self.provider.pull(from, key, pieces, landing, patience)
+        self.provider.pull(request)
     }
 
     /// The provider says that the device copies for a pull; if it was the last of a machine's, all of that one is under way.

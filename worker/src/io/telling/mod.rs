@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, PullRequest, RegionKey};
 use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
@@ -426,8 +426,9 @@ impl<P: Exchange> Shared<P> {
         let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
             (Some(id), Ok(landing)) => {
                 let pieces = vec![Piece { remote, local: 0, bytes }];
+                let (key, patience) = (key(word.publication), PART_WITHIN);
                 let pull =
-                    self.pull_region(id, key(word.publication), pieces, landing, PART_WITHIN);
+                    self.pull_region(PullRequest { peer: id, key, pieces, landing, patience });
                 State::Pulling { pull, landing, bytes }
             }
             (None, Ok(landing)) => {
