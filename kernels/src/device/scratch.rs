@@ -78,7 +78,12 @@ impl Inner {
     }
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// The stream of the run.
+    pub(super) fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
     /// What follows on the run's stream is behind `event`. What is recorded waits for nothing outside of the recording.
     pub(super) fn behind(&self, event: &Event) -> Result<(), Error> {
         if self.records { Ok(()) } else { self.stream.wait_for(event) }
