@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use cadre_control::AttentionPlace;
-use cadre_crds::{OnPoolLoss, Wire};
+use cadre_crds::Wire;
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
 use cadre_planner::{Costs, DocumentId, Heads, Stretch};
 use cadre_protocol::{At, ServerId, TrainerId};
@@ -68,26 +67,8 @@ impl Job {
         let nanos = Arc::<AtomicU64>::default();
         let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
         let shared = Shared::new(peer_of(me), (links, clock), Tracer::off());
-        let job = Settings {
-            job: "test".into(),
-            attempt: 1,
-            trainers: 2,
-            attention: AttentionPlace::Pool,
-            wire: Wire::F32,
-            reproducible: true,
-            encryption: cadre_crds::Encryption::Off,
-            on_pool_loss: OnPoolLoss::Fail,
-            pool_wait_seconds: 0,
-            suspect_after_milliseconds: 1000,
-            trainer_suspect_after_seconds: 30,
-            stalled_after_seconds: 600,
-            checkpoints: "nowhere".into(),
-            checkpoints_kept: 3,
-            failovers: 0,
-            resume: None,
-            headers: None,
-            faults: Vec::new(),
-        };
+        let job: Settings =
+            serde_json::from_str(include_str!("../../../../testing/settings.json")).unwrap();
         let conducting = Conducting::new(draft(), settings, 0, &job, Nanos(0));
         Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
     }
