@@ -8,7 +8,7 @@ use cadre_trainer::TrainArgs;
 use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads};
 use clap::ValueEnum;
 
-use crate::arguments::{ServeOptions, TrainOptions};
+use crate::arguments::{ProcessOptions, ServeOptions, TrainOptions};
 
 /// Where core attention is computed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -111,9 +111,8 @@ impl From<TrainOptions> for TrainArgs {
             lr,
             warmup,
             seed,
-            threads,
+            process: ProcessOptions { threads, exchange },
             engine,
-            exchange,
             heads,
             memory_mib,
             checkpoint_every,
@@ -147,7 +146,8 @@ impl From<TrainOptions> for TrainArgs {
 
 impl From<ServeOptions> for ServerArgs {
     fn from(options: ServeOptions) -> Self {
-        let ServeOptions { threads, engine, exchange, memory_mib } = options;
+        let ServeOptions { process, engine, memory_mib } = options;
+        let ProcessOptions { threads, exchange } = process;
         Self {
             threads: Threads(threads),
             engine: engine.into(),

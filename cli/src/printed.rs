@@ -9,6 +9,11 @@ pub(crate) fn json<T: Serialize + ?Sized>(it: &T) -> String {
     serde_json::to_string(it).expect("numbers, names and lists are JSON") + "\n"
 }
 
+/// Adds a row of two cells.
+pub(crate) fn row(table: &mut Table, name: &str, value: String) {
+    table.add_row([name.to_owned(), value]);
+}
+
 /// An empty table, in the style of all of Cadre's.
 pub(crate) fn table() -> Table {
     let mut table = Table::new();

@@ -33,7 +33,8 @@ pub use paths::{Path, Paths, PathsConfig, Sharing, Traffic};
 pub use peer::{PeerId, Piece, RegionKey, Role};
 pub use pool::Pool;
 pub use provider::{
-    Error, Event, LandingId, MAX_MESSAGE_BYTES, MAX_PIECES, Provider, PullError, PullId, RingError,
+    Error, Event, LandingId, MAX_MESSAGE_BYTES, MAX_PIECES, Provider, PullError, PullId,
+    PullRequest, RingError,
 };
 pub use tcp::{
     Caller, Encryption, GreetError, Greeter, Guest, Limits, Purpose, Stream, Tcp, TcpConfig,

@@ -37,6 +37,21 @@ pub struct LandingId(pub u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PullId(pub u64);
 
+/// What a pull brings, and where it lands.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PullRequest {
+    /// Who published the region.
+    pub peer: PeerId,
+    /// The region.
+    pub key: RegionKey,
+    /// Its bytes, and where in the landing each of them goes; read in this order.
+    pub pieces: Vec<Piece>,
+    /// What they land in.
+    pub landing: LandingId,
+    /// How long nothing may come from the peer.
+    pub patience: Duration,
+}
+
 /// Moves memory between processes.
 pub trait Provider {
     /// Memory to publish and to land pulls in.
@@ -70,23 +85,16 @@ pub trait Provider {
     /// Frees landed memory as soon as no pull on it is outstanding. Its pulls still end as they would.
     fn discard(&mut self, landing: LandingId);
 
-    /// Copies pieces of the peer's region `key` into the landing. Ends exactly once, by [`Event::Pulled`].
+    /// Copies pieces of the peer's region into the landing. Ends exactly once, by [`Event::Pulled`].
     ///
     /// Pieces are read in their order. Their local bytes must lie in the landing, be disjoint, and not be the
     /// target of another outstanding pull, else the pull is refused.
     ///
-    /// It ends with [`PullError::Deadline`] when nothing has come from the peer for `patience`, for this pull or for another
+    /// It ends with [`PullError::Deadline`] when nothing has come from the peer for its patience, for this pull or for another
     /// one: a pull that waits behind others is not late while they move. One that was interrupted (by a broken link, a deadline or
     /// [`Provider::close`]) and is asked for again, with the same peer, key, pieces and landing, goes on where it stopped, if the
     /// provider can and the peer still publishes the same; else it begins at byte 0.
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId;
+    fn pull(&mut self, request: PullRequest) -> PullId;
 
     /// Sends a small message. It is written by the next [`Provider::poll`], in order, never behind data.
     ///

@@ -4,28 +4,21 @@
 //! In: the corpus in `exchange/tests/corpus`, well formed and not, and changes of it that a seed makes. `CADRE_SEED` and
 //! `CADRE_FUZZ_CASES` choose other ones; the seed is printed.
 
+// The simulations take the rest of it.
+#[allow(dead_code)]
+#[path = "../protocol/tests/simulation/random.rs"]
+mod random;
+
 use std::path::Path;
+
+pub(crate) use self::random::Random;
 
 /// Changed inputs of every decoder.
 const CASES: u64 = 4_000;
 const NUMBERS: [u64; 8] = [0, 1, 255, 1 << 20, (1 << 20) + 25, u32::MAX as u64, 1 << 63, u64::MAX];
 
-/// A generator of numbers: splitmix64.
-pub(crate) struct Random(u64);
-
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
+    /// A number below `bound`; 0 where that is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }

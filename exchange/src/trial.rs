@@ -14,7 +14,7 @@ use crate::buffer::Buffer;
 use crate::paths::{Path, Paths, PathsConfig, Sharing};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
-use crate::provider::{Error, Event, LandingId, Provider as _, PullError};
+use crate::provider::{Error, Event, LandingId, Provider as _, PullError, PullRequest};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 #[cfg(test)]
 use crate::ucx::Transports;
@@ -119,8 +119,9 @@ fn measure(reader: &mut Paths) -> Result<Trial, TrialError> {
 }
 
 fn pull(reader: &mut Paths, landing: LandingId) -> Result<(), TrialError> {
-    let whole = vec![Piece { remote: 0, local: 0, bytes: BYTES as u64 }];
-    let wanted = reader.pull(OWNER, KEY, whole, landing, PATIENCE);
+    let pieces = vec![Piece { remote: 0, local: 0, bytes: BYTES as u64 }];
+    let (peer, key, patience) = (OWNER, KEY, PATIENCE);
+    let wanted = reader.pull(PullRequest { peer, key, pieces, landing, patience });
     let mut events = Vec::new();
     loop {
         reader.poll(PATIENCE, &mut events);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cadre_exchange::{
     Buffer, Encryption, Event, Limits, PeerId, Provider, Tcp, TcpConfig, allow_links,
 };
-use common::{KEY, Node, TRAINER, config};
+use common::{KEY, Node, TRAINER, config, wish};
 
 const PEERS: u16 = 1_024;
 const ROW: u64 = 4_096;
@@ -33,8 +33,7 @@ fn all_are_served(encryption: Encryption) {
         let mut tcp = Tcp::open(config).expect("loopback is there");
         tcp.connect(TRAINER, &trainer.tcp.address());
         let landing = tcp.land(Buffer::zeroed(ROW as usize));
-        let whole = cadre_exchange::Piece { remote: 0, local: 0, bytes: ROW };
-        tcp.pull(TRAINER, KEY, vec![whole], landing, Duration::from_mins(1));
+        tcp.pull(wish((TRAINER, KEY), &[(0, 0, ROW)], landing, Duration::from_mins(1)));
         (tcp, landing, Vec::new())
     };
     let mut peers: Vec<_> = (0..PEERS).map(open).collect();

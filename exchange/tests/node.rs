@@ -17,7 +17,7 @@ use cadre_exchange::{
     Device, Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Place, Provider, PullError,
     PullId, RegionKey,
 };
-use common::{KEY, config};
+use common::{KEY, config, wish};
 
 const OTHER: RegionKey = RegionKey([9; 4]);
 
@@ -155,18 +155,7 @@ impl Pair {
     }
 
     fn pull(&mut self, key: RegionKey, pieces: &[(u64, u64, u64)], to: LandingId) -> PullId {
-        self.pull_until(key, pieces, to, Duration::from_mins(1))
-    }
-
-    fn pull_until(
-        &mut self,
-        key: RegionKey,
-        pieces: &[(u64, u64, u64)],
-        to: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
-        self.reader.pull(OWNER, key, pieces.iter().map(piece).collect(), to, patience)
+        self.reader.pull(wish((OWNER, key), pieces, to, Duration::from_mins(1)))
     }
 
     /// How the pull ended, if it did. It may not have ended twice, and begins once at most, before its end.
@@ -297,7 +286,7 @@ fn a_landing_is_busy_until_its_copy_is_over_whatever_was_told() {
         // The deadline is to pass once the copy has begun; on a machine that is slow it is tried again with a later one.
         let mut patience = Duration::from_millis(if closes { 60_000 } else { 100 });
         let (pull, call) = loop {
-            let pull = pair.pull_until(KEY, &[(0, 0, 100)], landing, patience);
+            let pull = pair.reader.pull(wish((OWNER, KEY), &[(0, 0, 100)], landing, patience));
             let (calls, call) = std::sync::mpsc::channel();
             let tell = move |rows| calls.send(rows).expect("it listens");
             pair.reader.when_ended(pull, Box::new(tell));

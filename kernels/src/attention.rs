@@ -92,12 +92,17 @@ pub enum RowsMut<'a> {
 }
 
 impl RowsMut<'_> {
+    /// The same rows, to be read.
+    pub fn as_rows(&self) -> Rows<'_> {
+        match self {
+            Self::F32(rows) => Rows::F32(rows),
+            Self::Bf16(rows) => Rows::Bf16(rows),
+        }
+    }
+
     /// How many numbers there are.
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(rows) => rows.len(),
-            Self::Bf16(rows) => rows.len(),
-        }
+        self.as_rows().len()
     }
 
     /// Whether there is none.

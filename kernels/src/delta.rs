@@ -8,9 +8,8 @@
 use std::sync::Mutex;
 
 use crate::Threads;
+use crate::math::dot;
 
-/// Sums that are kept side by side, so that the loop vectorises; fixed, since they order the additions.
-const LANES: usize = 16;
 /// Heads of rows that one thread takes at a time.
 const BLOCK: usize = 1024;
 
@@ -40,18 +39,6 @@ pub fn delta(threads: Threads, dim: usize, dout: &[f32], out: &[f32]) -> Vec<f32
         each(delta, dout, out);
     });
     delta
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + rest
 }
 
 #[cfg(test)]

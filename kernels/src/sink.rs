@@ -113,18 +113,10 @@ mod tests {
         let width = HEADS.query * HEADS.dim;
         let [q, dout] = [1, 300].map(|seed| numbers(seed, ROWS as usize * width));
         let [k, v] = [100, 200].map(|seed| numbers(seed, ROWS as usize * HEADS.dim));
-        let document = Document {
-            heads: HEADS,
-            mask: Mask::Causal,
-            scale: 0.3,
-            softcap: None,
-            document_rows: ROWS,
-            rows: 0..ROWS,
-            keys: 0..ROWS,
-            q: &q,
-            k: &k,
-            v: &v,
-        };
+        let (heads, mask, scale, softcap) = (HEADS, Mask::Causal, 0.3, None);
+        let (document_rows, rows, keys) = (ROWS, 0..ROWS, 0..ROWS);
+        let [q, dout, k, v] = [&q, &dout, &k, &v].map(|it| &it[..]);
+        let document = Document { heads, mask, scale, softcap, document_rows, rows, keys, q, k, v };
         for sinks in [[0.7, -2.0], [f32::NEG_INFINITY, 9.0]] {
             let right = reference::forward_with_sinks(&document, &sinks);
             let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; ROWS as usize * HEADS.query]);
@@ -136,9 +128,9 @@ mod tests {
                 document_rows: ROWS,
                 rows: 0..ROWS,
                 keys: 0..ROWS,
-                q: Rows::F32(&q),
-                k: Rows::F32(&k),
-                v: Rows::F32(&v),
+                q: Rows::F32(q),
+                k: Rows::F32(k),
+                v: Rows::F32(v),
                 out: RowsMut::F32(&mut out),
                 lse: &mut lse,
             };
@@ -147,7 +139,7 @@ mod tests {
             close("O", &out, &right.out);
             close("LSE", &lse, &right.lse);
 
-            let (expected, of_sinks) = reference::backward_with_sinks(&document, &sinks, &dout);
+            let (expected, of_sinks) = reference::backward_with_sinks(&document, &sinks, dout);
             let delta: Vec<f32> = (out.chunks_exact(HEADS.dim).zip(dout.chunks_exact(HEADS.dim)))
                 .map(|(o, d)| o.iter().zip(d).map(|(o, d)| o * d).sum())
                 .collect();
@@ -155,8 +147,8 @@ mod tests {
                 (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]);
             let part = BackwardRows {
                 rows: 0..ROWS,
-                q: Rows::F32(&q),
-                dout: Rows::F32(&dout),
+                q: Rows::F32(q),
+                dout: Rows::F32(dout),
                 lse: &lse,
                 delta: &delta,
                 dq: &mut dq,
@@ -168,8 +160,8 @@ mod tests {
                 softcap: None,
                 document_rows: ROWS,
                 keys: 0..ROWS,
-                k: Rows::F32(&k),
-                v: Rows::F32(&v),
+                k: Rows::F32(k),
+                v: Rows::F32(v),
                 parts: vec![part],
                 dk: &mut dk,
                 dv: &mut dv,

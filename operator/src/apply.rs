@@ -161,11 +161,8 @@ where
 /// Creates an object. Out: it; none if it was there already and is ours.
 async fn create<T, K>(client: &Client, owner: &K, object: T) -> Result<Option<T>, Error>
 where
-    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned,
+    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    T: Clone + Debug + Serialize + DeserializeOwned,
     K: Resource<DynamicType = ()>,
 {
     let name = object.name_any();
@@ -214,11 +211,8 @@ fn lasting_name<T: Resource<DynamicType = ()>>(name: &str) -> String {
 /// Brings an object to this content.
 async fn apply<T>(client: &Client, namespace: &str, object: T) -> Result<(), Error>
 where
-    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned,
+    T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    T: Clone + Debug + Serialize + DeserializeOwned,
 {
     let name = object.name_any();
     let api = Api::<T>::namespaced(client.clone(), namespace);

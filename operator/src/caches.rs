@@ -63,8 +63,6 @@ impl Caches {
     pub(crate) fn start(client: &Client, namespace: Option<&str>) -> Self {
         let (pool_triggers, job_triggers) = (Triggers::default(), Triggers::default());
         let owned = Owned { pools: pool_triggers.clone(), jobs: job_triggers.clone() };
-        let all = || watcher::Config::default().page_size(PAGE);
-        let ours = || all().labels(OURS);
 
         let own = job_triggers.clone();
         let trainings: Store<Readable<TrainingJob>> = watch(
@@ -107,34 +105,9 @@ impl Caches {
             watch_noting(scoped(client, namespace), ours(), prune_job, seen, move |it| {
                 own.owner(&it.metadata);
             });
-        let own = owned.clone();
-        let services: Store<Service> = watch(
-            scoped(client, namespace),
-            ours(),
-            |it| prune(&mut it.metadata),
-            move |it| {
-                own.owner(&it.metadata);
-            },
-        );
-        let own = owned.clone();
-        let budgets: Store<PodDisruptionBudget> = watch(
-            scoped(client, namespace),
-            ours(),
-            |it| prune(&mut it.metadata),
-            move |it| {
-                own.owner(&it.metadata);
-            },
-        );
-
-        let own = owned.clone();
-        let revisions: Store<ControllerRevision> = watch(
-            scoped(client, namespace),
-            ours(),
-            |it| prune(&mut it.metadata),
-            move |it| {
-                own.owner(&it.metadata);
-            },
-        );
+        let services: Store<Service> = watch_ours(client, namespace, &owned);
+        let budgets: Store<PodDisruptionBudget> = watch_ours(client, namespace, &owned);
+        let revisions: Store<ControllerRevision> = watch_ours(client, namespace, &owned);
 
         let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
         let nodes = namespace.is_none().then(|| {
@@ -240,6 +213,26 @@ where
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     }
+}
+
+/// Of all objects of a kind.
+fn all() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
+}
+
+/// Of those that this operator makes.
+fn ours() -> watcher::Config {
+    all().labels(OURS)
+}
+
+/// Fills a store with what this operator makes of a kind; a change triggers the pool or job that owns the object.
+fn watch_ours<K>(client: &Client, namespace: Option<&str>, owned: &Owned) -> Store<K>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    K: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let (api, owned) = (scoped(client, namespace), owned.clone());
+    watch(api, ours(), |it: &mut K| prune(it.meta_mut()), move |it| owned.owner(it.meta()))
 }
 
 /// Fills a store from a watch, for ever; `changed` hears of every object that is new, other or gone.

@@ -13,6 +13,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 #![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
 
+mod calm;
+
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -23,14 +25,15 @@ use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
-    At, Audience, Message, Nanos, Peer, Phase, PullId, ServerId, Settings, Shape, Step, TrainerId,
-    Work,
+    At, Message, Nanos, Peer, Phase, PullId, Settings, Shape, Step, TrainerId, Work,
 };
 use cadre_step::header::{Header, Member};
 use cadre_step::layers::Layers;
 use cadre_step::packing::Packing;
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::planned::PlannedStep;
 use cadre_step::turns::Turns;
+
+use self::calm::{Machines, server_id, step_of};
 
 /// How large a job is.
 #[derive(Clone, Copy, Debug)]
@@ -129,22 +132,16 @@ struct Job {
     took: [Took; 3],
 }
 
-fn server_id(index: usize) -> ServerId {
-    ServerId { index: index as u16, incarnation: 0 }
-}
-
 impl Job {
     fn new(planned: &PlannedStep) -> Self {
-        let slots = planned.header.slots.len();
-        let step =
-            planned.protocol_step(&planned.assign(None, &vec![true; slots]).unwrap()).unwrap();
+        let step = step_of(planned);
         let (count, settings, now) = (step.trainers(), Settings::default(), Nanos(0));
         let server = |it| Server::new(Host::Dedicated(server_id(it)), 1 << 50, settings, now);
         let mut job = Self {
-            step: Arc::new(step),
+            step,
             now,
             trainers: (0..count).map(|it| Trainer::new(TrainerId(it), settings, now)).collect(),
-            servers: (0..slots).map(server).collect(),
+            servers: (0..planned.header.slots.len()).map(server).collect(),
             conductor: Conductor::new(count, settings, now),
             queue: VecDeque::new(),
             submitted: vec![0; count.into()],
@@ -155,24 +152,18 @@ impl Job {
             is_done: false,
             took: [Took::default(); 3],
         };
-        let fillers = planned.header.fillers.iter().map(|it| it.as_ref().map(filler)).collect();
-        job.conduct(conductor::Event::View(fillers));
-        let phases = planned.order.count() as u32;
-        job.conduct(conductor::Event::HeaderReady { step: job.step.number(), phases });
+        job.start(&Arc::clone(&job.step), planned);
         job
     }
+}
 
+impl Machines for Job {
     fn conduct(&mut self, event: conductor::Event) {
         let (mut commands, now) = (Vec::new(), self.now);
         self.took[0].one(&mut commands, |out| self.conductor.handle(now, event, out));
         for command in commands {
             match command {
-                conductor::Command::Header { to: Peer::Trainer(it), .. } => {
-                    self.train(it.0.into(), trainer::Event::Begin(Arc::clone(&self.step)));
-                }
-                conductor::Command::Header { to: Peer::Server(it), .. } => {
-                    self.serve(it.index.into(), server::Event::Begin(Arc::clone(&self.step)));
-                }
+                conductor::Command::Header { to, .. } => self.begin(to, Arc::clone(&self.step)),
                 conductor::Command::Send { to, message } => {
                     self.queue.push_back(Next::Message(Peer::CONDUCTOR, to, message));
                 }
@@ -240,20 +231,12 @@ impl Job {
             }
         }
     }
+}
 
+impl Job {
     fn act(&mut self, next: Next) {
         match next {
-            Next::Message(from, to, message) => match (message.audience(), to) {
-                (Audience::Conductor, _) => {
-                    self.conduct(conductor::Event::Message { from, message });
-                }
-                (_, Peer::Trainer(it)) => {
-                    self.train(it.0.into(), trainer::Event::Message { from, message });
-                }
-                (_, Peer::Server(it)) => {
-                    self.serve(it.index.into(), server::Event::Message { from, message });
-                }
-            },
+            Next::Message(from, to, message) => self.deliver(from, to, message),
             Next::ToServer(me, pull) => {
                 self.serve(me, server::Event::Pulled { pull, result: Ok(0) });
             }
@@ -278,9 +261,7 @@ impl Job {
                 return;
             }
             self.now = self.now.after(Nanos::from_millis(5));
-            (0..self.trainers.len()).for_each(|it| self.train(it, trainer::Event::Tick));
-            (0..self.servers.len()).for_each(|it| self.serve(it, server::Event::Tick));
-            self.conduct(conductor::Event::Tick);
+            self.tick(self.trainers.len(), self.servers.len());
         }
         panic!("the step never ends: submitted {:?}, whole {:?}", self.submitted, self.whole);
     }

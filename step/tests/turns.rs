@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 #![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
 
+mod calm;
 #[path = "turns/order.rs"]
 mod order;
 #[path = "../../testing/turns.rs"]
@@ -21,14 +22,14 @@ use cadre_planner::{DocumentId, Heads, Mask, Slot, Stretch};
 use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
-use cadre_protocol::{
-    At, Audience, Message, Nanos, Peer, Phase, PullId, ServerId, Settings, Step, TrainerId, Work,
-};
+use cadre_protocol::{At, Message, Nanos, Peer, Phase, PullId, Settings, Step, TrainerId, Work};
 use cadre_step::header::{Header, Member};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::packing::Packing;
-use cadre_step::planned::{PlannedStep, filler, needed};
+use cadre_step::planned::{PlannedStep, needed};
 use proptest::prelude::*;
+
+use self::calm::{Machines, server_id, step_of};
 
 /// A source of numbers that a seed begins.
 struct Draw(u64);
@@ -107,15 +108,10 @@ struct Job {
     is_done: bool,
 }
 
-fn server_id(index: usize) -> ServerId {
-    ServerId { index: index as u16, incarnation: 0 }
-}
-
 impl Job {
     fn new(planned: &PlannedStep, window: usize) -> Self {
         let slots = planned.header.slots.len();
-        let step =
-            planned.protocol_step(&planned.assign(None, &vec![true; slots]).unwrap()).unwrap();
+        let step = step_of(planned);
         let (count, settings) = (step.trainers(), Settings { window, ..Settings::default() });
         let (now, zeros) = (Nanos(0), vec![0; count.into()]);
         let memory: Vec<_> = planned.header.slots.iter().map(|it| it.memory).collect();
@@ -123,7 +119,7 @@ impl Job {
             Server::new(Host::Dedicated(server_id(it)), *memory, settings, now)
         };
         let mut job = Self {
-            step: Arc::new(step),
+            step,
             settings,
             now,
             trainers: (0..count).map(|it| Trainer::new(TrainerId(it), settings, now)).collect(),
@@ -143,24 +139,18 @@ impl Job {
             over: 0,
             is_done: false,
         };
-        let fillers = planned.header.fillers.iter().map(|it| it.as_ref().map(filler)).collect();
-        job.conduct(conductor::Event::View(fillers));
-        let phases = planned.order.count() as u32;
-        job.conduct(conductor::Event::HeaderReady { step: job.step.number(), phases });
+        job.start(&Arc::clone(&job.step), planned);
         job
     }
+}
 
+impl Machines for Job {
     fn conduct(&mut self, event: conductor::Event) {
         let mut commands = Vec::new();
         self.conductor.handle(self.now, event, &mut commands);
         for command in commands {
             match command {
-                conductor::Command::Header { to: Peer::Trainer(it), .. } => {
-                    self.train(it.0.into(), trainer::Event::Begin(Arc::clone(&self.step)));
-                }
-                conductor::Command::Header { to: Peer::Server(it), .. } => {
-                    self.serve(it.index.into(), server::Event::Begin(Arc::clone(&self.step)));
-                }
+                conductor::Command::Header { to, .. } => self.begin(to, Arc::clone(&self.step)),
                 conductor::Command::Send { to, message } => {
                     if let Message::Watermark { at } = &message {
                         let all = self.whole.iter().all(|it| *it > at.phase.0);
@@ -258,27 +248,15 @@ impl Job {
             assert!(self.held[me] <= self.memory[me], "server {me} holds {} bytes", self.held[me]);
         }
     }
+}
 
+impl Job {
     fn result(&self, at: At, work: Work) -> u64 {
         self.step.shape(at.phase).work(work).results.iter().map(|it| it.1).sum()
     }
 
     fn send(&mut self, from: Peer, to: Peer, message: Message) {
         self.messages.entry((from, to)).or_default().push_back(message);
-    }
-
-    fn deliver(&mut self, from: Peer, to: Peer, message: Message) {
-        match (message.audience(), to) {
-            (Audience::Conductor, _) => {
-                self.conduct(conductor::Event::Message { from, message });
-            }
-            (_, Peer::Trainer(it)) => {
-                self.train(it.0.into(), trainer::Event::Message { from, message });
-            }
-            (_, Peer::Server(it)) => {
-                self.serve(it.index.into(), server::Event::Message { from, message });
-            }
-        }
     }
 
     /// Something happens; whether anything was left to happen.
@@ -335,9 +313,7 @@ impl Job {
             }
             // Acknowledgements go alone after a while; nobody is suspect so soon.
             self.now = self.now.after(Nanos::from_millis(5));
-            (0..self.trainers.len()).for_each(|it| self.train(it, trainer::Event::Tick));
-            (0..self.servers.len()).for_each(|it| self.serve(it, server::Event::Tick));
-            self.conduct(conductor::Event::Tick);
+            self.tick(self.trainers.len(), self.servers.len());
         }
         panic!("the step never ends: submitted {:?}, whole {:?}", self.submitted, self.whole);
     }

@@ -74,6 +74,24 @@ impl Default for Limits {
 }
 
 impl RunConfig {
+    /// A run of this pool and job that breaks nothing, writes no trace and replaces dead servers.
+    pub fn new(pool: AttentionPool, job: TrainingJob, out: PathBuf, program: PathBuf) -> Self {
+        Self {
+            pool,
+            job,
+            steps: None,
+            out,
+            trace: false,
+            resume: false,
+            attention: AttentionPlace::Pool,
+            headers: None,
+            faults: Vec::new(),
+            replace: true,
+            program,
+            limits: Limits::default(),
+        }
+    }
+
     /// Trainers of the job.
     pub fn trainers(&self) -> u16 {
         u16::try_from(self.job.spec.trainers()).unwrap_or(u16::MAX)

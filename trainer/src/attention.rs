@@ -57,13 +57,8 @@ pub trait Attention {
 
     /// Starts the backward phase `at`. Waits as [`Self::submit_forward`] does.
     ///
-    /// `dout` is the gradient of O and `out` O as the forward gave it, `[tokens, query heads, dim]`.
-    fn submit_backward(
-        &mut self,
-        at: At,
-        dout: Vec<f32>,
-        out: Vec<f32>,
-    ) -> Result<(), AttentionError>;
+    /// `rows` are the gradient of O, and O as the forward gave it, `[tokens, query heads, dim]`.
+    fn submit_backward(&mut self, at: At, rows: [Vec<f32>; 2]) -> Result<(), AttentionError>;
 
     /// Returns the gradients of the rotated Q, K and V, and of the sinks. Blocks as [`Self::wait_forward`] does.
     fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError>;

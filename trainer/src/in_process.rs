@@ -35,7 +35,7 @@ struct Phase {
     lse: Vec<f32>,
     sinks: Vec<f32>,
     /// dO and O, once they are there.
-    backward: Option<(Vec<f32>, Vec<f32>)>,
+    backward: Option<[Vec<f32>; 2]>,
 }
 
 impl InProcess {
@@ -95,13 +95,8 @@ impl Attention for InProcess {
         Ok(out)
     }
 
-    fn submit_backward(
-        &mut self,
-        at: At,
-        dout: Vec<f32>,
-        out: Vec<f32>,
-    ) -> Result<(), AttentionError> {
-        self.phase(at)?.backward = Some((dout, out));
+    fn submit_backward(&mut self, at: At, rows: [Vec<f32>; 2]) -> Result<(), AttentionError> {
+        self.phase(at)?.backward = Some(rows);
         Ok(())
     }
 
@@ -111,7 +106,7 @@ impl Attention for InProcess {
         let (dim, threads) = (pieces.heads.dim, self.threads);
         let phase = self.phases.remove(&at).ok_or_else(|| at.cannot_be(UNKNOWN))?;
         let Phase { q, k, v, lse, sinks, backward: rows } = phase;
-        let (dout, out) = rows.ok_or_else(|| at.cannot_be(UNKNOWN))?;
+        let [dout, out] = rows.ok_or_else(|| at.cannot_be(UNKNOWN))?;
         let delta = delta(threads, dim, &dout, &out);
         let dsinks = sunk((threads, dim), (&dout, &out), &lse, &sinks);
         let [dq, dk, dv] = [&q, &k, &v].map(|it| vec![0.0; it.len()]);

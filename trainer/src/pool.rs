@@ -127,13 +127,8 @@ impl Attention for Pool<'_> {
         Ok(out)
     }
 
-    fn submit_backward(
-        &mut self,
-        at: At,
-        dout: Vec<f32>,
-        out: Vec<f32>,
-    ) -> Result<(), AttentionError> {
-        let with = (self.threads, self.dim(at));
+    fn submit_backward(&mut self, at: At, rows: [Vec<f32>; 2]) -> Result<(), AttentionError> {
+        let ([dout, out], with) = (rows, (self.threads, self.dim(at)));
         let phase = self.phases.get_mut(&at).filter(|it| it.ticket.is_none());
         let Some(phase) = phase else {
             return Err(at.cannot_be("submitted backward: its forward is not done"));

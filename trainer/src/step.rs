@@ -233,7 +233,7 @@ impl Pass<'_> {
                 let (dout, out) =
                     model.after_attention_gradient(parameters, gradients, kept, own)?;
                 self.track.span("linear", begin, Instant::now());
-                self.attention.submit_backward(At { layer, nano }, dout, out)?;
+                self.attention.submit_backward(At { layer, nano }, [dout, out])?;
             }
         }
         Ok(())

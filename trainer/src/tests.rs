@@ -262,14 +262,9 @@ impl Attention for Checked {
         Ok(out)
     }
 
-    fn submit_backward(
-        &mut self,
-        at: At,
-        dout: Vec<f32>,
-        out: Vec<f32>,
-    ) -> Result<(), AttentionError> {
+    fn submit_backward(&mut self, at: At, rows: [Vec<f32>; 2]) -> Result<(), AttentionError> {
         self.check(true, true, at);
-        self.inner.submit_backward(at, dout, out)
+        self.inner.submit_backward(at, rows)
     }
 
     fn wait_backward(&mut self, at: At) -> Result<Gradients, AttentionError> {

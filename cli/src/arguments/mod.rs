@@ -24,7 +24,7 @@ use crate::doctor::DoctorOptions;
 use crate::observe::ObserveCommand;
 use crate::simulate::SimulateOptions;
 
-pub(crate) use worker::{Container, ServeOptions, TrainOptions, one_line};
+pub(crate) use worker::{Container, ProcessOptions, ServeOptions, TrainOptions, one_line};
 
 /// Runs core attention of long-context training on a pool of attention servers.
 #[derive(Debug, Parser)]

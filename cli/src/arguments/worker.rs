@@ -12,6 +12,19 @@ use clap::{Args, Parser};
 use crate::choices::{EngineChoice, ExchangeChoice, HeadsChoice};
 use crate::model_options::ModelOptions;
 
+/// What trainers and servers say alike.
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ProcessOptions {
+    /// Threads that compute.
+    #[arg(long, default_value = "1")]
+    pub(crate) threads: NonZeroUsize,
+    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
+    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
+    /// between processes of one machine.
+    #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
+    pub(crate) exchange: ExchangeChoice,
+}
+
 /// Options of a trainer.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct TrainOptions {
@@ -58,18 +71,13 @@ pub(crate) struct TrainOptions {
     /// Seed of weights and data.
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
-    /// Threads that compute.
-    #[arg(long, default_value = "1")]
-    pub(crate) threads: NonZeroUsize,
+    /// Threads, and what moves rows.
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
     /// What computes linear layers, and core attention in place: the GPU where there is one (attention: if the rows are bf16;
     /// linear layers: if cuBLASLt is there), the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
-    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
-    /// between processes of one machine.
-    #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
-    pub(crate) exchange: ExchangeChoice,
     /// Whether the KV heads of a document may go to different servers; what trainer 0 says counts.
     #[arg(long, value_enum, default_value_t = HeadsChoice::Apart)]
     pub(crate) heads: HeadsChoice,
@@ -94,17 +102,12 @@ fn learning_rate(text: &str) -> Result<f32, String> {
 /// Options of a server.
 #[derive(Args, Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ServeOptions {
-    /// Threads that compute.
-    #[arg(long, default_value = "1")]
-    pub(crate) threads: NonZeroUsize,
+    /// Threads, and what moves rows.
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
     /// What computes core attention: the GPU where there is one and the rows are bf16, the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
-    /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
-    /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
-    /// between processes of one machine.
-    #[arg(long, value_enum, default_value_t = ExchangeChoice::Auto)]
-    pub(crate) exchange: ExchangeChoice,
     /// Memory for rows and results.
     #[arg(long, value_name = "MIB", default_value = "1024")]
     pub(crate) memory_mib: NonZeroU64,

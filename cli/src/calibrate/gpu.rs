@@ -71,20 +71,10 @@ pub(super) fn measure(
     let bundle = BackwardBundle { mask, keys, dkv_row: 0, parts: vec![part] };
     let mut backward = BackwardPlan::new(&stream, shape, &[bundle], Order::Fixed, 1)?;
     let backward = fastest(&stream, |stream| {
-        backward.run(
-            stream,
-            BackwardTensors {
-                q: q.slice(),
-                dout: dout.slice(),
-                k: k.slice(),
-                v: v.slice(),
-                lse: lse.slice(),
-                delta: delta.slice(),
-                dq: QueryGradients::F32(dq.slice_mut()),
-                dk: dk.slice_mut(),
-                dv: dv.slice_mut(),
-            },
-        )
+        let [q, dout, k, v] = [&q, &dout, &k, &v].map(Buffer::slice);
+        let (lse, delta, dq) = (lse.slice(), delta.slice(), QueryGradients::F32(dq.slice_mut()));
+        let (dk, dv) = (dk.slice_mut(), dv.slice_mut());
+        backward.run(stream, BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv })
     })?;
     Ok([forward, backward].map(|it| ((it * 1e12 / heads.query as f64) as u64).max(1)))
 }

@@ -107,8 +107,8 @@ fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
         return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
     }
     let Declared { job, trainer, server, .. } = declared(files)?;
-    let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
-    let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.exchange));
+    let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.process.exchange));
+    let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.process.exchange));
     Ok(Asked {
         trainers: u64::from(job.spec.nodes) * u64::from(job.spec.procs_per_node),
         exchange: [trained.1, served.1],

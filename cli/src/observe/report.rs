@@ -160,9 +160,7 @@ impl Report {
     /// A table for people.
     pub(super) fn table(&self) -> String {
         let mut table = printed::table();
-        let mut row = |name: &str, value: String| {
-            table.add_row([name.to_owned(), value]);
-        };
+        let mut row = |name: &str, value: String| printed::row(&mut table, name, value);
         let part = |seconds: f64| 100.0 * seconds / self.step_seconds;
         let planned = match self.steps_planned {
             all if all == self.steps => String::new(),

@@ -140,7 +140,7 @@ pub(super) fn check_exchange(
     let refuse = |field: &str, problem: &str, remedy: &str| {
         Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
     };
-    let chosen = [trainer.map(|it| it.exchange), server.map(|it| it.exchange)];
+    let chosen = [trainer.map(|it| it.process.exchange), server.map(|it| it.process.exchange)];
     if chosen.contains(&Some(ExchangeChoice::Ucx))
         && job.spec.attention.encryption == Some(Encryption::Tls)
     {
@@ -148,18 +148,20 @@ pub(super) fn check_exchange(
         return refuse("--exchange", problem, "say encryption: Off there, or --exchange=auto");
     }
     let Some(trainer) = trainer else {
-        if server.is_some_and(|it| it.exchange == ExchangeChoice::Node) {
+        if server.is_some_and(|it| it.process.exchange == ExchangeChoice::Node) {
             let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
             return refuse("--exchange", problem, "say --exchange=auto in their arguments");
         }
         return Ok(());
     };
-    if let Some(server) = server.filter(|it| !go_together(it.exchange, trainer.exchange)) {
-        let (of_trainers, of_servers) = (name(trainer.exchange), name(server.exchange));
+    let of_trainers = trainer.process.exchange;
+    let of_servers = server.map(|it| it.process.exchange);
+    if let Some(of_servers) = of_servers.filter(|it| !go_together(*it, of_trainers)) {
+        let (of_trainers, of_servers) = (name(of_trainers), name(of_servers));
         let problem = format!("is {of_trainers} for trainers, {of_servers} for servers");
         return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
     }
-    if trainer.exchange != ExchangeChoice::Node {
+    if of_trainers != ExchangeChoice::Node {
         return Ok(());
     }
     let engines = [Some(trainer.engine), server.map(|it| it.engine)];
@@ -250,7 +252,7 @@ mod tests {
     use cadre_crds::manifest::{Manifests, Source, parse};
 
     use super::*;
-    use crate::arguments::{Cli, Command};
+    use crate::arguments::{Cli, Command, ProcessOptions};
 
     fn manifests(command: &str) -> Manifests {
         let object = |kind: &str, spec: &str| {
@@ -318,9 +320,13 @@ mod tests {
         let told = "spec.template.spec.containers[0].args has --max-restarts 3: torchrun would restart ranks by itself; leave \
                     it out and set spec.failurePolicy.maxRestarts";
         assert_eq!(refusal, told);
-        let node = ServeOptions { exchange: ExchangeChoice::Node, ..super::parse(&[]).unwrap() };
+        let over = |exchange| {
+            let plain: ServeOptions = super::parse(&[]).unwrap();
+            ServeOptions { process: ProcessOptions { exchange, ..plain.process }, ..plain }
+        };
+        let node = over(ExchangeChoice::Node);
         check_exchange(&job, None, Some(&node)).unwrap_err();
-        let ucx = ServeOptions { exchange: ExchangeChoice::Ucx, ..node };
+        let ucx = over(ExchangeChoice::Ucx);
         assert!(check_exchange(&job, None, Some(&ucx)).is_ok());
         job.spec.attention.encryption = Some(Encryption::Tls);
         assert_eq!(

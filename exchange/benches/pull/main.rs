@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use cadre_exchange::{
     Buffer, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
-    Provider, RegionKey, Sharing, TcpConfig, Transports, ucx_here,
+    Provider, PullRequest, RegionKey, Sharing, TcpConfig, Transports, ucx_here,
 };
 
 use crate::peers::{perftest, pump, raw_ping_pong, raw_stream, tls_stream};
@@ -140,6 +140,7 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
     let slots = ARENA_BYTES / unit_bytes;
     let landing: LandingId = reader.land(landing);
     let (mut rung, mut begun, mut done) = (0, 0, 0);
+    let patience = Duration::from_mins(1);
     let mut events = Vec::new();
     while done < units {
         reader.poll(Duration::from_secs(10), &mut events);
@@ -160,8 +161,8 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
         // A slot of the landing is one pull's at a time.
         while begun < rung && begun < done + slots {
             let at = (begun % slots * unit_bytes) as u64;
-            let piece = Piece { remote: at, local: at, bytes: unit_bytes as u64 };
-            reader.pull(owner, KEY, vec![piece], landing, Duration::from_mins(1));
+            let pieces = vec![Piece { remote: at, local: at, bytes: unit_bytes as u64 }];
+            reader.pull(PullRequest { peer: owner, key: KEY, pieces, landing, patience });
             begun += 1;
         }
     }
@@ -183,8 +184,9 @@ fn rows(sharing: Sharing) -> Buffer {
 /// Has the arena mapped, and each of its pages, as in a job whose arenas are used again.
 fn reach(owner: &mut Paths, reader: &mut Paths) {
     let landing = reader.land(Buffer::zeroed(ARENA_BYTES));
-    let whole = vec![Piece { remote: 0, local: 0, bytes: ARENA_BYTES as u64 }];
-    reader.pull(PeerId::trainer(0, 0), KEY, whole, landing, Duration::from_mins(1));
+    let pieces = vec![Piece { remote: 0, local: 0, bytes: ARENA_BYTES as u64 }];
+    let (peer, patience) = (PeerId::trainer(0, 0), Duration::from_mins(1));
+    reader.pull(PullRequest { peer, key: KEY, pieces, landing, patience });
     let mut events = Vec::new();
     while !events.iter().any(|it| matches!(it, Event::Pulled { .. })) {
         owner.poll(Duration::ZERO, &mut Vec::new());

@@ -49,6 +49,12 @@ impl Settings {
         self.reach_within.after(longest_wait).after(self.suspect_after)
     }
 
+    /// How long this process was paused, if it was, when it handles events now and did so last at `last`: silence meanwhile says
+    /// nothing about others.
+    pub(crate) fn pause(&self, last: Nanos, now: Nanos) -> Option<Nanos> {
+        Some(now.since(last)).filter(|it| *it > Nanos(2 * self.heartbeat_every.0))
+    }
+
     /// How long a pull may go without a byte over its link.
     pub(crate) fn pull_span(&self, by: Peer, from: Peer) -> Nanos {
         match (by, from) {

@@ -44,6 +44,13 @@ pub fn alive(fillers: &[Option<Filler>]) -> Vec<bool> {
 /// For every bundle of a shape the slot that executes it; `None` while no slot can.
 pub type Assignment = Vec<Option<Slot>>;
 
+/// A step that has begun at a worker, with the newest round that it has heard of.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) step: Arc<Step>,
+    pub(crate) table: Arc<RoundTable>,
+}
+
 /// Who fills the slots in a round, and which slot executes which bundle.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RoundTable {

@@ -38,9 +38,9 @@ use self::pulls::{Import, Pull};
 use self::slip::Slip;
 use crate::buffer::Buffer;
 use crate::door::{Asker, Door, Site, Ticket};
-use crate::peer::{PeerId, Piece, RegionKey, Role};
+use crate::peer::{PeerId, RegionKey, Role};
 use crate::provider::{
-    Error, Event, LandingId, MAX_PIECES, Provider, PullError, PullId, RingError,
+    Error, Event, LandingId, MAX_PIECES, Provider, PullError, PullId, PullRequest, RingError,
 };
 use crate::tcp::{Tcp, TcpConfig};
 use crate::waker::Waker;
@@ -218,23 +218,17 @@ impl<D: Device> Provider for Node<D> {
         self.landings.discard(landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
+    fn pull(&mut self, request: PullRequest) -> PullId {
         self.last_pull += 1;
         let id = PullId(self.last_pull);
+        let pieces = &request.pieces;
         let reserved = if pieces.len() > MAX_PIECES {
             Err(format!("{} pieces are above {MAX_PIECES}", pieces.len()))
         } else {
-            self.landings.reserve(landing, &pieces)
+            self.landings.reserve(request.landing, pieces)
         };
         match reserved {
-            Ok(()) => self.begin(id, Pull::new(peer, key, pieces, landing, patience)),
+            Ok(()) => self.begin(id, Pull::new(request)),
             Err(reason) => {
                 let result = Err(PullError::Refused { reason });
                 self.events.push(Event::Pulled { pull: id, result });

@@ -19,7 +19,7 @@ use super::{COPYING, Node};
 use crate::buffer::Buffer;
 use crate::door::{Site, Ticket};
 use crate::peer::{PeerId, Piece, RegionKey};
-use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
+use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 
 /// A pull that is not over.
 pub(super) struct Pull<D: Device> {
@@ -52,13 +52,8 @@ pub(super) enum Import<D: Device> {
 }
 
 impl<D: Device> Pull<D> {
-    pub(super) fn new(
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> Self {
+    pub(super) fn new(request: PullRequest) -> Self {
+        let PullRequest { peer, key, pieces, landing, patience } = request;
         // Replaced as soon as it begins.
         let stage = Stage::Looking(PullId(0), LandingId(0));
         let since = Instant::now();
@@ -81,8 +76,9 @@ impl<D: Device> Node<D> {
 
     fn look(&mut self, id: PullId, pull: &Pull<D>) -> (PullId, LandingId) {
         let landing = self.tcp.land(Buffer::zeroed(SLIP_BYTES));
-        let whole = vec![Piece { remote: 0, local: 0, bytes: SLIP_BYTES as u64 }];
-        let look = self.tcp.pull(pull.peer, pull.key, whole, landing, pull.patience);
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: SLIP_BYTES as u64 }];
+        let Pull { peer, key, patience, .. } = *pull;
+        let look = self.tcp.pull(PullRequest { peer, key, pieces, landing, patience });
         self.looks.insert(look, id);
         (look, landing)
     }

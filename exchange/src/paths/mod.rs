@@ -45,7 +45,9 @@ use self::ways::Answer;
 use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::peer::{PeerId, Piece, RegionKey};
-use crate::provider::{Error, Event, LandingId, Provider, PullError, PullId, RingError};
+use crate::provider::{
+    Error, Event, LandingId, Provider, PullError, PullId, PullRequest, RingError,
+};
 use crate::tcp::{Encryption, Limits, Tcp};
 use crate::ucx::{Transports, UcxError, rdma_devices};
 use crate::waker::Waker;
@@ -158,8 +160,9 @@ impl Paths {
         let Some(shared) = &mut self.sharing else { return };
         shared.ways.ask(peer);
         let landing = self.tcp.land(Buffer::zeroed(OFFER_BYTES));
-        let whole = vec![Piece { remote: 0, local: 0, bytes: OFFER_BYTES as u64 }];
-        let pull = self.tcp.pull(peer, OFFER, whole, landing, OFFER_PATIENCE);
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: OFFER_BYTES as u64 }];
+        let (key, patience) = (OFFER, OFFER_PATIENCE);
+        let pull = self.tcp.pull(PullRequest { peer, key, pieces, landing, patience });
         shared.asked.insert(pull, (peer, landing));
     }
 
@@ -335,15 +338,9 @@ impl Provider for Paths {
         self.tcp.discard(landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        let (id, pull) = self.tcp.claim(peer, key, &pieces, landing, patience);
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        let peer = request.peer;
+        let (id, pull) = self.tcp.claim(&request);
         if let Some(pull) = pull {
             let now = self.tcp.now();
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
@@ -362,8 +359,7 @@ impl Provider for Paths {
     }
 
     fn poll(&mut self, timeout: Duration, events: &mut Vec<Event>) {
-        let until = Instant::now().checked_add(timeout);
-        let mut news = Vec::new();
+        let (until, mut news) = (Instant::now().checked_add(timeout), Vec::new());
         loop {
             let is_more = self.advance();
             let now = Instant::now();
@@ -379,10 +375,9 @@ impl Provider for Paths {
                 self.take_in(event);
             }
             if done || woken || !self.events.is_empty() {
-                break;
+                return events.append(&mut self.events);
             }
         }
-        events.append(&mut self.events);
     }
 
     fn waker(&self) -> Waker {

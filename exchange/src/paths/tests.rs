@@ -14,7 +14,7 @@ use super::{Paths, PathsConfig, Sharing};
 use crate::clock::{Clock, Hand};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
-use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
+use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::tests::{Random, setting};
 use crate::ucx::Transports;
@@ -157,7 +157,8 @@ impl World {
             Piece { remote: cut, local: 0, bytes: bytes - cut },
             Piece { remote: 0, local: bytes - cut, bytes: cut },
         ];
-        let pull = self.reader.pull(owner, key, pieces, landing, PATIENCE);
+        let request = PullRequest { peer: owner, key, pieces, landing, patience: PATIENCE };
+        let pull = self.reader.pull(request);
         let began = self.happened;
         self.wanted.insert(pull, Wanted { owner, key, landing, words, began });
     }

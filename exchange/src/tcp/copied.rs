@@ -6,14 +6,14 @@
 //! It reads no shared memory itself. Invariant: bytes of a copied pull count only when [`Tcp::end_copied`] says so.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Tcp;
 use super::frame::{Span, merged};
 use super::pull::{Pull, Wish};
 use crate::buffer::Buffer;
-use crate::peer::{PeerId, Piece, RegionKey};
-use crate::provider::{Event, LandingId, PullError, PullId};
+use crate::peer::{PeerId, RegionKey};
+use crate::provider::{Event, PullError, PullId, PullRequest};
 
 impl Tcp {
     /// Publishes a region: the number of the publication, which is not 0.
@@ -24,14 +24,8 @@ impl Tcp {
     }
 
     /// Reserves the landing's bytes for a pull. None if the pull has ended already.
-    pub(crate) fn claim(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: &[Piece],
-        landing: LandingId,
-        patience: Duration,
-    ) -> (PullId, Option<Pull>) {
+    pub(crate) fn claim(&mut self, request: &PullRequest) -> (PullId, Option<Pull>) {
+        let PullRequest { peer, key, ref pieces, landing, patience } = *request;
         let id = self.ledger.new_pull();
         let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
         let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));

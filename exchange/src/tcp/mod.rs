@@ -58,9 +58,9 @@ pub use self::tls::Encryption;
 use self::tls::Tls;
 use crate::buffer::Buffer;
 use crate::clock::Clock;
-use crate::peer::{PeerId, Piece, RegionKey, Role};
+use crate::peer::{PeerId, RegionKey, Role};
 use crate::provider::{
-    Error, Event, LandingId, MAX_MESSAGE_BYTES, Provider, PullError, PullId, RingError,
+    Error, Event, LandingId, MAX_MESSAGE_BYTES, Provider, PullError, PullId, PullRequest, RingError,
 };
 use crate::waker::Waker;
 
@@ -285,15 +285,8 @@ impl Provider for Tcp {
         self.ledger.discard(landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        let (id, pull) = self.claim(peer, key, &pieces, landing, patience);
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        let (id, pull) = self.claim(&request);
         if let Some(pull) = pull {
             self.send_pull(pull);
         }

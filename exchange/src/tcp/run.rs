@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use crate::buffer::Buffer;
     use crate::peer::{Piece, RegionKey};
-    use crate::provider::Provider as _;
+    use crate::provider::{Provider as _, PullRequest};
 
     fn open(me: PeerId) -> Tcp {
         let (bind, limits) = (Ipv4Addr::LOCALHOST.into(), Limits::default());
@@ -312,9 +312,10 @@ mod tests {
             peer.connect(trainer, &hub.address());
             hub.connect(PeerId::server(index, 0), &peer.address());
             let landing = hub.land(Buffer::zeroed(3 << 20));
-            let whole = vec![Piece { remote: 0, local: 0, bytes: 3 << 20 }];
-            let patience = Duration::from_mins(1);
-            hub.pull(PeerId::server(index, 0), RegionKey::default(), whole, landing, patience);
+            let pieces = vec![Piece { remote: 0, local: 0, bytes: 3 << 20 }];
+            let (key, patience) = (RegionKey::default(), Duration::from_mins(1));
+            let id = PeerId::server(index, 0);
+            hub.pull(PullRequest { peer: id, key, pieces, landing, patience });
             peer.ring(trainer, b"here").expect("it is being opened");
         }
         let count = |events: &[Event]| {

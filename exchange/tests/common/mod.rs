@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use cadre_exchange::{
     Buffer, Clock, Encryption, Event, LandingId, Limits, Paths, PathsConfig, PeerId, Piece, Pool,
-    Provider, PullError, PullId, RegionKey, Role, Sharing, TcpConfig, Transports,
+    Provider, PullError, PullId, PullRequest, RegionKey, Role, Sharing, TcpConfig, Transports,
 };
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 pub(crate) const SECRET: [u8; 32] = [42; 32];
 pub(crate) const VERSION: u32 = 7;
@@ -67,6 +69,36 @@ pub(crate) fn config(me: PeerId) -> TcpConfig {
     TcpConfig { bind, me, secret: SECRET, data_version: VERSION, encryption, limits }
 }
 
+/// Noise at the port of the second node disturbs no message of the first, whose link to it stands. It is over when the second has
+/// the message, and has seen of the noise what `seen` says.
+pub(crate) fn noise_disturbs_nobody(
+    (server, trainer): &mut (Node, Node),
+    noise: &[u8],
+    seen: impl Fn(&Node) -> bool,
+) -> Result<(), TestCaseError> {
+    trainer.events.clear();
+    let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
+    // It may be turned away before it has said everything.
+    let _ = stream.write_all(noise);
+    drop(stream);
+    server.tcp.ring(trainer.id, b"undisturbed").expect("there is room");
+    until(&mut [server, trainer], |nodes| !nodes[1].messages().is_empty() && seen(nodes[1]));
+    prop_assert_eq!(trainer.messages(), [b"undisturbed"]);
+    prop_assert_eq!(trainer.closed(server.id), None);
+    Ok(())
+}
+
+/// What a pull asks for, its pieces as (remote, local, bytes).
+pub(crate) fn wish(
+    (peer, key): (PeerId, RegionKey),
+    pieces: &[(u64, u64, u64)],
+    landing: LandingId,
+    patience: Duration,
+) -> PullRequest {
+    let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
+    PullRequest { peer, key, pieces: pieces.iter().map(piece).collect(), landing, patience }
+}
+
 impl Node {
     pub(crate) fn new(id: PeerId) -> Self {
         Self::with(config(id))
@@ -115,8 +147,7 @@ impl Node {
         to: LandingId,
         patience: Duration,
     ) -> PullId {
-        let piece = |&(remote, local, bytes): &_| Piece { remote, local, bytes };
-        self.tcp.pull(from, key, pieces.iter().map(piece).collect(), to, patience)
+        self.tcp.pull(wish((from, key), pieces, to, patience))
     }
 
     /// How the pull ended, if it did. It may not have ended twice.

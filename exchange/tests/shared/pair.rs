@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cadre_exchange::{
     Buffer, Clock, Event, LandingId, PeerId, Provider as _, PullError, PullId, RegionKey, Sharing,
+    Traffic,
 };
 
 use crate::children::{Told, say, word};
@@ -45,6 +46,21 @@ pub(crate) fn landed(
         assert_eq!(bytes, buffer.bytes().len() as u64);
         buffer
     })
+}
+
+/// Rows of an arena come by the path of the program, the same region published anew in memory of the owner alone is sent, and none
+/// comes of what is withdrawn. `moved` is the reader's traffic after the first and the second.
+pub(crate) fn only_rows_in_arenas((reader, owner): (&mut Node, &mut Node), moved: [Traffic; 2]) {
+    let region = owner.publish(KEY, BYTES, 1);
+    assert!(region.is_shared());
+    assert!(whole(reader, owner, KEY).expect("published") == *region);
+    assert_eq!(reader.tcp.traffic(), moved[0]);
+    let own = Arc::new(Buffer::clone(&pattern(BYTES, 2)));
+    owner.tcp.publish(KEY, Arc::clone(&own));
+    assert!(whole(reader, owner, KEY).expect("published") == *own);
+    assert_eq!(reader.tcp.traffic(), moved[1]);
+    drop(owner.tcp.withdraw(KEY));
+    assert_eq!(whole(reader, owner, KEY).expect_err("withdrawn"), PullError::Gone);
 }
 
 /// A region is withdrawn in the middle of a pull, and published anew or not: no pull lands bytes of two publications.

@@ -10,7 +10,7 @@ use cadre_exchange::{
 };
 
 use crate::common::{KEY, Node, connect, pattern, sharing, until};
-use crate::pair::{BYTES, OWNER, READER, node, published_anew_in_the_middle, whole};
+use crate::pair::{BYTES, OWNER, READER, node, only_rows_in_arenas, published_anew_in_the_middle};
 
 const CARD: RegionKey = RegionKey([u32::MAX, 0, 0x7563_7800, u32::MAX]);
 
@@ -55,17 +55,7 @@ fn the_cases_of_tcp_hold_over_sockets_of_ucx_too() {
 fn rows_in_arenas_are_read_and_all_others_are_sent() {
     let Some((mut owner, mut reader)) = pair() else { return };
     assert_eq!(reader.tcp.path(OWNER), Path::Ucx);
-    let region = owner.publish(KEY, BYTES, 1);
-    assert!(region.is_shared());
-    assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
-    assert_eq!(reader.tcp.traffic(), by(BYTES, 0, 0));
-    // The same region published anew, in memory that is shown to nobody.
-    let own = Arc::new(Buffer::clone(&pattern(BYTES, 2)));
-    owner.tcp.publish(KEY, Arc::clone(&own));
-    assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *own);
-    assert_eq!(reader.tcp.traffic(), by(BYTES, BYTES, 1));
-    drop(owner.tcp.withdraw(KEY));
-    assert_eq!(whole(&mut reader, &mut owner, KEY).unwrap_err(), PullError::Gone);
+    only_rows_in_arenas((&mut reader, &mut owner), [by(BYTES, 0, 0), by(BYTES, BYTES, 1)]);
 }
 
 #[test]

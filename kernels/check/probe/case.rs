@@ -167,14 +167,9 @@ impl Case {
             |it: &Held| ForwardTask { mask: it.mask, keys: Self::keys(it), rows: Self::rows(it) };
         let tasks: Vec<_> = self.documents.iter().map(task).collect();
         let mut plan = ForwardPlan::new(&stream, self.shape(), &tasks)?;
-        let tensors = ForwardTensors {
-            q: q.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            out: out.slice_mut(),
-            lse: lse.slice_mut(),
-        };
-        plan.run(&stream, tensors)?;
+        let (rows, sums) = (out.slice_mut(), lse.slice_mut());
+        let [of_q, of_k, of_v] = [&q, &k, &v].map(Buffer::slice);
+        plan.run(&stream, ForwardTensors { q: of_q, k: of_k, v: of_v, out: rows, lse: sums })?;
         let sinks = Buffer::of(&stream, sinks, "sinks")?;
         if !sinks.is_empty() {
             plan.sink(&stream, sinks.slice(), (out.slice_mut(), lse.slice_mut()))?;
@@ -224,21 +219,16 @@ impl Case {
         };
         let bundles: Vec<_> = self.documents.chunk_by(same).map(bundle).collect();
         let mut plan = BackwardPlan::new(&stream, self.shape(), &bundles, order, 1)?;
-        let tensors = BackwardTensors {
-            q: q.slice(),
-            dout: dout.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            lse: lse.slice(),
-            delta: delta.slice(),
-            dq: match written {
+        {
+            let [q, dout, k, v] = [&q, &dout, &k, &v].map(Buffer::slice);
+            let [lse, delta] = [&lse, &delta].map(Buffer::slice);
+            let [dk, dv] = [&mut dk, &mut dv].map(Buffer::slice_mut);
+            let dq = match written {
                 Written::F32 => QueryGradients::F32(dq.slice_mut()),
                 Written::Bf16 => QueryGradients::Bf16(dq_bf16.slice_mut()),
-            },
-            dk: dk.slice_mut(),
-            dv: dv.slice_mut(),
-        };
-        plan.run(&stream, tensors)?;
+            };
+            plan.run(&stream, BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv })?;
+        }
         if let Err(trouble) = wait(&stream, patience) {
             std::mem::forget((q, dout, k, v, lse, delta, dq, dq_bf16, dk, dv, plan, stream));
             return Err(trouble);

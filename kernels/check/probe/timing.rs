@@ -140,18 +140,10 @@ impl Bed {
                 plan.run(stream, tensors)?;
             }
             if let Some(plan) = &mut backward {
-                let tensors = BackwardTensors {
-                    q: q.slice(),
-                    dout: dout.slice(),
-                    k: k.slice(),
-                    v: v.slice(),
-                    lse: lse.slice(),
-                    delta: delta.slice(),
-                    dq: QueryGradients::F32(dq.slice_mut()),
-                    dk: dk.slice_mut(),
-                    dv: dv.slice_mut(),
-                };
-                plan.run(stream, tensors)?;
+                let [q, dout, k, v] = [&*q, dout, k, v].map(Buffer::slice);
+                let (lse, delta, dq) = (lse.slice(), delta.slice(), dq.slice_mut());
+                let (dq, dk, dv) = (QueryGradients::F32(dq), dk.slice_mut(), dv.slice_mut());
+                plan.run(stream, BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv })?;
             }
             Ok(())
         })

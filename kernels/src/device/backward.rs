@@ -13,8 +13,9 @@ use std::ffi::c_void;
 
 use half::bf16;
 
+use super::batch::Batch;
 use super::check::{Refusal, disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{BACKWARD, Gpu, Kernel};
+use super::driver::{BACKWARD, Gpu};
 use super::error::Error;
 use super::event::Event;
 use super::lists;
@@ -86,7 +87,7 @@ pub struct BackwardPlan {
     scratch: Scratch,
     /// Numbers of sums.
     sums: usize,
-    batch: String,
+    batch: Batch,
 }
 
 impl BackwardPlan {
@@ -179,14 +180,7 @@ impl BackwardPlan {
             made: Event::record(stream)?,
             scratch: scratch.clone(),
             sums: numbers,
-            batch: format!(
-                "{} bundles with {} rows, heads {}:{} of {}",
-                bundles.len(),
-                rows().map(|it| it.1).sum::<usize>(),
-                heads.query,
-                heads.kv,
-                heads.dim
-            ),
+            batch: Batch::new((bundles.len(), "bundles"), rows().map(|it| it.1).sum(), heads),
         })
     }
 
@@ -206,15 +200,11 @@ impl BackwardPlan {
     pub fn run(&mut self, stream: &Stream, tensors: BackwardTensors<'_>) -> Result<(), Error> {
         same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         let scratch = self.scratch.clone();
-        scratch.run(stream, |held| self.put(stream, held, tensors))
+        scratch.run(stream, |held| self.put(held, tensors))
     }
 
-    fn put(
-        &mut self,
-        stream: &Stream,
-        held: &mut Held<'_>,
-        tensors: BackwardTensors<'_>,
-    ) -> Result<(), Error> {
+    fn put(&mut self, held: &mut Held<'_>, tensors: BackwardTensors<'_>) -> Result<(), Error> {
+        let stream = held.stream();
         let BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -272,7 +262,9 @@ impl BackwardPlan {
                 (&raw mut v_map).cast(),
             ];
             let blocks = self.shape.blocks(self.gpu.processors(), tiles.len());
-            self.launch(kernel, blocks, stream, &mut arguments)?;
+            // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+            // freed wait for the launch.
+            unsafe { self.batch.launch(stream, (kernel, blocks), &mut arguments) }?;
         }
         if self.finish.is_empty() {
             held.sums_are_zero();
@@ -291,23 +283,12 @@ impl BackwardPlan {
         };
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 8, self.finish.len() * heads.query);
-        self.launch(self.gpu.kernel("cadre_finish_dq"), blocks, stream, &mut arguments)?;
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+        // freed wait for the launch.
+        unsafe {
+            self.batch.launch(stream, (self.gpu.kernel("cadre_finish_dq"), blocks), &mut arguments)
+        }?;
         held.sums_are_zero();
         Ok(())
-    }
-
-    fn launch(
-        &self,
-        kernel: Kernel,
-        blocks: u32,
-        stream: &Stream,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), Error> {
-        self.gpu.bind()?;
-        let what = || format!("{} of {}", kernel.name, self.batch);
-        stream.runs(what());
-        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that
-        // are freed wait for the launch.
-        unsafe { kernel.launch(blocks, stream.handle(), arguments, || format!(", {}", what())) }
     }
 }

@@ -14,8 +14,9 @@ use std::ffi::c_void;
 
 use half::bf16;
 
+use super::batch::Batch;
 use super::check::{disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{FORWARD, Gpu, Kernel};
+use super::driver::{FORWARD, Gpu};
 use super::error::Error;
 use super::event::Event;
 use super::lists;
@@ -63,7 +64,7 @@ pub struct ForwardPlan {
     sink_tiles: Option<Buffer<QueryTile>>,
     /// Pairs of query and key in the tiles that are multiplied.
     tile_pairs: u64,
-    batch: String,
+    batch: Batch,
 }
 
 impl ForwardPlan {
@@ -123,14 +124,7 @@ impl ForwardPlan {
             sink_tiles: None,
             table,
             tile_pairs: steps * slot as u64 * super::tiles::tile_keys(heads.dim) as u64,
-            batch: format!(
-                "{} tasks with {} rows, heads {}:{} of {}",
-                tasks.len(),
-                rows().map(|it| it.1).sum::<usize>(),
-                heads.query,
-                heads.kv,
-                heads.dim
-            ),
+            batch: Batch::new((tasks.len(), "tasks"), rows().map(|it| it.1).sum(), heads),
         })
     }
 
@@ -153,15 +147,11 @@ impl ForwardPlan {
     pub fn run(&mut self, stream: &Stream, tensors: ForwardTensors<'_>) -> Result<(), Error> {
         same_gpu("the plan", self.gpu.device(), stream.gpu().device())?;
         let scratch = self.scratch.clone();
-        scratch.run(stream, |held| self.put(stream, held, tensors))
+        scratch.run(stream, |held| self.put(held, tensors))
     }
 
-    fn put(
-        &mut self,
-        stream: &Stream,
-        held: &mut Held<'_>,
-        tensors: ForwardTensors<'_>,
-    ) -> Result<(), Error> {
+    fn put(&mut self, held: &mut Held<'_>, tensors: ForwardTensors<'_>) -> Result<(), Error> {
+        let stream = held.stream();
         let ForwardTensors { q, k, v, out, lse } = tensors;
         let heads = self.shape.heads;
         let (queries, keys) = (self.q_rows * heads.query, self.kv_rows * heads.kv);
@@ -205,7 +195,9 @@ impl ForwardPlan {
             (&raw mut v_map).cast(),
         ];
         let blocks = self.shape.blocks(self.gpu.processors(), self.tiles.len());
-        self.launch(kernel, blocks, stream, &mut arguments)?;
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+        // freed wait for the launch.
+        unsafe { self.batch.launch(stream, (kernel, blocks), &mut arguments) }?;
         if self.merges.is_empty() {
             return Ok(());
         }
@@ -223,7 +215,11 @@ impl ForwardPlan {
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         // Eight warps a block, a row a warp: some blocks a processor keep memory busy.
         let blocks = self.shape.blocks(self.gpu.processors() * 4, self.merges.len() * 16);
-        self.launch(self.gpu.kernel("cadre_merge"), blocks, stream, &mut arguments)
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+        // freed wait for the launch.
+        unsafe {
+            self.batch.launch(stream, (self.gpu.kernel("cadre_merge"), blocks), &mut arguments)
+        }
     }
 
     /// Makes the list that [`Self::sink`] needs: for runs that are recorded, which cannot allocate.
@@ -282,21 +278,10 @@ impl ForwardPlan {
         };
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 4, tiles.len() * 8 * heads.query);
-        self.launch(self.gpu.kernel("cadre_sink"), blocks, stream, &mut arguments)
-    }
-
-    fn launch(
-        &self,
-        kernel: Kernel,
-        blocks: u32,
-        stream: &Stream,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), Error> {
-        self.gpu.bind()?;
-        let what = || format!("{} of {}", kernel.name, self.batch);
-        stream.runs(what());
-        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that
-        // are freed wait for the launch.
-        unsafe { kernel.launch(blocks, stream.handle(), arguments, || format!(", {}", what())) }
+        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+        // freed wait for the launch.
+        unsafe {
+            self.batch.launch(stream, (self.gpu.kernel("cadre_sink"), blocks), &mut arguments)
+        }
     }
 }

@@ -313,22 +313,13 @@ impl LentMut<'_> {
         Self { place: Place { address, element: Element::Bf16, spread }, of: PhantomData }
     }
 
-    /// Type of its elements.
-    pub fn element(&self) -> Element {
-        self.place.element
-    }
-
     /// Bytes of its rows, one behind the other.
     pub fn len_bytes(&self) -> usize {
         self.place.bytes()
     }
 
-    /// As [`Lent::check`].
-    ///
-    /// # Errors
-    ///
-    /// [`LentError`].
-    pub fn check(&self, gpu: &Gpu, rows: usize, width: usize) -> Result<(), LentError> {
-        self.place.check(gpu, rows, width)
+    /// The same rows, to look at their form.
+    pub fn as_lent(&self) -> Lent<'_> {
+        Lent { place: self.place, of: PhantomData }
     }
 }

@@ -9,6 +9,7 @@
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
 //!     scratch            what runs need one after the other
 //!     plan, check        what a launch is; what is refused
+//!     batch              launches of a plan, as errors name them
 //!     lists, tiles       tile lists, dearest first: pure
 //!       tables           as the kernels read them
 //! linear                 a trainer's linear layers: weights that stay for a step
@@ -28,6 +29,7 @@
 
 mod arena;
 mod backward;
+mod batch;
 mod blas;
 mod check;
 mod context;

@@ -78,7 +78,12 @@ impl Inner {
     }
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// The stream of the run.
+    pub(super) fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
     /// Makes the run's stream wait for `event`. A recorded run waits for nothing outside of its
     /// recording.
     pub(super) fn behind(&self, event: &Event) -> Result<(), Error> {

@@ -190,20 +190,35 @@ fn dq_in_bf16(
     let mut dq = Buffer::of(stream, &rows, "dQ").expect("memory");
     let [mut dk, mut dv] =
         [0; 2].map(|_| Buffer::of(stream, &vec![0.0; k.len()], "gradients").expect("memory"));
-    let tensors = BackwardTensors {
-        q: q.slice(),
-        dout: dout.slice(),
-        k: k.slice(),
-        v: v.slice(),
-        lse: lse.slice(),
-        delta: delta.slice(),
-        dq: QueryGradients::Bf16(dq.slice_mut()),
-        dk: dk.slice_mut(),
-        dv: dv.slice_mut(),
-    };
-    plan.run(stream, tensors).expect("a launch");
+    let [q, dout, k, v] = [q, dout, k, v].map(Buffer::slice);
+    let [lse, delta] = [lse, delta].map(Buffer::slice);
+    let ([dk, dv], to) = ([&mut dk, &mut dv].map(Buffer::slice_mut), dq.slice_mut());
+    let to = QueryGradients::Bf16(to);
+    plan.run(stream, BackwardTensors { q, dout, k, v, lse, delta, dq: to, dk, dv })
+        .expect("a launch");
     dq.read(stream, 0, &mut rows).expect("dQ");
     rows
+}
+
+/// dQ, dK and dV of a run, as many numbers as there are of Q, K and V.
+fn gradients_of(
+    plan: &mut BackwardPlan,
+    stream: &Stream,
+    [q, dout, k, v]: [&Buffer<bf16>; 4],
+    [lse, delta]: [&Buffer<f32>; 2],
+) -> [Vec<f32>; 3] {
+    let mut buffers = [q, k, v]
+        .map(|it| Buffer::<f32>::new(stream.gpu(), it.len(), "gradients").expect("memory"));
+    let [dq, dk, dv] = buffers.each_mut().map(Buffer::slice_mut);
+    let [q, dout, k, v] = [q, dout, k, v].map(Buffer::slice);
+    let [lse, delta] = [lse, delta].map(Buffer::slice);
+    let dq = QueryGradients::F32(dq);
+    plan.run(stream, BackwardTensors { q, dout, k, v, lse, delta, dq, dk, dv }).expect("a launch");
+    buffers.map(|it| {
+        let mut rows = vec![f32::NAN; it.len()];
+        it.read(stream, 0, &mut rows).expect("gradients");
+        rows
+    })
 }
 
 /// A document of 400 rows on the GPU, forward and backward, cut in two tasks.
@@ -237,13 +252,8 @@ fn plans() {
         let mut lse = Buffer::of(&stream, &[f32::NAN; 800], "LSE").expect("memory");
         stream.wait().expect("copies");
         let start = Event::record(on).expect("an event");
-        let tensors = ForwardTensors {
-            q: q.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            out: out.slice_mut(),
-            lse: lse.slice_mut(),
-        };
+        let [q, k, v] = [&q, &k, &v].map(Buffer::slice);
+        let tensors = ForwardTensors { q, k, v, out: out.slice_mut(), lse: lse.slice_mut() };
         plan.run(on, tensors).expect("a launch");
         let end = Event::record(on).expect("an event");
         end.wait().expect("it ends");
@@ -273,27 +283,7 @@ fn plans() {
         )
         .expect("a good bundle");
         for _ in 0..2 {
-            let lens = [case.q.len(), case.k.len(), case.k.len()];
-            let mut buffers =
-                lens.map(|len| Buffer::<f32>::new(&gpu, len, "gradients").expect("memory"));
-            let [dq, dk, dv] = &mut buffers;
-            let tensors = BackwardTensors {
-                q: q.slice(),
-                dout: dout.slice(),
-                k: k.slice(),
-                v: v.slice(),
-                lse: lse.slice(),
-                delta: delta.slice(),
-                dq: QueryGradients::F32(dq.slice_mut()),
-                dk: dk.slice_mut(),
-                dv: dv.slice_mut(),
-            };
-            plan.run(&stream, tensors).expect("a launch");
-            let rows = buffers.map(|it| {
-                let mut rows = vec![f32::NAN; it.len()];
-                it.read(&stream, 0, &mut rows).expect("gradients");
-                rows
-            });
+            let rows = gradients_of(&mut plan, &stream, [&q, &dout, &k, &v], [&lse, &delta]);
             close("dQ", &rows[0], &gradients.dq, 5e-3);
             close("dK", &rows[1], &gradients.dk, 5e-3);
             close("dV", &rows[2], &gradients.dv, 5e-3);

@@ -4,13 +4,14 @@
 //! rows beside the tasks stay as they were.
 
 use cadre_kernels::device::{
-    BackwardBundle, BackwardPlan, BackwardTensors, Buffer, ForwardPlan, ForwardTask,
-    ForwardTensors, Gpu, Keys, Order, QueryGradients, Shape, Stream, TaskRows,
+    BackwardBundle, BackwardPlan, Buffer, ForwardPlan, ForwardTask, ForwardTensors, Gpu, Keys,
+    Order, Shape, Stream, TaskRows,
 };
 use cadre_kernels::{Heads, Mask, reference, sink_gradient};
 use half::bf16;
 
 use super::cases::{Case, Random, close, wide};
+use super::gradients_of;
 
 /// Rows in the tensors before the document's.
 const BEFORE: usize = 3;
@@ -26,12 +27,12 @@ fn sinks() {
     ] {
         let stream = Stream::new(&gpu).expect("a stream");
         let case = Case::new(&mut Random(8), heads, Mask::Causal, rows.clone(), 200);
-        one(&gpu, &stream, &case);
+        one(&stream, &case);
     }
 }
 
-fn one(gpu: &Gpu, stream: &Stream, case: &Case) {
-    let Heads { query, kv, dim } = case.heads;
+fn one(stream: &Stream, case: &Case) {
+    let Heads { query, dim, .. } = case.heads;
     let count = case.rows.len();
     let sinks: Vec<f32> =
         (0..query).map(|it| [1.5, f32::NEG_INFINITY, -3.0, 8.0][it % 4]).collect();
@@ -59,13 +60,8 @@ fn one(gpu: &Gpu, stream: &Stream, case: &Case) {
     let (mut o, mut l) = (vec![bf16::NAN; all * query * dim], vec![f32::NAN; all * query]);
     // Twice: the second run has forgotten the first one's sinks.
     for _ in 0..2 {
-        let tensors = ForwardTensors {
-            q: q.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            out: out.slice_mut(),
-            lse: lse.slice_mut(),
-        };
+        let [q, k, v] = [&q, &k, &v].map(Buffer::slice);
+        let tensors = ForwardTensors { q, k, v, out: out.slice_mut(), lse: lse.slice_mut() };
         plan.run(stream, tensors).expect("a launch");
         let rows = (out.slice_mut(), lse.slice_mut());
         plan.sink(stream, of_sinks.slice(), rows).expect("a launch");
@@ -90,26 +86,7 @@ fn one(gpu: &Gpu, stream: &Stream, case: &Case) {
     let shape = Shape::new(case.heads, case.scale());
     let mut plan =
         BackwardPlan::new(stream, shape, &[bundle], Order::Fixed, 1).expect("a good bundle");
-    let lens = [all * query * dim, case.keys.len() * kv * dim, case.keys.len() * kv * dim];
-    let mut buffers = lens.map(|len| Buffer::<f32>::new(gpu, len, "gradients").expect("memory"));
-    let [dq, dk, dv] = &mut buffers;
-    let tensors = BackwardTensors {
-        q: q.slice(),
-        dout: dout.slice(),
-        k: k.slice(),
-        v: v.slice(),
-        lse: lse.slice(),
-        delta: delta.slice(),
-        dq: QueryGradients::F32(dq.slice_mut()),
-        dk: dk.slice_mut(),
-        dv: dv.slice_mut(),
-    };
-    plan.run(stream, tensors).expect("a launch");
-    let [dq, dk, dv] = buffers.map(|it| {
-        let mut rows = vec![f32::NAN; it.len()];
-        it.read(stream, 0, &mut rows).expect("gradients");
-        rows
-    });
+    let [dq, dk, dv] = gradients_of(&mut plan, stream, [&q, &dout, &k, &v], [&lse, &delta]);
     close("dQ", &dq[BEFORE * query * dim..], &expected.dq, 5e-3);
     close("dK", &dk, &expected.dk, 5e-3);
     close("dV", &dv, &expected.dv, 5e-3);

@@ -11,12 +11,8 @@ use crate::control::issuer::Issuer;
 const QUOTA: &str =
     "pods \"NAME\" is forbidden: exceeded quota: team, used: pods=2, limited: pods=2";
 
-#[tokio::test]
-async fn a_quota_for_some_servers_is_told_and_the_others_serve() {
-    let server = Server::new();
-    server.limit("pods", 2, 403, QUOTA);
-    let context = operator(&server).await;
-    server.put("attentionpools", "p", &pool(4));
+/// The names of two servers that the operator has made; both run.
+async fn two_that_run(server: &Server) -> Vec<String> {
     let pods = server
         .until("two servers", |all| {
             let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
@@ -26,6 +22,16 @@ async fn a_quota_for_some_servers_is_told_and_the_others_serve() {
     for pod in &pods {
         server.put("pods", pod, &running());
     }
+    pods
+}
+
+#[tokio::test]
+async fn a_quota_for_some_servers_is_told_and_the_others_serve() {
+    let server = Server::new();
+    server.limit("pods", 2, 403, QUOTA);
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(4));
+    two_that_run(&server).await;
     let message = server
         .until("the quota's words", |all| {
             let pool = all.get("attentionpools", "p")?;
@@ -58,15 +64,7 @@ async fn who_has_to_leave_leaves_though_nobody_may_come() {
     let server = Server::new();
     let _context = operator(&server).await;
     server.put("attentionpools", "p", &pool(2));
-    let pods = server
-        .until("two servers", |all| {
-            let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
-            (pods.len() == 2).then_some(pods)
-        })
-        .await;
-    for pod in &pods {
-        server.put("pods", pod, &running());
-    }
+    let pods = two_that_run(&server).await;
     server.limit("services", 0, 422, "services are refused");
     server.limit("pods", 0, 403, QUOTA);
     // The Service is gone, one server has failed, and the pool is to have other servers.

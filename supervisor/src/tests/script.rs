@@ -12,11 +12,10 @@ use cadre_control::proto::{
 use cadre_control::server::LinkId;
 
 use super::super::action::{Action, Input};
-use super::super::config::{Limits, RunConfig};
+use super::super::config::RunConfig;
 use super::super::ending::Exit;
 use super::super::event::{Role, RunEvent, WorkerName};
 use super::super::state::State;
-use cadre_control::AttentionPlace;
 
 /// A run under test, with its clock in milliseconds.
 pub(super) struct Run {
@@ -109,19 +108,12 @@ pub(super) fn config(servers: u32, in_place: bool, faults: &[&str]) -> RunConfig
             "failurePolicy": {"maxRestarts": 0},
         },
     });
+    let pool = serde_json::from_value(pool).expect("a pool");
+    let job = serde_json::from_value(job).expect("a job");
     RunConfig {
-        pool: serde_json::from_value(pool).expect("a pool"),
-        job: serde_json::from_value(job).expect("a job"),
         steps: Some(10),
-        out: "/nowhere".into(),
-        trace: false,
-        resume: false,
-        attention: AttentionPlace::Pool,
-        headers: None,
         faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
-        replace: true,
-        program: "/nowhere".into(),
-        limits: Limits::default(),
+        ..RunConfig::new(pool, job, "/nowhere".into(), "/nowhere".into())
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use cadre_control::AttentionPlace;
 use cadre_supervisor::{Interrupt, Limits, RunConfig, RunError, run};
-use cadre_worker::session::JoinError;
+use cadre_worker::session::{Join, JoinError, KvHeads, Layers};
 use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
@@ -51,6 +51,23 @@ fn acts_as_worker() {
         }
     };
     std::process::exit(code);
+}
+
+/// What a rank of these tests joins with.
+fn join(layers: Layers, steps: u64) -> Join<'static> {
+    Join {
+        layers,
+        kv_heads: KvHeads::Apart,
+        steps: Some(steps),
+        seed: 0,
+        engine: Choice::Cpu,
+        threads: Threads::ONE,
+        memory: 1 << 28,
+        exchange: ExchangeChoice::Tcp,
+        address: String::new(),
+        resume: None,
+        first: Box::new(|_, _| Ok(0)),
+    }
 }
 
 fn config(

@@ -9,10 +9,9 @@ use std::time::Duration;
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
-    Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
+    Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
+    Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
 };
-use cadre_worker::{Choice, ExchangeChoice, Threads};
 
 const ROWS: usize = 32;
 const HEADS: Heads = Heads { query: 2, kv: 1, dim: 8 };
@@ -32,17 +31,11 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     };
     let layers = Layers::new([Layer::causal(HEADS), Layer { mask, ..Layer::causal(heads) }])?;
     let join = || Join {
-        layers: layers.clone(),
-        kv_heads: KvHeads::Apart,
-        steps: Some(if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 }),
         seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
-        engine: Choice::Cpu,
-        threads: Threads::ONE,
-        memory: 1 << 28,
-        exchange: ExchangeChoice::Tcp,
-        address: String::new(),
-        resume: None,
-        first: Box::new(|_, _| Ok(0)),
+        ..super::join(
+            layers.clone(),
+            if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 },
+        )
     };
     let session = Session::join(&contract, join())?;
     let wrong = session.rank() == 1;

@@ -9,10 +9,9 @@ use std::time::Duration;
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::session::{
-    Contract, Direction, Ending, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
+    Contract, Direction, Ending, Inputs, Kind as Layer, Layers, Lengths, NanoLengths, Next,
+    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
 };
-use cadre_worker::{Choice, ExchangeChoice, Threads};
 
 const ROWS: usize = 32;
 const DIM: usize = 8;
@@ -32,19 +31,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     cadre_worker::process::arm_parent_death()?;
     let session = Session::join(
         &Contract::from_env()?,
-        Join {
-            layers: Layers::alike(Layer::causal(HEADS), 1)?,
-            kv_heads: KvHeads::Apart,
-            steps: Some(1),
-            seed: 0,
-            engine: Choice::Cpu,
-            threads: Threads::ONE,
-            memory: 1 << 28,
-            exchange: ExchangeChoice::Tcp,
-            address: String::new(),
-            resume: None,
-            first: Box::new(|_, _| Ok(0)),
-        },
+        super::join(Layers::alike(Layer::causal(HEADS), 1)?, 1),
     )?;
     let rank = u32::from(session.rank());
     let stretch = Stretch { document: DocumentId(rank), start: 0, end: ROWS as u32 };

@@ -13,7 +13,6 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cadre_control::AttentionPlace;
 use cadre_supervisor::{Interrupt, Limits, Outcome, Role, RunConfig, RunError, RunEvent, run};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::json;
@@ -71,19 +70,14 @@ fn config(out: &Path, at_step_3: &str, faults: &[&str], max_restarts: u32) -> Ru
             "failurePolicy": {"maxRestarts": max_restarts},
         },
     });
+    let pool = serde_json::from_value(pool).expect("a pool");
+    let job = serde_json::from_value(job).expect("a job");
+    let program = std::env::current_exe().expect("this program");
     RunConfig {
-        pool: serde_json::from_value(pool).expect("a pool"),
-        job: serde_json::from_value(job).expect("a job"),
         steps: Some(STEPS),
-        out: out.to_owned(),
-        trace: false,
-        resume: false,
-        attention: AttentionPlace::Pool,
-        headers: None,
         faults: faults.iter().map(|text| text.parse().expect("a fault")).collect(),
-        replace: true,
-        program: std::env::current_exe().expect("this program"),
         limits: Limits { survivors: Duration::from_millis(200), ..Limits::default() },
+        ..RunConfig::new(pool, job, out.to_owned(), program)
     }
 }
 

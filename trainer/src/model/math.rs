@@ -7,7 +7,8 @@
 
 use std::sync::Mutex;
 
-use cadre_kernels::{Threads, math};
+use cadre_kernels::Threads;
+use cadre_kernels::math::{self, dot};
 
 /// Rows that one thread takes at a time.
 const BLOCK: usize = 64;
@@ -27,18 +28,6 @@ pub(crate) fn share<T: Send>(threads: Threads, items: Vec<T>, each: impl Fn(T) +
         let item = items[index].lock().ok().and_then(|mut it| it.take());
         each(item.expect("every unit runs once"));
     });
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + rest
 }
 
 /// y = x / rms(x) · gain, row by row; `factors` gets 1 / rms(x).

@@ -46,7 +46,7 @@ fn stages(config: Config, stack: &Stack, parameters: &[f32], threads: Threads) -
         let (dout, out) =
             model.after_attention_gradient(parameters, &mut gradients, &mut kept, layer).unwrap();
         let at = At { layer: core, nano: 0 };
-        attention.submit_backward(at, dout, out).unwrap();
+        attention.submit_backward(at, [dout, out]).unwrap();
         let back = attention.wait_backward(at).unwrap();
         model
             .before_attention_gradient(parameters, &mut gradients, &mut kept, layer, back)

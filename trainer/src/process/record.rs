@@ -90,10 +90,10 @@ mod tests {
 
     use super::*;
 
+    const ANY: &str = include_str!("../../../testing/header.json");
+
     fn header(step: u64) -> Header {
-        let any: Header =
-            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
-        Header { step, ..any }
+        Header { step, ..serde_json::from_str(ANY).unwrap() }
     }
 
     #[test]

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use cadre_control::Settings as JobSettings;
 use cadre_control::proto::{ControllerMessage, WorkerMessage, worker_message};
-use cadre_control::{AttentionPlace, Settings as JobSettings};
-use cadre_crds::{Encryption, OnPoolLoss, Wire};
+use cadre_crds::Wire;
 use cadre_exchange::{Event, PeerId, Waker};
 use cadre_planner::{Costs, Heads};
 use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, Settings};
@@ -321,26 +321,9 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
         filled: Vec::new(),
         memories: BTreeMap::new(),
     };
-    let settings = JobSettings {
-        job: "bench".into(),
-        attempt: 1,
-        trainers,
-        attention: AttentionPlace::Pool,
-        wire: Wire::Bf16,
-        reproducible: true,
-        encryption: Encryption::Off,
-        on_pool_loss: OnPoolLoss::Fail,
-        pool_wait_seconds: 0,
-        suspect_after_milliseconds: 1000,
-        trainer_suspect_after_seconds: 30,
-        stalled_after_seconds: 600,
-        checkpoints: "nowhere".into(),
-        checkpoints_kept: 3,
-        failovers: 0,
-        resume: None,
-        headers: None,
-        faults: Vec::new(),
-    };
+    let settings: JobSettings =
+        serde_json::from_str(include_str!("../../../testing/settings.json")).expect("a job's");
+    let settings = JobSettings { trainers, wire: Wire::Bf16, ..settings };
     let nanos = Arc::<AtomicU64>::default();
     let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
     let waker = Waker::new().expect("an event counter");

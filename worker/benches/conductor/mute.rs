@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, PullRequest, RegionKey, RingError,
+    Waker,
 };
 use cadre_kernels::device;
 use cadre_worker::io::exchange::Exchange;
@@ -74,14 +75,6 @@ impl Exchange for Mute {
         Ok(landing)
     }
 
-    fn early(
-        &mut self,
-        _landing: LandingId,
-        _own: &[(HostRows, &[Piece])],
-    ) -> Result<Option<HostRows>, device::Error> {
-        Ok(None)
-    }
-
     fn is_busy(&self, _landing: LandingId) -> bool {
         false
     }
@@ -94,14 +87,8 @@ impl Exchange for Mute {
         self.landings.remove(&landing);
     }
 
-    fn pull(
-        &mut self,
-        _peer: PeerId,
-        RegionKey([_, _, publication, _]): RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        _patience: Duration,
-    ) -> PullId {
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        let PullRequest { key: RegionKey([_, _, publication, _]), pieces, landing, .. } = request;
         self.next += 1;
         let pull = PullId(self.next);
         let rows = self.landings.get_mut(&landing).expect("a word pulls into its own landing");

@@ -12,7 +12,9 @@ mod opening;
 
 use std::time::Duration;
 
-use cadre_exchange::{Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker};
+use cadre_exchange::{
+    Error, Event, LandingId, PeerId, Piece, PullId, PullRequest, RegionKey, RingError, Waker,
+};
 use cadre_kernels::device;
 
 pub use self::by_gpu::ByGpu;
@@ -61,9 +63,11 @@ pub trait Exchange {
     /// The driver's.
     fn early(
         &mut self,
-        landing: LandingId,
-        own: &[(Self::Memory, &[Piece])],
-    ) -> Result<Option<Self::Memory>, device::Error>;
+        _landing: LandingId,
+        _own: &[(Self::Memory, &[Piece])],
+    ) -> Result<Option<Self::Memory>, device::Error> {
+        Ok(None)
+    }
 
     /// Whether rows that have landed can be copied while pulls write others to the same landing.
     fn copies_landed(&self) -> bool {
@@ -77,11 +81,11 @@ pub trait Exchange {
     /// [`Error::UnknownLanding`], also where [`Self::copies_landed`] says no.
     fn copy_landed(
         &self,
-        landing: LandingId,
+        from: LandingId,
         _pieces: &[Piece],
         _to: &mut <Self::Memory as Memory>::Room,
     ) -> Result<(), Error> {
-        Err(Error::UnknownLanding { landing })
+        Err(Error::UnknownLanding { landing: from })
     }
 
     /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended.
@@ -98,14 +102,7 @@ pub trait Exchange {
     fn discard(&mut self, landing: LandingId);
 
     /// Copies pieces of a peer's rows into a landing.
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId;
+    fn pull(&mut self, request: PullRequest) -> PullId;
 
     /// The incarnation that the rows of a pull which ended well are of, where no link names their owner: in memory that another
     /// process may have by now. None where the rows are of the peer that was asked.

@@ -7,7 +7,7 @@
 //! Invariant: of several endings the first stays, and the threads that compute are told that one only.
 
 use cadre_control::proto;
-use cadre_protocol::{End, Peer};
+use cadre_protocol::{End, Peer, trainer};
 use cadre_step::envelope::{Ending, Said};
 
 use super::exchange::Exchange;
@@ -45,7 +45,7 @@ impl<P: Exchange> Io<P> {
             }
             Output::Pulled(Side::Trainer, pull, result) => {
                 if let Some(it) = &mut self.trainer {
-                    it.pulled(shared, pull, result);
+                    it.handle(shared, trainer::Event::Pulled { pull, result });
                 }
             }
             Output::Pulled(Side::Server, pull, result) => {

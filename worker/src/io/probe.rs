@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use cadre_control::proto;
-use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{LandingId, PeerId, Piece, PullError, PullId, PullRequest, RegionKey};
 
 use super::exchange::Exchange;
 use super::shared::Shared;
@@ -143,7 +143,8 @@ impl Probing {
         };
         let began = shared.clock.moment();
         let pieces = vec![Piece { remote: 0, local: 0, bytes }];
-        let id = shared.pull_region(peer, KEY, pieces, landing, DEADLINE);
+        let request = PullRequest { peer, key: KEY, pieces, landing, patience: DEADLINE };
+        let id = shared.pull_region(request);
         self.current = Some(Pull { id, stage, peer, landing, bytes, began });
     }
 

@@ -18,7 +18,7 @@ use cadre_exchange::LandingId;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
-use cadre_protocol::{At, Nanos, Peer, PullId, PullResult, RoundTable, Settings, TrainerId, Work};
+use cadre_protocol::{At, Nanos, Peer, PullId, RoundTable, Settings, TrainerId, Work};
 use cadre_step::lowering::{BackwardResult, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
@@ -164,16 +164,6 @@ impl<M: Memory> Rows<M> {
         };
         self.open.insert(at, Open { landing, makers: BTreeMap::new() });
         Ok(())
-    }
-
-    /// A pull of this side ended.
-    pub fn pulled(
-        &mut self,
-        shared: &mut Shared<impl Exchange<Memory = M>>,
-        pull: PullId,
-        result: PullResult,
-    ) {
-        self.handle(shared, Event::Pulled { pull, result });
     }
 
     /// Runs the machine on an event and does what it commands.

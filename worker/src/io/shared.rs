@@ -5,50 +5,33 @@
 //! provider's. A machine's pull may be several of the provider's, one a tensor: it ends when the last
 //! of them has, with the failure that says most of the path.
 
+mod pulls;
+
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use cadre_exchange::{
-    LandingId, MAX_PIECES, PeerId, Piece, PullError, PullId as WirePull, RegionKey, Role,
-};
+use cadre_exchange::{PeerId, PullId as WirePull, RegionKey, Role};
 use cadre_planner::Assignment;
 use cadre_protocol::{
-    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullFailure, PullId, PullResult,
-    Round, RoundTable, ServerId, TrainerId, Work, alive,
+    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
+    ServerId, TrainerId, Work, alive,
 };
 use cadre_step::envelope::Envelope;
 use cadre_step::lowering::Tensor;
 use cadre_step::planned::PlannedStep;
 use cadre_step::words::Life;
 
+use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
 use super::output::{Output, Outputs, Side};
 use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
-use crate::trace::{Activity, Tracer};
+use crate::trace::Tracer;
 
-/// Pulls that the provider refuses in a row, some 20 ms apart, before this process gives up.
-const MAX_REFUSED: u32 = 1000;
 /// Room for an envelope; most are shorter.
 const MESSAGE_BYTES: usize = 64;
-
-/// A pull of a machine, in the provider's hands.
-#[derive(Debug)]
-struct Group {
-    side: Side,
-    pull: PullId,
-    from: Peer,
-    left: usize,
-    /// Of them, those that the device does not copy yet.
-    waiting: usize,
-    bytes: u64,
-    failure: Option<PullFailure>,
-    incarnation: u32,
-    start: Instant,
-}
 
 /// A step that runs, with the assignments of its rounds so far.
 #[derive(Debug)]
@@ -208,117 +191,6 @@ impl<P: Exchange> Shared<P> {
     /// This process can move nothing more.
     pub fn broke(&mut self, why: &impl ToString) {
         self.outputs.put(Output::Broken(why.to_string()));
-    }
-
-    /// Starts a machine's pull of pieces of several regions. It ends as late when nothing has come from the peer for as long as it is
-    /// now until the deadline.
-    pub fn pull(
-        &mut self,
-        (side, pull): (Side, PullId),
-        from: Peer,
-        mut parts: Vec<(RegionKey, Vec<Piece>, LandingId)>,
-        deadline: Nanos,
-    ) {
-        parts.retain(|it| !it.1.is_empty());
-        let Some((id, address)) = self.addresses.get(&from) else {
-            return self.ended(side, pull, Err(PullFailure::PeerFailed));
-        };
-        if parts.is_empty() {
-            return self.ended(side, pull, Ok(from.incarnation()));
-        }
-        let id = *id;
-        self.provider.connect(id, address);
-        let patience = Duration::from_nanos(deadline.since(self.now()).0);
-        let group = self.next_group;
-        self.next_group += 1;
-        let mut left = 0;
-        let mut begin = |shared: &mut Self, key, pieces, landing| {
-            let wire = shared.provider.pull(id, key, pieces, landing, patience);
-            shared.pulls.insert(wire, group);
-            left += 1;
-        };
-        for (key, pieces, landing) in parts {
-            if pieces.len() <= MAX_PIECES {
-                begin(self, key, pieces, landing);
-                continue;
-            }
-            // Rows that lie apart, such as every eighth of a document, are many pieces.
-            for pieces in pieces.chunks(MAX_PIECES) {
-                begin(self, key, pieces.to_vec(), landing);
-            }
-        }
-        let (bytes, failure, incarnation) = (0, None, from.incarnation());
-        let (waiting, start) = (left, self.clock.moment());
-        let group_of =
-            Group { side, pull, from, left, waiting, bytes, failure, incarnation, start };
-        self.groups.insert(group, group_of);
-    }
-
-    /// Pulls a region that is no machine's; the caller knows the pull when it ends.
-    pub fn pull_region(
-        &mut self,
-        from: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> WirePull {
-        if let Some((id, address)) = self.addresses.get(&peer_of(from)) {
-            self.provider.connect(*id, address);
-        }
-        self.provider.pull(from, key, pieces, landing, patience)
-    }
-
-    /// The provider says that the device copies for a pull; if it was the last of a machine's, all of that one is under way.
-    pub fn began(&mut self, wire: WirePull) {
-        let Some(id) = self.pulls.get(&wire) else { return };
-        let group = self.groups.get_mut(id).expect("a group lives until its last pull ended");
-        group.waiting -= 1;
-        if group.waiting == 0 {
-            self.outputs.put(Output::Begun(group.side, group.pull));
-        }
-    }
-
-    /// The provider says that a pull ended; if it was the last of a machine's, that one ended.
-    pub fn pulled(&mut self, wire: WirePull, result: Result<u64, PullError>) {
-        let Some(id) = self.pulls.remove(&wire) else { return };
-        let group = self.groups.get_mut(&id).expect("a group lives until its last pull ended");
-        match result {
-            Ok(bytes) => {
-                group.bytes += bytes;
-                group.incarnation = self.provider.found(wire).unwrap_or(group.incarnation);
-                self.refused = 0;
-            }
-            Err(error) => {
-                tracing::debug!("a pull failed: {error}");
-                let failure = match error {
-                    PullError::Gone => PullFailure::Gone,
-                    PullError::PeerFailed => PullFailure::PeerFailed,
-                    PullError::Deadline => PullFailure::Deadline,
-                    PullError::Cancelled => PullFailure::Cancelled,
-                    PullError::Refused { reason } => {
-                        // A copy that cannot be called back is in the way for a while; what stays refused is a bug.
-                        self.refused += 1;
-                        if self.refused > MAX_REFUSED {
-                            let pull = format!("pulls from {} are refused: {reason}", group.from);
-                            self.outputs.put(Output::Broken(pull));
-                        }
-                        tracing::error!("a pull was refused: {reason}");
-                        PullFailure::Gone
-                    }
-                };
-                group.failure = group.failure.max(Some(failure));
-            }
-        }
-        group.left -= 1;
-        if group.left == 0 {
-            let group = self.groups.remove(&id).expect("it was there a moment ago");
-            let span = (group.start, self.clock.moment());
-            self.tracer
-                .span_between("pull", Activity::Pull, span, || format!("{} bytes", group.bytes));
-            let result = group.failure.map_or(Ok(group.incarnation), Err);
-            self.ended(group.side, group.pull, result);
-        }
     }
 
     /// Takes a planned step; its bundles are where the header's fillers put them.

@@ -234,17 +234,12 @@ impl Resident {
                 let (dout, lse) = (spanned(Part::DOut), spanned(Part::Lse));
                 let delta = spanned(Part::Delta);
                 let start = behind(stream, &[&q, &k, &v, &dout, &lse, &delta])?;
-                let tensors = BackwardTensors {
-                    q: q.slice(),
-                    dout: dout.slice(),
-                    k: k.slice(),
-                    v: v.slice(),
-                    lse: lse.slice(),
-                    delta: delta.slice(),
-                    dq: QueryGradients::Bf16(out.slice_mut()),
-                    dk: dk.slice_mut(),
-                    dv: dv.slice_mut(),
-                };
+                let (q, dout, k, v) = (q.slice(), dout.slice(), k.slice(), v.slice());
+                let (lse, delta, dq) = (lse.slice(), delta.slice(), out.slice_mut());
+                let (to_dk, to_dv) = (dk.slice_mut(), dv.slice_mut());
+                let dq = QueryGradients::Bf16(dq);
+                let tensors =
+                    BackwardTensors { q, dout, k, v, lse, delta, dq, dk: to_dk, dv: to_dv };
                 settled(stream, plan.run(stream, tensors))?;
                 (start, vec![out.share(), dk.share(), dv.share()])
             }

@@ -16,54 +16,60 @@ use crate::memory::{Memory, Place as _};
 use crate::merge::NotFinite;
 
 /// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
+pub type Inputs<'a> = PhaseInputs<Rows<'a>, &'a [f32]>;
+
+/// Where the results of one phase go.
+pub type Outputs<'a> = PhaseOutputs<RowsMut<'a>, &'a mut [f32]>;
+
+/// What a phase reads: rows of `R`, and `S` with a number for each row and query head.
 #[derive(Clone, Copy, Debug)]
-pub enum Inputs<'a> {
+pub enum PhaseInputs<R, S> {
     /// Core attention.
     Forward {
         /// Queries, rotated, `[rows, query heads, dim]`.
-        q: Rows<'a>,
+        q: R,
         /// Keys, rotated, `[rows, KV heads, dim]`.
-        k: Rows<'a>,
+        k: R,
         /// Values, `[rows, KV heads, dim]`.
-        v: Rows<'a>,
+        v: R,
     },
     /// Its gradients. Q, K and V are those of the forward again: the same rows round to the same bits.
     Backward {
         /// Queries, `[rows, query heads, dim]`.
-        q: Rows<'a>,
+        q: R,
         /// Keys, `[rows, KV heads, dim]`.
-        k: Rows<'a>,
+        k: R,
         /// Values, `[rows, KV heads, dim]`.
-        v: Rows<'a>,
+        v: R,
         /// O as the forward gave it, `[rows, query heads, dim]`.
-        o: Rows<'a>,
-        /// LSE as the forward gave it, `[rows, query heads]`.
-        lse: &'a [f32],
+        o: R,
+        /// LSE as the forward gave it, f32, `[rows, query heads]`.
+        lse: S,
         /// Gradient of O, `[rows, query heads, dim]`.
-        dout: Rows<'a>,
-        /// Gradient of LSE, where the loss depends on it, `[rows, query heads]`.
-        dlse: Option<&'a [f32]>,
+        dout: R,
+        /// Gradient of LSE, where the loss depends on it, f32, `[rows, query heads]`.
+        dlse: Option<S>,
     },
 }
 
-/// Where the results of one phase go.
+/// What a phase writes, as [`PhaseInputs`].
 #[derive(Debug)]
-pub enum Outputs<'a> {
+pub enum PhaseOutputs<R, S> {
     /// Of a forward phase.
     Forward {
         /// O, `[rows, query heads, dim]`.
-        o: RowsMut<'a>,
-        /// Log-sum-exp, natural logarithm, `[rows, query heads]`; −∞ for a row without keys.
-        lse: &'a mut [f32],
+        o: R,
+        /// Log-sum-exp, natural logarithm, f32, `[rows, query heads]`; −∞ for a row without keys.
+        lse: S,
     },
     /// Of a backward phase.
     Backward {
         /// `[rows, query heads, dim]`.
-        dq: RowsMut<'a>,
+        dq: R,
         /// `[rows, KV heads, dim]`.
-        dk: RowsMut<'a>,
+        dk: R,
         /// `[rows, KV heads, dim]`.
-        dv: RowsMut<'a>,
+        dv: R,
     },
 }
 
@@ -107,10 +113,19 @@ impl Sizes {
     }
 }
 
+/// A tensor of a phase with its name.
+#[derive(Debug)]
+pub(super) enum Tensor<'t, R, S> {
+    /// Rows of so many elements.
+    Rows(&'static str, &'t R, usize),
+    /// A number for each row and query head.
+    Heads(&'static str, &'t S),
+}
+
 /// A tensor of another size than announced: its name, and what it has.
 type Refused = (&'static str, String);
 
-impl Inputs<'_> {
+impl<R, S> PhaseInputs<R, S> {
     pub(super) fn direction(&self) -> Direction {
         match self {
             Self::Forward { .. } => Direction::Forward,
@@ -118,27 +133,52 @@ impl Inputs<'_> {
         }
     }
 
-    pub(super) fn check(&self, sizes: &Sizes) -> Result<(), Refused> {
-        let rows = |name, rows: &Rows<'_>, width| {
-            rows.check(sizes.rows, width).map_err(|what| (name, what))
-        };
+    /// All of them, in the order in which they are checked.
+    pub(super) fn tensors(&self, sizes: &Sizes) -> Vec<Tensor<'_, R, S>> {
         let (query, kv) = (sizes.query(), sizes.kv());
-        match self {
-            Self::Forward { q, k, v } => {
-                rows("Q", q, query)?;
-                rows("K", k, kv)?;
-                rows("V", v, kv)
-            }
-            Self::Backward { q, k, v, o, lse, dout, dlse } => {
-                rows("Q", q, query)?;
-                rows("K", k, kv)?;
-                rows("V", v, kv)?;
-                rows("O", o, query)?;
-                rows("dO", dout, query)?;
-                sizes.heads("LSE", lse)?;
-                dlse.map_or(Ok(()), |it| sizes.heads("dLSE", it))
-            }
+        let (Self::Forward { q, k, v } | Self::Backward { q, k, v, .. }) = self;
+        let mut all =
+            vec![Tensor::Rows("Q", q, query), Tensor::Rows("K", k, kv), Tensor::Rows("V", v, kv)];
+        if let Self::Backward { o, lse, dout, dlse, .. } = self {
+            all.extend([Tensor::Rows("O", o, query), Tensor::Rows("dO", dout, query)]);
+            all.push(Tensor::Heads("LSE", lse));
+            all.extend(dlse.as_ref().map(|it| Tensor::Heads("dLSE", it)));
         }
+        all
+    }
+}
+
+impl<R, S> PhaseOutputs<R, S> {
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Forward { .. } => Direction::Forward,
+            Self::Backward { .. } => Direction::Backward,
+        }
+    }
+
+    /// As [`PhaseInputs::tensors`].
+    pub(super) fn tensors(&self, sizes: &Sizes) -> Vec<Tensor<'_, R, S>> {
+        match self {
+            Self::Forward { o, lse } => {
+                vec![Tensor::Rows("O", o, sizes.query()), Tensor::Heads("LSE", lse)]
+            }
+            Self::Backward { dq, dk, dv } => vec![
+                Tensor::Rows("dQ", dq, sizes.query()),
+                Tensor::Rows("dK", dk, sizes.kv()),
+                Tensor::Rows("dV", dv, sizes.kv()),
+            ],
+        }
+    }
+}
+
+impl Inputs<'_> {
+    pub(super) fn check(&self, sizes: &Sizes) -> Result<(), Refused> {
+        self.tensors(sizes).into_iter().try_for_each(|it| match it {
+            Tensor::Rows(name, it, width) => {
+                it.check(sizes.rows, width).map_err(|what| (name, what))
+            }
+            Tensor::Heads(name, it) => sizes.heads(name, it),
+        })
     }
 
     /// Copies the rows into memory that peers may read, head by head.
@@ -175,28 +215,13 @@ impl Inputs<'_> {
 }
 
 impl Outputs<'_> {
-    pub(super) fn direction(&self) -> Direction {
-        match self {
-            Self::Forward { .. } => Direction::Forward,
-            Self::Backward { .. } => Direction::Backward,
-        }
-    }
-
     pub(super) fn check(&self, sizes: &Sizes) -> Result<(), Refused> {
-        let rows = |name, rows: &RowsMut<'_>, width| {
-            rows.check(sizes.rows, width).map_err(|what| (name, what))
-        };
-        match self {
-            Self::Forward { o, lse } => {
-                rows("O", o, sizes.query())?;
-                sizes.heads("LSE", lse)
+        self.tensors(sizes).into_iter().try_for_each(|it| match it {
+            Tensor::Rows(name, it, width) => {
+                it.check(sizes.rows, width).map_err(|what| (name, what))
             }
-            Self::Backward { dq, dk, dv } => {
-                rows("dQ", dq, sizes.query())?;
-                rows("dK", dk, sizes.kv())?;
-                rows("dV", dv, sizes.kv())
-            }
-        }
+            Tensor::Heads(name, it) => sizes.heads(name, it),
+        })
     }
 }
 

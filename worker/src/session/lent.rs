@@ -20,62 +20,16 @@ use cadre_kernels::device::{
 };
 use cadre_step::phases::{Direction, PhaseAt};
 
-use super::call::{Error, Inputs, Outputs, Sizes, name};
+use super::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs, Sizes, Tensor, name};
 use super::rows::{Rows, RowsMut};
-use super::side::lock;
+use super::side::{Awaited, lock};
 use super::{Rank, Ticket};
 
-/// Rows of one phase, as [`Inputs`].
-#[derive(Clone, Copy, Debug)]
-pub enum LentInputs<'a> {
-    /// Core attention.
-    Forward {
-        /// Queries, rotated, `[rows, query heads · dim]`.
-        q: Lent<'a>,
-        /// Keys, rotated, `[rows, KV heads · dim]`.
-        k: Lent<'a>,
-        /// Values, `[rows, KV heads · dim]`.
-        v: Lent<'a>,
-    },
-    /// Its gradients.
-    Backward {
-        /// Queries, `[rows, query heads · dim]`.
-        q: Lent<'a>,
-        /// Keys, `[rows, KV heads · dim]`.
-        k: Lent<'a>,
-        /// Values, `[rows, KV heads · dim]`.
-        v: Lent<'a>,
-        /// O as the forward gave it, `[rows, query heads · dim]`.
-        o: Lent<'a>,
-        /// LSE as the forward gave it, f32, `[rows, query heads]`.
-        lse: Lent<'a>,
-        /// Gradient of O, `[rows, query heads · dim]`.
-        dout: Lent<'a>,
-        /// Gradient of LSE, where the loss depends on it, f32, `[rows, query heads]`.
-        dlse: Option<Lent<'a>>,
-    },
-}
+/// Rows of one phase, as [`Inputs`], the heads of a row behind each other.
+pub type LentInputs<'a> = PhaseInputs<Lent<'a>, Lent<'a>>;
 
-/// Where the results of one phase go, as [`Outputs`].
-#[derive(Debug)]
-pub enum LentOutputs<'a> {
-    /// Of a forward phase.
-    Forward {
-        /// O, `[rows, query heads · dim]`.
-        o: LentMut<'a>,
-        /// Log-sum-exp, f32, `[rows, query heads]`.
-        lse: LentMut<'a>,
-    },
-    /// Of a backward phase.
-    Backward {
-        /// `[rows, query heads · dim]`.
-        dq: LentMut<'a>,
-        /// `[rows, KV heads · dim]`.
-        dk: LentMut<'a>,
-        /// `[rows, KV heads · dim]`.
-        dv: LentMut<'a>,
-    },
-}
+/// Where the results of one phase go, as [`Outputs`], in the same form.
+pub type LentOutputs<'a> = PhaseOutputs<LentMut<'a>, LentMut<'a>>;
 
 /// A tensor that cannot be lent: its name, and why.
 pub(super) type Refused = (&'static str, LentError);
@@ -88,41 +42,26 @@ fn scalars(of: Element) -> Result<(), LentError> {
     }
 }
 
+/// Refuses tensors that are not in memory of `gpu`, or of another form than announced; `form` gives that of a tensor.
+fn check<R>(
+    tensors: &[Tensor<'_, R, R>],
+    form: impl Fn(&R) -> Lent<'_>,
+    (sizes, gpu): (&Sizes, &Gpu),
+) -> Result<(), Refused> {
+    tensors.iter().try_for_each(|it| {
+        let (name, it, width) = match it {
+            Tensor::Rows(name, it, width) => (name, form(it), *width),
+            Tensor::Heads(name, it) => {
+                let it = form(it);
+                scalars(it.element()).map_err(|why| (*name, why))?;
+                (name, it, sizes.query_heads)
+            }
+        };
+        it.check(gpu, sizes.rows, width).map_err(|why| (*name, why))
+    })
+}
+
 impl<'a> LentInputs<'a> {
-    fn direction(&self) -> Direction {
-        match self {
-            Self::Forward { .. } => Direction::Forward,
-            Self::Backward { .. } => Direction::Backward,
-        }
-    }
-
-    fn check(&self, sizes: &Sizes, gpu: &Gpu) -> Result<(), Refused> {
-        let rows = |name, rows: &Lent<'_>, width| {
-            rows.check(gpu, sizes.rows, width).map_err(|why| (name, why))
-        };
-        let heads = |name, rows: &Lent<'_>| {
-            scalars(rows.element()).map_err(|why| (name, why))?;
-            rows.check(gpu, sizes.rows, sizes.query_heads).map_err(|why| (name, why))
-        };
-        let (query, kv) = (sizes.query(), sizes.kv());
-        match self {
-            Self::Forward { q, k, v } => {
-                rows("Q", q, query)?;
-                rows("K", k, kv)?;
-                rows("V", v, kv)
-            }
-            Self::Backward { q, k, v, o, lse, dout, dlse } => {
-                rows("Q", q, query)?;
-                rows("K", k, kv)?;
-                rows("V", v, kv)?;
-                rows("O", o, query)?;
-                rows("dO", dout, query)?;
-                heads("LSE", lse)?;
-                dlse.as_ref().map_or(Ok(()), |it| heads("dLSE", it))
-            }
-        }
-    }
-
     /// Puts their copies behind the work that is on `behind` now.
     pub(super) fn down(&self, ferry: &Ferry, behind: &Stream) -> Result<Arriving, device::Error> {
         let all: Vec<Lent<'a>> = match *self {
@@ -188,31 +127,6 @@ fn rows_mut(room: &mut Pinned, element: Element) -> RowsMut<'_> {
 }
 
 impl<'a> LentOutputs<'a> {
-    fn direction(&self) -> Direction {
-        match self {
-            Self::Forward { .. } => Direction::Forward,
-            Self::Backward { .. } => Direction::Backward,
-        }
-    }
-
-    fn check(&self, sizes: &Sizes, gpu: &Gpu) -> Result<(), Refused> {
-        let rows = |name, rows: &LentMut<'_>, width| {
-            rows.check(gpu, sizes.rows, width).map_err(|why| (name, why))
-        };
-        match self {
-            Self::Forward { o, lse } => {
-                rows("O", o, sizes.query())?;
-                scalars(lse.element()).map_err(|why| ("LSE", why))?;
-                rows("LSE", lse, sizes.query_heads)
-            }
-            Self::Backward { dq, dk, dv } => {
-                rows("dQ", dq, sizes.query())?;
-                rows("dK", dk, sizes.kv())?;
-                rows("dV", dv, sizes.kv())
-            }
-        }
-    }
-
     /// Room on the host for each of them, behind the other in their order.
     pub(super) fn rooms(&self, ferry: &Ferry) -> Result<Vec<Pinned>, device::Error> {
         let all = match self {
@@ -225,13 +139,14 @@ impl<'a> LentOutputs<'a> {
     /// Gives `rooms` to `fill`, as the host's outputs.
     pub(super) fn fill<T>(&self, rooms: &mut [Pinned], fill: impl FnOnce(Outputs<'_>) -> T) -> T {
         match (self, rooms) {
-            (Self::Forward { o, .. }, [to_o, to_lse]) => {
-                fill(Outputs::Forward { o: rows_mut(to_o, o.element()), lse: to_lse.slice_mut() })
-            }
+            (Self::Forward { o, .. }, [to_o, to_lse]) => fill(Outputs::Forward {
+                o: rows_mut(to_o, o.as_lent().element()),
+                lse: to_lse.slice_mut(),
+            }),
             (Self::Backward { dq, dk, dv }, [to_q, to_k, to_v]) => fill(Outputs::Backward {
-                dq: rows_mut(to_q, dq.element()),
-                dk: rows_mut(to_k, dk.element()),
-                dv: rows_mut(to_v, dv.element()),
+                dq: rows_mut(to_q, dq.as_lent().element()),
+                dk: rows_mut(to_k, dk.as_lent().element()),
+                dv: rows_mut(to_v, dv.as_lent().element()),
             }),
             (Self::Forward { .. } | Self::Backward { .. }, _) => {
                 unreachable!("there is a room for each output")
@@ -265,8 +180,10 @@ impl Rank {
         let mut turn = lock(&self.turn);
         let due = self.due(&turn, phase, inputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(due.at.step, phase, tensor, source);
-        inputs.check(&due.sizes, behind.gpu()).map_err(refused)?;
-        let over = self.side.submit_lent((due.at, phase), &inputs, behind, (&due.sizes, &due.form));
+        let form = (&due.sizes, behind.gpu());
+        check(&inputs.tensors(&due.sizes), |it| *it, form).map_err(refused)?;
+        let over =
+            self.side.submit_lent((due.at, phase), (&inputs, behind), (&due.sizes, &due.form));
         let over = over.map_err(|it| self.refuse(it))?;
         Ok((self.submitted(&mut turn, due, phase), over))
     }
@@ -303,8 +220,10 @@ impl Rank {
         let Ticket { planned, at, phase } = ticket;
         let sizes = self.awaited(&planned, (at, phase), outputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(at.step, phase, tensor, source);
-        outputs.check(&sizes, behind.gpu()).map_err(refused)?;
-        self.finished(self.side.wait_lent(&planned, (at, phase), &sizes, outputs, behind))
+        let form = (&sizes, behind.gpu());
+        check(&outputs.tensors(&sizes), LentMut::as_lent, form).map_err(refused)?;
+        let awaited = Awaited { planned: &planned, phase: (at, phase), sizes: &sizes };
+        self.finished(self.side.wait_lent(&awaited, (outputs, behind)))
     }
 
     fn refuse_lent(&self, step: u64, phase: PhaseAt, tensor: &'static str, it: LentError) -> Error {

@@ -19,7 +19,7 @@ use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Inputs, Outputs, Sizes, name};
-use super::side::{Keeping, Side, lock};
+use super::side::{Awaited, Keeping, Side, lock};
 use super::turn::{OutOfTurn, Turn};
 use super::{Next, Ticket};
 use crate::compute::{Compute, Progress};
@@ -249,7 +249,8 @@ impl Rank {
         outputs
             .check(&sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(at.step, phase, tensor, what)))?;
-        self.finished(self.side.finish(&planned, (at, phase), &sizes, outputs))
+        let awaited = Awaited { planned: &planned, phase: (at, phase), sizes: &sizes };
+        self.finished(self.side.finish(&awaited, outputs))
     }
 
     /// Sizes of a phase that is waited for with room of a direction, if that may be.

@@ -30,6 +30,15 @@ use crate::io::{Asked, Handle, Request};
 use crate::memory::{Memory, Place as _};
 use crate::trace::{Activity, Tracer};
 
+/// A phase whose results are waited for.
+#[derive(Clone, Copy)]
+pub(super) struct Awaited<'a> {
+    /// Its step.
+    pub(super) planned: &'a PlannedStep,
+    pub(super) phase: (At, PhaseAt),
+    pub(super) sizes: &'a Sizes,
+}
+
 /// See the module.
 pub(super) trait Side: Send + Sync {
     /// Copies the rows of a phase and starts it.
@@ -47,19 +56,15 @@ pub(super) trait Side: Send + Sync {
     fn submit_lent(
         &self,
         phase: (At, PhaseAt),
-        inputs: &LentInputs<'_>,
-        behind: &Stream,
+        from: (&LentInputs<'_>, &Stream),
         form: (&Sizes, &HeadByHead),
     ) -> Result<Arc<Event>, Error>;
 
     /// As [`Self::finish`], into lent memory; when the results are there.
     fn wait_lent(
         &self,
-        planned: &PlannedStep,
-        phase: (At, PhaseAt),
-        sizes: &Sizes,
-        outputs: LentOutputs<'_>,
-        behind: &Stream,
+        awaited: &Awaited<'_>,
+        to: (LentOutputs<'_>, &Stream),
     ) -> Result<(Arc<Event>, Option<Error>), Error>;
 
     /// As [`Waiting::begin`].
@@ -69,13 +74,7 @@ pub(super) trait Side: Send + Sync {
     fn poll_begin(&self, step: u64) -> Option<Next>;
 
     /// As [`Waiting::finish`].
-    fn finish(
-        &self,
-        planned: &PlannedStep,
-        phase: (At, PhaseAt),
-        sizes: &Sizes,
-        outputs: Outputs<'_>,
-    ) -> Result<Option<Error>, Error>;
+    fn finish(&self, awaited: &Awaited<'_>, outputs: Outputs<'_>) -> Result<Option<Error>, Error>;
 
     /// As [`Waiting::is_ready`].
     fn is_ready(&self, planned: &PlannedStep, at: At) -> bool;
@@ -173,8 +172,7 @@ impl<M: Memory> Side for Keeping<M> {
     fn submit_lent(
         &self,
         phase: (At, PhaseAt),
-        inputs: &LentInputs<'_>,
-        behind: &Stream,
+        (inputs, behind): (&LentInputs<'_>, &Stream),
         form: (&Sizes, &HeadByHead),
     ) -> Result<Arc<Event>, Error> {
         let copies = self.copies(behind.gpu(), phase)?;
@@ -183,15 +181,12 @@ impl<M: Memory> Side for Keeping<M> {
 
     fn wait_lent(
         &self,
-        planned: &PlannedStep,
-        phase: (At, PhaseAt),
-        sizes: &Sizes,
-        outputs: LentOutputs<'_>,
-        behind: &Stream,
+        awaited: &Awaited<'_>,
+        (outputs, behind): (LentOutputs<'_>, &Stream),
     ) -> Result<(Arc<Event>, Option<Error>), Error> {
-        let copies = self.copies(behind.gpu(), phase)?;
-        let fill = |outputs: Outputs<'_>| self.finish(planned, phase, sizes, outputs);
-        copies.results(outputs, behind, fill, |it| self.device(phase, it))
+        let copies = self.copies(behind.gpu(), awaited.phase)?;
+        let fill = |outputs: Outputs<'_>| self.finish(awaited, outputs);
+        copies.results(outputs, behind, fill, |it| self.device(awaited.phase, it))
     }
 
     fn begin(&self, step: u64) -> Next {
@@ -202,13 +197,8 @@ impl<M: Memory> Side for Keeping<M> {
         lock(&self.waiting).poll_begin(step)
     }
 
-    fn finish(
-        &self,
-        planned: &PlannedStep,
-        phase: (At, PhaseAt),
-        sizes: &Sizes,
-        outputs: Outputs<'_>,
-    ) -> Result<Option<Error>, Error> {
+    fn finish(&self, awaited: &Awaited<'_>, outputs: Outputs<'_>) -> Result<Option<Error>, Error> {
+        let Awaited { planned, phase, sizes } = *awaited;
         lock(&self.waiting).finish(planned, phase, sizes, outputs)
     }
 

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Error, Event, LandingId, Node, NodeConfig, Piece, Provider as _, PullError, PullId, RegionKey,
+    Error, Event, LandingId, Node, NodeConfig, Piece, Provider as _, PullError, PullId,
+    PullRequest, RegionKey,
 };
 use cadre_kernels::device::{Arena, ArenaMemory, CopyPiece, Gate, Gpu, Imported, Opener, Stream};
 use cadre_worker::gpu_memory::GpuMemory;
@@ -75,7 +76,8 @@ impl Reader {
         to: LandingId,
         patience: Duration,
     ) -> PullId {
-        self.node.pull(OWNER, key, pieces.to_vec(), to, patience)
+        let (peer, pieces, landing) = (OWNER, pieces.to_vec(), to);
+        self.node.pull(PullRequest { peer, key, pieces, landing, patience })
     }
 
     fn end(&mut self, wanted: PullId) -> Result<u64, PullError> {

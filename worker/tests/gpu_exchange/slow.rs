@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use cadre_exchange::{Device, Piece, Place};
-use cadre_kernels::device::{ArenaMemory, Error, Event, Imported};
 use cadre_worker::gpu_memory::GpuMemory;
 
 /// What the test sees and says.
@@ -25,34 +24,34 @@ pub(super) struct Slow {
 }
 
 impl Device for Slow {
-    type Memory = ArenaMemory;
-    type Imported = Imported;
-    type Copy = Event;
-    type Error = Error;
+    type Memory = <GpuMemory as Device>::Memory;
+    type Imported = <GpuMemory as Device>::Imported;
+    type Copy = <GpuMemory as Device>::Copy;
+    type Error = <GpuMemory as Device>::Error;
 
-    fn place(&self, memory: &ArenaMemory) -> Place {
+    fn place(&self, memory: &Self::Memory) -> Place {
         self.gpu.place(memory)
     }
 
-    fn export(&self, memory: &ArenaMemory) -> Result<OwnedFd, Error> {
+    fn export(&self, memory: &Self::Memory) -> Result<OwnedFd, Self::Error> {
         self.gpu.export(memory)
     }
 
-    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Imported, Error> {
+    fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Self::Imported, Self::Error> {
         self.gpu.import(descriptor, bytes)
     }
 
     fn copy(
         &mut self,
-        from: &Imported,
-        to: &ArenaMemory,
+        from: &Self::Imported,
+        to: &Self::Memory,
         pieces: &[Piece],
-    ) -> Result<Event, Error> {
+    ) -> Result<Self::Copy, Self::Error> {
         self.switch.begun.set(self.switch.begun.get() + 1);
         self.gpu.copy(from, to, pieces)
     }
 
-    fn is_over(&self, copy: &Event) -> Result<bool, Error> {
+    fn is_over(&self, copy: &Self::Copy) -> Result<bool, Self::Error> {
         Ok(!self.switch.held.get() && self.gpu.is_over(copy)?)
     }
 }

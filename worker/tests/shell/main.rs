@@ -13,6 +13,8 @@
 //! nothing after the last step, nor does any server, whatever happened to it.
 
 mod alone;
+#[path = "../../../exchange/protocol/tests/simulation/broken_rules.rs"]
+mod broken_rules;
 mod controller;
 mod faults;
 mod job;
@@ -256,22 +258,4 @@ fn broken_rule_is_seen(rule: &str) {
     println!("without `{rule}`, {weather:?}, seed {seed}: {wrong}");
     let fine = scenario(seed, weather, Rules::all());
     fine.unwrap_or_else(|wrong| panic!("{weather:?}, seed {seed} with all rules: {wrong}"));
-}
-
-macro_rules! broken_rules {
-    ($($test:ident: $rule:literal,)*) => {$(
-        #[test]
-        fn $test() {
-            broken_rule_is_seen($rule);
-        }
-    )*};
-}
-
-broken_rules! {
-    rows_reused_before_the_watermark_are_seen: "release at watermark",
-    rows_pulled_after_the_watermark_are_seen: "pull checks watermark",
-    results_merged_twice_are_seen: "first result wins",
-    incomplete_bundles_in_the_reserve_are_seen: "reserve takes complete bundles",
-    results_of_another_incarnation_are_seen: "pull checks incarnation",
-    moved_bundles_that_nobody_rings_for_are_seen: "round rings again",
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, RegionKey, RingError, Waker,
+    Buffer, Error, Event, LandingId, PeerId, Piece, PullId, PullRequest, RegionKey, RingError,
+    Waker,
 };
 use cadre_kernels::device;
 use cadre_worker::io::exchange::Exchange;
@@ -65,25 +66,12 @@ impl Exchange for Wires {
         Ok(self.net.borrow_mut().land(self.life, bytes))
     }
 
-    fn early(
-        &mut self,
-        _landing: LandingId,
-        _own: &[(HostRows, &[Piece])],
-    ) -> Result<Option<HostRows>, device::Error> {
-        Ok(None)
-    }
-
     fn copies_landed(&self) -> bool {
         true
     }
 
-    fn copy_landed(
-        &self,
-        landing: LandingId,
-        pieces: &[Piece],
-        to: &mut Buffer,
-    ) -> Result<(), Error> {
-        self.net.borrow_mut().copy_landed(self.life, landing, pieces, to)
+    fn copy_landed(&self, from: LandingId, pieces: &[Piece], to: &mut Buffer) -> Result<(), Error> {
+        self.net.borrow_mut().copy_landed(self.life, from, pieces, to)
     }
 
     fn is_busy(&self, landing: LandingId) -> bool {
@@ -98,15 +86,8 @@ impl Exchange for Wires {
         self.net.borrow_mut().discard(self.life, landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        self.net.borrow_mut().pull(self.life, peer, (key, pieces), landing, patience)
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        self.net.borrow_mut().pull(self.life, request)
     }
 
     fn found(&self, pull: PullId) -> Option<u32> {

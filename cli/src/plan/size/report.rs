@@ -163,9 +163,7 @@ impl Report {
     /// A table for people.
     pub(super) fn table(&self) -> String {
         let mut table = printed::table();
-        let mut row = |name: &str, value: String| {
-            table.add_row([name.to_owned(), value]);
-        };
+        let mut row = |name: &str, value: String| printed::row(&mut table, name, value);
         row(
             "job",
             format!(

@@ -103,8 +103,7 @@ impl Conductor {
     /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence from before the
     /// pause counts on: else a process that stands still now and then would never miss anybody.
     pub(super) fn forgive(&mut self, now: Nanos) {
-        let pause = now.since(self.last);
-        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
+        if let Some(pause) = self.settings.pause(self.last, now) {
             let trainers = self.trainers.iter_mut().map(|it| &mut it.0);
             let ping_at = now.after(self.settings.retry_after);
             for life in trainers.chain(self.servers.values_mut()) {

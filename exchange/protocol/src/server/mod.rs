@@ -28,6 +28,7 @@ use std::sync::Arc;
 pub use self::events::{Command, Event, Host};
 use self::room::Rooms;
 use self::work::{Active, Key};
+use crate::step::Live;
 use crate::{
     Acks, At, Bundle, End, Heartbeat, Message, Nanos, Parcel, Peer, PullId, RoundTable, Settings,
     Step, TrainerId,
@@ -75,12 +76,6 @@ pub struct Server {
     ended: bool,
 }
 
-#[derive(Debug)]
-struct Live {
-    step: Arc<Step>,
-    table: Arc<RoundTable>,
-}
-
 impl Server {
     /// A server with `memory` bytes for inputs and results.
     pub fn new(host: Host, memory: u64, settings: Settings, now: Nanos) -> Self {
@@ -125,9 +120,7 @@ impl Server {
         if self.ended {
             return;
         }
-        let pause = now.since(self.last);
-        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
-            // This process was paused: silence meanwhile says nothing about the others.
+        if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
             self.unreached.clear();
         }
@@ -135,7 +128,7 @@ impl Server {
         match event {
             Event::Begin(step) => self.begin(now, step, out),
             Event::Message { from, message } => self.message(now, from, message, out),
-            Event::Pulled { pull, result } => self.pulled(now, pull, result, out),
+            Event::Pulled { pull, result } => self.pulled(now, (pull, result), out),
             Event::Ran { at, works } => self.ran(at, &works, out),
             Event::Round(table) => self.round(now, &table, out),
             Event::Closed(peer) => self.closed(now, peer),

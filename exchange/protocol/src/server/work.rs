@@ -207,8 +207,7 @@ impl Server {
     pub(super) fn pulled(
         &mut self,
         now: Nanos,
-        pull: PullId,
-        result: PullResult,
+        (pull, result): (PullId, PullResult),
         out: &mut Vec<Command>,
     ) {
         let Some((at, bundle, parcel)) = self.pulls.remove(&pull) else { return };

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use self::link::Links;
 use self::results::{Outstanding, Want};
+use crate::step::Live;
 use crate::{
     At, End, Filler, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
     ServerId, Settings, Step, TrainerId, Work,
@@ -144,12 +145,6 @@ pub struct Trainer {
 }
 
 #[derive(Debug)]
-struct Live {
-    step: Arc<Step>,
-    table: Arc<RoundTable>,
-}
-
-#[derive(Debug)]
 struct Open {
     since: Nanos,
     late_at: Nanos,
@@ -181,14 +176,14 @@ impl Trainer {
         }
     }
 
-    /// Whether the window lets one more phase out.
-    pub fn may_submit(&self) -> bool {
-        self.phases.len() < self.settings.window
-    }
-
     /// The last phase of which every trainer is known to have its whole result.
     pub fn watermark(&self) -> Option<At> {
         self.watermark
+    }
+
+    /// Whether the window lets one more phase out.
+    pub fn may_submit(&self) -> bool {
+        self.phases.len() < self.settings.window
     }
 
     /// Takes an event, appends what has to be done. `now` never goes back.
@@ -196,9 +191,7 @@ impl Trainer {
         if self.ended {
             return;
         }
-        let pause = now.since(self.last);
-        if pause > Nanos(2 * self.settings.heartbeat_every.0) {
-            // This process was paused: silence meanwhile says nothing about the conductor.
+        if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
             self.links.forgive();
         }
@@ -207,7 +200,7 @@ impl Trainer {
             Event::Begin(step) => self.begin(step),
             Event::Submitted(at) => self.submit(now, at, out),
             Event::Message { from, message } => self.message(now, from, message, out),
-            Event::Pulled { pull, result } => self.pulled(now, pull, result, out),
+            Event::Pulled { pull, result } => self.pulled(now, (pull, result), out),
             Event::Closed(peer) => self.closed(now, peer, out),
             Event::Unsaid(peer) => self.unsaid(now, peer),
             Event::Round(table) => self.round(now, table, out),

@@ -84,8 +84,7 @@ impl Trainer {
     pub(super) fn pulled(
         &mut self,
         now: Nanos,
-        pull: PullId,
-        result: PullResult,
+        (pull, result): (PullId, PullResult),
         out: &mut Vec<Command>,
     ) {
         let Some(Outstanding { peer, at, work }) = self.pulls.remove(&pull) else { return };

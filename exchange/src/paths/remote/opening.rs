@@ -15,7 +15,7 @@ use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
 use crate::paths::{Path, Paths};
 use crate::peer::{PeerId, Piece, RegionKey};
-use crate::provider::{Event, LandingId, Provider as _, PullError, PullId};
+use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 use crate::shared::{ENTRY_BYTES, Found};
 use crate::ucx::{Transports, is_rdma};
 
@@ -56,8 +56,9 @@ impl Paths {
         stretch: Option<(u64, u32)>,
     ) {
         let landing = self.tcp.land(Buffer::zeroed(bytes));
-        let whole = vec![Piece { remote: 0, local: 0, bytes: bytes as u64 }];
-        let pull = self.tcp.pull(peer, key, whole, landing, PATIENCE);
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: bytes as u64 }];
+        let request = PullRequest { peer, key, pieces, landing, patience: PATIENCE };
+        let pull = self.tcp.pull(request);
         if let Some(remote) = &mut self.remote {
             remote.asked.insert(pull, Asked { peer, round, landing, stretch });
         }

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::paths::{Path, Paths, PathsConfig, Sharing};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
-use crate::provider::{Event, Provider as _};
+use crate::provider::{Event, Provider as _, PullRequest};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::ucx::Transports;
 
@@ -163,10 +163,11 @@ fn a_way_that_is_closed_with_another_one_is_opened_anew_and_its_pulls_wait_for_i
         }
     }
     // Looks at both are under way, and the close of one takes too long.
-    let [_, waits] = [OWNER, SECOND].map(|it| {
+    let [_, waits] = [OWNER, SECOND].map(|peer| {
         let landing = reader.land(Buffer::zeroed(64));
-        let whole = vec![Piece { remote: 0, local: 0, bytes: 64 }];
-        reader.pull(it, key, whole, landing, Duration::from_mins(1))
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: 64 }];
+        let patience = Duration::from_mins(1);
+        reader.pull(PullRequest { peer, key, pieces, landing, patience })
     });
     poll(&mut reader);
     reader.remote.as_mut().unwrap().net.closing = Duration::ZERO;

@@ -194,20 +194,8 @@ struct Part<'a> {
 impl<'a> Bundle<'a> {
     fn new(bundle: &'a mut Backward<'_>) -> Self {
         let cost = crate::backward_cost(bundle);
-        let Backward {
-            heads,
-            mask,
-            scale,
-            softcap,
-            document_rows,
-            keys,
-            k,
-            v,
-            parts,
-            dk,
-            dv,
-            key_tiles,
-        } = bundle;
+        let Backward { heads, mask, scale, softcap, document_rows, .. } = *bundle;
+        let Backward { keys, k, v, parts, dk, dv, key_tiles, .. } = bundle;
         let first = keys.start / TILE;
         if key_tiles.start == 0 {
             for part in &mut *parts {
@@ -222,11 +210,11 @@ impl<'a> Bundle<'a> {
             })
             .collect();
         let mut bundle = Bundle {
-            heads: *heads,
-            mask: *mask,
-            scale: *scale,
-            softcap: *softcap,
-            document_rows: *document_rows,
+            heads,
+            mask,
+            scale,
+            softcap,
+            document_rows,
             keys: keys.clone(),
             k: *k,
             v: *v,

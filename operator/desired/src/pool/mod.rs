@@ -150,8 +150,8 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     if !deleted {
         revision::keep(observed, &all, wanted, &mut decision.actions);
     }
-    leave(observed, settings, &all, wanted, now, &mut decision);
-    come(observed, settings, &all, wanted, now, &mut decision);
+    leave(observed, settings, (&all, wanted), now, &mut decision);
+    come(observed, settings, (&all, wanted), now, &mut decision);
     bury(&all, wanted, &mut decision);
     decision.again = soonest(decision.again, scale.again);
     (decision, scale.memory)
@@ -217,8 +217,7 @@ fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
 fn leave(
     observed: &Observed,
     settings: &Settings,
-    all: &[Server<'_>],
-    wanted: usize,
+    (all, wanted): (&[Server<'_>], usize),
     now: Timestamp,
     decision: &mut Decision,
 ) {
@@ -245,8 +244,7 @@ fn leave(
 fn come(
     observed: &Observed,
     settings: &Settings,
-    all: &[Server<'_>],
-    wanted: usize,
+    (all, wanted): (&[Server<'_>], usize),
     now: Timestamp,
     decision: &mut Decision,
 ) {

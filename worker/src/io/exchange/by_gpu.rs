@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadre_exchange::{
-    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, RegionKey,
-    RingError, TcpConfig, Waker,
+    Error, Event, LandingId, Node, NodeConfig, PeerId, Piece, Provider, PullId, PullRequest,
+    RegionKey, RingError, TcpConfig, Waker,
 };
 use cadre_kernels::device::{self, Gpu, Room, Rooms};
 
@@ -98,15 +98,8 @@ impl Exchange for ByGpu {
         Provider::discard(&mut self.node, landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        Provider::pull(&mut self.node, peer, key, pieces, landing, patience)
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        Provider::pull(&mut self.node, request)
     }
 
     fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {

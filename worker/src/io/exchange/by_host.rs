@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cadre_exchange::{
     Buffer, Error, Event, LandingId, Path as PeerPath, Paths, PeerId, Piece, Provider, PullId,
-    RegionKey, RingError, Tcp, Waker,
+    PullRequest, RegionKey, RingError, Tcp, Waker,
 };
 use cadre_kernels::device;
 
@@ -84,25 +84,12 @@ impl<P: OnHost> Exchange for P {
         Ok(Provider::land(self, memory::landing(bytes)))
     }
 
-    fn early(
-        &mut self,
-        _landing: LandingId,
-        _own: &[(HostRows, &[Piece])],
-    ) -> Result<Option<HostRows>, device::Error> {
-        Ok(None)
-    }
-
     fn copies_landed(&self) -> bool {
         true
     }
 
-    fn copy_landed(
-        &self,
-        landing: LandingId,
-        pieces: &[Piece],
-        to: &mut Buffer,
-    ) -> Result<(), Error> {
-        memory::copy(self.landed(landing)?, pieces, to);
+    fn copy_landed(&self, from: LandingId, pieces: &[Piece], to: &mut Buffer) -> Result<(), Error> {
+        memory::copy(self.landed(from)?, pieces, to);
         Ok(())
     }
 
@@ -118,15 +105,8 @@ impl<P: OnHost> Exchange for P {
         Provider::discard(self, landing);
     }
 
-    fn pull(
-        &mut self,
-        peer: PeerId,
-        key: RegionKey,
-        pieces: Vec<Piece>,
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
-        Provider::pull(self, peer, key, pieces, landing, patience)
+    fn pull(&mut self, request: PullRequest) -> PullId {
+        Provider::pull(self, request)
     }
 
     fn ring(&mut self, peer: PeerId, message: &[u8]) -> Result<(), RingError> {

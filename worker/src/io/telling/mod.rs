@@ -16,17 +16,17 @@
 //! word of a peer is pulled or read at a time, so that those behind it wait for it.
 
 mod encoded;
+mod fetching;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{PullId, RegionKey};
 use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
 
-use self::encoded::decoded;
+use self::fetching::{Fetch, State};
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
@@ -34,12 +34,6 @@ use crate::memory::Place as _;
 
 pub use self::encoded::{Encoded, Read, Unread};
 
-/// Bytes of one pull of a long word.
-const PART_BYTES: u64 = 4 << 20;
-/// Longest wait for a part; then it is pulled again.
-const PART_WITHIN: Duration = Duration::from_secs(10);
-/// Before a part is pulled again that did not come.
-const RETRY_AFTER: Nanos = Nanos::from_millis(50);
 /// Longest word. A header takes some 12 bytes a document.
 const MAX_WORD_BYTES: u64 = 256 << 20;
 
@@ -100,29 +94,6 @@ pub struct Telling {
     next_reading: u64,
 }
 
-/// A long word on its way.
-#[derive(Debug)]
-struct Fetch {
-    word: Published,
-    /// What has come of it: parts, how many bytes of each, and of all.
-    parts: Vec<(Buffer, usize)>,
-    bytes: u64,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Pulling {
-        pull: PullId,
-        landing: LandingId,
-        bytes: u64,
-    },
-    /// To be pulled at this time.
-    Waiting(Nanos),
-    /// Whole; another thread reads it.
-    Reading(u64),
-}
-
 impl Telling {
     /// Of a process in this life.
     pub fn new(me: Life) -> Self {
@@ -165,12 +136,6 @@ impl Telling {
     /// Whether a pull of the exchange brings a word.
     pub fn is_mine(&self, pull: PullId) -> bool {
         self.fetches.values().any(|it| it.is(pull))
-    }
-}
-
-impl Fetch {
-    fn is(&self, wanted: PullId) -> bool {
-        matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
     }
 }
 
@@ -274,15 +239,6 @@ impl<P: Exchange> Shared<P> {
         self.ring(from, &Envelope::Heard { by, stream, through });
     }
 
-    /// What comes of a peer is not wanted any more.
-    fn drop_fetch(&mut self, of: Peer) {
-        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) =
-            self.telling.fetches.remove(&of)
-        {
-            self.provider.discard(landing);
-        }
-    }
-
     /// The link with a peer broke. How often in a row it did.
     pub fn cut(&mut self, peer: Peer) -> u32 {
         let now = self.now();
@@ -313,135 +269,6 @@ impl<P: Exchange> Shared<P> {
         let result = self.advance(from, &mut told);
         self.answer(from);
         result.map(|()| told)
-    }
-
-    /// A pull of a word ended. A word that is whole is put out to be read.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::word`].
-    pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
-        let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
-        let now = self.now();
-        let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
-            return Ok(());
-        };
-        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(()) };
-        match result {
-            Ok(_) => {}
-            Err(PullError::Refused { reason }) => {
-                return Err(Error::Refused { from, reason: reason.clone() });
-            }
-            // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
-            Err(PullError::Gone) => {
-                self.provider.discard(landing);
-                self.telling.fetches.remove(&from);
-                return Ok(());
-            }
-            Err(error) => {
-                tracing::debug!("a word of {from} did not come: {error}");
-                fetch.state = State::Waiting(now.after(RETRY_AFTER));
-                self.provider.discard(landing);
-                return Ok(());
-            }
-        }
-        let room = self.provider.take(landing).map_err(|it| it.to_string());
-        let part =
-            room.and_then(|room| self.provider.place().unload(room).map_err(|it| it.to_string()));
-        match part {
-            Ok(part) => {
-                fetch.parts.push((part, bytes as usize));
-                fetch.bytes += bytes;
-            }
-            Err(why) => {
-                self.broke(&why);
-                return Ok(());
-            }
-        }
-        if fetch.bytes < fetch.word.bytes {
-            self.fetch(from);
-            return Ok(());
-        }
-        let (word, parts) = (fetch.word, std::mem::take(&mut fetch.parts));
-        let reading = self.telling.next_reading;
-        fetch.state = State::Reading(reading);
-        self.telling.next_reading += 1;
-        self.outputs.put(Output::Read(Box::new(Unread { from, reading, word, parts })));
-        Ok(())
-    }
-
-    /// A long word was read. Out: what its author has said, in order, as far as it is here; nothing, if the author has begun anew
-    /// since, or was given up.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::word`].
-    pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
-        let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
-        if !self.telling.fetches.get(&from).is_some_and(is_it) {
-            return Ok(Vec::new());
-        }
-        self.telling.fetches.remove(&from);
-        let mut told = vec![said?];
-        self.telling.heard.take(from);
-        self.advance(from, &mut told)?;
-        self.answer(from);
-        Ok(told)
-    }
-
-    /// Takes the words of a peer that are next, until one has to be pulled first.
-    fn advance(&mut self, from: Peer, told: &mut Vec<Said>) -> Result<(), Error> {
-        if self.telling.fetches.contains_key(&from) {
-            return Ok(());
-        }
-        while let Some(body) = self.telling.heard.next(from) {
-            match body {
-                Body::Here(bytes) => {
-                    let said = decoded(from, bytes)?;
-                    self.telling.heard.take(from);
-                    told.push(said);
-                }
-                Body::There(word) if word.bytes > MAX_WORD_BYTES => {
-                    return Err(Error::TooLong { from, bytes: word.bytes });
-                }
-                Body::There(word) => {
-                    let (word, state) = (*word, State::Waiting(self.now()));
-                    let (parts, bytes) = (Vec::new(), 0);
-                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, state });
-                    self.fetch(from);
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Pulls the next part of a word.
-    fn fetch(&mut self, from: Peer) {
-        let now = self.now();
-        let retry = State::Waiting(now.after(RETRY_AFTER));
-        let Some(fetch) = self.telling.fetches.get(&from) else { return };
-        let (word, remote) = (fetch.word, fetch.bytes);
-        let bytes = (word.bytes - remote).min(PART_BYTES);
-        let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
-            (Some(id), Ok(landing)) => {
-                let pieces = vec![Piece { remote, local: 0, bytes }];
-                let pull =
-                    self.pull_region(id, key(word.publication), pieces, landing, PART_WITHIN);
-                State::Pulling { pull, landing, bytes }
-            }
-            (None, Ok(landing)) => {
-                self.provider.discard(landing);
-                retry
-            }
-            (_, Err(why)) => {
-                self.broke(&why);
-                retry
-            }
-        };
-        if let Some(fetch) = self.telling.fetches.get_mut(&from) {
-            fetch.state = state;
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Encryption, Event, Limits, PeerId, Tcp, TcpConfig};
+use cadre_exchange::{Encryption, Event, Limits, PeerId, PullError, Tcp, TcpConfig};
 use cadre_protocol::{Peer, TrainerId};
 use cadre_step::envelope::{Lengths, NanoLengths};
 

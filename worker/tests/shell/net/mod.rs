@@ -8,7 +8,9 @@
 //! Invariant: time is given from outside, and everything that happens later lies in one queue.
 
 mod fast;
+mod happening;
 mod links;
+mod lives;
 mod pulls;
 mod queue;
 
@@ -16,10 +18,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cadre_control::proto;
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullId, RegionKey, Role};
 
 use self::fast::Fast;
+pub(crate) use self::happening::{Chore, Happening, Signal, Thread};
 use self::links::Link;
 use self::queue::{Moment, Queue};
 use crate::random::Random;
@@ -32,75 +34,8 @@ const PROBE: RegionKey = RegionKey([u32::MAX; 4]);
 /// Number of a process's life; never used twice.
 pub(crate) type Life = usize;
 
-/// What happens at a moment.
-#[derive(Debug)]
-pub(crate) enum Happening {
-    /// Something came for the IO thread of a process.
-    Turn(Life),
-    /// Something is due for it.
-    Timer(Life),
-    /// Its main thread has written what it writes last.
-    Leave(Life),
-    /// One of the threads that compute.
-    Thread(Life, Thread),
-    /// The thread that plans has a plan.
-    Planned(Life),
-    /// The controller says something to a process.
-    Told(Life, Box<proto::ControllerMessage>),
-    /// The controller looks at what it knows.
-    Control(Chore),
-    /// The world does something to processes or links.
-    Fault(usize),
-    /// A paused process goes on.
-    Resume(Life),
-    /// A main thread that stood still goes on.
-    Moves(Life),
-    /// On the wires.
-    Signal(Signal),
-}
-
-/// A thread that computes.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) enum Thread {
-    /// The trainer's, or a server's compute thread.
-    Main,
-    /// Works whose own server was lost.
-    Rescue,
-}
-
 /// Where a link lies among all that ever were.
 pub(crate) type LinkId = usize;
-
-/// What a controller does after a while.
-#[derive(Debug)]
-pub(crate) enum Chore {
-    /// Says who is in the view.
-    View,
-    /// Starts a server of this index.
-    Spawn(u16),
-    /// Sees that a process is gone.
-    Gone(Life),
-    /// A server that another job had comes back.
-    Return(PeerId),
-}
-
-/// What travels.
-#[derive(Debug)]
-pub(crate) enum Signal {
-    Dial(LinkId),
-    GreetingLate(LinkId),
-    Opened(LinkId),
-    Message(LinkId, Vec<u8>),
-    /// A message that has come before.
-    Again(LinkId, Vec<u8>),
-    Ask(LinkId, Life, PullId),
-    Copied(LinkId, Life, PullId),
-    Late(Life, PullId),
-    /// A device has copied for a pull that had ended.
-    Freed(Life, PullId),
-    /// An end of a link learns that it is closed.
-    Farewell(Life, LinkId),
-}
 
 #[derive(Debug)]
 enum Out {
@@ -403,59 +338,6 @@ impl Net {
             Signal::Freed(life, id) => self.freed(life, id),
             Signal::Farewell(life, link) => self.farewell(life, link),
         }
-    }
-
-    /// A process is gone. `silently`: as if its machine had no power any more.
-    pub(crate) fn die(&mut self, life: Life, silently: bool) {
-        let end = &mut self.endpoints[life];
-        if !std::mem::replace(&mut end.alive, false) {
-            return;
-        }
-        end.answers = !silently;
-        end.regions.clear();
-        end.landings.clear();
-        end.pulls.clear();
-        end.results.clear();
-        end.events.clear();
-        end.held.clear();
-        let links: Vec<_> = end.links.values().flatten().flatten().copied().collect();
-        end.links.clear();
-        for link in links {
-            let it = &mut self.links[link];
-            let other = if it.opener == life {
-                it.opener_holds = false;
-                it.acceptor
-            } else {
-                it.acceptor_holds = false;
-                Some(it.opener)
-            };
-            if let Some(other) = other.filter(|_| !silently) {
-                let when = self.now + self.delay();
-                self.at(when, Happening::Signal(Signal::Farewell(other, link)));
-            }
-        }
-    }
-
-    pub(crate) fn pause(&mut self, life: Life) {
-        self.endpoints[life].paused = true;
-    }
-
-    pub(crate) fn resume(&mut self, life: Life) {
-        if !self.endpoints[life].alive || !self.endpoints[life].paused {
-            return;
-        }
-        self.endpoints[life].paused = false;
-        for it in self.links.iter_mut().filter(|it| it.acceptor == Some(life)) {
-            it.unread = 0;
-        }
-        if self.random.chance(50) {
-            // Data is looked at before messages: old beliefs meet new rows.
-            self.endpoints[life].events.sort_by_key(|it| !matches!(it, Event::Pulled { .. }));
-        }
-        for signal in std::mem::take(&mut self.endpoints[life].held) {
-            self.at(self.now, Happening::Signal(signal));
-        }
-        self.wake(life);
     }
 
     /// Whether a server pulls what it measures a link with.

@@ -3,9 +3,8 @@
 //! In: calls of processes, signals that arrive. Out: rows in landings, events.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullError, PullId, RegionKey};
+use cadre_exchange::{Buffer, Event, LandingId, Piece, PullError, PullId, PullRequest, RegionKey};
 use cadre_step::lowering::Tensor;
 
 use super::{Happening, Kept, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signal};
@@ -103,14 +102,8 @@ impl Net {
         }
     }
 
-    pub(crate) fn pull(
-        &mut self,
-        me: Life,
-        peer: PeerId,
-        (key, pieces): (RegionKey, Vec<Piece>),
-        landing: LandingId,
-        patience: Duration,
-    ) -> PullId {
+    pub(crate) fn pull(&mut self, me: Life, request: PullRequest) -> PullId {
+        let PullRequest { peer, key, pieces, landing, patience } = request;
         let patience = patience.as_nanos() as u64;
         let when = self.now + patience;
         let end = &mut self.endpoints[me];

@@ -72,22 +72,10 @@ impl World {
 
     /// Whether two trainers are cut off from each other for a while.
     fn trainers_apart(&self) -> bool {
-        let apart = |it: &Fault| match it {
-            Fault::Cut((a, _), (b, _), _, _) => *a == Role::Trainer && *b == Role::Trainer,
-            Fault::Kill { .. }
-            | Fault::Pause(..)
-            | Fault::Blip(..)
-            | Fault::Replace(_)
-            | Fault::Add
-            | Fault::Crawl(_)
-            | Fault::Drain(_)
-            | Fault::Lend(_)
-            | Fault::Stand(..)
-            | Fault::Stop
-            | Fault::Terminate(_)
-            | Fault::Away(_) => false,
-        };
-        self.faults.list.iter().any(|it| apart(&it.1))
+        self.faults
+            .list
+            .iter()
+            .any(|it| matches!(it.1, Fault::Cut((Role::Trainer, _), (Role::Trainer, _), _, _)))
     }
 
     /// Where everybody is, for whoever looks for the reason.

@@ -1,0 +1,46 @@
+//! What a plan launches, as errors name it.
+//!
+//! In: kernels of a plan with their arguments. Out: launches on the caller's stream; what goes wrong with one, now or later, names the
+//! kernel, how many tasks or bundles the plan has, their rows and their heads.
+//!
+//! It knows no tensors: that arguments are right is the plan's promise.
+
+// Launches: what kernels read and write is the plan's promise.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use super::driver::Kernel;
+use super::error::Error;
+use super::memory::Stream;
+use crate::Heads;
+
+/// The work of a plan, in words.
+#[derive(Debug)]
+pub(super) struct Batch(String);
+
+impl Batch {
+    /// So many tasks or bundles, with all their query rows.
+    pub(super) fn new((count, what): (usize, &str), rows: usize, heads: Heads) -> Self {
+        let Heads { query, kv, dim } = heads;
+        Self(format!("{count} {what} with {rows} rows, heads {query}:{kv} of {dim}"))
+    }
+
+    /// Puts a launch of `blocks` blocks on a stream, which is of the plan's GPU.
+    ///
+    /// # Safety
+    ///
+    /// As [`Kernel::launch`].
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        (kernel, blocks): (Kernel, u32),
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        stream.gpu().bind()?;
+        let what = || format!("{} of {}", kernel.name, self.0);
+        stream.runs(what());
+        // SAFETY: the caller's promise.
+        unsafe { kernel.launch(blocks, stream.handle(), arguments, || format!(", {}", what())) }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the planning thread has done: headers that were made or planned, long words that were read.
+//!
+//! In: its results. Out: what it does next, and steps that begin in every machine.
+
+use std::sync::Arc;
+
+use cadre_exchange::PeerId;
+use cadre_protocol::{server, trainer};
+use cadre_step::conduct::{self, Made};
+
+use crate::io::exchange::Exchange;
+use crate::io::planning::{self, Ready};
+use crate::io::telling::Read;
+use crate::io::{Io, Notice};
+
+impl<P: Exchange> Io<P> {
+    /// Has the next header planned, unless one is.
+    pub(in crate::io) fn plan(&mut self) {
+        let Some(wanted) = self.headers.take() else { return };
+        if self.plans.try_send(wanted).is_err() {
+            self.fail("the planning thread ended".into(), false);
+        }
+    }
+
+    /// A long word was read.
+    pub(super) fn read(&mut self, read: Read) {
+        self.headers.done();
+        let from = read.from();
+        match self.shared.read(read) {
+            Ok(told) => self.told_all(from, told),
+            Err(error) => self.fail(error.to_string(), false),
+        }
+        self.plan();
+    }
+
+    /// The conductor's next header was made.
+    pub(super) fn made(&mut self, made: Result<Made, conduct::Error>) {
+        self.headers.done();
+        if let Some(it) = &mut self.conductor {
+            it.made(&mut self.shared, made);
+        }
+        self.plan();
+    }
+
+    /// A header was planned.
+    pub(super) fn planned(&mut self, planned: Result<Ready, planning::Error>) {
+        let step = self.headers.done();
+        match (&mut self.conductor, planned) {
+            (Some(it), planned) if it.is_publishing(step) => it.planned(&mut self.shared, planned),
+            (_, Ok(ready)) => self.begin(ready),
+            (_, Err(error)) => self.fail(error.to_string(), true),
+        }
+        self.plan();
+    }
+
+    /// Begins a step in every machine that works for it.
+    pub(in crate::io) fn begin(&mut self, ready: Ready) {
+        if self.is_over() {
+            return;
+        }
+        let Ready { planned, first, step, own: _ } = ready;
+        let number = planned.header.step;
+        for member in planned.header.fillers.iter().flatten() {
+            if let cadre_step::header::Member::Server { index, incarnation, address } = member {
+                self.shared.know(PeerId::server(*index, *incarnation), address);
+            }
+        }
+        // A server that comes late, or has no part in a step, may plan longer than the others need for all of it.
+        if let (None, Some(it)) = (&self.trainer, &self.server)
+            && it.passed(step.last())
+        {
+            return;
+        }
+        self.shared.begin(Arc::clone(&planned), first);
+        if let Some(it) = &mut self.server {
+            it.begin(number);
+            it.handle(&mut self.shared, server::Event::Begin(Arc::clone(&step)));
+        }
+        if let Some(it) = &mut self.trainer {
+            it.handle(&mut self.shared, trainer::Event::Begin(step));
+            it.standing.begins(&planned);
+            self.tell(Notice::Step(planned));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Long words of peers: pulled part by part, read by another thread, taken in their order.
+//!
+//! In: words that are next of a peer, ends of pulls. Out: pulls; what peers said. A part that did not come is pulled again.
+
+use std::time::Duration;
+
+use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, PullRequest};
+use cadre_protocol::{Nanos, Peer};
+use cadre_step::envelope::Said;
+use cadre_step::words::{Body, Published};
+
+use super::encoded::decoded;
+use super::{Error, MAX_WORD_BYTES, Read, Unread, key};
+use crate::io::exchange::Exchange;
+use crate::io::output::Output;
+use crate::io::shared::Shared;
+use crate::memory::Place as _;
+
+/// Bytes of one pull of a long word.
+const PART_BYTES: u64 = 4 << 20;
+/// Longest wait for a part; then it is pulled again.
+const PART_WITHIN: Duration = Duration::from_secs(10);
+/// Before a part is pulled again that did not come.
+const RETRY_AFTER: Nanos = Nanos::from_millis(50);
+
+/// A long word on its way.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    word: Published,
+    /// What has come of it: parts, how many bytes of each, and of all.
+    parts: Vec<(Buffer, usize)>,
+    bytes: u64,
+    pub(super) state: State,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Pulling {
+        pull: PullId,
+        landing: LandingId,
+        bytes: u64,
+    },
+    /// To be pulled at this time.
+    Waiting(Nanos),
+    /// Whole; another thread reads it.
+    Reading(u64),
+}
+
+impl Fetch {
+    pub(super) fn is(&self, wanted: PullId) -> bool {
+        matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
+    }
+}
+
+impl<P: Exchange> Shared<P> {
+    /// What comes of a peer is not wanted any more.
+    pub(super) fn drop_fetch(&mut self, of: Peer) {
+        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) =
+            self.telling.fetches.remove(&of)
+        {
+            self.provider.discard(landing);
+        }
+    }
+
+    /// A pull of a word ended. A word that is whole is put out to be read.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::word`].
+    pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
+        let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
+        let now = self.now();
+        let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
+            return Ok(());
+        };
+        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(()) };
+        match result {
+            Ok(_) => {}
+            Err(PullError::Refused { reason }) => {
+                return Err(Error::Refused { from, reason: reason.clone() });
+            }
+            // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
+            Err(PullError::Gone) => {
+                self.provider.discard(landing);
+                self.telling.fetches.remove(&from);
+                return Ok(());
+            }
+            Err(error) => {
+                tracing::debug!("a word of {from} did not come: {error}");
+                fetch.state = State::Waiting(now.after(RETRY_AFTER));
+                self.provider.discard(landing);
+                return Ok(());
+            }
+        }
+        let room = self.provider.take(landing).map_err(|it| it.to_string());
+        let part =
+            room.and_then(|room| self.provider.place().unload(room).map_err(|it| it.to_string()));
+        match part {
+            Ok(part) => {
+                fetch.parts.push((part, bytes as usize));
+                fetch.bytes += bytes;
+            }
+            Err(why) => {
+                self.broke(&why);
+                return Ok(());
+            }
+        }
+        if fetch.bytes < fetch.word.bytes {
+            self.fetch(from);
+            return Ok(());
+        }
+        let (word, parts) = (fetch.word, std::mem::take(&mut fetch.parts));
+        let reading = self.telling.next_reading;
+        fetch.state = State::Reading(reading);
+        self.telling.next_reading += 1;
+        self.outputs.put(Output::Read(Box::new(Unread { from, reading, word, parts })));
+        Ok(())
+    }
+
+    /// A long word was read. Out: what its author has said, in order, as far as it is here; nothing, if the author has begun anew
+    /// since, or was given up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::word`].
+    pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
+        let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
+        if !self.telling.fetches.get(&from).is_some_and(is_it) {
+            return Ok(Vec::new());
+        }
+        self.telling.fetches.remove(&from);
+        let mut told = vec![said?];
+        self.telling.heard.take(from);
+        self.advance(from, &mut told)?;
+        self.answer(from);
+        Ok(told)
+    }
+
+    /// Takes the words of a peer that are next, until one has to be pulled first.
+    pub(super) fn advance(&mut self, from: Peer, told: &mut Vec<Said>) -> Result<(), Error> {
+        if self.telling.fetches.contains_key(&from) {
+            return Ok(());
+        }
+        while let Some(body) = self.telling.heard.next(from) {
+            match body {
+                Body::Here(bytes) => {
+                    let said = decoded(from, bytes)?;
+                    self.telling.heard.take(from);
+                    told.push(said);
+                }
+                Body::There(word) if word.bytes > MAX_WORD_BYTES => {
+                    return Err(Error::TooLong { from, bytes: word.bytes });
+                }
+                Body::There(word) => {
+                    let (word, state) = (*word, State::Waiting(self.now()));
+                    let (parts, bytes) = (Vec::new(), 0);
+                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, state });
+                    self.fetch(from);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pulls the next part of a word.
+    pub(super) fn fetch(&mut self, from: Peer) {
+        let now = self.now();
+        let retry = State::Waiting(now.after(RETRY_AFTER));
+        let Some(fetch) = self.telling.fetches.get(&from) else { return };
+        let (word, remote) = (fetch.word, fetch.bytes);
+        let bytes = (word.bytes - remote).min(PART_BYTES);
+        let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
+            (Some(id), Ok(landing)) => {
+                let pieces = vec![Piece { remote, local: 0, bytes }];
+                let (key, patience) = (key(word.publication), PART_WITHIN);
+                let pull =
+                    self.pull_region(PullRequest { peer: id, key, pieces, landing, patience });
+                State::Pulling { pull, landing, bytes }
+            }
+            (None, Ok(landing)) => {
+                self.provider.discard(landing);
+                retry
+            }
+            (_, Err(why)) => {
+                self.broke(&why);
+                retry
+            }
+        };
+        if let Some(fetch) = self.telling.fetches.get_mut(&from) {
+            fetch.state = state;
+        }
+    }
+}
