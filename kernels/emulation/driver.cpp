@@ -15,8 +15,8 @@
 // GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_MODULES: modules that
 // can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait for no word of the host.
 // CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed;
-// streams without gates then get on by themselves too, each as far as it happens, whenever work is put. Says nothing of speed, of a real
-// driver's answers, or of memory that a real GPU would refuse.
+// streams without gates then get on by themselves too, as it happens, whenever work is put. Says nothing of speed, of a
+// real driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>

@@ -179,8 +179,9 @@ fn a_job_whose_rows_lie_on_a_gpu_has_the_bits_of_one_on_the_host_whatever_server
     // Steps, ranks, nano-batches; O with LSE, dQ, dK with dV.
     assert_eq!(host.len(), 3 * 2 * 2 * 3, "{host:#?}");
     // Streams that get on as late as they may, and as it happens.
-    let seeds = seeds::first_seeds("streams of lent rows", 1, 2);
-    let seeded: Vec<_> = seeds.iter().map(|it| format!("{ON_GPU}{SEED}{}", it.0)).collect();
+    let seeds = seeds::first_seeds("streams of lent rows", 1, 4);
+    let seeds = seeds.into_iter().flat_map(|(first, cases)| first..first + cases);
+    let seeded: Vec<_> = seeds.map(|it| format!("{ON_GPU}{SEED}{it}")).collect();
     let mut acts = vec![(ON_GPU, "kill-server:1@1:bwd")];
     acts.extend(seeded.iter().map(|it| (it.as_str(), "kill-server@1:fwd")));
     for (act, fault) in acts {

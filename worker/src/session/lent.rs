@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use cadre_kernels::device::{
-    self, Coming, Element, Event, Ferry, Gpu, Lent, LentError, LentMut, Pinned, Stream,
+    self, Coming, Element, Event, Ferry, Lent, LentError, LentMut, Pinned, Stream, check_lender,
 };
 use cadre_step::phases::{Direction, PhaseAt};
 
@@ -96,7 +96,9 @@ impl<'a> LentInputs<'a> {
         }
     }
 
-    fn check(&self, sizes: &Sizes, gpu: &Gpu) -> Result<(), Refused> {
+    fn check(&self, sizes: &Sizes, behind: &Stream) -> Result<(), Refused> {
+        check_lender(behind).map_err(|why| ("Q", why))?;
+        let gpu = behind.gpu();
         let rows = |name, rows: &Lent<'_>, width| {
             rows.check(gpu, sizes.rows, width).map_err(|why| (name, why))
         };
@@ -195,7 +197,10 @@ impl<'a> LentOutputs<'a> {
         }
     }
 
-    fn check(&self, sizes: &Sizes, gpu: &Gpu) -> Result<(), Refused> {
+    fn check(&self, sizes: &Sizes, behind: &Stream) -> Result<(), Refused> {
+        let first = if self.direction() == Direction::Forward { "O" } else { "dQ" };
+        check_lender(behind).map_err(|why| (first, why))?;
+        let gpu = behind.gpu();
         let rows = |name, rows: &LentMut<'_>, width| {
             rows.check(gpu, sizes.rows, width).map_err(|why| (name, why))
         };
@@ -265,7 +270,7 @@ impl Rank {
         let mut turn = lock(&self.turn);
         let due = self.due(&turn, phase, inputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(due.at.step, phase, tensor, source);
-        inputs.check(&due.sizes, behind.gpu()).map_err(refused)?;
+        inputs.check(&due.sizes, behind).map_err(refused)?;
         let over = self.side.submit_lent((due.at, phase), &inputs, behind, (&due.sizes, &due.form));
         let over = over.map_err(|it| self.refuse(it))?;
         Ok((self.submitted(&mut turn, due, phase), over))
@@ -303,7 +308,7 @@ impl Rank {
         let Ticket { planned, at, phase } = ticket;
         let sizes = self.awaited(&planned, (at, phase), outputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(at.step, phase, tensor, source);
-        outputs.check(&sizes, behind.gpu()).map_err(refused)?;
+        outputs.check(&sizes, behind).map_err(refused)?;
         self.finished(self.side.wait_lent(&planned, (at, phase), &sizes, outputs, behind))
     }
 
