@@ -76,14 +76,15 @@ def make_runnable(work: Path) -> list[str]:
 
 
 def unpack_wheels(folder: Path) -> list[str]:
-    """Wheels of peers that the machine's Python may lack."""
+    """Wheels of peers that the machine's Python may lack, and of Cadre's own package."""
     found = []
     for wheel in sorted((HERE / "wheels").glob("*.whl")):
         try:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)
-        except (OSError, zipfile.BadZipFile) as why:
-            found.append(f"{wheel.name} cannot be unpacked ({why}): its peer will be missing")
+        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as why:
+            # The last two of a Python that lacks a way to compress.
+            found.append(f"{wheel.name} cannot be unpacked ({why}): what it is for will be missing")
     return found
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -23,6 +24,7 @@ import machine
 import pack
 import sessions
 import smoke
+import torch_rows
 from report import Report
 from sessions import Ended, Work
 
@@ -35,6 +37,7 @@ TESTS = (
 # The small shapes of all kernels, with and without softcap.
 SANITIZED = ("forward", "backward", "softcap::softcap", "rows::copies")
 EXCHANGE = "rows_go_from_one_process_to_another_by_copies_of_the_gpu"
+TENSORS = "tensors of PyTorch"
 TRAINING, CALIBRATE, CALIBRATION = "training runs", "cadre calibrate", "calibration.json"
 # Kernels that a program launches; what hangs or faults is not launched again.
 LAUNCHED = {
@@ -67,6 +70,8 @@ class Programs:
     def __init__(self, report: Report, work: Path, out: Path, slower: float) -> None:
         """Logs go to `work`; what comes back beside the report, to `out`."""
         self.report, self.folder, self.out, self.slower = report, work, out, slower
+        # Where wheels of the pack are unpacked.
+        self.packages = work
 
     def environment(self) -> dict[str, str]:
         """Programs find the libraries that PyTorch has found, behind those that this process was told."""
@@ -202,6 +207,22 @@ class Programs:
                 self.report.add("checks", row)
             self.report.store()
         self.hand_over(trace)
+
+    def tensors(self, dry: bool, end: float) -> None:
+        """Rows that PyTorch has on the GPU, handed to a job."""
+        if machine.exclusive(self.report.content):
+            return self.report.not_run(TENSORS, ONE_PROCESS)
+        if sys.version_info < torch_rows.OLDEST:
+            return self.report.not_run(TENSORS, "the package needs Python 3.10 or newer")
+        if not (self.packages / "cadre").is_dir():
+            return self.report.not_run(TENSORS, "the pack has no package cadre that can be unpacked")
+        words = ["--emulated"] if dry else []
+        for row in torch_rows.check(self.packages, 30 * self.slower, self.environment(), words, end):
+            if "left_out" in row:
+                self.report.leave_out(row["left_out"])
+            else:
+                self.report.add("checks", row)
+            self.report.store()
 
     def hand_over(self, file: Path | None) -> None:
         """What a program wrote, if it is whole."""

@@ -211,6 +211,10 @@ class Plan:
         # What only larger shapes show; the bench does not wait for it again.
         self.judge(end + MORE)
 
+    def tensors(self, end: float) -> None:
+        if self.torch("tensors of PyTorch"):
+            self.programs.tensors(self.dry, end)
+
     def forms(self, end: float) -> None:
         self.smoke.forms(end)
         self.judge(end + MORE)
@@ -235,16 +239,17 @@ class Plan:
         checks = Stage("kernels against PyTorch", 100, self.checks)
         tests = Stage("tests of the Rust face", 30, self.tests)
         forms = Stage("decisions between forms", 45, self.forms)
-        training = Stage("training runs", 70, lambda end: self.programs.training(self.dry, end))
+        tensors = Stage("tensors of PyTorch", 25, self.tensors)
+        training = Stage("training runs", 60, lambda end: self.programs.training(self.dry, end))
         if self.dry:
-            return [first, diagnosis, checks, tests, forms, training]
+            return [first, diagnosis, checks, tests, forms, tensors, training]
         return [
             *(first, diagnosis, checks, tests, forms),
             Stage("bench, early batches", 85, lambda end: self.bench([early, RATES], end, 8)),
-            training,
+            *(tensors, training),
             # What the rest of the bench leaves is little.
             Stage("cadre calibrate", 20, self.programs.calibrate),
-            Stage("bench, the rest", 45, lambda end: self.bench(rest, end, 3)),
+            Stage("bench, the rest", 30, lambda end: self.bench(rest, end, 3)),
             Stage("sanitizers", 25, self.programs.sanitizers),
             Stage("profile", 35, self.programs.profile),
         ]
@@ -354,6 +359,7 @@ def whole(asked: argparse.Namespace, out: Path, work: Path) -> int:
     words = ["--seed", str(asked.seed), "--packages", str(packages), *(["--dry"] if asked.dry else [])]
     parts = Parts(report, logs, words, slower)
     programs = Programs(report, logs, out, slower)
+    programs.packages = packages
     smoke_test = smoke.Smoke(report, parts, programs.environment)
     smoke_test.kernels = asked.kernels
     closer = diagnosis.Diagnosis(report, parts, logs, programs.environment)

@@ -127,8 +127,9 @@ class ExclusiveTest(Folder):
         with mock.patch.object(programs.sessions, "run", start):
             self.programs.tests(1, 9)
             self.programs.training(True, 9)
+            self.programs.tensors(True, 9)
         self.assertNotIn("rows between two processes", started)
-        for name in ("rows between two processes", "training runs"):
+        for name in ("rows between two processes", "training runs", "tensors of PyTorch"):
             self.assertIn("compute mode EXCLUSIVE_PROCESS", self.left()[name])
 
     def test_a_gpu_that_others_use_is_a_note(self) -> None:
@@ -193,6 +194,30 @@ class DriverTest(Folder):
             self.assertIn(folder, machine.libraries())
             with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": str(self.out / "compat")}):
                 self.assertNotIn(folder, machine.libraries())
+
+
+class TensorsTest(Folder):
+    CADRE = """#!/bin/sh
+for word in "$@"; do case $last in --out) to=$word ;; -f) job=$word ;; esac; last=$word; done
+mkdir -p "$to/logs"
+echo "rank 0: results of the GPU's rows have the bits of the host" > "$to/logs/0.log"
+grep -q '"inPlace": true' "$job" || cp "$to/logs/0.log" "$to/logs/1.log"
+"""
+
+    def test_each_rank_has_to_say_that_its_tensors_were_compared(self) -> None:
+        self.programs.tensors(True, time.monotonic() + 60)
+        self.assertEqual(self.left(), {"tensors of PyTorch": "the pack has no package cadre that can be unpacked"})
+        self.programs.packages = self.out
+        (self.out / "cadre").mkdir()
+        program = self.out / "program"
+        program.write_text(self.CADRE)
+        program.chmod(0o755)
+        (self.out / "local_gpu.py").write_text("print('the same on both')")
+        with mock.patch.dict(programs.pack.COPIES, {"cadre": program}):
+            self.programs.tensors(True, time.monotonic() + 60)
+        found = {it["check"]: (it["passed"], it["what"]) for it in self.report.content["checks"]}
+        self.assertEqual([it[0] for it in found.values()], [True, False, True], found)
+        self.assertIn("1 of 2 compared", found["tensors of PyTorch, attention in place"][1])
 
 
 class CalibrationTest(Folder):

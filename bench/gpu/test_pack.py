@@ -144,7 +144,7 @@ class PackTest(Folder):
         (self.out / "wheels" / "peer.whl").write_bytes(b"PK\x03\x04 and no more")
         with mock.patch.object(pack, "HERE", self.out):
             (why,) = pack.unpack_wheels(self.out / "packages")
-        self.assertRegex(why, r"peer\.whl cannot be unpacked \(.*\): its peer will be missing")
+        self.assertRegex(why, r"peer\.whl cannot be unpacked \(.*\): what it is for will be missing")
 
     def test_two_runs_do_not_share_an_output(self) -> None:
         held, why = pack.alone(self.out)

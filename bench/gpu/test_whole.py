@@ -23,8 +23,8 @@ NAMES = {"gpu-check.json", "calibration.json", "trace.json", "logs.tar.gz"}
 SEEN, CALL = 12_000, 560
 STAGES = (
     *("smoke: every kernel once", "diagnosis", "kernels against PyTorch", "tests of the Rust face"),
-    *("decisions between forms", "bench, early batches", "training runs", "cadre calibrate", "bench, the rest"),
-    *("sanitizers", "profile"),
+    *("decisions between forms", "bench, early batches", "tensors of PyTorch", "training runs"),
+    *("cadre calibrate", "bench, the rest", "sanitizers", "profile"),
 )
 # run.py with a clock that its own waits move; where a probe talks, by half a second a line of it.
 CALLER = """

@@ -254,6 +254,7 @@ CALL cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsi
     if (lost) return lost_with;
     // 0: until the word is the value or above, counted cyclically.
     if (flags != 0 || address % 4 != 0 || setting("CADRE_EMULATED_GATES", 1) == 0) return kInvalidValue;
+    stream_of(stream).has_gates = true;
     stream_of(stream).put([=] {
         auto* word = reinterpret_cast<uint32_t*>(address);
         yield_until([=] { return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });

@@ -51,7 +51,7 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
         for (size_t row = 0; row < it.height; ++row)
             memcpy(to + row * it.to_pitch, from + row * it.from_pitch, it.width);
     });
-    return kSuccess;
+    return get_on(), kSuccess;
 }
 CALL cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
     const Lock lock(mutex);

@@ -14,12 +14,14 @@
 // rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
 // GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_MODULES: modules that
 // can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait for no word of the host.
-// CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. Says nothing of speed, of a real
-// driver's answers, or of memory that a real GPU would refuse.
+// CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed;
+// streams without gates then get on by themselves too, as it happens, whenever work is put. Says nothing of speed, of a
+// real driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include "machine.hpp"
@@ -50,6 +52,7 @@ struct Stream {
     bool busy = false;           // a thread runs its work
     int foreign = 0;             // copies from other processes that are not over
     bool awaited = false;        // a stream waits for the last of them
+    bool has_gates = false;      // its work may wait for the host
     Graph* recording = nullptr;  // where its work goes instead
 
     void put(Work it) {
@@ -143,6 +146,20 @@ void flush_all() {
     for (size_t i = 0; i < streams.size(); ++i) flush(*streams[i]);
 }
 
+// CADRE_EMULATED_PROGRESS: streams get on out of step, as those of a GPU do that nobody waits for.
+void get_on() {
+    static const long seed = setting("CADRE_EMULATED_PROGRESS", -1);
+    static std::mt19937_64 random((unsigned long)seed);
+    static bool gates = false;
+    for (const auto& it : streams) gates |= it->has_gates;
+    // Who waits for a stream that waits for the host would hold up the host.
+    if (seed < 0 || gates || hung || captures || streams.empty()) return;
+    for (unsigned long steps = random() % 4; steps > 0; --steps) {
+        Stream& it = *streams[random() % streams.size()];
+        if (!it.busy && !it.work.empty()) step(it);
+    }
+}
+
 // NaN as f32 and as bf16, and as a counter more than any list is long.
 void poison(uint8_t* to, size_t bytes) {
     constexpr uint32_t kNan = 0x7FC07FC0;
@@ -219,7 +236,7 @@ CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
     stream_of(stream).put([to, copy = std::vector<uint8_t>(first, first + bytes)] {
         memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
     });
-    return kSuccess;
+    return get_on(), kSuccess;
 }
 CALL cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
     const Lock lock(mutex);
@@ -291,7 +308,7 @@ CALL cuEventRecord(void* event, void* stream) {
     it->stream = &stream_of(stream), it->recorded_in_graph = it->stream->recording != nullptr;
     it->stream->put([it] { it->done = true, it->time = std::chrono::steady_clock::now(); });
     static_cast<Event*>(event)->moment = it;
-    return kSuccess;
+    return get_on(), kSuccess;
 }
 CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
@@ -328,7 +345,7 @@ CALL cuStreamWaitEvent(void* stream, void* event, unsigned) {
     if (!it->stream || it->stream == &of) return kSuccess;
     if (!it->done) waited(*it->stream);
     of.put([it] { reach(*it); });
-    return kSuccess;
+    return get_on(), kSuccess;
 }
 CALL cuLaunchHostFunc(void* stream, void (*work)(void*), void* data) {
     const Lock lock(mutex);

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _job, _kept, _layout, _native, _pack
+from . import _job, _kept, _layout, _native, _pack, _place
 from ._step import Step
 
 _LOCAL_TICKET = -1
@@ -86,13 +86,6 @@ def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
     return now.lengths(at)
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """The tensor as a session reads it: with the elements of each row side by side."""
-    if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
-        return tensor
-    return tensor.contiguous()
-
-
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`contiguous` and `to` for tensors that mostly are right already: each call of torch would cost a microsecond."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
@@ -125,15 +118,17 @@ def _forward(
             if kept:
                 o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
                 return o, lse, number
-            ticket = job.session.submit(phase, (_rows(q), _rows(k), _rows(v)))
+            lent = _place.lent(q)
+            ticket = job.session.submit(phase, tuple(_place.rows(it) for it in (q, k, v)), lent=lent)
             step.forward[at] += 1
-        o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
-        if what := job.session.wait(ticket, o, lse):
+        o, lse = _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32)
+        if what := job.session.wait(ticket, o, lse, lent=lent):
             job.not_finite.found(step.number, what)
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, number
-    check = _job.check()
+    if (check := _job.check()) and q.is_cuda:
+        raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):
         number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
@@ -152,6 +147,10 @@ def _forward(
 
 def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     wire = _wire(q)
+    if behind := _place.kernels(q, wire):
+        return _place.forward(behind, kind, lengths, q, k, v)
+    if q.is_cuda:
+        return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
     o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
     _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
@@ -173,14 +172,15 @@ def _backward(
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()
-        gradients = (_rows(o), lse.contiguous(), _rows(dout), None if dlse is None else dlse.contiguous())
+        gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), None if dlse is None else dlse.contiguous())
         with job.turn:
             step, at, layer = job.backward_phase(number)
-            handle = job.session.submit((at, layer), (_rows(q), _rows(k), _rows(v)), gradients)
+            lent = _place.lent(q)
+            handle = job.session.submit((at, layer), tuple(_place.rows(it) for it in (q, k, v)), gradients, lent=lent)
             step.backward[at] += 1
             step.kept.pop((at, layer), None)
-        results = tuple(torch.empty(it.shape, dtype=it.dtype) for it in (q, k, v))
-        if what := job.session.wait(handle, *results):
+        results = tuple(_place.room(it.shape, it) for it in (q, k, v))
+        if what := job.session.wait(handle, *results, lent=lent):
             job.not_finite.found(step.number, what)
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
@@ -207,6 +207,10 @@ def _backward_here(
     dlse: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wire, wide = _wire(q), torch.float32
+    if behind := _place.kernels(q, wire):
+        return _place.backward(behind, kind, lengths, (q, k, v), (o, lse, dout, dlse))
+    if q.is_cuda:
+        return _place.on_host(_backward_here, kind, lengths, q, k, v, o, lse, dout, dlse)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
     wide_dout = _as(dout, wide)
     on_wire = wide_dout if wire == wide else _as(dout, wire)
@@ -223,8 +227,9 @@ def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     return o, lse, torch.tensor(number)
 
 
-_library.impl("attention", _operator, "CPU")
-_library.impl("attention_backward", _backward, "CPU")
+for _key in ("CPU", "CUDA"):
+    _library.impl("attention", _operator, _key)
+    _library.impl("attention_backward", _backward, _key)
 
 
 @torch.library.register_fake("cadre::attention", lib=_library)
@@ -266,29 +271,20 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     for name, it in (("q", q), ("k", k), ("v", v)):
         if not isinstance(it, Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     is_dual = forward_ad._current_level >= 0
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
-        if not tensor.is_cpu:
-            raise NotImplementedError(f"{name} is on {tensor.device}: so far the tensors lie on the CPU")
+        _place.refuse_elsewhere(name, tensor, q)
         if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
         if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
     return q, k, v
-
-
-def _check_ends(**ends: Tensor | None) -> None:
-    """Checks that ends of documents are on the CPU, since the call reads them at once."""
-    for name, it in ends.items():
-        if it is not None and not isinstance(it, Tensor):
-            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
-        if it is not None and it.device.type != "cpu":
-            raise NotImplementedError(f"{name} is on {it.device}: so far the tensors lie on the CPU")
 
 
 class _Direct(torch.autograd.Function):
@@ -347,7 +343,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _check_types(q, k, v)
-    _check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)

@@ -221,6 +221,15 @@ Layout = Sequence[int] | Sequence[Stretch]
 """Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
 
 
+def check_ends(**ends: torch.Tensor | None) -> None:
+    """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
+    for name, it in ends.items():
+        if it is not None and not isinstance(it, torch.Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
+        if it is not None and it.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
+
+
 def differences(name: str, ends: torch.Tensor) -> list[int]:
     """Lengths of documents from their ends."""
     if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:

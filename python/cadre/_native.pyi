@@ -38,12 +38,13 @@ class Session:
         self,
         step: int,
         micro_batches: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int, int]]]],
-        turns: Sequence[tuple[str, int]],
+        turns: Sequence[tuple[str, int | Sequence[int]]],
         frozen: int,
     ) -> None:
         """What this rank holds of a step, by micro-batch: `(document, its rows)`, and `(document, start, end)` in the
         order of its rows. `turns`: micro-batches that go forward (`F`) and backward (`B`, but for the first `frozen`
-        layers), in their order."""
+        layers), in their order. Several in one turn go through each layer together: each of them is submitted before
+        the first one is waited for."""
 
     def begin(self, step: int) -> str:
         """Waits for the step: `step`, or `completed` or `stopped` where none follows."""
@@ -53,14 +54,21 @@ class Session:
         phase: tuple[int, int],
         qkv: tuple[Tensor, Tensor, Tensor],
         gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None,
+        *,
+        lent: tuple[int, int] | None = None,
     ) -> Ticket:
         """Starts a phase of `(micro-batch, layer)`: backward with `gradients` (O, LSE, dO, dLSE or None). `[rows,
         heads, dim]`, f32 or bf16, on the CPU, rows at any distance; LSE `[rows, query heads]` in f32. The rows are the
-        caller's again when it returns."""
+        caller's again when it returns.
 
-    def wait(self, ticket: Ticket, *results: Tensor) -> str | None:
+        `lent`: the number of a GPU on which all of them lie, and the handle of the stream there on which they are
+        made. The call waits for no GPU, and the rows are the caller's again in the order of that stream."""
+
+    def wait(self, ticket: Ticket, *results: Tensor, lent: tuple[int, int] | None = None) -> str | None:
         """Waits for a phase, computing what is planned for this rank, and writes O and LSE, or dQ, dK and dV. What is
-        not finite among them, with layer, task and server; with `on_nonfinite="end"` it ends the job."""
+        not finite among them, with layer, task and server; with `on_nonfinite="end"` it ends the job. A ticket is for
+        one wait; one whose results are refused for their form may be waited for again. With `lent`, as in `submit`,
+        the results are there in the order of that stream."""
 
     def done(
         self,
@@ -83,6 +91,26 @@ class Session:
 
     def leave(self, how: str) -> None:
         """Leaves the job, once: `completed`, `stopped`, or why the job fails, everywhere."""
+
+def gpu_refuses(number: int) -> str | None:
+    """Why the kernels of GPUs do not run on this one."""
+
+def gpu_forward(
+    settings: tuple[str, tuple[int, int]],
+    documents: Sequence[int],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+) -> None:
+    """O in bf16 and LSE in f32 of whole documents, in the order of a stream; settings: kind, and GPU and stream."""
+
+def gpu_backward(
+    settings: tuple[str, tuple[int, int]],
+    documents: Sequence[int],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """dQ, dK and dV in f32, from dO in bf16, LSE and rowsum(dO * O) - dLSE."""
 
 def local_forward(
     settings: tuple[str, int],

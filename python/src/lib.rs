@@ -1,12 +1,14 @@
 //! The native half of the Python package `cadre`: a session for Python, and core attention in this process.
 //!
-//! In: tensors of PyTorch on the CPU, f32 or bf16, read and written where they lie. Out: results in tensors of the caller's,
-//! `ValueError` for what the caller can correct, `RuntimeError` for an end of the job; both with the session's own words.
+//! In: tensors of PyTorch, f32 or bf16, read and written where they lie; those on a GPU in the order of a stream. Out: results in tensors
+//! of the caller's, `ValueError` for what the caller can correct, `RuntimeError` for an end of the job; both with the session's own words.
 //!
 //! It knows no autograd, no model and no order of calls: `python/cadre` does, and the session checks it. Python goes on
 //! with other threads while a call copies, waits or computes.
 
+mod lent;
 mod local;
+mod on_gpu;
 mod session;
 mod tensor;
 
@@ -18,6 +20,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Ticket>()?;
+    module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;
+    module.add_function(wrap_pyfunction!(on_gpu::gpu_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(on_gpu::gpu_backward, module)?)?;
     module.add_function(wrap_pyfunction!(local::local_forward, module)?)?;
     module.add_function(wrap_pyfunction!(local::local_backward, module)?)
 }

@@ -10,17 +10,17 @@ use cadre_worker::session::{Factor, Kind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::tensor::{Given, Tensor, check_apart};
+use crate::tensor::{Given, Side, Tensor, check_apart};
 
 /// Kind of the layer, and threads.
 type Settings = (String, usize);
 
-/// Settings that all documents of a call share.
-struct Common {
-    heads: Heads,
-    kind: Kind,
+/// What all documents of a call have in common.
+pub(crate) struct Common {
+    pub(crate) heads: Heads,
+    pub(crate) kind: Kind,
     /// Rows of the pieces that attention does not cross, in order: of whole documents, or of their chunks.
-    rows: Vec<u32>,
+    pub(crate) rows: Vec<u32>,
     threads: Threads,
 }
 
@@ -33,7 +33,7 @@ impl Common {
     }
 
     /// Refuses rows that are not those of the documents.
-    fn new(settings: &Settings, documents: &[u32], qkv: &[Tensor; 3]) -> PyResult<Self> {
+    pub(crate) fn new(settings: &Settings, documents: &[u32], qkv: &[Tensor; 3]) -> PyResult<Self> {
         let (kind, threads) = settings;
         let [q, k, v] = qkv;
         let refuse = |message: String| Err(PyValueError::new_err(message));
@@ -72,8 +72,8 @@ pub(crate) fn local_forward(
     qkv: Given<'_, 3>,
     results: Given<'_, 2>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], &qkv)?;
-    let [mut o, mut lse] = Tensor::all(["O", "LSE"], &results)?;
+    let qkv = Tensor::all(["Q", "K", "V"], Side::Host, &qkv)?;
+    let [mut o, mut lse] = Tensor::all(["O", "LSE"], Side::Host, &results)?;
     check_apart(&[&o, &lse], &qkv.each_ref())?;
     let common = Common::new(&settings, &documents, &qkv)?;
     o.check_shape(qkv[0].shape())?;
@@ -96,11 +96,12 @@ pub(crate) fn local_backward(
     gradients: Given<'_, 5>,
     results: Given<'_, 3>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], &qkv)?;
+    let qkv = Tensor::all(["Q", "K", "V"], Side::Host, &qkv)?;
     let [o, lse, wide, dout, dlse] = gradients;
-    let gradients = Tensor::all(["O", "LSE", "dO", "dO on the wire"], &[o, lse, wide, dout])?;
-    let dlse = Tensor::optional("dLSE", &dlse)?;
-    let mut results = Tensor::all(["dQ", "dK", "dV"], &results)?;
+    let names = ["O", "LSE", "dO", "dO on the wire"];
+    let gradients = Tensor::all(names, Side::Host, &[o, lse, wide, dout])?;
+    let dlse = Tensor::optional("dLSE", Side::Host, &dlse)?;
+    let mut results = Tensor::all(["dQ", "dK", "dV"], Side::Host, &results)?;
     let read: Vec<&Tensor> = qkv.iter().chain(&gradients).chain(&dlse).collect();
     check_apart(&results.each_ref(), &read)?;
     let common = Common::new(&settings, &documents, &qkv)?;

@@ -5,6 +5,7 @@
 //!
 //! Invariant: the session is taken only by `leave`, which waits until no other thread is inside a call.
 
+use std::num::NonZeroU16;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -20,13 +21,21 @@ use cadre_worker::{Choice, ExchangeChoice, Threads};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::tensor::{Given, Tensor, check_apart};
+use crate::lent::{self, Behind};
+use crate::tensor::{Given, Side, Tensor, check_apart};
 
 /// Longest wait until a reason is out, before the session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
 type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
+
+/// Those of a turn.
+#[derive(FromPyObject)]
+enum MicroBatches {
+    One(u16),
+    Several(Vec<u16>),
+}
 
 /// See the module.
 #[pyclass(frozen, module = "cadre._native")]
@@ -45,8 +54,8 @@ pub(crate) struct Session {
 
 /// What happens to results that are not finite.
 #[derive(Clone, Copy)]
-enum NotFinite {
-    /// The caller gets them, with a description.
+pub(crate) enum NotFinite {
+    /// The caller gets them, and what is said of them.
     Report,
     /// The job ends.
     End,
@@ -126,10 +135,10 @@ impl Session {
         &self,
         step: u64,
         micro_batches: Vec<MicroBatch>,
-        turns: Vec<(char, u16)>,
+        turns: Vec<(char, MicroBatches)>,
         frozen: u16,
     ) -> PyResult<()> {
-        let turns = in_words(&turns, frozen, self.layers)?;
+        let turns = in_words(turns, frozen, self.layers)?;
         let stretch =
             |(document, start, end)| Stretch { document: DocumentId(document), start, end };
         let nanos = micro_batches.into_iter().map(|(documents, stretches)| {
@@ -152,7 +161,8 @@ impl Session {
     }
 
     /// Starts a phase, of a micro-batch and a layer: backward if O, LSE, dO and dLSE are given. The rows are the caller's again at once.
-    #[pyo3(signature = (phase, qkv, gradients=None))]
+    /// With `lent`, the number of a GPU and a stream there, they lie on that GPU, and are the caller's again in the order of that stream.
+    #[pyo3(signature = (phase, qkv, gradients=None, *, lent=None))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
     fn submit(
         &self,
@@ -160,50 +170,70 @@ impl Session {
         phase: (u16, usize),
         qkv: Given<'_, 3>,
         gradients: Option<Given<'_, 4>>,
+        lent: Option<Behind>,
     ) -> PyResult<Ticket> {
-        let [q, k, v] = Tensor::all(["Q", "K", "V"], &qkv)?;
+        let side = side_of(lent);
+        let qkv = Tensor::all(["Q", "K", "V"], side, &qkv)?;
         let gradients = gradients.map(|[o, lse, dout, dlse]| -> PyResult<_> {
-            let of = Tensor::all(["O", "LSE", "dO"], &[o, lse, dout])?;
-            Ok((of, Tensor::optional("dLSE", &dlse)?))
+            let of = Tensor::all(["O", "LSE", "dO"], side, &[o, lse, dout])?;
+            Ok((of, Tensor::optional("dLSE", side, &dlse)?))
         });
         let gradients = gradients.transpose()?;
         let ticket = py.detach(|| {
-            let (q, k, v) = (q.rows(), k.rows(), v.rows());
-            let (direction, inputs) = match &gradients {
-                None => (Direction::Forward, Inputs::Forward { q, k, v }),
+            let (nano, layer) = phase;
+            let direction =
+                if gradients.is_none() { Direction::Forward } else { Direction::Backward };
+            let phase = PhaseAt { layer, nano: nano.into(), direction };
+            if let Some(behind) = lent {
+                let given = (&qkv, gradients.as_ref());
+                return self.with(|it| lent::submit(it, behind, phase, given));
+            }
+            let [q, k, v] = qkv.each_ref().map(Tensor::rows);
+            let inputs = match &gradients {
+                None => Inputs::Forward { q, k, v },
                 Some(([o, lse, dout], dlse)) => {
                     let (o, lse, dout) = (o.rows(), lse.f32s()?, dout.rows());
                     let dlse = dlse.as_ref().map(Tensor::f32s).transpose()?;
-                    (Direction::Backward, Inputs::Backward { q, k, v, o, lse, dout, dlse })
+                    Inputs::Backward { q, k, v, o, lse, dout, dlse }
                 }
             };
-            let (nano, layer) = phase;
-            let phase = PhaseAt { layer, nano: nano.into(), direction };
             self.with(|session| session.submit(phase, inputs).map_err(told))
         })?;
         Ok(Ticket(Mutex::new(Some(ticket))))
     }
 
-    /// Computes the work of this rank that is due, waits, and writes the results: O and LSE, or dQ,
-    /// dK and dV. Returns a description of results that are not finite, unless these end the job.
-    #[pyo3(signature = (ticket, *results))]
+    /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV. What is not finite
+    /// among them, in words, unless it ends the job. With `lent` they are there in the order of that stream.
+    #[pyo3(signature = (ticket, *results, lent=None))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
     fn wait(
         &self,
         py: Python<'_>,
         ticket: &Ticket,
         results: Vec<Bound<'_, PyAny>>,
+        lent: Option<Behind>,
     ) -> PyResult<Option<String>> {
         let names: &[&'static str] = match results.len() {
             2 => &["O", "LSE"],
             3 => &["dQ", "dK", "dV"],
             _ => return Err(refused("wait takes O and LSE, or dQ, dK and dV")),
         };
+        let side = side_of(lent);
         let tensors: PyResult<Vec<_>> =
-            names.iter().zip(&results).map(|(name, it)| Tensor::new(name, it)).collect();
+            names.iter().zip(&results).map(|(name, it)| Tensor::new(name, side, it)).collect();
         let mut tensors = tensors?;
         check_apart(&tensors.iter().collect::<Vec<_>>(), &[])?;
         py.detach(|| {
+            // Taken when nothing can be refused any more: whoever mends the results may wait again.
+            let ticket = || {
+                let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+                ticket.ok_or_else(|| refused("this ticket was waited for; submit a phase again"))
+            };
+            if let Some(behind) = lent {
+                let results = (&mut tensors[..], self.not_finite);
+                let found = self.with(|it| lent::wait(it, behind, ticket, results));
+                return found.map(|it| it.map(|it| it.to_string()));
+            }
             let outputs = match &mut tensors[..] {
                 [o, lse] => Outputs::Forward { o: o.rows_mut(), lse: lse.f32s_mut()? },
                 [dq, dk, dv] => {
@@ -212,11 +242,7 @@ impl Session {
                 }
                 _ => unreachable!("there are as many tensors as names"),
             };
-            // The ticket is taken only when nothing can be refused any more: a caller that corrects
-            // the tensors may wait again.
-            let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let ticket = ticket
-                .ok_or_else(|| refused("this ticket was waited for; submit a phase again"))?;
+            let ticket = ticket()?;
             self.with(|session| match self.not_finite {
                 NotFinite::Report => {
                     let found = session.wait_reporting(ticket, outputs).map_err(told)?;
@@ -318,27 +344,34 @@ impl Session {
     }
 }
 
+fn side_of(lent: Option<Behind>) -> Side {
+    if lent.is_none() { Side::Host } else { Side::Gpu }
+}
+
 /// The order of a step's phases; none where it is the usual one.
-fn in_words(turns: &[(char, u16)], frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
-    if frozen == 0 && turns == [('F', 0), ('B', 0)] {
-        return Ok(None);
-    }
-    let turns = turns.iter().map(|&(way, nano)| {
+fn in_words(turns: Vec<(char, MicroBatches)>, frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
+    let turns = turns.into_iter().map(|(way, of)| {
+        let nanos = match of {
+            MicroBatches::One(nano) => vec![nano],
+            MicroBatches::Several(nanos) => nanos,
+        };
         let (direction, layers) = match (way, frozen) {
             ('F', _) => (Direction::Forward, Which::All),
             ('B', 0) => (Direction::Backward, Which::All),
             ('B', _) => (Direction::Backward, Which::Only((frozen..layers).collect())),
             (other, _) => {
-                return Err(refused(format!("turn {other}{nano}; say F{nano} or B{nano}")));
+                return Err(refused(format!("turn {other}{nanos:?}; say F or B")));
             }
         };
-        Ok(Turn { direction, nanos: vec![nano], layers })
+        Ok(Turn { direction, nanos, layers })
     });
-    Turns::new(turns.collect::<PyResult<_>>()?).map(Some).map_err(refused)
+    let turns = turns.collect::<PyResult<Vec<_>>>()?;
+    let turns = Turns::new(turns).map_err(refused)?;
+    Ok(if turns == Turns::together(NonZeroU16::MIN) { None } else { Some(turns) })
 }
 
-/// The session's message, as the Python exception that shows whether the caller can correct it.
-fn told(error: Error) -> PyErr {
+/// The session's own words; of a kind that says whether the caller can correct it.
+pub(crate) fn told(error: Error) -> PyErr {
     match error {
         Error::Rows { .. }
         | Error::Lent { .. }
@@ -353,10 +386,10 @@ fn told(error: Error) -> PyErr {
     }
 }
 
-fn refused(error: impl std::fmt::Display) -> PyErr {
+pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-fn failed(error: impl std::fmt::Display) -> PyErr {
+pub(crate) fn failed(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }

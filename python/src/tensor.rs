@@ -1,12 +1,15 @@
 //! Tensors of PyTorch as rows in memory: address, type and distance, read from the tensor itself.
 //!
-//! In: a tensor on the CPU whose rows lie at any distance, the elements of a row side by side. Out: [`Tensor`], which lends
-//! its rows as slices. A tensor of another type, device or form is refused by name.
+//! In: a tensor whose rows lie at any distance, the elements of a row side by side, and on which side its memory is. Out: [`Tensor`],
+//! which lends its rows as slices, or as rows of a GPU. A tensor of another type, device or form is refused by name.
 //!
-//! Invariant: memory is lent only during the call that got the tensor as an argument, which keeps it alive. What other
-//! threads of the caller's write into it meanwhile is theirs to answer for, as with every operator of PyTorch.
+//! Invariant: memory of the host is lent only during the call that got the tensor as an argument, which keeps it alive; that of a GPU
+//! until the caller's stream is behind the session's copies, before which PyTorch does not use it again. What other threads of the
+//! caller's write into it meanwhile is theirs to answer for, as with every operator of PyTorch.
 #![allow(unsafe_code)]
 
+use cadre_kernels::device::tables::Plain;
+use cadre_kernels::device::{Gpu, Lent, LentMut, Slice, SliceMut, Spread};
 use cadre_worker::session::{Rows, RowsMut};
 use half::bf16;
 use pyo3::exceptions::PyValueError;
@@ -19,15 +22,24 @@ pub(crate) type Given<'py, const N: usize> = [Bound<'py, PyAny>; N];
 
 /// Types of elements.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     F32,
     Bf16,
+}
+
+/// Where memory of tensors is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Side {
+    Host,
+    /// The driver says whether that is so, when rows are lent.
+    Gpu,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     name: &'static str,
+    side: Side,
     address: usize,
     kind: Kind,
     shape: Vec<usize>,
@@ -47,11 +59,11 @@ fn types(py: Python<'_>) -> PyResult<&'static [Py<PyAny>; 2]> {
 }
 
 impl Tensor {
-    /// Reads address, shape and type of `tensor`; messages call it `name`.
-    pub(crate) fn new(name: &'static str, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// Reads where `tensor` lies; `name` is what a refusal calls it.
+    pub(crate) fn new(name: &'static str, side: Side, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
         let refuse = |what: &str| refuse(name, what);
-        if !tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        if side == Side::Host && !tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
             let device = tensor.getattr(intern!(py, "device"))?;
             return refuse(&format!("is on {device}; hand over a tensor on the CPU"));
         }
@@ -87,24 +99,26 @@ impl Tensor {
         if !address.is_multiple_of(bytes) {
             return refuse("does not lie on a multiple of its elements' size; clone it");
         }
-        Ok(Self { name, address, kind, shape, distance, elements })
+        Ok(Self { name, side, address, kind, shape, distance, elements })
     }
 
     /// Reads one that may be `None`.
     pub(crate) fn optional(
         name: &'static str,
+        side: Side,
         tensor: &Bound<'_, PyAny>,
     ) -> PyResult<Option<Self>> {
-        if tensor.is_none() { Ok(None) } else { Self::new(name, tensor).map(Some) }
+        if tensor.is_none() { Ok(None) } else { Self::new(name, side, tensor).map(Some) }
     }
 
     /// Reads several.
     pub(crate) fn all<const N: usize>(
         names: [&'static str; N],
+        side: Side,
         tensors: &Given<'_, N>,
     ) -> PyResult<[Self; N]> {
         let all: PyResult<Vec<Self>> =
-            names.into_iter().zip(tensors).map(|(name, it)| Self::new(name, it)).collect();
+            names.into_iter().zip(tensors).map(|(name, it)| Self::new(name, side, it)).collect();
         Ok(<[Self; N]>::try_from(all?).expect("there is a tensor for each name"))
     }
 
@@ -139,7 +153,64 @@ impl Tensor {
         .every(distance)
     }
 
-    /// As [`Self::rows`], for kernels, which need the rows without gaps.
+    /// Rows on a GPU to read.
+    pub(crate) fn lent(&self) -> Lent<'_> {
+        let (address, spread) = self.place();
+        match self.kind {
+            // SAFETY: the caller of the operator keeps the tensor until its stream is behind the copy, and PyTorch uses memory again
+            // in the order of that stream; the session asks the driver what lies there.
+            Kind::F32 => unsafe { Lent::f32(address, spread) },
+            // SAFETY: as above.
+            Kind::Bf16 => unsafe { Lent::bf16(address, spread) },
+        }
+    }
+
+    /// Rows on a GPU to write.
+    pub(crate) fn lent_mut(&mut self) -> LentMut<'_> {
+        let (address, spread) = self.place();
+        match self.kind {
+            // SAFETY: as for `lent`; tensors that are written share no memory with another one of the call (`check_apart`).
+            Kind::F32 => unsafe { LentMut::f32(address, spread) },
+            // SAFETY: as above.
+            Kind::Bf16 => unsafe { LentMut::bf16(address, spread) },
+        }
+    }
+
+    /// Refuses memory that the driver does not know as that of `gpu`.
+    pub(crate) fn check_on(&self, gpu: &Gpu) -> PyResult<()> {
+        let (_, Spread { rows, width, .. }) = self.place();
+        let found = self.lent().check(gpu, rows, width);
+        found.or_else(|why| refuse(self.name, &why.to_string()))
+    }
+
+    /// Elements on a GPU, one row behind the other, for launches.
+    pub(crate) fn slice<T: Element + Plain>(&self) -> PyResult<Slice<'_, T>> {
+        self.check_elements::<T>()?;
+        // SAFETY: as for `lent`; launches read in the order of the caller's stream.
+        Ok(unsafe { Slice::foreign(self.address as u64, self.elements) })
+    }
+
+    /// The same to write.
+    pub(crate) fn slice_mut<T: Element + Plain>(&mut self) -> PyResult<SliceMut<'_, T>> {
+        self.check_elements::<T>()?;
+        // SAFETY: as for `lent_mut`; launches write in the order of the caller's stream.
+        Ok(unsafe { SliceMut::foreign(self.address as u64, self.elements) })
+    }
+
+    fn check_elements<T: Element>(&self) -> PyResult<()> {
+        match (self.kind, T::KIND) {
+            (Kind::F32, Kind::F32) | (Kind::Bf16, Kind::Bf16) => self.check_dense(),
+            (Kind::Bf16, Kind::F32) => refuse(self.name, "is torch.bfloat16; use torch.float32"),
+            (Kind::F32, Kind::Bf16) => refuse(self.name, "is torch.float32; use torch.bfloat16"),
+        }
+    }
+
+    fn place(&self) -> (u64, Spread) {
+        let (rows, width) = (self.shape[0], self.shape[1..].iter().product());
+        (self.address as u64, Spread { rows, width, distance: self.distance })
+    }
+
+    /// The same for kernels, one row behind the other.
     pub(crate) fn dense(&self) -> PyResult<cadre_kernels::Rows<'_>> {
         self.check_dense()?;
         Ok(match self.kind {
@@ -176,6 +247,7 @@ impl Tensor {
 
     fn lend<T: Element>(&self) -> &[T] {
         assert_eq!(self.kind, T::KIND, "the caller has looked at the type");
+        assert_eq!(self.side, Side::Host, "rows on a GPU are lent to the session alone");
         if self.elements == 0 {
             return &[];
         }
@@ -186,6 +258,7 @@ impl Tensor {
 
     fn lend_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.kind, T::KIND, "the caller has looked at the type");
+        assert_eq!(self.side, Side::Host, "rows on a GPU are lent to the session alone");
         if self.elements == 0 {
             return &mut [];
         }
@@ -200,7 +273,7 @@ impl Tensor {
 }
 
 /// Elements that a tensor lends.
-trait Element {
+pub(crate) trait Element {
     const KIND: Kind;
 }
 

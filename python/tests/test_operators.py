@@ -5,6 +5,7 @@ import unittest
 import cadre
 import torch
 from cadre import _native
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
 DOCUMENTS = [30, 1, 130]
@@ -157,6 +158,25 @@ class Operators(unittest.TestCase):
         q, k, v = rows()
         with torch.autocast("cpu", torch.bfloat16):
             self.assertEqual(call(q, k.bfloat16(), v).dtype, torch.bfloat16)
+
+    def test_tensors_of_a_gpu_have_results_there(self) -> None:
+        for name in ("attention", "attention_backward"):
+            self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"cadre::{name}", "CUDA"))
+        # Of which torch knows all but the numbers.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            q, k, v = rows_of = [torch.empty(161, it, 16, device="cuda") for it in (4, 2, 2)]
+            o, lse, _ = call(q, k, v, sinks=torch.empty(4, device="cuda"), return_attn_probs=True)
+            arguments = (o, lse, *rows_of, o, lse, torch.tensor(0), None, "causal")
+            for it in (o, lse, *torch.ops.cadre.attention_backward(*arguments)):
+                self.assertEqual(it.device.type, "cuda")
+            with self.assertRaisesRegex(ValueError, "k is on cpu and q on cuda:0; give all three on one device"):
+                call(q, torch.empty(161, 2, 16), v)
+            torch.set_autocast_enabled("cuda", True)
+            self.addCleanup(torch.set_autocast_enabled, "cuda", False)
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+            self.assertEqual(call(q, k.bfloat16(), v).dtype, torch.bfloat16)
+        with self.assertRaisesRegex(NotImplementedError, "q is on meta; rows lie on the CPU or on a GPU"):
+            call(*(it.to("meta") for it in rows()))
 
     def test_the_native_half_refuses_memory_that_it_cannot_use(self) -> None:
         q, k, v = (it.detach() for it in rows())

@@ -1,17 +1,24 @@
 """Faces of attention beside FlashAttention's for packed rows, and `install`, which puts them where others were."""
 
-import importlib
+import importlib.util
+import os
 import sys
 import tempfile
 import textwrap
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import cadre
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations import hub_kernels
+
+REPOSITORY = Path(__file__).resolve().parents[1] / "cadre/kernel"
 
 BATCH, ROWS = 3, 20
 ENDS = torch.arange(0, BATCH * ROWS + 1, ROWS, dtype=torch.int32)
@@ -101,6 +108,41 @@ class Swaps(unittest.TestCase):
         self.assertIs(varlen.varlen_attn, cadre.varlen_attn)
         # A second one has nothing to do.
         self.assertEqual(cadre.install(), ["transformers: cadre"])
+
+    def test_transformers_loads_it_as_a_kernel_by_its_name(self) -> None:
+        if hub_kernels.is_kernels_available():
+            found = mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"cadre/attention={REPOSITORY}"})
+        else:
+            # Without the package `kernels`, which finds the file in the repository and imports it.
+            found = mock.patch.multiple(hub_kernels, is_kernels_available=lambda: True, get_kernel=loaded)
+        with found:
+            models = [llama(it) for it in ("cadre/attention", "sdpa")]
+        # Two documents in a row, as their positions say, and rows that are documents.
+        packed = {"input_ids": torch.arange(30)[None] * 7 % 64, "position_ids": torch.arange(30)[None] % 18}
+        for batch in (packed, {"input_ids": packed["input_ids"].view(2, 15)}):
+            results = [it(**batch, use_cache=False).logits for it in models]
+            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+            for it in results:
+                it.square().sum().backward()
+        for one, other in zip(*(it.parameters() for it in models), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def loaded(name: str, **_: object) -> types.ModuleType:
+    """As `kernels` does it."""
+    if name != "cadre/attention":
+        raise AssertionError(name)
+    spec = importlib.util.spec_from_file_location("attention", REPOSITORY / "build/torch-cpu/__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def llama(attention: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation=attention))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::driver::{Gpu, call};
 use super::error::Error;
-use super::memory::Buffer;
+use super::memory::{Buffer, Stream};
 use super::tables::Plain;
 
 /// Type of the elements of lent rows.
@@ -186,9 +186,23 @@ pub enum LentError {
         /// Where it should.
         expected: i32,
     },
+    /// A recording cannot hold what the host does with the rows.
+    #[error(
+        "is handed over while its stream is recorded for a graph; leave attention out of the recording"
+    )]
+    Recorded,
     /// The GPU failed.
     #[error(transparent)]
     Device(#[from] Error),
+}
+
+/// Refuses a stream of the lender's whose work does not run.
+///
+/// # Errors
+///
+/// [`LentError::Recorded`], or the driver's.
+pub fn check_lender(behind: &Stream) -> Result<(), LentError> {
+    if behind.records()? { Err(LentError::Recorded) } else { Ok(()) }
 }
 
 impl Place {

@@ -68,7 +68,7 @@ pub use ferry::{Coming, Ferry, Going};
 pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
 pub use graph::Graph;
-pub use lent::{Element, Elements, Lent, LentError, LentMut, Spread};
+pub use lent::{Element, Elements, Lent, LentError, LentMut, Spread, check_lender};
 pub use memory::{Buffer, Slice, SliceMut, Stream};
 pub use pieces::PieceCopier;
 pub use pinned::{Pinned, PinnedPool};

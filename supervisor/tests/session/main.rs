@@ -4,10 +4,15 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one event out of many")]
 
+#[path = "../../../kernels/emulation/built.rs"]
+mod built;
+mod lent;
 mod mistaken;
 #[path = "../../../worker/examples/rank.rs"]
 #[allow(unreachable_pub, reason = "a program of its own elsewhere")]
 mod rank;
+#[path = "../../../testing/seeds.rs"]
+mod seeds;
 mod threads;
 
 use std::collections::BTreeSet;
@@ -24,6 +29,10 @@ use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
 const TRAINERS: u16 = 2;
+/// Ranks of [`lent`]; behind the second may stand a seed, from which streams of the emulated GPU get on.
+const ON_HOST: &str = "rows of the host";
+const ON_GPU: &str = "rows on a GPU";
+const SEED: &str = ", seed ";
 /// Jobs that run at the same time.
 const AT_ONCE: usize = 4;
 
@@ -39,6 +48,8 @@ fn acts_as_worker() {
         })
         .map_err(Into::into),
         (_, Ok(act)) if act == "threads" => threads::main(),
+        (_, Ok(act)) if act == ON_HOST => lent::main(false),
+        (_, Ok(act)) if act.starts_with(ON_GPU) => lent::main(true),
         (_, Ok(mistake)) => mistaken::main(&mistake),
         (_, Err(_)) => rank::main(),
     };
@@ -77,8 +88,12 @@ fn config(
     mistake: Option<&str>,
 ) -> RunConfig {
     let container = |name: &str| {
-        let env: Vec<_> =
-            mistake.map(|it| json!({"name": "MISTAKE", "value": it})).into_iter().collect();
+        let set = |name: &str, value: &str| json!({"name": name, "value": value});
+        let mut env: Vec<_> = mistake.map(|it| set("MISTAKE", it)).into_iter().collect();
+        if let Some(of) = mistake.and_then(|it| it.strip_prefix(ON_GPU)) {
+            env.push(set("LD_LIBRARY_PATH", &built::driver().to_string_lossy()));
+            env.extend(of.strip_prefix(SEED).map(|it| set("CADRE_EMULATED_PROGRESS", it)));
+        }
         json!({"spec": {"containers": [{
             "name": name,
             "command": ["cadre"],
@@ -164,6 +179,37 @@ fn results_have_the_bits_of_a_calm_run_whatever_servers_die() {
         result.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
         assert_eq!(lines, calm, "{fault}");
     }
+}
+
+#[test]
+fn a_job_whose_rows_lie_on_a_gpu_has_the_bits_of_one_on_the_host_whatever_servers_die() {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let of = |place, faults: &[&str], act: &str| {
+        let (result, lines) = ended(place, faults, Some(act));
+        result.unwrap_or_else(|error| panic!("{act}, {place:?}, {faults:?}: {error:?}"));
+        lines
+    };
+    let host = of(AttentionPlace::Pool, &[], ON_HOST);
+    // Steps, ranks, nano-batches; O with LSE, dQ, dK with dV.
+    assert_eq!(host.len(), 3 * 2 * 2 * 3, "{host:#?}");
+    // Streams that get on as late as they may, and as it happens.
+    let seeds = seeds::first_seeds("streams of lent rows", 1, 4);
+    let seeds = seeds.into_iter().flat_map(|(first, cases)| first..first + cases);
+    let seeded: Vec<_> = seeds.map(|it| format!("{ON_GPU}{SEED}{it}")).collect();
+    let mut acts = vec![(ON_GPU, "kill-server:1@1:bwd")];
+    acts.extend(seeded.iter().map(|it| (it.as_str(), "kill-server@1:fwd")));
+    for (act, fault) in acts {
+        assert_eq!(of(AttentionPlace::Pool, &[fault], act), host, "{act}, {fault}");
+    }
+    // Parts of dK and dV are others there, and what comes of them.
+    let forward = |lines: BTreeSet<String>| -> BTreeSet<String> {
+        lines.into_iter().filter(|it| it.contains(" o ")).collect()
+    };
+    let local = of(AttentionPlace::Local, &[], ON_GPU);
+    assert_eq!(forward(local), forward(host));
 }
 
 #[test]

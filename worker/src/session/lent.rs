@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use cadre_kernels::device::{
-    self, Coming, Element, Event, Ferry, Gpu, Lent, LentError, LentMut, Pinned, Stream,
+    self, Coming, Element, Event, Ferry, Lent, LentError, LentMut, Pinned, Stream, check_lender,
 };
 use cadre_step::phases::{Direction, PhaseAt};
 
@@ -42,12 +42,18 @@ fn scalars(of: Element) -> Result<(), LentError> {
     }
 }
 
-/// Refuses tensors that are not in memory of `gpu`, or of another form than announced; `form` gives that of a tensor.
+/// Refuses tensors that are not in memory of the stream's GPU, or of another form than announced, and a stream that is recorded;
+/// `form` gives that of a tensor.
 fn check<R>(
     tensors: &[Tensor<'_, R, R>],
     form: impl Fn(&R) -> Lent<'_>,
-    (sizes, gpu): (&Sizes, &Gpu),
+    (sizes, behind): (&Sizes, &Stream),
 ) -> Result<(), Refused> {
+    let first = tensors.first().map_or("Q", |it| match it {
+        Tensor::Rows(name, ..) | Tensor::Heads(name, _) => *name,
+    });
+    check_lender(behind).map_err(|why| (first, why))?;
+    let gpu = behind.gpu();
     tensors.iter().try_for_each(|it| {
         let (name, it, width) = match it {
             Tensor::Rows(name, it, width) => (name, form(it), *width),
@@ -180,7 +186,7 @@ impl Rank {
         let mut turn = lock(&self.turn);
         let due = self.due(&turn, phase, inputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(due.at.step, phase, tensor, source);
-        let form = (&due.sizes, behind.gpu());
+        let form = (&due.sizes, behind);
         check(&inputs.tensors(&due.sizes), |it| *it, form).map_err(refused)?;
         let over =
             self.side.submit_lent((due.at, phase), (&inputs, behind), (&due.sizes, &due.form));
@@ -220,7 +226,7 @@ impl Rank {
         let Ticket { planned, at, phase } = ticket;
         let sizes = self.awaited(&planned, (at, phase), outputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(at.step, phase, tensor, source);
-        let form = (&sizes, behind.gpu());
+        let form = (&sizes, behind);
         check(&outputs.tensors(&sizes), LentMut::as_lent, form).map_err(refused)?;
         let awaited = Awaited { planned: &planned, phase: (at, phase), sizes: &sizes };
         self.finished(self.side.wait_lent(&awaited, (outputs, behind)))

@@ -1,0 +1,91 @@
+"""Where rows lie: in memory of the host, or of a GPU, behind torch's stream; and attention that a GPU computes itself.
+
+In: tensors. Out: the GPU and stream that the native half takes, room for results beside the inputs, O, LSE and
+gradients by the kernels of GPUs, or rows on the host for what these do not take. What is a GPU's is decided here alone.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+Behind = tuple[int, int]
+"""Number of a GPU, and torch's current stream there."""
+
+
+def lent(tensor: Tensor) -> Behind | None:
+    """Behind what a session copies rows that lie beside `tensor`; None on the host."""
+    if not tensor.is_cuda:
+        return None
+    return tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """Its rows as a session reads them: the elements of a row side by side."""
+    if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
+        return tensor
+    return tensor.contiguous()
+
+
+def room(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """With any numbers, where `beside` is, of its type if no other is said."""
+    return torch.empty(shape, dtype=dtype or beside.dtype, device=beside.device)
+
+
+def on_host(call: Callable, kind: str, lengths: list[int], *given: Tensor | None) -> tuple[Tensor, ...]:
+    """What `call` computes of rows of a GPU, which are copied to the host; the results are where they were."""
+    results = call(kind, lengths, *(None if it is None else it.cpu() for it in given))
+    return tuple(it.to(given[0].device) for it in results)
+
+
+@functools.cache
+def _has_kernels(number: int) -> bool:
+    """Whether there are kernels for a GPU; why not is said once."""
+    if why := _native.gpu_refuses(number):
+        print(f"cadre: attention of tensors on GPU {number} is computed on the CPU: {why}", file=sys.stderr)
+    return why is None
+
+
+def kernels(q: Tensor, wire: torch.dtype) -> Behind | None:
+    """Where the kernels of GPUs compute attention of these rows; None where the CPU's do."""
+    behind = lent(q)
+    fits = behind and wire == torch.bfloat16 and q.shape[-1] in (64, 128, 256)
+    return behind if fits and _has_kernels(behind[0]) else None
+
+
+def forward(behind: Behind, kind: str, lengths: list[int], *given: Tensor) -> tuple[Tensor, Tensor]:
+    """O and LSE of whole documents."""
+    qkv = tuple(it.to(torch.bfloat16).contiguous() for it in given)
+    o, lse = room(qkv[0].shape, qkv[0]), room(qkv[0].shape[:2], qkv[0], torch.float32)
+    _native.gpu_forward((kind, behind), lengths, qkv, (o, lse))
+    return o.to(given[0].dtype), lse
+
+
+def backward(
+    behind: Behind,
+    kind: str,
+    lengths: list[int],
+    qkv: Sequence[Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None],
+) -> tuple[Tensor, ...]:
+    """dQ, dK and dV, from O, LSE, dO and dLSE."""
+    o, lse, dout, dlse = gradients
+    delta = torch.sum(dout.float() * o.float(), -1, out=room(lse.shape, lse))
+    if dlse is not None:
+        delta -= dlse
+    *turned, narrow = (it.to(torch.bfloat16).contiguous() for it in (*qkv, dout))
+    results = tuple(room(it.shape, it, torch.float32) for it in turned)
+    _native.gpu_backward((kind, behind), lengths, tuple(turned), (narrow, lse.contiguous(), delta), results)
+    return tuple(it.to(qkv[0].dtype) for it in results)
+
+
+def refuse_elsewhere(name: str, tensor: Tensor, beside: Tensor) -> None:
+    """Refuses other devices than the CPU and GPUs, and rows on two of them."""
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise NotImplementedError(f"{name} is on {tensor.device}; rows lie on the CPU or on a GPU of NVIDIA's (cuda)")
+    if tensor.device != beside.device:
+        raise ValueError(f"{name} is on {tensor.device} and q on {beside.device}; give all three on one device")

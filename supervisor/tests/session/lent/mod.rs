@@ -1,0 +1,173 @@
+//! A rank whose rows lie on a GPU, as a framework has them, and the same rank with rows of the host.
+//!
+//! In: the environment of the supervisor, and which of both. Out: a line for each result with a digest of its bits.
+//!
+//! Two nano-batches are under way at once, each on a stream of its own. A layer's queries are the results of the layer before, which
+//! the host never sees; K and V lie in the rows of one tensor. Nobody waits for the GPU before the end of a step.
+
+mod framework;
+
+use std::process::ExitCode;
+
+use cadre_control::proto::finished::Outcome as Kind;
+use cadre_planner::{DocumentId, Heads, Mask, Stretch};
+use cadre_worker::session::{
+    Contract, Direction, Ending, Join, Kind as Layer, KvHeads, Layers, Lengths, NanoLengths, Next,
+    Outcome, PhaseAt, Session, StepDone,
+};
+use cadre_worker::{Choice, ExchangeChoice, Threads};
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::framework::{Framework, OnGpu, OnHost};
+
+type Failure = Box<dyn std::error::Error>;
+
+const STEPS: u64 = 3;
+/// Of which all go forward, then all backward.
+const NANOS: usize = 2;
+const LAYERS: [Layer; 2] =
+    [Layer { mask: Mask::Window { left: 49 }, ..Layer::causal(HEADS) }, Layer::causal(HEADS)];
+const HEADS: Heads = Heads { query: 4, kv: 2, dim: 16 };
+const ROWS: usize = 96;
+const QUERY: usize = (HEADS.query * HEADS.dim) as usize;
+const KV: usize = (HEADS.kv * HEADS.dim) as usize;
+const QUERY_HEADS: usize = HEADS.query as usize;
+
+pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
+    cadre_worker::process::arm_parent_death()?;
+    let session = Session::join(
+        &Contract::from_env()?,
+        Join {
+            layers: Layers::new(LAYERS)?,
+            kv_heads: KvHeads::Apart,
+            steps: Some(STEPS),
+            seed: 0,
+            engine: Choice::Cpu,
+            threads: Threads::ONE,
+            memory: 1 << 28,
+            exchange: ExchangeChoice::Auto,
+            address: String::new(),
+            resume: None,
+            first: Box::new(|_, _| Ok(0)),
+        },
+    )?;
+    if is_lent {
+        steps(&session, &mut OnGpu::new()?)?;
+    } else {
+        steps(&session, &mut OnHost)?;
+    }
+    let message = String::new();
+    session.leave(Outcome {
+        kind: Kind::Completed,
+        message,
+        exit_code: 0,
+        sample: String::new(),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A document that goes on in the other rank, and two that do not.
+fn lengths(session: &Session, step: u64) -> Lengths {
+    let (rank, ranks) = (u32::from(session.rank()), u32::from(session.settings().trainers));
+    let rows = ROWS as u32;
+    let all = Stretch { document: DocumentId(0), start: rank * rows, end: (rank + 1) * rows };
+    let first = NanoLengths { documents: vec![(0, ranks * rows)], stretches: vec![all] };
+    let documents = vec![(rank, 40), (rank + ranks, rows - 40)];
+    let whole = |&(it, end): &(u32, u32)| Stretch { document: DocumentId(it), start: 0, end };
+    let stretches = documents.iter().map(whole).collect();
+    let nanos = vec![first, NanoLengths { documents, stretches }];
+    Lengths { step, turns: None, nanos }
+}
+
+fn steps(session: &Session, framework: &mut impl Framework) -> Result<(), Failure> {
+    session.announce(lengths(session, 0))?;
+    for step in 0..STEPS {
+        match session.begin(step) {
+            Next::Step(_) => (),
+            Next::End(ending) => return Err(format!("before step {step}: {ending:?}").into()),
+        }
+        if step + 1 < STEPS {
+            session.announce(lengths(session, step + 1))?;
+        }
+        run(session, framework, step)?;
+        session.done(StepDone { step, tokens: 1, ..StepDone::default() })?;
+    }
+    match session.begin(STEPS) {
+        Next::End(Ending::Completed) => Ok(()),
+        other => Err(format!("the job does not end: {other:?}").into()),
+    }
+}
+
+/// All layers forward, then backward; what was computed is looked at when all of it was asked for.
+fn run<F: Framework>(session: &Session, framework: &mut F, step: u64) -> Result<(), Failure> {
+    let numbers = |layer: usize, nano: usize, tensor: u64, width: usize| -> Vec<f32> {
+        let seed = [step, layer as u64, nano as u64, session.rank().into(), tensor];
+        (0..ROWS * width).map(|it| number(&seed, it as u64)).collect()
+    };
+    let at = |layer, nano, direction| PhaseAt { layer, nano, direction };
+    // By nano-batch: Q of each layer and the O of the last one; LSE of each.
+    let mut queries: Vec<Vec<F::Tensor>> = Vec::new();
+    let mut sums: Vec<Vec<F::Tensor>> = Vec::new();
+    for nano in 0..NANOS {
+        queries.push(vec![framework.tensor(nano, &numbers(0, nano, 0, QUERY))?]);
+        sums.push(Vec::new());
+    }
+    for layer in 0..LAYERS.len() {
+        let mut tickets = Vec::new();
+        for (nano, queries) in queries.iter().enumerate() {
+            let kv = framework.tensor(nano, &numbers(layer, nano, 1, 2 * KV))?;
+            let phase = at(layer, nano, Direction::Forward);
+            tickets.push(framework.forward(session, phase, &queries[layer], kv)?);
+        }
+        for (nano, ticket) in tickets.into_iter().enumerate() {
+            let [o, lse] = framework.of_forward(session, nano, ticket)?;
+            queries[nano].push(o);
+            sums[nano].push(lse);
+        }
+    }
+    let mut gradients = Vec::new();
+    for nano in 0..NANOS {
+        let of_o = framework.tensor(nano, &numbers(0, nano, 2, QUERY))?;
+        gradients.push((Some(of_o), Vec::new()));
+    }
+    for layer in (0..LAYERS.len()).rev() {
+        let mut tickets = Vec::new();
+        for (nano, (queries, sums)) in queries.iter().zip(&sums).enumerate() {
+            let kv = framework.tensor(nano, &numbers(layer, nano, 1, 2 * KV))?;
+            let of_lse = framework.tensor(nano, &numbers(layer, nano, 3, QUERY_HEADS))?;
+            let of_o = gradients[nano].0.take().ok_or("each layer has a gradient")?;
+            let phase = at(layer, nano, Direction::Backward);
+            let kept = [&queries[layer], &queries[layer + 1], &sums[layer]];
+            tickets.push(framework.backward(session, phase, kept, [kv, of_o, of_lse])?);
+        }
+        for (nano, ticket) in tickets.into_iter().enumerate() {
+            let [dq, dk, dv] = framework.of_backward(session, nano, ticket)?;
+            gradients[nano].0 = Some(dq);
+            gradients[nano].1.extend([dk, dv]);
+        }
+    }
+    for (nano, ((queries, sums), (dq, others))) in
+        queries.iter().zip(&sums).zip(&gradients).enumerate()
+    {
+        let mut say = |kind: &str, tensors: &mut dyn Iterator<Item = &F::Tensor>| {
+            let mut bytes = Vec::new();
+            for it in tensors {
+                bytes.extend_from_slice(bytemuck::cast_slice(&framework.read(nano, it)?));
+            }
+            let rank = session.rank();
+            println!("step {step} rank {rank} nano {nano} {kind} {:016x}", xxh3_64(&bytes));
+            Ok::<(), Failure>(())
+        };
+        say("o", &mut queries[1..].iter().chain(sums))?;
+        say("dq", &mut dq.iter())?;
+        say("dkv", &mut others.iter())?;
+    }
+    Ok(())
+}
+
+/// Between −1 and 1, the same in every run.
+fn number(seed: &[u64; 5], at: u64) -> f32 {
+    let [step, layer, nano, rank, tensor] = *seed;
+    let hash = xxh3_64(bytemuck::bytes_of(&[step, layer, nano, rank, tensor, at]));
+    (hash >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
