@@ -36,6 +36,7 @@ use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
 use crate::io::tasks::Tasks;
+use crate::io::telling;
 use crate::io::{Outlets, Request, start};
 use crate::launch::{Launcher as _, heads};
 use crate::memory::{Memory, Place as _};
@@ -277,6 +278,7 @@ impl Session {
             shared.know(id, &address);
         }
         let (me, protocol) = (TrainerId(rank), protocol_settings(&settings));
+        shared.telling.patience = telling::patience(&protocol);
         let stalled = Nanos::from_millis(u64::from(settings.stalled_after_seconds) * 1000);
         let patience = [stalled.after(protocol.assemble_within), stalled];
         let standing = Standing::new((me, first), patience, shared.now());

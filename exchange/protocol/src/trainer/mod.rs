@@ -318,6 +318,7 @@ impl Trainer {
             | Message::PhaseDone { .. }
             | Message::Heartbeat(_)
             | Message::Suspect { .. }
+            | Message::Unreached { .. }
             | Message::Leave { .. } => {}
         }
     }

@@ -74,6 +74,19 @@ pub enum Error {
         /// How many.
         bytes: u64,
     },
+    /// It answers, and what it has published does not come.
+    #[error(
+        "what {from} has published does not come, not a byte in {} s, although {from} answers; look at the path between {me} and {from} (MTU, firewall)",
+        .silent.millis() / 1000
+    )]
+    Unreachable {
+        /// Who pulls.
+        me: Peer,
+        /// Whose word.
+        from: Peer,
+        /// Since a part of it came, or it was first asked for.
+        silent: Nanos,
+    },
     /// The exchange takes no such pull.
     #[error("what {from} has published cannot be pulled: {reason}; run one version everywhere")]
     Refused {
@@ -89,6 +102,8 @@ pub enum Error {
 pub struct Telling {
     /// Longest word that rides in its ring; [`MAX_RIDING_BYTES`], but in simulations with short words.
     pub riding: usize,
+    /// So long a word of a trainer may bring nothing before this process gives up: a trainer that is dead is given up earlier.
+    pub patience: Nanos,
     me: Life,
     owed: Owed,
     heard: Heard,
@@ -107,6 +122,8 @@ struct Fetch {
     /// What has come of it: parts, how many bytes of each, and of all.
     parts: Vec<(Buffer, usize)>,
     bytes: u64,
+    /// When a part of it came last, or it was asked for first.
+    since: Nanos,
     state: State,
 }
 
@@ -128,6 +145,7 @@ impl Telling {
     pub fn new(me: Life) -> Self {
         Self {
             riding: MAX_RIDING_BYTES,
+            patience: patience(&cadre_protocol::Settings::default()),
             me,
             owed: Owed::new(me),
             heard: Heard::default(),
@@ -172,6 +190,11 @@ impl Fetch {
     fn is(&self, wanted: PullId) -> bool {
         matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
     }
+}
+
+/// See [`Telling::patience`].
+pub fn patience(settings: &cadre_protocol::Settings) -> Nanos {
+    settings.trainer_after.after(settings.trainer_after)
 }
 
 /// Name of a long word; no step has this number.
@@ -330,6 +353,7 @@ impl<P: Exchange> Shared<P> {
         match result {
             Ok(_) => {}
             Err(PullError::Refused { reason }) => {
+                self.provider.discard(landing);
                 return Err(Error::Refused { from, reason: reason.clone() });
             }
             // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
@@ -341,7 +365,18 @@ impl<P: Exchange> Shared<P> {
             Err(error) => {
                 tracing::debug!("a word of {from} did not come: {error}");
                 fetch.state = State::Waiting(now.after(RETRY_AFTER));
+                let silent = now.since(fetch.since);
                 self.provider.discard(landing);
+                // A server that says nothing is lost sooner or later, and nobody waits for its words.
+                if silent >= self.telling.patience && matches!(from, Peer::Trainer(_)) {
+                    return Err(Error::Unreachable { me: self.me, from, silent });
+                }
+                if matches!(error, PullError::Deadline) {
+                    tracing::warn!(
+                        "a word of {from} does not come, for {} s now",
+                        silent.millis() / 1000
+                    );
+                }
                 return Ok(());
             }
         }
@@ -352,6 +387,7 @@ impl<P: Exchange> Shared<P> {
             Ok(part) => {
                 fetch.parts.push((part, bytes as usize));
                 fetch.bytes += bytes;
+                fetch.since = now;
             }
             Err(why) => {
                 self.broke(&why);
@@ -405,9 +441,9 @@ impl<P: Exchange> Shared<P> {
                     return Err(Error::TooLong { from, bytes: word.bytes });
                 }
                 Body::There(word) => {
-                    let (word, state) = (*word, State::Waiting(self.now()));
-                    let (parts, bytes) = (Vec::new(), 0);
-                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, state });
+                    let (word, since) = (*word, self.now());
+                    let (parts, bytes, state) = (Vec::new(), 0, State::Waiting(since));
+                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, since, state });
                     self.fetch(from);
                     return Ok(());
                 }
