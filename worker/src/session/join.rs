@@ -165,8 +165,9 @@ impl JoinError {
             | Self::Profile(_)
             | Self::Nothing { .. }
             | Self::Uneven { .. }
-            | Self::HeadDim { .. } => true,
-            Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
+            | Self::HeadDim { .. }
+            | Self::Twice { .. } => true,
+            Self::Gpu { .. } | Self::Threads { .. } => false,
         }
     }
 }
@@ -176,7 +177,8 @@ static HERE: Mutex<Here> = Mutex::new(Here::Nobody);
 
 enum Here {
     Nobody,
-    Joining,
+    /// Why its job ends as soon as it has joined, if something was wrong meanwhile.
+    Joining(Option<String>),
     /// It has joined: what ends its job.
     Joined(Line),
 }
@@ -189,21 +191,24 @@ impl Once {
     /// A second one is refused, and ends the job of the first one: its caller counts on both.
     fn take(rank: u16) -> Result<Self, JoinError> {
         let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Here::Nobody = &*here else {
-            let twice = JoinError::Twice { rank };
-            if let Here::Joined(line) = &*here {
-                let line = line.clone();
-                drop(here);
-                line.send(Request::Fail(twice.to_string()));
+        let twice = JoinError::Twice { rank };
+        match &mut *here {
+            Here::Nobody => {
+                *here = Here::Joining(None);
+                return Ok(Self(()));
             }
-            return Err(twice);
-        };
-        *here = Here::Joining;
-        Ok(Self(()))
+            Here::Joining(refused) => *refused = Some(twice.to_string()),
+            Here::Joined(line) => line.send(Request::Refuse(twice.to_string())),
+        }
+        Err(twice)
     }
 
     fn joined(line: Line) {
-        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(line);
+        let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Here::Joining(Some(refused)) = &mut *here {
+            line.send(Request::Refuse(std::mem::take(refused)));
+        }
+        *here = Here::Joined(line);
     }
 }
 
