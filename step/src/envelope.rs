@@ -157,6 +157,7 @@ pub fn speaker(message: &Message) -> (Speaker, &'static str) {
         Message::Ack { .. } => (Speaker::Trainer, "acknowledgements"),
         Message::PhaseDone { .. } => (Speaker::Trainer, "a whole phase"),
         Message::Suspect { .. } => (Speaker::Trainer, "a suspicion"),
+        Message::Unreached { .. } => (Speaker::Trainer, "that trainers are out of reach"),
         Message::Finished { .. } => (Speaker::Worker, "results"),
         Message::Heartbeat(_) => (Speaker::Worker, "a heartbeat"),
     }

@@ -109,6 +109,12 @@ pub enum End {
         /// From whom; if the indices are equal, from two lives of one server.
         servers: [ServerId; 2],
     },
+    /// Two trainers do not get rows of each other.
+    #[error(
+        "trainers {} and {} do not get rows of each other, although the conductor hears both; mend the network between them or move one to another machine, then restart the job from its checkpoint",
+        .0[0].0, .0[1].0
+    )]
+    TrainersApart([TrainerId; 2]),
     /// No server is left and the job does not go on without.
     #[error("no attention server is left in step {step}; start servers or set onPoolLoss")]
     PoolLost {

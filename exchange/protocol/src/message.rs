@@ -75,6 +75,11 @@ pub enum Message {
         /// Whom.
         server: ServerId,
     },
+    /// Trainer, or the server in its process, to the conductor: these trainers cannot be reached.
+    Unreached {
+        /// Whom, and for how long already.
+        trainers: Vec<(TrainerId, Nanos)>,
+    },
 }
 
 /// Which machine of the receiving process a message is for.
@@ -96,9 +101,10 @@ impl Message {
         match self {
             Self::Doorbell { .. } | Self::Ack { .. } | Self::Leave { .. } => Audience::Server,
             Self::Finished { .. } => Audience::Trainer,
-            Self::PhaseDone { .. } | Self::Heartbeat(_) | Self::Suspect { .. } => {
-                Audience::Conductor
-            }
+            Self::PhaseDone { .. }
+            | Self::Heartbeat(_)
+            | Self::Suspect { .. }
+            | Self::Unreached { .. } => Audience::Conductor,
             Self::Watermark { .. } | Self::Round { .. } | Self::Pulse { .. } => Audience::Members,
         }
     }

@@ -204,6 +204,7 @@ fn messages_survive_their_encoding() {
         Message::Round { step: 1, round: Round(1), tables: vec![fillers] },
         Message::Heartbeat(cadre_protocol::Heartbeat::default()),
         Message::Leave { server: SERVER },
+        Message::Unreached { trainers: vec![(TrainerId(1), cadre_protocol::Nanos(7))] },
     ];
     for message in messages {
         let bytes = postcard::to_stdvec(&message).unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cadre_planner::{DocumentId, Stretch};
 
 use super::Error;
-use crate::envelope::Lengths;
+use crate::envelope::{Lengths, NanoLengths};
 use crate::header::{Header, Log, Member, ViewNumber};
 use crate::packing::Packing;
 use crate::phases::PhaseOrder;
@@ -71,7 +71,7 @@ impl Making {
         let turns = agreed(&blank, count, &lengths)?;
         let order = PhaseOrder::new(&turns, blank.layers.count(), count)
             .map_err(|source| Error::Turns { step, source })?;
-        let nanos = (0..count).map(|nano| packing(step, nano, lengths.values()));
+        let nanos = (0..count).map(|nano| packing(step, nano, &lengths));
         let fresh = Header { turns, nanos: nanos.collect::<Result<_, Error>>()?, ..blank };
         let header = match &replay {
             Some(log) => log.replay(fresh)?,
@@ -126,29 +126,63 @@ fn nanos(step: u64, lengths: &BTreeMap<u16, Lengths>) -> Result<usize, Error> {
 
 /// One packed stream from the stretches of all trainers. Trainers number their documents freely;
 /// the stream numbers them from 0, in the same order.
-pub(super) fn packing<'a>(
+pub(super) fn packing(
     step: u64,
     nano: usize,
-    lengths: impl Iterator<Item = &'a Lengths> + Clone,
+    lengths: &BTreeMap<u16, Lengths>,
 ) -> Result<Packing, Error> {
-    let of_nano = lengths.map(|it| it.nanos.get(nano));
-    let told = of_nano.clone().flat_map(|own| own.map_or(&[][..], |it| &it.documents));
+    let of_nano = lengths.iter().filter_map(|it| Some((*it.0, it.1.nanos.get(nano)?)));
+    let told = of_nano.clone().flat_map(|it| &it.1.documents);
     // Document and length, each pair once.
     let mut rows: Vec<(u32, u32)> = told.copied().collect();
     rows.sort_unstable();
     rows.dedup();
-    if let Some(&[(document, one), (_, other)]) =
+    let by = |document: u32| {
+        let knows = move |it: &NanoLengths| {
+            let mut held = it.stretches.iter().map(|it| it.document.0);
+            it.documents.iter().any(|it| it.0 == document) || held.any(|it| it == document)
+        };
+        of_nano.clone().filter(move |it| knows(it.1))
+    };
+    if let Some(&[(document, its), (_, theirs)]) =
         rows.array_windows().find(|[one, other]| one.0 == other.0)
     {
-        return Err(Error::Lengths { step, document, one, other });
+        let who = |rows| by(document).find(|it| it.1.documents.contains(&(document, rows)));
+        let [one, other] = [its, theirs].map(|it| who(it).map_or(0, |it| it.0));
+        return Err(Error::Lengths { step, document, one, its, other, theirs });
     }
-    let numbered = |it: &Stretch| match rows.binary_search_by_key(&it.document.0, |it| it.0) {
-        Ok(number) => Ok(Stretch { document: DocumentId(number as u32), ..*it }),
-        Err(_) => Err(Error::Untold { step, document: it.document.0 }),
-    };
-    let stretches = of_nano.map(|own| own.map_or(&[][..], |it| &it.stretches));
-    let ranks: Result<_, _> =
-        stretches.map(|it| it.iter().map(numbered).collect::<Result<Vec<_>, _>>()).collect();
+    let numbered =
+        |trainer, it: &Stretch| match rows.binary_search_by_key(&it.document.0, |it| it.0) {
+            Ok(number) => Ok(Stretch { document: DocumentId(number as u32), ..*it }),
+            Err(_) => Err(Error::Untold { step, trainer, document: it.document.0 }),
+        };
+    let ranks: Result<_, _> = of_nano
+        .clone()
+        .map(|(trainer, own)| own.stretches.iter().map(|it| numbered(trainer, it)).collect())
+        .collect::<Result<Vec<Vec<_>>, _>>();
     let documents: Vec<u32> = rows.iter().map(|it| it.1).collect();
-    Packing::new(&documents, ranks?).map_err(|source| Error::Layout { step, nano, source })
+    Packing::new(&documents, ranks?).map_err(|mut source| {
+        let about = number_in(&mut source).map(|it| {
+            // The number that trainers know it by.
+            it.0 = rows.get(it.0 as usize).map_or(it.0, |it| it.0);
+            it.0
+        });
+        let by = about.map(|it| by(it).map(|it| it.0).collect()).unwrap_or_default();
+        Error::Layout { step, nano, source: Box::new(source), by }
+    })
+}
+
+/// The document that a layout is refused for.
+fn number_in(error: &mut cadre_planner::Error) -> Option<&mut DocumentId> {
+    use cadre_planner::Error as Refused;
+    if let Refused::EmptyDocument { document }
+    | Refused::LongDocument { document, .. }
+    | Refused::BadStretch { document, .. }
+    | Refused::Hole { document, .. }
+    | Refused::Overlap { document, .. } = error
+    {
+        Some(document)
+    } else {
+        None
+    }
 }

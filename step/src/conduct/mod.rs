@@ -77,36 +77,44 @@ pub enum Standby {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Trainers hold rows that do not fit together.
-    #[error("step {step}, nano-batch {nano}: {source}")]
+    #[error("step {step}, nano-batch {nano}: {source}{}", announced(.by))]
     Layout {
         /// The step.
         step: u64,
         /// The nano-batch.
         nano: usize,
-        /// What is wrong.
-        source: cadre_planner::Error,
+        /// What is wrong. Documents have the numbers that trainers gave them.
+        source: Box<cadre_planner::Error>,
+        /// Who announced the document that it is about; nobody if it is about none.
+        by: Vec<u16>,
     },
     /// Trainers disagree on a document.
     #[error(
-        "step {step}: trainers give document {document} the lengths {one} and {other}; give all of them the same data"
+        "step {step}: trainer {one} gives document {document} the length {its}, trainer {other} {theirs}; give all of them the same data"
     )]
     Lengths {
         /// The step.
         step: u64,
         /// The document.
         document: u32,
-        /// One length.
-        one: u32,
-        /// The other.
-        other: u32,
+        /// A trainer.
+        one: u16,
+        /// The length that it gives.
+        its: u32,
+        /// Another trainer, or the same one.
+        other: u16,
+        /// The length that this one gives.
+        theirs: u32,
     },
     /// A trainer holds rows of a document whose length it does not tell.
     #[error(
-        "step {step}: a trainer holds rows of document {document} and tells no length of it; list every document that it holds"
+        "step {step}: trainer {trainer} holds rows of document {document}, and no trainer tells its length; list every document that it holds"
     )]
     Untold {
         /// The step.
         step: u64,
+        /// Who holds rows of it.
+        trainer: u16,
         /// The document.
         document: u32,
     },
@@ -180,6 +188,22 @@ pub enum Error {
     /// The header log is of another run.
     #[error(transparent)]
     Replay(#[from] crate::header::Error),
+}
+
+/// Trainers that a refusal lists.
+const LISTED: usize = 8;
+
+/// Who announced a document, in words behind what is wrong with it.
+fn announced(by: &[u16]) -> String {
+    let list: Vec<_> = by.iter().take(LISTED).map(u16::to_string).collect();
+    match list.as_slice() {
+        [] => String::new(),
+        [one] => format!(" (trainer {one} announced it)"),
+        list => {
+            let more = if by.len() > LISTED { " and others" } else { "" };
+            format!(" (trainers {}{more} announced it)", list.join(", "))
+        }
+    }
 }
 
 impl Draft {

@@ -54,15 +54,38 @@ fn trainers_number_their_documents_as_they_like() {
         let nanos = vec![NanoLengths { documents: documents.to_vec(), stretches }];
         Lengths { step: 7, turns: None, nanos }
     };
-    let packed = |trainers: &[Lengths]| packing(7, 0, trainers.iter());
+    let packed =
+        |trainers: &[Lengths]| packing(7, 0, &(0..).zip(trainers.iter().cloned()).collect());
     // A trainer with more documents than the other: numbers of the other's are missing.
     let sparse = packed(&[whole(&[(0, 5), (2, 7), (4, 9), (6, 3)]), whole(&[(1, 4)])]).unwrap();
     let dense = packed(&[whole(&[(0, 5), (2, 7), (3, 9), (4, 3)]), whole(&[(1, 4)])]).unwrap();
     assert_eq!(sparse, dense);
     let mut untold = whole(&[(3, 5)]);
     untold.nanos[0].documents.clear();
-    let refused = packed(&[untold]).unwrap_err().to_string();
-    assert!(refused.starts_with("step 7: a trainer holds rows of document 3"), "{refused}");
+    let [known, short, late] = [(8, 4), (3, 6), (2, 5)].map(|it| whole(&[it]));
+    let mut late_stretch = late.clone();
+    late_stretch.nanos[0].stretches[0].start = 1;
+    let mut beyond = late.clone();
+    beyond.nanos[0].stretches[0].end = 6;
+    for (trainers, expected) in [
+        (vec![known.clone(), untold], "trainer 1 holds rows of document 3, and no trainer tells"),
+        (
+            vec![known.clone(), whole(&[(3, 5)]), short],
+            "trainer 1 gives document 3 the length 5, trainer 2 6; give all",
+        ),
+        (
+            vec![known.clone(), late_stretch],
+            "rows 0..1 of document 2 are at no rank; every row needs one (trainer 1 announced it)",
+        ),
+        (
+            vec![known.clone(), late.clone(), late],
+            "of document 2 are at two ranks; keep them at one (trainers 1, 2 announced it)",
+        ),
+        (vec![known, beyond], "rank 1 holds rows 0..6 of document 2, which is empty or beyond"),
+    ] {
+        let refused = packed(&trainers).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
 }
 
 #[test]

@@ -38,6 +38,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::Round { step: 3, round: Round(1), tables: vec![vec![None; 3]] },
         Message::Heartbeat(beat.clone()),
         Message::Suspect { server, why: Why::Broken, lasting: Nanos(7) },
+        Message::Unreached { trainers: vec![(TrainerId(3), Nanos(7))] },
     ];
     let stream = Stream { life: Life(7), era: 1 };
     let there = Published { publication: 4, bytes: 1 << 20, digest: 5 };

@@ -54,7 +54,9 @@ fn acts_as_worker() {
         (_, Err(_)) => rank::main(),
     };
     let code = match ended {
-        Ok(code) => i32::from(code != ExitCode::SUCCESS) * 3,
+        Ok(code) if code == ExitCode::SUCCESS => 0,
+        Ok(code) if code == ExitCode::from(2) => 2,
+        Ok(_) => 3,
         Err(error) => {
             eprintln!("error: {error}");
             let refused = error.downcast_ref::<JoinError>();
@@ -270,8 +272,11 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
     ];
     let check = |(mistake, words): (&str, &str)| {
         let (result, _) = ended(AttentionPlace::Pool, &[], Some(mistake));
+        // Another attempt would end in the same way, but for a thread that stands still and a process too many.
+        let is_mistake = !["stands", "second"].contains(&mistake);
         let told = match result {
-            Err(RunError::JobFailed { message, .. }) => message,
+            Err(RunError::BadInput { message, .. }) if is_mistake => message,
+            Err(RunError::JobFailed { message, .. }) if !is_mistake => message,
             other => panic!("{mistake}: {other:?}"),
         };
         assert!(told.contains(words), "{mistake}: {told}");

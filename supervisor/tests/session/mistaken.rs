@@ -78,13 +78,16 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
         }
     };
     // The other rank learns the end.
-    let told = match session.ending(Duration::MAX) {
-        Some(Ending::Failed { reason, .. }) => reason,
-        other => format!("the job went on: {other:?}"),
+    let (told, is_bad) = match session.ending(Duration::MAX) {
+        Some(Ending::Failed { reason, bad_input }) => (reason, bad_input),
+        other => (format!("the job went on: {other:?}"), false),
     };
+    let is_bad = refused.as_ref().map_or(is_bad, Error::is_bad_input);
     let message = refused.map_or(told, |it| it.to_string());
-    session.leave(Outcome { kind: Kind::Failed, message, exit_code: 3, sample: String::new() })?;
-    Ok(ExitCode::from(3))
+    let code: u8 = if is_bad { 2 } else { 3 };
+    let exit_code = code.into();
+    session.leave(Outcome { kind: Kind::Failed, message, exit_code, sample: String::new() })?;
+    Ok(ExitCode::from(code))
 }
 
 /// The last words of another process that joins as this rank, which is here.

@@ -18,6 +18,7 @@ use cadre_step::envelope::{Ending, Said};
 use super::conducting::reports;
 use super::exchange::Exchange;
 use super::shared::peer_of;
+use super::telling;
 use super::{Asked, FAREWELL, Io, Notice, Request};
 use crate::launch::{Done, PhaseRows};
 
@@ -87,6 +88,7 @@ impl<P: Exchange> Io<P> {
                 shared.tracer.flush();
             }
             Request::Fail(reason) => self.fail(reason, false),
+            Request::Refuse(reason) => self.fail(reason, true),
             Request::Leave => {
                 let until = shared.now().after(FAREWELL);
                 self.leaving.get_or_insert(until);
@@ -198,8 +200,12 @@ impl<P: Exchange> Io<P> {
                         self.say(probed);
                     }
                 } else if self.shared.telling.is_mine(pull) {
-                    if let Err(error) = self.shared.fetched(pull, &result) {
-                        self.fail(error.to_string(), false);
+                    match self.shared.fetched(pull, &result) {
+                        Ok(()) => {}
+                        Err(it @ telling::Error::Unreachable { .. }) => {
+                            self.give_up(it.to_string(), false);
+                        }
+                        Err(it) => self.fail(it.to_string(), false),
                     }
                 } else {
                     self.shared.pulled(pull, result);

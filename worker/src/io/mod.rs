@@ -112,6 +112,8 @@ pub enum Request {
     StepDone(StepDone),
     /// A kernel refused, or something else that cannot go on.
     Fail(String),
+    /// The caller of the session made a mistake: the job ends as one whose input is bad.
+    Refuse(String),
     /// The process ends.
     Leave,
     /// The process was asked to end.

@@ -235,6 +235,7 @@ fn is_long(message: &Message) -> bool {
         | Message::Heartbeat(_)
         | Message::Pulse { .. }
         | Message::Suspect { .. }
+        | Message::Unreached { .. }
         | Message::Leave { .. } => 0,
     };
     works > MAX_NAMED_WORKS
@@ -268,6 +269,7 @@ fn parted(message: Message) -> Vec<Message> {
         | Message::Heartbeat(_)
         | Message::Pulse { .. }
         | Message::Suspect { .. }
+        | Message::Unreached { .. }
         | Message::Leave { .. }) => vec![message],
     }
 }

@@ -30,6 +30,7 @@ use crate::io::exchange::{self, Exchange, How};
 use crate::io::queues::notices;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::tasks::Tasks;
+use crate::io::telling;
 use crate::io::{After, Outlets, Request, start};
 use crate::launch::Launcher as _;
 use crate::memory::Memory;
@@ -124,6 +125,7 @@ fn serve<P: Exchange + Send + 'static>(
     }
     let id = ServerId { index: me.index, incarnation: me.incarnation };
     let protocol = protocol_settings(&settings);
+    shared.telling.patience = telling::patience(&protocol);
     let tasks = Tasks::new(Host::Dedicated(id), memory, protocol, (&shared.provider, shared.now()));
     let (main, told) = notices(shared.provider.waker());
     let outlets = Outlets { main, rescue: None, interrupt: None };

@@ -337,6 +337,25 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the program, or what it was given, has to be corrected: another attempt would end in the same way. The job ends
+    /// as one whose input is bad (exit code 2), and is not started again.
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::OutOfTurn { .. }
+            | Self::Rows { .. }
+            | Self::Lent { .. }
+            | Self::Turns { .. }
+            | Self::Layers { .. }
+            | Self::Seed { .. } => true,
+            Self::Thread { .. }
+            | Self::NotFinite { .. }
+            | Self::Device { .. }
+            | Self::Ended { .. } => false,
+        }
+    }
+}
+
 /// A phase of a step in words.
 pub(crate) fn name(step: u64, at: PhaseAt) -> String {
     let direction = match at.direction {

@@ -36,6 +36,7 @@ use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};
 use crate::io::standing::Standing;
 use crate::io::tasks::Tasks;
+use crate::io::telling;
 use crate::io::{Outlets, Request, start};
 use crate::launch::{Launcher as _, heads};
 use crate::memory::{Memory, Place as _};
@@ -164,8 +165,9 @@ impl JoinError {
             | Self::Profile(_)
             | Self::Nothing { .. }
             | Self::Uneven { .. }
-            | Self::HeadDim { .. } => true,
-            Self::Gpu { .. } | Self::Threads { .. } | Self::Twice { .. } => false,
+            | Self::HeadDim { .. }
+            | Self::Twice { .. } => true,
+            Self::Gpu { .. } | Self::Threads { .. } => false,
         }
     }
 }
@@ -175,7 +177,8 @@ static HERE: Mutex<Here> = Mutex::new(Here::Nobody);
 
 enum Here {
     Nobody,
-    Joining,
+    /// Why its job ends as soon as it has joined, if something was wrong meanwhile.
+    Joining(Option<String>),
     /// It has joined: what ends its job.
     Joined(Line),
 }
@@ -188,21 +191,24 @@ impl Once {
     /// A second one is refused, and ends the job of the first one: its caller counts on both.
     fn take(rank: u16) -> Result<Self, JoinError> {
         let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Here::Nobody = &*here else {
-            let twice = JoinError::Twice { rank };
-            if let Here::Joined(line) = &*here {
-                let line = line.clone();
-                drop(here);
-                line.send(Request::Fail(twice.to_string()));
+        let twice = JoinError::Twice { rank };
+        match &mut *here {
+            Here::Nobody => {
+                *here = Here::Joining(None);
+                return Ok(Self(()));
             }
-            return Err(twice);
-        };
-        *here = Here::Joining;
-        Ok(Self(()))
+            Here::Joining(refused) => *refused = Some(twice.to_string()),
+            Here::Joined(line) => line.send(Request::Refuse(twice.to_string())),
+        }
+        Err(twice)
     }
 
     fn joined(line: Line) {
-        *HERE.lock().unwrap_or_else(PoisonError::into_inner) = Here::Joined(line);
+        let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Here::Joining(Some(refused)) = &mut *here {
+            line.send(Request::Refuse(std::mem::take(refused)));
+        }
+        *here = Here::Joined(line);
     }
 }
 
@@ -277,6 +283,7 @@ impl Session {
             shared.know(id, &address);
         }
         let (me, protocol) = (TrainerId(rank), protocol_settings(&settings));
+        shared.telling.patience = telling::patience(&protocol);
         let stalled = Nanos::from_millis(u64::from(settings.stalled_after_seconds) * 1000);
         let patience = [stalled.after(protocol.assemble_within), stalled];
         let standing = Standing::new((me, first), patience, shared.now());

@@ -388,7 +388,9 @@ impl Rank {
 
     /// Ends the job everywhere for what this rank did.
     pub(super) fn refuse(&self, error: Error) -> Error {
-        self.line.send(Request::Fail(error.to_string()));
+        let reason = error.to_string();
+        let is_mistake = error.is_bad_input();
+        self.line.send(if is_mistake { Request::Refuse(reason) } else { Request::Fail(reason) });
         error
     }
 }

@@ -46,10 +46,10 @@ fn lengths(step: u64) -> Lengths {
     Lengths { step, turns: None, nanos: Vec::new() }
 }
 
-/// The one request that there is: the end of the job, for this reason.
-fn failed(requests: &Receiver<Asked<HostRows>>) -> String {
-    let Ok(Asked::For(Request::Fail(reason))) = requests.try_recv() else {
-        panic!("the job goes on")
+/// The one request that there is: the end of the job, for this reason, which is a mistake of the caller's.
+fn mistaken(requests: &Receiver<Asked<HostRows>>) -> String {
+    let Ok(Asked::For(Request::Refuse(reason))) = requests.try_recv() else {
+        panic!("the job goes on, or is tried again")
     };
     assert!(requests.try_recv().is_err(), "something is sent behind the reason");
     reason
@@ -67,7 +67,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
         "rank 0: lengths of step 4 were announced, but those of step 3 are next; \
          make the calls of a step in their order"
     );
-    assert_eq!(failed(&requests), refused);
+    assert_eq!(mistaken(&requests), refused);
     rank.announce(lengths(3)).unwrap();
     assert!(
         matches!(requests.try_recv(), Ok(Asked::For(Request::Lengths(it, None))) if it.step == 3)
@@ -75,7 +75,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
 
     // Of a step that is not next: nothing is waited for.
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
-    assert_eq!(failed(&requests), reason);
+    assert_eq!(mistaken(&requests), reason);
     assert!(rank.poll_begin(3).is_none());
     outlet.tell(Notice::Step(planned(3)));
     assert!(matches!(rank.begin(3), Next::Step(it) if it.header.step == 3));
@@ -91,7 +91,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     ] {
         let refused = rank.submit(phase, inputs).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
-        assert_eq!(failed(&requests), refused);
+        assert_eq!(mistaken(&requests), refused);
     }
 
     let ticket = rank.submit(at, forward(&q, &kv, &kv)).unwrap();
@@ -100,11 +100,11 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
     assert!(refused.contains("LSE of step 3, layer 0"), "{refused}");
-    assert_eq!(failed(&requests), refused);
+    assert_eq!(mistaken(&requests), refused);
     let done = StepDone { step: 3, ..StepDone::default() };
     let refused = rank.done(done).unwrap_err().to_string();
     assert!(refused.contains("0 of its 4 phases were waited for"), "{refused}");
-    assert_eq!(failed(&requests), refused);
+    assert_eq!(mistaken(&requests), refused);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn turns_that_do_not_fit_are_refused_before_they_are_told() {
     ] {
         let refused = announce(layers, nanos).unwrap_err().to_string();
         assert!(refused.starts_with(expected), "{refused}");
-        assert_eq!(failed(&requests), refused);
+        assert_eq!(mistaken(&requests), refused);
     }
     announce(&[1], 1).unwrap();
     assert!(
@@ -183,7 +183,7 @@ fn a_step_of_other_layers_than_the_ranks_is_refused_before_a_row_is_sent() {
          1 × causal heads 4/2 dim 8; \
          give every rank the same model"
     );
-    assert_eq!(failed(&requests), reason);
+    assert_eq!(mistaken(&requests), reason);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_ticket_of_another_session_or_step_is_refused_at_once() {
     let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
     let refused = other.wait(ticket, room).unwrap_err().to_string();
     assert!(refused.contains("forward was waited for, but step 0 of this session"), "{refused}");
-    assert_eq!(failed(&requests), refused);
+    assert_eq!(mistaken(&requests), refused);
 }
 
 #[test]
@@ -285,5 +285,6 @@ fn results_that_are_not_finite_end_the_job_or_are_handed_over_and_named() {
     let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
     assert_eq!(refused, told(1));
-    assert_eq!(failed(&requests), refused);
+    let Ok(Asked::For(Request::Fail(reason))) = requests.try_recv() else { panic!("it goes on") };
+    assert_eq!(reason, refused);
 }

@@ -1,4 +1,5 @@
-//! A trainer that is asked to end when nobody is there any more who could end the job.
+//! What random faults hardly hit: a trainer that is asked to end when nobody is there any more who could end the job, a path on
+//! which messages pass and what is pulled does not, and one that is gone for good.
 
 use cadre_exchange::Role;
 use cadre_protocol::Rules;
@@ -27,4 +28,42 @@ fn a_trainer_whose_conductor_died_ends_soon_when_it_is_asked_to() {
         ended += u32::from(outcome.failed);
     }
     assert!(ended > 10, "in {ended} of 20 jobs the conductor dies before the end");
+}
+
+/// As where long packets are lost: all processes hear each other, and a header, or the lengths for it, never come.
+#[test]
+fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
+    let mut ended = 0;
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all());
+        let job = Job { trainers: 3, steps: 4, riding: 50, ..job };
+        let when = random.within(0, SECOND / 4);
+        // The other way passes: it brings the reason why the job ends.
+        let (one, other) = ((Role::Trainer, 0), (Role::Trainer, random.within(1, 2) as u16));
+        let dry = if random.chance(50) { Fault::Dry(one, other) } else { Fault::Dry(other, one) };
+        let faults = Faults { list: vec![(when, dry)], over: when };
+        let outcome = World::new(job, faults, random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        ended += u32::from(outcome.failed);
+    }
+    assert!(ended > 10, "in {ended} of 20 jobs a word is cut off before the end");
+}
+
+/// No server can be lost for it, and both reach the conductor.
+#[test]
+fn trainers_in_place_that_are_cut_off_from_each_other_end_the_job_by_their_names() {
+    let mut ended = 0;
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all());
+        let job = Job { trainers: 3, servers: 0, in_place: true, steps: 4, ..job };
+        let when = random.within(0, SECOND / 4);
+        let pair = ((Role::Trainer, 1), (Role::Trainer, 2));
+        let cut = Fault::Cut(pair.0, pair.1, 1_000 * SECOND, random.chance(50));
+        let outcome = World::new(job, Faults { list: vec![(when, cut)], over: when }, random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        ended += u32::from(outcome.failed);
+    }
+    assert!(ended > 10, "in {ended} of 20 jobs they need rows of each other");
 }

@@ -27,6 +27,8 @@ pub(crate) enum Fault {
     Replace(Vec<u16>),
     /// The controller adds a server.
     Add,
+    /// Words that the first one publishes do not come to the second one any more; messages do.
+    Dry(Who, Who),
     /// Rows take their time from now on.
     Crawl(u64),
     /// A server is asked to end.
@@ -98,6 +100,7 @@ impl Faults {
                 | Fault::Blip(..)
                 | Fault::Replace(_)
                 | Fault::Add
+                | Fault::Dry(..)
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
                 | Fault::Lend(_)

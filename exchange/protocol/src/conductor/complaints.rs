@@ -8,6 +8,9 @@
 //! After a complaint of [`BELIEVED_AFTER`] suspicions the server is declared lost, since the step cannot go on
 //! otherwise. If that trainer cannot reach a second server either, while the others reach both, the job ends: the
 //! trainer would lose every server in turn.
+//!
+//! Where trainers compute in place, one may be out of reach for another. Nobody can be lost for it, so the job ends when one of
+//! them has complained for `trainer_after` while the conductor has heard both.
 
 use std::collections::BTreeMap;
 
@@ -27,6 +30,8 @@ const REMEMBERED_FOR: u64 = 600;
 #[derive(Debug, Default)]
 pub(super) struct Complaints {
     open: BTreeMap<(TrainerId, ServerId), Complaint>,
+    /// Those of a trainer, or the server in its process, about another trainer.
+    apart: BTreeMap<(TrainerId, TrainerId), Complaint>,
     /// The newest server lost on the word of a trainer alone, and when.
     believed: BTreeMap<TrainerId, (ServerId, Nanos)>,
 }
@@ -38,12 +43,12 @@ struct Complaint {
     count: u32,
 }
 
-impl Complaints {
-    /// A trainer complains about a server, or the server about it. Out: for how long and how often in a row they have done so
-    /// without longer gaps than `gap`.
-    fn hear(&mut self, now: Nanos, by: TrainerId, about: ServerId, gap: Nanos) -> (Nanos, u32) {
-        let new = Complaint { first: now, last: now, count: 0 };
-        let complaint = self.open.entry((by, about)).or_insert(new);
+impl Complaint {
+    /// One of `about` complains about the other. Out: for how long and how often in a row they have done so without longer gaps
+    /// than `gap`.
+    fn hear<A: Ord>(all: &mut BTreeMap<A, Self>, about: A, now: Nanos, gap: Nanos) -> (Nanos, u32) {
+        let new = Self { first: now, last: now, count: 0 };
+        let complaint = all.entry(about).or_insert(new);
         if now.since(complaint.last) > gap {
             *complaint = new;
         }
@@ -51,7 +56,9 @@ impl Complaints {
         complaint.count += 1;
         (now.since(complaint.first), complaint.count)
     }
+}
 
+impl Complaints {
     /// Drops complaints about a server that is gone.
     pub(super) fn settle(&mut self, server: ServerId) {
         self.open.retain(|it, _| it.1 != server);
@@ -60,10 +67,37 @@ impl Complaints {
     /// Drops all complaints, after a pause of this process: what was said meanwhile is not known.
     pub(super) fn forget(&mut self) {
         self.open.clear();
+        self.apart.clear();
     }
 }
 
 impl Conductor {
+    /// A trainer, or the server in its process, says which other trainers it cannot reach, and for how long that has been so.
+    pub(super) fn apart(
+        &mut self,
+        now: Nanos,
+        by: TrainerId,
+        trainers: &[(TrainerId, Nanos)],
+        out: &mut Vec<Command>,
+    ) {
+        let silent = Nanos(2 * self.settings.heartbeat_every.0);
+        let gap = self.settings.between_breaks();
+        for &(other, lasting) in trainers {
+            let heard = self.life(Peer::Trainer(other)).map(|it| now.since(it.heard()));
+            let is_heard =
+                Peer::Trainer(other) == Peer::CONDUCTOR || heard.is_some_and(|it| it <= silent);
+            if other == by || !is_heard {
+                continue;
+            }
+            let apart = &mut self.complaints.apart;
+            let (span, count) = Complaint::hear(apart, (by, other), now, gap);
+            if span.min(lasting) >= self.settings.trainer_after && count >= BELIEVED_COMPLAINTS {
+                let pair = [by.min(other), by.max(other)];
+                return out.push(Command::End(End::TrainersApart(pair)));
+            }
+        }
+    }
+
     /// A server says that it cannot pull the rows of trainers, and for how long that has been so.
     pub(super) fn cannot_pull(
         &mut self,
@@ -94,7 +128,8 @@ impl Conductor {
     ) {
         self.try_link(now, server);
         let (suspicion, gap) = (self.settings.suspect_after, self.settings.between_breaks());
-        let (span, count) = self.complaints.hear(now, from, server, gap);
+        let open = &mut self.complaints.open;
+        let (span, count) = Complaint::hear(open, (from, server), now, gap);
         let span = span.min(lasting);
         if span < Nanos(BELIEVED_AFTER * suspicion.0) || count < BELIEVED_COMPLAINTS {
             return;

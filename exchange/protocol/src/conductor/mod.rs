@@ -272,6 +272,11 @@ impl Conductor {
                     self.suspect(now, from, (server, why, lasting), out);
                 }
             }
+            Message::Unreached { trainers } => {
+                if let Peer::Trainer(by) = from {
+                    self.apart(now, by, &trainers, out);
+                }
+            }
             Message::Doorbell { .. }
             | Message::Finished { .. }
             | Message::Ack { .. }

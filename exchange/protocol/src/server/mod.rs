@@ -148,7 +148,10 @@ impl Server {
             return None;
         }
         let silent = self.heard.after(self.settings.conductor_after);
-        let alone = matches!(self.host, Host::Dedicated(_)).then(|| self.beat_at.min(silent));
+        let alone = match self.host {
+            Host::Dedicated(_) => Some(self.beat_at.min(silent)),
+            Host::InPlace(_) => (!self.unreached.is_empty()).then_some(self.beat_at),
+        };
         let retry = self.retries.first().map(|it| it.0);
         let admitting = self.rooms.is_admitting().then_some(self.last);
         self.announce.values().copied().chain(alone).chain(retry).chain(admitting).min()
@@ -233,7 +236,8 @@ impl Server {
                 | Message::Finished { .. }
                 | Message::PhaseDone { .. }
                 | Message::Heartbeat(_)
-                | Message::Suspect { .. },
+                | Message::Suspect { .. }
+                | Message::Unreached { .. },
                 _,
             ) => {}
         }
@@ -358,7 +362,7 @@ impl Server {
             self.announce_to(trainer, all, out);
         }
         if matches!(self.host, Host::InPlace(_)) {
-            return;
+            return self.complain(now, out);
         }
         if now >= self.heard.after(self.settings.conductor_after) {
             return self.end(End::ConductorSilent(self.settings.conductor_after), out);

@@ -1,6 +1,6 @@
 //! Trainers whose rows cannot be pulled.
 //!
-//! In: how pulls end. Out: which trainers heartbeats name, and which late work is not this server's fault. The
+//! In: how pulls end. Out: which trainers heartbeats, or complaints of a server in place, name, and which late work is not this server's fault. The
 //! conductor knows whether such a trainer is there, and so whether the path to it is bad.
 //!
 //! A trainer is out of reach from the first pull that its link fails until one of its pulls ends well, or
@@ -8,9 +8,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Server;
 use super::work::{Active, Key};
-use crate::{At, Nanos, Parcel, PullFailure, PullResult, TrainerId};
+use super::{Command, Server};
+use crate::{At, Message, Nanos, Parcel, Peer, PullFailure, PullResult, TrainerId};
 
 impl Server {
     /// A pull ended.
@@ -35,6 +35,19 @@ impl Server {
             self.unreached.retain(|it, _| wanted.contains(it));
         }
         self.unreached.iter().map(|(&it, &since)| (it, now.since(since))).collect()
+    }
+
+    /// In place: tells the conductor which trainers cannot be reached, as a dedicated server does with its heartbeats.
+    pub(super) fn complain(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        if now < self.beat_at {
+            return;
+        }
+        self.beat_at = now.after(self.settings.heartbeat_every);
+        let trainers = self.unreached(now);
+        if !trainers.is_empty() {
+            let message = Message::Unreached { trainers };
+            out.push(Command::Send { to: Peer::CONDUCTOR, message });
+        }
     }
 
     /// The earliest phase with work whose rows can all be pulled and which has not run.

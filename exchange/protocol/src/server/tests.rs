@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::{BundleShape, Filler, ParcelShape, Round, ServerId, Shape, Slot, WorkShape};
+use crate::{BundleShape, Filler, ParcelShape, PullFailure, Round, ServerId, Shape, Slot, WorkShape};
 
 const SERVERS: [ServerId; 2] =
     [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
@@ -104,4 +104,40 @@ fn bundles_that_move_become_active_slice_by_slice() {
     }
     assert_eq!((begun.len(), all.len()), (0, bundles as usize), "each is pulled once");
     assert_ne!(server.next_deadline(), Some(Nanos(0)), "nothing is left");
+}
+
+#[test]
+fn a_server_in_place_says_whose_rows_it_cannot_pull_as_long_as_that_lasts() {
+    let parcel = ParcelShape { bundle: Bundle(0), from: TrainerId(0), bytes: BYTES / 2 };
+    let results = vec![(TrainerId(0), BYTES / 2)];
+    let work = WorkShape { bundle: Bundle(0), needs: vec![Parcel(0)], results };
+    let shape = Shape::new(vec![BundleShape { slot: Slot(1) }], vec![work], vec![parcel]).unwrap();
+    let first = table(0, [0, 1].map(|it| Some(Filler::InPlace(TrainerId(it)))), 1, 1);
+    let step = Step::new(2, 7, vec![Arc::new(shape)], vec![0], first).unwrap();
+    let host = Host::InPlace(TrainerId(1));
+    let mut server = Server::new(host, u64::MAX, Settings::default(), Nanos(0));
+    handle(&mut server, Event::Begin(Arc::new(step)));
+    let message = Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    let mut events = vec![Event::Message { from: Peer::Trainer(TrainerId(0)), message }];
+    let mut said = Vec::new();
+    for millis in (0..2_000).step_by(100) {
+        let mut commands = Vec::new();
+        for event in events.drain(..).chain([Event::Tick]) {
+            server.handle(Nanos::from_millis(millis), event, &mut commands);
+        }
+        // In the second second the path is good again.
+        let result = if millis < 1_000 { Err(PullFailure::PeerFailed) } else { Ok(0) };
+        for command in commands {
+            match command {
+                Command::Pull { pull, .. } => events.push(Event::Pulled { pull, result }),
+                Command::Send { to: Peer::CONDUCTOR, message: Message::Unreached { trainers } } => {
+                    said.push((millis, trainers))
+                }
+                _ => {}
+            }
+        }
+    }
+    let is_it = |it: &(u64, Vec<(TrainerId, Nanos)>)| it.1.len() == 1 && it.1[0].0 == TrainerId(0);
+    assert!(said.iter().all(is_it) && said.is_sorted_by_key(|it| it.1[0].1), "{said:?}");
+    assert!(said.len() >= 4 && said.iter().all(|it| it.0 <= 1_200), "{said:?}");
 }

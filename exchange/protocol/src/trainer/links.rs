@@ -102,12 +102,14 @@ impl Trainer {
         }
     }
 
-    /// Tells the conductor that the link to a server breaks.
+    /// Tells the conductor that the link to a server, or to a trainer that computes in place, breaks.
     pub(super) fn suspect(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
-        let Peer::Server(server) = peer else { return };
         let broken = self.links.get(peer).and_then(|it| it.broken);
         let lasting = broken.map_or(Nanos(0), |(first, _)| now.since(first));
-        let message = Message::Suspect { server, why: Why::Broken, lasting };
+        let message = match peer {
+            Peer::Server(server) => Message::Suspect { server, why: Why::Broken, lasting },
+            Peer::Trainer(other) => Message::Unreached { trainers: vec![(other, lasting)] },
+        };
         out.push(Command::Send { to: Peer::CONDUCTOR, message });
     }
 
@@ -171,13 +173,14 @@ impl Trainer {
         }
     }
 
-    /// A server that was rung again has not answered: what is said may be lost on a link that nobody sees
+    /// A server, dedicated or in place, that was rung again has not answered: what is said may be lost on a link that nobody sees
     /// broken. Closes it, so that it is opened anew or seen to be broken, and tells the conductor.
     fn reopen(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let patience = self.settings.suspect_after;
         let Some(link) = self.links.get(peer) else { return };
         let Some(asked) = link.asked.filter(|it| now.since(*it) >= patience) else { return };
-        if link.broken.is_none() {
+        // A link of two trainers carries what the conductor says, too: it is closed by its pulls alone, which wait longer.
+        if link.broken.is_none() && matches!(peer, Peer::Server(_)) {
             out.push(Command::Close(peer));
         }
         let first = link.broken.map_or(asked, |it| it.0);
@@ -197,12 +200,14 @@ impl Trainer {
             let owing: BTreeSet<_> = missing.filter_map(|it| self.executor(at, *it.0)).collect();
             let rung = open.rung.iter().copied().filter(|&it| self.links.fills(it));
             for peer in rung.chain(owing.iter().copied()).collect::<BTreeSet<_>>() {
-                if let Peer::Server(server) = peer {
-                    if owing.contains(&peer) {
-                        let why = Why::Late { step: at.step, phase: at.phase };
-                        let message = Message::Suspect { server, why, lasting };
-                        out.push(Command::Send { to: Peer::CONDUCTOR, message });
-                    }
+                if let Peer::Server(server) = peer
+                    && owing.contains(&peer)
+                {
+                    let why = Why::Late { step: at.step, phase: at.phase };
+                    let message = Message::Suspect { server, why, lasting };
+                    out.push(Command::Send { to: Peer::CONDUCTOR, message });
+                }
+                if peer != Peer::Trainer(self.me) {
                     self.reopen(now, peer, out);
                 }
                 self.links.change(peer, |it| it.resend = Some(now));

@@ -311,6 +311,7 @@ impl Trainer {
             | Message::PhaseDone { .. }
             | Message::Heartbeat(_)
             | Message::Suspect { .. }
+            | Message::Unreached { .. }
             | Message::Leave { .. } => {}
         }
     }

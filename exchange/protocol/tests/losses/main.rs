@@ -258,6 +258,43 @@ fn a_trainer_that_reaches_no_server_ends_the_job_by_name() {
     assert!(end.to_string().contains("trainer 1 cannot reach servers 0 and 1"), "{end}");
 }
 
+/// As where they compute in place: no server can be lost for it.
+#[test]
+fn trainers_that_do_not_reach_each_other_end_the_job_by_their_names() {
+    let [one, other] = [1, 2].map(TrainerId);
+    let ended = |about: TrainerId, silent: Option<TrainerId>| {
+        let mut conductor = Conductor::new(3, Settings::default(), Nanos(0));
+        for millis in (100..40_000).step_by(100) {
+            let mut said = Vec::new();
+            for trainer in [one, other].into_iter().filter(|it| Some(*it) != silent) {
+                said.extend(heard(&mut conductor, ms(millis), Peer::Trainer(trainer)));
+            }
+            if millis % 1_000 == 0 {
+                let message = Message::Unreached { trainers: vec![(about, ms(millis))] };
+                let from = Peer::Trainer(one);
+                said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
+            }
+            let end = said.into_iter().find_map(|it| match it {
+                Command::End(end) => Some((millis, end)),
+                _ => None,
+            });
+            if end.is_some() {
+                return end;
+            }
+        }
+        None
+    };
+    let end = End::TrainersApart([one, other]);
+    assert_eq!(ended(other, None), Some((31_000, end.clone())));
+    assert!(end.to_string().starts_with("trainers 1 and 2 do not get rows of each other"), "{end}");
+    // The path to the conductor's own rows may be bad as well, though its messages pass.
+    let end = End::TrainersApart([TrainerId(0), one]);
+    assert_eq!(ended(TrainerId(0), None), Some((31_000, end)));
+    // Who is stopped is dead, not apart; and nobody is apart from itself.
+    assert!(matches!(ended(other, Some(other)), Some((_, End::TrainersDead(_)))));
+    assert_eq!(ended(one, None), None);
+}
+
 #[test]
 fn a_trainer_that_loses_a_second_server_ends_the_job_by_name() {
     let mut conductor = running();

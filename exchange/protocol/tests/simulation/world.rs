@@ -362,9 +362,11 @@ impl World {
                 let local = self.job.settings.on_pool_loss == OnPoolLoss::Local;
                 !self.lost.is_empty() && (self.job.picky || !local && !in_place)
             }
-            End::Digest { .. } | End::Memory { .. } | End::Flooded { .. } | End::Rounds { .. } => {
-                false
-            }
+            End::TrainersApart(_)
+            | End::Digest { .. }
+            | End::Memory { .. }
+            | End::Flooded { .. }
+            | End::Rounds { .. } => false,
         };
         if !fine {
             return Err(format!("{peer} ended the job: {end}"));

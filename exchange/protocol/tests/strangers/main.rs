@@ -49,7 +49,9 @@ fn may_say(kind: u64, from: Peer, message: &Message) -> bool {
         Message::Doorbell { .. } | Message::Ack { .. } => trainer && matches!(kind, 1 | 2),
         // Whoever was rung; who that is depends on the state.
         Message::Finished { .. } => kind == 0,
-        Message::PhaseDone { .. } | Message::Suspect { .. } => trainer && kind == 3,
+        Message::PhaseDone { .. } | Message::Suspect { .. } | Message::Unreached { .. } => {
+            trainer && kind == 3
+        }
         Message::Heartbeat(_) => kind == 3,
     }
 }

@@ -10,7 +10,7 @@ use crate::random::Random;
 
 /// Small numbers, mostly ones that exist, and the largest.
 pub(crate) fn number(random: &mut Random, below: u64, most: u64) -> u64 {
-    match random.within(0, 9) {
+    match random.within(0, 10) {
         0 => most,
         1 => below,
         _ => random.within(0, below - 1),
@@ -98,6 +98,10 @@ pub(crate) fn message(random: &mut Random) -> Message {
             let At { step, phase } = at(random);
             let why = *random.pick(&[Why::Broken, Why::Late { step, phase }]);
             Message::Suspect { server: server_id(random), why, lasting: span(random) }
+        }
+        9 => {
+            let trainers = (0..random.within(1, 2)).map(|_| (trainer(random), span(random)));
+            Message::Unreached { trainers: trainers.collect() }
         }
         _ => Message::Leave { server: server_id(random) },
     }

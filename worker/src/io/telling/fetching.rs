@@ -30,6 +30,8 @@ pub(super) struct Fetch {
     /// What has come of it: parts, how many bytes of each, and of all.
     parts: Vec<(Buffer, usize)>,
     bytes: u64,
+    /// When a part of it came last, or it was asked for first.
+    since: Nanos,
     pub(super) state: State,
 }
 
@@ -77,6 +79,7 @@ impl<P: Exchange> Shared<P> {
         match result {
             Ok(_) => {}
             Err(PullError::Refused { reason }) => {
+                self.provider.discard(landing);
                 return Err(Error::Refused { from, reason: reason.clone() });
             }
             // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
@@ -88,7 +91,16 @@ impl<P: Exchange> Shared<P> {
             Err(error) => {
                 tracing::debug!("a word of {from} did not come: {error}");
                 fetch.state = State::Waiting(now.after(RETRY_AFTER));
+                let silent = now.since(fetch.since);
                 self.provider.discard(landing);
+                // A server that says nothing is lost sooner or later, and nobody waits for its words.
+                if silent >= self.telling.patience && matches!(from, Peer::Trainer(_)) {
+                    return Err(Error::Unreachable { me: self.me, from, silent });
+                }
+                if matches!(error, PullError::Deadline) {
+                    let seconds = silent.millis() / 1000;
+                    tracing::warn!("a word of {from} does not come, for {seconds} s now");
+                }
                 return Ok(());
             }
         }
@@ -99,6 +111,7 @@ impl<P: Exchange> Shared<P> {
             Ok(part) => {
                 fetch.parts.push((part, bytes as usize));
                 fetch.bytes += bytes;
+                fetch.since = now;
             }
             Err(why) => {
                 self.broke(&why);
@@ -152,9 +165,9 @@ impl<P: Exchange> Shared<P> {
                     return Err(Error::TooLong { from, bytes: word.bytes });
                 }
                 Body::There(word) => {
-                    let (word, state) = (*word, State::Waiting(self.now()));
-                    let (parts, bytes) = (Vec::new(), 0);
-                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, state });
+                    let (word, since) = (*word, self.now());
+                    let (parts, bytes, state) = (Vec::new(), 0, State::Waiting(since));
+                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, since, state });
                     self.fetch(from);
                     return Ok(());
                 }

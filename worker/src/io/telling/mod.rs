@@ -68,6 +68,19 @@ pub enum Error {
         /// How many.
         bytes: u64,
     },
+    /// It answers, and what it has published does not come.
+    #[error(
+        "what {from} has published does not come, not a byte in {} s, although {from} answers; look at the path between {me} and {from} (MTU, firewall)",
+        .silent.millis() / 1000
+    )]
+    Unreachable {
+        /// Who pulls.
+        me: Peer,
+        /// Whose word.
+        from: Peer,
+        /// Since a part of it came, or it was first asked for.
+        silent: Nanos,
+    },
     /// The exchange takes no such pull.
     #[error("what {from} has published cannot be pulled: {reason}; run one version everywhere")]
     Refused {
@@ -83,6 +96,8 @@ pub enum Error {
 pub struct Telling {
     /// Longest word that rides in its ring; [`MAX_RIDING_BYTES`], but in simulations with short words.
     pub riding: usize,
+    /// So long a word of a trainer may bring nothing before this process gives up: a trainer that is dead is given up earlier.
+    pub patience: Nanos,
     me: Life,
     owed: Owed,
     heard: Heard,
@@ -99,6 +114,7 @@ impl Telling {
     pub fn new(me: Life) -> Self {
         Self {
             riding: MAX_RIDING_BYTES,
+            patience: patience(&cadre_protocol::Settings::default()),
             me,
             owed: Owed::new(me),
             heard: Heard::default(),
@@ -137,6 +153,11 @@ impl Telling {
     pub fn is_mine(&self, pull: PullId) -> bool {
         self.fetches.values().any(|it| it.is(pull))
     }
+}
+
+/// See [`Telling::patience`].
+pub fn patience(settings: &cadre_protocol::Settings) -> Nanos {
+    settings.trainer_after.after(settings.trainer_after)
 }
 
 /// Name of a long word; no step has this number.

@@ -49,7 +49,7 @@ pub(super) fn refusals(gpu: &Gpu) {
         let refused = side.rank.submit_lent(at, inputs, &caller).expect_err("refused").to_string();
         assert_eq!(refused, format!("rank 0: {expected}"));
         let asked = side.requests.try_recv();
-        assert!(matches!(asked, Ok(Asked::For(Request::Fail(it))) if it == refused));
+        assert!(matches!(asked, Ok(Asked::For(Request::Refuse(it))) if it == refused));
         assert!(side.requests.try_recv().is_err(), "something is sent behind the reason");
     };
     let phase = "of step 0, layer 0, nano-batch 0, forward";

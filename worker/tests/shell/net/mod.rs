@@ -134,6 +134,8 @@ pub(crate) struct Net {
     pub(crate) random: Random,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) cuts: Vec<Cut>,
+    /// Whose words, where they are pulled, do not come to whom.
+    pub(crate) dry: Vec<(Life, Life)>,
     /// Nanoseconds that a message takes at most.
     pub(crate) slowest: u64,
     /// Nanoseconds of a byte of rows.
@@ -177,6 +179,7 @@ impl Net {
             random,
             endpoints: Vec::new(),
             cuts: Vec::new(),
+            dry: Vec::new(),
             slowest: 1_000_000,
             byte: 1,
             rdma: false,

@@ -39,8 +39,12 @@ impl World {
                 self.faults.list.iter().any(|it| for_good(&it.1))
             } else if reason.contains(" dead;") || reason.contains("conductor") {
                 trainer_died || cut_off || reason.contains("nothing heard") && self.has_slept(life)
+            } else if reason.contains("do not get rows of each other") {
+                cut_off
             } else if reason.contains("cannot reach") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
+            } else if reason.contains("does not come, not a byte in") {
+                self.faults.list.iter().any(|it| matches!(it.1, Fault::Dry(..)))
             } else if reason.contains("no attention server is left") {
                 !self.faults.list.is_empty() && policy != OnPoolLoss::Local && !self.job.in_place
             } else {

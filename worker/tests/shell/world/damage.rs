@@ -62,6 +62,11 @@ impl World {
                     }
                 }
             }
+            Fault::Dry(a, b) => {
+                if let (Some(a), Some(b)) = (self.newest(a), self.newest(b)) {
+                    self.net.borrow_mut().dry.push((a, b));
+                }
+            }
             Fault::Replace(indices) => self.replace(&indices),
             Fault::Add => self.add(),
             Fault::Crawl(byte) => self.net.borrow_mut().byte = byte,
