@@ -21,6 +21,7 @@ use super::exchange::Exchange;
 use super::outbox::reason_of;
 use super::planning::{self, Ready};
 use super::shared::peer_of;
+use super::tasks::Planned;
 use super::telling::Read;
 use super::{Asked, FAREWELL, Io, Notice, Request};
 use crate::launch::{Done, PhaseRows};
@@ -109,6 +110,11 @@ impl<P: Exchange> Io<P> {
         }
         for it in &done {
             self.load.ran(it);
+            if let (Some(trainer), Some(server)) = (&mut self.trainer, &self.server)
+                && server.planned(&it.work) == Planned::Here
+            {
+                trainer.standing.ran(it.work.at());
+            }
         }
         if let Some(it) = self.server.as_mut() {
             it.ran(&mut self.shared, done);

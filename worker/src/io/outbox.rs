@@ -56,13 +56,18 @@ impl<P: Exchange> Io<P> {
             Output::Part(part) => self.tell(Notice::Part(part)),
             Output::Whole(whole) => {
                 if let Some(it) = &mut self.trainer {
-                    it.standing.whole();
+                    it.standing.whole(whole.at);
                 }
                 self.tell(Notice::Whole(whole));
             }
             Output::Ready(work, planned) => self.give(work, planned),
             Output::Kept => self.load.queue += 1,
-            Output::Cancelled(at) => self.tell_all(|| Notice::Cancelled(at)),
+            Output::Cancelled(at) => {
+                if let Some(it) = &mut self.trainer {
+                    it.standing.cancelled(at);
+                }
+                self.tell_all(|| Notice::Cancelled(at));
+            }
             Output::Over(step) => self.forget(step),
             Output::Begin(ready) => {
                 self.begin(*ready);

@@ -218,6 +218,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         // A trainer is busy for long, and another waits for it in the all-reduce.
         (Weather::Stormy, 1_602_572_873_384),
         (Weather::Stormy, 1_602_572_908_771),
+        // A phase is whole, and works that were planned for its rank wait for rows of a busy one.
+        (Weather::Stormy, 1_602_572_900_551),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));
