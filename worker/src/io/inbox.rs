@@ -168,6 +168,9 @@ impl<P: Exchange> Io<P> {
             }
             Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
                 self.draining = Some(it);
+                if let Some(it) = &mut self.server {
+                    it.handle(&mut self.shared, server::Event::Leave);
+                }
             }
             Some(Message::Drain(_)) => {
                 tracing::warn!(

@@ -85,6 +85,10 @@ impl<P: Exchange> Io<P> {
             }
             Output::Report(report) => self.say(*report),
             Output::Ending(ending) => self.end(ending),
+            // Nobody is there to let it go: it leaves as it was asked to.
+            Output::End(Side::Server, End::ConductorSilent(_)) if self.draining.is_some() => {
+                self.end(Ending::Completed);
+            }
             // What the conductor decided; or a dedicated server, which ends alone: the job may be well without it.
             Output::JobEnd(end)
             | Output::End(Side::Server, end @ (End::DeclaredLost(_) | End::ConductorSilent(_))) => {

@@ -363,7 +363,8 @@ fn is_long(message: &Message) -> bool {
         | Message::Heartbeat(_)
         | Message::Pulse { .. }
         | Message::Suspect { .. }
-        | Message::Leave { .. } => 0,
+        | Message::Leave { .. }
+        | Message::Spare { .. } => 0,
     };
     works > MAX_NAMED_WORKS
 }
@@ -396,7 +397,8 @@ fn parted(message: Message) -> Vec<Message> {
         | Message::Heartbeat(_)
         | Message::Pulse { .. }
         | Message::Suspect { .. }
-        | Message::Leave { .. }) => vec![message],
+        | Message::Leave { .. }
+        | Message::Spare { .. }) => vec![message],
     }
 }
 

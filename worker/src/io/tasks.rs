@@ -117,9 +117,10 @@ impl<M: Memory> Tasks<M> {
         self.machine.next_deadline()
     }
 
-    /// Whether nothing is left to do.
-    pub fn is_idle(&self) -> bool {
-        self.held.values().all(|it| it.parcels == 0) && self.pulls.is_empty()
+    /// Whether a server that is to leave may: nothing is held here, and the conductor has said that nothing will be.
+    pub fn may_leave(&self) -> bool {
+        let holds = self.held.values().any(|it| it.parcels > 0) || !self.pulls.is_empty();
+        self.machine.is_spare() && !holds
     }
 
     /// Whether every trainer has all results up to a phase.

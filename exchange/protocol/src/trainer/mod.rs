@@ -318,7 +318,8 @@ impl Trainer {
             | Message::PhaseDone { .. }
             | Message::Heartbeat(_)
             | Message::Suspect { .. }
-            | Message::Leave { .. } => {}
+            | Message::Leave { .. }
+            | Message::Spare { .. } => {}
         }
     }
 

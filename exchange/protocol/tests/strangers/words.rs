@@ -64,7 +64,7 @@ pub(crate) fn span(random: &mut Random) -> Nanos {
 }
 
 pub(crate) fn message(random: &mut Random) -> Message {
-    match random.within(0, 9) {
+    match random.within(0, 10) {
         0 => Message::Doorbell {
             at: at(random),
             round: Round(number(random, 3, u32::MAX.into()) as u32),
@@ -89,6 +89,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             owes: random.chance(50).then(|| (at(random), span(random))),
             unreached: (0..random.within(0, 2)).map(|_| (trainer(random), span(random))).collect(),
             reached: (0..random.within(0, 2)).map(|_| server_id(random)).collect(),
+            leaves: random.chance(20),
         }),
         7 => Message::Pulse {
             watermark: random.chance(50).then(|| at(random)),
@@ -99,6 +100,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             let why = *random.pick(&[Why::Broken, Why::Late { step, phase }]);
             Message::Suspect { server: server_id(random), why, lasting: span(random) }
         }
+        9 => Message::Spare { watermark: random.chance(50).then(|| at(random)) },
         _ => Message::Leave { server: server_id(random) },
     }
 }
