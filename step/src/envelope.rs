@@ -153,6 +153,7 @@ pub fn speaker(message: &Message) -> (Speaker, &'static str) {
         Message::Pulse { .. } => (Speaker::Conductor, "a pulse"),
         Message::Round { .. } => (Speaker::Conductor, "a round"),
         Message::Leave { .. } => (Speaker::Conductor, "that a server is lost"),
+        Message::Spare { .. } => (Speaker::Conductor, "that a server may go"),
         Message::Doorbell { .. } => (Speaker::Trainer, "a doorbell"),
         Message::Ack { .. } => (Speaker::Trainer, "acknowledgements"),
         Message::PhaseDone { .. } => (Speaker::Trainer, "a whole phase"),

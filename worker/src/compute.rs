@@ -76,11 +76,11 @@ impl<M: Memory> Compute<M> {
 
     /// Queues a work behind those of its phase and of earlier ones.
     pub fn push(&mut self, work: Work<M>) {
-        if self.cancelled >= Some(at(&work)) {
+        if self.cancelled >= Some(work.at()) {
             return self.refuse(work);
         }
         self.came += 1;
-        self.queue.insert((at(&work), work.work, self.came), work);
+        self.queue.insert((work.at(), work.work, self.came), work);
     }
 
     /// Whether works are queued or under way.
@@ -130,7 +130,7 @@ impl<M: Memory> Compute<M> {
         }
         let works = fuse(&mut self.queue, self.launcher.engine());
         let Some(first) = works.first() else { return false };
-        let (start, phase) = (Instant::now(), at(first));
+        let (start, phase) = (Instant::now(), first.at());
         match self.launcher.put(works) {
             Ok(done) if done.is_empty() => {}
             Ok(done) => {
@@ -155,7 +155,7 @@ impl<M: Memory> Compute<M> {
             match landed {
                 Ok((start, done)) => {
                     if let Some(first) = done.first() {
-                        self.span(start, at(&first.work), done.len());
+                        self.span(start, first.work.at(), done.len());
                     }
                     self.promised.extend(done);
                 }
@@ -177,7 +177,7 @@ impl<M: Memory> Compute<M> {
     }
 
     fn answer(&mut self, done: Done<M>) {
-        *self.ran.entry(at(&done.work)).or_insert(0) += 1;
+        *self.ran.entry(done.work.at()).or_insert(0) += 1;
         self.handle.send(Asked::Ran(done));
     }
 
@@ -252,8 +252,4 @@ impl<M: Memory> Compute<M> {
         }
         ControlFlow::Continue(())
     }
-}
-
-fn at<M>(work: &Work<M>) -> At {
-    At { step: work.planned.header.step, phase: work.phase }
 }

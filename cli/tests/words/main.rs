@@ -43,13 +43,14 @@ fn every_kind_of_word_may_be_lost_once() {
 }
 
 /// What the conductor alone may say, and its name.
-fn commands() -> [(Message, &'static str); 4] {
+fn commands() -> [(Message, &'static str); 5] {
     let server = ServerId { index: 0, incarnation: 0 };
     [
         (Message::Watermark { at: At::new(u64::MAX, 0) }, "a watermark"),
         (Message::Pulse { watermark: Some(At::new(1, 0)), ask: Vec::new() }, "a pulse"),
         (Message::Round { step: 0, round: Round(1), tables: vec![Vec::new()] }, "a round"),
         (Message::Leave { server }, "that a server is lost"),
+        (Message::Spare { watermark: None }, "that a server may go"),
     ]
 }
 

@@ -80,6 +80,11 @@ pub enum Message {
         /// Whom, and for how long already.
         trainers: Vec<(TrainerId, Nanos)>,
     },
+    /// Conductor to a server that is to leave: nothing that is not passed is planned for you, and nothing will be.
+    Spare {
+        /// The watermark.
+        watermark: Option<At>,
+    },
 }
 
 /// Which machine of the receiving process a message is for.
@@ -99,7 +104,9 @@ impl Message {
     /// The machine that has to get it.
     pub fn audience(&self) -> Audience {
         match self {
-            Self::Doorbell { .. } | Self::Ack { .. } | Self::Leave { .. } => Audience::Server,
+            Self::Doorbell { .. } | Self::Ack { .. } | Self::Leave { .. } | Self::Spare { .. } => {
+                Audience::Server
+            }
             Self::Finished { .. } => Audience::Trainer,
             Self::PhaseDone { .. }
             | Self::Heartbeat(_)
@@ -135,6 +142,8 @@ pub struct Heartbeat {
     pub unreached: Vec<(TrainerId, Nanos)>,
     /// Trainers: servers that answered since the conductor asked for them.
     pub reached: Vec<ServerId>,
+    /// Servers: this one is to leave the job. Nothing more is to be planned for it.
+    pub leaves: bool,
 }
 
 /// Why a server is suspect.

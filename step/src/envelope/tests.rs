@@ -30,6 +30,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         owes: Some((at, Nanos::from_millis(9))),
         unreached: vec![(TrainerId(1), Nanos(5))],
         reached: vec![server],
+        leaves: true,
     };
     let messages = [
         doorbell,
@@ -39,6 +40,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::Heartbeat(beat.clone()),
         Message::Suspect { server, why: Why::Broken, lasting: Nanos(7) },
         Message::Unreached { trainers: vec![(TrainerId(3), Nanos(7))] },
+        Message::Spare { watermark: Some(at) },
     ];
     let stream = Stream { life: Life(7), era: 1 };
     let there = Published { publication: 4, bytes: 1 << 20, digest: 5 };

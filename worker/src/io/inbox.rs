@@ -18,6 +18,7 @@ use cadre_step::envelope::{Ending, Said};
 use super::conducting::reports;
 use super::exchange::Exchange;
 use super::shared::peer_of;
+use super::tasks::Planned;
 use super::telling;
 use super::{Asked, FAREWELL, Io, Notice, Request};
 use crate::launch::{Done, PhaseRows};
@@ -107,6 +108,11 @@ impl<P: Exchange> Io<P> {
         }
         for it in &done {
             self.load.ran(it);
+            if let (Some(trainer), Some(server)) = (&mut self.trainer, &self.server)
+                && server.planned(&it.work) == Planned::Here
+            {
+                trainer.standing.ran(it.work.at());
+            }
         }
         if let Some(it) = self.server.as_mut() {
             it.ran(&mut self.shared, done);
@@ -160,6 +166,9 @@ impl<P: Exchange> Io<P> {
             }
             Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
                 self.draining = Some(it);
+                if let Some(it) = &mut self.server {
+                    it.handle(&mut self.shared, server::Event::Leave);
+                }
             }
             Some(Message::Drain(_)) => {
                 tracing::warn!(

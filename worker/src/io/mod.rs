@@ -208,7 +208,7 @@ pub struct Io<P: Exchange> {
     down: BTreeSet<PeerId>,
     /// Why somebody was turned away so far; each is told once.
     turned_away: BTreeSet<String>,
-    /// The controller wants this server to leave the job as soon as nothing is left here.
+    /// The controller wants this server to leave the job, which it does as soon as nothing is planned for it.
     draining: Option<proto::Drain>,
     probing: Probing,
     /// What somebody said who may not say it; each is warned of once.
@@ -404,11 +404,11 @@ impl<P: Exchange> Io<P> {
         self.leaving.is_some_and(due)
     }
 
-    /// Ends a server that drains, once it holds nothing that anybody wants.
+    /// Ends a server that drains, once it holds nothing that anybody wants, and the conductor will plan nothing for it.
     fn drain(&mut self) {
         let Some(drain) = self.draining else { return };
-        let idle = self.server.as_ref().is_none_or(Tasks::is_idle);
-        if drain.over || idle && self.shared.results.is_empty() {
+        let may = self.server.as_ref().is_none_or(Tasks::may_leave);
+        if drain.over || may && self.shared.results.is_empty() {
             self.end(Ending::Completed);
         }
     }

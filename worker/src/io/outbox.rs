@@ -56,13 +56,18 @@ impl<P: Exchange> Io<P> {
             Output::Part(part) => self.tell(Notice::Part(part)),
             Output::Whole(whole) => {
                 if let Some(it) = &mut self.trainer {
-                    it.standing.whole();
+                    it.standing.whole(whole.at);
                 }
                 self.tell(Notice::Whole(whole));
             }
             Output::Ready(work, planned) => self.give(work, planned),
             Output::Kept => self.load.queue += 1,
-            Output::Cancelled(at) => self.tell_all(|| Notice::Cancelled(at)),
+            Output::Cancelled(at) => {
+                if let Some(it) = &mut self.trainer {
+                    it.standing.cancelled(at);
+                }
+                self.tell_all(|| Notice::Cancelled(at));
+            }
             Output::Over(step) => self.forget(step),
             Output::Begin(ready) => {
                 self.begin(*ready);
@@ -80,6 +85,10 @@ impl<P: Exchange> Io<P> {
             }
             Output::Report(report) => self.say(*report),
             Output::Ending(ending) => self.end(ending),
+            // Nobody is there to let it go: it leaves as it was asked to.
+            Output::End(Side::Server, End::ConductorSilent(_)) if self.draining.is_some() => {
+                self.end(Ending::Completed);
+            }
             // What the conductor decided; or a dedicated server, which ends alone: the job may be well without it.
             Output::JobEnd(end)
             | Output::End(Side::Server, end @ (End::DeclaredLost(_) | End::ConductorSilent(_))) => {

@@ -236,7 +236,8 @@ fn is_long(message: &Message) -> bool {
         | Message::Pulse { .. }
         | Message::Suspect { .. }
         | Message::Unreached { .. }
-        | Message::Leave { .. } => 0,
+        | Message::Leave { .. }
+        | Message::Spare { .. } => 0,
     };
     works > MAX_NAMED_WORKS
 }
@@ -270,7 +271,8 @@ fn parted(message: Message) -> Vec<Message> {
         | Message::Pulse { .. }
         | Message::Suspect { .. }
         | Message::Unreached { .. }
-        | Message::Leave { .. }) => vec![message],
+        | Message::Leave { .. }
+        | Message::Spare { .. }) => vec![message],
     }
 }
 

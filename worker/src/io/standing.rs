@@ -4,7 +4,7 @@
 //! again ([`Standing::look`]). A main thread that is at work elsewhere says for how long ([`Standing::busy`]).
 //!
 //! ```text
-//! its turn:      to submit the next phase: all that it has submitted are whole
+//! its turn:      to submit the next phase: all that it has submitted are over, which is when a wait for them ends
 //!                to wait: something was told that it has not taken, or works that it has taken are not computed
 //!                to say that the step is done: the watermark has passed all of it
 //!                to announce the next step, or that none comes
@@ -16,10 +16,10 @@
 //!
 //! Invariant: time in which the whole process did nothing does not count.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use cadre_protocol::{Nanos, Phase, TrainerId};
+use cadre_protocol::{At, Filler, Nanos, Phase, TrainerId};
 use cadre_step::envelope::Stands;
 use cadre_step::planned::PlannedStep;
 
@@ -27,6 +27,15 @@ use super::queues::Owed;
 
 /// The longest time between two looks that counts: the IO thread looks five times as often.
 const LONGEST_LOOK: Nanos = Nanos::from_millis(1_000);
+
+/// A phase that was submitted. It is over when it is whole and the works that were planned for this rank have run: so long does
+/// [`crate::session::Session::wait`] wait.
+#[derive(Clone, Debug)]
+struct Open {
+    is_whole: bool,
+    /// Works that were planned for this rank.
+    planned: usize,
+}
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -41,9 +50,13 @@ pub struct Standing {
     /// The step that runs or comes next, and those that were told.
     next: u64,
     told: VecDeque<Arc<PlannedStep>>,
-    /// Phases of the step that runs.
+    /// Phases of the step that runs, and those of them that are not over.
     submitted: u32,
-    whole: u32,
+    open: BTreeMap<Phase, Open>,
+    /// Works that ran of those that were planned for this rank, by phase. Those of a phase may run before it is submitted here.
+    ran: BTreeMap<At, usize>,
+    /// Up to here nobody wants works any more.
+    cancelled: Option<At>,
     /// The last step that the watermark has passed.
     passed: Option<u64>,
     /// How long it has been its turn.
@@ -67,7 +80,9 @@ impl Standing {
             next: first,
             told: VecDeque::new(),
             submitted: 0,
-            whole: 0,
+            open: BTreeMap::new(),
+            ran: BTreeMap::new(),
+            cancelled: None,
             passed: None,
             idle: Nanos(0),
             lease: Nanos(0),
@@ -96,6 +111,11 @@ impl Standing {
 
     /// It has submitted the next phase.
     pub fn submitted(&mut self) {
+        if let Some(it) = self.told.front() {
+            let phase = Phase(self.submitted);
+            let planned = it.works_of(phase, Filler::InPlace(self.me));
+            self.open.insert(phase, Open { is_whole: false, planned });
+        }
         self.submitted += 1;
         self.called();
     }
@@ -103,12 +123,37 @@ impl Standing {
     /// It has no rows of the next phase: nobody calls for it, and nobody waits for it.
     pub fn skipped(&mut self) {
         self.submitted += 1;
-        self.whole += 1;
     }
 
-    /// A phase of the step that runs is whole.
-    pub fn whole(&mut self) {
-        self.whole += 1;
+    /// A phase that it has submitted is whole.
+    pub fn whole(&mut self, at: At) {
+        if at.step == self.next {
+            self.open.entry(at.phase).and_modify(|it| it.is_whole = true);
+        }
+        self.settle(at);
+    }
+
+    /// A work of a phase ran that was planned for this rank.
+    pub fn ran(&mut self, at: At) {
+        *self.ran.entry(at).or_insert(0) += 1;
+        self.settle(at);
+    }
+
+    /// Nobody wants works of phases up to this one any more.
+    pub fn cancelled(&mut self, through: At) {
+        self.cancelled = self.cancelled.max(Some(through));
+        let step = self.next;
+        let open: Vec<_> = self.open.keys().map(|&phase| At { step, phase }).collect();
+        open.into_iter().for_each(|it| self.settle(it));
+    }
+
+    /// Lets a phase go that is over.
+    fn settle(&mut self, at: At) {
+        let Some(open) = self.open.get(&at.phase).filter(|_| at.step == self.next) else { return };
+        let ran = self.ran.get(&at).copied().unwrap_or(0) >= open.planned;
+        if open.is_whole && (ran || self.cancelled >= Some(at)) {
+            self.open.remove(&at.phase);
+        }
     }
 
     /// Every rank has all results of a step.
@@ -120,7 +165,9 @@ impl Standing {
     pub fn done(&mut self) {
         self.told.pop_front();
         self.next += 1;
-        (self.submitted, self.whole) = (0, 0);
+        self.submitted = 0;
+        self.open.clear();
+        self.ran = self.ran.split_off(&At::new(self.next, 0));
         self.called();
     }
 
@@ -164,7 +211,9 @@ impl Standing {
     fn is_its_turn(&self, owed: Owed) -> bool {
         let untaken = owed > Owed::Nothing;
         match self.told.front() {
-            Some(_) if self.whole < self.submitted => untaken,
+            Some(_) if self.open.values().any(|it| !it.is_whole) => untaken,
+            // It waits for rows of others, to compute what was planned for it; what it has not taken is its own.
+            Some(_) if !self.open.is_empty() => owed == Owed::Works,
             Some(it) if (self.submitted as usize) < it.order.count() => true,
             // Its own results are all here, but others may wait for what it computes for them. In an all-reduce it takes no notice.
             Some(it) => owed == Owed::Works || self.passed >= Some(it.header.step),
@@ -192,163 +241,4 @@ impl Standing {
 }
 
 #[cfg(test)]
-mod tests {
-    use cadre_step::header::Header;
-
-    use super::*;
-
-    const PATIENCE: u64 = 7_000;
-
-    fn planned(step: u64) -> Arc<PlannedStep> {
-        let any: Header =
-            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
-        Arc::new(PlannedStep::new(Arc::new(Header { step, ..any })).unwrap())
-    }
-
-    /// Rank 3 from step 5 on, at a time that is counted in fifths of seconds.
-    struct Watched(Standing, u64);
-
-    impl Watched {
-        fn new() -> Self {
-            let patience = [2 * PATIENCE, PATIENCE].map(Nanos::from_millis);
-            Self(Standing::new((TrainerId(3), 5), patience, Nanos(0)), 0)
-        }
-
-        /// What is said within so many milliseconds.
-        fn look(&mut self, milliseconds: u64, untaken: bool) -> Option<Stands> {
-            self.owing(milliseconds, if untaken { Owed::Notices } else { Owed::Nothing })
-        }
-
-        fn owing(&mut self, milliseconds: u64, owed: Owed) -> Option<Stands> {
-            let mut said = None;
-            for _ in 0..milliseconds / 200 {
-                self.1 += 200;
-                said = said.or(self.0.look(Nanos::from_millis(self.1), owed));
-            }
-            said
-        }
-
-        /// It is its turn: it may take nearly as long as it is allowed, and is named when it takes longer, once until it moves.
-        fn due(&mut self, patience: u64, expected: &str) {
-            assert_eq!(self.look(patience - 200, false), None, "{expected}");
-            let mut other = Self(self.0.clone(), self.1);
-            let text = format!("rank 3 has not {expected} for {} s", patience / 1000);
-            assert_eq!(other.look(200, false), Some(Stands::Still(text)));
-            assert_eq!(other.look(10 * patience, true), None, "it was said");
-            other.0.moved();
-            assert_eq!(other.look(200, false), Some(Stands::No));
-        }
-
-        fn waits(&mut self) {
-            assert_eq!(self.look(10 * PATIENCE, false), None);
-        }
-    }
-
-    #[test]
-    fn whose_turn_it_is_is_named_by_the_call_that_is_due_and_who_waits_is_not() {
-        let mut rank = Watched::new();
-        rank.due(2 * PATIENCE, "announced step 5");
-        rank.0.announced(5);
-        rank.waits();
-        rank.0.begins(&planned(5));
-        rank.due(PATIENCE, "submitted step 5, layer 0, nano-batch 0, forward");
-        rank.0.announced(6);
-        rank.due(PATIENCE, "submitted step 5, layer 0, nano-batch 0, forward");
-        rank.0.submitted();
-        rank.waits();
-        rank.0.whole();
-        rank.due(PATIENCE, "submitted step 5, layer 1, nano-batch 0, forward");
-        for _ in 1..4 {
-            rank.0.submitted();
-            rank.waits();
-            rank.0.whole();
-        }
-        // The header of the next step may come before this one is done.
-        rank.0.begins(&planned(6));
-        rank.waits();
-        rank.0.passed(5);
-        rank.due(PATIENCE, "said that step 5 is done");
-        rank.0.done();
-        rank.due(PATIENCE, "submitted step 6, layer 0, nano-batch 0, forward");
-        (0..4).for_each(|_| rank.0.submitted());
-        rank.waits();
-        (0..4).for_each(|_| rank.0.whole());
-        rank.0.done();
-        rank.due(PATIENCE, "announced step 7");
-        rank.0.ends(7);
-        rank.waits();
-    }
-
-    #[test]
-    fn who_leaves_what_it_is_told_stands_still_though_it_could_wait() {
-        let mut rank = Watched::new();
-        rank.0.announced(5);
-        assert_eq!(rank.look(PATIENCE - 200, true), None);
-        assert_eq!(rank.look(200, false), None);
-        rank.0.begins(&planned(5));
-        rank.0.submitted();
-        rank.waits();
-        let expected = "rank 3 has not submitted step 5, layer 1, nano-batch 0, forward for 7 s";
-        assert_eq!(rank.look(PATIENCE, true), Some(Stands::Still(expected.into())));
-        // All its results are here, and others wait for works of it.
-        (1..4).for_each(|_| rank.0.submitted());
-        (0..4).for_each(|_| rank.0.whole());
-        assert_eq!(rank.look(200, false), Some(Stands::No));
-        rank.waits();
-        // In an all-reduce it takes nothing, however long others are busy.
-        assert_eq!(rank.look(10 * PATIENCE, true), None);
-        let expected = "rank 3 has not said that step 5 is done for 7 s";
-        assert_eq!(rank.owing(PATIENCE, Owed::Works), Some(Stands::Still(expected.into())));
-    }
-
-    #[test]
-    fn who_says_that_it_is_busy_has_so_long_until_its_next_call() {
-        let mut rank = Watched::new();
-        rank.0.busy(Nanos::from_millis(9 * PATIENCE));
-        rank.due(9 * PATIENCE, "announced step 5");
-        rank.0.announced(5);
-        rank.0.begins(&planned(5));
-        (0..4).for_each(|_| rank.0.submitted());
-        (0..4).for_each(|_| rank.0.whole());
-        rank.0.passed(5);
-        // As it saves a checkpoint: no single part takes long.
-        for _ in 0..20 {
-            assert_eq!(rank.look(PATIENCE - 200, false), None);
-            rank.0.busy(Nanos(0));
-        }
-        rank.due(PATIENCE, "said that step 5 is done");
-        rank.0.busy(Nanos::from_millis(3 * PATIENCE));
-        // What it computes for others meanwhile is no call.
-        rank.0.moved();
-        rank.due(3 * PATIENCE, "said that step 5 is done");
-        rank.0.done();
-        rank.due(PATIENCE, "announced step 6");
-    }
-
-    #[test]
-    fn a_phase_without_rows_is_whole_at_once_and_leaves_nothing_for_the_next_step() {
-        let mut rank = Watched::new();
-        rank.0.announced(5);
-        rank.0.begins(&planned(5));
-        rank.0.announced(6);
-        (0..2).for_each(|_| rank.0.submitted());
-        (0..2).for_each(|_| rank.0.skipped());
-        rank.waits();
-        (0..2).for_each(|_| rank.0.whole());
-        rank.0.passed(5);
-        rank.0.done();
-        rank.0.begins(&planned(6));
-        rank.0.submitted();
-        rank.waits();
-    }
-
-    #[test]
-    fn a_pause_of_the_process_does_not_count() {
-        let mut rank = Watched::new();
-        for _ in 0..2 * PATIENCE / 1000 - 1 {
-            rank.1 += 1_000_000;
-            assert_eq!(rank.0.look(Nanos::from_millis(rank.1), Owed::Nothing), None);
-        }
-        assert!(rank.look(1_000, false).is_some());
-    }
-}
+mod tests;

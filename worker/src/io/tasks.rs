@@ -117,9 +117,10 @@ impl<M: Memory> Tasks<M> {
         self.machine.next_deadline()
     }
 
-    /// Whether nothing is left to do.
-    pub fn is_idle(&self) -> bool {
-        self.held.values().all(|it| it.parcels == 0) && self.pulls.is_empty()
+    /// Whether a server that is to leave may: nothing is held here, and the conductor has said that nothing will be.
+    pub fn may_leave(&self) -> bool {
+        let holds = self.held.values().any(|it| it.parcels > 0) || !self.pulls.is_empty();
+        self.machine.is_spare() && !holds
     }
 
     /// Whether every trainer has all results up to a phase.
@@ -146,9 +147,9 @@ impl<M: Memory> Tasks<M> {
     pub fn ran(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, done: Vec<Done<M>>) {
         let mut done = done.into_iter().peekable();
         while let Some(first) = done.next() {
-            let at = at_of(&first.work);
+            let at = first.work.at();
             let mut works = vec![self.keep(shared, first)];
-            while let Some(next) = done.next_if(|it| at_of(&it.work) == at) {
+            while let Some(next) = done.next_if(|it| it.work.at() == at) {
                 works.push(self.keep(shared, next));
             }
             self.handle(shared, Event::Ran { at, works: works.clone() });
@@ -163,7 +164,7 @@ impl<M: Memory> Tasks<M> {
     /// Keeps the results of a work for its readers.
     fn keep(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, done: Done<M>) -> WorkId {
         let Done { work, results, busy } = done;
-        let (at, id) = (at_of(&work), WorkId(work.work));
+        let (at, id) = (work.at(), WorkId(work.work));
         self.over(&work.planned, at, id);
         // Before its room is given to others.
         drop(work);
@@ -180,7 +181,7 @@ impl<M: Memory> Tasks<M> {
 
     /// A work was dropped because nobody wants it any more.
     pub fn dropped(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, work: Work<M>) {
-        let at = at_of(&work);
+        let at = work.at();
         let works = vec![WorkId(work.work)];
         self.over(&work.planned, at, works[0]);
         drop(work);
@@ -404,10 +405,6 @@ impl<M: Memory> Tasks<M> {
         let done = ServerStep { step, tasks, busy_seconds, bytes_pulled };
         shared.tell_conductor(Said::ServerStep(done));
     }
-}
-
-fn at_of<M>(work: &Work<M>) -> At {
-    At { step: work.planned.header.step, phase: work.phase }
 }
 
 /// The tensors of a work's results, by name.

@@ -24,7 +24,7 @@ use cadre_crds::Wire;
 use cadre_kernels::device::{self, Refusal};
 use cadre_kernels::{Engine, EngineError};
 use cadre_planner::BundleId;
-use cadre_protocol::Phase;
+use cadre_protocol::{At, Phase};
 
 pub use self::flight::Flight;
 pub use self::flying::Flying;
@@ -94,6 +94,11 @@ pub struct Done<M> {
 }
 
 impl<M> Work<M> {
+    /// Its step and phase.
+    pub fn at(&self) -> At {
+        At { step: self.planned.header.step, phase: self.phase }
+    }
+
     fn direction(&self) -> Direction {
         self.planned.nano_of(self.phase).1
     }

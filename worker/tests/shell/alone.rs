@@ -1,5 +1,5 @@
-//! What random faults hardly hit: a trainer that is asked to end when nobody is there any more who could end the job, a path on
-//! which messages pass and what is pulled does not, and one that is gone for good.
+//! What random faults hardly hit: servers that are asked to end in the middle of a step, a trainer that is asked to end when nobody is
+//! there any more who could end the job, a path on which messages pass and what is pulled does not, and one that is gone for good.
 
 use cadre_exchange::Role;
 use cadre_protocol::Rules;
@@ -7,9 +7,46 @@ use cadre_protocol::Rules;
 use crate::faults::{Fault, Faults};
 use crate::job::Job;
 use crate::random::Random;
-use crate::world::World;
+use crate::world::{Outcome, World};
 
 const SECOND: u64 = 1_000_000_000;
+
+/// A job of three servers, and what happens to them in the middle of it.
+fn three_servers(seed: u64, faults: impl Fn(&mut Random) -> Vec<Fault>) -> Outcome {
+    let mut random = Random::new(seed);
+    let job = Job::new(seed, &mut random, Rules::all()).waiting(&mut random);
+    let job = Job { servers: 3, ..job };
+    let mut when = || random.within(SECOND / 2, 6 * SECOND);
+    let moments: Vec<_> = (0..8).map(|_| when()).collect();
+    let list: Vec<_> = moments.into_iter().zip(faults(&mut random)).collect();
+    let outcome = World::new(job, Faults { list: list.clone(), over: 20 * SECOND }, random).run();
+    outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}; faults: {list:?}"))
+}
+
+#[test]
+fn servers_that_are_asked_to_end_in_the_middle_of_a_step_are_no_failovers() {
+    for seed in 0..40 {
+        let drained = |_: &mut Random| (0..2).map(Fault::Drain).collect();
+        let Outcome { lost, failed, .. } = three_servers(seed, drained);
+        assert_eq!((lost, failed), (0, false), "seed {seed}");
+        // Lent to another job, by a controller that may be slow to show a view without them.
+        let lent = |_: &mut Random| (0..2).map(Fault::Lend).collect();
+        let Outcome { lost, failed, .. } = three_servers(seed, lent);
+        assert_eq!((lost, failed), (0, false), "seed {seed}, lent");
+        let server = |index| (Role::Server, index);
+        let storm = |random: &mut Random| {
+            let rank = random.within(0, 1) as u16;
+            let mut list = vec![
+                Fault::Drain(0),
+                Fault::Kill { who: vec![server(1)], silently: random.chance(50) },
+            ];
+            list.extend((0..4).map(|_| Fault::Blip(server(0), (Role::Trainer, rank), [true; 2])));
+            list
+        };
+        let Outcome { lost, failed, .. } = three_servers(seed, storm);
+        assert!(lost <= 1 && !failed, "seed {seed}: {lost} servers are lost, and one was killed");
+    }
+}
 
 /// The world says who ends too late.
 #[test]

@@ -212,6 +212,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 930_000_059),
         // A link begins to crawl in the middle of what a server measures, and words wait behind it.
         (Weather::Burst, 234_325_912_881_301),
+        // What a server measures with has landed, and it has not heard so yet.
+        (Weather::Stormy, 227_528_719_954_519),
         // A trainer is stopped while the others hear how the job ends.
         (Weather::Burst, 234_325_912_862_036),
         (Weather::Stormy, 234_325_912_933_393),
@@ -220,6 +222,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         // A trainer is busy for long, and another waits for it in the all-reduce.
         (Weather::Stormy, 1_602_572_873_384),
         (Weather::Stormy, 1_602_572_908_771),
+        // A phase is whole, and works that were planned for its rank wait for rows of a busy one.
+        (Weather::Stormy, 1_602_572_900_551),
     ] {
         let outcome = scenario(seed, weather, Rules::all());
         outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::{Command, Conductor};
-use crate::{At, End, Filler, Fillers, Message, Nanos, Peer, ServerId, TrainerId};
+use crate::{At, End, Filler, Message, Nanos, Peer, ServerId, TrainerId};
 
 /// After so many fresh links that were refused in a row a server is lost.
 const REFUSALS: u32 = 3;
@@ -124,12 +124,36 @@ impl Conductor {
         self.last = now;
     }
 
-    pub(super) fn view(&mut self, now: Nanos, mut view: Fillers, out: &mut Vec<Command>) {
+    /// A server says whether it is to leave. As soon as it does, nothing more is planned for it, whatever views say; what runs there
+    /// is watched until it is over. Under the same name it may come back from another job, and says so for longer than a message
+    /// of before takes.
+    pub(super) fn leaves(
+        &mut self,
+        now: Nanos,
+        server: ServerId,
+        leaves: bool,
+        out: &mut Vec<Command>,
+    ) {
+        if leaves {
+            if self.leaving.insert(server, now).is_none() {
+                self.view(now, out);
+            }
+            self.forget_servers();
+        } else if let Some(last) = self.leaving.get(&server)
+            && now.since(*last) >= self.settings.suspect_after
+        {
+            self.leaving.remove(&server);
+            self.view(now, out);
+        }
+    }
+
+    pub(super) fn view(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        let mut view = self.offered.clone();
         // A first heartbeat may take a while: the server has to be told where the conductor is.
         let first = now.after(self.settings.suspect_after);
         for filler in &mut view {
             if let Some(Filler::Server(id)) = *filler {
-                if self.is_lost(id) {
+                if self.is_lost(id) || self.leaving.contains_key(&id) {
                     *filler = None;
                 } else {
                     self.servers.entry(id).or_insert_with(|| Life::new(first));
@@ -229,6 +253,7 @@ impl Conductor {
         }
         self.lost.insert(server.index, server.incarnation);
         self.servers.remove(&server);
+        self.leaving.remove(&server);
         self.complaints.settle(server);
         out.push(Command::DeclareLost(server));
         let lost = Some(Filler::Server(server));

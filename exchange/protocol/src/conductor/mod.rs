@@ -143,8 +143,12 @@ pub struct Conductor {
     servers: BTreeMap<ServerId, Life>,
     /// Newest incarnation lost, by index of the server.
     lost: BTreeMap<u16, u32>,
+    /// Servers that are to leave, and when they last said so.
+    leaving: BTreeMap<ServerId, Nanos>,
     complaints: Complaints,
     doubts: Doubts,
+    /// The newest view, and who of it fills slots: servers that are lost or are to leave do not.
+    offered: Fillers,
     view: Fillers,
     ready: BTreeMap<u64, u32>,
     /// A step, and the fillers with which it could not be published.
@@ -182,8 +186,10 @@ impl Conductor {
             done: BTreeMap::from([(None, trainers.into())]),
             servers: BTreeMap::new(),
             lost: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             complaints: Complaints::default(),
             doubts: Doubts::default(),
+            offered: Vec::new(),
             view: Vec::new(),
             ready: BTreeMap::new(),
             refused: (0, Vec::new()),
@@ -213,7 +219,10 @@ impl Conductor {
         }
         self.forgive(now);
         match event {
-            Event::View(view) => self.view(now, view, out),
+            Event::View(view) => {
+                self.offered = view;
+                self.view(now, out);
+            }
             Event::HeaderReady { step, phases } => {
                 assert!(phases > 0, "a step has phases");
                 self.ready.insert(step, phases);
@@ -245,14 +254,20 @@ impl Conductor {
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
         if let Peer::Server(server) = from {
             self.doubts.heard(server);
+            if let Message::Heartbeat(beat) = &message {
+                self.leaves(now, server, beat.leaves, out);
+            }
         }
         let Some(life) = self.life(from) else {
             if let Peer::Server(server) = from {
+                let watermark = self.watermark;
                 // One that no view names any more hears that it is not forgotten, until its controller lets it go.
                 let message = if self.is_lost(server) || self.is_replaced(server) {
                     Message::Leave { server }
+                } else if self.leaving.contains_key(&server) {
+                    Message::Spare { watermark }
                 } else {
-                    Message::Pulse { watermark: self.watermark, ask: Vec::new() }
+                    Message::Pulse { watermark, ask: Vec::new() }
                 };
                 out.push(Command::Send { to: from, message });
             }
@@ -283,7 +298,8 @@ impl Conductor {
             | Message::Watermark { .. }
             | Message::Round { .. }
             | Message::Pulse { .. }
-            | Message::Leave { .. } => {}
+            | Message::Leave { .. }
+            | Message::Spare { .. } => {}
         }
     }
 
@@ -321,7 +337,7 @@ impl Conductor {
     }
 
     fn heartbeat(&mut self, now: Nanos, from: Peer, beat: &Heartbeat, out: &mut Vec<Command>) {
-        let Heartbeat { watermark, done, rounds, owes, unreached, reached } = beat;
+        let Heartbeat { watermark, done, rounds, owes, unreached, reached, leaves: _ } = beat;
         if let Some(life) = self.life(from) {
             life.owes = *owes;
         }

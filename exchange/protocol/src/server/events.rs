@@ -65,6 +65,8 @@ pub enum Event {
     Closed(Peer),
     /// Messages to a peer were dropped because too many waited for it. Its link stands, and has room again.
     Unsaid(Peer),
+    /// This server is to leave the job: see [`Server::is_spare`](super::Server::is_spare).
+    Leave,
     /// The deadline has come.
     Tick,
 }

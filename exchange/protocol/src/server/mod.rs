@@ -16,6 +16,7 @@
 //! [`Server::budget`]; and no room is held by a bundle that waits for a room held by a later one.
 
 mod ahead;
+mod beats;
 mod events;
 mod reach;
 mod room;
@@ -25,13 +26,14 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use self::beats::Leaves;
 pub use self::events::{Command, Event, Host};
 use self::room::Rooms;
 use self::work::{Active, Key};
 use crate::step::Live;
 use crate::{
-    Acks, At, Bundle, End, Heartbeat, Message, Nanos, Parcel, Peer, PullId, RoundTable, Settings,
-    Step, TrainerId,
+    Acks, At, Bundle, End, Message, Nanos, Parcel, Peer, PullId, RoundTable, Settings, Step,
+    TrainerId,
 };
 
 /// Maximum pulls that begin, and maximum bundles that become active, until the next [`Event::Tick`], which is due
@@ -73,6 +75,7 @@ pub struct Server {
     beat_at: Nanos,
     heard: Nanos,
     last: Nanos,
+    leaves: Leaves,
     ended: bool,
 }
 
@@ -101,6 +104,7 @@ impl Server {
             beat_at: now,
             heard: now.after(settings.assemble_within),
             last: now,
+            leaves: Leaves::default(),
             ended: false,
         }
     }
@@ -133,6 +137,7 @@ impl Server {
             Event::Round(table) => self.round(now, &table, out),
             Event::Closed(peer) => self.closed(now, peer),
             Event::Unsaid(peer) => self.unsaid(now, peer),
+            Event::Leave => self.leave(now),
             Event::Tick => self.slices = [SLICE; 2],
         }
         if !self.ended {
@@ -226,12 +231,14 @@ impl Server {
             (Message::Leave { server }, _) if conductor && self.host == Host::Dedicated(server) => {
                 self.end(End::DeclaredLost(server), out);
             }
+            (Message::Spare { watermark }, _) if conductor => self.spare(watermark, out),
             (
                 Message::Doorbell { .. }
                 | Message::Ack { .. }
                 | Message::Watermark { .. }
                 | Message::Round { .. }
                 | Message::Leave { .. }
+                | Message::Spare { .. }
                 | Message::Pulse { .. }
                 | Message::Finished { .. }
                 | Message::PhaseDone { .. }
@@ -368,21 +375,7 @@ impl Server {
             return self.end(End::ConductorSilent(self.settings.conductor_after), out);
         }
         if now >= self.beat_at {
-            self.beat_at = now.after(self.settings.heartbeat_every);
-            let since = |at| match self.owing {
-                Some((before, since)) if before == at => (at, since),
-                Some(_) | None => (at, now),
-            };
-            self.owing = self.owes().map(since);
-            let message = Message::Heartbeat(Heartbeat {
-                watermark: self.watermark,
-                done: None,
-                rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
-                owes: self.owing.map(|(at, since)| (at, now.since(since))),
-                unreached: self.unreached(now),
-                reached: Vec::new(),
-            });
-            out.push(Command::Send { to: Peer::CONDUCTOR, message });
+            self.beat(now, out);
         }
     }
 }

@@ -312,7 +312,8 @@ impl Trainer {
             | Message::Heartbeat(_)
             | Message::Suspect { .. }
             | Message::Unreached { .. }
-            | Message::Leave { .. } => {}
+            | Message::Leave { .. }
+            | Message::Spare { .. } => {}
         }
     }
 

@@ -8,6 +8,7 @@ use cadre_protocol::{
 const SERVERS: [ServerId; 2] =
     [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
 
+mod leaving;
 mod outside;
 mod pool;
 

@@ -45,7 +45,8 @@ fn may_say(kind: u64, from: Peer, message: &Message) -> bool {
         Message::Watermark { .. }
         | Message::Round { .. }
         | Message::Pulse { .. }
-        | Message::Leave { .. } => from == Peer::CONDUCTOR,
+        | Message::Leave { .. }
+        | Message::Spare { .. } => from == Peer::CONDUCTOR,
         Message::Doorbell { .. } | Message::Ack { .. } => trainer && matches!(kind, 1 | 2),
         // Whoever was rung; who that is depends on the state.
         Message::Finished { .. } => kind == 0,

@@ -64,7 +64,7 @@ pub(crate) fn span(random: &mut Random) -> Nanos {
 }
 
 pub(crate) fn message(random: &mut Random) -> Message {
-    match random.within(0, 9) {
+    match random.within(0, 11) {
         0 => Message::Doorbell {
             at: at(random),
             round: Round(number(random, 3, u32::MAX.into()) as u32),
@@ -89,6 +89,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             owes: random.chance(50).then(|| (at(random), span(random))),
             unreached: (0..random.within(0, 2)).map(|_| (trainer(random), span(random))).collect(),
             reached: (0..random.within(0, 2)).map(|_| server_id(random)).collect(),
+            leaves: random.chance(20),
         }),
         7 => Message::Pulse {
             watermark: random.chance(50).then(|| at(random)),
@@ -103,6 +104,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             let trainers = (0..random.within(1, 2)).map(|_| (trainer(random), span(random)));
             Message::Unreached { trainers: trainers.collect() }
         }
+        10 => Message::Spare { watermark: random.chance(50).then(|| at(random)) },
         _ => Message::Leave { server: server_id(random) },
     }
 }

@@ -54,8 +54,17 @@ impl<M: Memory> Tasks<M> {
         (work, rows): (WorkId, BundleRows<M>),
         promise: Option<Promise>,
     ) {
-        let bundle = planned.bundle_of(at.phase, work.0);
-        let slot = planned.slot_of(at.phase, Bundle(bundle.0));
+        let (planned, phase) = (Arc::clone(planned), at.phase);
+        let work = Box::new(Work { planned, phase, work: work.0, rows, promise });
+        let home = self.planned(&work);
+        shared.outputs.put(Output::Ready(work, home));
+    }
+
+    /// Whether a work was planned for this server, and so is for the thread that waits in its phase.
+    pub fn planned(&self, work: &Work<M>) -> Planned {
+        let Work { planned, phase, work, .. } = work;
+        let bundle = planned.bundle_of(*phase, *work);
+        let slot = planned.slot_of(*phase, Bundle(bundle.0));
         let member = planned.header.fillers[usize::from(slot.0)].as_ref().map(filler);
         let mine = match self.host {
             Host::Dedicated(me) => Filler::Server(me),
@@ -64,11 +73,8 @@ impl<M: Memory> Tasks<M> {
         // Nobody waits in a phase of which this rank has no rows.
         let waits = match self.host {
             Host::Dedicated(_) => true,
-            Host::InPlace(me) => planned.has_rows(planned.order.at(at.phase).nano, me.0),
+            Host::InPlace(me) => planned.has_rows(planned.order.at(*phase).nano, me.0),
         };
-        let home = if member == Some(mine) && waits { Planned::Here } else { Planned::Elsewhere };
-        let (planned, phase) = (Arc::clone(planned), at.phase);
-        let work = Box::new(Work { planned, phase, work: work.0, rows, promise });
-        shared.outputs.put(Output::Ready(work, home));
+        if member == Some(mine) && waits { Planned::Here } else { Planned::Elsewhere }
     }
 }

@@ -345,8 +345,11 @@ impl Net {
 
     /// Whether a server pulls what it measures a link with.
     pub(crate) fn is_measuring(&self) -> bool {
-        let measures = |it: &Endpoint| it.alive && it.pulls.values().any(|it| it.key == PROBE);
-        self.endpoints.iter().any(measures)
+        let lands = |it: &Endpoint| it.landings.values().any(|it| it.key == Some(PROBE));
+        // The end of a pull that it has not heard of yet: the next one may follow.
+        let hears = |it: &Endpoint| !it.events.is_empty() && lands(it);
+        let pulls = |it: &Endpoint| it.pulls.values().any(|it| it.key == PROBE);
+        self.endpoints.iter().any(|it| it.alive && (pulls(it) || hears(it)))
     }
 
     /// What a process still holds.
