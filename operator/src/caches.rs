@@ -30,6 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 
+use crate::api::WATCH_SECONDS;
 use crate::recent::version;
 use crate::triggers::{Key, Triggers};
 
@@ -63,7 +64,7 @@ impl Caches {
     pub(crate) fn start(client: &Client, namespace: Option<&str>) -> Self {
         let (pool_triggers, job_triggers) = (Triggers::default(), Triggers::default());
         let owned = Owned { pools: pool_triggers.clone(), jobs: job_triggers.clone() };
-        let all = || watcher::Config::default().page_size(PAGE);
+        let all = || watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
         let ours = || all().labels(OURS);
 
         let own = job_triggers.clone();

@@ -5,6 +5,7 @@
 mod encryption;
 mod issuers;
 mod leading;
+mod leases;
 mod pods;
 mod refusals;
 mod rollout;
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::context::Context;
 use crate::control::issuer::Issuer;
-use crate::leader::{self, Place};
+use crate::leader::{self, Patience, Place};
 use crate::metrics::Seen;
 use crate::{controllers, release};
 use server::Server;
@@ -301,10 +302,12 @@ async fn finalizers_are_released_while_no_operator_can_lead() {
         name: "cadre-operator".into(),
         identity: identity.into(),
     };
-    let operator = leader::acquire(server.client(), &place("operator")).await.expect("it leads");
+    let operator = leader::acquire(server.client(), &place("operator"), Patience::default()).await;
     operator.give_back().await;
     let uninstall = place("uninstall");
-    release::all(&server.client(), None, &uninstall).await.expect("the pool is released");
+    release::all(&server.client(), server.client(), None, &uninstall)
+        .await
+        .expect("the pool is released");
 
     let pools = server.history("attentionpools");
     let (freed, pool) = pools.last().expect("it was changed");

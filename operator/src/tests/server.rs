@@ -35,6 +35,8 @@ struct Inner {
     log: Vec<(u64, String, &'static str, Value)>,
     /// What is not made any more, by resource: after how many objects, the code, the words.
     limits: BTreeMap<String, (usize, u16, String)>,
+    /// How many of the next calls are never answered, by resource.
+    swallowed: BTreeMap<String, usize>,
 }
 
 impl Server {
@@ -86,6 +88,25 @@ impl Server {
     pub(crate) fn limit(&self, resource: &str, most: usize, code: u16, words: &str) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.limits.insert(resource.to_owned(), (most, code, words.to_owned()));
+    }
+
+    /// Never answers so many of the next calls for a resource of a group in a namespace. Every other one is done.
+    pub(crate) fn swallow(&self, resource: &str, calls: usize) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.swallowed.insert(resource.to_owned(), calls);
+    }
+
+    /// Waits until they have all come.
+    pub(crate) async fn has_swallowed(&self, resource: &str) {
+        let mut changes = self.version.subscribe();
+        while self.swallows(resource) > 0 {
+            changes.changed().await.expect("the server lives");
+        }
+    }
+
+    fn swallows(&self, resource: &str) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.swallowed.get(resource).copied().unwrap_or_default()
     }
 
     /// Makes all again.
@@ -171,6 +192,20 @@ fn merge(object: &mut Value, change: &Value) {
 }
 
 async fn answer(State(server): State<Server>, request: Request) -> Response {
+    let resource = request.uri().path().split('/').nth(6).unwrap_or_default().to_owned();
+    match server.swallows(&resource) {
+        0 => answered(server, request).await,
+        left => {
+            server.swallow(&resource, left - 1);
+            if left % 2 == 1 {
+                answered(server, request).await;
+            }
+            std::future::pending().await
+        }
+    }
+}
+
+async fn answered(server: Server, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path: Vec<&str> = parts.uri.path().split('/').filter(|it| !it.is_empty()).collect();
     let rest = if path.first() == Some(&"api") { &path[2..] } else { &path[3..] };
